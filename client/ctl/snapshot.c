@@ -2,7 +2,6 @@
 #include "client/ctl/snapshot.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

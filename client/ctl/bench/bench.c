@@ -1,85 +1,20 @@
 #include "client/ctl/bench/bench.h"
 
-#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
 
 #include "client/ctl/ctl.h"
 #include "gpu/gpu.h"
-
-/* ==== card ==== */
-
-/* In the process of its own; its exit status. */
-static int ask(const char *device, int answer_fd)
-{
-    struct home *home = NULL;
-    struct sentence why;
-    const cairn_status status = home_open_cuda(device, &home, &why);
-    if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
-    const uint64_t bytes = home_free_bytes(home);
-    home_close(home);
-    return write(answer_fd, &bytes, sizeof bytes) == sizeof bytes ? 0 : 1;
-}
-
-bool bench_card_free(const char *device, uint64_t *bytes_out)
-{
-    int fds[2];
-    if (pipe2(fds, O_CLOEXEC) != 0) return false;
-    fflush(NULL); // what is not written yet would be written twice
-    const pid_t pid = fork();
-    if (pid == 0) _exit(ask(device, fds[1]));
-    close(fds[1]);
-    uint64_t bytes = 0;
-    const bool is_told = pid > 0 && read(fds[0], &bytes, sizeof bytes) == sizeof bytes;
-    close(fds[0]);
-    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
-    if (is_told) *bytes_out = bytes;
-    return is_told;
-}
-
-/* The line that begins with `name`, in kibibytes there. */
-static uint64_t status_bytes(pid_t pid, const char *name)
-{
-    const size_t length = strlen(name);
-    char path[48], line[128];
-    uint64_t kib = 0;
-    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    FILE *file = fopen(path, "re");
-    while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL)
-        if (strncmp(line, name, length) != 0 || sscanf(line + length, "%" PRIu64 " kB", &kib) != 1)
-            kib = 0;
-    if (file != NULL) fclose(file);
-    return (uint64_t)kib << 10;
-}
-
-uint64_t bench_process_bytes(pid_t pid)
-{
-    return status_bytes(pid, "VmRSS:");
-}
-
-uint64_t bench_process_peak(pid_t pid)
-{
-    return status_bytes(pid, "VmHWM:");
-}
-
-void bench_process_peak_forget(pid_t pid)
-{
-    char path[48];
-    snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)pid);
-    FILE *file = fopen(path, "we");
-    if (file == NULL) return; // then the peak is of all the time
-    fputs("5\n", file);
-    fclose(file);
-}
 
 /* ==== crew ==== */
 
@@ -195,50 +130,6 @@ void bench_crew_stop(struct bench_crew *crew)
         while (waitpid(crew->pids[i], NULL, 0) < 0 && errno == EINTR) {}
     }
     crew->count = 0;
-}
-
-/* ==== idle ==== */
-
-#define SETTLE_S 0.2 /* what is under way when the last round is over */
-
-double bench_used_s(pid_t pid)
-{
-    clockid_t clock;
-    struct timespec t;
-    if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &t) != 0) return -1;
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-/* False, and said: a daemon ended, or a signal came. */
-static bool let_go_by(struct local *local, double seconds)
-{
-    const double end_s = bench_now() + seconds;
-    for (double left_s = seconds; left_s > 0; left_s = end_s - bench_now()) {
-        const int number = local_signal(local, (int)(left_s * 1000) + 1, NULL);
-        if (number != 0 && number != SIGCHLD) return false; // it is heard, so it needs no words
-        if (local_daemons_reap(local) > 0) return false;
-    }
-    return true;
-}
-
-bool bench_idle(struct local *local, double seconds, double *percent_out)
-{
-    double before_s[1 + CTL_SHARDS_MAX], most_s = 0;
-    if (!let_go_by(local, SETTLE_S)) return false;
-    const double begin_s = bench_now();
-    for (int i = 0; i < local->daemon_count; i++) before_s[i] = bench_used_s(local->daemons[i].pid);
-    if (!let_go_by(local, seconds)) return false;
-    for (int i = 0; i < local->daemon_count; i++) {
-        const double s = bench_used_s(local->daemons[i].pid);
-        if (before_s[i] < 0 || s < 0) {
-            (void)ctl_fail(CAIRN_ERR_IO, "there is no processor time of %s to read",
-                           local->daemons[i].name);
-            return false;
-        }
-        if (s - before_s[i] > most_s) most_s = s - before_s[i];
-    }
-    *percent_out = most_s / (bench_now() - begin_s) * 100;
-    return true;
 }
 
 /* ==== machine ==== */
@@ -523,156 +414,51 @@ int bench_print(struct bench_result *result, const struct ctl *ctl)
     return 0;
 }
 
-/* ==== timeline ==== */
-
-static const char *const kind_names[] = {
-    "", "backward", "cast", "push", "commit", "fetch", "use"
-};
-
-static void add_event(json_t *events, const char *name, int process, int row, double begin_us,
-                      double end_us)
+/* Processor time of a process so far, in seconds: of all its threads, including those that have
+ * ended; below 0: the process is gone. */
+double bench_used_s(pid_t pid)
 {
-    json_array_append_new(events, json_pack("{s:s, s:s, s:i, s:i, s:f, s:f}", "name", name, "ph",
-                                            "X", "pid", process, "tid", row, "ts", begin_us, "dur",
-                                            end_us > begin_us ? end_us - begin_us : 0));
+    clockid_t clock;
+    struct timespec t;
+    if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &t) != 0) return -1;
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void add_process(json_t *events, int process, const char *kind, int number)
+/* ==== memory of processes ==== */
+
+/* The line that begins with `name`, in kibibytes there. */
+static uint64_t status_bytes(pid_t pid, const char *name)
 {
-    char name[32];
-    snprintf(name, sizeof name, "%s %d", kind, number);
-    json_array_append_new(events, json_pack("{s:s, s:s, s:i, s:{s:s}}", "name", "process_name",
-                                            "ph", "M", "pid", process, "args", "name", name));
+    const size_t length = strlen(name);
+    char path[48], line[128];
+    uint64_t kib = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, name, length) != 0 || sscanf(line + length, "%" PRIu64 " kB", &kib) != 1)
+            kib = 0;
+    if (file != NULL) fclose(file);
+    return (uint64_t)kib << 10;
 }
 
-static void add_worker(json_t *events, const struct bench_trace *trace, uint32_t worker,
-                       double zero)
+uint64_t bench_process_bytes(pid_t pid)
 {
-    add_process(events, (int)worker, "worker", (int)worker);
-    for (uint32_t i = 0; i < trace->spans_each; i++) {
-        const struct bench_span *span = &trace->spans[worker * trace->spans_each + i];
-        if (span->kind == CAIRN_BENCH_SPAN_NONE) continue;
-        char name[48];
-        const bool whole = span->kind == CAIRN_BENCH_SPAN_COMMIT ||
-                           span->kind == CAIRN_BENCH_SPAN_BACKWARD;
-        snprintf(name, sizeof name, whole ? "%s" : "%s w%04u", kind_names[span->kind],
-                 span->tensor);
-        add_event(events, name, (int)worker, (int)span->kind, (span->begin - zero) * 1e6,
-                  (span->end - zero) * 1e6);
-    }
+    return status_bytes(pid, "VmRSS:");
 }
 
-static void add_shard(json_t *events, const struct bench_times *times, int process, double zero_us)
+uint64_t bench_process_peak(pid_t pid)
 {
-    const struct {
-        const char *name;
-        uint64_t begin, end;
-    } phases[] = {
-        { "receive", times->receive, times->reduce },
-        { "fold", times->fold, times->reduce },
-        { "sums", times->reduce, times->reduced },
-        { "decision", times->reduced, times->update },
-        { "update, publish", times->update, times->published },
-    };
-    for (size_t i = 0; i < sizeof phases / sizeof *phases; i++)
-        if (phases[i].begin != 0 && phases[i].end != 0)
-            add_event(events, phases[i].name, process, (int)i, (double)phases[i].begin - zero_us,
-                      (double)phases[i].end - zero_us);
+    return status_bytes(pid, "VmHWM:");
 }
 
-static void add_shards(json_t *events, const struct bench_trace *trace, const struct local *local,
-                       double zero)
+void bench_process_peak_forget(pid_t pid)
 {
-    for (int s = 1; s < local->daemon_count; s++) {
-        struct bench_times *times = NULL;
-        size_t count = 0;
-        const int process = (int)trace->workers + s - 1;
-        if (!bench_times_read(local, s, &times, &count)) continue;
-        add_process(events, process, "shard", s);
-        for (size_t i = 0; i < count; i++)
-            if (times[i].round == trace->rounds[0])
-                add_shard(events, &times[i], process, zero * 1e6);
-        free(times);
-    }
-}
-
-static double first_begin(const struct bench_trace *trace)
-{
-    double first = 0;
-    for (uint32_t i = 0; i < trace->workers * trace->spans_each; i++) {
-        const struct bench_span *span = &trace->spans[i];
-        if (span->kind != CAIRN_BENCH_SPAN_NONE && (first == 0 || span->begin < first))
-            first = span->begin;
-    }
-    return first;
-}
-
-bool bench_timeline_write(const struct bench_trace *trace, const struct local *local,
-                          const char *path)
-{
-    const double zero = first_begin(trace);
-    json_t *events = json_array();
-    for (uint32_t w = 0; w < trace->workers; w++) add_worker(events, trace, w, zero);
-    add_shards(events, trace, local, zero);
-    json_t *object = json_pack("{s:o, s:s}", "traceEvents", events, "displayTimeUnit", "ms");
-    const bool ok = json_dump_file(object, path, JSON_COMPACT | JSON_REAL_PRECISION(9)) == 0;
-    json_decref(object);
-    if (!ok)
-        (void)ctl_fail(CAIRN_ERR_IO, "--timeline %s cannot be written: %s", path, strerror(errno));
-    return ok;
-}
-
-/* Pushes begin in order of time: so their union is a walk. */
-static void add_overlap(const struct bench_span *spans, uint32_t count, double *both, double *all)
-{
-    double begin = 0, end = 0, reached = 0;
-    for (uint32_t i = 0; i < count; i++)
-        if (spans[i].kind == CAIRN_BENCH_SPAN_BACKWARD) begin = spans[i].begin, end = spans[i].end;
-    for (uint32_t i = 0; i < count; i++) {
-        if (spans[i].kind != CAIRN_BENCH_SPAN_PUSH || spans[i].end <= reached) continue;
-        const double from = spans[i].begin > reached ? spans[i].begin : reached;
-        reached = spans[i].end;
-        const double low = from > begin ? from : begin, high = reached < end ? reached : end;
-        *all += reached - from;
-        if (high > low) *both += high - low;
-    }
-}
-
-double bench_timeline_overlap(const struct bench_trace *trace)
-{
-    double both = 0, all = 0;
-    for (uint32_t w = 0; w < trace->workers; w++)
-        add_overlap(trace->spans + w * trace->spans_each, trace->spans_each, &both, &all);
-    return all > 0 ? both / all : 0;
-}
-
-/* How much of a fetch's time lies within uses of other tensors (uses do not overlap). */
-static double used_meanwhile(const struct bench_span *fetch, const struct bench_span *spans,
-                             uint32_t count)
-{
-    double both = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        const struct bench_span *use = &spans[i];
-        if (use->kind != CAIRN_BENCH_SPAN_USE || use->tensor == fetch->tensor) continue;
-        const double low = use->begin > fetch->begin ? use->begin : fetch->begin;
-        const double high = use->end < fetch->end ? use->end : fetch->end;
-        if (high > low) both += high - low;
-    }
-    return both;
-}
-
-double bench_timeline_ahead(const struct bench_trace *trace)
-{
-    double both = 0, all = 0;
-    for (uint32_t w = 0; w < trace->workers; w++) {
-        const struct bench_span *spans = trace->spans + w * trace->spans_each;
-        for (uint32_t i = 0; i < trace->spans_each; i++) {
-            if (spans[i].kind != CAIRN_BENCH_SPAN_FETCH) continue;
-            both += used_meanwhile(&spans[i], spans, trace->spans_each);
-            all += spans[i].end - spans[i].begin;
-        }
-    }
-    return all > 0 ? both / all : 0;
+    char path[48];
+    snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)pid);
+    FILE *file = fopen(path, "we");
+    if (file == NULL) return; // then the peak is of all the time
+    fputs("5\n", file);
+    fclose(file);
 }
 
 /* ==== times ==== */

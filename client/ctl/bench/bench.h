@@ -47,43 +47,6 @@ struct bench_times {
 bool bench_times_read(const struct local *local, int number, struct bench_times **out,
                       size_t *count_out);
 
-/* ==== timeline ==== */
-
-/* Writes what happened when in one step, as a trace that browsers draw (chrome://tracing,
- * ui.perfetto.dev): JSON, one event ("ph": "X") a span, a process a worker or shard. */
-
-enum bench_span_kind { /* the row a span is drawn in */
-                       CAIRN_BENCH_SPAN_NONE = 0,
-                       CAIRN_BENCH_SPAN_BACKWARD,
-                       CAIRN_BENCH_SPAN_CAST,
-                       CAIRN_BENCH_SPAN_PUSH, /* from the call to the last acknowledgement */
-                       CAIRN_BENCH_SPAN_COMMIT,
-                       CAIRN_BENCH_SPAN_FETCH,
-                       CAIRN_BENCH_SPAN_USE /* of a unit that is read as stage 3 does */
-};
-
-/* Seconds of CLOCK_MONOTONIC. */
-struct bench_span {
-    double begin, end;
-    uint32_t kind, tensor;
-};
-
-/* The steps of some workers: spans [workers][spans_each], kind NONE: not used; rounds [workers], which the
- * steps are of. */
-struct bench_trace {
-    const struct bench_span *spans;
-    const uint64_t *rounds;
-    uint32_t workers, spans_each;
-};
-
-/* Writes the file; of the shards, too, if they are the bench's own. False, and said. */
-bool bench_timeline_write(const struct bench_trace *trace, const struct local *local,
-                          const char *path);
-/* How much of the time in which a push was under way a backward was, too, of all workers; 0 to 1. */
-double bench_timeline_overlap(const struct bench_trace *trace);
-/* How much of the time in which a tensor was fetched another one was used, of all workers; 0 to 1. */
-double bench_timeline_ahead(const struct bench_trace *trace);
-
 /* ==== crew ==== */
 
 /* The workers of a bench of rounds: processes of their own, each with a session, which do what the bench
@@ -183,35 +146,6 @@ bool bench_is_ok(cairn_status status);
 /* A way that --path may name (NULL: none); by CAIRN_FABRIC it is told to the library. */
 bool bench_is_path(const char *name);
 
-/* ==== card ==== */
-
-/* Memory of a card and of processes, for benches. One thread. */
-
-/* Bytes of the card that nobody has taken now; its device as of home_open_cuda. A process of its own
- * asks: a context is not inherited by those that a bench forks afterwards, and what it takes itself is the
- * same each time. False, and said on stderr: there is no such card. */
-bool bench_card_free(const char *device, uint64_t *bytes_out);
-/* Bytes of host memory that a process has now, what it shares included; 0: there is no such process. */
-uint64_t bench_process_bytes(pid_t pid);
-/* The most that it had since it began, or since forget. */
-uint64_t bench_process_peak(pid_t pid);
-void bench_process_peak_forget(pid_t pid);
-
-/* ==== idle ==== */
-
-/* Measures how much processor the daemons of the bench's own cluster use while nothing happens:
- * processor time of all threads, in nanoseconds, so a loaded machine does not change the figure. */
-
-#define CAIRN_BENCH_IDLE_LIMIT 0.5 /* percent of a core, a daemon */
-
-/* Processor time of a process so far, in seconds: of all its threads, including those that have
- * ended; below 0: the process is gone. */
-double bench_used_s(pid_t pid);
-/* Lets `seconds` go by and gives the percentage of one core that the busiest daemon has used.
- * Workers that are attached keep still meanwhile. False, and said: a daemon ended, or a signal
- * came. */
-bool bench_idle(struct local *local, double seconds, double *percent_out);
-
 /* ==== bench ==== */
 
 #define CAIRN_BENCH_RUNS_MIN 5   /* of subject and reference each, however long they take */
@@ -251,6 +185,14 @@ int bench_print(struct bench_result *result, const struct ctl *ctl);
 /* Seconds of a clock; of one that does not jump. */
 double bench_clock(clockid_t clock);
 double bench_now(void);
+/* Processor time of a process so far, in seconds: of all its threads, including those that have
+ * ended; below 0: the process is gone. */
+double bench_used_s(pid_t pid);
+/* Bytes of host memory that a process has now, what it shares included; 0: there is no such process. */
+uint64_t bench_process_bytes(pid_t pid);
+/* The most that it had since it began, or since forget. */
+uint64_t bench_process_peak(pid_t pid);
+void bench_process_peak_forget(pid_t pid);
 /* Cores that this process may use, and the memory that is available now. */
 uint32_t bench_core_count(void);
 uint64_t bench_memory_bytes(void);
@@ -267,52 +209,23 @@ int bench_map(struct ctl *ctl);
 int bench_reshard(struct ctl *ctl);
 int bench_snapshot(struct ctl *ctl);
 
-/* ==== ends ==== */
+/* ==== step ==== */
 
-/* The two ends of a bench of the fabric: this process as the worker, a child as the shard, which do with a
- * chunk what the client library and a shard do with it on its way, and nothing else.
- *
- *   push:  worker  checksum, PUSH ──►  shard  receive into a slot, checksum, ACK
- *          (to a peer that maps: no checksum; it reads all of it where it lies)
- *   fetch: worker  FETCH ──►  shard  copy of what is published, its checksum as kept, DATA ──►
- *          worker  receive around the caches, checksum on the way
- *          (to a peer that maps: straight from what is published)
- *
- * Headers of 128 bytes, CAIRN_BENCH_WINDOW chunks under way, each end one libuv loop that sleeps when there
- * is nothing to do. The child ends with the worker's end, or with this process. */
-
-#define CAIRN_BENCH_WINDOW 8
-#define CAIRN_BENCH_AREA_BYTES \
-    ((size_t)64 << 20) /* what is pushed, and what is published, again and again */
-
-/* Bits: work that is left out, to see what it costs. */
-enum bench_less {
-    CAIRN_BENCH_UNCHECKED = 1, /* no checksum is made or compared */
-    CAIRN_BENCH_ONE_CHUNK =
-        2 /* one chunk again and again instead of the area: what the caches keep */
+enum bench_span_kind { /* the row a span is drawn in */
+                       CAIRN_BENCH_SPAN_NONE = 0,
+                       CAIRN_BENCH_SPAN_BACKWARD,
+                       CAIRN_BENCH_SPAN_CAST,
+                       CAIRN_BENCH_SPAN_PUSH, /* from the call to the last acknowledgement */
+                       CAIRN_BENCH_SPAN_COMMIT,
+                       CAIRN_BENCH_SPAN_FETCH,
+                       CAIRN_BENCH_SPAN_USE /* of a unit that is read as stage 3 does */
 };
 
-struct bench_ends;
-
-/* ==== reference ==== */
-
-/* The reference that the fabric is measured against: the same bytes by the shortest way there
- * is. */
-
-/* GB/s; 0: it failed, and that was said. */
-
-/* ucx_perftest -t ucp_am_bw -E sleep -e: two processes that send one buffer into one other, with the fabric's
- * settings, and sleep as it does. (With -E poll it is faster where both have an idle core, and many times
- * slower where they have not. -e: endpoints with the error handling that Cairn's have, without which a dead
- * peer is never noticed; without -e it is 1.4 times as fast, over another lane.) */
-bool bench_perftest_is_there(void);
-double bench_perftest(size_t chunk_bytes, uint64_t chunks);
-/* write() and read() over loopback, two processes. */
-double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks);
-/* memcpy of one area to another, each of `area_bytes`. */
-double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks);
-
-/* ==== step ==== */
+/* Seconds of CLOCK_MONOTONIC. */
+struct bench_span {
+    double begin, end;
+    uint32_t kind, tensor;
+};
 
 /* cairn bench step: what its parts share. The bench (step.c) orders, workers (worker.c) do it. */
 
@@ -356,84 +269,6 @@ void bench_step_plan_release(struct step_plan *plan, uint32_t workers);
 
 int bench_step_work(const struct bench_worker *worker);
 
-/* ==== worker ==== */
-
-/* A worker of the bench of a step, in its process: what worker.c and step.c share. */
-
-/* A unit that was asked for, and is not known to be there. */
-struct step_asked {
-    cairn_op *op; /* NULL: there is none */
-    uint32_t tensor;
-    double begin;
-};
-
-struct step_worker {
-    const struct step_plan *plan;
-    uint32_t rank;
-    struct bench_member member;
-    struct bench_member added; /* of a batch: the job to which it pushes sums; same session */
-    size_t elems, elem_bytes;  /* of a tensor; of an element on the wire */
-    float *made;               /* [tensors * elems]: what backward gives; NULL: `grads` are that */
-    char *grads,
-        *params; /* [tensors * elems], of the wire's type; plan->card >= 0: not to be followed */
-    struct step_card *card; /* owned: of plan->card; NULL: all is in host memory */
-    cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
-    struct cairn_view views[CAIRN_BENCH_TENSORS_MAX];
-    uint32_t lent;            /* views, by a step that reads all at its end */
-    struct step_asked asked;  /* by one that reads unit by unit */
-    bool is_busy;             /* the backward of this step computes */
-    double waited;            /* seconds of this step, for units that were not there */
-    struct bench_span *spans; /* [STEP_SPANS_EACH] of the plan, from span_count on free */
-    uint32_t span_count;
-    int acks[2]; /* a pipe to the thread that waits for acknowledgements: tensors in order */
-    bool acks_ok;
-};
-
-/* A span that ends now; only of a traced step. */
-struct bench_span *step_add_span(struct step_worker *w, enum bench_span_kind kind, uint32_t tensor,
-                                 double begin);
-void step_sleep_until(double seconds);
-/* ---- worker.c ---- */
-void step_compute_until(double seconds);
-/* A look at each page of a tensor, so that to have it there is in the time. */
-void step_look_at(const struct step_worker *w, const struct cairn_view *view);
-/* The gradient of tensor i is ready: its cast, if it needs one, and its push. */
-cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i);
-
-/* The figures of bytes: what came to the library's counts from `before` to `after`. */
-void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
-                      struct bench_report *report);
-struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor);
-/* All parameters of that job. */
-cairn_status step_fetch_all(struct step_worker *w, const struct bench_member *member,
-                            struct cairn_version version);
-
-/* ---- step.c ---- */
-/* The second job, and gradients as the wire has them. False, and said. */
-bool step_batch_open(struct step_worker *w, const struct bench_worker *worker);
-/* A step of all micro-batches, of `member` or of `added`. False, and said. */
-bool step_batch_run(struct step_worker *w, const struct bench_member *member,
-                    struct bench_report *report);
-
-/* Memory on the card for gradients and parameters. The gradients are what the parameters of the job are,
- * which begin as random numbers: nothing here writes to a card by itself. False, and said. */
-bool step_card_take(struct step_worker *w);
-/* Copies the bytes of all gradients on the card so many times. Seconds; 0, and said: it failed. */
-double step_card_copy(struct step_worker *w, int copies);
-
-/* Forward and backward of the round's version, unit by unit, with all pushes. */
-cairn_status step_units_run(struct step_worker *w, const struct cairn_round *round);
-
-/* ==== shards ==== */
-
-/* Reports what the shards of a step do, and how much memory shards and workers take, in a cluster
- * of the bench's own. */
-
-/* Adds to `parts` the medians over all rounds but the first of what a shard's phases took, and of what its
- * device did: launches, bytes copied to it and from it; and the memory that a shard and a worker have now, in
- * bytes. With several shards, or workers, each figure is the greatest. */
-void step_shards_report(const struct local *local, const struct bench_crew *crew, json_t *parts);
-
 /* ==== disk ==== */
 
 /* The reference for the bench of snapshots: one file of as many bytes, written from its begin to
@@ -452,10 +287,14 @@ struct bench_disk {
     uint64_t bytes;
 };
 
+/* GB/s until all is on the disk; 0, and said: it failed, or a signal came. */
+double bench_disk_write(struct bench_disk *disk, uint64_t bytes);
 /* GB/s of the file's bytes, which are not in the page cache; as above. The first time it is written. */
 double bench_disk_read(struct bench_disk *disk, uint64_t bytes);
 /* The same of a file that is read and, by the same threads, written to another, until all is on the disk. */
 double bench_disk_copy(struct bench_disk *disk, uint64_t bytes);
+
+void bench_disk_close(struct bench_disk *disk);
 
 /* ==== saver ==== */
 
@@ -530,6 +369,12 @@ bool bench_interval_add(struct bench_interval *interval, double seconds);
 
 /* Measures how long PyTorch takes to save as many bytes, on the same disk and in the same run. */
 
+/* Runs a script in `count` processes at a time; each is given a folder, `elems`, `count` and its
+ * own index, and prints two numbers. Gives the greatest of each. 1: they are there; 0: not; -1: a
+ * signal came. */
+int bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
+                    double numbers_out[static 2]);
+
 struct bench_torch {
     double save_s; /* torch.save and fsync of all, by one process; 0: there is no torch */
     double
@@ -543,50 +388,5 @@ struct bench_torch {
  * or a module is missing, that is said. False: a signal came. */
 bool bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
                          struct bench_torch *out);
-
-/* ==== snapshot ==== */
-
-/* cairn bench snapshot: what its parts share. Each part is in a file of its own, and runs in a cluster of the
- * bench's own whose folder is in --dir, so everything that is written lies there and goes with it. */
-
-#define SNAPSHOT_RUNS 5 /* of each, where they are not timed by --seconds */
-
-struct snapshot_bench {
-    const struct ctl *ctl;
-    struct local *local;         /* of the part that runs */
-    struct bench_result *result; /* of the same */
-    json_t *parts;               /* figures of all parts */
-    double seconds;              /* of an interval */
-    struct step_plan plan;
-    uint32_t workers;
-    struct bench_crew crew;
-    struct bench_disk disk;
-    struct bench_saver saver;
-    uint64_t steps; /* that the job has made */
-    double stall_s; /* of async_save of the same state; 0: not measured */
-};
-
-/* How many elements the job has, and bytes a snapshot of it. */
-uint64_t snapshot_elems(const struct snapshot_bench *b);
-uint64_t snapshot_bytes(const struct snapshot_bench *b);
-/* Starts the workers, which make a first step. False, and said: one of them failed;
- * bench_crew_stop is needed. */
-bool snapshot_crew_start(struct snapshot_bench *b);
-/* A step of all workers. Seconds of the slowest; 0, and said. */
-double snapshot_step(struct snapshot_bench *b, uint32_t word);
-void snapshot_set(struct snapshot_bench *b, const char *name, double value);
-
-/* A job at rest, and a snapshot of it, if there is none yet. False, and said. */
-bool snapshot_make(struct snapshot_bench *b);
-/* GB/s of as many bytes as a snapshot has, to the disk as it is; `context` is the bench. 0, and said. */
-double snapshot_write_raw(void *context);
-
-/* The parts, in a cluster that is up. -1: go on; else the exit status. */
-int snapshot_write(struct snapshot_bench *b);
-int snapshot_bench_read(struct snapshot_bench *b);
-int snapshot_interval(struct snapshot_bench *b);
-int snapshot_export(struct snapshot_bench *b);
-int snapshot_import(struct snapshot_bench *b);
-int snapshot_manifest(struct snapshot_bench *b);
 
 #endif

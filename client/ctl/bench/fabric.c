@@ -11,398 +11,320 @@
  * perftest sends one buffer, in the cache, again and again, and looks at no byte. So a run on the path "ucx"
  * has three turns more, which say what of the difference is whose: without checksums (and received as UCX
  * does it by itself), of one chunk, and both, which is what perftest does. */
-#include <inttypes.h>
+#include "client/ctl/bench/bench.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <uv.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-#include <uv.h>
 
-#include "client/ctl/bench/bench.h"
 #include "proto/base/machine.h"
 #include "proto/geometry/tensor.h"
 #include "proto/loop/loop.h"
 #include "proto/wire/wire.h"
 
-#define RUN_BYTES     ((uint64_t)128 << 20)
-#define PERFTEST_RUNS 4
-#define CHUNK_DEFAULT ((uint64_t)1 << 20)
-#define CHUNK_MAX     ((uint64_t)4 << 20) /* as chunks of a layout */
+/* ==== reference ==== */
 
-/* A run's other turns, of half as many chunks. */
-static const struct {
-    unsigned less;
-    const char *name, *ratio_name;
-} turns[] = {
-    { CAIRN_BENCH_UNCHECKED, "unchecked_GB/s", "unchecked_ratio" },
-    { CAIRN_BENCH_ONE_CHUNK, "one_chunk_GB/s", "one_chunk_ratio" },
-    { CAIRN_BENCH_UNCHECKED | CAIRN_BENCH_ONE_CHUNK, "one_chunk_unchecked_GB/s",
-      "one_chunk_unchecked_ratio" },
-};
-enum { TURNS = sizeof turns / sizeof *turns };
+#define CAIRN_BENCH_WINDOW 8
+#define CAIRN_BENCH_AREA_BYTES \
+    ((size_t)64 << 20) /* what is pushed, and what is published, again and again */
 
-struct fabric_bench {
-    struct bench_ends *ends;
-    size_t chunk_bytes;
-    uint64_t chunks; /* of a run, each way */
-    const char *path;
-    bool is_mapped, has_perftest;
-    uint32_t runs;
-    /* [runs] */
-    double pushes[CAIRN_BENCH_RUNS_MAX + 1], fetches[CAIRN_BENCH_RUNS_MAX + 1];
-    double push_cpu[CAIRN_BENCH_RUNS_MAX + 1], fetch_cpu[CAIRN_BENCH_RUNS_MAX + 1];
-    double turns[TURNS][CAIRN_BENCH_RUNS_MAX + 1];
-};
+/* The reference that the fabric is measured against: the same bytes by the shortest way there
+ * is. */
 
-static double bench_ends_push(struct bench_ends *ends, uint64_t chunks, unsigned less);
-static double bench_ends_fetch(struct bench_ends *ends, uint64_t chunks, unsigned less);
-static double bench_ends_cpu(const struct bench_ends *ends);
-static const char *bench_ends_describe(const struct bench_ends *ends);
-static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes);
-static void bench_ends_close(struct bench_ends *ends);
+/* GB/s; 0: it failed, and that was said. */
 
-static bool run_turns(struct fabric_bench *bench, uint32_t number)
+#define PROGRAM     "ucx_perftest"
+#define WARM_CHUNKS 16
+#define TRIES       100 /* until its server listens */
+#define TRY_MS      20
+#define LIMIT_MS    120000
+#define OUTPUT_MAX  4096
+
+/* ---- processes ---- */
+
+static void end_process(pid_t pid)
 {
-    const uint64_t chunks = (bench->chunks + 1) / 2;
-    const double gigabytes = (double)(chunks * bench->chunk_bytes) * 1e-9;
-    for (int i = 0; i < TURNS && !bench->is_mapped; i++) {
-        const unsigned less = turns[i].less;
-        const double push = bench_ends_push(bench->ends, chunks, less);
-        const double fetch = push > 0 ? bench_ends_fetch(bench->ends, chunks, less) : 0;
-        if (!(fetch > 0)) return false;
-        bench->turns[i][number] = 2 * gigabytes / (push + fetch);
+    if (pid <= 0) return;
+    kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
+}
+
+/* A loopback socket that listens at a free port, if `port` is 0. */
+static int listen_at(uint16_t *port)
+{
+    struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    socklen_t bytes = sizeof here;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&here, bytes) == 0 && listen(fd, 1) == 0 &&
+        getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) {
+        *port = ntohs(here.sin_port);
+        return fd;
     }
-    return true;
-}
-
-static double run_fabric(void *context)
-{
-    struct fabric_bench *bench = context;
-    const double gigabytes = (double)(bench->chunks * bench->chunk_bytes) * 1e-9;
-    const uint32_t i = bench->runs++;
-    const double before = bench_ends_cpu(bench->ends);
-    const double push = bench_ends_push(bench->ends, bench->chunks, 0);
-    const double between = bench_ends_cpu(bench->ends);
-    const double fetch = push > 0 ? bench_ends_fetch(bench->ends, bench->chunks, 0) : 0;
-    if (!(fetch > 0)) return 0;
-    bench->pushes[i] = gigabytes / push;
-    bench->fetches[i] = gigabytes / fetch;
-    bench->push_cpu[i] = (between - before) / gigabytes;
-    bench->fetch_cpu[i] = (bench_ends_cpu(bench->ends) - between) / gigabytes;
-    return run_turns(bench, i) ? 2 * gigabytes / (push + fetch) : 0;
-}
-
-static double run_reference(void *context)
-{
-    const struct fabric_bench *bench = context;
-    if (bench->is_mapped)
-        return bench_memcpy(CAIRN_BENCH_AREA_BYTES, bench->chunk_bytes, bench->chunks);
-    if (bench->has_perftest) // of more: it calls sent what lies in the sockets
-        return bench_perftest(bench->chunk_bytes, PERFTEST_RUNS * bench->chunks);
-    return bench_raw_tcp(bench->chunk_bytes, bench->chunks);
-}
-
-/* -1: go on; else the exit status. */
-static int judge_fabric(const struct ctl *ctl, struct fabric_bench *bench)
-{
-    const char *path = ctl->path != NULL ? ctl->path : "ucx";
-    const uint64_t chunk = ctl->bench.chunk > 0 ? ctl->bench.chunk : CHUNK_DEFAULT;
-    bench->is_mapped = strcmp(path, "mapped") == 0;
-    bench->path = path;
-    if (!bench->is_mapped && strcmp(path, "ucx") != 0 && strcmp(path, "one-sided") != 0)
-        return ctl_usage_fail(ctl, "--path %s: ucx, one-sided and mapped are allowed", path);
-    if (chunk > CHUNK_MAX || chunk % sizeof(float) != 0)
-        return ctl_usage_fail(ctl,
-                              "--chunk %" PRIu64 ": 4 to %" PRIu64 " bytes, in fours, are allowed",
-                              chunk, CHUNK_MAX);
-    bench->chunk_bytes = (size_t)chunk;
-    bench->chunks = RUN_BYTES / chunk;
-    if (bench->chunks > 65536) bench->chunks = 65536; // of small ones it is their number that costs
-    bench->has_perftest = !bench->is_mapped && bench_perftest_is_there();
+    if (fd >= 0) close(fd);
     return -1;
 }
 
-static void describe(struct fabric_bench *bench, struct bench_result *result)
+/* ---- ucx_perftest ---- */
+
+/* ucx_perftest -t ucp_am_bw -E sleep -e: two processes that send one buffer into one other, with the fabric's
+ * settings, and sleep as it does. (With -E poll it is faster where both have an idle core, and many times
+ * slower where they have not. -e: endpoints with the error handling that Cairn's have, without which a dead
+ * peer is never noticed; without -e it is 1.4 times as fast, over another lane.) */
+static bool bench_perftest_is_there(void)
 {
-    const uint32_t count = bench->runs - 1; // the first was not measured
-    const double push = bench_spread_of(bench->pushes + 1, count).median;
-    const double fetch = bench_spread_of(bench->fetches + 1, count).median;
-    result->params = json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", bench->path, "chunk_bytes",
-                               (json_int_t)bench->chunk_bytes, "window",
-                               (json_int_t)CAIRN_BENCH_WINDOW, "chunks", (json_int_t)bench->chunks,
-                               "fabric", bench_ends_describe(bench->ends));
-    result->parts = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "push_GB/s", push, "fetch_GB/s",
-                              fetch, "push_ratio", push / result->reference.median, "fetch_ratio",
-                              fetch / result->reference.median, "push_cpu_s/GB",
-                              bench_spread_of(bench->push_cpu + 1, count).median, "fetch_cpu_s/GB",
-                              bench_spread_of(bench->fetch_cpu + 1, count).median);
-    for (int i = 0; i < TURNS && !bench->is_mapped; i++) {
-        const double value = bench_spread_of(bench->turns[i] + 1, count).median;
-        json_object_set_new(result->parts, turns[i].name, json_real(value));
-        json_object_set_new(result->parts, turns[i].ratio_name,
-                            json_real(value / result->reference.median));
+    char path[4096], *rest = NULL;
+    const char *folders = getenv("PATH");
+    snprintf(path, sizeof path, "%s", folders != NULL ? folders : "");
+    for (char *folder = strtok_r(path, ":", &rest); folder != NULL;
+         folder = strtok_r(NULL, ":", &rest)) {
+        char file[4200];
+        snprintf(file, sizeof file, "%s/" PROGRAM, folder);
+        if (access(file, X_OK) == 0) return true;
     }
+    return false;
 }
 
-int bench_fabric(struct ctl *ctl)
+/* Runs it with what the fabric sets (proto/fabric/ucx.c); `out`: where it prints to. */
+static pid_t start_perftest(char *const *arguments, int out)
 {
-    static struct fabric_bench bench;
-    int done = judge_fabric(ctl, &bench);
-    if (done >= 0) return done;
-    bench.ends = bench_ends_open(bench.path, bench.chunk_bytes);
-    if (bench.ends == NULL) return 1;
-    struct bench_result result = {
-        .bench = "fabric",
-        .unit = "GB/s",
-        .reference_name = bench.is_mapped      ? "memcpy"
-                          : bench.has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"
-                                               : "raw TCP over loopback",
+    static const char *const settings[][2] = {
+        { "UCX_TLS", "tcp" },
+        { "UCX_NET_DEVICES", "lo" },
+        { "UCX_TCP_TX_SEG_SIZE", "256k" },
+        { "UCX_TCP_RX_SEG_SIZE", "256k" },
+        { "UCX_RX_MPOOL_SIZES", "64,1k,64k" },
+        { "UCX_RNDV_THRESH", "32k" },
+        { "UCX_PROTO_ENABLE", "n" },
+        { "UCX_RCACHE_ENABLE", "n" },
+        { "UCX_WARN_UNUSED_ENV_VARS", "n" },
     };
-    done = bench_alternate(&result, ctl->bench.seconds, run_fabric, run_reference, &bench);
-    if (done < 0) describe(&bench, &result);
-    if (done < 0) done = bench_print(&result, ctl);
-    bench_ends_close(bench.ends);
-    return done;
+    const pid_t pid = fork();
+    if (pid != 0) return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    dup2(nothing, STDIN_FILENO), dup2(nothing, STDERR_FILENO);
+    dup2(out >= 0 ? out : nothing, STDOUT_FILENO);
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        setenv(settings[i][0], settings[i][1], 1);
+    execvp(PROGRAM, arguments);
+    _exit(127);
 }
 
-/* ==== map ==== */
-
-/* cairn bench map: a unit of one tensor, cut over the shards, is mapped where they published it, and one
- * load of every cache line of it is summed; by one worker, and after a round, so that it is a version
- * that was never mapped before. The reference is memcpy of as many bytes to memory that was written before:
- * what gathering the unit would take at least. */
-
-#define PARAMS_DEFAULT 16777216u /* 64 MiB of fp32 */
-#define LINE_BYTES     64
-
-enum { ORDER_MAP = 1, ORDER_COPY = 2 };
-enum { FIGURE_ALL, FIGURE_MAP, FIGURE_SUM, FIGURE_UNMAP, FIGURE_LENT, FIGURES };
-static const char *const part_names[FIGURES] = { NULL, "1_map_s", "2_sum_s", "3_unmap_s", "lent" };
-
-struct map_bench {
-    const struct ctl *ctl;
-    struct bench_result *result;
-    struct bench_model model;
-    struct bench_crew crew;
-    double parts[FIGURES][CAIRN_BENCH_RUNS_MAX + 1];
-    uint32_t part_count; /* the first is of the run that is not measured */
-};
-
-/* ---- the worker ---- */
-
-struct map_worker {
-    struct bench_member member;
-    size_t bytes;    /* of the unit */
-    uint8_t *memory; /* [2][bytes]: from and to, of the reference */
-    uint64_t sum;    /* of what was read: the loads are for something */
-};
-
-static bool take_memory(struct map_worker *w)
+/* Everything that comes until the other end closes it; false: not within the limit. */
+static bool read_output(int fd, char text[OUTPUT_MAX])
 {
-    w->memory = mmap(NULL, 2 * w->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                     0);
-    if (w->memory == MAP_FAILED) {
-        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for twice %s", ctl_bytes(w->bytes));
-        return false;
+    size_t have = 0;
+    for (;;) {
+        struct pollfd wait = { .fd = fd, .events = POLLIN };
+        if (have == OUTPUT_MAX - 1 || poll(&wait, 1, LIMIT_MS) <= 0) return false;
+        const ssize_t got = read(fd, text + have, OUTPUT_MAX - 1 - have);
+        if (got < 0) return false;
+        if (got == 0) break;
+        have += (size_t)got;
     }
-    madvise(w->memory, 2 * w->bytes, MADV_HUGEPAGE);
-    memset(w->memory, 1, 2 * w->bytes);
+    text[have] = '\0';
     return true;
 }
 
-static uint64_t sum_lines(const uint8_t *memory, size_t bytes)
+/* " 256,2.6,2069.0,4621.6,...": the fourth is microseconds a message, of all of them. 0: there is none. */
+static double microseconds_of(const char *text)
 {
-    uint64_t sum = 0, line;
-    for (size_t at = 0; at + LINE_BYTES <= bytes; at += LINE_BYTES) {
-        memcpy(&line, memory + at, sizeof line);
-        sum += line;
+    const char *line = strrchr(text, '\n');
+    while (line != NULL && line > text && line[1] == '\0') // the last line that says something
+        do line--;
+        while (line > text && *line != '\n');
+    double us = 0;
+    if (line == NULL || sscanf(line, " %*[^,],%*[^,],%*[^,],%lf", &us) != 1) return 0;
+    return us;
+}
+
+/* One try: 0 if its server does not listen yet. */
+static double try_client(char *const *arguments)
+{
+    char text[OUTPUT_MAX];
+    int out[2];
+    if (pipe2(out, O_CLOEXEC) != 0) return 0;
+    const pid_t client = start_perftest(arguments, out[1]);
+    close(out[1]);
+    const bool whole = read_output(out[0], text);
+    close(out[0]);
+    end_process(client);
+    return whole ? microseconds_of(text) : 0;
+}
+
+/* Microseconds a message; 0: none of its clients has met the server. */
+static double try_pair(char *const *server_line, char *const *client_line)
+{
+    const struct timespec pause = { .tv_nsec = TRY_MS * 1000000L };
+    double us = 0;
+    fflush(NULL);
+    const pid_t server = start_perftest(server_line, -1);
+    for (int i = 0; i < TRIES && !(us > 0) && server > 0; i++) {
+        nanosleep(&pause, NULL);
+        if (waitpid(server, NULL, WNOHANG) == server) return 0;
+        us = try_client(client_line);
     }
-    return sum;
+    end_process(server);
+    return us;
 }
 
-/* A round in which nothing is pushed: what is published is a new version all the same. */
-static cairn_status make_version(struct map_worker *w, struct cairn_version *version_out)
+static double bench_perftest(size_t chunk_bytes, uint64_t chunks)
 {
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    cairn_status status = cairn_round_begin(w->member.job, CAIRN_BENCH_CALL_MS, &round);
-    if (status == CAIRN_OK)
-        status = cairn_commit(w->member.job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
-    *version_out = result.version;
-    return status;
-}
-
-static cairn_status map_once(struct map_worker *w, struct cairn_version version, double at[4])
-{
-    struct cairn_view view = { .struct_size = sizeof view };
-    size_t views = 1;
-    cairn_op *op;
-    at[0] = bench_now();
-    cairn_status status = cairn_map(w->member.job, version, w->member.names[0], &view, &views, &op);
-    if (status == CAIRN_OK) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
-    if (status != CAIRN_OK) return status;
-    at[1] = bench_now();
-    w->sum += sum_lines(view.ptr, w->bytes);
-    at[2] = bench_now();
-    status = cairn_unmap(w->member.job, &view, NULL);
-    at[3] = bench_now();
-    return status;
-}
-
-static bool run_map(struct map_worker *w, struct bench_report *report)
-{
-    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
-    struct cairn_version version;
-    double at[4] = { 0 };
-    cairn_status status = cairn_job_stats(w->member.job, &before);
-    if (status == CAIRN_OK) status = make_version(w, &version);
-    if (status == CAIRN_OK) status = map_once(w, version, at);
-    if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
-    *report = (struct bench_report) { .figures = { [FIGURE_ALL] = at[3] - at[0],
-                                                   [FIGURE_MAP] = at[1] - at[0],
-                                                   [FIGURE_SUM] = at[2] - at[1],
-                                                   [FIGURE_UNMAP] = at[3] - at[2],
-                                                   [FIGURE_LENT] = (double)(after.maps_lent -
-                                                                            before.maps_lent) } };
-    return bench_is_ok(status);
-}
-
-static void run_copy(struct map_worker *w, struct bench_report *report)
-{
-    const double begin = bench_now();
-    memcpy(w->memory, w->memory + w->bytes, w->bytes);
-    __asm__ volatile("" : : "r"(w->memory) : "memory"); // somebody reads it
-    report->figures[FIGURE_ALL] = bench_now() - begin;
-}
-
-static int work(const struct bench_worker *worker)
-{
-    static struct map_worker w;
-    const struct bench_model *model = worker->plan;
-    struct bench_order order;
-    struct bench_report report = { { 0 } };
-    w.bytes = bench_model_elems(model) * (model->wire == CAIRN_F32 ? 4 : 2);
-    if (!bench_member_open(&w.member, model, worker) || !take_memory(&w)) return 1;
-    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order)) {
-        if (order.word == ORDER_COPY)
-            run_copy(&w, &report);
-        else if (!run_map(&w, &report))
-            return 1;
+    char port[8], size[24], count[24], warm[8], window[8];
+    uint16_t number = 0;
+    const int probe = listen_at(&number);
+    if (probe >= 0) close(probe); // free a moment ago: nobody else gets it so soon
+    snprintf(port, sizeof port, "%u", number);
+    snprintf(size, sizeof size, "%zu", chunk_bytes);
+    snprintf(count, sizeof count, "%" PRIu64, chunks);
+    snprintf(warm, sizeof warm, "%d", WARM_CHUNKS);
+    snprintf(window, sizeof window, "%d", CAIRN_BENCH_WINDOW);
+    char *const server_line[] = { PROGRAM, "-p", port, "-E", "sleep", "-e", NULL };
+    char *const client_line[] = { PROGRAM, "127.0.0.1", "-p",  port,    "-t", "ucp_am_bw", "-s",
+                                  size,    "-n",        count, "-w",    warm, "-O",        window,
+                                  "-H",    "128",       "-E",  "sleep", "-e", "-fv",       NULL };
+    // Built with MPI (Debian 13) it ends at once, since no mpirun has started it, unless it is told not to
+    // use it; built without, it does not know that option.
+    char *const server_alone[] = { PROGRAM, "-P", "0", "-p", port, "-E", "sleep", "-e", NULL };
+    char *const client_alone[] = { PROGRAM, "127.0.0.1", "-P", "0",    "-p", port,
+                                   "-t",    "ucp_am_bw", "-s", size,   "-n", count,
+                                   "-w",    warm,        "-O", window, "-H", "128",
+                                   "-E",    "sleep",     "-e", "-fv",  NULL };
+    static bool has_mpi; // as the first call found out
+    double us = has_mpi ? 0 : try_pair(server_line, client_line);
+    if (!(us > 0)) {
+        us = try_pair(server_alone, client_alone);
+        has_mpi = us > 0;
     }
-    __asm__ volatile("" : : "r"(w.sum));
-    cairn_close(w.member.session);
+    if (us > 0) return (double)chunk_bytes / us * 1e-3;
+    ctl_fail(CAIRN_ERR_UNREACHABLE,
+             PROGRAM " gave no figure: does `" PROGRAM " -l -t ucp_am_bw -s %s -n 10` run?", size);
     return 0;
 }
 
-/* ---- the bench ---- */
+/* ---- raw TCP ---- */
 
-static double giga_bytes(const struct map_bench *bench, double seconds)
+static uint8_t *make_bytes(size_t bytes)
 {
-    const double elem_bytes = bench->model.wire == CAIRN_F32 ? 4 : 2;
-    return seconds > 0 ? (double)bench_model_elems(&bench->model) * elem_bytes * 1e-9 / seconds : 0;
+    void *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    return made != MAP_FAILED ? made : NULL;
 }
 
-static double order(struct map_bench *bench, uint32_t word)
+/* The child: reads all of it into memory of a window, and says so. */
+static int swallow(int fd, size_t chunk_bytes, uint64_t chunks)
 {
-    struct bench_report report;
-    const struct bench_order order = { word, 1 };
-    if (!bench_crew_do(&bench->crew, order, &report)) return 0;
-    if (word == ORDER_MAP && bench->part_count <= CAIRN_BENCH_RUNS_MAX) {
-        for (int f = 0; f < FIGURES; f++) bench->parts[f][bench->part_count] = report.figures[f];
-        bench->part_count++;
+    const size_t room = CAIRN_BENCH_WINDOW * chunk_bytes;
+    uint8_t *bytes = make_bytes(room);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (uint64_t left = chunks * chunk_bytes, at = 0; left > 0 && bytes != NULL;) {
+        const ssize_t got = read(fd, bytes + at % room, room - at % room);
+        if (got <= 0) return 1;
+        left -= (uint64_t)got;
+        at += (uint64_t)got;
     }
-    return giga_bytes(bench, report.figures[FIGURE_ALL]);
+    return write(fd, "", 1) == 1 && bytes != NULL ? 0 : 1;
 }
 
-static double subject(void *context)
+static bool pour(int fd, size_t chunk_bytes, uint64_t chunks)
 {
-    return order(context, ORDER_MAP);
+    char answer;
+    uint8_t *bytes = make_bytes(CAIRN_BENCH_AREA_BYTES);
+    const size_t area_chunks = CAIRN_BENCH_AREA_BYTES / chunk_bytes;
+    bool ok = bytes != NULL;
+    for (uint64_t i = 0; i < chunks && ok; i++)
+        for (size_t sent = 0; sent < chunk_bytes && ok;) {
+            const uint8_t *from = bytes + i % area_chunks * chunk_bytes + sent;
+            const ssize_t put = send(fd, from, chunk_bytes - sent, MSG_NOSIGNAL);
+            ok = put > 0;
+            if (ok) sent += (size_t)put;
+        }
+    ok = ok && read(fd, &answer, 1) == 1;
+    if (bytes != NULL) munmap(bytes, CAIRN_BENCH_AREA_BYTES);
+    return ok;
 }
 
-static double reference(void *context)
+/* write() and read() over loopback, two processes. */
+static double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
 {
-    return order(context, ORDER_COPY);
+    struct sockaddr_in there = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    uint16_t port = 0;
+    const int listener = listen_at(&port);
+    const int ours = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    there.sin_port = htons(port);
+    bool ok = listener >= 0 && ours >= 0 &&
+              connect(ours, (struct sockaddr *)&there, sizeof there) == 0;
+    const int theirs = ok ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
+    fflush(NULL);
+    const pid_t child = theirs >= 0 ? fork() : -1;
+    if (child == 0) _exit((close(ours), swallow(theirs, chunk_bytes, chunks)));
+    if (theirs >= 0) close(theirs);
+    const double begin = bench_now();
+    ok = child > 0 && pour(ours, chunk_bytes, chunks);
+    const double seconds = bench_now() - begin;
+    if (listener >= 0) close(listener);
+    if (ours >= 0) close(ours);
+    end_process(child);
+    if (ok) return (double)(chunks * chunk_bytes) / seconds * 1e-9;
+    ctl_fail(CAIRN_ERR_IO, "raw TCP over loopback failed: %s", strerror(errno));
+    return 0;
 }
 
-static void add_parts(struct map_bench *bench)
-{
-    bench->result->parts = json_pack("{s:f}", "first_GB/s",
-                                     giga_bytes(bench, bench->parts[FIGURE_ALL][0]));
-    for (int f = FIGURE_MAP; f < FIGURES; f++)
-        json_object_set_new(
-            bench->result->parts, part_names[f],
-            json_real(bench_spread_of(bench->parts[f] + 1, bench->part_count - 1).median));
-}
+/* ---- memcpy ---- */
 
-static int run_there(struct local *local, void *context)
+/* memcpy of one area to another, each of `area_bytes`. */
+static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks)
 {
-    struct map_bench *bench = context;
-    int done = 1;
-    if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
-    if (bench_crew_start(&bench->crew, local, 1, work, &bench->model))
-        done = bench_alternate(bench->result, bench->ctl->bench.seconds, subject, reference, bench);
-    if (done < 0) add_parts(bench);
-    bench_crew_stop(&bench->crew);
-    return done;
-}
-
-static void make_model(struct map_bench *bench)
-{
-    const struct ctl_bench *asked = &bench->ctl->bench;
-    struct bench_model *model = &bench->model;
-    const uint64_t params = asked->params > 0 ? asked->params : PARAMS_DEFAULT;
-    model->tensors = 1;
-    model->rows = params / CAIRN_BENCH_COLUMNS + (params % CAIRN_BENCH_COLUMNS != 0);
-    model->wire = asked->wire != NULL && strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
-    snprintf(model->job, sizeof model->job, "bench.map.%" PRIu64 ".%s", model->rows,
-             model->wire == CAIRN_F32 ? "f32" : "bf16");
-}
-
-/* -1: go on. */
-static int judge_map(const struct map_bench *bench)
-{
-    const uint64_t needed = bench_model_elems(&bench->model) * 36;
-    const uint64_t there = bench_memory_bytes();
-    const char *path = bench->ctl->path;
-    if (!bench_is_path(path))
-        return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed", path);
-    if (bench->ctl->endpoint == NULL && needed > there)
-        return ctl_fail(CAIRN_ERR_NO_MEMORY, "it needs %s, and %s are free; give fewer --params",
-                        ctl_bytes(needed), ctl_bytes(there));
-    return -1;
-}
-
-int bench_map(struct ctl *ctl)
-{
-    static struct map_bench bench;
-    static struct local local;
-    struct bench_result result = {
-        .bench = "map",
-        .unit = "GB/s",
-        .reference_name = "memcpy of the same size",
-    };
-    if (ctl->shards == 0) ctl->shards = 2;
-    bench.ctl = local.ctl = ctl;
-    bench.result = &result;
-    make_model(&bench);
-    int done = judge_map(&bench);
-    if (done < 0) done = local_run(&local, run_there, &bench);
-    if (done >= 0) return done;
-    result.params = json_pack(
-        "{s:I, s:I, s:s, s:s}", "params", (json_int_t)bench_model_elems(&bench.model), "shards",
-        (json_int_t)ctl->shards, "wire", bench.model.wire == CAIRN_F32 ? "f32" : "bf16", "path",
-        ctl->path != NULL ? ctl->path : "auto");
-    return bench_print(&result, ctl);
+    static uint8_t *from, *to; // kept: what a fabric measures has been touched before, too
+    if (from == NULL) from = make_bytes(area_bytes);
+    if (to == NULL) to = make_bytes(area_bytes);
+    if (from == NULL || to == NULL) {
+        ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the copies of the reference");
+        return 0;
+    }
+    const double begin = bench_now();
+    for (uint64_t i = 0; i < chunks; i++) {
+        const size_t at = i % (area_bytes / chunk_bytes) * chunk_bytes;
+        memcpy(to + at, from + at, chunk_bytes);
+    }
+    return (double)(chunks * chunk_bytes) / (bench_now() - begin) * 1e-9;
 }
 
 /* ==== ends ==== */
+
+/* The two ends of a bench of the fabric: this process as the worker, a child as the shard, which do with a
+ * chunk what the client library and a shard do with it on its way, and nothing else.
+ *
+ *   push:  worker  checksum, PUSH ──►  shard  receive into a slot, checksum, ACK
+ *          (to a peer that maps: no checksum; it reads all of it where it lies)
+ *   fetch: worker  FETCH ──►  shard  copy of what is published, its checksum as kept, DATA ──►
+ *          worker  receive around the caches, checksum on the way
+ *          (to a peer that maps: straight from what is published)
+ *
+ * Headers of 128 bytes, CAIRN_BENCH_WINDOW chunks under way, each end one libuv loop that sleeps when there
+ * is nothing to do. The child ends with the worker's end, or with this process. */
+
+/* Bits: work that is left out, to see what it costs. */
+enum bench_less {
+    CAIRN_BENCH_UNCHECKED = 1, /* no checksum is made or compared */
+    CAIRN_BENCH_ONE_CHUNK =
+        2 /* one chunk again and again instead of the area: what the caches keep */
+};
+
+struct bench_ends;
 
 /* The worker's end and the shard's: bench.h. */
 
@@ -779,6 +701,23 @@ static void on_stall(uv_timer_t *stall)
     if (end->is_lost) uv_stop(&end->loop);
 }
 
+static void bench_ends_close(struct bench_ends *ends)
+{
+    struct end *worker = &ends->worker;
+    close(ends->line);
+    if (worker->is_open) {
+        fabric_poll_close(&worker->poll, NULL, NULL);
+        uv_close((uv_handle_t *)&worker->stall, NULL);
+        uv_run(&worker->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&worker->loop);
+    }
+    if (worker->fabric != NULL) fabric_close(worker->fabric);
+    if (ends->shard > 0)
+        while (waitpid(ends->shard, NULL, 0) < 0 && errno == EINTR) {}
+    free(worker->checksums);
+    free(ends); // its maps end with the process, which has no more to do
+}
+
 /* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory.
  * NULL: they could not be opened, and that was said. */
 static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
@@ -810,23 +749,6 @@ static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
     }
     bench_ends_close(ends);
     return NULL;
-}
-
-static void bench_ends_close(struct bench_ends *ends)
-{
-    struct end *worker = &ends->worker;
-    close(ends->line);
-    if (worker->is_open) {
-        fabric_poll_close(&worker->poll, NULL, NULL);
-        uv_close((uv_handle_t *)&worker->stall, NULL);
-        uv_run(&worker->loop, UV_RUN_DEFAULT);
-        uv_loop_close(&worker->loop);
-    }
-    if (worker->fabric != NULL) fabric_close(worker->fabric);
-    if (ends->shard > 0)
-        while (waitpid(ends->shard, NULL, 0) < 0 && errno == EINTR) {}
-    free(worker->checksums);
-    free(ends); // its maps end with the process, which has no more to do
 }
 
 static double run(struct bench_ends *ends, uint8_t kind, uint64_t chunks, unsigned less)
@@ -879,4 +801,140 @@ static double bench_ends_cpu(const struct bench_ends *ends)
 static const char *bench_ends_describe(const struct bench_ends *ends)
 {
     return fabric_describe(ends->worker.fabric);
+}
+
+/* ==== bench ==== */
+
+#define RUN_BYTES     ((uint64_t)128 << 20)
+#define PERFTEST_RUNS 4
+#define CHUNK_DEFAULT ((uint64_t)1 << 20)
+#define CHUNK_MAX     ((uint64_t)4 << 20) /* as chunks of a layout */
+
+/* A run's other turns, of half as many chunks. */
+static const struct {
+    unsigned less;
+    const char *name, *ratio_name;
+} turns[] = {
+    { CAIRN_BENCH_UNCHECKED, "unchecked_GB/s", "unchecked_ratio" },
+    { CAIRN_BENCH_ONE_CHUNK, "one_chunk_GB/s", "one_chunk_ratio" },
+    { CAIRN_BENCH_UNCHECKED | CAIRN_BENCH_ONE_CHUNK, "one_chunk_unchecked_GB/s",
+      "one_chunk_unchecked_ratio" },
+};
+enum { TURNS = sizeof turns / sizeof *turns };
+
+struct fabric_bench {
+    struct bench_ends *ends;
+    size_t chunk_bytes;
+    uint64_t chunks; /* of a run, each way */
+    const char *path;
+    bool is_mapped, has_perftest;
+    uint32_t runs;
+    /* [runs] */
+    double pushes[CAIRN_BENCH_RUNS_MAX + 1], fetches[CAIRN_BENCH_RUNS_MAX + 1];
+    double push_cpu[CAIRN_BENCH_RUNS_MAX + 1], fetch_cpu[CAIRN_BENCH_RUNS_MAX + 1];
+    double turns[TURNS][CAIRN_BENCH_RUNS_MAX + 1];
+};
+
+static bool run_turns(struct fabric_bench *bench, uint32_t number)
+{
+    const uint64_t chunks = (bench->chunks + 1) / 2;
+    const double gigabytes = (double)(chunks * bench->chunk_bytes) * 1e-9;
+    for (int i = 0; i < TURNS && !bench->is_mapped; i++) {
+        const unsigned less = turns[i].less;
+        const double push = bench_ends_push(bench->ends, chunks, less);
+        const double fetch = push > 0 ? bench_ends_fetch(bench->ends, chunks, less) : 0;
+        if (!(fetch > 0)) return false;
+        bench->turns[i][number] = 2 * gigabytes / (push + fetch);
+    }
+    return true;
+}
+
+static double run_fabric(void *context)
+{
+    struct fabric_bench *bench = context;
+    const double gigabytes = (double)(bench->chunks * bench->chunk_bytes) * 1e-9;
+    const uint32_t i = bench->runs++;
+    const double before = bench_ends_cpu(bench->ends);
+    const double push = bench_ends_push(bench->ends, bench->chunks, 0);
+    const double between = bench_ends_cpu(bench->ends);
+    const double fetch = push > 0 ? bench_ends_fetch(bench->ends, bench->chunks, 0) : 0;
+    if (!(fetch > 0)) return 0;
+    bench->pushes[i] = gigabytes / push;
+    bench->fetches[i] = gigabytes / fetch;
+    bench->push_cpu[i] = (between - before) / gigabytes;
+    bench->fetch_cpu[i] = (bench_ends_cpu(bench->ends) - between) / gigabytes;
+    return run_turns(bench, i) ? 2 * gigabytes / (push + fetch) : 0;
+}
+
+static double run_reference(void *context)
+{
+    const struct fabric_bench *bench = context;
+    if (bench->is_mapped)
+        return bench_memcpy(CAIRN_BENCH_AREA_BYTES, bench->chunk_bytes, bench->chunks);
+    if (bench->has_perftest) // of more: it calls sent what lies in the sockets
+        return bench_perftest(bench->chunk_bytes, PERFTEST_RUNS * bench->chunks);
+    return bench_raw_tcp(bench->chunk_bytes, bench->chunks);
+}
+
+/* -1: go on; else the exit status. */
+static int judge_fabric(const struct ctl *ctl, struct fabric_bench *bench)
+{
+    const char *path = ctl->path != NULL ? ctl->path : "ucx";
+    const uint64_t chunk = ctl->bench.chunk > 0 ? ctl->bench.chunk : CHUNK_DEFAULT;
+    bench->is_mapped = strcmp(path, "mapped") == 0;
+    bench->path = path;
+    if (!bench->is_mapped && strcmp(path, "ucx") != 0 && strcmp(path, "one-sided") != 0)
+        return ctl_usage_fail(ctl, "--path %s: ucx, one-sided and mapped are allowed", path);
+    if (chunk > CHUNK_MAX || chunk % sizeof(float) != 0)
+        return ctl_usage_fail(ctl,
+                              "--chunk %" PRIu64 ": 4 to %" PRIu64 " bytes, in fours, are allowed",
+                              chunk, CHUNK_MAX);
+    bench->chunk_bytes = (size_t)chunk;
+    bench->chunks = RUN_BYTES / chunk;
+    if (bench->chunks > 65536) bench->chunks = 65536; // of small ones it is their number that costs
+    bench->has_perftest = !bench->is_mapped && bench_perftest_is_there();
+    return -1;
+}
+
+static void describe(struct fabric_bench *bench, struct bench_result *result)
+{
+    const uint32_t count = bench->runs - 1; // the first was not measured
+    const double push = bench_spread_of(bench->pushes + 1, count).median;
+    const double fetch = bench_spread_of(bench->fetches + 1, count).median;
+    result->params = json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", bench->path, "chunk_bytes",
+                               (json_int_t)bench->chunk_bytes, "window",
+                               (json_int_t)CAIRN_BENCH_WINDOW, "chunks", (json_int_t)bench->chunks,
+                               "fabric", bench_ends_describe(bench->ends));
+    result->parts = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "push_GB/s", push, "fetch_GB/s",
+                              fetch, "push_ratio", push / result->reference.median, "fetch_ratio",
+                              fetch / result->reference.median, "push_cpu_s/GB",
+                              bench_spread_of(bench->push_cpu + 1, count).median, "fetch_cpu_s/GB",
+                              bench_spread_of(bench->fetch_cpu + 1, count).median);
+    for (int i = 0; i < TURNS && !bench->is_mapped; i++) {
+        const double value = bench_spread_of(bench->turns[i] + 1, count).median;
+        json_object_set_new(result->parts, turns[i].name, json_real(value));
+        json_object_set_new(result->parts, turns[i].ratio_name,
+                            json_real(value / result->reference.median));
+    }
+}
+
+int bench_fabric(struct ctl *ctl)
+{
+    static struct fabric_bench bench;
+    int done = judge_fabric(ctl, &bench);
+    if (done >= 0) return done;
+    bench.ends = bench_ends_open(bench.path, bench.chunk_bytes);
+    if (bench.ends == NULL) return 1;
+    struct bench_result result = {
+        .bench = "fabric",
+        .unit = "GB/s",
+        .reference_name = bench.is_mapped      ? "memcpy"
+                          : bench.has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"
+                                               : "raw TCP over loopback",
+    };
+    done = bench_alternate(&result, ctl->bench.seconds, run_fabric, run_reference, &bench);
+    if (done < 0) describe(&bench, &result);
+    if (done < 0) done = bench_print(&result, ctl);
+    bench_ends_close(bench.ends);
+    return done;
 }

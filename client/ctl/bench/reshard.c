@@ -22,8 +22,10 @@
 #include "client/ctl/local.h"
 #include "proto/plan/plan.h"
 
+/* ==== copy ==== */
+
 /* The reference for the bench of moves: memcpy of as many bytes, by one thread or by one a core, to
- * memory that was written before or that is fresh. Private to that bench. */
+ * memory that was written before or that is fresh. */
 
 /* Two areas of memory; zero: none yet. */
 struct bench_copier {
@@ -31,10 +33,89 @@ struct bench_copier {
     size_t bytes;
 };
 
+#define THREADS_MAX 64
+
+/* The part of the area that one thread copies. */
+struct part {
+    pthread_t thread;
+    char *to;
+    const char *from;
+    size_t bytes;
+};
+
+static char *map(size_t bytes)
+{
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory != MAP_FAILED ? memory : NULL;
+}
+
+static void unmap(char *memory, size_t bytes)
+{
+    if (memory != NULL) munmap(memory, bytes);
+}
+
+static void bench_copier_release(struct bench_copier *copier)
+{
+    unmap(copier->to, copier->bytes);
+    unmap(copier->from, copier->bytes);
+    *copier = (struct bench_copier) { .to = NULL };
+}
+
+static bool make_areas(struct bench_copier *copier, size_t bytes, bool is_fresh)
+{
+    if (copier->bytes != bytes) {
+        bench_copier_release(copier);
+        copier->bytes = bytes;
+        copier->from = map(bytes);
+        if (copier->from != NULL) memset(copier->from, 1, bytes);
+    }
+    if (is_fresh) {
+        unmap(copier->to, bytes);
+        copier->to = NULL;
+    }
+    if (copier->to == NULL) {
+        copier->to = map(bytes);
+        if (!is_fresh && copier->to != NULL) memset(copier->to, 1, bytes);
+    }
+    if (copier->from != NULL && copier->to != NULL) return true;
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory to copy %s", ctl_bytes(2 * bytes));
+    return false;
+}
+
+static void *copy_copy(void *context)
+{
+    struct part *part = context;
+    memcpy(part->to, part->from, part->bytes);
+    __asm__ volatile("" : : "r"(part->to) : "memory"); // somebody reads it
+    return NULL;
+}
+
 /* GB/s; 0, and said: there is no memory, or no thread. `is_fresh`: the pages of what is written are made
  * while it is copied. Areas of another size than before are made anew. */
-double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh);
-void bench_copier_release(struct bench_copier *copier);
+static double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh)
+{
+    struct part parts[THREADS_MAX];
+    uint32_t begun = 0;
+    if (!make_areas(copier, bytes, is_fresh)) return 0;
+    if (threads > THREADS_MAX) threads = THREADS_MAX;
+    const double begin = bench_now();
+    for (; begun < threads; begun++) {
+        struct part *part = &parts[begun];
+        const size_t at = bytes / threads * begun;
+        *part = (struct part) {
+            .to = copier->to + at,
+            .from = copier->from + at,
+            .bytes = begun + 1 < threads ? bytes / threads : bytes - at,
+        };
+        if (pthread_create(&part->thread, NULL, copy_copy, part) != 0) break;
+    }
+    for (uint32_t i = 0; i < begun; i++) pthread_join(parts[i].thread, NULL);
+    if (begun == threads) return (double)bytes * 1e-9 / (bench_now() - begin);
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    return 0;
+}
+
+/* ==== move ==== */
 
 /* A move of the bench's job, and what is watched meanwhile: by a thread of its own, so that the bench may
  * order steps. */
@@ -64,10 +145,136 @@ struct bench_mover {
     atomic_bool is_over;
 };
 
+#define LOOK_EVERY_MS 10
+
+static void look(const struct local *local, uint64_t *most)
+{
+    for (int i = 1; i < local->daemon_count; i++) {
+        const uint64_t bytes = bench_process_bytes(local->daemons[i].pid);
+        if (bytes > most[i]) most[i] = bytes;
+    }
+}
+
+/* The reply to one question; NULL, and said: it failed. */
+static ProtobufCMessage *ask(struct bench_mover *m, uint32_t op)
+{
+    char names[CTL_SHARDS_MAX][24], *list[CTL_SHARDS_MAX];
+    Cairn__ReshardAsk message = CAIRN__RESHARD_ASK__INIT;
+    ProtobufCMessage *reply;
+    const size_t count = op == CAIRN_RESHARD_APPLY ? m->last - m->first + 1 : 0;
+    for (size_t i = 0; i < count; i++) {
+        snprintf(names[i], sizeof names[i], "shard-%zu", m->first + i);
+        list[i] = names[i];
+    }
+    message.job = (char *)(uintptr_t)m->job;
+    message.op = op;
+    message.add = message.drain = list;
+    message.n_add = m->adds ? count : 0;
+    message.n_drain = m->adds ? 0 : count;
+    const cairn_status called = ctl_call(&m->ctl, CAIRN_MSG_RESHARD_ASK, &message.base,
+                                         CAIRN_MSG_RESHARD_TOLD, &reply);
+    return called == CAIRN_OK ? reply : NULL;
+}
+
+/* 1: it goes on; 0: done; -1, and said: it failed. */
+static int judge_move(struct bench_mover *m, const Cairn__ReshardTold *told)
+{
+    const Cairn__ReshardJob *job = told->n_jobs == 1 ? told->jobs[0] : NULL;
+    if (job != NULL && strcmp(job->state, "moving") == 0) return 1;
+    if (job == NULL || strcmp(job->state, "done") != 0) {
+        (void)ctl_fail(CAIRN_ERR_REFUSED, "the move of job %s: %s", m->job,
+                       job != NULL ? job->text : "it is not known");
+        return -1;
+    }
+    m->move.moved_bytes = (double)job->moved_bytes;
+    m->move.least_bytes = (double)job->least_bytes;
+    m->move.slices = job->slice;
+    m->move.state_bytes = (double)job->state_bytes;
+    m->move.state_s = (double)job->state_us * 1e-6;
+    m->move.prepare_s = (double)job->prepare_us * 1e-6;
+    m->move.cut_s = (double)job->cut_us * 1e-6;
+    m->move.waited_s = (double)job->move_us * 1e-6;
+    return 0;
+}
+
+static int step(struct bench_mover *m, uint32_t op)
+{
+    ProtobufCMessage *reply = ask(m, op);
+    if (reply == NULL) return -1;
+    const int goes_on = judge_move(m, (const Cairn__ReshardTold *)reply);
+    message_free(reply);
+    return goes_on;
+}
+
+/* False, and said: it failed. */
+static bool await_rest(struct bench_mover *m)
+{
+    for (bool rests = false; !rests;) {
+        ProtobufCMessage *reply = ask(m, CAIRN_RESHARD_STATUS);
+        if (reply == NULL) return false;
+        const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
+        rests = told->n_jobs == 1 && told->jobs[0]->rests;
+        message_free(reply);
+        if (!rests) poll(NULL, 0, LOOK_EVERY_MS);
+    }
+    return true;
+}
+
+static double memory_of(const struct bench_mover *m, const uint64_t *before, const uint64_t *after)
+{
+    const double slice = m->move.slices > 0 ? m->move.moved_bytes / m->move.slices : 0;
+    double worst = 0;
+    for (int i = 1; i < m->local->daemon_count; i++) {
+        const double owned = (double)(before[i] > after[i] ? before[i] : after[i]);
+        if (owned + slice > 0 && (double)m->peaks[i] / (owned + slice) > worst)
+            worst = (double)m->peaks[i] / (owned + slice);
+    }
+    return worst;
+}
+
+static void *run(void *context)
+{
+    struct bench_mover *m = context;
+    uint64_t before[1 + CTL_SHARDS_MAX] = { 0 }, after[1 + CTL_SHARDS_MAX] = { 0 };
+    int goes_on = m->rests && !await_rest(m) ? -1 : 1;
+    look(m->local, before);
+    const double begin = bench_now();
+    if (goes_on > 0) goes_on = step(m, CAIRN_RESHARD_APPLY);
+    while (goes_on > 0) {
+        look(m->local, m->peaks);
+        poll(NULL, 0, LOOK_EVERY_MS);
+        goes_on = step(m, CAIRN_RESHARD_STATUS);
+    }
+    m->move.seconds = bench_now() - begin;
+    look(m->local, after);
+    m->move.memory = memory_of(m, before, after);
+    m->is_ok = goes_on == 0;
+    atomic_store(&m->is_over, true);
+    return NULL;
+}
+
 /* False, and said: there is no thread. */
-bool bench_move_begin(struct bench_mover *mover);
+static bool bench_move_begin(struct bench_mover *m)
+{
+    m->ctl = *m->local->ctl;
+    m->ctl.endpoint = m->local->endpoint;
+    memset(m->peaks, 0, sizeof m->peaks);
+    m->move = (struct bench_move) { 0 };
+    atomic_store(&m->is_over, false);
+    if (pthread_create(&m->thread, NULL, run, m) == 0) return true;
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    return false;
+}
+
 /* Waits for its end; false, and said: it failed. */
-bool bench_move_end(struct bench_mover *mover, struct bench_move *move_out);
+static bool bench_move_end(struct bench_mover *m, struct bench_move *move_out)
+{
+    pthread_join(m->thread, NULL);
+    *move_out = m->move;
+    return m->is_ok;
+}
+
+/* ==== bench ==== */
 
 #define RESHARD_PARAMS_DEFAULT 90000000u /* 1 GiB of state */
 #define TENSORS_DEFAULT        32
@@ -402,88 +609,6 @@ int bench_reshard(struct ctl *ctl)
     return bench_print(&result, ctl);
 }
 
-/* ==== copy ==== */
-
-#define THREADS_MAX 64
-
-/* The part of the area that one thread copies. */
-struct part {
-    pthread_t thread;
-    char *to;
-    const char *from;
-    size_t bytes;
-};
-
-static char *map(size_t bytes)
-{
-    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory != MAP_FAILED ? memory : NULL;
-}
-
-static void unmap(char *memory, size_t bytes)
-{
-    if (memory != NULL) munmap(memory, bytes);
-}
-
-void bench_copier_release(struct bench_copier *copier)
-{
-    unmap(copier->to, copier->bytes);
-    unmap(copier->from, copier->bytes);
-    *copier = (struct bench_copier) { .to = NULL };
-}
-
-static bool make_areas(struct bench_copier *copier, size_t bytes, bool is_fresh)
-{
-    if (copier->bytes != bytes) {
-        bench_copier_release(copier);
-        copier->bytes = bytes;
-        copier->from = map(bytes);
-        if (copier->from != NULL) memset(copier->from, 1, bytes);
-    }
-    if (is_fresh) {
-        unmap(copier->to, bytes);
-        copier->to = NULL;
-    }
-    if (copier->to == NULL) {
-        copier->to = map(bytes);
-        if (!is_fresh && copier->to != NULL) memset(copier->to, 1, bytes);
-    }
-    if (copier->from != NULL && copier->to != NULL) return true;
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory to copy %s", ctl_bytes(2 * bytes));
-    return false;
-}
-
-static void *copy_copy(void *context)
-{
-    struct part *part = context;
-    memcpy(part->to, part->from, part->bytes);
-    __asm__ volatile("" : : "r"(part->to) : "memory"); // somebody reads it
-    return NULL;
-}
-
-double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh)
-{
-    struct part parts[THREADS_MAX];
-    uint32_t begun = 0;
-    if (!make_areas(copier, bytes, is_fresh)) return 0;
-    if (threads > THREADS_MAX) threads = THREADS_MAX;
-    const double begin = bench_now();
-    for (; begun < threads; begun++) {
-        struct part *part = &parts[begun];
-        const size_t at = bytes / threads * begun;
-        *part = (struct part) {
-            .to = copier->to + at,
-            .from = copier->from + at,
-            .bytes = begun + 1 < threads ? bytes / threads : bytes - at,
-        };
-        if (pthread_create(&part->thread, NULL, copy_copy, part) != 0) break;
-    }
-    for (uint32_t i = 0; i < begun; i++) pthread_join(parts[i].thread, NULL);
-    if (begun == threads) return (double)bytes * 1e-9 / (bench_now() - begin);
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
-    return 0;
-}
-
 /* ==== layout ==== */
 
 /* cairn bench layout: one plan, by a process of its own, so that its time and its memory are the planner's
@@ -594,146 +719,4 @@ int bench_layout(struct ctl *ctl)
     result.parts = json_pack("{s:f, s:I}", "rss_bytes", bench.rss_bytes, "rss_bound_bytes",
                              (json_int_t)BOUND_BYTES);
     return bench_print(&result, ctl);
-}
-
-/* ==== move ==== */
-
-#define LOOK_EVERY_MS 10
-
-/* Resident bytes of a process: its own and those of memory that it shares. 0: it is no more. */
-static uint64_t resident_bytes(pid_t pid)
-{
-    char path[64];
-    uint64_t all, resident = 0;
-    snprintf(path, sizeof path, "/proc/%ld/statm", (long)pid);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) return 0;
-    if (fscanf(file, "%" PRIu64 " %" PRIu64, &all, &resident) != 2) resident = 0;
-    fclose(file);
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-static void look(const struct local *local, uint64_t *most)
-{
-    for (int i = 1; i < local->daemon_count; i++) {
-        const uint64_t bytes = resident_bytes(local->daemons[i].pid);
-        if (bytes > most[i]) most[i] = bytes;
-    }
-}
-
-/* The reply to one question; NULL, and said: it failed. */
-static ProtobufCMessage *ask(struct bench_mover *m, uint32_t op)
-{
-    char names[CTL_SHARDS_MAX][24], *list[CTL_SHARDS_MAX];
-    Cairn__ReshardAsk message = CAIRN__RESHARD_ASK__INIT;
-    ProtobufCMessage *reply;
-    const size_t count = op == CAIRN_RESHARD_APPLY ? m->last - m->first + 1 : 0;
-    for (size_t i = 0; i < count; i++) {
-        snprintf(names[i], sizeof names[i], "shard-%zu", m->first + i);
-        list[i] = names[i];
-    }
-    message.job = wire_text(m->job);
-    message.op = op;
-    message.add = message.drain = list;
-    message.n_add = m->adds ? count : 0;
-    message.n_drain = m->adds ? 0 : count;
-    const cairn_status called = ctl_call(&m->ctl, CAIRN_MSG_RESHARD_ASK, &message.base,
-                                         CAIRN_MSG_RESHARD_TOLD, &reply);
-    return called == CAIRN_OK ? reply : NULL;
-}
-
-/* 1: it goes on; 0: done; -1, and said: it failed. */
-static int judge_move(struct bench_mover *m, const Cairn__ReshardTold *told)
-{
-    const Cairn__ReshardJob *job = told->n_jobs == 1 ? told->jobs[0] : NULL;
-    if (job != NULL && strcmp(job->state, "moving") == 0) return 1;
-    if (job == NULL || strcmp(job->state, "done") != 0) {
-        (void)ctl_fail(CAIRN_ERR_REFUSED, "the move of job %s: %s", m->job,
-                       job != NULL ? job->text : "it is not known");
-        return -1;
-    }
-    m->move.moved_bytes = (double)job->moved_bytes;
-    m->move.least_bytes = (double)job->least_bytes;
-    m->move.slices = job->slice;
-    m->move.state_bytes = (double)job->state_bytes;
-    m->move.state_s = (double)job->state_us * 1e-6;
-    m->move.prepare_s = (double)job->prepare_us * 1e-6;
-    m->move.cut_s = (double)job->cut_us * 1e-6;
-    m->move.waited_s = (double)job->move_us * 1e-6;
-    return 0;
-}
-
-static int step(struct bench_mover *m, uint32_t op)
-{
-    ProtobufCMessage *reply = ask(m, op);
-    if (reply == NULL) return -1;
-    const int goes_on = judge_move(m, (const Cairn__ReshardTold *)reply);
-    message_free(reply);
-    return goes_on;
-}
-
-/* False, and said: it failed. */
-static bool await_rest(struct bench_mover *m)
-{
-    for (bool rests = false; !rests;) {
-        ProtobufCMessage *reply = ask(m, CAIRN_RESHARD_STATUS);
-        if (reply == NULL) return false;
-        const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
-        rests = told->n_jobs == 1 && told->jobs[0]->rests;
-        message_free(reply);
-        if (!rests) poll(NULL, 0, LOOK_EVERY_MS);
-    }
-    return true;
-}
-
-static double memory_of(const struct bench_mover *m, const uint64_t *before, const uint64_t *after)
-{
-    const double slice = m->move.slices > 0 ? m->move.moved_bytes / m->move.slices : 0;
-    double worst = 0;
-    for (int i = 1; i < m->local->daemon_count; i++) {
-        const double owned = (double)(before[i] > after[i] ? before[i] : after[i]);
-        if (owned + slice > 0 && (double)m->peaks[i] / (owned + slice) > worst)
-            worst = (double)m->peaks[i] / (owned + slice);
-    }
-    return worst;
-}
-
-static void *run(void *context)
-{
-    struct bench_mover *m = context;
-    uint64_t before[1 + CTL_SHARDS_MAX] = { 0 }, after[1 + CTL_SHARDS_MAX] = { 0 };
-    int goes_on = m->rests && !await_rest(m) ? -1 : 1;
-    look(m->local, before);
-    const double begin = bench_now();
-    if (goes_on > 0) goes_on = step(m, CAIRN_RESHARD_APPLY);
-    while (goes_on > 0) {
-        look(m->local, m->peaks);
-        poll(NULL, 0, LOOK_EVERY_MS);
-        goes_on = step(m, CAIRN_RESHARD_STATUS);
-    }
-    m->move.seconds = bench_now() - begin;
-    look(m->local, after);
-    m->move.memory = memory_of(m, before, after);
-    m->is_ok = goes_on == 0;
-    atomic_store(&m->is_over, true);
-    return NULL;
-}
-
-bool bench_move_begin(struct bench_mover *m)
-{
-    m->ctl = *m->local->ctl;
-    m->ctl.endpoint = m->local->endpoint;
-    memset(m->peaks, 0, sizeof m->peaks);
-    m->move = (struct bench_move) { 0 };
-    atomic_store(&m->is_over, false);
-    if (pthread_create(&m->thread, NULL, run, m) == 0) return true;
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
-    return false;
-}
-
-bool bench_move_end(struct bench_mover *m, struct bench_move *move_out)
-{
-    pthread_join(m->thread, NULL);
-    *move_out = m->move;
-    return m->is_ok;
 }

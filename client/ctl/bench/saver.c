@@ -1,16 +1,24 @@
+/* The means of the bench of snapshots: snapshots by a thread of its own, a disk, and torch. */
 #include "client/ctl/bench/bench.h"
 
-#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "proto/snapshot_io/snapshot_io.h"
+
+/* ==== saver ==== */
 
 #define SAVER_LOOK_MS 5
 #define LOOK_DUE_MS   20 /* each look reads the store */
@@ -174,6 +182,162 @@ void bench_save_make_cold(const struct bench_saver *s)
     nftw(s->path, make_cold, 16, FTW_PHYS);
 }
 
+/* ==== disk ==== */
+
+#define LOOK_MS 5
+
+/* A pass over the file: threads take blocks until there are none. */
+struct pass {
+    int from, to; /* -1: nothing is read, or written */
+    uint64_t bytes;
+    _Atomic uint64_t next; /* the first byte that nobody has taken */
+    atomic_int left;       /* threads at work */
+    atomic_int error;      /* errno of the first that failed; 0: none */
+    atomic_bool gives_up;
+};
+
+static bool move_block(int fd, bool writes, char *block, uint64_t at)
+{
+    for (size_t done = 0; done < CAIRN_BENCH_DISK_BLOCK_BYTES;) {
+        const off_t from = (off_t)(at + done);
+        const size_t left = CAIRN_BENCH_DISK_BLOCK_BYTES - done;
+        const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
+                                     : pread(fd, block + done, left, from);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved == 0) errno = EIO; // the file is shorter than it was made
+        if (moved <= 0) return false;
+        done += (size_t)moved;
+    }
+    return true;
+}
+
+static void *run(void *context)
+{
+    struct pass *pass = context;
+    char *block = aligned_alloc(4096, CAIRN_BENCH_DISK_BLOCK_BYTES);
+    int none = 0;
+    if (block == NULL) atomic_compare_exchange_strong(&pass->error, &none, ENOMEM);
+    // No zeros: a disk might make less of them.
+    for (size_t i = 0; block != NULL && i < CAIRN_BENCH_DISK_BLOCK_BYTES; i++)
+        block[i] = (char)(i * 2654435761u >> 13);
+    while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
+        const uint64_t at = atomic_fetch_add(&pass->next, CAIRN_BENCH_DISK_BLOCK_BYTES);
+        if (at >= pass->bytes) break;
+        if ((pass->from >= 0 && !move_block(pass->from, false, block, at)) ||
+            (pass->to >= 0 && !move_block(pass->to, true, block, at)))
+            atomic_compare_exchange_strong(&pass->error, &none, errno);
+    }
+    free(block);
+    atomic_fetch_sub(&pass->left, 1);
+    return NULL;
+}
+
+/* All blocks, and fsync of what was written. Seconds; 0, and said. */
+static double make_pass(struct bench_disk *disk, int from, int to, uint64_t bytes)
+{
+    struct pass pass = { .from = from, .to = to, .bytes = bytes };
+    pthread_t threads[CAIRN_BENCH_DISK_THREADS];
+    int begun = 0;
+    atomic_store(&pass.left, CAIRN_BENCH_DISK_THREADS);
+    const double begin = bench_now();
+    while (begun < CAIRN_BENCH_DISK_THREADS &&
+           pthread_create(&threads[begun], NULL, run, &pass) == 0)
+        begun++;
+    atomic_fetch_sub(&pass.left, CAIRN_BENCH_DISK_THREADS - begun);
+    while (atomic_load(&pass.left) > 0) {
+        if (bench_is_interrupted(disk->local)) atomic_store(&pass.gives_up, true);
+        poll(NULL, 0, LOOK_MS);
+    }
+    for (int i = 0; i < begun; i++) pthread_join(threads[i], NULL);
+    int error = begun == 0 ? EAGAIN : atomic_load(&pass.error);
+    if (error == 0 && to >= 0 && fsync(to) != 0) error = errno;
+    const double seconds = bench_now() - begin;
+    if (error == 0 && !atomic_load(&pass.gives_up)) return seconds;
+    if (error != 0)
+        (void)ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s", ctl_bytes(bytes),
+                       disk->local->folder, to >= 0 ? "written" : "read", strerror(error));
+    return 0;
+}
+
+/* A file without a name. -1, and said. */
+static int open_file(struct bench_disk *disk)
+{
+    int fd = -1;
+    for (int flags = disk->is_buffered ? 0 : O_DIRECT; fd < 0; flags = 0) {
+        char path[PATH_MAX + 32];
+        snprintf(path, sizeof path, "%s/raw.XXXXXX", disk->local->folder);
+        fd = mkostemp(path, flags | O_CLOEXEC);
+        if (fd >= 0) unlink(path);
+        if (fd >= 0 || flags == 0) break;
+        if (!disk->is_buffered)
+            fprintf(stderr,
+                    "note: %s takes no direct I/O (%s): the raw rate is through the page "
+                    "cache\n",
+                    disk->local->folder, strerror(errno));
+        disk->is_buffered = true;
+    }
+    if (fd < 0)
+        (void)ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", disk->local->folder,
+                       strerror(errno));
+    return fd;
+}
+
+static uint64_t whole_blocks(uint64_t bytes)
+{
+    const uint64_t block = CAIRN_BENCH_DISK_BLOCK_BYTES;
+    return (bytes + block - 1) / block * block;
+}
+
+double bench_disk_write(struct bench_disk *disk, uint64_t bytes)
+{
+    const int fd = open_file(disk);
+    if (fd < 0) return 0;
+    bytes = whole_blocks(bytes);
+    const double seconds = make_pass(disk, -1, fd, bytes);
+    close(fd);
+    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
+}
+
+void bench_disk_close(struct bench_disk *disk)
+{
+    if (disk->fd > 0) close(disk->fd);
+    disk->fd = 0;
+    disk->bytes = 0;
+}
+
+/* The file that is read, of whole blocks. False, and said. */
+static bool have_file(struct bench_disk *disk, uint64_t bytes)
+{
+    if (disk->bytes != bytes) bench_disk_close(disk);
+    if (disk->fd == 0) {
+        const int fd = open_file(disk);
+        if (fd < 0) return false;
+        disk->fd = fd;
+        disk->bytes = bytes;
+        if (!(make_pass(disk, -1, fd, bytes) > 0)) return false;
+    }
+    if (disk->is_buffered) posix_fadvise(disk->fd, 0, 0, POSIX_FADV_DONTNEED);
+    return true;
+}
+
+double bench_disk_read(struct bench_disk *disk, uint64_t bytes)
+{
+    bytes = whole_blocks(bytes);
+    if (!have_file(disk, bytes)) return 0;
+    const double seconds = make_pass(disk, disk->fd, -1, bytes);
+    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
+}
+
+double bench_disk_copy(struct bench_disk *disk, uint64_t bytes)
+{
+    bytes = whole_blocks(bytes);
+    const int fd = have_file(disk, bytes) ? open_file(disk) : -1;
+    if (fd < 0) return 0;
+    const double seconds = make_pass(disk, disk->fd, fd, bytes);
+    close(fd);
+    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
+}
+
 /* ==== torch ==== */
 
 #define TORCH_LOOK_MS 50
@@ -290,11 +454,8 @@ static int run_torch(struct local *local, const char *python, const char *script
     return is_there;
 }
 
-/* Runs a script in `count` processes at a time; each is given a folder, `elems`, `count` and its
- * own index, and prints two numbers. Gives the greatest of each. 1: they are there; 0: not; -1: a
- * signal came. */
-static int bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
-                           double numbers_out[static 2])
+int bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
+                    double numbers_out[static 2])
 {
     const int is_there = run_torch(local, "python3", script, elems, count, numbers_out);
     return is_there != 0 ? is_there
@@ -317,142 +478,4 @@ bool bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
         fprintf(stderr, "skip: async_save of torch.distributed.checkpoint: no python3 has it, or "
                         "it failed\n");
     return true;
-}
-
-/* ==== export ==== */
-
-/* cairn snapshot export of all of a snapshot, as a process of its own, against a file of as many bytes that
- * is written, and one that is read and written. */
-
-#define EXPORT_LOOK_MS 2
-
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
-{
-    (void)st;
-    (void)type;
-    (void)walk;
-    return remove(path);
-}
-
-/* In the child: this program, once more. */
-static void become(const struct snapshot_bench *b, const char *to)
-{
-    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-    dup2(nothing, STDOUT_FILENO);
-    execl("/proc/self/exe", "cairn", "snapshot", "export", "--path", b->saver.path, "--to", to,
-          "--format", "dcp", "--quiet", (char *)NULL);
-    _exit(127);
-}
-
-/* True: it ended well. */
-static bool await_export(const struct snapshot_bench *b, pid_t pid)
-{
-    int status = 0;
-    bool gives_up = false;
-    for (;;) {
-        const pid_t ended = waitpid(pid, &status, gives_up ? 0 : WNOHANG);
-        if (ended == pid || (ended < 0 && errno != EINTR)) break;
-        gives_up = gives_up || bench_is_interrupted(b->local);
-        if (gives_up) kill(pid, SIGINT); // it removes what it has begun
-        poll(NULL, 0, EXPORT_LOOK_MS);
-    }
-    return !gives_up && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-/* GB/s of the snapshot's bytes, which are read from the disk and written to it. */
-static double export_once(void *context)
-{
-    struct snapshot_bench *b = context;
-    char to[PATH_MAX + 16];
-    snprintf(to, sizeof to, "%s/export", b->local->folder);
-    bench_save_make_cold(&b->saver);
-    const double begin = bench_now();
-    const pid_t pid = local_fork(b->local);
-    if (pid == 0) become(b, to);
-    const bool is_ok = pid > 0 && await_export(b, pid);
-    const double seconds = bench_now() - begin;
-    nftw(to, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    return is_ok ? (double)b->saver.bytes * 1e-9 / seconds : 0;
-}
-
-static double copy_raw(void *context)
-{
-    struct snapshot_bench *b = context;
-    return bench_disk_copy(&b->disk, snapshot_bytes(b));
-}
-
-/* No export is faster than the disk reads and writes as many bytes: so much it does of that. */
-int snapshot_export(struct snapshot_bench *b)
-{
-    struct bench_result copy = { .bench = NULL };
-    if (!snapshot_make(b)) return 1;
-    int done = bench_alternate(b->result, 0.001, export_once, snapshot_write_raw, b);
-    if (done < 0) done = bench_alternate(&copy, 0.001, export_once, copy_raw, b);
-    if (done >= 0) return done;
-    snapshot_set(b, "export_disk_copy_GB/s", copy.reference.median);
-    snapshot_set(b, "export_over_disk_copy", copy.ratio.median);
-    return -1;
-}
-
-/* ==== import ==== */
-
-/* cairn.import_checkpoint of a file of torch.save with both moments, by one worker, against direct reads of a
- * file of as many bytes. */
-
-/* argv: folder, elements. The file is made by the first run, and is not in the page cache. */
-static const char import_script[] =
-    "import os, sys, time, torch, cairn\n"
-    "folder, elems, count = sys.argv[1], int(sys.argv[2]), 16\n"
-    "path = folder + '/import.pt'\n"
-    "names = [f't{i}' for i in range(count)]\n"
-    "model = torch.nn.ParameterDict({n: torch.ones(elems // count) for n in names})\n"
-    "if not os.path.exists(path):\n"
-    "    moments = {i: {'step': torch.tensor(10.), 'exp_avg': torch.full((elems // count,), .1),\n"
-    "                   'exp_avg_sq': torch.full((elems // count,), .2)} for i in range(count)}\n"
-    "    groups = [{'lr': 1e-3, 'params': list(range(count))}]\n"
-    "    torch.save({'model': model.state_dict(),\n"
-    "                'optimizer': {'state': moments, 'param_groups': groups}}, path)\n"
-    "fd = os.open(path, os.O_RDONLY)\n"
-    "os.fsync(fd)\n"
-    "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)\n"
-    "os.close(fd)\n"
-    "session = cairn.connect()\n"
-    "begin = time.monotonic()\n"
-    "m = cairn.import_checkpoint(session, path, model, cairn.AdamW(lr=1e-3), names=names,\n"
-    "                            name='bench.snapshot')\n"
-    "took = time.monotonic() - begin\n"
-    "m.close()\n"
-    "print(took, os.path.getsize(path), flush=True)\n";
-
-/* GB/s of the file's bytes. */
-static double import_once(void *context)
-{
-    struct snapshot_bench *b = context;
-    double numbers[2]; // seconds, bytes
-    const int ran = bench_torch_run(b->local, import_script, snapshot_elems(b), 1, numbers);
-    if (ran == 0)
-        (void)ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint failed, of %s in %s",
-                       ctl_bytes(snapshot_bytes(b)), b->local->folder);
-    if (ran <= 0) return 0;
-    return bench_save_drop_job(&b->saver) ? numbers[1] * 1e-9 / numbers[0] : 0;
-}
-
-static double read_raw(void *context)
-{
-    struct snapshot_bench *b = context;
-    return bench_disk_read(&b->disk, snapshot_bytes(b));
-}
-
-int snapshot_import(struct snapshot_bench *b)
-{
-    static const char import_test[] = "import torch, cairn\nprint(1, 1, flush=True)\n";
-    double numbers[2];
-    const int is_there = bench_torch_run(b->local, import_test, 0, 1, numbers);
-    if (is_there > 0) return bench_alternate(b->result, 0.001, import_once, read_raw, b);
-    if (is_there < 0) return 1;
-    if (b->ctl->bench.only != NULL)
-        return ctl_fail(CAIRN_ERR_NOT_FOUND,
-                        "no python3 has torch and cairn; PYTHONPATH says where they are");
-    fprintf(stderr, "skip: import: no python3 has torch and cairn\n");
-    return -1;
 }

@@ -1,20 +1,45 @@
 /* cairn bench snapshot: what a snapshot costs, and its restore, beside the raw rate of the disk that it is
  * on, in the same run; what training feels of it; and the manifest of a large one. */
+#include "client/ctl/bench/bench.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <poll.h>
-#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <unistd.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
+#include <sys/wait.h>
 
-#include "client/ctl/bench/bench.h"
-#include "proto/snapshot/snapshot.h"
+#include "proto/snapshot/manifest.h"
 #include "proto/snapshot_io/snapshot_io.h"
+
+/* ==== shared ==== */
+
+/* cairn bench snapshot: what its parts share. Each part is in a file of its own, and runs in a cluster of the
+ * bench's own whose folder is in --dir, so everything that is written lies there and goes with it. */
+
+#define SNAPSHOT_RUNS 5 /* of each, where they are not timed by --seconds */
+
+struct snapshot_bench {
+    const struct ctl *ctl;
+    struct local *local;         /* of the part that runs */
+    struct bench_result *result; /* of the same */
+    json_t *parts;               /* figures of all parts */
+    double seconds;              /* of an interval */
+    struct step_plan plan;
+    uint32_t workers;
+    struct bench_crew crew;
+    struct bench_disk disk;
+    struct bench_saver saver;
+    uint64_t steps; /* that the job has made */
+    double stall_s; /* of async_save of the same state; 0: not measured */
+};
 
 #define SNAPSHOT_TENSORS_DEFAULT 64
 #define REST_PARAMS              180000000u /* 2 GiB of state */
@@ -28,47 +53,26 @@
 #define WORKER_BYTES             8
 #define ON_DISK                  3.2 /* a snapshot, and raw files or torch's; with what is beside them */
 
-static const struct part {
-    const char *name, *unit, *reference_name;
-    bool less_is_better;
-    uint64_t params;  /* by default; 0: it has no job */
-    uint32_t workers; /* the same */
-    int (*run)(struct snapshot_bench *b);
-} parts[] = {
-    { "write", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
-      snapshot_write },
-    { "read", "GB/s", "direct sequential reads of a file", false, REST_PARAMS, 1,
-      snapshot_bench_read },
-    { "interval", "s", "the mean step without a snapshot", true, INTERVAL_PARAMS, 2,
-      snapshot_interval },
-    { "export", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
-      snapshot_export },
-    { "import", "GB/s", "direct sequential reads of a file", false, INTERVAL_PARAMS, 1,
-      snapshot_import },
-    { "manifest", "s", "a limit of 5 s", true, 0, 1, snapshot_manifest },
-};
-#define PART_COUNT (sizeof parts / sizeof *parts)
-
 /* ---- what the parts share ---- */
 
-static void bench_disk_close(struct bench_disk *disk);
-
-uint64_t snapshot_elems(const struct snapshot_bench *b)
+/* How many elements the job has, and bytes a snapshot of it. */
+static uint64_t snapshot_elems(const struct snapshot_bench *b)
 {
     return b->plan.model.tensors * (uint64_t)bench_model_elems(&b->plan.model);
 }
 
-uint64_t snapshot_bytes(const struct snapshot_bench *b)
+static uint64_t snapshot_bytes(const struct snapshot_bench *b)
 {
     return snapshot_elems(b) * STATE_BYTES;
 }
 
-void snapshot_set(struct snapshot_bench *b, const char *name, double value)
+static void snapshot_set(struct snapshot_bench *b, const char *name, double value)
 {
     json_object_set_new(b->parts, name, json_real(value));
 }
 
-double snapshot_step(struct snapshot_bench *b, uint32_t word)
+/* A step of all workers. Seconds of the slowest; 0, and said. */
+static double snapshot_step(struct snapshot_bench *b, uint32_t word)
 {
     struct bench_report reports[CAIRN_BENCH_WORKERS_MAX];
     const struct bench_order order = { word, 1 };
@@ -81,327 +85,12 @@ double snapshot_step(struct snapshot_bench *b, uint32_t word)
     return slowest;
 }
 
-bool snapshot_crew_start(struct snapshot_bench *b)
+/* Starts the workers, which make a first step. False, and said: one of them failed;
+ * bench_crew_stop is needed. */
+static bool snapshot_crew_start(struct snapshot_bench *b)
 {
     return bench_crew_start(&b->crew, b->local, b->workers, bench_step_work, &b->plan) &&
            snapshot_step(b, STEP_ORDER_STEP) > 0;
-}
-
-/* ---- a part ---- */
-
-static void make_model(struct snapshot_bench *b, const struct part *part)
-{
-    const struct ctl_bench *asked = &b->ctl->bench;
-    struct bench_model *model = &b->plan.model;
-    b->workers = asked->workers > 0 ? asked->workers : part->workers;
-    b->plan.backward_seconds = b->seconds < 10 * BACKWARD_S ? b->seconds / 10 : BACKWARD_S;
-    b->plan.card = -1;
-    model->wire = CAIRN_BF16;
-    model->durable_s = DURABLE_S;
-    model->tensors = asked->tensors > 0 ? asked->tensors : SNAPSHOT_TENSORS_DEFAULT;
-    bench_model_cut(model, asked->params > 0 ? asked->params : part->params);
-    snprintf(model->job, sizeof model->job, "bench.snapshot");
-}
-
-/* -1: go on. */
-static int judge_room(const struct snapshot_bench *b)
-{
-    struct statvfs fs;
-    const uint64_t elems = snapshot_elems(b), memory = bench_memory_bytes();
-    const uint64_t needed = elems * (SHARD_BYTES + STAGING_BYTES + b->workers * WORKER_BYTES);
-    const uint64_t on_disk = (uint64_t)((double)snapshot_bytes(b) * ON_DISK);
-    if (needed > memory)
-        return ctl_fail(CAIRN_ERR_NO_MEMORY,
-                        "it needs %s of memory, and %s are free; give fewer --params",
-                        ctl_bytes(needed), ctl_bytes(memory));
-    if (statvfs(b->ctl->bench.folder, &fs) != 0 || (uint64_t)fs.f_bavail * fs.f_frsize >= on_disk)
-        return -1;
-    return ctl_fail(CAIRN_ERR_NO_SPACE, "it needs %s in %s, and %s are free; give fewer --params",
-                    ctl_bytes(on_disk), b->ctl->bench.folder,
-                    ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
-}
-
-static const struct part *running; /* what run_there runs */
-
-static int run_there(struct local *local, void *context)
-{
-    struct snapshot_bench *b = context;
-    b->local = b->disk.local = b->saver.local = local;
-    b->saver.job = b->plan.model.job;
-    b->saver.id[0] = '\0';
-    b->steps = 0;
-    const int done = running->run(b);
-    bench_disk_close(&b->disk);
-    return done;
-}
-
-/* In a cluster of its own. */
-static int run_part(struct snapshot_bench *b, const struct part *part)
-{
-    static struct local local;
-    local.ctl = b->ctl;
-    running = part;
-    make_model(b, part);
-    int done = part->params > 0 ? judge_room(b) : -1;
-    if (done >= 0) return done;
-    if (!bench_step_plan_share(&b->plan, b->workers)) return 1;
-    done = local_run(&local, run_there, b);
-    bench_step_plan_release(&b->plan, b->workers);
-    return done;
-}
-
-/* Adds the medians of this part to the parts of the whole bench. */
-static void add_result(struct snapshot_bench *b, const struct part *part)
-{
-    char name[64];
-    if (!(b->result->value.median > 0)) return; // it was skipped
-    snprintf(name, sizeof name, "%s_%s", part->name, part->unit);
-    snapshot_set(b, name, b->result->value.median);
-    snprintf(name, sizeof name, "%s_reference_%s", part->name, part->unit);
-    snapshot_set(b, name, b->result->reference.median);
-    snprintf(name, sizeof name, "%s_ratio", part->name);
-    snapshot_set(b, name, b->result->ratio.median);
-}
-
-/* ---- the bench ---- */
-
-/* -1: go on. */
-static int judge(struct ctl *ctl)
-{
-    struct statvfs fs;
-    const char *only = ctl->bench.only;
-    bool is_known = only == NULL;
-    for (size_t i = 0; i < PART_COUNT && !is_known; i++)
-        is_known = strcmp(parts[i].name, only) == 0;
-    if (!is_known)
-        return ctl_fail(CAIRN_ERR_INVALID,
-                        "--only %s: write, read, interval, export, import and manifest are "
-                        "allowed",
-                        only);
-    if (ctl->bench.folder == NULL)
-        return ctl_usage_fail(ctl, "--dir FOLDER is needed: whose disk is to be measured");
-    if (statvfs(ctl->bench.folder, &fs) != 0)
-        return ctl_fail(CAIRN_ERR_INVALID, "--dir %s: it is no folder that can be read",
-                        ctl->bench.folder);
-    if (ctl->bench.workers > CAIRN_BENCH_WORKERS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", ctl->bench.workers,
-                        CAIRN_BENCH_WORKERS_MAX);
-    if (ctl->bench.tensors > CAIRN_BENCH_TENSORS_MAX &&
-        (only == NULL || strcmp(only, "manifest") != 0))
-        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", ctl->bench.tensors,
-                        CAIRN_BENCH_TENSORS_MAX);
-    return -1;
-}
-
-static json_t *params_of(const struct snapshot_bench *b)
-{
-    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:s}", "params", (json_int_t)snapshot_elems(b),
-                     "tensors", (json_int_t)b->plan.model.tensors, "workers",
-                     (json_int_t)b->workers, "shards", (json_int_t)b->ctl->shards, "seconds",
-                     b->seconds, "folder", b->ctl->bench.folder);
-}
-
-/* `result` is what the first part says; the others are among its parts. */
-static int run_parts(struct snapshot_bench *b, struct bench_result *result)
-{
-    const char *only = b->ctl->bench.only;
-    for (size_t i = 0; i < PART_COUNT; i++) {
-        const struct part *part = &parts[i];
-        struct bench_result own = { .bench = only != NULL ? NULL : "snapshot",
-                                    .unit = part->unit,
-                                    .reference_name = part->reference_name,
-                                    .less_is_better = part->less_is_better };
-        if (only != NULL && strcmp(only, part->name) != 0) continue;
-        b->result = &own;
-        const int done = run_part(b, part);
-        if (done >= 0) return done;
-        add_result(b, part);
-        if (result->params != NULL) continue;
-        *result = own;
-        result->params = params_of(b);
-    }
-    return -1;
-}
-
-int bench_snapshot(struct ctl *ctl)
-{
-    static struct snapshot_bench bench;
-    struct bench_result result = { .params = NULL };
-    char name[32] = "snapshot";
-    int done = judge(ctl);
-    if (done >= 0) return done;
-    setenv("TMPDIR", ctl->bench.folder, 1); // where the clusters' folders are
-    if (ctl->shards == 0) ctl->shards = 2;
-    bench.ctl = ctl;
-    bench.parts = json_object();
-    bench.seconds = ctl->bench.seconds > 0 ? ctl->bench.seconds : INTERVAL_SECONDS;
-    done = run_parts(&bench, &result);
-    if (done >= 0) {
-        json_decref(bench.parts);
-        json_decref(result.params);
-        return done;
-    }
-    if (ctl->bench.only != NULL) snprintf(name, sizeof name, "snapshot.%s", ctl->bench.only);
-    result.bench = name;
-    result.parts = bench.parts;
-    return bench_print(&result, ctl);
-}
-
-/* ==== disk ==== */
-
-#define LOOK_MS 5
-
-/* A pass over the file: threads take blocks until there are none. */
-struct pass {
-    int from, to; /* -1: nothing is read, or written */
-    uint64_t bytes;
-    _Atomic uint64_t next; /* the first byte that nobody has taken */
-    atomic_int left;       /* threads at work */
-    atomic_int error;      /* errno of the first that failed; 0: none */
-    atomic_bool gives_up;
-};
-
-static bool move_block(int fd, bool writes, char *block, uint64_t at)
-{
-    for (size_t done = 0; done < CAIRN_BENCH_DISK_BLOCK_BYTES;) {
-        const off_t from = (off_t)(at + done);
-        const size_t left = CAIRN_BENCH_DISK_BLOCK_BYTES - done;
-        const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
-                                     : pread(fd, block + done, left, from);
-        if (moved < 0 && errno == EINTR) continue;
-        if (moved == 0) errno = EIO; // the file is shorter than it was made
-        if (moved <= 0) return false;
-        done += (size_t)moved;
-    }
-    return true;
-}
-
-static void *run(void *context)
-{
-    struct pass *pass = context;
-    char *block = aligned_alloc(4096, CAIRN_BENCH_DISK_BLOCK_BYTES);
-    int none = 0;
-    if (block == NULL) atomic_compare_exchange_strong(&pass->error, &none, ENOMEM);
-    // No zeros: a disk might make less of them.
-    for (size_t i = 0; block != NULL && i < CAIRN_BENCH_DISK_BLOCK_BYTES; i++)
-        block[i] = (char)(i * 2654435761u >> 13);
-    while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
-        const uint64_t at = atomic_fetch_add(&pass->next, CAIRN_BENCH_DISK_BLOCK_BYTES);
-        if (at >= pass->bytes) break;
-        if ((pass->from >= 0 && !move_block(pass->from, false, block, at)) ||
-            (pass->to >= 0 && !move_block(pass->to, true, block, at)))
-            atomic_compare_exchange_strong(&pass->error, &none, errno);
-    }
-    free(block);
-    atomic_fetch_sub(&pass->left, 1);
-    return NULL;
-}
-
-/* All blocks, and fsync of what was written. Seconds; 0, and said. */
-static double make_pass(struct bench_disk *disk, int from, int to, uint64_t bytes)
-{
-    struct pass pass = { .from = from, .to = to, .bytes = bytes };
-    pthread_t threads[CAIRN_BENCH_DISK_THREADS];
-    int begun = 0;
-    atomic_store(&pass.left, CAIRN_BENCH_DISK_THREADS);
-    const double begin = bench_now();
-    while (begun < CAIRN_BENCH_DISK_THREADS &&
-           pthread_create(&threads[begun], NULL, run, &pass) == 0)
-        begun++;
-    atomic_fetch_sub(&pass.left, CAIRN_BENCH_DISK_THREADS - begun);
-    while (atomic_load(&pass.left) > 0) {
-        if (bench_is_interrupted(disk->local)) atomic_store(&pass.gives_up, true);
-        poll(NULL, 0, LOOK_MS);
-    }
-    for (int i = 0; i < begun; i++) pthread_join(threads[i], NULL);
-    int error = begun == 0 ? EAGAIN : atomic_load(&pass.error);
-    if (error == 0 && to >= 0 && fsync(to) != 0) error = errno;
-    const double seconds = bench_now() - begin;
-    if (error == 0 && !atomic_load(&pass.gives_up)) return seconds;
-    if (error != 0)
-        (void)ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s", ctl_bytes(bytes),
-                       disk->local->folder, to >= 0 ? "written" : "read", strerror(error));
-    return 0;
-}
-
-/* A file without a name. -1, and said. */
-static int open_file(struct bench_disk *disk)
-{
-    int fd = -1;
-    for (int flags = disk->is_buffered ? 0 : O_DIRECT; fd < 0; flags = 0) {
-        char path[PATH_MAX + 32];
-        snprintf(path, sizeof path, "%s/raw.XXXXXX", disk->local->folder);
-        fd = mkostemp(path, flags | O_CLOEXEC);
-        if (fd >= 0) unlink(path);
-        if (fd >= 0 || flags == 0) break;
-        if (!disk->is_buffered)
-            fprintf(stderr,
-                    "note: %s takes no direct I/O (%s): the raw rate is through the page "
-                    "cache\n",
-                    disk->local->folder, strerror(errno));
-        disk->is_buffered = true;
-    }
-    if (fd < 0)
-        (void)ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", disk->local->folder,
-                       strerror(errno));
-    return fd;
-}
-
-static uint64_t whole_blocks(uint64_t bytes)
-{
-    const uint64_t block = CAIRN_BENCH_DISK_BLOCK_BYTES;
-    return (bytes + block - 1) / block * block;
-}
-
-/* GB/s until all is on the disk; 0, and said: it failed, or a signal came. */
-static double bench_disk_write(struct bench_disk *disk, uint64_t bytes)
-{
-    const int fd = open_file(disk);
-    if (fd < 0) return 0;
-    bytes = whole_blocks(bytes);
-    const double seconds = make_pass(disk, -1, fd, bytes);
-    close(fd);
-    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
-}
-
-/* The file that is read, of whole blocks. False, and said. */
-static bool have_file(struct bench_disk *disk, uint64_t bytes)
-{
-    if (disk->bytes != bytes) bench_disk_close(disk);
-    if (disk->fd == 0) {
-        const int fd = open_file(disk);
-        if (fd < 0) return false;
-        disk->fd = fd;
-        disk->bytes = bytes;
-        if (!(make_pass(disk, -1, fd, bytes) > 0)) return false;
-    }
-    if (disk->is_buffered) posix_fadvise(disk->fd, 0, 0, POSIX_FADV_DONTNEED);
-    return true;
-}
-
-double bench_disk_read(struct bench_disk *disk, uint64_t bytes)
-{
-    bytes = whole_blocks(bytes);
-    if (!have_file(disk, bytes)) return 0;
-    const double seconds = make_pass(disk, disk->fd, -1, bytes);
-    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
-}
-
-double bench_disk_copy(struct bench_disk *disk, uint64_t bytes)
-{
-    bytes = whole_blocks(bytes);
-    const int fd = have_file(disk, bytes) ? open_file(disk) : -1;
-    if (fd < 0) return 0;
-    const double seconds = make_pass(disk, disk->fd, fd, bytes);
-    close(fd);
-    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
-}
-
-static void bench_disk_close(struct bench_disk *disk)
-{
-    if (disk->fd > 0) close(disk->fd);
-    disk->fd = 0;
-    disk->bytes = 0;
 }
 
 /* ==== rest ==== */
@@ -419,7 +108,8 @@ static double write_once(void *context)
     return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
-double snapshot_write_raw(void *context)
+/* GB/s of as many bytes as a snapshot has, to the disk as it is; `context` is the bench. 0, and said. */
+static double snapshot_write_raw(void *context)
 {
     struct snapshot_bench *b = context;
     return bench_disk_write(&b->disk, snapshot_bytes(b));
@@ -447,12 +137,14 @@ static int add_torch(struct snapshot_bench *b)
     return -1;
 }
 
-bool snapshot_make(struct snapshot_bench *b)
+/* A job at rest, and a snapshot of it, if there is none yet. False, and said. */
+static bool snapshot_make(struct snapshot_bench *b)
 {
     return b->saver.id[0] != '\0' || (make_job(b) && bench_save(&b->saver) > 0);
 }
 
-int snapshot_write(struct snapshot_bench *b)
+/* The parts, in a cluster that is up. -1: go on; else the exit status. */
+static int snapshot_write(struct snapshot_bench *b)
 {
     if (!make_job(b)) return 1;
     const int done = bench_alternate(b->result, 0.001, write_once, snapshot_write_raw, b);
@@ -501,7 +193,7 @@ static int read_otherwise(struct snapshot_bench *b)
     return -1;
 }
 
-int snapshot_bench_read(struct snapshot_bench *b)
+static int snapshot_bench_read(struct snapshot_bench *b)
 {
     if (!snapshot_make(b)) return 1;
     const int done = bench_alternate(b->result, 0.001, read_once, read_raw, b);
@@ -681,7 +373,7 @@ static bool measure_stall(struct snapshot_bench *b)
     return true;
 }
 
-int snapshot_interval(struct snapshot_bench *b)
+static int snapshot_interval(struct snapshot_bench *b)
 {
     struct bench_slowdown figures[KINDS];
     bool is_ok = measure_stall(b) && snapshot_crew_start(b);
@@ -917,7 +609,7 @@ static void report_manifest(struct snapshot_bench *b, const struct manifest_benc
     if (stat(path, &st) == 0) snapshot_set(b, "manifest_bytes", (double)st.st_size);
 }
 
-int snapshot_manifest(struct snapshot_bench *b)
+static int snapshot_manifest(struct snapshot_bench *b)
 {
     static struct manifest_bench m;
     const struct ctl_bench *asked = &b->ctl->bench;
@@ -928,4 +620,319 @@ int snapshot_manifest(struct snapshot_bench *b)
     if (done < 0) report_manifest(b, &m);
     manifest_release(&m.manifest);
     return done;
+}
+
+/* ==== export ==== */
+
+/* cairn snapshot export of all of a snapshot, as a process of its own, against a file of as many bytes that
+ * is written, and one that is read and written. */
+
+#define EXPORT_LOOK_MS 2
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
+{
+    (void)st;
+    (void)type;
+    (void)walk;
+    return remove(path);
+}
+
+/* In the child: this program, once more. */
+static void become(const struct snapshot_bench *b, const char *to)
+{
+    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    dup2(nothing, STDOUT_FILENO);
+    execl("/proc/self/exe", "cairn", "snapshot", "export", "--path", b->saver.path, "--to", to,
+          "--format", "dcp", "--quiet", (char *)NULL);
+    _exit(127);
+}
+
+/* True: it ended well. */
+static bool await_export(const struct snapshot_bench *b, pid_t pid)
+{
+    int status = 0;
+    bool gives_up = false;
+    for (;;) {
+        const pid_t ended = waitpid(pid, &status, gives_up ? 0 : WNOHANG);
+        if (ended == pid || (ended < 0 && errno != EINTR)) break;
+        gives_up = gives_up || bench_is_interrupted(b->local);
+        if (gives_up) kill(pid, SIGINT); // it removes what it has begun
+        poll(NULL, 0, EXPORT_LOOK_MS);
+    }
+    return !gives_up && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* GB/s of the snapshot's bytes, which are read from the disk and written to it. */
+static double export_once(void *context)
+{
+    struct snapshot_bench *b = context;
+    char to[PATH_MAX + 16];
+    snprintf(to, sizeof to, "%s/export", b->local->folder);
+    bench_save_make_cold(&b->saver);
+    const double begin = bench_now();
+    const pid_t pid = local_fork(b->local);
+    if (pid == 0) become(b, to);
+    const bool is_ok = pid > 0 && await_export(b, pid);
+    const double seconds = bench_now() - begin;
+    nftw(to, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return is_ok ? (double)b->saver.bytes * 1e-9 / seconds : 0;
+}
+
+static double copy_raw(void *context)
+{
+    struct snapshot_bench *b = context;
+    return bench_disk_copy(&b->disk, snapshot_bytes(b));
+}
+
+/* No export is faster than the disk reads and writes as many bytes: so much it does of that. */
+static int snapshot_export(struct snapshot_bench *b)
+{
+    struct bench_result copy = { .bench = NULL };
+    if (!snapshot_make(b)) return 1;
+    int done = bench_alternate(b->result, 0.001, export_once, snapshot_write_raw, b);
+    if (done < 0) done = bench_alternate(&copy, 0.001, export_once, copy_raw, b);
+    if (done >= 0) return done;
+    snapshot_set(b, "export_disk_copy_GB/s", copy.reference.median);
+    snapshot_set(b, "export_over_disk_copy", copy.ratio.median);
+    return -1;
+}
+
+/* ==== import ==== */
+
+/* cairn.import_checkpoint of a file of torch.save with both moments, by one worker, against direct reads of a
+ * file of as many bytes. */
+
+/* argv: folder, elements. The file is made by the first run, and is not in the page cache. */
+static const char import_script[] =
+    "import os, sys, time, torch, cairn\n"
+    "folder, elems, count = sys.argv[1], int(sys.argv[2]), 16\n"
+    "path = folder + '/import.pt'\n"
+    "names = [f't{i}' for i in range(count)]\n"
+    "model = torch.nn.ParameterDict({n: torch.ones(elems // count) for n in names})\n"
+    "if not os.path.exists(path):\n"
+    "    moments = {i: {'step': torch.tensor(10.), 'exp_avg': torch.full((elems // count,), .1),\n"
+    "                   'exp_avg_sq': torch.full((elems // count,), .2)} for i in range(count)}\n"
+    "    groups = [{'lr': 1e-3, 'params': list(range(count))}]\n"
+    "    torch.save({'model': model.state_dict(),\n"
+    "                'optimizer': {'state': moments, 'param_groups': groups}}, path)\n"
+    "fd = os.open(path, os.O_RDONLY)\n"
+    "os.fsync(fd)\n"
+    "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)\n"
+    "os.close(fd)\n"
+    "session = cairn.connect()\n"
+    "begin = time.monotonic()\n"
+    "m = cairn.import_checkpoint(session, path, model, cairn.AdamW(lr=1e-3), names=names,\n"
+    "                            name='bench.snapshot')\n"
+    "took = time.monotonic() - begin\n"
+    "m.close()\n"
+    "print(took, os.path.getsize(path), flush=True)\n";
+
+/* GB/s of the file's bytes. */
+static double import_once(void *context)
+{
+    struct snapshot_bench *b = context;
+    double numbers[2]; // seconds, bytes
+    const int ran = bench_torch_run(b->local, import_script, snapshot_elems(b), 1, numbers);
+    if (ran == 0)
+        (void)ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint failed, of %s in %s",
+                       ctl_bytes(snapshot_bytes(b)), b->local->folder);
+    if (ran <= 0) return 0;
+    return bench_save_drop_job(&b->saver) ? numbers[1] * 1e-9 / numbers[0] : 0;
+}
+
+static int snapshot_import(struct snapshot_bench *b)
+{
+    static const char import_test[] = "import torch, cairn\nprint(1, 1, flush=True)\n";
+    double numbers[2];
+    const int is_there = bench_torch_run(b->local, import_test, 0, 1, numbers);
+    if (is_there > 0) return bench_alternate(b->result, 0.001, import_once, read_raw, b);
+    if (is_there < 0) return 1;
+    if (b->ctl->bench.only != NULL)
+        return ctl_fail(CAIRN_ERR_NOT_FOUND,
+                        "no python3 has torch and cairn; PYTHONPATH says where they are");
+    fprintf(stderr, "skip: import: no python3 has torch and cairn\n");
+    return -1;
+}
+
+/* ==== bench ==== */
+
+static const struct part {
+    const char *name, *unit, *reference_name;
+    bool less_is_better;
+    uint64_t params;  /* by default; 0: it has no job */
+    uint32_t workers; /* the same */
+    int (*run)(struct snapshot_bench *b);
+} parts[] = {
+    { "write", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
+      snapshot_write },
+    { "read", "GB/s", "direct sequential reads of a file", false, REST_PARAMS, 1,
+      snapshot_bench_read },
+    { "interval", "s", "the mean step without a snapshot", true, INTERVAL_PARAMS, 2,
+      snapshot_interval },
+    { "export", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
+      snapshot_export },
+    { "import", "GB/s", "direct sequential reads of a file", false, INTERVAL_PARAMS, 1,
+      snapshot_import },
+    { "manifest", "s", "a limit of 5 s", true, 0, 1, snapshot_manifest },
+};
+#define PART_COUNT (sizeof parts / sizeof *parts)
+
+/* ---- a part ---- */
+
+static void make_model(struct snapshot_bench *b, const struct part *part)
+{
+    const struct ctl_bench *asked = &b->ctl->bench;
+    struct bench_model *model = &b->plan.model;
+    b->workers = asked->workers > 0 ? asked->workers : part->workers;
+    b->plan.backward_seconds = b->seconds < 10 * BACKWARD_S ? b->seconds / 10 : BACKWARD_S;
+    b->plan.card = -1;
+    model->wire = CAIRN_BF16;
+    model->durable_s = DURABLE_S;
+    model->tensors = asked->tensors > 0 ? asked->tensors : SNAPSHOT_TENSORS_DEFAULT;
+    bench_model_cut(model, asked->params > 0 ? asked->params : part->params);
+    snprintf(model->job, sizeof model->job, "bench.snapshot");
+}
+
+/* -1: go on. */
+static int judge_room(const struct snapshot_bench *b)
+{
+    struct statvfs fs;
+    const uint64_t elems = snapshot_elems(b), memory = bench_memory_bytes();
+    const uint64_t needed = elems * (SHARD_BYTES + STAGING_BYTES + b->workers * WORKER_BYTES);
+    const uint64_t on_disk = (uint64_t)((double)snapshot_bytes(b) * ON_DISK);
+    if (needed > memory)
+        return ctl_fail(CAIRN_ERR_NO_MEMORY,
+                        "it needs %s of memory, and %s are free; give fewer --params",
+                        ctl_bytes(needed), ctl_bytes(memory));
+    if (statvfs(b->ctl->bench.folder, &fs) != 0 || (uint64_t)fs.f_bavail * fs.f_frsize >= on_disk)
+        return -1;
+    return ctl_fail(CAIRN_ERR_NO_SPACE, "it needs %s in %s, and %s are free; give fewer --params",
+                    ctl_bytes(on_disk), b->ctl->bench.folder,
+                    ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
+}
+
+static const struct part *running; /* what run_there runs */
+
+static int run_there(struct local *local, void *context)
+{
+    struct snapshot_bench *b = context;
+    b->local = b->disk.local = b->saver.local = local;
+    b->saver.job = b->plan.model.job;
+    b->saver.id[0] = '\0';
+    b->steps = 0;
+    const int done = running->run(b);
+    bench_disk_close(&b->disk);
+    return done;
+}
+
+/* In a cluster of its own. */
+static int run_part(struct snapshot_bench *b, const struct part *part)
+{
+    static struct local local;
+    local.ctl = b->ctl;
+    running = part;
+    make_model(b, part);
+    int done = part->params > 0 ? judge_room(b) : -1;
+    if (done >= 0) return done;
+    if (!bench_step_plan_share(&b->plan, b->workers)) return 1;
+    done = local_run(&local, run_there, b);
+    bench_step_plan_release(&b->plan, b->workers);
+    return done;
+}
+
+/* Adds the medians of this part to the parts of the whole bench. */
+static void add_result(struct snapshot_bench *b, const struct part *part)
+{
+    char name[64];
+    if (!(b->result->value.median > 0)) return; // it was skipped
+    snprintf(name, sizeof name, "%s_%s", part->name, part->unit);
+    snapshot_set(b, name, b->result->value.median);
+    snprintf(name, sizeof name, "%s_reference_%s", part->name, part->unit);
+    snapshot_set(b, name, b->result->reference.median);
+    snprintf(name, sizeof name, "%s_ratio", part->name);
+    snapshot_set(b, name, b->result->ratio.median);
+}
+
+/* ---- the bench ---- */
+
+/* -1: go on. */
+static int judge(struct ctl *ctl)
+{
+    struct statvfs fs;
+    const char *only = ctl->bench.only;
+    bool is_known = only == NULL;
+    for (size_t i = 0; i < PART_COUNT && !is_known; i++)
+        is_known = strcmp(parts[i].name, only) == 0;
+    if (!is_known)
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--only %s: write, read, interval, export, import and manifest are "
+                        "allowed",
+                        only);
+    if (ctl->bench.folder == NULL)
+        return ctl_usage_fail(ctl, "--dir FOLDER is needed: whose disk is to be measured");
+    if (statvfs(ctl->bench.folder, &fs) != 0)
+        return ctl_fail(CAIRN_ERR_INVALID, "--dir %s: it is no folder that can be read",
+                        ctl->bench.folder);
+    if (ctl->bench.workers > CAIRN_BENCH_WORKERS_MAX)
+        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", ctl->bench.workers,
+                        CAIRN_BENCH_WORKERS_MAX);
+    if (ctl->bench.tensors > CAIRN_BENCH_TENSORS_MAX &&
+        (only == NULL || strcmp(only, "manifest") != 0))
+        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", ctl->bench.tensors,
+                        CAIRN_BENCH_TENSORS_MAX);
+    return -1;
+}
+
+static json_t *params_of(const struct snapshot_bench *b)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:s}", "params", (json_int_t)snapshot_elems(b),
+                     "tensors", (json_int_t)b->plan.model.tensors, "workers",
+                     (json_int_t)b->workers, "shards", (json_int_t)b->ctl->shards, "seconds",
+                     b->seconds, "folder", b->ctl->bench.folder);
+}
+
+/* `result` is what the first part says; the others are among its parts. */
+static int run_parts(struct snapshot_bench *b, struct bench_result *result)
+{
+    const char *only = b->ctl->bench.only;
+    for (size_t i = 0; i < PART_COUNT; i++) {
+        const struct part *part = &parts[i];
+        struct bench_result own = { .bench = only != NULL ? NULL : "snapshot",
+                                    .unit = part->unit,
+                                    .reference_name = part->reference_name,
+                                    .less_is_better = part->less_is_better };
+        if (only != NULL && strcmp(only, part->name) != 0) continue;
+        b->result = &own;
+        const int done = run_part(b, part);
+        if (done >= 0) return done;
+        add_result(b, part);
+        if (result->params != NULL) continue;
+        *result = own;
+        result->params = params_of(b);
+    }
+    return -1;
+}
+
+int bench_snapshot(struct ctl *ctl)
+{
+    static struct snapshot_bench bench;
+    struct bench_result result = { .params = NULL };
+    char name[32] = "snapshot";
+    int done = judge(ctl);
+    if (done >= 0) return done;
+    setenv("TMPDIR", ctl->bench.folder, 1); // where the clusters' folders are
+    if (ctl->shards == 0) ctl->shards = 2;
+    bench.ctl = ctl;
+    bench.parts = json_object();
+    bench.seconds = ctl->bench.seconds > 0 ? ctl->bench.seconds : INTERVAL_SECONDS;
+    done = run_parts(&bench, &result);
+    if (done >= 0) {
+        json_decref(bench.parts);
+        json_decref(result.params);
+        return done;
+    }
+    if (ctl->bench.only != NULL) snprintf(name, sizeof name, "snapshot.%s", ctl->bench.only);
+    result.bench = name;
+    result.parts = bench.parts;
+    return bench_print(&result, ctl);
 }

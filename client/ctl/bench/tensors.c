@@ -1,3 +1,20 @@
+/* Benches of rounds in which little is computed: of many tensors, of one that is mapped, of one that is opened. */
+#include "client/ctl/bench/bench.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "gpu/gpu.h"
+
+/* ==== tensors ==== */
+
 /* cairn bench tensors: what it costs that a model has many small tensors. A step (begin, push all, commit,
  * fetch all) of 5,000 tensors of 1,024 elements, against the step of one tensor of as many bytes, in the
  * same workers and shards: the ratio is what is paid for the number of tensors.
@@ -8,12 +25,6 @@
  * The parts are of both steps, _many_ and _one_: what the worker waited for, and what the slowest shard
  * did with the round meanwhile, by its log (bench.h), in a cluster of the bench's own, and processor
  * time. */
-#include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#include "client/ctl/bench/bench.h"
 
 #define TENSORS_DEFAULT 5000
 
@@ -383,5 +394,452 @@ int bench_tensors(struct ctl *ctl)
         "tensors", (json_int_t)bench.many.tensors, "workers", (json_int_t)bench.workers, "shards",
         (json_int_t)ctl->shards, "wire", bench.many.wire == CAIRN_F32 ? "f32" : "bf16", "path",
         ctl->path != NULL ? ctl->path : "auto");
+    return bench_print(&result, ctl);
+}
+
+/* ==== map ==== */
+
+/* cairn bench map: a unit of one tensor, cut over the shards, is mapped where they published it, and one
+ * load of every cache line of it is summed; by one worker, and after a round, so that it is a version
+ * that was never mapped before. The reference is memcpy of as many bytes to memory that was written before:
+ * what gathering the unit would take at least. */
+
+#define MAP_PARAMS_DEFAULT 16777216u /* 64 MiB of fp32 */
+#define LINE_BYTES         64
+
+enum { ORDER_MAP = 1, ORDER_COPY = 2 };
+enum {
+    MAP_FIGURE_ALL,
+    MAP_FIGURE_MAP,
+    MAP_FIGURE_SUM,
+    MAP_FIGURE_UNMAP,
+    MAP_FIGURE_LENT,
+    MAP_FIGURES
+};
+static const char *const map_part_names[MAP_FIGURES] = { NULL, "1_map_s", "2_sum_s", "3_unmap_s",
+                                                         "lent" };
+
+struct map_bench {
+    const struct ctl *ctl;
+    struct bench_result *result;
+    struct bench_model model;
+    struct bench_crew crew;
+    double parts[MAP_FIGURES][CAIRN_BENCH_RUNS_MAX + 1];
+    uint32_t part_count; /* the first is of the run that is not measured */
+};
+
+/* ---- the worker ---- */
+
+struct map_worker {
+    struct bench_member member;
+    size_t bytes;    /* of the unit */
+    uint8_t *memory; /* [2][bytes]: from and to, of the reference */
+    uint64_t sum;    /* of what was read: the loads are for something */
+};
+
+static bool take_memory(struct map_worker *w)
+{
+    w->memory = mmap(NULL, 2 * w->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                     0);
+    if (w->memory == MAP_FAILED) {
+        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for twice %s", ctl_bytes(w->bytes));
+        return false;
+    }
+    madvise(w->memory, 2 * w->bytes, MADV_HUGEPAGE);
+    memset(w->memory, 1, 2 * w->bytes);
+    return true;
+}
+
+static uint64_t sum_lines(const uint8_t *memory, size_t bytes)
+{
+    uint64_t sum = 0, line;
+    for (size_t at = 0; at + LINE_BYTES <= bytes; at += LINE_BYTES) {
+        memcpy(&line, memory + at, sizeof line);
+        sum += line;
+    }
+    return sum;
+}
+
+/* A round in which nothing is pushed: what is published is a new version all the same. */
+static cairn_status make_version(struct map_worker *w, struct cairn_version *version_out)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = cairn_round_begin(w->member.job, CAIRN_BENCH_CALL_MS, &round);
+    if (status == CAIRN_OK)
+        status = cairn_commit(w->member.job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+    *version_out = result.version;
+    return status;
+}
+
+static cairn_status map_once(struct map_worker *w, struct cairn_version version, double at[4])
+{
+    struct cairn_view view = { .struct_size = sizeof view };
+    size_t views = 1;
+    cairn_op *op;
+    at[0] = bench_now();
+    cairn_status status = cairn_map(w->member.job, version, w->member.names[0], &view, &views, &op);
+    if (status == CAIRN_OK) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
+    if (status != CAIRN_OK) return status;
+    at[1] = bench_now();
+    w->sum += sum_lines(view.ptr, w->bytes);
+    at[2] = bench_now();
+    status = cairn_unmap(w->member.job, &view, NULL);
+    at[3] = bench_now();
+    return status;
+}
+
+static bool run_map(struct map_worker *w, struct bench_report *report)
+{
+    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
+    struct cairn_version version;
+    double at[4] = { 0 };
+    cairn_status status = cairn_job_stats(w->member.job, &before);
+    if (status == CAIRN_OK) status = make_version(w, &version);
+    if (status == CAIRN_OK) status = map_once(w, version, at);
+    if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
+    *report = (struct bench_report) {
+        .figures = { [MAP_FIGURE_ALL] = at[3] - at[0],
+                     [MAP_FIGURE_MAP] = at[1] - at[0],
+                     [MAP_FIGURE_SUM] = at[2] - at[1],
+                     [MAP_FIGURE_UNMAP] = at[3] - at[2],
+                     [MAP_FIGURE_LENT] = (double)(after.maps_lent - before.maps_lent) }
+    };
+    return bench_is_ok(status);
+}
+
+static void run_copy(struct map_worker *w, struct bench_report *report)
+{
+    const double begin = bench_now();
+    memcpy(w->memory, w->memory + w->bytes, w->bytes);
+    __asm__ volatile("" : : "r"(w->memory) : "memory"); // somebody reads it
+    report->figures[MAP_FIGURE_ALL] = bench_now() - begin;
+}
+
+static int map_work(const struct bench_worker *worker)
+{
+    static struct map_worker w;
+    const struct bench_model *model = worker->plan;
+    struct bench_order order;
+    struct bench_report report = { { 0 } };
+    w.bytes = bench_model_elems(model) * (model->wire == CAIRN_F32 ? 4 : 2);
+    if (!bench_member_open(&w.member, model, worker) || !take_memory(&w)) return 1;
+    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order)) {
+        if (order.word == ORDER_COPY)
+            run_copy(&w, &report);
+        else if (!run_map(&w, &report))
+            return 1;
+    }
+    __asm__ volatile("" : : "r"(w.sum));
+    cairn_close(w.member.session);
+    return 0;
+}
+
+/* ---- the bench ---- */
+
+static double giga_bytes(const struct map_bench *bench, double seconds)
+{
+    const double elem_bytes = bench->model.wire == CAIRN_F32 ? 4 : 2;
+    return seconds > 0 ? (double)bench_model_elems(&bench->model) * elem_bytes * 1e-9 / seconds : 0;
+}
+
+static double order(struct map_bench *bench, uint32_t word)
+{
+    struct bench_report report;
+    const struct bench_order order = { word, 1 };
+    if (!bench_crew_do(&bench->crew, order, &report)) return 0;
+    if (word == ORDER_MAP && bench->part_count <= CAIRN_BENCH_RUNS_MAX) {
+        for (int f = 0; f < MAP_FIGURES; f++)
+            bench->parts[f][bench->part_count] = report.figures[f];
+        bench->part_count++;
+    }
+    return giga_bytes(bench, report.figures[MAP_FIGURE_ALL]);
+}
+
+static double map_subject(void *context)
+{
+    return order(context, ORDER_MAP);
+}
+
+static double map_reference(void *context)
+{
+    return order(context, ORDER_COPY);
+}
+
+static void add_map_parts(struct map_bench *bench)
+{
+    bench->result->parts = json_pack("{s:f}", "first_GB/s",
+                                     giga_bytes(bench, bench->parts[MAP_FIGURE_ALL][0]));
+    for (int f = MAP_FIGURE_MAP; f < MAP_FIGURES; f++)
+        json_object_set_new(
+            bench->result->parts, map_part_names[f],
+            json_real(bench_spread_of(bench->parts[f] + 1, bench->part_count - 1).median));
+}
+
+static int run_there_map(struct local *local, void *context)
+{
+    struct map_bench *bench = context;
+    int done = 1;
+    if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
+    if (bench_crew_start(&bench->crew, local, 1, map_work, &bench->model))
+        done = bench_alternate(bench->result, bench->ctl->bench.seconds, map_subject, map_reference,
+                               bench);
+    if (done < 0) add_map_parts(bench);
+    bench_crew_stop(&bench->crew);
+    return done;
+}
+
+static void make_model_map(struct map_bench *bench)
+{
+    const struct ctl_bench *asked = &bench->ctl->bench;
+    struct bench_model *model = &bench->model;
+    const uint64_t params = asked->params > 0 ? asked->params : MAP_PARAMS_DEFAULT;
+    model->tensors = 1;
+    model->rows = params / CAIRN_BENCH_COLUMNS + (params % CAIRN_BENCH_COLUMNS != 0);
+    model->wire = asked->wire != NULL && strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
+    snprintf(model->job, sizeof model->job, "bench.map.%" PRIu64 ".%s", model->rows,
+             model->wire == CAIRN_F32 ? "f32" : "bf16");
+}
+
+/* -1: go on. */
+static int judge_map(const struct map_bench *bench)
+{
+    const uint64_t needed = bench_model_elems(&bench->model) * 36;
+    const uint64_t there = bench_memory_bytes();
+    const char *path = bench->ctl->path;
+    if (!bench_is_path(path))
+        return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed", path);
+    if (bench->ctl->endpoint == NULL && needed > there)
+        return ctl_fail(CAIRN_ERR_NO_MEMORY, "it needs %s, and %s are free; give fewer --params",
+                        ctl_bytes(needed), ctl_bytes(there));
+    return -1;
+}
+
+int bench_map(struct ctl *ctl)
+{
+    static struct map_bench bench;
+    static struct local local;
+    struct bench_result result = {
+        .bench = "map",
+        .unit = "GB/s",
+        .reference_name = "memcpy of the same size",
+    };
+    if (ctl->shards == 0) ctl->shards = 2;
+    bench.ctl = local.ctl = ctl;
+    bench.result = &result;
+    make_model_map(&bench);
+    int done = judge_map(&bench);
+    if (done < 0) done = local_run(&local, run_there_map, &bench);
+    if (done >= 0) return done;
+    result.params = json_pack(
+        "{s:I, s:I, s:s, s:s}", "params", (json_int_t)bench_model_elems(&bench.model), "shards",
+        (json_int_t)ctl->shards, "wire", bench.model.wire == CAIRN_F32 ? "f32" : "bf16", "path",
+        ctl->path != NULL ? ctl->path : "auto");
+    return bench_print(&result, ctl);
+}
+
+/* ==== open ==== */
+
+/* cairn bench open: what others feel while a job of very many tensors is opened, in a cluster of the bench's
+ * own. One process steps a small job all the time; another opens a new job of 300,000 tensors of 3 elements,
+ * again and again. The subject is the longest step of the first one while the other opens, the reference its
+ * longest step in as long a time at rest.
+ *
+ * The parts: how long an opening took (open_s), and what of memory it left in the trainer for each tensor
+ * (trainer_bytes_a_tensor), by its greatest resident memory. */
+
+#define OPEN_TENSORS_DEFAULT 300000
+#define RUNS                 5
+#define OPEN_MS              300000
+#define NAME_BYTES           24
+
+/* Shared with the processes. */
+struct shared {
+    atomic_bool measuring;
+    _Atomic double longest_s; /* step since measuring began */
+    double open_s, trainer_bytes;
+};
+
+struct open_bench {
+    struct bench_result *result;
+    struct bench_crew crew;
+    struct shared *shared;
+    uint32_t tensors, runs;
+    double open_s[RUNS + 1], trainer_bytes[RUNS + 1];
+};
+
+/* ---- who steps all the time ---- */
+
+static bool step_once(struct bench_member *member, const float *gradient)
+{
+    const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                   .ptr = (void *)(uintptr_t)gradient,
+                                   .dtype = CAIRN_F32 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = cairn_round_begin(member->job, CAIRN_BENCH_CALL_MS, &round);
+    if (status == CAIRN_OK)
+        status = cairn_push(member->job, &round, 0, member->names[0], NULL, &mem, NULL);
+    if (status == CAIRN_OK)
+        status = cairn_commit(member->job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+    return status == CAIRN_ERR_EPOCH_CHANGED || bench_is_ok(status);
+}
+
+static int step_for_ever(const struct bench_worker *worker)
+{
+    static struct bench_member member;
+    static float gradient[CAIRN_BENCH_COLUMNS];
+    const struct open_bench *bench = worker->plan;
+    struct shared *shared = bench->shared;
+    const struct bench_model model = {
+        .job = "bench.open.small", .tensors = 1, .rows = 1, .wire = CAIRN_F32
+    };
+    const struct bench_report ready = { { 1 } };
+    const pid_t parent = getppid();
+    if (!bench_member_open(&member, &model, worker) || !bench_worker_report(worker, &ready))
+        return 1;
+    while (getppid() == parent) {
+        const double begin = bench_now();
+        if (!step_once(&member, gradient)) return 1;
+        const double took = bench_now() - begin;
+        if (atomic_load(&shared->measuring) && took > atomic_load(&shared->longest_s))
+            atomic_store(&shared->longest_s, took);
+    }
+    return 0;
+}
+
+/* ---- who opens ---- */
+
+static double resident_bytes(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)usage.ru_maxrss * 1024;
+}
+
+static int open_many(const struct open_bench *bench)
+{
+    struct cairn_tensor *tensors = calloc(bench->tensors, sizeof *tensors);
+    char(*names)[NAME_BYTES] = calloc(bench->tensors, sizeof *names);
+    const struct cairn_opts opts = { .struct_size = sizeof opts };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = bench->tensors,
+                                         .groups = &group,
+                                         .group_count = 1 };
+    char job_name[64];
+    cairn *session;
+    cairn_job *job;
+    if (tensors == NULL || names == NULL) return 1;
+    for (uint32_t i = 0; i < bench->tensors; i++) {
+        snprintf(names[i], NAME_BYTES, "block.%u.scale", i);
+        tensors[i] = (struct cairn_tensor) { .struct_size = sizeof *tensors,
+                                             .name = names[i],
+                                             .unit = "all",
+                                             .rank = 1,
+                                             .shape = { 3 },
+                                             .init = { .kind = CAIRN_INIT_ONES } };
+    }
+    snprintf(job_name, sizeof job_name, "bench.open.%u", bench->runs);
+    if (!bench_is_ok(cairn_open(&opts, &session))) return 1;
+    const double before = resident_bytes(), begin = bench_now();
+    cairn_status status = cairn_job_open(session, job_name, &spec, CAIRN_WORKER, OPEN_MS, &job);
+    if (status == CAIRN_OK) status = cairn_init_done(job, NULL, OPEN_MS);
+    bench->shared->open_s = bench_now() - begin;
+    bench->shared->trainer_bytes = (resident_bytes() - before) / bench->tensors;
+    if (!bench_is_ok(status)) return 1;
+    cairn_close(session);
+    free(tensors);
+    free(names);
+    return 0;
+}
+
+/* ---- subject and reference ---- */
+
+static double longest(struct open_bench *bench)
+{
+    atomic_store(&bench->shared->measuring, false);
+    return atomic_load(&bench->shared->longest_s);
+}
+
+static void measure(struct open_bench *bench)
+{
+    atomic_store(&bench->shared->longest_s, 0);
+    atomic_store(&bench->shared->measuring, true);
+}
+
+/* 0: it failed, and has said why. */
+static double run_opening(struct open_bench *bench)
+{
+    int status = 0;
+    measure(bench);
+    const pid_t child = fork();
+    if (child == 0) _exit(open_many(bench));
+    if (child < 0 || waitpid(child, &status, 0) != child || status != 0) return 0;
+    bench->open_s[bench->runs] = bench->shared->open_s;
+    bench->trainer_bytes[bench->runs] = bench->shared->trainer_bytes;
+    return longest(bench);
+}
+
+static double run_at_rest(struct open_bench *bench)
+{
+    const double s = bench->open_s[bench->runs];
+    measure(bench);
+    usleep((useconds_t)(s * 1e6));
+    return longest(bench);
+}
+
+static int run_all(struct open_bench *bench, struct local *local)
+{
+    double opening[RUNS], rest[RUNS], ratio[RUNS];
+    for (bench->runs = 0; bench->runs < RUNS; bench->runs++) {
+        const uint32_t i = bench->runs;
+        opening[i] = run_opening(bench);
+        if (opening[i] <= 0) return 1;
+        rest[i] = run_at_rest(bench);
+        ratio[i] = rest[i] / opening[i];
+        if (bench_is_interrupted(local)) return 1;
+    }
+    bench->result->value = bench_spread_of(opening, RUNS);
+    bench->result->reference = bench_spread_of(rest, RUNS);
+    bench->result->ratio = bench_spread_of(ratio, RUNS);
+    bench->result->runs = RUNS;
+    bench->result->parts = json_pack(
+        "{s:f, s:f}", "open_s", bench_spread_of(bench->open_s, RUNS).median,
+        "trainer_bytes_a_tensor", bench_spread_of(bench->trainer_bytes, RUNS).median);
+    return -1;
+}
+
+static int run_there_open(struct local *local, void *context)
+{
+    struct open_bench *bench = context;
+    int done = 1;
+    if (bench_crew_start(&bench->crew, local, 1, step_for_ever, bench))
+        done = run_all(bench, local);
+    bench_crew_stop(&bench->crew);
+    return done;
+}
+
+int bench_open(struct ctl *ctl)
+{
+    static struct open_bench bench;
+    static struct local local;
+    struct bench_result result = { .bench = "open",
+                                   .unit = "s",
+                                   .reference_name = "the longest step at rest",
+                                   .less_is_better = true };
+    if (ctl->shards == 0) ctl->shards = 2;
+    local.ctl = ctl;
+    bench.result = &result;
+    bench.tensors = ctl->bench.tensors > 0 ? ctl->bench.tensors : OPEN_TENSORS_DEFAULT;
+    bench.shared = mmap(NULL, sizeof *bench.shared, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (bench.shared == MAP_FAILED)
+        return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the bench");
+    const int done = local_run(&local, run_there_open, &bench);
+    if (done >= 0) return done;
+    result.params = json_pack("{s:I, s:I}", "tensors", (json_int_t)bench.tensors, "shards",
+                              (json_int_t)ctl->shards);
     return bench_print(&result, ctl);
 }

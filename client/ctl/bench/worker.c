@@ -1,23 +1,459 @@
 /* A worker of the bench of a step. Its gradients are made once, as fp32, as autograd leaves them; a step
  * begins a round, casts them for the wire where that is bf16, pushes each tensor as it is ready, commits,
- * and fetches all parameters (or had read them before, unit by unit: step.c). All of its memory is of
+ * and fetches all parameters (or had read them before, unit by unit: below). All of its memory is of
  * cairn_alloc, as the gradients of the Python package are: so the library may take the shortest way there is,
- * and it has large pages. On a card (step.c) gradients are of the wire's type already. */
-#include <netinet/in.h>
-#include <netinet/tcp.h>
+ * and it has large pages. On a card (below) gradients are of the wire's type already. */
+#include "client/ctl/bench/bench.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "client/ctl/bench/bench.h"
 #include "gpu/gpu.h"
+#include "gpu/home.h"
 
-/* ---- memory ---- */
+/* ==== busy ==== */
+
+/* A backward that computes: every core is at work until a time, as a trainer on the host has it. */
+
+enum { TURNS = 4096 };
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    double until; /* under the lock */
+    bool is_started;
+} busy = { .lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER };
+
+static void compute_until(double seconds)
+{
+    volatile float sum = 0;
+    while (bench_now() < seconds)
+        for (int i = 0; i < TURNS; i++) sum = sum * 0.999f + 1.0f;
+}
+
+static void *help(void *context)
+{
+    (void)context;
+    pthread_mutex_lock(&busy.lock);
+    for (;;) {
+        const double until = busy.until;
+        if (bench_now() >= until) {
+            pthread_cond_wait(&busy.more, &busy.lock);
+            continue;
+        }
+        pthread_mutex_unlock(&busy.lock);
+        compute_until(until);
+        pthread_mutex_lock(&busy.lock);
+    }
+    return NULL;
+}
+
+/* They end with the process. One that cannot be started is a core that rests. */
+static void start_helpers(void)
+{
+    pthread_t thread;
+    for (uint32_t i = 1; i < bench_core_count(); i++)
+        if (pthread_create(&thread, NULL, help, NULL) == 0) pthread_detach(thread);
+    busy.is_started = true;
+}
+
+/* ---- worker.c ---- */
+static void step_compute_until(double seconds)
+{
+    if (!busy.is_started) start_helpers();
+    pthread_mutex_lock(&busy.lock);
+    busy.until = seconds;
+    pthread_cond_broadcast(&busy.more);
+    pthread_mutex_unlock(&busy.lock);
+    compute_until(seconds);
+}
+
+/* ==== worker ==== */
+
+/* A worker of the bench of a step, in its process: what worker.c and step.c share. */
+
+/* A unit that was asked for, and is not known to be there. */
+struct step_asked {
+    cairn_op *op; /* NULL: there is none */
+    uint32_t tensor;
+    double begin;
+};
+
+struct step_worker {
+    const struct step_plan *plan;
+    uint32_t rank;
+    struct bench_member member;
+    struct bench_member added; /* of a batch: the job to which it pushes sums; same session */
+    size_t elems, elem_bytes;  /* of a tensor; of an element on the wire */
+    float *made;               /* [tensors * elems]: what backward gives; NULL: `grads` are that */
+    char *grads,
+        *params; /* [tensors * elems], of the wire's type; plan->card >= 0: not to be followed */
+    struct step_card *card; /* owned: of plan->card; NULL: all is in host memory */
+    cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
+    struct cairn_view views[CAIRN_BENCH_TENSORS_MAX];
+    uint32_t lent;            /* views, by a step that reads all at its end */
+    struct step_asked asked;  /* by one that reads unit by unit */
+    bool is_busy;             /* the backward of this step computes */
+    double waited;            /* seconds of this step, for units that were not there */
+    struct bench_span *spans; /* [STEP_SPANS_EACH] of the plan, from span_count on free */
+    uint32_t span_count;
+    int acks[2]; /* a pipe to the thread that waits for acknowledgements: tensors in order */
+    bool acks_ok;
+};
+
+/* ---- step.c ---- */
+
+/* Reports what the shards of a step do, and how much memory shards and workers take, in a cluster
+ * of the bench's own. */
+
+static struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor)
+{
+    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
+                                .ptr = memory + tensor * w->elems * w->elem_bytes,
+                                .dtype = w->plan->model.wire,
+                                .bytes = w->elems * w->elem_bytes,
+                                .device = w->plan->card >= 0 ? CAIRN_GPU(w->plan->card) : 0 };
+}
+
+/* ---- spans ---- */
+
+/* A span that ends now; only of a traced step. */
+static struct bench_span *step_add_span(struct step_worker *w, enum bench_span_kind kind,
+                                        uint32_t tensor, double begin)
+{
+    struct bench_span *span = &w->spans[w->span_count++];
+    *span = (struct bench_span) { begin, bench_now(), kind, tensor };
+    return span;
+}
+
+/* Waits for the acknowledgements in the order of the pushes, and notes when they came. */
+static void *await_acks(void *argument)
+{
+    struct step_worker *w = argument;
+    uint32_t at; /* of the push's span */
+    w->acks_ok = true;
+    while (w->acks_ok && read(w->acks[0], &at, sizeof at) == sizeof at && at != UINT32_MAX) {
+        struct bench_span *span = &w->spans[at];
+        w->acks_ok = bench_is_ok(cairn_wait(w->ops[span->tensor], CAIRN_BENCH_CALL_MS));
+        span->end = bench_now();
+    }
+    return NULL;
+}
+
+/* ---- a step ---- */
+
+/* A look at each page of a tensor, so that to have it there is in the time. */
+static void step_look_at(const struct step_worker *w, const struct cairn_view *view)
+{
+    const volatile uint8_t *from = view->ptr;
+    const size_t bytes = w->elems * w->elem_bytes;
+    unsigned sum = 0;
+    for (size_t i = 0; i < bytes; i += 4096) sum += from[i];
+    (void)sum;
+}
+
+static void step_sleep_until(double seconds)
+{
+    const struct timespec until = { .tv_sec = (time_t)seconds,
+                                    .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9) };
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) {}
+}
+
+/* The gradient of tensor i is ready: its cast, if it needs one, and its push. */
+static cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round,
+                                  uint32_t i)
+{
+    const bool is_traced = w->plan->is_traced;
+    struct cairn_mem grad = step_tensor_of(w, w->grads, i);
+    double begin = bench_now();
+    if (w->made != NULL) {
+        backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32, w->elems);
+        if (is_traced) step_add_span(w, CAIRN_BENCH_SPAN_CAST, i, begin);
+        begin = bench_now();
+    }
+    const cairn_status status = cairn_push(w->member.job, round, 0, w->member.names[i], NULL, &grad,
+                                           is_traced ? &w->ops[i] : NULL);
+    if (status != CAIRN_OK || !is_traced) return status;
+    const uint32_t at = w->span_count;
+    step_add_span(w, CAIRN_BENCH_SPAN_PUSH, i, begin);
+    return write(w->acks[1], &at, sizeof at) == sizeof at ? CAIRN_OK : CAIRN_ERR_IO;
+}
+
+/* All parameters of that job. */
+static cairn_status step_fetch_all(struct step_worker *w, const struct bench_member *member,
+                                   struct cairn_version version)
+{
+    cairn_status status = CAIRN_OK;
+    const double begin = bench_now();
+    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+        struct cairn_mem param = step_tensor_of(w, w->params, i);
+        status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &param,
+                             &w->ops[i]);
+    }
+    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+        status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
+        if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
+    }
+    return status;
+}
+
+/* Bytes that passed the host, not directly from one memory of the card to another. */
+static double host_bytes(const struct cairn_stats *stats)
+{
+    return (double)(stats->pushed_bytes - stats->device_pushed_bytes + stats->fetched_bytes -
+                    stats->device_fetched_bytes);
+}
+
+/* The figures of bytes: what came to the library's counts from `before` to `after`. */
+static void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
+                             struct bench_report *report)
+{
+    double *figures = report->figures;
+    figures[STEP_FIGURE_PUSHED_BYTES] = (double)(after->pushed_bytes - before->pushed_bytes);
+    figures[STEP_FIGURE_FETCHED_BYTES] = (double)(after->fetched_bytes - before->fetched_bytes);
+    figures[STEP_FIGURE_HOST_BYTES] = host_bytes(after) - host_bytes(before);
+}
+
+/* ==== batch ==== */
+
+/* cairn bench step --global-batch: a step of K micro-batches that the workers deal, each pushed for itself,
+ * and beside it the same micro-batches in a job of stage 1, where each worker adds its own up and pushes the
+ * sums once. Both push the same gradients, which are as the wire has them before the clock starts. */
+
+/* The second job, and gradients as the wire has them. False, and said. */
+static bool step_batch_open(struct step_worker *w, const struct bench_worker *worker)
+{
+    struct bench_model model = w->plan->model;
+    snprintf(model.job, sizeof model.job, "%.50s.added", w->plan->model.job);
+    model.added = (model.batch + worker->world - 1) / worker->world;
+    model.batch = 0;
+    w->added.session = w->member.session;
+    if (w->made != NULL)
+        backend_host()->convert(w->grads, CAIRN_BF16, w->made, CAIRN_F32, model.tensors * w->elems);
+    return bench_member_join(&w->added, &model, worker);
+}
+
+static cairn_status push_micro(struct step_worker *w, const struct bench_member *member,
+                               const struct cairn_round *round, uint32_t micro)
+{
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+        const struct cairn_mem grad = step_tensor_of(w, w->grads, i);
+        status = cairn_push(member->job, round, micro, member->names[i], NULL, &grad, NULL);
+    }
+    return status == CAIRN_OK ? cairn_micro_end(member->job, round, micro) : status;
+}
+
+/* Where they are added up each worker counts its own. */
+static cairn_status push_batch(struct step_worker *w, const struct bench_member *member,
+                               const struct cairn_round *round)
+{
+    cairn_status status = CAIRN_OK;
+    uint32_t own = 0;
+    for (uint32_t k = round->rank; k < w->plan->model.batch && status == CAIRN_OK;
+         k += round->world, own++)
+        status = push_micro(w, member, round, member == &w->added ? own : k);
+    return status;
+}
+
+/* A step of all micro-batches, of `member` or of `added`. False, and said. */
+static bool step_batch_run(struct step_worker *w, const struct bench_member *member,
+                           struct bench_report *report)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
+    cairn_status status = cairn_job_stats(member->job, &before);
+    const double t0 = bench_now();
+    if (status == CAIRN_OK) status = cairn_round_begin(member->job, CAIRN_BENCH_CALL_MS, &round);
+    if (status == CAIRN_OK) status = push_batch(w, member, &round);
+    const double t1 = bench_now();
+    if (status == CAIRN_OK)
+        status = cairn_commit(member->job, &round, 0, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+    const double t2 = bench_now();
+    if (status == CAIRN_OK) status = step_fetch_all(w, member, result.version);
+    const double t3 = bench_now();
+    if (status == CAIRN_OK) status = cairn_job_stats(member->job, &after);
+    *report = (struct bench_report) { .figures = { [STEP_FIGURE_ALL] = t3 - t0,
+                                                   [STEP_FIGURE_PUSH] = t1 - t0,
+                                                   [STEP_FIGURE_COMMIT] = t2 - t1,
+                                                   [STEP_FIGURE_FETCH] = t3 - t2 } };
+    step_count_bytes(&before, &after, report);
+    return bench_is_ok(status);
+}
+
+/* ==== card ==== */
+
+/* A worker of the bench of a step whose gradients and parameters lie on a card. */
+
+/* For the reference alone: what is copied on the card, and the stream that copies it. */
+struct step_card {
+    struct home *home;
+    struct home_stream *stream;
+    struct home_memory from, to; /* as many bytes as all gradients */
+};
+
+static bool is_ok(cairn_status status, const struct sentence *why)
+{
+    if (status != CAIRN_OK) (void)ctl_fail(status, "a worker of the bench: %s", why->text);
+    return status == CAIRN_OK;
+}
+
+/* The process ends with it: nothing is given back. */
+static bool open_reference(struct step_worker *w, size_t bytes)
+{
+    struct sentence why;
+    struct step_card *card = calloc(1, sizeof *card);
+    if (card == NULL) return bench_is_ok(CAIRN_ERR_NO_MEMORY);
+    cairn_status status = home_open_cuda(w->plan->device, &card->home, &why);
+    if (status == CAIRN_OK) status = home_stream_open(card->home, &card->stream, &why);
+    if (status == CAIRN_OK)
+        status = home_memory_open(card->home, "bench", bytes, &card->from, &why);
+    if (status == CAIRN_OK) status = home_memory_open(card->home, "bench", bytes, &card->to, &why);
+    w->card = card;
+    return is_ok(status, &why);
+}
+
+/* The gradients are the parameters as they begin. */
+static cairn_status fill_gradients(struct step_worker *w)
+{
+    struct cairn_version newest;
+    const uint32_t tensors = w->plan->model.tensors;
+    cairn_status status = cairn_version_wait(w->member.job, (struct cairn_version) { 0 },
+                                             CAIRN_BENCH_CALL_MS, &newest);
+    for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
+        struct cairn_mem grad = step_tensor_of(w, w->grads, i);
+        status = cairn_fetch(w->member.job, newest, w->member.names[i], NULL, NULL, &grad,
+                             &w->ops[i]);
+    }
+    for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++)
+        status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
+    return status;
+}
+
+/* Memory on the card for gradients and parameters. The gradients are what the parameters of the job are,
+ * which begin as random numbers: nothing here writes to a card by itself. False, and said. */
+static bool step_card_take(struct step_worker *w)
+{
+    const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
+    void *grads = NULL, *params = NULL;
+    cairn_status status = cairn_alloc(w->member.session, bytes, CAIRN_GPU(w->plan->card), &grads);
+    if (status == CAIRN_OK)
+        status = cairn_alloc(w->member.session, bytes, CAIRN_GPU(w->plan->card), &params);
+    w->grads = grads;
+    w->params = params;
+    if (status == CAIRN_OK) status = fill_gradients(w);
+    return bench_is_ok(status) && open_reference(w, bytes);
+}
+
+/* Copies the bytes of all gradients on the card so many times. Seconds; 0, and said: it failed. */
+static double step_card_copy(struct step_worker *w, int copies)
+{
+    struct sentence why;
+    struct home_work work = {
+        .kind = CAIRN_WORK_COPY,
+        .copy = { .to = w->card->to.base, .from = w->card->from.base, .bytes = w->card->to.bytes }
+    };
+    cairn_status status = CAIRN_OK;
+    const double begin = bench_now();
+    for (int i = 0; i < copies && status == CAIRN_OK; i++)
+        status = home_run(w->card->stream, &work, 1, &why);
+    return is_ok(status, &why) ? bench_now() - begin : 0;
+}
+
+/* ==== units ==== */
+
+/* A step as a trainer of stage 3 makes it: it has a unit (here a tensor) while it uses it, and has asked for
+ * the next one by then:
+ *
+ *   forward    w0 ─ w1 ─ ... ─ wn   half as long as the backward
+ *   backward   wn ─ ... ─ w1 ─ w0   each is read again, and its gradient pushed when it was used
+ *
+ * To use one is to look at each of its pages and to sleep. */
+
+static cairn_status ask(struct step_worker *w, struct cairn_version version, uint32_t i)
+{
+    struct cairn_view *view = &w->views[i];
+    size_t count = 1;
+    *view = (struct cairn_view) { .struct_size = sizeof *view };
+    w->asked = (struct step_asked) { .tensor = i, .begin = bench_now() };
+    return cairn_map(w->member.job, version, w->member.names[i], view, &count, &w->asked.op);
+}
+
+/* Waits for the unit that was asked for; CAIRN_ERR_TIMEOUT: it is not there yet. */
+static cairn_status await_asked(struct step_worker *w, int timeout_ms)
+{
+    if (w->asked.op == NULL) return CAIRN_OK;
+    const cairn_status status = cairn_wait(w->asked.op, timeout_ms);
+    if (status == CAIRN_ERR_TIMEOUT) return status;
+    w->asked.op = NULL;
+    if (w->plan->is_traced)
+        step_add_span(w, CAIRN_BENCH_SPAN_FETCH, w->asked.tensor, w->asked.begin);
+    return status;
+}
+
+/* The next unit is fetched meanwhile. */
+static cairn_status use(struct step_worker *w, uint32_t i, double seconds)
+{
+    const double begin = bench_now(), end = begin + seconds;
+    step_look_at(w, &w->views[i]);
+    const double left = end - bench_now();
+    const cairn_status status = await_asked(w, left > 0 ? (int)(left * 1000) : 0);
+    step_sleep_until(end);
+    if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_USE, i, begin);
+    return status == CAIRN_ERR_TIMEOUT ? CAIRN_OK : status;
+}
+
+/* Tensor i is the next to be used, `ahead` the one behind it; UINT32_MAX: there is none. */
+static cairn_status visit(struct step_worker *w, struct cairn_version version, uint32_t i,
+                          uint32_t ahead, double seconds)
+{
+    const double begin = bench_now();
+    cairn_status status = await_asked(w, CAIRN_BENCH_CALL_MS);
+    w->waited += bench_now() - begin;
+    if (status == CAIRN_OK && ahead != UINT32_MAX) status = ask(w, version, ahead);
+    if (status == CAIRN_OK) status = use(w, i, seconds);
+    return status;
+}
+
+static cairn_status forward(struct step_worker *w, struct cairn_version version)
+{
+    const uint32_t tensors = w->plan->model.tensors;
+    const double each = w->plan->backward_seconds / 2 / tensors;
+    cairn_status status = ask(w, version, 0);
+    for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
+        status = visit(w, version, i, i + 1 < tensors ? i + 1 : UINT32_MAX, each);
+        if (status == CAIRN_OK) status = cairn_unmap(w->member.job, &w->views[i], NULL);
+    }
+    return status;
+}
+
+static cairn_status backward(struct step_worker *w, const struct cairn_round *round)
+{
+    const uint32_t tensors = w->plan->model.tensors;
+    const double begin = bench_now(), each = w->plan->backward_seconds / tensors;
+    cairn_status status = ask(w, round->version, tensors - 1);
+    for (uint32_t i = tensors; i-- > 0 && status == CAIRN_OK;) {
+        status = visit(w, round->version, i, i > 0 ? i - 1 : UINT32_MAX, each);
+        if (i == 0 && w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_BACKWARD, 0, begin);
+        if (status == CAIRN_OK) status = step_push_one(w, round, i);
+        if (status == CAIRN_OK) status = cairn_unmap(w->member.job, &w->views[i], NULL);
+    }
+    return status;
+}
+
+/* Forward and backward of the round's version, unit by unit, with all pushes. */
+static cairn_status step_units_run(struct step_worker *w, const struct cairn_round *round)
+{
+    w->waited = 0;
+    const cairn_status status = forward(w, round->version);
+    return status == CAIRN_OK ? backward(w, round) : status;
+}
+
+/* ==== a step ==== */
 
 static void fill(float *grads, size_t count, uint32_t rank)
 {
@@ -46,75 +482,6 @@ static bool take_memory(struct step_worker *w)
     w->made = made;
     fill(w->made, count, w->rank);
     return true;
-}
-
-struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor)
-{
-    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
-                                .ptr = memory + tensor * w->elems * w->elem_bytes,
-                                .dtype = w->plan->model.wire,
-                                .bytes = w->elems * w->elem_bytes,
-                                .device = w->plan->card >= 0 ? CAIRN_GPU(w->plan->card) : 0 };
-}
-
-/* ---- spans ---- */
-
-struct bench_span *step_add_span(struct step_worker *w, enum bench_span_kind kind, uint32_t tensor,
-                                 double begin)
-{
-    struct bench_span *span = &w->spans[w->span_count++];
-    *span = (struct bench_span) { begin, bench_now(), kind, tensor };
-    return span;
-}
-
-/* Waits for the acknowledgements in the order of the pushes, and notes when they came. */
-static void *await_acks(void *argument)
-{
-    struct step_worker *w = argument;
-    uint32_t at; /* of the push's span */
-    w->acks_ok = true;
-    while (w->acks_ok && read(w->acks[0], &at, sizeof at) == sizeof at && at != UINT32_MAX) {
-        struct bench_span *span = &w->spans[at];
-        w->acks_ok = bench_is_ok(cairn_wait(w->ops[span->tensor], CAIRN_BENCH_CALL_MS));
-        span->end = bench_now();
-    }
-    return NULL;
-}
-
-/* ---- a step ---- */
-
-void step_look_at(const struct step_worker *w, const struct cairn_view *view)
-{
-    const volatile uint8_t *from = view->ptr;
-    const size_t bytes = w->elems * w->elem_bytes;
-    unsigned sum = 0;
-    for (size_t i = 0; i < bytes; i += 4096) sum += from[i];
-    (void)sum;
-}
-
-void step_sleep_until(double seconds)
-{
-    const struct timespec until = { .tv_sec = (time_t)seconds,
-                                    .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9) };
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) {}
-}
-
-cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i)
-{
-    const bool is_traced = w->plan->is_traced;
-    struct cairn_mem grad = step_tensor_of(w, w->grads, i);
-    double begin = bench_now();
-    if (w->made != NULL) {
-        backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32, w->elems);
-        if (is_traced) step_add_span(w, CAIRN_BENCH_SPAN_CAST, i, begin);
-        begin = bench_now();
-    }
-    const cairn_status status = cairn_push(w->member.job, round, 0, w->member.names[i], NULL, &grad,
-                                           is_traced ? &w->ops[i] : NULL);
-    if (status != CAIRN_OK || !is_traced) return status;
-    const uint32_t at = w->span_count;
-    step_add_span(w, CAIRN_BENCH_SPAN_PUSH, i, begin);
-    return write(w->acks[1], &at, sizeof at) == sizeof at ? CAIRN_OK : CAIRN_ERR_IO;
 }
 
 /* Gradients become ready one after the other, the last one at the end of the backward. */
@@ -152,23 +519,6 @@ static cairn_status compute_traced(struct step_worker *w, const struct cairn_rou
     return status == CAIRN_OK && !w->acks_ok ? CAIRN_ERR_CLOSED : status;
 }
 
-cairn_status step_fetch_all(struct step_worker *w, const struct bench_member *member,
-                            struct cairn_version version)
-{
-    cairn_status status = CAIRN_OK;
-    const double begin = bench_now();
-    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
-        struct cairn_mem param = step_tensor_of(w, w->params, i);
-        status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &param,
-                             &w->ops[i]);
-    }
-    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
-        status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
-        if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
-    }
-    return status;
-}
-
 static cairn_status give_back(struct step_worker *w)
 {
     cairn_status status = CAIRN_OK;
@@ -201,22 +551,6 @@ static cairn_status read_all(struct step_worker *w, struct cairn_version version
     if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK; // it has, before
     return w->plan->read == STEP_READ_MAP ? map_all(w, version)
                                           : step_fetch_all(w, &w->member, version);
-}
-
-/* Bytes that passed the host, not directly from one memory of the card to another. */
-static double host_bytes(const struct cairn_stats *stats)
-{
-    return (double)(stats->pushed_bytes - stats->device_pushed_bytes + stats->fetched_bytes -
-                    stats->device_fetched_bytes);
-}
-
-void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
-                      struct bench_report *report)
-{
-    double *figures = report->figures;
-    figures[STEP_FIGURE_PUSHED_BYTES] = (double)(after->pushed_bytes - before->pushed_bytes);
-    figures[STEP_FIGURE_FETCHED_BYTES] = (double)(after->fetched_bytes - before->fetched_bytes);
-    figures[STEP_FIGURE_HOST_BYTES] = host_bytes(after) - host_bytes(before);
 }
 
 static bool run_step(struct step_worker *w, struct bench_report *report)
@@ -291,439 +625,4 @@ int bench_step_work(const struct bench_worker *worker)
         if (!obey(&w, order.word, &report)) return 1;
     cairn_close(w.member.session);
     return 0;
-}
-
-/* ==== latency ==== */
-
-/* cairn bench latency: an empty step, which pushes nothing and updates a tiny model: what a round costs
- * however small the model is. The way of its messages, from the last worker that asks to the first that
- * has the result, is eight hops long:
- *
- *   worker ──begin──► coordinator ──open──► shard ──grant──► worker ──end of micro-batch, commit──► shard
- *     ──reduced──► coordinator ──decide──► shard ──published──► coordinator ──result──► worker
- *
- * so the reference is eight times the half of a round trip between two processes that do nothing else, each
- * asleep in read() until the other's 128 bytes come: raw TCP over loopback.
- *
- * The parts are of a second cluster of the same kind, whose shards log when they got how far (bench.h);
- * a worker's begin and end are of the same clock. Each part ends where the last of all shards, or of all
- * workers, has done it.
- *
- * idle_percent is what the busiest daemon takes of a core while all workers are attached and none begins a
- * round: waiting costs nothing (idle_percent_limit). Not of a cluster of yours, whose processes are not ours
- * to look at. */
-
-#define HOPS         8
-#define BLOCK_ROUNDS 200
-#define PART_ROUNDS  500
-#define ROW_COUNT    4 /* 16 KiB of parameters a tensor: one leaf each */
-#define PING_BYTES   128
-#define PINGS        1000
-#define IDLE_S_MIN   1.0
-#define IDLE_S_MAX   5.0
-
-enum { ORDER_EMPTY = 1, ORDER_PUSH = 2, ORDER_ACK = 3 };
-enum { FIGURE_STEP, FIGURE_BEGIN, FIGURE_COMMIT, FIGURE_P99, FIGURE_ACK };
-
-struct stamp {
-    uint64_t round;
-    double begin_us, result_us;
-};
-
-struct latency_bench {
-    const struct ctl *ctl;
-    struct bench_result *result;
-    struct bench_model model;
-    uint32_t workers;
-    struct stamp *stamps; /* shared: [workers][PART_ROUNDS], of the workers' last PART_ROUNDS */
-    struct bench_crew crew;
-    int ping_fd;
-    pid_t echo;
-    struct bench_report last[CAIRN_BENCH_WORKERS_MAX];
-};
-
-/* ---- a worker ---- */
-
-struct block {
-    double step[BLOCK_ROUNDS], begin[BLOCK_ROUNDS], commit[BLOCK_ROUNDS], ack[BLOCK_ROUNDS];
-    float gradient[ROW_COUNT * CAIRN_BENCH_COLUMNS];
-};
-
-static double now_us(void)
-{
-    return bench_now() * 1e6;
-}
-
-static bool run_round(struct bench_member *m, struct block *block, uint32_t word, uint32_t i,
-                      struct stamp *stamp)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    struct cairn_mem gradient = { .struct_size = sizeof gradient,
-                                  .ptr = block->gradient,
-                                  .dtype = CAIRN_F32 };
-    cairn_op *op = NULL;
-    const double begin_us = now_us();
-    cairn_status status = cairn_round_begin(m->job, CAIRN_BENCH_CALL_MS, &round);
-    const double opened_us = now_us();
-    if (status == CAIRN_OK && word != ORDER_EMPTY)
-        status = cairn_push(m->job, &round, 0, m->names[0], NULL, &gradient, &op);
-    if (status == CAIRN_OK && word == ORDER_ACK) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
-    const double pushed_us = now_us();
-    if (status == CAIRN_OK)
-        status = cairn_commit(m->job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
-    const double result_us = now_us();
-    if (status == CAIRN_OK && word == ORDER_PUSH) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
-    block->step[i % BLOCK_ROUNDS] = result_us - begin_us;
-    block->begin[i % BLOCK_ROUNDS] = opened_us - begin_us;
-    block->ack[i % BLOCK_ROUNDS] = pushed_us - opened_us;
-    block->commit[i % BLOCK_ROUNDS] = result_us - pushed_us;
-    *stamp = (struct stamp) { round.round, begin_us, result_us };
-    return bench_is_ok(status);
-}
-
-static struct bench_report report_of(struct block *block, uint32_t count)
-{
-    struct bench_report report = { { 0 } };
-    if (count > BLOCK_ROUNDS) count = BLOCK_ROUNDS;
-    report.figures[FIGURE_STEP] = bench_spread_of(block->step, count).median;
-    report.figures[FIGURE_P99] = block->step[count - 1 - count / 100]; // in order by now
-    report.figures[FIGURE_BEGIN] = bench_spread_of(block->begin, count).median;
-    report.figures[FIGURE_COMMIT] = bench_spread_of(block->commit, count).median;
-    report.figures[FIGURE_ACK] = bench_spread_of(block->ack, count).median;
-    return report;
-}
-
-static int work(const struct bench_worker *worker)
-{
-    static struct bench_member member;
-    static struct block block;
-    const struct latency_bench *bench = worker->plan;
-    struct stamp *stamps = bench->stamps + (size_t)worker->rank * PART_ROUNDS;
-    struct bench_order order;
-    struct bench_report report = { { 0 } };
-    if (!bench_member_open(&member, &bench->model, worker)) return 1;
-    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order)) {
-        for (uint32_t i = 0; i < order.count; i++)
-            if (!run_round(&member, &block, order.word, i, &stamps[i % PART_ROUNDS])) return 1;
-        report = report_of(&block, order.count);
-    }
-    cairn_close(member.session);
-    return 0;
-}
-
-/* ---- subject and reference ---- */
-
-/* The slowest worker's figure; 0: failed. */
-static double run_block(struct latency_bench *bench, uint32_t word, int figure)
-{
-    const struct bench_order order = { word, BLOCK_ROUNDS };
-    double most = 0;
-    if (!bench_crew_do(&bench->crew, order, bench->last)) return 0;
-    for (uint32_t i = 0; i < bench->crew.count; i++)
-        if (bench->last[i].figures[figure] > most) most = bench->last[i].figures[figure];
-    return most;
-}
-
-static double run_empty(void *context)
-{
-    return run_block(context, ORDER_EMPTY, FIGURE_STEP);
-}
-
-static bool pass_on(int fd, char *bytes)
-{
-    for (size_t have = 0; have < PING_BYTES;) {
-        const ssize_t got = read(fd, bytes + have, PING_BYTES - have);
-        if (got <= 0) return false;
-        have += (size_t)got;
-    }
-    return write(fd, bytes, PING_BYTES) == PING_BYTES;
-}
-
-static double run_pings(void *context)
-{
-    const struct latency_bench *bench = context;
-    static double trips[PINGS];
-    char bytes[PING_BYTES] = { 0 };
-    if (write(bench->ping_fd, bytes, PING_BYTES) != PING_BYTES) return 0;
-    double before_us = now_us();
-    for (int i = 0; i < PINGS; i++) {
-        if (!pass_on(bench->ping_fd, bytes)) return 0;
-        const double us = now_us();
-        trips[i] = us - before_us;
-        before_us = us;
-    }
-    if (read(bench->ping_fd, bytes, PING_BYTES) <= 0) return 0;
-    return bench_spread_of(trips, PINGS).median / 2 * HOPS;
-}
-
-/* Two ends of a TCP connection over loopback. */
-static bool connect_self(int ends[2])
-{
-    struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-    socklen_t bytes = sizeof here;
-    const int one = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ends[0] = ends[1] = -1;
-    if (listener < 0) return false;
-    bool ok = bind(listener, (struct sockaddr *)&here, bytes) == 0 && listen(listener, 1) == 0 &&
-              getsockname(listener, (struct sockaddr *)&here, &bytes) == 0;
-    if (ok) ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ok = ok && ends[0] >= 0 && connect(ends[0], (struct sockaddr *)&here, bytes) == 0;
-    if (ok) ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    close(listener);
-    for (int i = 0; i < 2 && ok; i++)
-        ok = ends[i] >= 0 && setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0;
-    return ok;
-}
-
-static bool start_echo(struct latency_bench *bench, struct local *local)
-{
-    int ends[2];
-    bench->echo = -1;
-    if (!connect_self(ends)) {
-        (void)ctl_fail(CAIRN_ERR_IO, "there is no TCP over loopback to measure");
-        return false;
-    }
-    bench->echo = local_fork(local);
-    if (bench->echo == 0) {
-        char bytes[PING_BYTES];
-        close(ends[0]);
-        while (pass_on(ends[1], bytes)) {}
-        _exit(0);
-    }
-    close(ends[1]);
-    bench->ping_fd = ends[0];
-    return bench->echo > 0;
-}
-
-static void stop_echo(struct latency_bench *bench)
-{
-    if (bench->echo <= 0) return;
-    close(bench->ping_fd);
-    waitpid(bench->echo, NULL, 0);
-}
-
-/* ---- the figures ---- */
-
-static int measure(struct latency_bench *bench)
-{
-    struct bench_result *result = bench->result;
-    const int done = bench_alternate(result, bench->ctl->bench.seconds, run_empty, run_pings,
-                                     bench);
-    if (done >= 0) return done;
-    const double p99 = run_block(bench, ORDER_EMPTY, FIGURE_P99);
-    const double pushed = run_block(bench, ORDER_PUSH, FIGURE_STEP);
-    const double ack = run_block(bench, ORDER_ACK, FIGURE_ACK);
-    if (!(p99 > 0 && pushed > 0 && ack > 0)) return 1;
-    result->parts = json_pack("{s:f, s:f, s:f}", "p99_us", p99, "step_of_one_small_push_us", pushed,
-                              "push_to_ack_us", ack);
-    return -1;
-}
-
-static int measure_idle(struct latency_bench *bench, struct local *local)
-{
-    double seconds = bench->ctl->bench.seconds, percent;
-    if (!(seconds > IDLE_S_MIN)) seconds = seconds > 0 ? IDLE_S_MIN : IDLE_S_MAX;
-    if (seconds > IDLE_S_MAX) seconds = IDLE_S_MAX;
-    if (local->daemon_count == 0) return -1;
-    if (!bench_idle(local, seconds, &percent)) return 1;
-    json_object_set_new(bench->result->parts, "idle_percent", json_real(percent));
-    json_object_set_new(bench->result->parts, "idle_percent_limit",
-                        json_real(CAIRN_BENCH_IDLE_LIMIT));
-    return -1;
-}
-
-static int run_there(struct local *local, void *context)
-{
-    struct latency_bench *bench = context;
-    int done = start_echo(bench, local) ? -1 : 1; // before the workers: they have none of its ends
-    if (done < 0)
-        done = bench_crew_start(&bench->crew, local, bench->workers, work, bench) ? measure(bench)
-                                                                                  : 1;
-    if (done < 0) done = measure_idle(bench, local);
-    bench_crew_stop(&bench->crew);
-    stop_echo(bench);
-    return done;
-}
-
-/* ---- the parts ---- */
-
-enum { PART_BEGIN, PART_COLLECT, PART_REDUCE, PART_DECIDE, PART_UPDATE, PART_RESULT, PARTS };
-static const char *const part_names[PARTS] = { "1_begin_us",          "2_grant_end_commit_us",
-                                               "3_reduce_us",         "4_decide_us",
-                                               "5_update_publish_us", "6_result_us" };
-
-/* The last of all shards, in one round. */
-struct ends {
-    uint64_t grant, reduce, reduced, update, published;
-    uint32_t shards;
-};
-
-static void take_last(uint64_t *last, uint64_t us)
-{
-    if (us > *last) *last = us;
-}
-
-static void add_shard(const struct bench_times *times, size_t count, uint64_t round,
-                      struct ends *ends)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (times[i].round != round) continue;
-        take_last(&ends->grant, times[i].grant);
-        take_last(&ends->reduce, times[i].reduce);
-        take_last(&ends->reduced, times[i].reduced);
-        take_last(&ends->update, times[i].update);
-        take_last(&ends->published, times[i].published);
-        ends->shards++;
-        return;
-    }
-}
-
-/* Splits one round into its parts; false if a worker or a shard has no times of that round. */
-static bool find_parts(const struct latency_bench *bench, uint32_t i, const struct ends *ends,
-                       double out[PARTS])
-{
-    const struct stamp *first = &bench->stamps[i];
-    double begin_us = 0, result_us = 0;
-    for (uint32_t w = 0; w < bench->workers; w++) {
-        const struct stamp *stamp = first + (size_t)w * PART_ROUNDS;
-        if (stamp->round != first->round) return false;
-        if (stamp->begin_us > begin_us) begin_us = stamp->begin_us;
-        if (stamp->result_us > result_us) result_us = stamp->result_us;
-    }
-    const double at[PARTS + 1] = { begin_us,
-                                   (double)ends->grant,
-                                   (double)ends->reduce,
-                                   (double)ends->reduced,
-                                   (double)ends->update,
-                                   (double)ends->published,
-                                   result_us };
-    for (int p = 0; p < PARTS; p++) out[p] = at[p + 1] - at[p];
-    return ends->update > 0;
-}
-
-static void add_parts(const struct latency_bench *bench, const struct local *local)
-{
-    static struct ends ends[PART_ROUNDS];
-    static double parts[PARTS][PART_ROUNDS];
-    const int shards = local->daemon_count - 1;
-    for (int s = 1; s <= shards; s++) {
-        struct bench_times *times = NULL;
-        size_t count = 0;
-        if (!bench_times_read(local, s, &times, &count)) continue;
-        for (uint32_t i = 0; i < PART_ROUNDS; i++)
-            add_shard(times, count, bench->stamps[i].round, &ends[i]);
-        free(times);
-    }
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < PART_ROUNDS; i++) {
-        double one[PARTS];
-        if (ends[i].shards != (uint32_t)shards || !find_parts(bench, i, &ends[i], one)) continue;
-        for (int p = 0; p < PARTS; p++) parts[p][found] = one[p];
-        found++;
-    }
-    for (int p = 0; p < PARTS && found > 0; p++)
-        json_object_set_new(bench->result->parts, part_names[p],
-                            json_real(bench_spread_of(parts[p], found).median));
-}
-
-static int run_parts(struct local *local, void *context)
-{
-    struct latency_bench *bench = context;
-    const struct bench_order order = { ORDER_EMPTY, PART_ROUNDS };
-    const bool ok = bench_crew_start(&bench->crew, local, bench->workers, work, bench) &&
-                    bench_crew_do(&bench->crew, order, bench->last) &&
-                    bench_crew_do(&bench->crew, order, bench->last);
-    bench_crew_stop(&bench->crew);
-    if (ok) add_parts(bench, local);
-    return ok ? -1 : 1;
-}
-
-int bench_latency(struct ctl *ctl)
-{
-    static struct latency_bench bench;
-    static struct local local;
-    struct bench_result result = {
-        .bench = "latency",
-        .unit = "us",
-        .reference_name = "8 hops of raw TCP over loopback",
-        .less_is_better = true,
-    };
-    if (ctl->shards == 0) ctl->shards = 2;
-    bench.ctl = local.ctl = ctl;
-    bench.result = &result;
-    bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 2;
-    if (bench.workers > CAIRN_BENCH_WORKERS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench.workers,
-                        CAIRN_BENCH_WORKERS_MAX);
-    bench.model = (struct bench_model) { .tensors = 2, .rows = ROW_COUNT, .wire = CAIRN_F32 };
-    snprintf(bench.model.job, sizeof bench.model.job, "bench.latency.w%u", bench.workers);
-    const size_t bytes = (size_t)bench.workers * PART_ROUNDS * sizeof *bench.stamps;
-    bench.stamps = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (bench.stamps == MAP_FAILED) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    int done = local_run(&local, run_there, &bench);
-    local.is_debug = true;
-    if (done < 0 && ctl->endpoint == NULL) done = local_run(&local, run_parts, &bench);
-    munmap(bench.stamps, bytes);
-    if (done >= 0) return done;
-    result.params = json_pack("{s:I, s:I, s:I, s:I}", "workers", (json_int_t)bench.workers,
-                              "shards", (json_int_t)ctl->shards, "hops", (json_int_t)HOPS,
-                              "rounds_in_a_run", (json_int_t)BLOCK_ROUNDS);
-    return bench_print(&result, ctl);
-}
-
-/* ==== busy ==== */
-
-/* A backward that computes: every core is at work until a time, as a trainer on the host has it. */
-
-enum { TURNS = 4096 };
-
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t more;
-    double until; /* under the lock */
-    bool is_started;
-} busy = { .lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER };
-
-static void compute_until(double seconds)
-{
-    volatile float sum = 0;
-    while (bench_now() < seconds)
-        for (int i = 0; i < TURNS; i++) sum = sum * 0.999f + 1.0f;
-}
-
-static void *help(void *context)
-{
-    (void)context;
-    pthread_mutex_lock(&busy.lock);
-    for (;;) {
-        const double until = busy.until;
-        if (bench_now() >= until) {
-            pthread_cond_wait(&busy.more, &busy.lock);
-            continue;
-        }
-        pthread_mutex_unlock(&busy.lock);
-        compute_until(until);
-        pthread_mutex_lock(&busy.lock);
-    }
-    return NULL;
-}
-
-/* They end with the process. One that cannot be started is a core that rests. */
-static void start_helpers(void)
-{
-    pthread_t thread;
-    for (uint32_t i = 1; i < bench_core_count(); i++)
-        if (pthread_create(&thread, NULL, help, NULL) == 0) pthread_detach(thread);
-    busy.is_started = true;
-}
-
-void step_compute_until(double seconds)
-{
-    if (!busy.is_started) start_helpers();
-    pthread_mutex_lock(&busy.lock);
-    busy.until = seconds;
-    pthread_cond_broadcast(&busy.more);
-    pthread_mutex_unlock(&busy.lock);
-    compute_until(seconds);
 }
