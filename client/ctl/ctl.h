@@ -307,6 +307,9 @@ int ctl_env(struct ctl *ctl);
 int ctl_capabilities(struct ctl *ctl);
 int ctl_local(struct ctl *ctl);
 
+/* Makes room for `needed` elements in an array that `array` points to the pointer of. False: no memory. */
+bool ctl_grow(void *array, size_t *capacity, size_t needed, size_t elem_bytes);
+
 /* ==== progress ==== */
 
 /* How far long work is, on stderr: a bar on a terminal, else a line every 10 seconds; nothing with -q. */

@@ -295,13 +295,8 @@ struct planning {
 static bool add_file(struct planning *p)
 {
     struct ctl_export_plan *plan = p->plan;
-    if (plan->file_count == plan->file_capacity) {
-        const size_t wanted = plan->file_capacity * 2 + 8;
-        struct snapshot_file *grown = realloc(plan->files, wanted * sizeof *grown);
-        if (grown == NULL) return false;
-        plan->files = grown;
-        plan->file_capacity = wanted;
-    }
+    if (!ctl_grow(&plan->files, &plan->file_capacity, plan->file_count + 1, sizeof *plan->files))
+        return false;
     plan->files[plan->file_count++] = (struct snapshot_file) { .entries = NULL };
     p->file_data_bytes = 0;
     p->file_header_bytes = 0;
@@ -310,13 +305,9 @@ static bool add_file(struct planning *p)
 
 static struct safetensors_entry *add_entry(struct snapshot_file *file)
 {
-    if (file->entry_count == file->entry_capacity) {
-        const size_t wanted = file->entry_capacity * 2 + 16;
-        struct safetensors_entry *grown = realloc(file->entries, wanted * sizeof *grown);
-        if (grown == NULL) return NULL;
-        file->entries = grown;
-        file->entry_capacity = wanted;
-    }
+    if (!ctl_grow(&file->entries, &file->entry_capacity, file->entry_count + 1,
+                  sizeof *file->entries))
+        return NULL;
     struct safetensors_entry *entry = &file->entries[file->entry_count];
     *entry = (struct safetensors_entry) { .first_elem = 0 };
     return entry;

@@ -31,6 +31,19 @@ static void *must(void *memory)
     exit(1);
 }
 
+bool ctl_grow(void *array, size_t *capacity, size_t needed, size_t elem_bytes)
+{
+    void *old;
+    memcpy(&old, array, sizeof old);
+    if (needed <= *capacity) return true;
+    const size_t wanted = needed * 2 + 64;
+    void *grown = realloc(old, wanted * elem_bytes);
+    if (grown == NULL) return false;
+    memcpy(array, &grown, sizeof grown);
+    *capacity = wanted;
+    return true;
+}
+
 struct ctl_table *ctl_table_open(const char *const *headers, size_t column_count)
 {
     struct ctl_table *table = must(calloc(1, sizeof *table));
@@ -46,11 +59,9 @@ void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
     va_start(arguments, fmt);
     if (vasprintf(&text, fmt, arguments) < 0) text = NULL;
     va_end(arguments);
-    if (table->cell_count == table->capacity) {
-        table->capacity = table->capacity == 0 ? 64 : table->capacity * 2;
-        table->cells = must(realloc(table->cells, table->capacity * sizeof *table->cells));
-    }
-    table->cells[table->cell_count++] = must(text);
+    const bool has_room = ctl_grow(&table->cells, &table->capacity, table->cell_count + 1,
+                                   sizeof *table->cells);
+    table->cells[table->cell_count++] = must(has_room ? text : NULL);
 }
 
 static const char *header_of(const struct ctl_table *table, size_t column)

@@ -101,50 +101,6 @@ void ctl_torch_pass(struct ctl_torch_file *t, const struct safetensors_entry *en
                     const void *from, uint64_t bytes);
 void ctl_torch_free(struct ctl_torch_file *t);
 
-/* ==== torch parts ==== */
-
-/* The elements of torch's files: text, the opcodes of a pickle, archives. Private to torch.c. */
-
-/* A file of an archive. */
-struct ctl_torch_member {
-    char name[40];
-    uint64_t header_at, bytes; /* of the archive */
-    size_t sum_at[2];          /* where its CRC-32 stands in the text */
-    uint32_t sum;
-};
-/* A storage: a plane of a tensor. */
-struct ctl_torch_store {
-    uint32_t tensor, plane;
-    cairn_dtype dtype;                  /* as it is read */
-    const struct ctl_number_type *type; /* as torch is told */
-    uint64_t bytes;
-};
-
-struct ctl_torch_file {
-    uint8_t *text;                    /* owned */
-    struct ctl_torch_member *members; /* owned, of all archives */
-    struct ctl_torch_store *stores;   /* owned */
-    size_t text_bytes, text_capacity, member_count, member_capacity, store_count, store_capacity;
-    bool failed; /* there was no memory */
-};
-
-/* ---- torch.c: parameters and groups as torch's optimizer has them ---- */
-
-struct ctl_torch_order {
-    const struct manifest *manifest;
-    const struct job_spec_data *spec;
-    size_t *tensors; /* owned: as their maker listed them, those of no place behind, by name */
-    size_t *groups;  /* owned: group by group, as torch has them */
-};
-
-enum ctl_torch_option_kind { CTL_OPTION_REAL, CTL_OPTION_PAIR, CTL_OPTION_FLAG, CTL_OPTION_NONE };
-struct ctl_torch_option {
-    const char *name;
-    enum ctl_torch_option_kind kind;
-    double value, second;
-};
-#define CTL_TORCH_OPTIONS_MAX 16
-
 /* ==== place ==== */
 
 /* Where a snapshot is that a command reads by itself: `JOB ID`, of which the coordinator is asked, or `--path

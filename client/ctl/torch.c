@@ -7,223 +7,184 @@
 
 #include "proto/spec/spec.h"
 
-/* ==== torch file ==== */
+/* ==== torch parts ==== */
 
-struct planning_file {
-    struct ctl_torch_file *t;
-    const struct ctl_torch_wish *wish;
-    const struct job_spec_data *spec;
-    struct ctl_torch_order order;
-    size_t *stored; /* owned: which storage has the parameter of a tensor */
+/* The elements of torch's files: text, the opcodes of a pickle, archives. */
+
+/* A file of an archive. */
+struct ctl_torch_member {
+    char name[40];
+    uint64_t header_at, bytes; /* of the archive */
+    size_t sum_at[2];          /* where its CRC-32 stands in the text */
+    uint32_t sum;
+};
+/* A storage: a plane of a tensor. */
+struct ctl_torch_store {
+    uint32_t tensor, plane;
+    cairn_dtype dtype;                  /* as it is read */
+    const struct ctl_number_type *type; /* as torch is told */
+    uint64_t bytes;
 };
 
-static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store store);
-static void put_text(struct ctl_torch_file *t, const char *text);
-static void ctl_say(struct ctl_torch_file *t, const char *text);
+struct ctl_torch_file {
+    uint8_t *text;                    /* owned */
+    struct ctl_torch_member *members; /* owned, of all archives */
+    struct ctl_torch_store *stores;   /* owned */
+    size_t text_bytes, text_capacity, member_count, member_capacity, store_count, store_capacity;
+    bool failed; /* there was no memory */
+};
+
+/* ---- torch.c: parameters and groups as torch's optimizer has them ---- */
+
+struct ctl_torch_order {
+    const struct manifest *manifest;
+    const struct job_spec_data *spec;
+    size_t *tensors; /* owned: as their maker listed them, those of no place behind, by name */
+    size_t *groups;  /* owned: group by group, as torch has them */
+};
+
+enum ctl_torch_option_kind { CTL_OPTION_REAL, CTL_OPTION_PAIR, CTL_OPTION_FLAG, CTL_OPTION_NONE };
+struct ctl_torch_option {
+    const char *name;
+    enum ctl_torch_option_kind kind;
+    double value, second;
+};
+#define CTL_TORCH_OPTIONS_MAX 16
+
+/* ==== torch pickle ==== */
+
+/* ---- text ---- */
+
+/* NULL: zeros */
+static void ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes)
+{
+    t->failed = t->failed || !ctl_grow(&t->text, &t->text_capacity, t->text_bytes + bytes, 1);
+    if (t->failed) return;
+    if (from != NULL) memcpy(t->text + t->text_bytes, from, bytes);
+    if (from == NULL) memset(t->text + t->text_bytes, 0, bytes);
+    t->text_bytes += bytes;
+}
+
+static void put_number(struct ctl_torch_file *t, uint64_t value, size_t bytes)
+{
+    uint8_t text[8];
+    for (size_t i = 0; i < 8; i++) text[i] = (uint8_t)(value >> 8 * i);
+    ctl_put(t, text, bytes);
+}
+
+struct number {
+    uint64_t value;
+    size_t bytes;
+};
+#define PUT(t, ...)                                         \
+    put_numbers(t, (const struct number[]) { __VA_ARGS__ }, \
+                sizeof((const struct number[]) { __VA_ARGS__ }) / sizeof(struct number))
+
+static void put_numbers(struct ctl_torch_file *t, const struct number *numbers, size_t count)
+{
+    for (size_t i = 0; i < count; i++) put_number(t, numbers[i].value, numbers[i].bytes);
+}
+
+static void put_text(struct ctl_torch_file *t, const char *text)
+{
+    ctl_put(t, text, strlen(text));
+}
+
+/* ---- the pickle: the few opcodes that it takes ---- */
+
+static void ctl_say(struct ctl_torch_file *t, const char *text)
+{
+    put_text(t, "X"); // BINUNICODE
+    put_number(t, strlen(text), 4);
+    put_text(t, text);
+}
+
+/* Opcodes, and between apostrophes texts. */
+static void say_all_of(struct ctl_torch_file *t, const char *sentence)
+{
+    for (bool is_text = false; *sentence != '\0'; is_text = !is_text) {
+        char part[64];
+        const size_t length = strcspn(sentence, "'");
+        snprintf(part, sizeof part, "%.*s", (int)length, sentence);
+        if (is_text)
+            ctl_say(t, part);
+        else
+            put_text(t, part);
+        sentence += length + (sentence[length] != '\0');
+    }
+}
+
+static void say_number(struct ctl_torch_file *t, uint64_t value)
+{
+    const bool is_small = value <= INT32_MAX;
+    ctl_put(t, is_small ? "J" : "\x8a\x09",
+            is_small ? 1 : 2); // BININT, or LONG1 of nine bytes
+    put_number(t, value, is_small ? 4 : 8);
+    if (!is_small) put_number(t, 0, 1);
+}
+
+static void say_real(struct ctl_torch_file *t, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_text(t, "G"); // BINFLOAT, the highest byte first
+    for (size_t i = 8; i-- > 0;) put_number(t, bits >> 8 * i, 1);
+}
+
+static void say_flag(struct ctl_torch_file *t, bool value)
+{
+    put_text(t, value ? "\x88" : "\x89");
+}
+
+/* A tensor of a storage: all of it, or a box. `first_of_archive`: the store that is data/0. */
 static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
-                       const struct shape *shape, const struct cairn_box *box);
-static void say_number(struct ctl_torch_file *t, uint64_t value);
-static size_t torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
-                            struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX]);
-static void say_option(struct ctl_torch_file *t, const struct ctl_torch_option *option);
-static size_t torch_walk(const struct ctl_torch_order *o, size_t group, size_t next,
-                         void (*each)(void *context, size_t tensor, size_t number), void *context);
-static void ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes);
-static bool torch_order(const struct manifest *manifest, struct ctl_torch_order *out);
-static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out);
-static void torch_pack(struct ctl_torch_file *t, struct snapshot_file *file, const char *folder,
-                       uint8_t *pickle, size_t pickle_bytes, size_t first_store,
-                       size_t store_count);
-static void torch_order_release(struct ctl_torch_order *o);
-static void put_number(struct ctl_torch_file *t, uint64_t value, size_t bytes);
-static bool torch_is_whole(const struct tensor_spec *t);
-static void say_flag(struct ctl_torch_file *t, bool value);
-static void say_real(struct ctl_torch_file *t, double value);
-
-static uint64_t bytes_of(const struct shape *shape, uint32_t each)
+                       const struct shape *shape, const struct cairn_box *box)
 {
-    uint64_t bytes = each;
-    for (uint32_t d = 0; d < shape->rank; d++) bytes *= shape->dim[d];
-    return bytes;
-}
-
-static size_t add_plane(struct planning_file *p, size_t tensor, uint32_t plane, cairn_dtype dtype,
-                        const struct shape *shape)
-{
-    const struct ctl_number_type *type = cairn_ctl_number_type(dtype);
-    return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, type,
-                                                            bytes_of(shape, type->bytes) });
-}
-
-/* The shape of a tensor of the model, or of a buffer that is kept as its bytes; NULL: it is
- * neither. */
-static const struct shape *model_shape(const struct planning_file *p, size_t tensor)
-{
-    const struct tensor_spec *t = &p->spec->tensors[tensor];
-    if (t->kind != CAIRN_BLOB) return &t->shape;
-    return p->wish->buffers[tensor].type != NULL ? &p->wish->buffers[tensor].shape : NULL;
-}
-
-static size_t add_of_model(struct planning_file *p, size_t tensor)
-{
-    const struct tensor_spec *t = &p->spec->tensors[tensor];
-    if (t->kind != CAIRN_BLOB)
-        return add_plane(p, tensor, CAIRN_PLANE_PARAM, p->wish->dtype, &t->shape);
-    return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, CAIRN_PLANE_PARAM,
-                                                            CAIRN_U8, p->wish->buffers[tensor].type,
-                                                            t->shape.dim[0] });
-}
-
-static void say_model(struct planning_file *p)
-{
-    const struct job_spec_data *spec = p->spec;
-    put_text(p->t, "}(");
-    for (size_t i = 0; i < spec->tensor_count; i++)
-        if (spec->tensors[i].alias_of == NULL && model_shape(p, i) != NULL)
-            p->stored[i] = add_of_model(p, i);
-    for (size_t i = 0; i < spec->tensor_count && !p->t->failed; i++) {
-        const size_t tensor = p->order.tensors[i];
-        const struct tensor_spec *t = &spec->tensors[tensor];
-        const size_t target = t->alias_of != NULL ? spec_target(spec, tensor) : tensor;
-        const struct shape *shape = model_shape(p, target);
-        if (shape == NULL) continue;
-        ctl_say(p->t, t->name);
-        say_tensor(p->t, p->stored[target], 0, shape, t->alias_box);
+    const struct ctl_torch_store *s = &t->stores[store];
+    char key[24];
+    uint64_t strides[CAIRN_RANK_MAX], first = 0, stride = 1;
+    for (uint32_t d = shape->rank; d-- > 0; stride *= shape->dim[d]) {
+        strides[d] = stride;
+        if (box != NULL) first += box->start[d] * stride;
     }
-    put_text(p->t, "u");
+    snprintf(key, sizeof key, "%zu", store - first_of_archive);
+    say_all_of(t, "ctorch._utils\n_rebuild_tensor_v2\n(('storage'ctorch\n");
+    put_text(t, s->type->storage);
+    put_text(t, "\n");
+    ctl_say(t, key);
+    ctl_say(t, "cpu");
+    say_number(t, s->bytes / s->type->bytes);
+    put_text(t, "tQ"); // a reference to what lies beside the pickle
+    say_number(t, first);
+    put_text(t, "(");
+    for (uint32_t d = 0; d < shape->rank; d++)
+        say_number(t, box != NULL ? box->extent[d] : shape->dim[d]);
+    put_text(t, "t(");
+    for (uint32_t d = 0; d < shape->rank; d++) say_number(t, strides[d]);
+    put_text(t, "t");
+    say_flag(t, false);
+    put_text(t, "ccollections\nOrderedDict\n)RtR");
 }
 
-static void say_plane(struct planning_file *p, size_t tensor, uint32_t plane, const char *name)
+static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store store)
 {
-    static const struct shape scalar = { 0 };
-    const struct shape *shape = plane == p->wish->step_plane ? &scalar
-                                                             : &p->spec->tensors[tensor].shape;
-    ctl_say(p->t, name);
-    const size_t store = add_plane(p, tensor, plane, CAIRN_F32, shape);
-    if (!p->t->failed) say_tensor(p->t, store, 0, shape, NULL);
+    t->failed = t->failed ||
+                !ctl_grow(&t->stores, &t->store_capacity, t->store_count + 1, sizeof store);
+    if (t->failed) return 0;
+    t->stores[t->store_count] = store;
+    return t->store_count++;
 }
 
-static void say_state(void *context, size_t tensor, size_t number)
+/* The text that was put since `from`, for an archive to come, becomes the caller's, and is no more
+ * the file's. NULL: there was no memory. */
+static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out)
 {
-    struct planning_file *p = context;
-    const uint32_t planes = spec_planes(p->spec, tensor);
-    const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
-    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return; // none, as torch's SGD has it
-    say_number(p->t, number);
-    put_text(p->t, "}(");
-    if (has_square) {
-        say_plane(p, tensor, p->wish->step_plane, "step");
-        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg");
-        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq");
-    } else {
-        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
-    }
-    put_text(p->t, "u");
-}
-
-static void say_its_number(void *context, size_t tensor, size_t number)
-{
-    const struct planning_file *p = context;
-    (void)tensor;
-    say_number(p->t, number);
-}
-
-static void say_its_name_file(void *context, size_t tensor, size_t number)
-{
-    const struct planning_file *p = context;
-    (void)number;
-    ctl_say(p->t, p->spec->tensors[tensor].name);
-}
-
-static void say_options(struct planning_file *p, size_t group)
-{
-    struct ctl_torch_option options[CTL_TORCH_OPTIONS_MAX];
-    const size_t count = torch_options(&p->order, group, false, options);
-    for (size_t i = 0; i < count; i++) {
-        ctl_say(p->t, options[i].name);
-        say_option(p->t, &options[i]);
-    }
-}
-
-static void say_groups(struct planning_file *p)
-{
-    size_t next = 0;
-    put_text(p->t, "](");
-    for (size_t i = 0; i < p->spec->group_count && !p->t->failed; i++) {
-        const size_t group = p->order.groups[i];
-        put_text(p->t, "}(");
-        say_options(p, group);
-        ctl_say(p->t, "params");
-        put_text(p->t, "](");
-        const size_t end = torch_walk(&p->order, group, next, say_its_number, p);
-        put_text(p->t, "e");
-        ctl_say(p->t, "param_names");
-        put_text(p->t, "](");
-        torch_walk(&p->order, group, next, say_its_name_file, p);
-        put_text(p->t, "eu");
-        next = end;
-    }
-    put_text(p->t, "e");
-}
-
-static void say_all(struct planning_file *p)
-{
-    struct ctl_torch_file *t = p->t;
-    size_t next = 0;
-    ctl_put(t, "\x80\x02}(", 4);
-    ctl_say(t, "model");
-    say_model(p);
-    ctl_say(t, "optimizer");
-    put_text(t, "}(");
-    ctl_say(t, "state");
-    put_text(t, "}(");
-    for (size_t i = 0; i < p->spec->group_count && !t->failed; i++)
-        next = torch_walk(&p->order, p->order.groups[i], next, say_state, p);
-    put_text(t, "u");
-    ctl_say(t, "param_groups");
-    say_groups(p);
-    put_text(t, "u");
-    ctl_say(t, "step");
-    say_number(t, p->order.manifest->step);
-    put_text(t, "u.");
-}
-
-cairn_status ctl_torch_plan(const struct manifest *manifest, const struct ctl_torch_wish *wish,
-                            struct snapshot_file *file, struct ctl_torch_file **out)
-{
-    const struct job_spec_data *spec = &manifest->spec;
-    struct ctl_torch_file *t = calloc(1, sizeof *t);
-    struct planning_file p = { .t = t,
-                               .wish = wish,
-                               .spec = spec,
-                               .stored = calloc(spec->tensor_count + 1, sizeof *p.stored) };
-    const bool is_sorted = torch_order(manifest, &p.order);
-    cairn_status status = t != NULL && p.stored != NULL && is_sorted ? CAIRN_OK
-                                                                     : CAIRN_ERR_NO_MEMORY;
-    if (status == CAIRN_OK) {
-        size_t bytes;
-        say_all(&p);
-        uint8_t *pickle = torch_take_text(t, 0, &bytes);
-        torch_pack(t, file, "checkpoint", pickle, bytes, 0, t->store_count);
-        if (t->failed) status = CAIRN_ERR_NO_MEMORY;
-        if (status == CAIRN_OK && t->store_count == 0) status = CAIRN_ERR_NOT_FOUND;
-    }
-    torch_order_release(&p.order);
-    free(p.stored);
-    if (status == CAIRN_OK)
-        *out = t;
-    else
-        ctl_torch_free(t);
-    return status;
-}
-
-void ctl_torch_free(struct ctl_torch_file *t)
-{
-    if (t == NULL) return;
-    free(t->text);
-    free(t->members);
-    free(t->stores);
-    free(t);
+    *bytes_out = t->text_bytes - from;
+    uint8_t *taken = t->failed ? NULL : malloc(*bytes_out + 1);
+    t->failed |= taken == NULL;
+    if (taken != NULL) memcpy(taken, t->text + from, *bytes_out);
+    t->text_bytes = from;
+    return taken;
 }
 
 /* ==== torch archive ==== */
@@ -254,13 +215,9 @@ struct packing {
 static void add_entry(struct packing *k, struct safetensors_entry entry, uint64_t bytes)
 {
     struct snapshot_file *f = k->file;
-    if (f->entry_count == f->entry_capacity) {
-        const size_t wanted = f->entry_capacity * 2 + 64;
-        struct safetensors_entry *grown = realloc(f->entries, wanted * sizeof *grown);
-        k->t->failed |= grown == NULL;
-        if (grown == NULL) return;
-        f->entries = grown;
-        f->entry_capacity = wanted;
+    if (!ctl_grow(&f->entries, &f->entry_capacity, f->entry_count + 1, sizeof entry)) {
+        k->t->failed = true;
+        return;
     }
     entry.begin = f->file_bytes;
     entry.end = f->file_bytes += bytes;
@@ -304,16 +261,10 @@ static void put_local(struct packing *k, struct ctl_torch_member *m)
     const size_t pad = (size_t)(-bare & (ALIGN - 1));
     put_text(t, "PK\3\4");
     put_head(t);
-    put_number(t, 0, 4);
-    put_number(t, UINT32_MAX, 4);
-    put_number(t, UINT32_MAX, 4);
-    put_number(t, name, 2);
-    put_number(t, 20 + 4 + pad, 2);
+    PUT(t, { 0, 4 }, { UINT32_MAX, 4 }, { UINT32_MAX, 4 }, { name, 2 }, { 20 + 4 + pad, 2 });
     put_text(t, m->name);
-    put_number(t, 1, 2); // sizes of zip64
-    put_number(t, 16, 2);
-    put_number(t, m->bytes, 8);
-    put_number(t, m->bytes, 8);
+    // sizes of zip64
+    PUT(t, { 1, 2 }, { 16, 2 }, { m->bytes, 8 }, { m->bytes, 8 });
     put_text(t, "FB"); // torch's, for what is aligned
     put_number(t, pad, 2);
     ctl_put(t, NULL, pad);
@@ -321,11 +272,10 @@ static void put_local(struct packing *k, struct ctl_torch_member *m)
 
 static void put_descriptor(struct packing *k, struct ctl_torch_member *m)
 {
-    put_text(k->t, "PK\7\b");
-    m->sum_at[0] = k->t->text_bytes;
-    put_number(k->t, 0, 4);
-    put_number(k->t, m->bytes, 8);
-    put_number(k->t, m->bytes, 8);
+    struct ctl_torch_file *t = k->t;
+    put_text(t, "PK\7\b");
+    m->sum_at[0] = t->text_bytes;
+    PUT(t, { 0, 4 }, { m->bytes, 8 }, { m->bytes, 8 });
 }
 
 static void put_central(struct packing *k, struct ctl_torch_member *m)
@@ -335,19 +285,11 @@ static void put_central(struct packing *k, struct ctl_torch_member *m)
     put_number(t, 45, 2);
     put_head(t);
     m->sum_at[1] = t->text_bytes;
-    put_number(t, 0, 4);
-    put_number(t, UINT32_MAX, 4);
-    put_number(t, UINT32_MAX, 4);
-    put_number(t, strlen(m->name), 2);
-    put_number(t, 28, 2);
+    PUT(t, { 0, 4 }, { UINT32_MAX, 4 }, { UINT32_MAX, 4 }, { strlen(m->name), 2 }, { 28, 2 });
     ctl_put(t, NULL, 2 + 2 + 2 + 4);
     put_number(t, UINT32_MAX, 4);
     put_text(t, m->name);
-    put_number(t, 1, 2);
-    put_number(t, 24, 2);
-    put_number(t, m->bytes, 8);
-    put_number(t, m->bytes, 8);
-    put_number(t, m->header_at, 8);
+    PUT(t, { 1, 2 }, { 24, 2 }, { m->bytes, 8 }, { m->bytes, 8 }, { m->header_at, 8 });
 }
 
 static void put_end(struct packing *k, uint64_t central_at, size_t members)
@@ -355,23 +297,15 @@ static void put_end(struct packing *k, uint64_t central_at, size_t members)
     struct ctl_torch_file *t = k->t;
     const uint64_t end_at = position(k);
     put_text(t, "PK\6\6");
-    put_number(t, 44, 8);
-    put_number(t, 45, 2);
-    put_number(t, 45, 2);
+    PUT(t, { 44, 8 }, { 45, 2 }, { 45, 2 });
     ctl_put(t, NULL, 8);
-    put_number(t, members, 8);
-    put_number(t, members, 8);
-    put_number(t, end_at - central_at, 8);
-    put_number(t, central_at, 8);
+    PUT(t, { members, 8 }, { members, 8 }, { end_at - central_at, 8 }, { central_at, 8 });
     put_text(t, "PK\6\7");
-    put_number(t, 0, 4);
-    put_number(t, end_at, 8);
-    put_number(t, 1, 4);
+    PUT(t, { 0, 4 }, { end_at, 8 }, { 1, 4 });
     put_text(t, "PK\5\6");
     ctl_put(t, NULL, 4);
-    put_number(t, UINT64_MAX, 4); // both counts, the size and the place: those of zip64
-    put_number(t, UINT64_MAX, 8);
-    put_number(t, 0, 2);
+    // both counts, the size and the place: those of zip64
+    PUT(t, { UINT64_MAX, 4 }, { UINT64_MAX, 8 }, { 0, 2 });
 }
 
 static void set_sum(struct ctl_torch_file *t, const struct ctl_torch_member *m)
@@ -413,15 +347,8 @@ static void pack_store(struct packing *k, struct ctl_torch_member *m, size_t sto
 /* So many more, zeros; NULL: there was no memory. */
 static struct ctl_torch_member *add_members(struct ctl_torch_file *t, size_t count)
 {
-    if (t->member_capacity - t->member_count < count && !t->failed) {
-        const size_t wanted = (t->member_capacity + count) * 2;
-        struct ctl_torch_member *grown = realloc(t->members, wanted * sizeof *grown);
-        t->failed = grown == NULL;
-        if (grown != NULL) {
-            t->members = grown;
-            t->member_capacity = wanted;
-        }
-    }
+    t->failed = t->failed || !ctl_grow(&t->members, &t->member_capacity, t->member_count + count,
+                                       sizeof *t->members);
     if (t->failed) return NULL;
     struct ctl_torch_member *first = &t->members[t->member_count];
     memset(first, 0, count * sizeof *first);
@@ -457,367 +384,6 @@ void ctl_torch_pass(struct ctl_torch_file *t, const struct safetensors_entry *en
     struct ctl_torch_member *m = &t->members[entry->box.start[0]];
     m->sum = (uint32_t)crc32_z(m->sum, from, bytes);
     set_sum(t, m);
-}
-
-/* ==== torch folder ==== */
-
-/* The value of a key: a tensor or an option of a group, and where its archive lies. */
-struct item {
-    char *key;        /* owned */
-    const char *name; /* of the tensor; NULL: an option */
-    const char *last; /* "exp_avg", "lr"; NULL: of the model */
-    size_t group;     /* of an option */
-    struct shape shape;
-    const struct ctl_number_type *type; /* NULL: no tensor */
-    uint64_t at, bytes;
-};
-
-struct planning_folder {
-    struct ctl_torch_file *t;
-    struct snapshot_file *file;
-    const struct ctl_torch_wish *wish;
-    const struct job_spec_data *spec;
-    struct ctl_torch_order order;
-    struct item *items; /* owned */
-    size_t item_count, item_capacity;
-    size_t *of_model; /* owned: by tensor, its item and 1 */
-};
-
-static void add_item(struct planning_folder *p, struct item item)
-{
-    if (p->item_count == p->item_capacity && !p->t->failed) {
-        const size_t wanted = p->item_capacity * 2 + 64;
-        struct item *grown = realloc(p->items, wanted * sizeof *grown);
-        p->t->failed = grown == NULL;
-        if (grown != NULL) {
-            p->items = grown;
-            p->item_capacity = wanted;
-        }
-    }
-    int printed = 0;
-    if (item.last == NULL)
-        printed = asprintf(&item.key, "model.%s", item.name);
-    else if (item.name != NULL)
-        printed = asprintf(&item.key, "optim.state.%s.%s", item.name, item.last);
-    else
-        printed = asprintf(&item.key, "optim.param_groups.%zu.%s", item.group, item.last);
-    p->t->failed |= printed < 0;
-    if (!p->t->failed)
-        p->items[p->item_count++] = item;
-    else if (printed >= 0)
-        free(item.key);
-}
-
-/* ---- archives: one of each ---- */
-
-/* The text since `from` is the pickle of an archive with these stores; the item is of it. */
-static void pack(struct planning_folder *p, size_t from, struct item item, size_t first_store,
-                 size_t store_count)
-{
-    size_t bytes;
-    item.at = p->file->file_bytes;
-    put_text(p->t, ".");
-    uint8_t *pickle = torch_take_text(p->t, from, &bytes);
-    torch_pack(p->t, p->file, "archive", pickle, bytes, first_store, store_count);
-    item.bytes = p->file->file_bytes - item.at;
-    add_item(p, item);
-}
-
-static size_t begin_pickle(struct planning_folder *p)
-{
-    const size_t from = p->t->text_bytes;
-    ctl_put(p->t, "\x80\x02", 2);
-    return from;
-}
-
-static void pack_tensor(struct planning_folder *p, size_t tensor, uint32_t plane, cairn_dtype dtype,
-                        struct item item)
-{
-    uint64_t bytes = item.type->bytes;
-    for (uint32_t d = 0; d < item.shape.rank; d++) bytes *= item.shape.dim[d];
-    const size_t from = begin_pickle(p);
-    const size_t store = torch_add_store(
-        p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, item.type, bytes });
-    if (p->t->failed) return;
-    say_tensor(p->t, store, store, &item.shape, NULL);
-    pack(p, from, item, store, 1);
-}
-
-static void pack_of_model(struct planning_folder *p, size_t tensor)
-{
-    const struct tensor_spec *t = &p->spec->tensors[tensor];
-    const struct ctl_buffer *buffer = &p->wish->buffers[tensor];
-    if (t->alias_of != NULL || (t->kind == CAIRN_BLOB && buffer->type == NULL)) return;
-    const bool is_blob = t->kind == CAIRN_BLOB;
-    const cairn_dtype dtype = is_blob ? CAIRN_U8 : p->wish->dtype;
-    p->of_model[tensor] = p->item_count + 1;
-    pack_tensor(p, tensor, CAIRN_PLANE_PARAM, dtype,
-                (struct item) { .name = t->name,
-                                .shape = is_blob ? buffer->shape : t->shape,
-                                .type = is_blob ? buffer->type : cairn_ctl_number_type(dtype) });
-}
-
-/* All of a tensor under another name: where that is. A part of one that has a name is in the tensor. */
-static void add_alias(struct planning_folder *p, size_t tensor)
-{
-    const struct tensor_spec *t = &p->spec->tensors[tensor];
-    if (t->alias_of == NULL || t->alias_box != NULL || p->t->failed) return;
-    const size_t target = p->of_model[spec_target(p->spec, tensor)];
-    if (target == 0) return;
-    struct item item = p->items[target - 1];
-    item.name = t->name;
-    add_item(p, item);
-}
-
-static void pack_plane(struct planning_folder *p, size_t tensor, uint32_t plane, const char *what)
-{
-    const struct tensor_spec *t = &p->spec->tensors[tensor];
-    struct item item = { .name = t->name, .last = what, .type = cairn_ctl_number_type(CAIRN_F32) };
-    if (plane != p->wish->step_plane) item.shape = t->shape;
-    pack_tensor(p, tensor, plane, CAIRN_F32, item);
-}
-
-static void pack_state(struct planning_folder *p, size_t tensor)
-{
-    const struct tensor_spec *t = &p->spec->tensors[tensor];
-    if (!torch_is_whole(t)) return;
-    const uint32_t planes = spec_planes(p->spec, tensor);
-    const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
-    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return;
-    if (!has_square) { // SGD's: torch has no count of its steps
-        pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
-        return;
-    }
-    pack_plane(p, tensor, p->wish->step_plane, "step");
-    pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg");
-    pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq");
-}
-
-static void say_its_name_folder(void *context, size_t tensor, size_t number)
-{
-    const struct planning_folder *p = context;
-    (void)number;
-    ctl_say(p->t, p->spec->tensors[tensor].name);
-}
-
-static void pack_group(struct planning_folder *p, size_t number)
-{
-    static const char *const lists[] = { "params",
-                                         "param_names" }; // get_state_dict has names in both
-    struct ctl_torch_option options[CTL_TORCH_OPTIONS_MAX];
-    const size_t group = p->order.groups[number];
-    const size_t count = torch_options(&p->order, group, true, options);
-    for (size_t i = 0; i < count; i++) {
-        const size_t from = begin_pickle(p);
-        say_option(p->t, &options[i]);
-        pack(p, from, (struct item) { .last = options[i].name, .group = number }, 0, 0);
-    }
-    for (size_t i = 0; i < 2; i++) {
-        const size_t from = begin_pickle(p);
-        put_text(p->t, "](");
-        torch_walk(&p->order, group, 0, say_its_name_folder, p);
-        put_text(p->t, "e");
-        pack(p, from, (struct item) { .last = lists[i], .group = number }, 0, 0);
-    }
-}
-
-static void pack_all(struct planning_folder *p)
-{
-    const size_t tensors = p->spec->tensor_count;
-    for (size_t i = 0; i < tensors && !p->t->failed; i++) pack_of_model(p, i);
-    for (size_t i = 0; i < tensors && !p->t->failed; i++) add_alias(p, i);
-    for (size_t i = 0; i < tensors && !p->t->failed; i++) pack_state(p, i);
-    for (size_t i = 0; i < p->spec->group_count && !p->t->failed; i++) pack_group(p, i);
-}
-
-/* ---- .metadata ---- */
-
-#define METADATA "ctorch.distributed.checkpoint.metadata\n"
-static const char *const globals[] = {
-    METADATA "TensorStorageMetadata\n",
-    METADATA "BytesStorageMetadata\n",
-    METADATA "ChunkStorageMetadata\n",
-    METADATA "MetadataIndex\n",
-    METADATA "TensorProperties\n",
-    METADATA "_MEM_FORMAT_ENCODING\n",
-    "ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n",
-    "ctorch\nSize\n",
-    "ctorch\nstrided\n",
-};
-enum { TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, ENCODING, STORAGE, SIZE, STRIDED, GLOBALS };
-
-/* One of these, which was said before. */
-static void say_global(struct planning_folder *p, uint8_t which)
-{
-    ctl_put(p->t, (uint8_t[]) { 'h', which }, 2);
-}
-
-/* An object of a class, whose attributes are to come. */
-static void say_object(struct planning_folder *p, uint8_t which)
-{
-    say_global(p, which);
-    put_text(p->t, ")\x81}(");
-}
-
-static void end_object(struct planning_folder *p)
-{
-    put_text(p->t, "ub");
-}
-
-static void say_size(struct planning_folder *p, const struct shape *shape, bool zeros)
-{
-    say_global(p, SIZE);
-    put_text(p->t, "(");
-    for (uint32_t d = 0; d < shape->rank; d++) say_number(p->t, zeros ? 0 : shape->dim[d]);
-    put_text(p->t, "t\x85R");
-}
-
-static void say_tensor_metadata(struct planning_folder *p, const struct item *item)
-{
-    say_object(p, TENSOR);
-    ctl_say(p->t, "properties");
-    say_global(p, PROPERTIES);
-    put_text(p->t, ")\x81(ctorch\n");
-    put_text(p->t, item->type->torch);
-    put_text(p->t, "\n");
-    say_global(p, STRIDED);
-    say_flag(p->t, false);
-    say_global(p, ENCODING);
-    say_number(p->t, 0);
-    put_text(p->t, "\x85R");
-    say_flag(p->t, false);
-    put_text(p->t, "tb");
-    ctl_say(p->t, "size");
-    say_size(p, &item->shape, false);
-    ctl_say(p->t, "chunks");
-    put_text(p->t, "](");
-    say_object(p, CHUNK);
-    ctl_say(p->t, "offsets");
-    say_size(p, &item->shape, true);
-    ctl_say(p->t, "sizes");
-    say_size(p, &item->shape, false);
-    end_object(p);
-    put_text(p->t, "e");
-    end_object(p);
-}
-
-/* Writes the path that the key had before the state dict was flattened. */
-static void say_path(struct planning_folder *p, const struct item *item)
-{
-    put_text(p->t, "(");
-    ctl_say(p->t, item->last == NULL ? "model" : "optim");
-    if (item->last != NULL) ctl_say(p->t, item->name != NULL ? "state" : "param_groups");
-    if (item->name != NULL)
-        ctl_say(p->t, item->name);
-    else
-        say_number(p->t, item->group);
-    if (item->last != NULL) ctl_say(p->t, item->last);
-    put_text(p->t, "t");
-}
-
-static void say_place(struct planning_folder *p, const struct item *item)
-{
-    const bool is_tensor = item->type != NULL;
-    say_object(p, INDEX);
-    ctl_say(p->t, "fqn");
-    ctl_say(p->t, item->key);
-    ctl_say(p->t, "offset");
-    if (is_tensor)
-        say_size(p, &item->shape, true);
-    else
-        put_text(p->t, "N");
-    ctl_say(p->t, "index");
-    if (is_tensor)
-        say_number(p->t, 0);
-    else
-        put_text(p->t, "N");
-    end_object(p);
-    say_object(p, STORAGE);
-    ctl_say(p->t, "relative_path");
-    ctl_say(p->t, CTL_TORCH_FOLDER_FILE);
-    ctl_say(p->t, "offset");
-    say_number(p->t, item->at);
-    ctl_say(p->t, "length");
-    say_number(p->t, item->bytes);
-    ctl_say(p->t, "transform_descriptors");
-    put_text(p->t, "N");
-    end_object(p);
-}
-
-static uint8_t *metadata_of(struct planning_folder *p, size_t *bytes_out)
-{
-    struct ctl_torch_file *t = p->t;
-    const size_t from = begin_pickle(p);
-    for (uint8_t i = 0; i < GLOBALS; i++) {
-        put_text(t, globals[i]);
-        ctl_put(t, (uint8_t[]) { 'q', i, '0' },
-                3); // kept under that number, and off the stack
-    }
-    put_text(t, METADATA "Metadata\n)\x81}(");
-    ctl_say(t, "state_dict_metadata");
-    put_text(t, "}(");
-    for (size_t i = 0; i < p->item_count; i++) {
-        ctl_say(t, p->items[i].key);
-        if (p->items[i].type != NULL) {
-            say_tensor_metadata(p, &p->items[i]);
-        } else {
-            say_object(p, BYTES);
-            end_object(p);
-        }
-    }
-    put_text(t, "u");
-    ctl_say(t, "planner_data");
-    put_text(t, "}(");
-    for (size_t i = 0; i < p->item_count; i++) {
-        ctl_say(t, p->items[i].key);
-        say_path(p, &p->items[i]);
-    }
-    put_text(t, "u");
-    ctl_say(t, "storage_data");
-    put_text(t, "}(");
-    for (size_t i = 0; i < p->item_count; i++) say_place(p, &p->items[i]);
-    put_text(t, "u");
-    ctl_say(t, "storage_meta");
-    put_text(t, "N");
-    ctl_say(t, "version");
-    put_text(t, "Nub.");
-    return torch_take_text(t, from, bytes_out);
-}
-
-cairn_status ctl_torch_folder_plan(const struct manifest *manifest,
-                                   const struct ctl_torch_wish *wish, struct snapshot_file *file,
-                                   struct ctl_torch_file **out, char **metadata_out,
-                                   size_t *metadata_bytes_out)
-{
-    const struct job_spec_data *spec = &manifest->spec;
-    struct ctl_torch_file *t = calloc(1, sizeof *t);
-    struct planning_folder p = { .t = t,
-                                 .file = file,
-                                 .wish = wish,
-                                 .spec = spec,
-                                 .of_model = calloc(spec->tensor_count + 1, sizeof *p.of_model) };
-    const bool is_sorted = torch_order(manifest, &p.order);
-    cairn_status status = CAIRN_ERR_NO_MEMORY;
-    uint8_t *metadata = NULL;
-    if (t != NULL && p.of_model != NULL && is_sorted) {
-        pack_all(&p);
-        metadata = metadata_of(&p, metadata_bytes_out);
-        status = t->failed             ? CAIRN_ERR_NO_MEMORY
-                 : t->store_count == 0 ? CAIRN_ERR_NOT_FOUND
-                                       : CAIRN_OK;
-    }
-    for (size_t i = 0; i < p.item_count; i++) free(p.items[i].key);
-    free(p.items);
-    free(p.of_model);
-    torch_order_release(&p.order);
-    if (status == CAIRN_OK) {
-        *out = t;
-        *metadata_out = (char *)metadata;
-    } else {
-        free(metadata);
-        ctl_torch_free(t);
-    }
-    return status;
 }
 
 /* ==== torch order ==== */
@@ -965,127 +531,522 @@ static void say_option(struct ctl_torch_file *t, const struct ctl_torch_option *
     }
 }
 
-/* ==== torch pickle ==== */
+/* ==== planning ==== */
 
-/* ---- text ---- */
+/* The value of a key: a tensor or an option of a group, and where its archive lies. */
+struct item {
+    char *key;        /* owned */
+    const char *name; /* of the tensor; NULL: an option */
+    const char *last; /* "exp_avg", "lr"; NULL: of the model */
+    size_t group;     /* of an option */
+    struct shape shape;
+    const struct ctl_number_type *type; /* NULL: no tensor */
+    uint64_t at, bytes;
+};
+/* What a plan is made with, of a file or of a folder. */
+struct planning {
+    struct ctl_torch_file *t;
+    struct snapshot_file *file;
+    const struct ctl_torch_wish *wish;
+    const struct job_spec_data *spec;
+    struct ctl_torch_order order;
+    /* owned: by tensor, of a file the storage of its parameter, of a folder its item and 1 */
+    size_t *of_model;
+    struct item *items; /* owned; of a folder */
+    size_t item_count, item_capacity;
+};
 
-/* NULL: zeros */
-static void ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes)
+/* ==== torch file ==== */
+
+static uint64_t bytes_of(const struct shape *shape, uint32_t each)
 {
-    if (t->text_capacity - t->text_bytes < bytes && !t->failed) {
-        const size_t wanted = (t->text_capacity + bytes) * 2 + 4096;
-        uint8_t *grown = realloc(t->text, wanted);
-        t->failed = grown == NULL;
-        if (grown != NULL) {
-            t->text = grown;
-            t->text_capacity = wanted;
+    uint64_t bytes = each;
+    for (uint32_t d = 0; d < shape->rank; d++) bytes *= shape->dim[d];
+    return bytes;
+}
+
+static size_t add_plane(struct planning *p, size_t tensor, uint32_t plane, cairn_dtype dtype,
+                        const struct shape *shape)
+{
+    const struct ctl_number_type *type = cairn_ctl_number_type(dtype);
+    return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, type,
+                                                            bytes_of(shape, type->bytes) });
+}
+
+/* The shape of a tensor of the model, or of a buffer that is kept as its bytes; NULL: it is
+ * neither. */
+static const struct shape *model_shape(const struct planning *p, size_t tensor)
+{
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
+    if (t->kind != CAIRN_BLOB) return &t->shape;
+    return p->wish->buffers[tensor].type != NULL ? &p->wish->buffers[tensor].shape : NULL;
+}
+
+static size_t add_of_model(struct planning *p, size_t tensor)
+{
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
+    if (t->kind != CAIRN_BLOB)
+        return add_plane(p, tensor, CAIRN_PLANE_PARAM, p->wish->dtype, &t->shape);
+    return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, CAIRN_PLANE_PARAM,
+                                                            CAIRN_U8, p->wish->buffers[tensor].type,
+                                                            t->shape.dim[0] });
+}
+
+static void say_model(struct planning *p)
+{
+    const struct job_spec_data *spec = p->spec;
+    put_text(p->t, "}(");
+    for (size_t i = 0; i < spec->tensor_count; i++)
+        if (spec->tensors[i].alias_of == NULL && model_shape(p, i) != NULL)
+            p->of_model[i] = add_of_model(p, i);
+    for (size_t i = 0; i < spec->tensor_count && !p->t->failed; i++) {
+        const size_t tensor = p->order.tensors[i];
+        const struct tensor_spec *t = &spec->tensors[tensor];
+        const size_t target = t->alias_of != NULL ? spec_target(spec, tensor) : tensor;
+        const struct shape *shape = model_shape(p, target);
+        if (shape == NULL) continue;
+        ctl_say(p->t, t->name);
+        say_tensor(p->t, p->of_model[target], 0, shape, t->alias_box);
+    }
+    put_text(p->t, "u");
+}
+
+static void say_plane(struct planning *p, size_t tensor, uint32_t plane, const char *name)
+{
+    static const struct shape scalar = { 0 };
+    const struct shape *shape = plane == p->wish->step_plane ? &scalar
+                                                             : &p->spec->tensors[tensor].shape;
+    ctl_say(p->t, name);
+    const size_t store = add_plane(p, tensor, plane, CAIRN_F32, shape);
+    if (!p->t->failed) say_tensor(p->t, store, 0, shape, NULL);
+}
+
+static void say_state(void *context, size_t tensor, size_t number)
+{
+    struct planning *p = context;
+    const uint32_t planes = spec_planes(p->spec, tensor);
+    const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
+    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return; // none, as torch's SGD has it
+    say_number(p->t, number);
+    put_text(p->t, "}(");
+    if (has_square) {
+        say_plane(p, tensor, p->wish->step_plane, "step");
+        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg");
+        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq");
+    } else {
+        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
+    }
+    put_text(p->t, "u");
+}
+
+static void say_its_number(void *context, size_t tensor, size_t number)
+{
+    const struct planning *p = context;
+    (void)tensor;
+    say_number(p->t, number);
+}
+
+static void say_its_name(void *context, size_t tensor, size_t number)
+{
+    const struct planning *p = context;
+    (void)number;
+    ctl_say(p->t, p->spec->tensors[tensor].name);
+}
+
+static void say_options(struct planning *p, size_t group)
+{
+    struct ctl_torch_option options[CTL_TORCH_OPTIONS_MAX];
+    const size_t count = torch_options(&p->order, group, false, options);
+    for (size_t i = 0; i < count; i++) {
+        ctl_say(p->t, options[i].name);
+        say_option(p->t, &options[i]);
+    }
+}
+
+static void say_groups(struct planning *p)
+{
+    size_t next = 0;
+    put_text(p->t, "](");
+    for (size_t i = 0; i < p->spec->group_count && !p->t->failed; i++) {
+        const size_t group = p->order.groups[i];
+        put_text(p->t, "}(");
+        say_options(p, group);
+        ctl_say(p->t, "params");
+        put_text(p->t, "](");
+        const size_t end = torch_walk(&p->order, group, next, say_its_number, p);
+        put_text(p->t, "e");
+        ctl_say(p->t, "param_names");
+        put_text(p->t, "](");
+        torch_walk(&p->order, group, next, say_its_name, p);
+        put_text(p->t, "eu");
+        next = end;
+    }
+    put_text(p->t, "e");
+}
+
+static void say_all(struct planning *p)
+{
+    struct ctl_torch_file *t = p->t;
+    size_t next = 0;
+    ctl_put(t, "\x80\x02}(", 4);
+    ctl_say(t, "model");
+    say_model(p);
+    say_all_of(t, "'optimizer'}('state'}(");
+    for (size_t i = 0; i < p->spec->group_count && !t->failed; i++)
+        next = torch_walk(&p->order, p->order.groups[i], next, say_state, p);
+    say_all_of(t, "u'param_groups'");
+    say_groups(p);
+    say_all_of(t, "u'step'");
+    say_number(t, p->order.manifest->step);
+    put_text(t, "u.");
+}
+
+/* ==== torch folder ==== */
+
+static void add_item(struct planning *p, struct item item)
+{
+    p->t->failed = p->t->failed ||
+                   !ctl_grow(&p->items, &p->item_capacity, p->item_count + 1, sizeof item);
+    int printed = 0;
+    if (item.last == NULL)
+        printed = asprintf(&item.key, "model.%s", item.name);
+    else if (item.name != NULL)
+        printed = asprintf(&item.key, "optim.state.%s.%s", item.name, item.last);
+    else
+        printed = asprintf(&item.key, "optim.param_groups.%zu.%s", item.group, item.last);
+    p->t->failed |= printed < 0;
+    if (!p->t->failed)
+        p->items[p->item_count++] = item;
+    else if (printed >= 0)
+        free(item.key);
+}
+
+/* ---- archives: one of each ---- */
+
+/* The text since `from` is the pickle of an archive with these stores; the item is of it. */
+static void pack(struct planning *p, size_t from, struct item item, size_t first_store,
+                 size_t store_count)
+{
+    size_t bytes;
+    item.at = p->file->file_bytes;
+    put_text(p->t, ".");
+    uint8_t *pickle = torch_take_text(p->t, from, &bytes);
+    torch_pack(p->t, p->file, "archive", pickle, bytes, first_store, store_count);
+    item.bytes = p->file->file_bytes - item.at;
+    add_item(p, item);
+}
+
+static size_t begin_pickle(struct planning *p)
+{
+    const size_t from = p->t->text_bytes;
+    ctl_put(p->t, "\x80\x02", 2);
+    return from;
+}
+
+static void pack_tensor(struct planning *p, size_t tensor, uint32_t plane, cairn_dtype dtype,
+                        struct item item)
+{
+    uint64_t bytes = item.type->bytes;
+    for (uint32_t d = 0; d < item.shape.rank; d++) bytes *= item.shape.dim[d];
+    const size_t from = begin_pickle(p);
+    const size_t store = torch_add_store(
+        p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, item.type, bytes });
+    if (p->t->failed) return;
+    say_tensor(p->t, store, store, &item.shape, NULL);
+    pack(p, from, item, store, 1);
+}
+
+static void pack_of_model(struct planning *p, size_t tensor)
+{
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
+    const struct ctl_buffer *buffer = &p->wish->buffers[tensor];
+    if (t->alias_of != NULL || (t->kind == CAIRN_BLOB && buffer->type == NULL)) return;
+    const bool is_blob = t->kind == CAIRN_BLOB;
+    const cairn_dtype dtype = is_blob ? CAIRN_U8 : p->wish->dtype;
+    p->of_model[tensor] = p->item_count + 1;
+    pack_tensor(p, tensor, CAIRN_PLANE_PARAM, dtype,
+                (struct item) { .name = t->name,
+                                .shape = is_blob ? buffer->shape : t->shape,
+                                .type = is_blob ? buffer->type : cairn_ctl_number_type(dtype) });
+}
+
+/* All of a tensor under another name: where that is. A part of one that has a name is in the tensor. */
+static void add_alias(struct planning *p, size_t tensor)
+{
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
+    if (t->alias_of == NULL || t->alias_box != NULL || p->t->failed) return;
+    const size_t target = p->of_model[spec_target(p->spec, tensor)];
+    if (target == 0) return;
+    struct item item = p->items[target - 1];
+    item.name = t->name;
+    add_item(p, item);
+}
+
+static void pack_plane(struct planning *p, size_t tensor, uint32_t plane, const char *what)
+{
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
+    struct item item = { .name = t->name, .last = what, .type = cairn_ctl_number_type(CAIRN_F32) };
+    if (plane != p->wish->step_plane) item.shape = t->shape;
+    pack_tensor(p, tensor, plane, CAIRN_F32, item);
+}
+
+static void pack_state(struct planning *p, size_t tensor)
+{
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
+    if (!torch_is_whole(t)) return;
+    const uint32_t planes = spec_planes(p->spec, tensor);
+    const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
+    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return;
+    if (!has_square) { // SGD's: torch has no count of its steps
+        pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
+        return;
+    }
+    pack_plane(p, tensor, p->wish->step_plane, "step");
+    pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg");
+    pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq");
+}
+
+static void pack_group(struct planning *p, size_t number)
+{
+    static const char *const lists[] = { "params",
+                                         "param_names" }; // get_state_dict has names in both
+    struct ctl_torch_option options[CTL_TORCH_OPTIONS_MAX];
+    const size_t group = p->order.groups[number];
+    const size_t count = torch_options(&p->order, group, true, options);
+    for (size_t i = 0; i < count; i++) {
+        const size_t from = begin_pickle(p);
+        say_option(p->t, &options[i]);
+        pack(p, from, (struct item) { .last = options[i].name, .group = number }, 0, 0);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        const size_t from = begin_pickle(p);
+        put_text(p->t, "](");
+        torch_walk(&p->order, group, 0, say_its_name, p);
+        put_text(p->t, "e");
+        pack(p, from, (struct item) { .last = lists[i], .group = number }, 0, 0);
+    }
+}
+
+static void pack_all(struct planning *p)
+{
+    const size_t tensors = p->spec->tensor_count;
+    for (size_t i = 0; i < tensors && !p->t->failed; i++) pack_of_model(p, i);
+    for (size_t i = 0; i < tensors && !p->t->failed; i++) add_alias(p, i);
+    for (size_t i = 0; i < tensors && !p->t->failed; i++) pack_state(p, i);
+    for (size_t i = 0; i < p->spec->group_count && !p->t->failed; i++) pack_group(p, i);
+}
+
+/* ---- .metadata ---- */
+
+#define METADATA "ctorch.distributed.checkpoint.metadata\n"
+static const char *const globals[] = {
+    METADATA "TensorStorageMetadata\n",
+    METADATA "BytesStorageMetadata\n",
+    METADATA "ChunkStorageMetadata\n",
+    METADATA "MetadataIndex\n",
+    METADATA "TensorProperties\n",
+    METADATA "_MEM_FORMAT_ENCODING\n",
+    "ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n",
+    "ctorch\nSize\n",
+    "ctorch\nstrided\n",
+};
+enum { TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, ENCODING, STORAGE, SIZE, STRIDED, GLOBALS };
+
+/* One of these, which was said before. */
+static void say_global(struct planning *p, uint8_t which)
+{
+    ctl_put(p->t, (uint8_t[]) { 'h', which }, 2);
+}
+
+/* An object of a class, whose attributes are to come. */
+static void say_object(struct planning *p, uint8_t which)
+{
+    say_global(p, which);
+    put_text(p->t, ")\x81}(");
+}
+
+static void end_object(struct planning *p)
+{
+    put_text(p->t, "ub");
+}
+
+static void say_size(struct planning *p, const struct shape *shape, bool zeros)
+{
+    say_global(p, SIZE);
+    put_text(p->t, "(");
+    for (uint32_t d = 0; d < shape->rank; d++) say_number(p->t, zeros ? 0 : shape->dim[d]);
+    put_text(p->t, "t\x85R");
+}
+
+static void say_tensor_metadata(struct planning *p, const struct item *item)
+{
+    say_object(p, TENSOR);
+    ctl_say(p->t, "properties");
+    say_global(p, PROPERTIES);
+    put_text(p->t, ")\x81(ctorch\n");
+    put_text(p->t, item->type->torch);
+    put_text(p->t, "\n");
+    say_global(p, STRIDED);
+    say_flag(p->t, false);
+    say_global(p, ENCODING);
+    say_number(p->t, 0);
+    put_text(p->t, "\x85R");
+    say_flag(p->t, false);
+    say_all_of(p->t, "tb'size'");
+    say_size(p, &item->shape, false);
+    say_all_of(p->t, "'chunks'](");
+    say_object(p, CHUNK);
+    ctl_say(p->t, "offsets");
+    say_size(p, &item->shape, true);
+    ctl_say(p->t, "sizes");
+    say_size(p, &item->shape, false);
+    end_object(p);
+    put_text(p->t, "e");
+    end_object(p);
+}
+
+/* Writes the path that the key had before the state dict was flattened. */
+static void say_path(struct planning *p, const struct item *item)
+{
+    put_text(p->t, "(");
+    ctl_say(p->t, item->last == NULL ? "model" : "optim");
+    if (item->last != NULL) ctl_say(p->t, item->name != NULL ? "state" : "param_groups");
+    if (item->name != NULL)
+        ctl_say(p->t, item->name);
+    else
+        say_number(p->t, item->group);
+    if (item->last != NULL) ctl_say(p->t, item->last);
+    put_text(p->t, "t");
+}
+
+static void say_place(struct planning *p, const struct item *item)
+{
+    const bool is_tensor = item->type != NULL;
+    say_object(p, INDEX);
+    ctl_say(p->t, "fqn");
+    ctl_say(p->t, item->key);
+    ctl_say(p->t, "offset");
+    if (is_tensor)
+        say_size(p, &item->shape, true);
+    else
+        put_text(p->t, "N");
+    ctl_say(p->t, "index");
+    if (is_tensor)
+        say_number(p->t, 0);
+    else
+        put_text(p->t, "N");
+    end_object(p);
+    say_object(p, STORAGE);
+    ctl_say(p->t, "relative_path");
+    ctl_say(p->t, CTL_TORCH_FOLDER_FILE);
+    ctl_say(p->t, "offset");
+    say_number(p->t, item->at);
+    ctl_say(p->t, "length");
+    say_number(p->t, item->bytes);
+    say_all_of(p->t, "'transform_descriptors'N");
+    end_object(p);
+}
+
+static uint8_t *metadata_of(struct planning *p, size_t *bytes_out)
+{
+    struct ctl_torch_file *t = p->t;
+    const size_t from = begin_pickle(p);
+    for (uint8_t i = 0; i < GLOBALS; i++) {
+        put_text(t, globals[i]);
+        ctl_put(t, (uint8_t[]) { 'q', i, '0' },
+                3); // kept under that number, and off the stack
+    }
+    put_text(t, METADATA "Metadata\n)\x81}(");
+    say_all_of(t, "'state_dict_metadata'}(");
+    for (size_t i = 0; i < p->item_count; i++) {
+        ctl_say(t, p->items[i].key);
+        if (p->items[i].type != NULL) {
+            say_tensor_metadata(p, &p->items[i]);
+        } else {
+            say_object(p, BYTES);
+            end_object(p);
         }
     }
-    if (t->failed) return;
-    if (from != NULL) memcpy(t->text + t->text_bytes, from, bytes);
-    if (from == NULL) memset(t->text + t->text_bytes, 0, bytes);
-    t->text_bytes += bytes;
-}
-
-static void put_number(struct ctl_torch_file *t, uint64_t value, size_t bytes)
-{
-    uint8_t text[8];
-    for (size_t i = 0; i < 8; i++) text[i] = (uint8_t)(value >> 8 * i);
-    ctl_put(t, text, bytes);
-}
-
-static void put_text(struct ctl_torch_file *t, const char *text)
-{
-    ctl_put(t, text, strlen(text));
-}
-
-/* ---- the pickle: the few opcodes that it takes ---- */
-
-static void ctl_say(struct ctl_torch_file *t, const char *text)
-{
-    put_text(t, "X"); // BINUNICODE
-    put_number(t, strlen(text), 4);
-    put_text(t, text);
-}
-
-static void say_number(struct ctl_torch_file *t, uint64_t value)
-{
-    const bool is_small = value <= INT32_MAX;
-    ctl_put(t, is_small ? "J" : "\x8a\x09",
-            is_small ? 1 : 2); // BININT, or LONG1 of nine bytes
-    put_number(t, value, is_small ? 4 : 8);
-    if (!is_small) put_number(t, 0, 1);
-}
-
-static void say_real(struct ctl_torch_file *t, double value)
-{
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    put_text(t, "G"); // BINFLOAT, the highest byte first
-    for (size_t i = 8; i-- > 0;) put_number(t, bits >> 8 * i, 1);
-}
-
-static void say_flag(struct ctl_torch_file *t, bool value)
-{
-    put_text(t, value ? "\x88" : "\x89");
-}
-
-/* A tensor of a storage: all of it, or a box. `first_of_archive`: the store that is data/0. */
-static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
-                       const struct shape *shape, const struct cairn_box *box)
-{
-    const struct ctl_torch_store *s = &t->stores[store];
-    char key[24];
-    uint64_t strides[CAIRN_RANK_MAX], first = 0, stride = 1;
-    for (uint32_t d = shape->rank; d-- > 0; stride *= shape->dim[d]) {
-        strides[d] = stride;
-        if (box != NULL) first += box->start[d] * stride;
+    say_all_of(t, "u'planner_data'}(");
+    for (size_t i = 0; i < p->item_count; i++) {
+        ctl_say(t, p->items[i].key);
+        say_path(p, &p->items[i]);
     }
-    snprintf(key, sizeof key, "%zu", store - first_of_archive);
-    put_text(t, "ctorch._utils\n_rebuild_tensor_v2\n((");
-    ctl_say(t, "storage");
-    put_text(t, "ctorch\n");
-    put_text(t, s->type->storage);
-    put_text(t, "\n");
-    ctl_say(t, key);
-    ctl_say(t, "cpu");
-    say_number(t, s->bytes / s->type->bytes);
-    put_text(t, "tQ"); // a reference to what lies beside the pickle
-    say_number(t, first);
-    put_text(t, "(");
-    for (uint32_t d = 0; d < shape->rank; d++)
-        say_number(t, box != NULL ? box->extent[d] : shape->dim[d]);
-    put_text(t, "t(");
-    for (uint32_t d = 0; d < shape->rank; d++) say_number(t, strides[d]);
-    put_text(t, "t");
-    say_flag(t, false);
-    put_text(t, "ccollections\nOrderedDict\n)RtR");
+    say_all_of(t, "u'storage_data'}(");
+    for (size_t i = 0; i < p->item_count; i++) say_place(p, &p->items[i]);
+    say_all_of(t, "u'storage_meta'N'version'Nub.");
+    return torch_take_text(t, from, bytes_out);
 }
 
-static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store store)
+void ctl_torch_free(struct ctl_torch_file *t)
 {
-    if (t->store_count == t->store_capacity && !t->failed) {
-        const size_t wanted = t->store_capacity * 2 + 64;
-        struct ctl_torch_store *grown = realloc(t->stores, wanted * sizeof *grown);
-        t->failed = grown == NULL;
-        if (grown != NULL) {
-            t->stores = grown;
-            t->store_capacity = wanted;
-        }
+    if (t == NULL) return;
+    free(t->text);
+    free(t->members);
+    free(t->stores);
+    free(t);
+}
+
+/* ==== plans ==== */
+
+static cairn_status begin_plan(struct planning *p, const struct manifest *manifest,
+                               const struct ctl_torch_wish *wish, struct snapshot_file *file)
+{
+    const struct job_spec_data *spec = &manifest->spec;
+    *p = (struct planning) { .t = calloc(1, sizeof *p->t),
+                             .file = file,
+                             .wish = wish,
+                             .spec = spec,
+                             .of_model = calloc(spec->tensor_count + 1, sizeof *p->of_model) };
+    const bool is_sorted = torch_order(manifest, &p->order);
+    return p->t != NULL && p->of_model != NULL && is_sorted ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+static cairn_status end_plan(struct planning *p, cairn_status status, struct ctl_torch_file **out)
+{
+    if (status == CAIRN_OK && p->t->failed) status = CAIRN_ERR_NO_MEMORY;
+    if (status == CAIRN_OK && p->t->store_count == 0) status = CAIRN_ERR_NOT_FOUND;
+    for (size_t i = 0; i < p->item_count; i++) free(p->items[i].key);
+    free(p->items);
+    free(p->of_model);
+    torch_order_release(&p->order);
+    if (status == CAIRN_OK)
+        *out = p->t;
+    else
+        ctl_torch_free(p->t);
+    return status;
+}
+
+cairn_status ctl_torch_plan(const struct manifest *manifest, const struct ctl_torch_wish *wish,
+                            struct snapshot_file *file, struct ctl_torch_file **out)
+{
+    struct planning p;
+    const cairn_status status = begin_plan(&p, manifest, wish, file);
+    if (status == CAIRN_OK) {
+        size_t bytes;
+        say_all(&p);
+        uint8_t *pickle = torch_take_text(p.t, 0, &bytes);
+        torch_pack(p.t, file, "checkpoint", pickle, bytes, 0, p.t->store_count);
     }
-    if (t->failed) return 0;
-    t->stores[t->store_count] = store;
-    return t->store_count++;
+    return end_plan(&p, status, out);
 }
 
-/* The text that was put since `from`, for an archive to come, becomes the caller's, and is no more
- * the file's. NULL: there was no memory. */
-static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out)
+cairn_status ctl_torch_folder_plan(const struct manifest *manifest,
+                                   const struct ctl_torch_wish *wish, struct snapshot_file *file,
+                                   struct ctl_torch_file **out, char **metadata_out,
+                                   size_t *metadata_bytes_out)
 {
-    *bytes_out = t->text_bytes - from;
-    uint8_t *taken = t->failed ? NULL : malloc(*bytes_out + 1);
-    t->failed |= taken == NULL;
-    if (taken != NULL) memcpy(taken, t->text + from, *bytes_out);
-    t->text_bytes = from;
-    return taken;
+    struct planning p;
+    uint8_t *metadata = NULL;
+    cairn_status status = begin_plan(&p, manifest, wish, file);
+    if (status == CAIRN_OK) {
+        pack_all(&p);
+        metadata = metadata_of(&p, metadata_bytes_out);
+    }
+    status = end_plan(&p, status, out);
+    if (status == CAIRN_OK)
+        *metadata_out = (char *)metadata;
+    else
+        free(metadata);
+    return status;
 }
