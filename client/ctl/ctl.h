@@ -135,6 +135,9 @@ struct ctl {
     bool awaited_said;
 };
 
+/* A subcommand, or a part of one: returns the exit status. */
+typedef int ctl_command(struct ctl *ctl);
+
 /* Connects, says Hello, sends one request and gives its reply of `reply_type` (freed by the caller with
  * message_free). Failure: the sentence is printed; the exit status is status_exit of it. */
 cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
@@ -179,11 +182,9 @@ bool ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);
 /* May `what` go, which is called `name`? -1: go on; else the exit status. */
 int ctl_confirm(const struct ctl *ctl, const char *what, const char *name);
 
-/* ---- output.c ---- */
 /* Makes the path that was given as `what` absolute. -1: go on; else the exit status. */
 int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
 
-/* ---- output.c ---- */
 /* A table: rows of cells, columns as wide as their widest cell. Cells are copied. */
 struct ctl_table;
 struct ctl_table *ctl_table_open(const char *const *headers, size_t column_count);
@@ -253,59 +254,23 @@ void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shard
 /* From now on SIGINT and SIGTERM end the command (130), at once, with this line on stderr. */
 void ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* ---- output.c ---- */
 /* Runs it every ctl->every_s seconds until SIGINT or SIGTERM, over what it printed before on a terminal,
  * an empty line between elsewhere; or until it fails, but for a coordinator that was there and cannot be
  * reached. */
-int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
+int ctl_watch(struct ctl *ctl, ctl_command *run);
 
 /* ---- cluster.c ---- */
 /* Prints to stderr, if there are any, the parts that shards hold and that are not acted on. */
 void ctl_say_strangers(struct ctl *ctl);
 
-/* ---- subcommands; each returns the exit status ---- */
-int ctl_cluster_events(struct ctl *ctl);
-int ctl_cluster_status(struct ctl *ctl);
-int ctl_job_check(struct ctl *ctl);
-int ctl_cluster_adopt(struct ctl *ctl);
-int ctl_cluster_backup(struct ctl *ctl);
-int ctl_cluster_forget(struct ctl *ctl);
-int ctl_key_list(struct ctl *ctl);
-int ctl_key_show(struct ctl *ctl);
-int ctl_key_trust(struct ctl *ctl);
-int ctl_key_untrust(struct ctl *ctl);
-int ctl_shard_forget(struct ctl *ctl);
-int ctl_member_drain(struct ctl *ctl);
-int ctl_reshard_plan(struct ctl *ctl);
-int ctl_reshard_apply(struct ctl *ctl);
-int ctl_reshard_status(struct ctl *ctl);
-int ctl_reshard_cancel(struct ctl *ctl);
-int ctl_job_list(struct ctl *ctl);
-int ctl_job_show(struct ctl *ctl);
-int ctl_job_plan(struct ctl *ctl);
-int ctl_job_top(struct ctl *ctl);
-int ctl_job_digest(struct ctl *ctl);
-int ctl_job_drop(struct ctl *ctl);
-int ctl_job_park(struct ctl *ctl);
-int ctl_job_unpark(struct ctl *ctl);
-int ctl_job_amend(struct ctl *ctl);
-int ctl_snapshot_create(struct ctl *ctl);
-int ctl_snapshot_cancel(struct ctl *ctl);
-int ctl_snapshot_list(struct ctl *ctl);
-int ctl_snapshot_show(struct ctl *ctl);
-int ctl_snapshot_copy(struct ctl *ctl);
-int ctl_snapshot_diff(struct ctl *ctl);
-int ctl_snapshot_export(struct ctl *ctl);
-int ctl_snapshot_verify(struct ctl *ctl);
-int ctl_snapshot_restore(struct ctl *ctl);
-int ctl_job_create(struct ctl *ctl);
-int ctl_snapshot_rm(struct ctl *ctl);
-int ctl_snapshot_prune(struct ctl *ctl);
-int ctl_snapshot_tag(struct ctl *ctl);
-int ctl_snapshot_advise(struct ctl *ctl);
-int ctl_env(struct ctl *ctl);
-int ctl_capabilities(struct ctl *ctl);
-int ctl_local(struct ctl *ctl);
+ctl_command ctl_cluster_events, ctl_cluster_status, ctl_job_check, ctl_cluster_adopt,
+    ctl_cluster_backup, ctl_cluster_forget, ctl_key_list, ctl_key_show, ctl_key_trust,
+    ctl_key_untrust, ctl_shard_forget, ctl_member_drain, ctl_reshard_plan, ctl_reshard_apply,
+    ctl_reshard_status, ctl_reshard_cancel, ctl_job_list, ctl_job_show, ctl_job_plan, ctl_job_top,
+    ctl_job_digest, ctl_job_drop, ctl_job_park, ctl_job_unpark, ctl_job_amend, ctl_snapshot_create,
+    ctl_snapshot_cancel, ctl_snapshot_list, ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff,
+    ctl_snapshot_export, ctl_snapshot_verify, ctl_snapshot_restore, ctl_job_create, ctl_snapshot_rm,
+    ctl_snapshot_prune, ctl_snapshot_tag, ctl_snapshot_advise, ctl_env, ctl_capabilities, ctl_local;
 
 /* Makes room for `needed` elements in an array that `array` points to the pointer of. False: no memory. */
 bool ctl_grow(void *array, size_t *capacity, size_t needed, size_t elem_bytes);
@@ -329,10 +294,6 @@ void ctl_progress_begin(struct ctl_progress *progress, const struct ctl *ctl, co
 void ctl_progress_at(struct ctl_progress *progress, uint64_t done_bytes);
 /* Takes the bar away. */
 void ctl_progress_end(struct ctl_progress *progress);
-
-/* ==== job groups ==== */
-
-/* Prints the state of a job's reduce groups for `cairn job show`. */
 
 /* ==== plan spec ==== */
 

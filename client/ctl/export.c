@@ -28,258 +28,6 @@
 #define BLOCKS_MAX         32                   // all that are held; 128 MiB
 #define IN_FLIGHT          8                    // blocks that are written; 32 MiB
 
-static volatile sig_atomic_t interrupted_export;
-
-static cairn_status export_plan_make(const struct manifest *manifest,
-                                     const struct ctl_export_wish *wish,
-                                     struct ctl_export_plan *plan_out);
-static void export_plan_release(struct ctl_export_plan *plan);
-
-static void on_signal_export(int signal)
-{
-    (void)signal;
-    interrupted_export = 1;
-}
-
-/* A place in what is written. */
-struct place_export {
-    size_t file, entry;
-    uint64_t elem; /* of the entry */
-};
-
-struct exporting {
-    struct snapshot *snapshot;
-    const struct ctl_export_plan *plan;
-    struct place_export ahead; /* up to here it is read, or will be */
-    size_t file;               /* that is written */
-    struct ctl_progress progress;
-    uint64_t done_bytes;
-    float *rounded; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES / 2], what is to be bf16 */
-};
-
-/* ---- reading ahead ---- */
-
-static bool is_before(const struct place_export *a, const struct place_export *b)
-{
-    if (a->file != b->file) return a->file < b->file;
-    return a->entry != b->entry ? a->entry < b->entry : a->elem < b->elem;
-}
-
-static uint64_t elems_of(const struct safetensors_entry *entry)
-{
-    return (entry->end - entry->begin) / dtype_size((int)entry->dtype);
-}
-
-/* Asks for what is written behind `end`, as far as there is room for it. */
-static void look_ahead(struct exporting *x, struct place_export end)
-{
-    struct place_export *at = &x->ahead;
-    if (is_before(at, &end)) *at = end;
-    while (at->file < x->plan->file_count) {
-        const struct snapshot_file *file = &x->plan->files[at->file];
-        if (at->entry == file->entry_count) {
-            *at = (struct place_export) { .file = at->file + 1 };
-            continue;
-        }
-        const struct safetensors_entry *entry = &file->entries[at->entry];
-        const uint64_t elems = elems_of(entry);
-        if (entry->plane != CTL_EXPORT_PLANE_STEP && !ctl_torch_is_text(entry))
-            at->elem += snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
-                                      elems - at->elem);
-        else
-            at->elem = elems;
-        if (at->elem < elems) return;
-        *at = (struct place_export) { .file = at->file, .entry = at->entry + 1 };
-    }
-}
-
-/* ---- the bytes ---- */
-
-static cairn_status fill(void *context, const struct safetensors_entry *entry, uint64_t first_elem,
-                         uint64_t elem_count, void *to, struct sentence *why)
-{
-    struct exporting *x = context;
-    if (interrupted_export) return fail_with(why, CAIRN_ERR_CANCELED, "interrupted");
-    const bool rounds = entry->dtype == CAIRN_BF16, is_text = ctl_torch_is_text(entry);
-    const uint64_t bytes = elem_count * dtype_size((int)entry->dtype);
-    cairn_status status = CAIRN_OK;
-    look_ahead(x, (struct place_export) {
-                      x->file, (size_t)(entry - x->plan->files[x->file].entries), first_elem });
-    if (is_text) {
-        ctl_torch_text(x->plan->torch, first_elem, elem_count, to);
-    } else if (entry->plane == CTL_EXPORT_PLANE_STEP) {
-        const struct manifest *m = &x->snapshot->manifest;
-        const uint64_t missed = m->steps_missed != NULL ? m->steps_missed[entry->tensor] : 0;
-        const float step = (float)(m->step - missed);
-        memcpy(to, &step, sizeof step);
-    } else {
-        status = snapshot_read(x->snapshot, entry->tensor, entry->plane, first_elem, elem_count,
-                               rounds ? x->rounded : to, why);
-    }
-    if (status == CAIRN_OK && rounds) ctl_round_bf16(x->rounded, to, elem_count);
-    if (status == CAIRN_OK && x->plan->torch != NULL && !is_text)
-        ctl_torch_pass(x->plan->torch, entry, to, bytes);
-    x->done_bytes += is_text ? 0 : bytes;
-    ctl_progress_at(&x->progress, x->done_bytes);
-    return status;
-}
-
-static cairn_status write_all(struct exporting *x, const char *at, struct sentence *why)
-{
-    const struct snapshot_input source = { .fill = fill, .context = x };
-    const struct ctl_export_plan *plan = x->plan;
-    const struct storage *storage = storage_of(at);
-    struct snapshot_writer *writer = NULL;
-    cairn_status status = snapshot_writer_open(IN_FLIGHT, &writer, why);
-    for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++) {
-        x->file = i;
-        status = snapshot_writer_put_other(writer, at, &plan->files[i], &source, NULL, why);
-    }
-    if (status == CAIRN_OK && plan->index != NULL)
-        status = storage->commit(at, plan->index_name, plan->index, plan->index_bytes, false, why);
-    snapshot_writer_close(writer);
-    return status;
-}
-
-/* ---- the command ---- */
-
-/* The last of what a full disk's sentence of storage.h says is of snapshots. */
-static void say_full(const struct ctl_export_plan *plan, const char *folder, struct sentence *why)
-{
-    sentence_set(why,
-                 "there is no room for %s in %s: free some, or name another folder; nothing "
-                 "was left there",
-                 ctl_bytes(plan->data_bytes), folder);
-}
-
-static void catch_signals(void)
-{
-    const struct sigaction action = { .sa_handler = on_signal_export };
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
-
-static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *to,
-                              struct ctl_made_folder *folder, struct sentence *why)
-{
-    x->rounded = malloc(CAIRN_SNAPSHOT_BLOCK_BYTES / 2 * sizeof *x->rounded);
-    if (x->rounded == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    catch_signals();
-    cairn_status status = ctl_made_folder_begin(to, folder, why);
-    if (status == CAIRN_OK) {
-        if (folder->cleaned && !ctl->quiet)
-            fprintf(stderr, "cairn: %s, which an export that was killed had left, is removed\n",
-                    folder->temp);
-        ctl_progress_begin(&x->progress, ctl, "exported", x->plan->data_bytes);
-        status = write_all(x, folder->temp, why);
-        if (status == CAIRN_OK && interrupted_export)
-            status = fail_with(why, CAIRN_ERR_CANCELED, "interrupted");
-        status = ctl_made_folder_end(folder, status, why);
-        ctl_progress_end(&x->progress);
-    }
-    if (status == CAIRN_ERR_NO_SPACE) say_full(x->plan, to, why);
-    if (status == CAIRN_ERR_CANCELED) sentence_set(why, "interrupted: nothing was left of it");
-    free(x->rounded);
-    return status;
-}
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-static void print_export(const struct ctl *ctl, const struct exporting *x,
-                         const struct ctl_export_wish *w, const char *folder, double seconds)
-{
-    const struct ctl_export_plan *plan = x->plan;
-    const char *format = w->is_dcp     ? "dcp"
-                         : w->is_torch ? "torch"
-                                       : "hf",
-               *dtype = dtype_label((int)w->dtype);
-    if (ctl->json) {
-        ctl_print_json(json_pack(
-            "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "path", folder, "format", format,
-            "dtype", dtype, "step", (json_int_t)x->snapshot->manifest.step, "tensors",
-            (json_int_t)plan->tensors, "files", (json_int_t)plan->file_count, "bytes",
-            (json_int_t)plan->data_bytes, "blobs_left_out", (json_int_t)plan->blobs, "aliases",
-            (json_int_t)plan->aliases, "seconds", seconds));
-        return;
-    }
-    if (ctl->quiet) {
-        printf("%s\n", folder);
-        return;
-    }
-    ctl_line("exported", "%s", folder);
-    ctl_line("format", "%s, %s", format, dtype);
-    ctl_line("size", "%s in %zu files, %zu tensors", ctl_bytes(plan->data_bytes), plan->file_count,
-             plan->tensors);
-    ctl_line("rate", "%.2f GB/s", (double)plan->data_bytes / 1e9 / seconds);
-    if (plan->aliases > 0)
-        ctl_line("aliases", "%zu, which are in what they stand for", plan->aliases);
-    if (plan->blobs > 0) ctl_line("left out", "%zu blobs", plan->blobs);
-}
-
-/* -1: go on. */
-static int judge(const struct ctl *ctl, struct ctl_export_wish *wish)
-{
-    const struct ctl_export *e = &ctl->export;
-    *wish = (struct ctl_export_wish) {
-        .is_dcp = e->format != NULL && strcmp(e->format, "dcp") == 0,
-        .is_torch = e->format != NULL && strcmp(e->format, "torch") == 0,
-        .dtype = e->dtype != NULL && strcmp(e->dtype, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32,
-        .file_bytes_max = e->file_bytes_max > 0 ? e->file_bytes_max : FILE_BYTES_DEFAULT,
-    };
-    if (ctl->to == NULL) return ctl_usage_fail(ctl, "cairn %s needs --to DIR", ctl->words);
-    return -1;
-}
-
-/* Two for each place that a tensor may be read from: the one in use, and the next. */
-static uint32_t blocks_held(const struct manifest *m)
-{
-    const size_t wanted = AHEAD + 2 * (size_t)m->shard_count;
-    return (uint32_t)(wanted < BLOCKS_MAX ? wanted : BLOCKS_MAX);
-}
-
-int ctl_snapshot_export(struct ctl *ctl)
-{
-    struct snapshot snapshot;
-    struct ctl_export_wish wish;
-    struct ctl_export_plan plan;
-    struct ctl_made_folder folder;
-    struct sentence why = { "" };
-    char from[PATH_MAX], to[PATH_MAX];
-    int done = judge(ctl, &wish);
-    if (done < 0) done = ctl_absolute("--to", ctl->to, to);
-    if (done < 0) done = ctl_place_find(ctl, from);
-    if (done < 0) done = ctl_place_open(from, &snapshot);
-    if (done >= 0) return done;
-    const double begun = now_s();
-    snapshot.ahead = blocks_held(&snapshot.manifest);
-    struct ctl_buffer *buffers = NULL;
-    cairn_status status = ctl_buffers_read(&snapshot, &buffers, &why);
-    if (status != CAIRN_OK) {
-        snapshot_close(&snapshot);
-        return ctl_fail(status, "%s", why.text);
-    }
-    wish.buffers = buffers;
-    status = export_plan_make(&snapshot.manifest, &wish, &plan);
-    if (status == CAIRN_OK) {
-        struct exporting x = { .snapshot = &snapshot, .plan = &plan };
-        status = export_to(ctl, &x, to, &folder, &why);
-        if (status == CAIRN_OK) print_export(ctl, &x, &wish, folder.path, now_s() - begun);
-        export_plan_release(&plan);
-    } else {
-        sentence_set(&why, "%s",
-                     status == CAIRN_ERR_NOT_FOUND ? "the job has no tensors of numbers"
-                                                   : "out of memory");
-    }
-    free(buffers);
-    snapshot_close(&snapshot);
-    return status == CAIRN_OK ? 0 : ctl_fail(status, "%s", why.text);
-}
-
 /* ==== export plan ==== */
 
 struct planning {
@@ -475,6 +223,20 @@ static cairn_status plan_torch(const struct manifest *manifest, const struct ctl
     return status;
 }
 
+static void export_plan_release(struct ctl_export_plan *plan)
+{
+    for (size_t i = 0; i < plan->file_count; i++) {
+        struct snapshot_file *file = &plan->files[i];
+        for (size_t e = 0; e < file->entry_count; e++) free(file->entries[e].key);
+        free(file->entries);
+        free(file->header);
+    }
+    free(plan->files);
+    free(plan->index);
+    ctl_torch_free(plan->torch);
+    *plan = (struct ctl_export_plan) { .files = NULL };
+}
+
 /* Plans the export of the snapshot with this manifest, which must outlive the plan.
  * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to export. Release the plan only on
  * CAIRN_OK. */
@@ -497,131 +259,6 @@ static cairn_status export_plan_make(const struct manifest *manifest,
     else
         export_plan_release(&plan);
     return status;
-}
-
-static void export_plan_release(struct ctl_export_plan *plan)
-{
-    for (size_t i = 0; i < plan->file_count; i++) {
-        struct snapshot_file *file = &plan->files[i];
-        for (size_t e = 0; e < file->entry_count; e++) free(file->entries[e].key);
-        free(file->entries);
-        free(file->header);
-    }
-    free(plan->files);
-    free(plan->index);
-    ctl_torch_free(plan->torch);
-    *plan = (struct ctl_export_plan) { .files = NULL };
-}
-
-/* ==== copy ==== */
-
-/* cairn snapshot copy: a snapshot into another storage. */
-
-static volatile sig_atomic_t interrupted_copy;
-
-static void on_signal_copy(int signal)
-{
-    (void)signal;
-    interrupted_copy = 1;
-}
-
-static bool on_progress(void *context, uint64_t done)
-{
-    ctl_progress_at(context, done);
-    return !interrupted_copy;
-}
-
-/* Whose the copy is: a coordinator of another user can neither list, restore nor remove it. */
-struct owner {
-    char text[200]; /* "cairn:cairn" */
-    uid_t user;
-    gid_t group;
-};
-
-static struct owner owner_of(const char *folder)
-{
-    struct owner owner = { .text = "" };
-    struct stat info;
-    if (stat(folder, &info) != 0) return owner;
-    const struct passwd *user = getpwuid(info.st_uid);
-    char name[64];
-    snprintf(name, sizeof name, "%u", (unsigned)info.st_uid);
-    snprintf(owner.text, sizeof owner.text, "%.64s", user != NULL ? user->pw_name : name);
-    const struct group *group = getgrgid(info.st_gid);
-    snprintf(name, sizeof name, "%u", (unsigned)info.st_gid);
-    const size_t used = strlen(owner.text);
-    snprintf(owner.text + used, sizeof owner.text - used, ":%.64s",
-             group != NULL ? group->gr_name : name);
-    owner.user = info.st_uid;
-    owner.group = info.st_gid;
-    return owner;
-}
-
-static void warn_of_owner(const struct owner *copy, const char *root, const char *folder)
-{
-    const struct owner there = owner_of(root);
-    if (copy->text[0] == '\0' || there.text[0] == '\0' || copy->user == there.user) return;
-    fprintf(stderr,
-            "cairn: the copy is %s's, and %s is %s's, who can neither restore nor remove it: chown "
-            "-R %s %s\n",
-            copy->text, root, there.text, there.text, folder);
-}
-
-static int print_copy(const struct ctl *ctl, const struct snapshot *snapshot, uint64_t bytes,
-                      const char *root, const char *folder)
-{
-    const struct manifest *m = &snapshot->manifest;
-    const struct owner owner = owner_of(folder);
-    warn_of_owner(&owner, root, folder);
-    if (ctl->json)
-        return ctl_print_json(json_pack("{s:s, s:s, s:I, s:i, s:b, s:s}", "job", m->spec.name,
-                                        "path", folder, "bytes", (json_int_t)bytes, "files",
-                                        (int)m->file_count, "signed", m->signature != NULL, "owner",
-                                        owner.text));
-    if (ctl->quiet) {
-        printf("%s\n", folder);
-        return 0;
-    }
-    ctl_line("copied", "%s", folder);
-    ctl_line("size", "%s in %zu files", ctl_bytes(bytes), m->file_count);
-    ctl_line("owner", "%s, folders %04o, files %04o", owner.text, CAIRN_SNAPSHOT_FOLDER_MODE,
-             CAIRN_SNAPSHOT_FILE_MODE);
-    ctl_line("signature", "%s", m->signature != NULL ? "along" : "none");
-    return 0;
-}
-
-/* Takes the snapshot. */
-static int copy_to(struct ctl *ctl, struct snapshot *snapshot, const char *root)
-{
-    const struct sigaction action = { .sa_handler = on_signal_copy };
-    struct ctl_progress progress;
-    const struct snapshot_copy copy = { .progress = on_progress, .context = &progress };
-    struct sentence why = { "" };
-    char *folder = NULL;
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < snapshot->manifest.file_count; i++)
-        bytes += snapshot->manifest.files[i].bytes;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    ctl_progress_begin(&progress, ctl, "copied", bytes);
-    const cairn_status status = snapshot_copy(snapshot, root, &copy, &folder, &why);
-    ctl_progress_end(&progress);
-    const int done = status == CAIRN_OK ? print_copy(ctl, snapshot, bytes, root, folder)
-                                        : ctl_fail(status, "%s", why.text);
-    snapshot_close(snapshot);
-    free(folder);
-    return done;
-}
-
-int ctl_snapshot_copy(struct ctl *ctl)
-{
-    struct snapshot snapshot;
-    char from[PATH_MAX], root[PATH_MAX];
-    if (ctl->to == NULL) return ctl_usage_fail(ctl, "cairn %s needs --to ROOT", ctl->words);
-    int done = ctl_absolute("--to", ctl->to, root);
-    if (done < 0) done = ctl_place_find(ctl, from);
-    if (done < 0) done = ctl_place_open(from, &snapshot);
-    return done >= 0 ? done : copy_to(ctl, &snapshot, root);
 }
 
 /* ==== made folder ==== */
@@ -764,4 +401,354 @@ cairn_status ctl_made_folder_end(struct ctl_made_folder *f, cairn_status status,
     close(f->fd);
     f->fd = -1;
     return status;
+}
+
+/* ==== export ==== */
+
+static volatile sig_atomic_t is_interrupted;
+
+static void on_signal(int signal)
+{
+    (void)signal;
+    is_interrupted = 1;
+}
+
+static void catch_signals(void)
+{
+    const struct sigaction action = { .sa_handler = on_signal };
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* A place in what is written. */
+struct place_export {
+    size_t file, entry;
+    uint64_t elem; /* of the entry */
+};
+
+struct exporting {
+    struct cairn_snapshot *snapshot;
+    const struct ctl_export_plan *plan;
+    struct place_export ahead; /* up to here it is read, or will be */
+    size_t file;               /* that is written */
+    struct ctl_progress progress;
+    uint64_t done_bytes;
+    float *rounded; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES / 2], what is to be bf16 */
+};
+
+/* ---- reading ahead ---- */
+
+static bool is_before(const struct place_export *a, const struct place_export *b)
+{
+    if (a->file != b->file) return a->file < b->file;
+    return a->entry != b->entry ? a->entry < b->entry : a->elem < b->elem;
+}
+
+static uint64_t elems_of(const struct safetensors_entry *entry)
+{
+    return (entry->end - entry->begin) / dtype_size((int)entry->dtype);
+}
+
+/* Asks for what is written behind `end`, as far as there is room for it. */
+static void look_ahead(struct exporting *x, struct place_export end)
+{
+    struct place_export *at = &x->ahead;
+    if (is_before(at, &end)) *at = end;
+    while (at->file < x->plan->file_count) {
+        const struct snapshot_file *file = &x->plan->files[at->file];
+        if (at->entry == file->entry_count) {
+            *at = (struct place_export) { .file = at->file + 1 };
+            continue;
+        }
+        const struct safetensors_entry *entry = &file->entries[at->entry];
+        const uint64_t elems = elems_of(entry);
+        if (entry->plane != CTL_EXPORT_PLANE_STEP && !ctl_torch_is_text(entry))
+            at->elem += snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
+                                      elems - at->elem);
+        else
+            at->elem = elems;
+        if (at->elem < elems) return;
+        *at = (struct place_export) { .file = at->file, .entry = at->entry + 1 };
+    }
+}
+
+/* ---- the bytes ---- */
+
+static cairn_status fill(void *context, const struct safetensors_entry *entry, uint64_t first_elem,
+                         uint64_t elem_count, void *to, struct sentence *why)
+{
+    struct exporting *x = context;
+    if (is_interrupted) return fail_with(why, CAIRN_ERR_CANCELED, "interrupted");
+    const bool rounds = entry->dtype == CAIRN_BF16, is_text = ctl_torch_is_text(entry);
+    const uint64_t bytes = elem_count * dtype_size((int)entry->dtype);
+    cairn_status status = CAIRN_OK;
+    look_ahead(x, (struct place_export) {
+                      x->file, (size_t)(entry - x->plan->files[x->file].entries), first_elem });
+    if (is_text) {
+        ctl_torch_text(x->plan->torch, first_elem, elem_count, to);
+    } else if (entry->plane == CTL_EXPORT_PLANE_STEP) {
+        const struct manifest *m = &x->snapshot->manifest;
+        const uint64_t missed = m->steps_missed != NULL ? m->steps_missed[entry->tensor] : 0;
+        const float step = (float)(m->step - missed);
+        memcpy(to, &step, sizeof step);
+    } else {
+        status = snapshot_read(x->snapshot, entry->tensor, entry->plane, first_elem, elem_count,
+                               rounds ? x->rounded : to, why);
+    }
+    if (status == CAIRN_OK && rounds) ctl_round_bf16(x->rounded, to, elem_count);
+    if (status == CAIRN_OK && x->plan->torch != NULL && !is_text)
+        ctl_torch_pass(x->plan->torch, entry, to, bytes);
+    x->done_bytes += is_text ? 0 : bytes;
+    ctl_progress_at(&x->progress, x->done_bytes);
+    return status;
+}
+
+static cairn_status write_all(struct exporting *x, const char *at, struct sentence *why)
+{
+    const struct snapshot_input source = { .fill = fill, .context = x };
+    const struct ctl_export_plan *plan = x->plan;
+    const struct storage *storage = storage_of(at);
+    struct snapshot_writer *writer = NULL;
+    cairn_status status = snapshot_writer_open(IN_FLIGHT, &writer, why);
+    for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++) {
+        x->file = i;
+        status = snapshot_writer_put_other(writer, at, &plan->files[i], &source, NULL, why);
+    }
+    if (status == CAIRN_OK && plan->index != NULL)
+        status = storage->commit(at, plan->index_name, plan->index, plan->index_bytes, false, why);
+    snapshot_writer_close(writer);
+    return status;
+}
+
+/* ---- the command ---- */
+
+/* The last of what a full disk's sentence of storage.h says is of snapshots. */
+static void say_full(const struct ctl_export_plan *plan, const char *folder, struct sentence *why)
+{
+    sentence_set(why,
+                 "there is no room for %s in %s: free some, or name another folder; nothing "
+                 "was left there",
+                 ctl_bytes(plan->data_bytes), folder);
+}
+
+static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *to,
+                              struct ctl_made_folder *folder, struct sentence *why)
+{
+    x->rounded = malloc(CAIRN_SNAPSHOT_BLOCK_BYTES / 2 * sizeof *x->rounded);
+    if (x->rounded == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    catch_signals();
+    cairn_status status = ctl_made_folder_begin(to, folder, why);
+    if (status == CAIRN_OK) {
+        if (folder->cleaned && !ctl->quiet)
+            fprintf(stderr, "cairn: %s, which an export that was killed had left, is removed\n",
+                    folder->temp);
+        ctl_progress_begin(&x->progress, ctl, "exported", x->plan->data_bytes);
+        status = write_all(x, folder->temp, why);
+        if (status == CAIRN_OK && is_interrupted)
+            status = fail_with(why, CAIRN_ERR_CANCELED, "interrupted");
+        status = ctl_made_folder_end(folder, status, why);
+        ctl_progress_end(&x->progress);
+    }
+    if (status == CAIRN_ERR_NO_SPACE) say_full(x->plan, to, why);
+    if (status == CAIRN_ERR_CANCELED) sentence_set(why, "interrupted: nothing was left of it");
+    free(x->rounded);
+    return status;
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void print_export(const struct ctl *ctl, const struct exporting *x,
+                         const struct ctl_export_wish *w, const char *folder, double seconds)
+{
+    const struct ctl_export_plan *plan = x->plan;
+    const char *format = w->is_dcp     ? "dcp"
+                         : w->is_torch ? "torch"
+                                       : "hf",
+               *dtype = dtype_label((int)w->dtype);
+    if (ctl->json) {
+        ctl_print_json(json_pack(
+            "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "path", folder, "format", format,
+            "dtype", dtype, "step", (json_int_t)x->snapshot->manifest.step, "tensors",
+            (json_int_t)plan->tensors, "files", (json_int_t)plan->file_count, "bytes",
+            (json_int_t)plan->data_bytes, "blobs_left_out", (json_int_t)plan->blobs, "aliases",
+            (json_int_t)plan->aliases, "seconds", seconds));
+        return;
+    }
+    if (ctl->quiet) {
+        printf("%s\n", folder);
+        return;
+    }
+    ctl_line("exported", "%s", folder);
+    ctl_line("format", "%s, %s", format, dtype);
+    ctl_line("size", "%s in %zu files, %zu tensors", ctl_bytes(plan->data_bytes), plan->file_count,
+             plan->tensors);
+    ctl_line("rate", "%.2f GB/s", (double)plan->data_bytes / 1e9 / seconds);
+    if (plan->aliases > 0)
+        ctl_line("aliases", "%zu, which are in what they stand for", plan->aliases);
+    if (plan->blobs > 0) ctl_line("left out", "%zu blobs", plan->blobs);
+}
+
+/* -1: go on. */
+static int judge(const struct ctl *ctl, struct ctl_export_wish *wish)
+{
+    const struct ctl_export *e = &ctl->export;
+    *wish = (struct ctl_export_wish) {
+        .is_dcp = e->format != NULL && strcmp(e->format, "dcp") == 0,
+        .is_torch = e->format != NULL && strcmp(e->format, "torch") == 0,
+        .dtype = e->dtype != NULL && strcmp(e->dtype, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32,
+        .file_bytes_max = e->file_bytes_max > 0 ? e->file_bytes_max : FILE_BYTES_DEFAULT,
+    };
+    if (ctl->to == NULL) return ctl_usage_fail(ctl, "cairn %s needs --to DIR", ctl->words);
+    return -1;
+}
+
+/* Two for each place that a tensor may be read from: the one in use, and the next. */
+static uint32_t blocks_held(const struct manifest *m)
+{
+    const size_t wanted = AHEAD + 2 * (size_t)m->shard_count;
+    return (uint32_t)(wanted < BLOCKS_MAX ? wanted : BLOCKS_MAX);
+}
+
+int ctl_snapshot_export(struct ctl *ctl)
+{
+    struct cairn_snapshot snapshot;
+    struct ctl_export_wish wish;
+    struct ctl_export_plan plan;
+    struct ctl_made_folder folder;
+    struct sentence why = { "" };
+    char from[PATH_MAX], to[PATH_MAX];
+    int done = judge(ctl, &wish);
+    if (done < 0) done = ctl_absolute("--to", ctl->to, to);
+    if (done < 0) done = ctl_place_find(ctl, from);
+    if (done < 0) done = ctl_place_open(from, &snapshot);
+    if (done >= 0) return done;
+    const double begun = now_s();
+    snapshot.ahead = blocks_held(&snapshot.manifest);
+    struct ctl_buffer *buffers = NULL;
+    cairn_status status = ctl_buffers_read(&snapshot, &buffers, &why);
+    if (status != CAIRN_OK) {
+        snapshot_close(&snapshot);
+        return ctl_fail(status, "%s", why.text);
+    }
+    wish.buffers = buffers;
+    status = export_plan_make(&snapshot.manifest, &wish, &plan);
+    if (status == CAIRN_OK) {
+        struct exporting x = { .snapshot = &snapshot, .plan = &plan };
+        status = export_to(ctl, &x, to, &folder, &why);
+        if (status == CAIRN_OK) print_export(ctl, &x, &wish, folder.path, now_s() - begun);
+        export_plan_release(&plan);
+    } else {
+        sentence_set(&why, "%s",
+                     status == CAIRN_ERR_NOT_FOUND ? "the job has no tensors of numbers"
+                                                   : "out of memory");
+    }
+    free(buffers);
+    snapshot_close(&snapshot);
+    return status == CAIRN_OK ? 0 : ctl_fail(status, "%s", why.text);
+}
+
+/* ==== copy ==== */
+
+/* cairn snapshot copy: a snapshot into another storage. */
+
+static bool on_progress(void *context, uint64_t done)
+{
+    ctl_progress_at(context, done);
+    return !is_interrupted;
+}
+
+/* Whose the copy is: a coordinator of another user can neither list, restore nor remove it. */
+struct owner {
+    char text[200]; /* "cairn:cairn" */
+    uid_t user;
+    gid_t group;
+};
+
+static struct owner owner_of(const char *folder)
+{
+    struct owner owner = { .text = "" };
+    struct stat info;
+    if (stat(folder, &info) != 0) return owner;
+    const struct passwd *user = getpwuid(info.st_uid);
+    char name[64];
+    snprintf(name, sizeof name, "%u", (unsigned)info.st_uid);
+    snprintf(owner.text, sizeof owner.text, "%.64s", user != NULL ? user->pw_name : name);
+    const struct group *group = getgrgid(info.st_gid);
+    snprintf(name, sizeof name, "%u", (unsigned)info.st_gid);
+    const size_t used = strlen(owner.text);
+    snprintf(owner.text + used, sizeof owner.text - used, ":%.64s",
+             group != NULL ? group->gr_name : name);
+    owner.user = info.st_uid;
+    owner.group = info.st_gid;
+    return owner;
+}
+
+static void warn_of_owner(const struct owner *copy, const char *root, const char *folder)
+{
+    const struct owner there = owner_of(root);
+    if (copy->text[0] == '\0' || there.text[0] == '\0' || copy->user == there.user) return;
+    fprintf(stderr,
+            "cairn: the copy is %s's, and %s is %s's, who can neither restore nor remove it: chown "
+            "-R %s %s\n",
+            copy->text, root, there.text, there.text, folder);
+}
+
+static int print_copy(const struct ctl *ctl, const struct cairn_snapshot *snapshot, uint64_t bytes,
+                      const char *root, const char *folder)
+{
+    const struct manifest *m = &snapshot->manifest;
+    const struct owner owner = owner_of(folder);
+    warn_of_owner(&owner, root, folder);
+    if (ctl->json)
+        return ctl_print_json(json_pack("{s:s, s:s, s:I, s:i, s:b, s:s}", "job", m->spec.name,
+                                        "path", folder, "bytes", (json_int_t)bytes, "files",
+                                        (int)m->file_count, "signed", m->signature != NULL, "owner",
+                                        owner.text));
+    if (ctl->quiet) {
+        printf("%s\n", folder);
+        return 0;
+    }
+    ctl_line("copied", "%s", folder);
+    ctl_line("size", "%s in %zu files", ctl_bytes(bytes), m->file_count);
+    ctl_line("owner", "%s, folders %04o, files %04o", owner.text, CAIRN_SNAPSHOT_FOLDER_MODE,
+             CAIRN_SNAPSHOT_FILE_MODE);
+    ctl_line("signature", "%s", m->signature != NULL ? "along" : "none");
+    return 0;
+}
+
+/* Takes the snapshot. */
+static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char *root)
+{
+    struct ctl_progress progress;
+    const struct snapshot_copy copy = { .progress = on_progress, .context = &progress };
+    struct sentence why = { "" };
+    char *folder = NULL;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < snapshot->manifest.file_count; i++)
+        bytes += snapshot->manifest.files[i].bytes;
+    catch_signals();
+    ctl_progress_begin(&progress, ctl, "copied", bytes);
+    const cairn_status status = snapshot_copy(snapshot, root, &copy, &folder, &why);
+    ctl_progress_end(&progress);
+    const int done = status == CAIRN_OK ? print_copy(ctl, snapshot, bytes, root, folder)
+                                        : ctl_fail(status, "%s", why.text);
+    snapshot_close(snapshot);
+    free(folder);
+    return done;
+}
+
+int ctl_snapshot_copy(struct ctl *ctl)
+{
+    struct cairn_snapshot snapshot;
+    char from[PATH_MAX], root[PATH_MAX];
+    if (ctl->to == NULL) return ctl_usage_fail(ctl, "cairn %s needs --to ROOT", ctl->words);
+    int done = ctl_absolute("--to", ctl->to, root);
+    if (done < 0) done = ctl_place_find(ctl, from);
+    if (done < 0) done = ctl_place_open(from, &snapshot);
+    return done >= 0 ? done : copy_to(ctl, &snapshot, root);
 }

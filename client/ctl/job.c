@@ -10,10 +10,178 @@
 
 #define DIGEST_TIMEOUT_MS 600000
 
-static json_t *job_bytes_json(const Cairn__JobStatus *job);
-static bool wants_groups(const Cairn__JobStatus *j);
-static void groups_print(const Cairn__JobStatus *j);
-static void job_bytes_print(const Cairn__JobStatus *job);
+/* ==== job memory ==== */
+
+/* The memory that a job takes on its shards, by kind. */
+
+uint64_t ctl_job_memory_sum(const Cairn__MemoryTold *m)
+{
+    return m->state + m->published + m->landing + m->staging + m->tables;
+}
+
+static Cairn__MemoryTold all_of(Cairn__MemoryTold *const *shards, size_t count)
+{
+    Cairn__MemoryTold all = CAIRN__MEMORY_TOLD__INIT;
+    for (size_t i = 0; i < count; i++) {
+        all.state += shards[i]->state;
+        all.published += shards[i]->published;
+        all.landing += shards[i]->landing;
+        all.staging += shards[i]->staging;
+        all.tables += shards[i]->tables;
+        all.device += shards[i]->device;
+    }
+    return all;
+}
+
+static json_t *kinds_json(const Cairn__MemoryTold *m)
+{
+    json_t *object = json_pack("{s:I}", "total", (json_int_t)ctl_job_memory_sum(m));
+    ctl_json_add(object, m, "state published landing staging tables device");
+    return object;
+}
+
+json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count)
+{
+    const Cairn__MemoryTold all = all_of(shards, count);
+    json_t *object = kinds_json(&all), *list = json_array();
+    for (size_t i = 0; i < count; i++) {
+        json_t *entry = kinds_json(shards[i]);
+        json_object_set_new(entry, "index", json_integer((json_int_t)shards[i]->shard_index));
+        if (shards[i]->shard[0] != '\0')
+            json_object_set_new(entry, "shard", json_string(shards[i]->shard));
+        json_array_append_new(list, entry);
+    }
+    json_object_set_new(object, "shards", list);
+    return object;
+}
+
+static void add_memory_row(struct ctl_table *table, size_t columns, const char *name,
+                           const Cairn__MemoryTold *m)
+{
+    const uint64_t bytes[] = { m->state,  m->published,          m->landing, m->staging,
+                               m->tables, ctl_job_memory_sum(m), m->device };
+    ctl_table_cell(table, "%s", name);
+    for (size_t i = 0; i < columns - 1; i++)
+        ctl_table_cell(table, "%s", m->untold ? "-" : ctl_bytes(bytes[i]));
+}
+
+void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count)
+{
+    static const char *const headers[] = { "MEMORY OF", "STATE",  "PUBLISHED", "LANDING",
+                                           "STAGING",   "TABLES", "TOTAL",     "ON DEVICE" };
+    const Cairn__MemoryTold all = all_of(shards, count);
+    const size_t columns = all.device > 0 ? 8 : 7;
+    struct ctl_table *table = ctl_table_open(headers, columns);
+    for (size_t i = 0; i < count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "shard %u", shards[i]->shard_index);
+        add_memory_row(table, columns, shards[i]->shard[0] != '\0' ? shards[i]->shard : name,
+                       shards[i]);
+    }
+    if (count > 1) add_memory_row(table, columns, "all", &all);
+    ctl_table_close(table, ctl);
+}
+
+/* ==== job bytes ==== */
+
+static json_t *entry_json(const Cairn__BytesTold *b)
+{
+    json_t *entry = json_pack("{s:{}, s:{}, s:{s:f, s:f}}", "pushed", "fetched", "per_step",
+                              "pushed", b->pushed_a_step, "fetched", b->fetched_a_step);
+    ctl_json_add(json_object_get(entry, "pushed"), b,
+                 "shared=pushed_shared carried=pushed_carried one_sided=pushed_one_sided "
+                 "device=pushed_device direct=pushed_direct");
+    ctl_json_add(json_object_get(entry, "fetched"), b,
+                 "shared=fetched_shared carried=fetched_carried one_sided=fetched_one_sided "
+                 "device=fetched_device direct=fetched_direct");
+    ctl_json_add(entry, b, "put steps");
+    return entry;
+}
+
+/* A new object; with how the bytes came by, of all and of each worker. */
+static json_t *job_bytes_json(const Cairn__JobStatus *job)
+{
+    json_t *workers = json_array();
+    json_t *object = json_object();
+    for (size_t i = 0; i < job->n_bytes; i++) {
+        const Cairn__BytesTold *b = job->bytes[i];
+        json_t *entry = entry_json(b);
+        if (b->of_worker) {
+            json_object_set_new(entry, "rank", json_integer((json_int_t)b->rank));
+            json_array_append_new(workers, entry);
+        } else {
+            json_object_update(object, entry);
+            json_decref(entry);
+        }
+    }
+    json_object_set_new(object, "workers", workers);
+    return object;
+}
+
+static void print_entry(const char *name, const Cairn__BytesTold *b)
+{
+    ctl_line(name, "pushed %s shared, %s carried; fetched %s, %s", ctl_bytes(b->pushed_shared),
+             ctl_bytes(b->pushed_carried), ctl_bytes(b->fetched_shared),
+             ctl_bytes(b->fetched_carried));
+    if (b->pushed_one_sided > 0 || b->fetched_one_sided > 0)
+        ctl_line("", "of the carried, read one-sidedly: pushed %s, fetched %s",
+                 ctl_bytes(b->pushed_one_sided), ctl_bytes(b->fetched_one_sided));
+    if (b->pushed_direct > 0 || b->fetched_direct > 0)
+        ctl_line("", "of the carried, right from a card: pushed %s, fetched %s",
+                 ctl_bytes(b->pushed_direct), ctl_bytes(b->fetched_direct));
+    if (b->pushed_device > 0 || b->fetched_device > 0)
+        ctl_line("", "of the shared, from and to a card, past the host: pushed %s, fetched %s",
+                 ctl_bytes(b->pushed_device), ctl_bytes(b->fetched_device));
+    if (b->steps == 0) return;
+    ctl_line("", "a step, of %" PRIu64 ": pushed %s, fetched %s", b->steps,
+             ctl_bytes((uint64_t)b->pushed_a_step), ctl_bytes((uint64_t)b->fetched_a_step));
+}
+
+static void job_bytes_print(const Cairn__JobStatus *job)
+{
+    char name[32];
+    for (size_t i = 0; i < job->n_bytes; i++) {
+        const Cairn__BytesTold *b = job->bytes[i];
+        if (b->of_worker) snprintf(name, sizeof name, "  worker %u", b->rank);
+        print_entry(b->of_worker ? name : "  by way", b);
+    }
+}
+
+/* ==== job groups ==== */
+
+static bool wants_groups(const Cairn__JobStatus *j)
+{
+    return j->spec != NULL && j->spec->reduce_groups != CAIRN_GROUPS_NONE;
+}
+
+/* "ranks 0-3 by shard s0", "rank 4" of one that is alone. */
+static void add_group(const Cairn__ReduceGroup *group, struct sentence *out)
+{
+    sentence_add(out, "rank%s ", group->n_ranks == 1 ? "" : "s");
+    ranks_add_text(group->ranks, group->n_ranks, out);
+    if (group->host[0] == '\0') return;
+    sentence_add(out, " by shard%s %s", strchr(group->host, ',') == NULL ? "" : "s", group->host);
+}
+
+/* "reduce groups: 2 (ranks 0-3 by shard s0; ranks 4-7 by shards s1, s2)", one line. */
+static void groups_print(const Cairn__JobStatus *j)
+{
+    struct sentence text = { "" };
+    if (!wants_groups(j)) return;
+    for (size_t i = 0; i < j->n_reduce_groups; i++) {
+        sentence_add(&text, "%s", i > 0 ? "; " : "");
+        add_group(j->reduce_groups[i], &text);
+    }
+    if (j->reduce_group_count > j->n_reduce_groups)
+        sentence_add(&text, "; and %zu more", j->reduce_group_count - j->n_reduce_groups);
+    if (j->reduce_group_count > 0)
+        ctl_line("reduce groups", "%u (%s)", j->reduce_group_count, text.text);
+    else
+        ctl_line("reduce groups", "none%s%s", j->reduce_groups_off[0] != '\0' ? ": " : " yet",
+                 j->reduce_groups_off);
+}
+
+/* ==== job ==== */
 
 static json_t *group_json_job(const Cairn__GroupSpec *g)
 {
@@ -334,177 +502,6 @@ int ctl_job_digest(struct ctl *ctl)
     ctl->cut_of = get.name;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = DIGEST_TIMEOUT_MS;
     return ctl_ask(ctl, CAIRN_MSG_JOB_DIGEST_GET, &get, CAIRN_MSG_JOB_DIGEST, &answer);
-}
-
-/* ==== job bytes ==== */
-
-static json_t *entry_json(const Cairn__BytesTold *b)
-{
-    json_t *entry = json_pack("{s:{}, s:{}, s:{s:f, s:f}}", "pushed", "fetched", "per_step",
-                              "pushed", b->pushed_a_step, "fetched", b->fetched_a_step);
-    ctl_json_add(json_object_get(entry, "pushed"), b,
-                 "shared=pushed_shared carried=pushed_carried one_sided=pushed_one_sided "
-                 "device=pushed_device direct=pushed_direct");
-    ctl_json_add(json_object_get(entry, "fetched"), b,
-                 "shared=fetched_shared carried=fetched_carried one_sided=fetched_one_sided "
-                 "device=fetched_device direct=fetched_direct");
-    ctl_json_add(entry, b, "put steps");
-    return entry;
-}
-
-/* A new object; with how the bytes came by, of all and of each worker. */
-static json_t *job_bytes_json(const Cairn__JobStatus *job)
-{
-    json_t *workers = json_array();
-    json_t *object = json_object();
-    for (size_t i = 0; i < job->n_bytes; i++) {
-        const Cairn__BytesTold *b = job->bytes[i];
-        json_t *entry = entry_json(b);
-        if (b->of_worker) {
-            json_object_set_new(entry, "rank", json_integer((json_int_t)b->rank));
-            json_array_append_new(workers, entry);
-        } else {
-            json_object_update(object, entry);
-            json_decref(entry);
-        }
-    }
-    json_object_set_new(object, "workers", workers);
-    return object;
-}
-
-static void print_entry(const char *name, const Cairn__BytesTold *b)
-{
-    ctl_line(name, "pushed %s shared, %s carried; fetched %s, %s", ctl_bytes(b->pushed_shared),
-             ctl_bytes(b->pushed_carried), ctl_bytes(b->fetched_shared),
-             ctl_bytes(b->fetched_carried));
-    if (b->pushed_one_sided > 0 || b->fetched_one_sided > 0)
-        ctl_line("", "of the carried, read one-sidedly: pushed %s, fetched %s",
-                 ctl_bytes(b->pushed_one_sided), ctl_bytes(b->fetched_one_sided));
-    if (b->pushed_direct > 0 || b->fetched_direct > 0)
-        ctl_line("", "of the carried, right from a card: pushed %s, fetched %s",
-                 ctl_bytes(b->pushed_direct), ctl_bytes(b->fetched_direct));
-    if (b->pushed_device > 0 || b->fetched_device > 0)
-        ctl_line("", "of the shared, from and to a card, past the host: pushed %s, fetched %s",
-                 ctl_bytes(b->pushed_device), ctl_bytes(b->fetched_device));
-    if (b->steps == 0) return;
-    ctl_line("", "a step, of %" PRIu64 ": pushed %s, fetched %s", b->steps,
-             ctl_bytes((uint64_t)b->pushed_a_step), ctl_bytes((uint64_t)b->fetched_a_step));
-}
-
-static void job_bytes_print(const Cairn__JobStatus *job)
-{
-    char name[32];
-    for (size_t i = 0; i < job->n_bytes; i++) {
-        const Cairn__BytesTold *b = job->bytes[i];
-        if (b->of_worker) snprintf(name, sizeof name, "  worker %u", b->rank);
-        print_entry(b->of_worker ? name : "  by way", b);
-    }
-}
-
-/* ==== job groups ==== */
-
-static bool wants_groups(const Cairn__JobStatus *j)
-{
-    return j->spec != NULL && j->spec->reduce_groups != CAIRN_GROUPS_NONE;
-}
-
-/* "ranks 0-3 by shard s0", "rank 4" of one that is alone. */
-static void add_group(const Cairn__ReduceGroup *group, struct sentence *out)
-{
-    sentence_add(out, "rank%s ", group->n_ranks == 1 ? "" : "s");
-    ranks_add_text(group->ranks, group->n_ranks, out);
-    if (group->host[0] == '\0') return;
-    sentence_add(out, " by shard%s %s", strchr(group->host, ',') == NULL ? "" : "s", group->host);
-}
-
-/* "reduce groups: 2 (ranks 0-3 by shard s0; ranks 4-7 by shards s1, s2)", one line. */
-static void groups_print(const Cairn__JobStatus *j)
-{
-    struct sentence text = { "" };
-    if (!wants_groups(j)) return;
-    for (size_t i = 0; i < j->n_reduce_groups; i++) {
-        sentence_add(&text, "%s", i > 0 ? "; " : "");
-        add_group(j->reduce_groups[i], &text);
-    }
-    if (j->reduce_group_count > j->n_reduce_groups)
-        sentence_add(&text, "; and %zu more", j->reduce_group_count - j->n_reduce_groups);
-    if (j->reduce_group_count > 0)
-        ctl_line("reduce groups", "%u (%s)", j->reduce_group_count, text.text);
-    else
-        ctl_line("reduce groups", "none%s%s", j->reduce_groups_off[0] != '\0' ? ": " : " yet",
-                 j->reduce_groups_off);
-}
-
-/* ==== job memory ==== */
-
-/* The memory that a job takes on its shards, by kind. */
-
-uint64_t ctl_job_memory_sum(const Cairn__MemoryTold *m)
-{
-    return m->state + m->published + m->landing + m->staging + m->tables;
-}
-
-static Cairn__MemoryTold all_of(Cairn__MemoryTold *const *shards, size_t count)
-{
-    Cairn__MemoryTold all = CAIRN__MEMORY_TOLD__INIT;
-    for (size_t i = 0; i < count; i++) {
-        all.state += shards[i]->state;
-        all.published += shards[i]->published;
-        all.landing += shards[i]->landing;
-        all.staging += shards[i]->staging;
-        all.tables += shards[i]->tables;
-        all.device += shards[i]->device;
-    }
-    return all;
-}
-
-static json_t *kinds_json(const Cairn__MemoryTold *m)
-{
-    json_t *object = json_pack("{s:I}", "total", (json_int_t)ctl_job_memory_sum(m));
-    ctl_json_add(object, m, "state published landing staging tables device");
-    return object;
-}
-
-json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count)
-{
-    const Cairn__MemoryTold all = all_of(shards, count);
-    json_t *object = kinds_json(&all), *list = json_array();
-    for (size_t i = 0; i < count; i++) {
-        json_t *entry = kinds_json(shards[i]);
-        json_object_set_new(entry, "index", json_integer((json_int_t)shards[i]->shard_index));
-        if (shards[i]->shard[0] != '\0')
-            json_object_set_new(entry, "shard", json_string(shards[i]->shard));
-        json_array_append_new(list, entry);
-    }
-    json_object_set_new(object, "shards", list);
-    return object;
-}
-
-static void add_memory_row(struct ctl_table *table, size_t columns, const char *name,
-                           const Cairn__MemoryTold *m)
-{
-    const uint64_t bytes[] = { m->state,  m->published,          m->landing, m->staging,
-                               m->tables, ctl_job_memory_sum(m), m->device };
-    ctl_table_cell(table, "%s", name);
-    for (size_t i = 0; i < columns - 1; i++)
-        ctl_table_cell(table, "%s", m->untold ? "-" : ctl_bytes(bytes[i]));
-}
-
-void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count)
-{
-    static const char *const headers[] = { "MEMORY OF", "STATE",  "PUBLISHED", "LANDING",
-                                           "STAGING",   "TABLES", "TOTAL",     "ON DEVICE" };
-    const Cairn__MemoryTold all = all_of(shards, count);
-    const size_t columns = all.device > 0 ? 8 : 7;
-    struct ctl_table *table = ctl_table_open(headers, columns);
-    for (size_t i = 0; i < count; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "shard %u", shards[i]->shard_index);
-        add_memory_row(table, columns, shards[i]->shard[0] != '\0' ? shards[i]->shard : name,
-                       shards[i]);
-    }
-    if (count > 1) add_memory_row(table, columns, "all", &all);
-    ctl_table_close(table, ctl);
 }
 
 /* ==== drop ==== */

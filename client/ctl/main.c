@@ -11,7 +11,7 @@ struct subcommand {
     const char *arguments, *help;
     int min_args, max_args;
     const char *takes; /* kinds of options, with a blank behind each */
-    int (*run)(struct ctl *ctl);
+    ctl_command *run;
 };
 
 enum { ANY_ARGS = 1 << 20 };

@@ -9,16 +9,208 @@
 
 #define DRAIN_TIMEOUT_MS 600000
 
+/* ==== reshard print ==== */
+
+/* Prints a re-sharding: before it, while it goes on, and after it. */
+
+static double seconds(uint64_t ms)
+{
+    return (double)ms / 1e3;
+}
+
+static double percent_longer(double ratio)
+{
+    return (ratio - 1) * 100;
+}
+
+/* ---- for people ---- */
+
+/* The number of pieces in a fresh layout is known only where the plan was compared with one, which
+ * is not done when only the least had to move. */
+static void print_pieces(const Cairn__ReshardJob *job)
+{
+    char fresh[64] = "";
+    if (job->pieces_fresh > 0)
+        snprintf(fresh, sizeof fresh, "; a fresh layout has %" PRIu64, job->pieces_fresh);
+    ctl_line("pieces", "%" PRIu64 " of its tensors on shards, then %" PRIu64 "%s",
+             job->pieces_before, job->pieces_after, fresh);
+}
+
+static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
+{
+    static const struct ctl_column columns[] = { { "FROM", "from", NULL },
+                                                 { "TO", "to", NULL },
+                                                 { "BYTES", "bytes/bytes", NULL } };
+    if (job->n_pairs == 0) return;
+    printf("\n");
+    ctl_table_print(ctl, CTL_COLUMNS(columns), job->pairs, job->n_pairs);
+}
+
+/* In full: what is to move from where to where, and what is expected. */
+static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
+{
+    ctl_line("job", "%s", job->name);
+    ctl_line("state", "%s%s%s", job->state, job->text[0] != '\0' ? ": " : "", job->text);
+    ctl_line("shards", "%u, then %u", job->shards_before, job->shards_after);
+    ctl_line("moves", "%s in %u slice%s; the least that levels the shards is %s",
+             ctl_bytes(job->all_bytes), job->slices, job->slices == 1 ? "" : "s",
+             ctl_bytes(job->least_bytes));
+    if (job->afresh > 0 && job->all_bytes > job->least_bytes)
+        ctl_line("", "%s more than the least, since %u tensor%s would lie in too many pieces",
+                 ctl_bytes(job->all_bytes - job->least_bytes), job->afresh,
+                 job->afresh == 1 ? "" : "s");
+    if (job->moved_bytes > 0) ctl_line("moved", "%s", ctl_bytes(job->moved_bytes));
+    ctl_line("heaviest shard", "%.2f of the mean, then %.2f", job->heaviest_before,
+             job->heaviest_after);
+    if (job->pieces_after > 0) print_pieces(job);
+    if (job->expected_s > 0) ctl_line("expected", "%.1f s", job->expected_s);
+    if (job->expected_pause_s > 0)
+        ctl_line("longest step", "%.3f s longer, as expected", job->expected_pause_s);
+    if (job->elapsed_ms > 0) ctl_line("took", "%.1f s", seconds(job->elapsed_ms));
+    if (job->worst_step > 0)
+        ctl_line("longest step", "%.1f %% longer than the median before",
+                 percent_longer(job->worst_step));
+    print_pairs(ctl, job);
+}
+
+static void add_slice(struct ctl_table *table, const void *message)
+{
+    const Cairn__ReshardJob *job = message;
+    ctl_table_cell(table, "%u of %u", job->slice, job->slices);
+}
+
+static void add_time(struct ctl_table *table, const void *message)
+{
+    ctl_table_cell(table, "%.1f s", seconds(((const Cairn__ReshardJob *)message)->elapsed_ms));
+}
+
+static void add_longest(struct ctl_table *table, const void *message)
+{
+    const Cairn__ReshardJob *job = message;
+    if (job->worst_step > 0)
+        ctl_table_cell(table, "%+.1f %%", percent_longer(job->worst_step));
+    else
+        ctl_table_cell(table, "-");
+}
+
+/* How far they are, a line each. */
+static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
+{
+    static const struct ctl_column columns[] = {
+        { "JOB", "name", NULL },
+        { "STATE", "state", NULL },
+        { "SLICE", NULL, add_slice },
+        { "MOVED", "moved_bytes/bytes", NULL },
+        { "OF", "all_bytes/bytes", NULL },
+        { "FOR", NULL, add_time },
+        { "LONGEST STEP", NULL, add_longest },
+        { "", "text", NULL },
+    };
+    ctl_table_print(ctl, CTL_COLUMNS(columns), told->jobs, told->n_jobs);
+}
+
+/* ==== reshard wait ==== */
+
+/* Waiting for a re-sharding: a bar on a terminal, elsewhere a line for each tenth of the way. */
+
+enum { ASK_EVERY_MS = 200, BAR = 30, AWAY_MAX = 300 /* tries: a minute */ };
+
+struct progress {
+    bool is_terminal, is_drawn;
+    unsigned tenths; /* that were told */
+};
+
+/* All jobs together. */
+struct sum {
+    uint64_t moved, all, elapsed_ms;
+    uint32_t moving;
+    const Cairn__ReshardJob *one; /* of those that move */
+};
+
+static struct sum sum_of(const Cairn__ReshardTold *told)
+{
+    struct sum sum = { 0 };
+    for (size_t i = 0; i < told->n_jobs; i++) {
+        const Cairn__ReshardJob *job = told->jobs[i];
+        sum.moved += job->moved_bytes;
+        sum.all += job->all_bytes;
+        if (job->elapsed_ms > sum.elapsed_ms) sum.elapsed_ms = job->elapsed_ms;
+        if (strcmp(job->state, "moving") != 0) continue;
+        sum.moving++;
+        sum.one = job;
+    }
+    return sum;
+}
+
+static void draw_bar(struct progress *p, const struct sum *sum, double part)
+{
+    char bar[BAR + 1];
+    const int full = (int)(part * BAR);
+    for (int i = 0; i < BAR; i++) bar[i] = i < full ? '#' : '.';
+    bar[BAR] = '\0';
+    fprintf(stderr, "\r\033[K[%s] %3.0f %%  %s of %s, slice %u of %u, %.0f s", bar, part * 100,
+            ctl_bytes(sum->moved), ctl_bytes(sum->all), sum->one->slice, sum->one->slices,
+            (double)sum->elapsed_ms / 1e3);
+    fflush(stderr);
+    p->is_drawn = true;
+}
+
+static void show(struct progress *p, const struct sum *sum)
+{
+    const double part = sum->all > 0 && sum->moved < sum->all
+                            ? (double)sum->moved / (double)sum->all
+                            : 1;
+    if (sum->one == NULL) return;
+    if (p->is_terminal) {
+        draw_bar(p, sum, part);
+        return;
+    }
+    const unsigned tenths = (unsigned)(part * 10);
+    if (tenths <= p->tenths) return;
+    p->tenths = tenths;
+    fprintf(stderr, "cairn: %.0f %%: %s of %s, slice %u of %u\n", part * 100, ctl_bytes(sum->moved),
+            ctl_bytes(sum->all), sum->one->slice, sum->one->slices);
+}
+
+/* A coordinator that was there may come back, as after a restart. -1: go on. */
+static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
+{
+    for (int tries = 0;; tries++) {
+        ctl->tries_again = tries < AWAY_MAX;
+        const cairn_status called = ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &ask->base,
+                                             CAIRN_MSG_RESHARD_TOLD, told_out);
+        if (called == CAIRN_OK) return -1;
+        if (called != CAIRN_ERR_UNREACHABLE || !ctl->tries_again) return status_exit((int)called);
+        poll(NULL, 0, ASK_EVERY_MS);
+    }
+}
+
+/* Asks until none of them moves, and shows how far they are on stderr; *told_out is how they ended, the
+ * caller's to free. -1: go on; else the exit status. */
+static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
+{
+    struct progress progress = { .is_terminal = isatty(STDERR_FILENO) == 1 };
+    for (;;) {
+        const int done = ask_again(ctl, ask, told_out);
+        if (done >= 0) return done;
+        const struct sum sum = sum_of((const Cairn__ReshardTold *)*told_out);
+        if (!ctl->quiet) show(&progress, &sum);
+        if (sum.moving == 0) break;
+        message_free(*told_out);
+        poll(NULL, 0, ASK_EVERY_MS);
+    }
+    if (progress.is_drawn) fprintf(stderr, "\r\033[K");
+    return -1;
+}
+
+/* ==== reshard ==== */
+
 /* The lists lie here, since a message only points at them. */
 struct question {
     Cairn__ReshardAsk ask;
     Cairn__ShardWeight weights[CTL_NAMES_MAX], *weight_list[CTL_NAMES_MAX];
     char *add[CTL_NAMES_MAX], *drain[CTL_NAMES_MAX];
 };
-
-static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job);
-static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told);
-static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out);
 
 static void copy_names(const struct ctl_names *names, char **out)
 {
@@ -244,198 +436,4 @@ int ctl_member_drain(struct ctl *ctl)
         "\ncairn: it goes on: `cairn reshard status` says how far it is, `cairn reshard "
         "cancel --all` ends it\n");
     return ctl_ask(ctl, CAIRN_MSG_MEMBER_DRAIN, &drain, CAIRN_MSG_DONE, &answer);
-}
-
-/* ==== reshard print ==== */
-
-/* Prints a re-sharding: before it, while it goes on, and after it. */
-
-static double seconds(uint64_t ms)
-{
-    return (double)ms / 1e3;
-}
-
-static double percent_longer(double ratio)
-{
-    return (ratio - 1) * 100;
-}
-
-/* ---- for people ---- */
-
-/* The number of pieces in a fresh layout is known only where the plan was compared with one, which
- * is not done when only the least had to move. */
-static void print_pieces(const Cairn__ReshardJob *job)
-{
-    char fresh[64] = "";
-    if (job->pieces_fresh > 0)
-        snprintf(fresh, sizeof fresh, "; a fresh layout has %" PRIu64, job->pieces_fresh);
-    ctl_line("pieces", "%" PRIu64 " of its tensors on shards, then %" PRIu64 "%s",
-             job->pieces_before, job->pieces_after, fresh);
-}
-
-static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
-{
-    static const struct ctl_column columns[] = { { "FROM", "from", NULL },
-                                                 { "TO", "to", NULL },
-                                                 { "BYTES", "bytes/bytes", NULL } };
-    if (job->n_pairs == 0) return;
-    printf("\n");
-    ctl_table_print(ctl, CTL_COLUMNS(columns), job->pairs, job->n_pairs);
-}
-
-/* In full: what is to move from where to where, and what is expected. */
-static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
-{
-    ctl_line("job", "%s", job->name);
-    ctl_line("state", "%s%s%s", job->state, job->text[0] != '\0' ? ": " : "", job->text);
-    ctl_line("shards", "%u, then %u", job->shards_before, job->shards_after);
-    ctl_line("moves", "%s in %u slice%s; the least that levels the shards is %s",
-             ctl_bytes(job->all_bytes), job->slices, job->slices == 1 ? "" : "s",
-             ctl_bytes(job->least_bytes));
-    if (job->afresh > 0 && job->all_bytes > job->least_bytes)
-        ctl_line("", "%s more than the least, since %u tensor%s would lie in too many pieces",
-                 ctl_bytes(job->all_bytes - job->least_bytes), job->afresh,
-                 job->afresh == 1 ? "" : "s");
-    if (job->moved_bytes > 0) ctl_line("moved", "%s", ctl_bytes(job->moved_bytes));
-    ctl_line("heaviest shard", "%.2f of the mean, then %.2f", job->heaviest_before,
-             job->heaviest_after);
-    if (job->pieces_after > 0) print_pieces(job);
-    if (job->expected_s > 0) ctl_line("expected", "%.1f s", job->expected_s);
-    if (job->expected_pause_s > 0)
-        ctl_line("longest step", "%.3f s longer, as expected", job->expected_pause_s);
-    if (job->elapsed_ms > 0) ctl_line("took", "%.1f s", seconds(job->elapsed_ms));
-    if (job->worst_step > 0)
-        ctl_line("longest step", "%.1f %% longer than the median before",
-                 percent_longer(job->worst_step));
-    print_pairs(ctl, job);
-}
-
-static void add_slice(struct ctl_table *table, const void *message)
-{
-    const Cairn__ReshardJob *job = message;
-    ctl_table_cell(table, "%u of %u", job->slice, job->slices);
-}
-
-static void add_time(struct ctl_table *table, const void *message)
-{
-    ctl_table_cell(table, "%.1f s", seconds(((const Cairn__ReshardJob *)message)->elapsed_ms));
-}
-
-static void add_longest(struct ctl_table *table, const void *message)
-{
-    const Cairn__ReshardJob *job = message;
-    if (job->worst_step > 0)
-        ctl_table_cell(table, "%+.1f %%", percent_longer(job->worst_step));
-    else
-        ctl_table_cell(table, "-");
-}
-
-/* How far they are, a line each. */
-static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
-{
-    static const struct ctl_column columns[] = {
-        { "JOB", "name", NULL },
-        { "STATE", "state", NULL },
-        { "SLICE", NULL, add_slice },
-        { "MOVED", "moved_bytes/bytes", NULL },
-        { "OF", "all_bytes/bytes", NULL },
-        { "FOR", NULL, add_time },
-        { "LONGEST STEP", NULL, add_longest },
-        { "", "text", NULL },
-    };
-    ctl_table_print(ctl, CTL_COLUMNS(columns), told->jobs, told->n_jobs);
-}
-
-/* ==== reshard wait ==== */
-
-/* Waiting for a re-sharding: a bar on a terminal, elsewhere a line for each tenth of the way. */
-
-enum { ASK_EVERY_MS = 200, BAR = 30, AWAY_MAX = 300 /* tries: a minute */ };
-
-struct progress {
-    bool is_terminal, is_drawn;
-    unsigned tenths; /* that were told */
-};
-
-/* All jobs together. */
-struct sum {
-    uint64_t moved, all, elapsed_ms;
-    uint32_t moving;
-    const Cairn__ReshardJob *one; /* of those that move */
-};
-
-static struct sum sum_of(const Cairn__ReshardTold *told)
-{
-    struct sum sum = { 0 };
-    for (size_t i = 0; i < told->n_jobs; i++) {
-        const Cairn__ReshardJob *job = told->jobs[i];
-        sum.moved += job->moved_bytes;
-        sum.all += job->all_bytes;
-        if (job->elapsed_ms > sum.elapsed_ms) sum.elapsed_ms = job->elapsed_ms;
-        if (strcmp(job->state, "moving") != 0) continue;
-        sum.moving++;
-        sum.one = job;
-    }
-    return sum;
-}
-
-static void draw_bar(struct progress *p, const struct sum *sum, double part)
-{
-    char bar[BAR + 1];
-    const int full = (int)(part * BAR);
-    for (int i = 0; i < BAR; i++) bar[i] = i < full ? '#' : '.';
-    bar[BAR] = '\0';
-    fprintf(stderr, "\r\033[K[%s] %3.0f %%  %s of %s, slice %u of %u, %.0f s", bar, part * 100,
-            ctl_bytes(sum->moved), ctl_bytes(sum->all), sum->one->slice, sum->one->slices,
-            (double)sum->elapsed_ms / 1e3);
-    fflush(stderr);
-    p->is_drawn = true;
-}
-
-static void show(struct progress *p, const struct sum *sum)
-{
-    const double part = sum->all > 0 && sum->moved < sum->all
-                            ? (double)sum->moved / (double)sum->all
-                            : 1;
-    if (sum->one == NULL) return;
-    if (p->is_terminal) {
-        draw_bar(p, sum, part);
-        return;
-    }
-    const unsigned tenths = (unsigned)(part * 10);
-    if (tenths <= p->tenths) return;
-    p->tenths = tenths;
-    fprintf(stderr, "cairn: %.0f %%: %s of %s, slice %u of %u\n", part * 100, ctl_bytes(sum->moved),
-            ctl_bytes(sum->all), sum->one->slice, sum->one->slices);
-}
-
-/* A coordinator that was there may come back, as after a restart. -1: go on. */
-static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
-{
-    for (int tries = 0;; tries++) {
-        ctl->tries_again = tries < AWAY_MAX;
-        const cairn_status called = ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &ask->base,
-                                             CAIRN_MSG_RESHARD_TOLD, told_out);
-        if (called == CAIRN_OK) return -1;
-        if (called != CAIRN_ERR_UNREACHABLE || !ctl->tries_again) return status_exit((int)called);
-        poll(NULL, 0, ASK_EVERY_MS);
-    }
-}
-
-/* Asks until none of them moves, and shows how far they are on stderr; *told_out is how they ended, the
- * caller's to free. -1: go on; else the exit status. */
-static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
-{
-    struct progress progress = { .is_terminal = isatty(STDERR_FILENO) == 1 };
-    for (;;) {
-        const int done = ask_again(ctl, ask, told_out);
-        if (done >= 0) return done;
-        const struct sum sum = sum_of((const Cairn__ReshardTold *)*told_out);
-        if (!ctl->quiet) show(&progress, &sum);
-        if (sum.moving == 0) break;
-        message_free(*told_out);
-        poll(NULL, 0, ASK_EVERY_MS);
-    }
-    if (progress.is_drawn) fprintf(stderr, "\r\033[K");
-    return -1;
 }

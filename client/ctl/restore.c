@@ -14,8 +14,141 @@
 #include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 
-static int key_read(const char *given, struct public_key *out);
-static int key_ring(struct ctl *ctl, struct key_ring *out);
+/* ==== key ==== */
+
+/* cairn key show | list | trust | untrust: whose signatures of snapshots are trusted. */
+
+static void add_whose(struct ctl_table *table, const void *message)
+{
+    const Cairn__Key *key = message;
+    ctl_table_cell(table, "%s",
+                   key->signs ? "this cluster's"
+                   : key->own ? "this cluster's, before"
+                              : "another's");
+}
+
+static void add_since(struct ctl_table *table, const void *message)
+{
+    const uint64_t since = ((const Cairn__Key *)message)->since_unix_ms;
+    ctl_table_cell(table, "%s", since > 0 ? ctl_time(since) : "1970-01-01T00:00:00Z");
+}
+
+static void print_keys(struct ctl *ctl, const void *reply)
+{
+    static const struct ctl_column columns[] = { { "ID", "id", NULL },
+                                                 { "WHOSE", NULL, add_whose },
+                                                 { "SINCE", NULL, add_since },
+                                                 { "KEY", "line", NULL } };
+    const Cairn__Keys *keys = reply;
+    ctl_table_print(ctl, CTL_COLUMNS(columns), keys->keys, keys->n_keys);
+}
+
+static cairn_status ask_keys(struct ctl *ctl, ProtobufCMessage **reply_out)
+{
+    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
+    return ctl_call(ctl, CAIRN_MSG_KEYS_GET, &get.base, CAIRN_MSG_KEYS, reply_out);
+}
+
+int ctl_key_list(struct ctl *ctl)
+{
+    static const struct ctl_answer answer = { print_keys, NULL, NULL };
+    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
+    return ctl_ask(ctl, CAIRN_MSG_KEYS_GET, &get, CAIRN_MSG_KEYS, &answer);
+}
+
+static int print_own(const struct ctl *ctl, const Cairn__Key *key)
+{
+    struct public_key public_key;
+    struct sentence why;
+    char text[CAIRN_KEY_TEXT_BYTES];
+    const cairn_status status = public_key_parse(key->line, &public_key, &why);
+    if (status != CAIRN_OK) return ctl_fail(status, "the coordinator's key: %s", why.text);
+    if (ctl->json) return ctl_print_json(ctl_json(key));
+    public_key_text(&public_key, text);
+    printf("%s%s", ctl->quiet ? key->line : text, ctl->quiet ? "\n" : "");
+    return 0;
+}
+
+int ctl_key_show(struct ctl *ctl)
+{
+    ProtobufCMessage *reply;
+    const cairn_status called = ask_keys(ctl, &reply);
+    if (called != CAIRN_OK) return status_exit((int)called);
+    const Cairn__Keys *keys = (const Cairn__Keys *)reply;
+    size_t at = 0;
+    while (at < keys->n_keys && !keys->keys[at]->signs) at++;
+    const int done = at < keys->n_keys
+                         ? print_own(ctl, keys->keys[at])
+                         : ctl_fail(CAIRN_ERR_NOT_FOUND, "the coordinator names no key of its own");
+    message_free(reply);
+    return done;
+}
+
+/* A file of it, or the key itself. False: it is too large to be one; else what was given, or read. */
+static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
+{
+    FILE *file = fopen(given, "re");
+    if (file == NULL)
+        return (size_t)snprintf(text, CAIRN_KEY_TEXT_BYTES, "%s", given) < CAIRN_KEY_TEXT_BYTES;
+    const size_t got = fread(text, 1, CAIRN_KEY_TEXT_BYTES - 1, file);
+    text[got] = '\0';
+    const bool fits = fgetc(file) == EOF;
+    fclose(file);
+    return fits;
+}
+
+/* A key, or the file that has it. */
+static int key_read(const char *given, struct public_key *out)
+{
+    char text[CAIRN_KEY_TEXT_BYTES];
+    struct sentence why = { "it is too long for one" };
+    const bool is_read = read_key(given, text);
+    const cairn_status status = is_read ? public_key_parse(text, out, &why) : CAIRN_ERR_MALFORMED;
+    if (status == CAIRN_OK) return -1;
+    return ctl_fail(CAIRN_ERR_INVALID, "%s is no file of a key, and no key: %s", given, why.text);
+}
+
+/* The keys that the coordinator trusts. */
+static int key_ring(struct ctl *ctl, struct key_ring *out)
+{
+    ProtobufCMessage *reply;
+    const cairn_status called = ask_keys(ctl, &reply);
+    if (called != CAIRN_OK) return status_exit((int)called);
+    const Cairn__Keys *keys = (const Cairn__Keys *)reply;
+    out->count = 0;
+    for (size_t i = 0; i < keys->n_keys && out->count < CAIRN_KEYS_MAX; i++)
+        if (public_key_parse(keys->keys[i]->line, &out->keys[out->count], NULL) == CAIRN_OK)
+            out->count++;
+    message_free(reply);
+    return -1;
+}
+
+static int change_trust(struct ctl *ctl, char *key, bool untrust)
+{
+    static const struct ctl_answer answer = { print_keys, NULL, NULL };
+    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
+    trust.key = key;
+    trust.untrust = untrust;
+    if (ctl->quiet) ctl->json = false;
+    return ctl_ask(ctl, CAIRN_MSG_KEY_TRUST, &trust, CAIRN_MSG_KEYS, &answer);
+}
+
+int ctl_key_trust(struct ctl *ctl)
+{
+    char line[CAIRN_KEY_LINE_BYTES];
+    struct public_key key;
+    const int done = key_read(ctl->argv[0], &key);
+    if (done >= 0) return done;
+    public_key_line(&key, line);
+    return change_trust(ctl, line, false);
+}
+
+int ctl_key_untrust(struct ctl *ctl)
+{
+    return change_trust(ctl, ctl->argv[0], true);
+}
+
+/* ==== restore ==== */
 
 static cairn_status call_restore(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
                                  Cairn__SnapshotStatus **reply_out)
@@ -353,138 +486,4 @@ int ctl_snapshot_verify(struct ctl *ctl)
     json_decref(v.damages);
     snapshot_close(&snapshot);
     return done;
-}
-
-/* ==== key ==== */
-
-/* cairn key show | list | trust | untrust: whose signatures of snapshots are trusted. */
-
-static void add_whose(struct ctl_table *table, const void *message)
-{
-    const Cairn__Key *key = message;
-    ctl_table_cell(table, "%s",
-                   key->signs ? "this cluster's"
-                   : key->own ? "this cluster's, before"
-                              : "another's");
-}
-
-static void add_since(struct ctl_table *table, const void *message)
-{
-    const uint64_t since = ((const Cairn__Key *)message)->since_unix_ms;
-    ctl_table_cell(table, "%s", since > 0 ? ctl_time(since) : "1970-01-01T00:00:00Z");
-}
-
-static void print_keys(struct ctl *ctl, const void *reply)
-{
-    static const struct ctl_column columns[] = { { "ID", "id", NULL },
-                                                 { "WHOSE", NULL, add_whose },
-                                                 { "SINCE", NULL, add_since },
-                                                 { "KEY", "line", NULL } };
-    const Cairn__Keys *keys = reply;
-    ctl_table_print(ctl, CTL_COLUMNS(columns), keys->keys, keys->n_keys);
-}
-
-static cairn_status ask_keys(struct ctl *ctl, ProtobufCMessage **reply_out)
-{
-    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
-    return ctl_call(ctl, CAIRN_MSG_KEYS_GET, &get.base, CAIRN_MSG_KEYS, reply_out);
-}
-
-int ctl_key_list(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_keys, NULL, NULL };
-    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
-    return ctl_ask(ctl, CAIRN_MSG_KEYS_GET, &get, CAIRN_MSG_KEYS, &answer);
-}
-
-static int print_own(const struct ctl *ctl, const Cairn__Key *key)
-{
-    struct public_key public_key;
-    struct sentence why;
-    char text[CAIRN_KEY_TEXT_BYTES];
-    const cairn_status status = public_key_parse(key->line, &public_key, &why);
-    if (status != CAIRN_OK) return ctl_fail(status, "the coordinator's key: %s", why.text);
-    if (ctl->json) return ctl_print_json(ctl_json(key));
-    public_key_text(&public_key, text);
-    printf("%s%s", ctl->quiet ? key->line : text, ctl->quiet ? "\n" : "");
-    return 0;
-}
-
-int ctl_key_show(struct ctl *ctl)
-{
-    ProtobufCMessage *reply;
-    const cairn_status called = ask_keys(ctl, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__Keys *keys = (const Cairn__Keys *)reply;
-    size_t at = 0;
-    while (at < keys->n_keys && !keys->keys[at]->signs) at++;
-    const int done = at < keys->n_keys
-                         ? print_own(ctl, keys->keys[at])
-                         : ctl_fail(CAIRN_ERR_NOT_FOUND, "the coordinator names no key of its own");
-    message_free(reply);
-    return done;
-}
-
-/* A file of it, or the key itself. False: it is too large to be one; else what was given, or read. */
-static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
-{
-    FILE *file = fopen(given, "re");
-    if (file == NULL)
-        return (size_t)snprintf(text, CAIRN_KEY_TEXT_BYTES, "%s", given) < CAIRN_KEY_TEXT_BYTES;
-    const size_t got = fread(text, 1, CAIRN_KEY_TEXT_BYTES - 1, file);
-    text[got] = '\0';
-    const bool fits = fgetc(file) == EOF;
-    fclose(file);
-    return fits;
-}
-
-/* A key, or the file that has it. */
-static int key_read(const char *given, struct public_key *out)
-{
-    char text[CAIRN_KEY_TEXT_BYTES];
-    struct sentence why = { "it is too long for one" };
-    const bool is_read = read_key(given, text);
-    const cairn_status status = is_read ? public_key_parse(text, out, &why) : CAIRN_ERR_MALFORMED;
-    if (status == CAIRN_OK) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID, "%s is no file of a key, and no key: %s", given, why.text);
-}
-
-/* The keys that the coordinator trusts. */
-static int key_ring(struct ctl *ctl, struct key_ring *out)
-{
-    ProtobufCMessage *reply;
-    const cairn_status called = ask_keys(ctl, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__Keys *keys = (const Cairn__Keys *)reply;
-    out->count = 0;
-    for (size_t i = 0; i < keys->n_keys && out->count < CAIRN_KEYS_MAX; i++)
-        if (public_key_parse(keys->keys[i]->line, &out->keys[out->count], NULL) == CAIRN_OK)
-            out->count++;
-    message_free(reply);
-    return -1;
-}
-
-static int change_trust(struct ctl *ctl, char *key, bool untrust)
-{
-    static const struct ctl_answer answer = { print_keys, NULL, NULL };
-    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
-    trust.key = key;
-    trust.untrust = untrust;
-    if (ctl->quiet) ctl->json = false;
-    return ctl_ask(ctl, CAIRN_MSG_KEY_TRUST, &trust, CAIRN_MSG_KEYS, &answer);
-}
-
-int ctl_key_trust(struct ctl *ctl)
-{
-    char line[CAIRN_KEY_LINE_BYTES];
-    struct public_key key;
-    const int done = key_read(ctl->argv[0], &key);
-    if (done >= 0) return done;
-    public_key_line(&key, line);
-    return change_trust(ctl, line, false);
-}
-
-int ctl_key_untrust(struct ctl *ctl)
-{
-    return change_trust(ctl, ctl->argv[0], true);
 }

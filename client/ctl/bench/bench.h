@@ -197,17 +197,8 @@ void bench_process_peak_forget(pid_t pid);
 uint32_t bench_core_count(void);
 uint64_t bench_memory_bytes(void);
 
-/* ---- the benches; each returns the exit status ---- */
-int bench_update(struct ctl *ctl);
-int bench_layout(struct ctl *ctl);
-int bench_latency(struct ctl *ctl);
-int bench_tensors(struct ctl *ctl);
-int bench_open(struct ctl *ctl);
-int bench_fabric(struct ctl *ctl);
-int bench_step(struct ctl *ctl);
-int bench_map(struct ctl *ctl);
-int bench_reshard(struct ctl *ctl);
-int bench_snapshot(struct ctl *ctl);
+ctl_command bench_update, bench_layout, bench_latency, bench_tensors, bench_open, bench_fabric,
+    bench_step, bench_map, bench_reshard, bench_snapshot;
 
 /* ==== step ==== */
 
