@@ -19,219 +19,6 @@
 #define START_MS      60000
 #define LOCAL_TURN_MS 10
 
-static const int taken_signals[] = { SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };
-
-static bool local_command_is_there(const char *command);
-static bool local_program_find(const char *name, char path_out[PATH_MAX], struct sentence *why);
-static bool local_import_find(struct local *local, struct sentence *why);
-static bool local_folder_make(struct local *local, struct sentence *why);
-static bool local_ready_read(const struct local *local, const char *name, char *line_out,
-                             size_t line_bytes);
-static bool local_config_write(const struct local *local, const char *name, struct sentence *why);
-static bool local_daemon_start(struct local *local, struct local_daemon *daemon, int program);
-static bool local_library_find(char path_out[PATH_MAX]);
-static bool local_file_write(const char *path, const char *text, struct sentence *why);
-static int local_command_run(struct local *local, char **argv);
-static void local_folder_remove(struct local *local);
-
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
-static int fail(const struct sentence *why)
-{
-    return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why->text);
-}
-
-static void block_signals(struct local *local)
-{
-    if (local->is_blocked) return; // a second cluster: old_signals are those of the start
-    local->is_blocked = true;
-    sigemptyset(&local->signals);
-    for (size_t i = 0; i < sizeof taken_signals / sizeof *taken_signals; i++)
-        sigaddset(&local->signals, taken_signals[i]);
-    sigset_t blocked = local->signals;
-    sigaddset(&blocked, SIGPIPE); // a closed stderr is no reason to leave things behind
-    sigprocmask(SIG_BLOCK, &blocked, &local->old_signals);
-}
-
-/* ---- up ---- */
-
-/* -1: go on, here and below; else the exit status. */
-static int prepare(struct local *local)
-{
-    const char *command = local->ctl->argc > 0 ? local->ctl->argv[0] : NULL;
-    struct sentence why = { "" };
-    if (command != NULL && !local_command_is_there(command)) {
-        ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
-        return 127; // as a shell says it
-    }
-    if (!local_program_find("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
-        !local_program_find("cairn-shard", local->programs[LOCAL_SHARD], &why))
-        return fail(&why);
-    if (!local_import_find(local, &why) || !local_folder_make(local, &why))
-        return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
-    return -1;
-}
-
-/* Until its ready file is there. */
-static int await_ready(struct local *local, const char *name, char *line_out, size_t line_bytes)
-{
-    const uint64_t deadline_ms = now_ms() + START_MS;
-    while (!local_ready_read(local, name, line_out, line_bytes)) {
-        const int number = local_signal(local, LOCAL_TURN_MS, NULL);
-        if (number != 0 && number != SIGCHLD) return 128 + number;
-        if (local_daemons_reap(local) > 0) return 1;
-        if (now_ms() >= deadline_ms)
-            return ctl_fail(CAIRN_ERR_TIMEOUT, "%s was not ready within %d s; its log is %s/%s.log",
-                            name, START_MS / 1000, local->folder, name);
-    }
-    return -1;
-}
-
-static int start_one(struct local *local, int index)
-{
-    struct local_daemon *daemon = &local->daemons[index];
-    struct sentence why;
-    if (!local_config_write(local, daemon->name, &why))
-        return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
-    return local_daemon_start(local, daemon, index == 0 ? LOCAL_COORDINATOR : LOCAL_SHARD) ? -1 : 1;
-}
-
-static int start(struct local *local)
-{
-    char line[sizeof local->endpoint];
-    snprintf(local->daemons[0].name, sizeof local->daemons[0].name, "coordinator");
-    for (int i = 1; i < local->daemon_count; i++)
-        snprintf(local->daemons[i].name, sizeof local->daemons[i].name, "shard-%d", i);
-    int done = start_one(local, 0);
-    if (done < 0) done = await_ready(local, "coordinator", line, sizeof line);
-    if (done >= 0) return done;
-    memcpy(local->endpoint, line, sizeof line);
-    for (int i = 1; i < local->daemon_count && done < 0; i++) done = start_one(local, i);
-    for (int i = 1; i < local->daemon_count && done < 0; i++)
-        done = await_ready(local, local->daemons[i].name, line, sizeof line);
-    return done;
-}
-
-int local_shard_add(struct local *local)
-{
-    char line[sizeof local->endpoint];
-    if (local->daemon_count > CTL_SHARDS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "%d shards are the most", CTL_SHARDS_MAX);
-    const int index = local->daemon_count++;
-    struct local_daemon *daemon = &local->daemons[index];
-    *daemon = (struct local_daemon) { .pid = 0 };
-    snprintf(daemon->name, sizeof daemon->name, "shard-%d", index);
-    const int done = start_one(local, index);
-    return done < 0 ? await_ready(local, daemon->name, line, sizeof line) : done;
-}
-
-/* ---- meanwhile ---- */
-
-/* To what is run now. */
-static void say_where(const struct local *local)
-{
-    setenv("CAIRN_ENDPOINT", local->endpoint, 1);
-    setenv("CAIRN_FABRIC", "auto", 1);
-    setenv("CAIRN_FABRIC_DEVICE", "lo", 1); // where the shards are
-}
-
-static int announce(struct local *local)
-{
-    struct sentence why;
-    char line[sizeof local->endpoint + 1], library[PATH_MAX];
-    const char *file = local->ctl->endpoint_file;
-    if (local_library_find(library)) setenv("CAIRN_LIBRARY", library, 0); // of the Python package
-    snprintf(line, sizeof line, "%s\n", local->endpoint);
-    if (file == NULL) return -1;
-    local->is_announced = local_file_write(file, line, &why);
-    return local->is_announced ? -1 : ctl_fail(CAIRN_ERR_IO, "%s", why.text);
-}
-
-static void print_screen(const struct local *local)
-{
-    const struct ctl *ctl = local->ctl;
-    const int shards = local->daemon_count - 1;
-    if (ctl->quiet) return;
-    fprintf(stderr, "cairn local: a coordinator and %d shard%s are up\n", shards,
-            shards == 1 ? "" : "s");
-    fprintf(stderr, "  endpoint   %s  (CAIRN_ENDPOINT of the command)\n", local->endpoint);
-    fprintf(stderr, "  look       cairn --endpoint %s cluster status\n", local->endpoint);
-    fprintf(stderr, "  folder     %s  (%s)\n", local->folder,
-            local->is_temporary ? "removed in the end; --keep FOLDER keeps one" : "kept");
-    fprintf(stderr, "  logs       coordinator.log, shard-1.log%s there; snapshots in snapshots/\n",
-            shards > 1 ? " ..." : "");
-    if (ctl->argc == 0) {
-        fprintf(stderr, "  end        Ctrl-C\n");
-        return;
-    }
-    fprintf(stderr, "  command   ");
-    for (int i = 0; i < ctl->argc; i++) fprintf(stderr, " %s", ctl->argv[i]);
-    fprintf(stderr, "\n");
-}
-
-/* Without a command: Ctrl-C is how it ends, and no failure. */
-static int await_end(struct local *local)
-{
-    for (;;) {
-        const int number = local_signal(local, -1, NULL);
-        if (number != 0 && number != SIGCHLD) return 0;
-        if (local_daemons_reap(local) > 0) return 1;
-    }
-}
-
-static int run_command(struct local *local, void *context)
-{
-    const struct ctl *ctl = context;
-    const int done = announce(local);
-    if (done >= 0) return done;
-    print_screen(local);
-    return ctl->argc > 0 ? local_command_run(local, ctl->argv) : await_end(local);
-}
-
-/* The cluster of another: nothing is started, stopped or made. */
-static int run_there(struct local *local, int (*body)(struct local *local, void *context),
-                     void *context)
-{
-    local->daemon_count = 0;
-    snprintf(local->endpoint, sizeof local->endpoint, "%s", local->ctl->endpoint);
-    setenv("CAIRN_ENDPOINT", local->endpoint, 1);
-    return body(local, context);
-}
-
-int local_run(struct local *local, int (*body)(struct local *local, void *context), void *context)
-{
-    const struct ctl *ctl = local->ctl;
-    if (ctl->shards > CTL_SHARDS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--shards %u: 1 to %d is allowed", ctl->shards,
-                        CTL_SHARDS_MAX);
-    block_signals(local);
-    if (ctl->endpoint != NULL) return run_there(local, body, context);
-    local->daemon_count = 1 + (ctl->shards > 0 ? (int)ctl->shards : 1);
-    local->endpoint[0] = 0;
-    int done = prepare(local);
-    if (done < 0) done = start(local);
-    if (done < 0) {
-        say_where(local);
-        done = body(local, context);
-    }
-    local_daemons_stop(local);
-    if (local->is_announced) unlink(ctl->endpoint_file);
-    local_folder_remove(local);
-    return done;
-}
-
-int ctl_local(struct ctl *ctl)
-{
-    static struct local local;
-    local.ctl = ctl;
-    return local_run(&local, run_command, ctl);
-}
-
 /* ==== local folder ==== */
 
 /* cairn local: programs, its folder, its files. */
@@ -259,14 +46,14 @@ static bool find_in_path(const char *name, char path_out[PATH_MAX])
 }
 
 /* True if execvp would find the command. */
-static bool local_command_is_there(const char *command)
+static bool has_command(const char *command)
 {
     char path[PATH_MAX];
     return strchr(command, '/') != NULL ? access(command, X_OK) == 0 : find_in_path(command, path);
 }
 
 /* Finds a program beside this one, then in PATH; `why` says where it was looked for. */
-static bool local_program_find(const char *name, char path_out[PATH_MAX], struct sentence *why)
+static bool find_program(const char *name, char path_out[PATH_MAX], struct sentence *why)
 {
     char found[PATH_MAX] = "";
     const ssize_t length = readlink("/proc/self/exe", found, sizeof found - 64);
@@ -280,7 +67,7 @@ static bool local_program_find(const char *name, char path_out[PATH_MAX], struct
 }
 
 /* The libcairn that was built with this program, in ../lib. False: it is where the linker looks. */
-static bool local_library_find(char path_out[PATH_MAX])
+static bool find_library(char path_out[PATH_MAX])
 {
     char found[PATH_MAX] = "";
     const ssize_t length = readlink("/proc/self/exe", found, sizeof found - 64);
@@ -336,7 +123,7 @@ static bool place_socket(struct local *local, struct sentence *why)
 }
 
 /* Makes the folder, mode 0700, or takes the one that is to be kept. */
-static bool local_folder_make(struct local *local, struct sentence *why)
+static bool make_folder(struct local *local, struct sentence *why)
 {
     const bool is_there = local->ctl->keep != NULL ? take_kept(local, why)
                                                    : make_temporary(local, why);
@@ -344,7 +131,7 @@ static bool local_folder_make(struct local *local, struct sentence *why)
 }
 
 /* Where weights may be read from: --import, else the working folder if a configuration can hold its name. */
-static bool local_import_find(struct local *local, struct sentence *why)
+static bool find_import(struct local *local, struct sentence *why)
 {
     const char *given = local->ctl->import;
     if (realpath(given != NULL ? given : ".", local->import) == NULL) {
@@ -370,7 +157,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 }
 
 /* Removes what was made, unless it is to be kept. */
-static void local_folder_remove(struct local *local)
+static void remove_folder(struct local *local)
 {
     if (local->socket_folder[0] != 0) {
         unlink(local->socket); // of a coordinator that was killed
@@ -385,7 +172,7 @@ static void local_folder_remove(struct local *local)
 /* ---- files ---- */
 
 /* The whole file or nothing. */
-static bool local_file_write(const char *path, const char *text, struct sentence *why)
+static bool write_file(const char *path, const char *text, struct sentence *why)
 {
     char part[PATH_MAX + 16];
     snprintf(part, sizeof part, "%s.part", path);
@@ -409,7 +196,7 @@ static uint64_t memory_mib(int shards)
 }
 
 /* Behind what was written to the text. */
-static void add(char *text, size_t text_bytes, const char *format, const char *value)
+static void add_setting(char *text, size_t text_bytes, const char *format, const char *value)
 {
     const size_t used = strlen(text);
     snprintf(text + used, text_bytes - used, format, value);
@@ -423,7 +210,7 @@ static long threads(const struct local *local, int shards)
 }
 
 /* Writes FOLDER/NAME.conf; for a shard, the endpoint is known by now. */
-static bool local_config_write(const struct local *local, const char *name, struct sentence *why)
+static bool write_config(const struct local *local, const char *name, struct sentence *why)
 {
     char path[PATH_MAX + 32], text[2 * PATH_MAX + 1024], home[320] = "";
     const int shards = local->daemon_count - 1;
@@ -444,16 +231,16 @@ static bool local_config_write(const struct local *local, const char *name, stru
                  "limit = %" PRIu64 "MiB\n[compute]\nthreads = %ld\n%s[import]\nfolders = %s\n",
                  name, local->endpoint, memory_mib(shards), threads(local, shards), home,
                  local->import);
-    if (local->is_debug) add(text, sizeof text, "[log]\nlevel = %s\n", "debug");
+    if (local->is_debug) add_setting(text, sizeof text, "[log]\nlevel = %s\n", "debug");
     // A bench with --path measures that fabric, so the shards have to use it.
     if (local->endpoint[0] != 0 && local->ctl->path != NULL)
-        add(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
-    return local_file_write(path, text, why);
+        add_setting(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
+    return write_file(path, text, why);
 }
 
 /* The first line of FOLDER/NAME.ready. False: it is not there yet. */
-static bool local_ready_read(const struct local *local, const char *name, char *line_out,
-                             size_t line_bytes)
+static bool read_ready(const struct local *local, const char *name, char *line_out,
+                       size_t line_bytes)
 {
     char path[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/%s.ready", local->folder, name);
@@ -529,7 +316,7 @@ static void become_daemon(const struct local *local, const char *name, const cha
 }
 
 /* False, and said: it cannot be started. */
-static bool local_daemon_start(struct local *local, struct local_daemon *daemon, int program)
+static bool start_daemon(struct local *local, struct local_daemon *daemon, int program)
 {
     char ready[PATH_MAX + 32];
     snprintf(ready, sizeof ready, "%s/%s.ready", local->folder, daemon->name);
@@ -658,7 +445,7 @@ pid_t local_fork(struct local *local)
 }
 
 /* The exit status of a command run to its end, 128 + its signal; signals are passed on to it. */
-static int local_command_run(struct local *local, char **argv)
+static int run_and_wait(struct local *local, char **argv)
 {
     const pid_t pid = local_fork(local);
     if (pid < 0) return 1;
@@ -666,4 +453,205 @@ static int local_command_run(struct local *local, char **argv)
     int status;
     while (waitpid(pid, &status, WNOHANG) != pid) watch(local, pid);
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/* ==== local cluster ==== */
+
+static const int taken_signals[] = { SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static int fail_not_found(const struct sentence *why)
+{
+    return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why->text);
+}
+
+static void block_signals(struct local *local)
+{
+    if (local->is_blocked) return; // a second cluster: old_signals are those of the start
+    local->is_blocked = true;
+    sigemptyset(&local->signals);
+    for (size_t i = 0; i < sizeof taken_signals / sizeof *taken_signals; i++)
+        sigaddset(&local->signals, taken_signals[i]);
+    sigset_t blocked = local->signals;
+    sigaddset(&blocked, SIGPIPE); // a closed stderr is no reason to leave things behind
+    sigprocmask(SIG_BLOCK, &blocked, &local->old_signals);
+}
+
+/* ---- up ---- */
+
+/* -1: go on, here and below; else the exit status. */
+static int prepare_cluster(struct local *local)
+{
+    const char *command = local->ctl->argc > 0 ? local->ctl->argv[0] : NULL;
+    struct sentence why = { "" };
+    if (command != NULL && !has_command(command)) {
+        ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
+        return 127; // as a shell says it
+    }
+    if (!find_program("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
+        !find_program("cairn-shard", local->programs[LOCAL_SHARD], &why))
+        return fail_not_found(&why);
+    if (!find_import(local, &why) || !make_folder(local, &why))
+        return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+    return -1;
+}
+
+/* Until its ready file is there. */
+static int await_ready(struct local *local, const char *name, char *line_out, size_t line_bytes)
+{
+    const uint64_t deadline_ms = now_ms() + START_MS;
+    while (!read_ready(local, name, line_out, line_bytes)) {
+        const int number = local_signal(local, LOCAL_TURN_MS, NULL);
+        if (number != 0 && number != SIGCHLD) return 128 + number;
+        if (local_daemons_reap(local) > 0) return 1;
+        if (now_ms() >= deadline_ms)
+            return ctl_fail(CAIRN_ERR_TIMEOUT, "%s was not ready within %d s; its log is %s/%s.log",
+                            name, START_MS / 1000, local->folder, name);
+    }
+    return -1;
+}
+
+static int start_one(struct local *local, int index)
+{
+    struct local_daemon *daemon = &local->daemons[index];
+    struct sentence why;
+    if (!write_config(local, daemon->name, &why)) return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+    return start_daemon(local, daemon, index == 0 ? LOCAL_COORDINATOR : LOCAL_SHARD) ? -1 : 1;
+}
+
+static int start_cluster(struct local *local)
+{
+    char line[sizeof local->endpoint];
+    snprintf(local->daemons[0].name, sizeof local->daemons[0].name, "coordinator");
+    for (int i = 1; i < local->daemon_count; i++)
+        snprintf(local->daemons[i].name, sizeof local->daemons[i].name, "shard-%d", i);
+    int done = start_one(local, 0);
+    if (done < 0) done = await_ready(local, "coordinator", line, sizeof line);
+    if (done >= 0) return done;
+    memcpy(local->endpoint, line, sizeof line);
+    for (int i = 1; i < local->daemon_count && done < 0; i++) done = start_one(local, i);
+    for (int i = 1; i < local->daemon_count && done < 0; i++)
+        done = await_ready(local, local->daemons[i].name, line, sizeof line);
+    return done;
+}
+
+int local_shard_add(struct local *local)
+{
+    char line[sizeof local->endpoint];
+    if (local->daemon_count > CTL_SHARDS_MAX)
+        return ctl_fail(CAIRN_ERR_INVALID, "%d shards are the most", CTL_SHARDS_MAX);
+    const int index = local->daemon_count++;
+    struct local_daemon *daemon = &local->daemons[index];
+    *daemon = (struct local_daemon) { .pid = 0 };
+    snprintf(daemon->name, sizeof daemon->name, "shard-%d", index);
+    const int done = start_one(local, index);
+    return done < 0 ? await_ready(local, daemon->name, line, sizeof line) : done;
+}
+
+/* ---- meanwhile ---- */
+
+/* To what is run now. */
+static void say_where(const struct local *local)
+{
+    setenv("CAIRN_ENDPOINT", local->endpoint, 1);
+    setenv("CAIRN_FABRIC", "auto", 1);
+    setenv("CAIRN_FABRIC_DEVICE", "lo", 1); // where the shards are
+}
+
+static int announce(struct local *local)
+{
+    struct sentence why;
+    char line[sizeof local->endpoint + 1], library[PATH_MAX];
+    const char *file = local->ctl->endpoint_file;
+    if (find_library(library)) setenv("CAIRN_LIBRARY", library, 0); // of the Python package
+    snprintf(line, sizeof line, "%s\n", local->endpoint);
+    if (file == NULL) return -1;
+    local->is_announced = write_file(file, line, &why);
+    return local->is_announced ? -1 : ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+}
+
+static void print_screen(const struct local *local)
+{
+    const struct ctl *ctl = local->ctl;
+    const int shards = local->daemon_count - 1;
+    if (ctl->quiet) return;
+    fprintf(stderr, "cairn local: a coordinator and %d shard%s are up\n", shards,
+            shards == 1 ? "" : "s");
+    fprintf(stderr, "  endpoint   %s  (CAIRN_ENDPOINT of the command)\n", local->endpoint);
+    fprintf(stderr, "  look       cairn --endpoint %s cluster status\n", local->endpoint);
+    fprintf(stderr, "  folder     %s  (%s)\n", local->folder,
+            local->is_temporary ? "removed in the end; --keep FOLDER keeps one" : "kept");
+    fprintf(stderr, "  logs       coordinator.log, shard-1.log%s there; snapshots in snapshots/\n",
+            shards > 1 ? " ..." : "");
+    if (ctl->argc == 0) {
+        fprintf(stderr, "  end        Ctrl-C\n");
+        return;
+    }
+    fprintf(stderr, "  command   ");
+    for (int i = 0; i < ctl->argc; i++) fprintf(stderr, " %s", ctl->argv[i]);
+    fprintf(stderr, "\n");
+}
+
+/* Without a command: Ctrl-C is how it ends, and no failure. */
+static int await_end(struct local *local)
+{
+    for (;;) {
+        const int number = local_signal(local, -1, NULL);
+        if (number != 0 && number != SIGCHLD) return 0;
+        if (local_daemons_reap(local) > 0) return 1;
+    }
+}
+
+static int run_command(struct local *local, void *context)
+{
+    const struct ctl *ctl = context;
+    const int done = announce(local);
+    if (done >= 0) return done;
+    print_screen(local);
+    return ctl->argc > 0 ? run_and_wait(local, ctl->argv) : await_end(local);
+}
+
+/* The cluster of another: nothing is started, stopped or made. */
+static int run_there(struct local *local, int (*body)(struct local *local, void *context),
+                     void *context)
+{
+    local->daemon_count = 0;
+    snprintf(local->endpoint, sizeof local->endpoint, "%s", local->ctl->endpoint);
+    setenv("CAIRN_ENDPOINT", local->endpoint, 1);
+    return body(local, context);
+}
+
+int local_run(struct local *local, int (*body)(struct local *local, void *context), void *context)
+{
+    const struct ctl *ctl = local->ctl;
+    if (ctl->shards > CTL_SHARDS_MAX)
+        return ctl_fail(CAIRN_ERR_INVALID, "--shards %u: 1 to %d is allowed", ctl->shards,
+                        CTL_SHARDS_MAX);
+    block_signals(local);
+    if (ctl->endpoint != NULL) return run_there(local, body, context);
+    local->daemon_count = 1 + (ctl->shards > 0 ? (int)ctl->shards : 1);
+    local->endpoint[0] = 0;
+    int done = prepare_cluster(local);
+    if (done < 0) done = start_cluster(local);
+    if (done < 0) {
+        say_where(local);
+        done = body(local, context);
+    }
+    local_daemons_stop(local);
+    if (local->is_announced) unlink(ctl->endpoint_file);
+    remove_folder(local);
+    return done;
+}
+
+int ctl_local(struct ctl *ctl)
+{
+    static struct local local;
+    local.ctl = ctl;
+    return local_run(&local, run_command, ctl);
 }

@@ -203,7 +203,8 @@ bool bench_is_ok(cairn_status status)
     return status == CAIRN_OK;
 }
 
-bool bench_is_path(const char *name)
+/* A way that --path may name (NULL: none); by CAIRN_FABRIC it is told to the library. */
+static bool is_path(const char *name)
 {
     static const char *const paths[] = { "auto", "mapped", "ucx" };
     for (size_t i = 0; name != NULL && i < sizeof paths / sizeof *paths; i++)
@@ -266,6 +267,36 @@ bool bench_member_open(struct bench_member *member, const struct bench_model *mo
     const struct cairn_opts opts = { .struct_size = sizeof opts, .device = model->device };
     const cairn_status status = cairn_open(&opts, &member->session);
     return bench_is_ok(status) && bench_member_join(member, model, worker);
+}
+
+/* ==== checks ==== */
+
+int bench_check(const struct ctl *ctl, uint32_t workers, uint32_t tensors)
+{
+    if (workers > CAIRN_BENCH_WORKERS_MAX)
+        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", workers,
+                        CAIRN_BENCH_WORKERS_MAX);
+    if (tensors > CAIRN_BENCH_TENSORS_MAX)
+        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", tensors,
+                        CAIRN_BENCH_TENSORS_MAX);
+    if (is_path(ctl->path)) return -1;
+    return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed", ctl->path);
+}
+
+int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewer)
+{
+    const uint64_t there = bench_memory_bytes();
+    if (needed_bytes <= there) return -1;
+    return ctl_fail(CAIRN_ERR_NO_MEMORY, "it needs %s%s, and %s are free; give fewer %s",
+                    ctl_bytes(needed_bytes), what, ctl_bytes(there), fewer);
+}
+
+double bench_greatest(const struct bench_report *reports, uint32_t count, int figure)
+{
+    double value = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (reports[i].figures[figure] > value) value = reports[i].figures[figure];
+    return value;
 }
 
 /* ==== result ==== */

@@ -143,9 +143,6 @@ bool bench_member_open(struct bench_member *member, const struct bench_model *mo
 /* True for CAIRN_OK; else false, and this thread's error is said. */
 bool bench_is_ok(cairn_status status);
 
-/* A way that --path may name (NULL: none); by CAIRN_FABRIC it is told to the library. */
-bool bench_is_path(const char *name);
-
 /* ==== bench ==== */
 
 #define CAIRN_BENCH_RUNS_MIN 5   /* of subject and reference each, however long they take */
@@ -181,6 +178,13 @@ int bench_alternate(struct bench_result *result, double seconds, bench_fn subjec
 struct bench_spread bench_spread_of(double *values, uint32_t count);
 /* Prints it as ctl asks, releases what it owns, and returns 0. */
 int bench_print(struct bench_result *result, const struct ctl *ctl);
+
+/* What several benches refuse: too many workers or tensors, no such --path. -1: go on. */
+int bench_check(const struct ctl *ctl, uint32_t workers, uint32_t tensors);
+/* Is there so much memory? `what`: "" or " of memory"; `fewer`: the options that make it less. -1: go on. */
+int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewer);
+/* A figure of the slowest worker. */
+double bench_greatest(const struct bench_report *reports, uint32_t count, int figure);
 
 /* Seconds of a clock; of one that does not jump. */
 double bench_clock(clockid_t clock);

@@ -374,14 +374,14 @@ struct bench_ends {
 
 /* ---- both ---- */
 
-static struct flight *take(struct end *end)
+static struct flight *take_flight(struct end *end)
 {
     struct flight *flight = end->free;
     if (flight != NULL) end->free = flight->next;
     return flight;
 }
 
-static void give(struct flight *flight)
+static void give_flight(struct flight *flight)
 {
     flight->next = flight->end->free;
     flight->end->free = flight;
@@ -409,7 +409,7 @@ static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 
 /* ---- the shard ---- */
 
-static void answer(struct flight *flight, uint8_t kind)
+static void answer_chunk(struct flight *flight, uint8_t kind)
 {
     flight->header.kind = kind;
     flight->header.payload_bytes = flight->header.checksum = 0;
@@ -417,30 +417,30 @@ static void answer(struct flight *flight, uint8_t kind)
     send_header(flight, NULL, NULL);
 }
 
-static void judge_push(struct flight *flight, const void *bytes)
+static void check_push(struct flight *flight, const void *bytes)
 {
     const size_t byte_count = (size_t)flight->header.payload_bytes;
     const bool whole = flight->header.checksum == 0 ||
                        chunk_checksum(bytes, byte_count) == flight->header.checksum;
-    answer(flight, whole ? CAIRN_CHUNK_ACK : CAIRN_CHUNK_NAK);
-    give(flight);
+    answer_chunk(flight, whole ? CAIRN_CHUNK_ACK : CAIRN_CHUNK_NAK);
+    give_flight(flight);
 }
 
 /* Where it lies: a checksum is as quick a reader as the fold. */
 static void read_push(struct flight *flight, const void *bytes)
 {
     flight->header.checksum = chunk_checksum(bytes, (size_t)flight->header.payload_bytes);
-    answer(flight, CAIRN_CHUNK_ACK);
-    give(flight);
+    answer_chunk(flight, CAIRN_CHUNK_ACK);
+    give_flight(flight);
 }
 
 static void on_landed(void *arg, cairn_status status)
 {
     struct flight *flight = arg;
     if (status == CAIRN_OK)
-        judge_push(flight, flight->bytes);
+        check_push(flight, flight->bytes);
     else
-        give(flight);
+        give_flight(flight);
 }
 
 static void shard_on_push(struct flight *flight, struct fabric_message *message)
@@ -458,7 +458,7 @@ static void shard_on_push(struct flight *flight, struct fabric_message *message)
 static void on_reply_sent(void *arg, cairn_status status)
 {
     (void)status;
-    give(arg);
+    give_flight(arg);
 }
 
 static void shard_on_fetch(struct flight *flight)
@@ -479,11 +479,11 @@ static void shard_on_fetch(struct flight *flight)
 static void pump(struct end *end);
 
 /* Answered, and the fabric has given its memory back. */
-static void finish(struct flight *flight)
+static void finish_flight(struct flight *flight)
 {
     struct end *end = flight->end;
     if (!flight->answered || flight->lent) return;
-    give(flight);
+    give_flight(flight);
     end->done++;
     if (end->done == end->wanted) uv_stop(&end->loop);
     pump(end);
@@ -494,10 +494,10 @@ static void on_pushed(void *arg, cairn_status status)
     struct flight *flight = arg;
     (void)status;
     flight->lent = false;
-    finish(flight);
+    finish_flight(flight);
 }
 
-static void ask(struct end *end, struct flight *flight)
+static void ask_chunk(struct end *end, struct flight *flight)
 {
     const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
     const uint8_t *bytes = NULL;
@@ -526,7 +526,7 @@ static void ask(struct end *end, struct flight *flight)
 static void pump(struct end *end)
 {
     while (end->asked < end->wanted && !end->is_lost && end->asked - end->done < CAIRN_BENCH_WINDOW)
-        ask(end, take(end)); // there are more than the window
+        ask_chunk(end, take_flight(end)); // there are more than the window
 }
 
 static void on_received(void *arg, cairn_status status)
@@ -537,7 +537,7 @@ static void on_received(void *arg, cairn_status status)
     flight->lent = false;
     if (status != CAIRN_OK || (is_checked && flight->came != flight->header.checksum))
         end->is_lost = true;
-    finish(flight);
+    finish_flight(flight);
 }
 
 static void worker_on_answer(struct end *end, const struct chunk_header *header,
@@ -553,7 +553,7 @@ static void worker_on_answer(struct end *end, const struct chunk_header *header,
     flight->answered = true;
     flight->header.checksum = header->checksum;
     if (message == NULL) {
-        finish(flight);
+        finish_flight(flight);
         return;
     }
     uint8_t *bytes = end->landing + flight->header.step * end->chunk_bytes;
@@ -579,7 +579,7 @@ static void on_message(void *arg, const void *bytes, size_t size, size_t payload
         worker_on_answer(end, &header, message);
         return;
     }
-    if (is_ours) flight = take(end);
+    if (is_ours) flight = take_flight(end);
     if (flight == NULL) { // more is under way than the window explains
         end->is_lost = true;
         uv_stop(&end->loop); // its end is the other's
@@ -627,7 +627,7 @@ static bool make_memory(struct end *end)
     for (size_t i = 0; i < SLOTS; i++) {
         end->flights[i] = (struct flight) { .end = end, .bytes = end->landing };
         if (end->is_shard) end->flights[i].bytes += i * end->chunk_bytes;
-        give(&end->flights[i]);
+        give_flight(&end->flights[i]);
     }
     return true;
 }
@@ -751,7 +751,7 @@ static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
     return NULL;
 }
 
-static double run(struct bench_ends *ends, uint8_t kind, uint64_t chunks, unsigned less)
+static double run_chunks(struct bench_ends *ends, uint8_t kind, uint64_t chunks, unsigned less)
 {
     struct end *worker = &ends->worker;
     const double begin = bench_now();
@@ -774,12 +774,12 @@ static double run(struct bench_ends *ends, uint8_t kind, uint64_t chunks, unsign
  * the seconds it took; 0: it failed, and that was said. */
 static double bench_ends_push(struct bench_ends *ends, uint64_t chunks, unsigned less)
 {
-    return run(ends, CAIRN_CHUNK_PUSH, chunks, less);
+    return run_chunks(ends, CAIRN_CHUNK_PUSH, chunks, less);
 }
 
 static double bench_ends_fetch(struct bench_ends *ends, uint64_t chunks, unsigned less)
 {
-    return run(ends, CAIRN_CHUNK_FETCH, chunks, less);
+    return run_chunks(ends, CAIRN_CHUNK_FETCH, chunks, less);
 }
 
 static double seconds_of(clockid_t clock)
@@ -877,7 +877,7 @@ static double run_reference(void *context)
 }
 
 /* -1: go on; else the exit status. */
-static int judge_fabric(const struct ctl *ctl, struct fabric_bench *bench)
+static int check_fabric(const struct ctl *ctl, struct fabric_bench *bench)
 {
     const char *path = ctl->path != NULL ? ctl->path : "ucx";
     const uint64_t chunk = ctl->bench.chunk > 0 ? ctl->bench.chunk : CHUNK_DEFAULT;
@@ -921,7 +921,7 @@ static void describe(struct fabric_bench *bench, struct bench_result *result)
 int bench_fabric(struct ctl *ctl)
 {
     static struct fabric_bench bench;
-    int done = judge_fabric(ctl, &bench);
+    int done = check_fabric(ctl, &bench);
     if (done >= 0) return done;
     bench.ends = bench_ends_open(bench.path, bench.chunk_bytes);
     if (bench.ends == NULL) return 1;

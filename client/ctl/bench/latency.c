@@ -183,11 +183,8 @@ static int work(const struct bench_worker *worker)
 static double run_block(struct latency_bench *bench, uint32_t word, int figure)
 {
     const struct bench_order order = { word, BLOCK_ROUNDS };
-    double most = 0;
     if (!bench_crew_do(&bench->crew, order, bench->last)) return 0;
-    for (uint32_t i = 0; i < bench->crew.count; i++)
-        if (bench->last[i].figures[figure] > most) most = bench->last[i].figures[figure];
-    return most;
+    return bench_greatest(bench->last, bench->crew.count, figure);
 }
 
 static double run_empty(void *context)
@@ -418,15 +415,14 @@ int bench_latency(struct ctl *ctl)
     bench.ctl = local.ctl = ctl;
     bench.result = &result;
     bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 2;
-    if (bench.workers > CAIRN_BENCH_WORKERS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench.workers,
-                        CAIRN_BENCH_WORKERS_MAX);
+    int done = bench_check(ctl, bench.workers, 1);
+    if (done >= 0) return done;
     bench.model = (struct bench_model) { .tensors = 2, .rows = ROW_COUNT, .wire = CAIRN_F32 };
     snprintf(bench.model.job, sizeof bench.model.job, "bench.latency.w%u", bench.workers);
     const size_t bytes = (size_t)bench.workers * PART_ROUNDS * sizeof *bench.stamps;
     bench.stamps = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (bench.stamps == MAP_FAILED) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    int done = local_run(&local, run_there, &bench);
+    done = local_run(&local, run_there, &bench);
     local.is_debug = true;
     if (done < 0 && ctl->endpoint == NULL) done = local_run(&local, run_parts, &bench);
     munmap(bench.stamps, bytes);

@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "bench/torch_load.h"
 #include "client/ctl/bench/bench.h"
 #include "client/ctl/local.h"
 #include "proto/plan/plan.h"
@@ -147,7 +148,7 @@ struct bench_mover {
 
 #define LOOK_EVERY_MS 10
 
-static void look(const struct local *local, uint64_t *most)
+static void look_at_memory(const struct local *local, uint64_t *most)
 {
     for (int i = 1; i < local->daemon_count; i++) {
         const uint64_t bytes = bench_process_bytes(local->daemons[i].pid);
@@ -156,7 +157,7 @@ static void look(const struct local *local, uint64_t *most)
 }
 
 /* The reply to one question; NULL, and said: it failed. */
-static ProtobufCMessage *ask(struct bench_mover *m, uint32_t op)
+static ProtobufCMessage *ask_reshard(struct bench_mover *m, uint32_t op)
 {
     char names[CTL_SHARDS_MAX][24], *list[CTL_SHARDS_MAX];
     Cairn__ReshardAsk message = CAIRN__RESHARD_ASK__INIT;
@@ -177,7 +178,7 @@ static ProtobufCMessage *ask(struct bench_mover *m, uint32_t op)
 }
 
 /* 1: it goes on; 0: done; -1, and said: it failed. */
-static int judge_move(struct bench_mover *m, const Cairn__ReshardTold *told)
+static int check_move(struct bench_mover *m, const Cairn__ReshardTold *told)
 {
     const Cairn__ReshardJob *job = told->n_jobs == 1 ? told->jobs[0] : NULL;
     if (job != NULL && strcmp(job->state, "moving") == 0) return 1;
@@ -199,9 +200,9 @@ static int judge_move(struct bench_mover *m, const Cairn__ReshardTold *told)
 
 static int step(struct bench_mover *m, uint32_t op)
 {
-    ProtobufCMessage *reply = ask(m, op);
+    ProtobufCMessage *reply = ask_reshard(m, op);
     if (reply == NULL) return -1;
-    const int goes_on = judge_move(m, (const Cairn__ReshardTold *)reply);
+    const int goes_on = check_move(m, (const Cairn__ReshardTold *)reply);
     message_free(reply);
     return goes_on;
 }
@@ -210,7 +211,7 @@ static int step(struct bench_mover *m, uint32_t op)
 static bool await_rest(struct bench_mover *m)
 {
     for (bool rests = false; !rests;) {
-        ProtobufCMessage *reply = ask(m, CAIRN_RESHARD_STATUS);
+        ProtobufCMessage *reply = ask_reshard(m, CAIRN_RESHARD_STATUS);
         if (reply == NULL) return false;
         const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
         rests = told->n_jobs == 1 && told->jobs[0]->rests;
@@ -237,16 +238,16 @@ static void *run(void *context)
     struct bench_mover *m = context;
     uint64_t before[1 + CTL_SHARDS_MAX] = { 0 }, after[1 + CTL_SHARDS_MAX] = { 0 };
     int goes_on = m->rests && !await_rest(m) ? -1 : 1;
-    look(m->local, before);
+    look_at_memory(m->local, before);
     const double begin = bench_now();
     if (goes_on > 0) goes_on = step(m, CAIRN_RESHARD_APPLY);
     while (goes_on > 0) {
-        look(m->local, m->peaks);
+        look_at_memory(m->local, m->peaks);
         poll(NULL, 0, LOOK_EVERY_MS);
         goes_on = step(m, CAIRN_RESHARD_STATUS);
     }
     m->move.seconds = bench_now() - begin;
-    look(m->local, after);
+    look_at_memory(m->local, after);
     m->move.memory = memory_of(m, before, after);
     m->is_ok = goes_on == 0;
     atomic_store(&m->is_over, true);
@@ -430,21 +431,11 @@ static double snapshot_and_restore(struct reshard_bench *b)
 /* The same state in one process; 0: this Python has no torch, which is said. */
 static double torch_save_and_load(const struct reshard_bench *b)
 {
-    char command[PATH_MAX + 1024];
-    double seconds = 0;
     const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
-    snprintf(
-        command, sizeof command,
-        "python3 -c \"import torch, time, os; p = '%s/torch.pt'; "
-        "s = {k: torch.zeros(%" PRIu64 ") for k in ('param', 'exp_avg', 'exp_avg_sq')}; t = "
-        "time.monotonic(); "
-        "torch.save(s, p); torch.load(p); print(time.monotonic() - t); os.remove(p)\" 2>/dev/null",
-        b->local->folder, elems);
-    FILE *python = popen(command, "re");
-    const bool is_there = python != NULL && fscanf(python, "%lf", &seconds) == 1;
-    if (python != NULL) pclose(python);
-    if (!is_there) fprintf(stderr, "skip: torch.save and load: python3 has no torch\n");
-    return is_there ? seconds : 0;
+    double numbers[2] = { 0 };
+    if (bench_torch_run(b->local, torch_load, elems, 1, numbers) > 0) return numbers[0];
+    fprintf(stderr, "skip: torch.save and load: python3 has no torch\n");
+    return 0;
 }
 
 /* ---- the bench ---- */
@@ -484,7 +475,7 @@ static bool report_copies(struct reshard_bench *b, json_t *parts)
     return true;
 }
 
-static void report(struct reshard_bench *b, json_t *parts, double snapshot_s, double torch_s)
+static void report_all(struct reshard_bench *b, json_t *parts, double snapshot_s, double torch_s)
 {
     json_t *more = json_pack("{s:f, s:f, s:f, s:f, s:f}", "moved_over_least",
                              b->least > 0 ? b->moved / b->least : 0, "memory_over_owned_and_slice",
@@ -510,7 +501,7 @@ static int measure(struct reshard_bench *b)
         if (!measure_steps(b, words[i], &b->median[i], &b->longest[i])) return 1;
     const double snapshot_s = snapshot_and_restore(b);
     if (!(snapshot_s > 0)) return 1;
-    report(b, parts, snapshot_s, torch_save_and_load(b));
+    report_all(b, parts, snapshot_s, torch_save_and_load(b));
     return -1;
 }
 
@@ -552,20 +543,14 @@ static void make_model(struct reshard_bench *b)
 }
 
 /* -1: go on. */
-static int judge_reshard(const struct reshard_bench *b)
+static int check_reshard(const struct reshard_bench *b)
 {
     const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
-    const uint64_t needed = elems * SHARD_BYTES, there = bench_memory_bytes();
     if (b->from == b->to || b->to > CTL_SHARDS_MAX)
         return ctl_usage_fail(b->ctl, "--from %u --to %u: two numbers, 1 to %d, are needed",
                               b->from, b->to, CTL_SHARDS_MAX);
-    if (b->plan.model.tensors > CAIRN_BENCH_TENSORS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
-                        b->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
-    if (needed > there)
-        return ctl_fail(CAIRN_ERR_NO_MEMORY, "it needs %s, and %s are free; give fewer --params",
-                        ctl_bytes(needed), ctl_bytes(there));
-    return -1;
+    const int done = bench_check(b->ctl, 1, b->plan.model.tensors);
+    return done >= 0 ? done : bench_check_memory(elems * SHARD_BYTES, "", "--params");
 }
 
 static json_t *params_of(const struct reshard_bench *b)
@@ -599,7 +584,7 @@ int bench_reshard(struct ctl *ctl)
     ctl->shards = bench.from;
     local.threads = ctl->bench.threads;
     make_model(&bench);
-    done = judge_reshard(&bench);
+    done = check_reshard(&bench);
     if (done >= 0) return done;
     if (!bench_step_plan_share(&bench.plan, 1)) return 1;
     done = local_run(&local, run_there, &bench);

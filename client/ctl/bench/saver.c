@@ -1,5 +1,7 @@
 /* The means of the bench of snapshots: snapshots by a thread of its own, a disk, and torch. */
 #include "client/ctl/bench/bench.h"
+#include "bench/torch_async.h"
+#include "bench/torch_save.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -342,42 +344,6 @@ double bench_disk_copy(struct bench_disk *disk, uint64_t bytes)
 
 #define TORCH_LOOK_MS 50
 
-/* argv: folder, elements, processes, which of them. */
-static const char save_script[] =
-    "import os, sys, time, torch\n"
-    "path = sys.argv[1] + '/torch.pt'\n"
-    "state = {k: torch.ones(int(sys.argv[2])) for k in ('param', 'exp_avg', 'exp_avg_sq')}\n"
-    "took = []\n"
-    "for _ in range(3):\n"
-    "    begin = time.monotonic()\n"
-    "    with open(path, 'wb') as file:\n"
-    "        torch.save(state, file)\n"
-    "        file.flush()\n"
-    "        os.fsync(file.fileno())\n"
-    "    took.append(time.monotonic() - begin)\n"
-    "    os.remove(path)\n"
-    "print(sorted(took)[1], 0)\n";
-
-static const char async_script[] =
-    "import shutil, sys, time, torch\n"
-    "import torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
-    "folder, elems, world, rank = sys.argv[1], *map(int, sys.argv[2:])\n"
-    "dcp.async_save\n"
-    "dist.init_process_group('gloo', init_method=f'file://{folder}/torch.meet', rank=rank, "
-    "world_size=world)\n"
-    "state = {f'{k}.{rank}': torch.ones(elems // world) for k in ('param', 'exp_avg', "
-    "'exp_avg_sq')}\n"
-    "for i in range(2):\n"
-    "    dist.barrier()\n"
-    "    begin = time.monotonic()\n"
-    "    saving = dcp.async_save(state, checkpoint_id=f'{folder}/torch.dcp.{i}')\n"
-    "    stall = time.monotonic() - begin\n"
-    "    saving.result()\n"
-    "    whole = time.monotonic() - begin\n"
-    "    dist.barrier()\n"
-    "    if rank == 0: shutil.rmtree(f'{folder}/torch.dcp.{i}')\n"
-    "print(stall, whole)\n";
-
 struct snake {
     pid_t pid; /* -1: there is none */
     int fd;    /* of what it prints */
@@ -467,11 +433,11 @@ bool bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
 {
     double numbers[2];
     *out = (struct bench_torch) { .save_s = 0 };
-    int is_there = bench_torch_run(local, save_script, elems, 1, numbers);
+    int is_there = bench_torch_run(local, torch_save, elems, 1, numbers);
     if (is_there < 0) return false;
     if (is_there > 0) out->save_s = numbers[0];
     if (is_there == 0) fprintf(stderr, "skip: torch.save: no python3 has torch, or it failed\n");
-    is_there = is_there > 0 ? bench_torch_run(local, async_script, elems, workers, numbers) : 0;
+    is_there = is_there > 0 ? bench_torch_run(local, torch_async, elems, workers, numbers) : 0;
     if (is_there < 0) return false;
     if (is_there > 0) out->stall_s = numbers[0], out->async_s = numbers[1];
     if (is_there == 0)

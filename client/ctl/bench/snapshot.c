@@ -1,6 +1,7 @@
 /* cairn bench snapshot: what a snapshot costs, and its restore, beside the raw rate of the disk that it is
  * on, in the same run; what training feels of it; and the manifest of a large one. */
 #include "client/ctl/bench/bench.h"
+#include "bench/torch_import.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -76,13 +77,9 @@ static double snapshot_step(struct snapshot_bench *b, uint32_t word)
 {
     struct bench_report reports[CAIRN_BENCH_WORKERS_MAX];
     const struct bench_order order = { word, 1 };
-    double slowest = 0;
     if (!bench_crew_do(&b->crew, order, reports)) return 0;
     b->steps++;
-    for (uint32_t i = 0; i < b->workers; i++)
-        if (reports[i].figures[STEP_FIGURE_ALL] > slowest)
-            slowest = reports[i].figures[STEP_FIGURE_ALL];
-    return slowest;
+    return bench_greatest(reports, b->workers, STEP_FIGURE_ALL);
 }
 
 /* Starts the workers, which make a first step. False, and said: one of them failed;
@@ -309,7 +306,7 @@ static void add_steps(struct snapshot_bench *b, const char *how, struct bench_in
     json_object_set_new(b->parts, name, all);
 }
 
-static void add(struct snapshot_bench *b, const char *how, const char *what, double value)
+static void add_figure(struct snapshot_bench *b, const char *how, const char *what, double value)
 {
     char name[64];
     snprintf(name, sizeof name, "%s_%s", how, what);
@@ -319,16 +316,17 @@ static void add(struct snapshot_bench *b, const char *how, const char *what, dou
 static void report_interval(struct snapshot_bench *b, const char *how,
                             const struct bench_slowdown *figures, double snapshot_s)
 {
-    add(b, how, "mean_without_s", figures->mean_without);
-    add(b, how, "mean_with_s", figures->mean_with);
-    add(b, how, "slowdown", figures->slowdown);
-    add(b, how, "median_s", figures->median);
-    add(b, how, "worst_over_median", figures->worst_over_median);
-    add(b, how, "worst_over_median_without", figures->worst_without / figures->median);
-    add(b, how, "worst_added_s", figures->worst_added);
-    if (b->stall_s > 0) add(b, how, "worst_added_over_stall", figures->worst_added / b->stall_s);
-    add(b, how, "shard_memory_added_bytes", figures->memory_added);
-    add(b, how, "snapshot_s", snapshot_s);
+    add_figure(b, how, "mean_without_s", figures->mean_without);
+    add_figure(b, how, "mean_with_s", figures->mean_with);
+    add_figure(b, how, "slowdown", figures->slowdown);
+    add_figure(b, how, "median_s", figures->median);
+    add_figure(b, how, "worst_over_median", figures->worst_over_median);
+    add_figure(b, how, "worst_over_median_without", figures->worst_without / figures->median);
+    add_figure(b, how, "worst_added_s", figures->worst_added);
+    if (b->stall_s > 0)
+        add_figure(b, how, "worst_added_over_stall", figures->worst_added / b->stall_s);
+    add_figure(b, how, "shard_memory_added_bytes", figures->memory_added);
+    add_figure(b, how, "snapshot_s", snapshot_s);
 }
 
 /* ---- the part ---- */
@@ -702,37 +700,12 @@ static int snapshot_export(struct snapshot_bench *b)
 /* cairn.import_checkpoint of a file of torch.save with both moments, by one worker, against direct reads of a
  * file of as many bytes. */
 
-/* argv: folder, elements. The file is made by the first run, and is not in the page cache. */
-static const char import_script[] =
-    "import os, sys, time, torch, cairn\n"
-    "folder, elems, count = sys.argv[1], int(sys.argv[2]), 16\n"
-    "path = folder + '/import.pt'\n"
-    "names = [f't{i}' for i in range(count)]\n"
-    "model = torch.nn.ParameterDict({n: torch.ones(elems // count) for n in names})\n"
-    "if not os.path.exists(path):\n"
-    "    moments = {i: {'step': torch.tensor(10.), 'exp_avg': torch.full((elems // count,), .1),\n"
-    "                   'exp_avg_sq': torch.full((elems // count,), .2)} for i in range(count)}\n"
-    "    groups = [{'lr': 1e-3, 'params': list(range(count))}]\n"
-    "    torch.save({'model': model.state_dict(),\n"
-    "                'optimizer': {'state': moments, 'param_groups': groups}}, path)\n"
-    "fd = os.open(path, os.O_RDONLY)\n"
-    "os.fsync(fd)\n"
-    "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)\n"
-    "os.close(fd)\n"
-    "session = cairn.connect()\n"
-    "begin = time.monotonic()\n"
-    "m = cairn.import_checkpoint(session, path, model, cairn.AdamW(lr=1e-3), names=names,\n"
-    "                            name='bench.snapshot')\n"
-    "took = time.monotonic() - begin\n"
-    "m.close()\n"
-    "print(took, os.path.getsize(path), flush=True)\n";
-
 /* GB/s of the file's bytes. */
 static double import_once(void *context)
 {
     struct snapshot_bench *b = context;
     double numbers[2]; // seconds, bytes
-    const int ran = bench_torch_run(b->local, import_script, snapshot_elems(b), 1, numbers);
+    const int ran = bench_torch_run(b->local, torch_import, snapshot_elems(b), 1, numbers);
     if (ran == 0)
         (void)ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint failed, of %s in %s",
                        ctl_bytes(snapshot_bytes(b)), b->local->folder);
@@ -794,16 +767,13 @@ static void make_model(struct snapshot_bench *b, const struct part *part)
 }
 
 /* -1: go on. */
-static int judge_room(const struct snapshot_bench *b)
+static int check_room(const struct snapshot_bench *b)
 {
     struct statvfs fs;
-    const uint64_t elems = snapshot_elems(b), memory = bench_memory_bytes();
-    const uint64_t needed = elems * (SHARD_BYTES + STAGING_BYTES + b->workers * WORKER_BYTES);
+    const uint64_t an_elem = SHARD_BYTES + STAGING_BYTES + b->workers * WORKER_BYTES;
     const uint64_t on_disk = (uint64_t)((double)snapshot_bytes(b) * ON_DISK);
-    if (needed > memory)
-        return ctl_fail(CAIRN_ERR_NO_MEMORY,
-                        "it needs %s of memory, and %s are free; give fewer --params",
-                        ctl_bytes(needed), ctl_bytes(memory));
+    const int done = bench_check_memory(snapshot_elems(b) * an_elem, " of memory", "--params");
+    if (done >= 0) return done;
     if (statvfs(b->ctl->bench.folder, &fs) != 0 || (uint64_t)fs.f_bavail * fs.f_frsize >= on_disk)
         return -1;
     return ctl_fail(CAIRN_ERR_NO_SPACE, "it needs %s in %s, and %s are free; give fewer --params",
@@ -832,7 +802,7 @@ static int run_part(struct snapshot_bench *b, const struct part *part)
     local.ctl = b->ctl;
     running = part;
     make_model(b, part);
-    int done = part->params > 0 ? judge_room(b) : -1;
+    int done = part->params > 0 ? check_room(b) : -1;
     if (done >= 0) return done;
     if (!bench_step_plan_share(&b->plan, b->workers)) return 1;
     done = local_run(&local, run_there, b);
@@ -856,7 +826,7 @@ static void add_result(struct snapshot_bench *b, const struct part *part)
 /* ---- the bench ---- */
 
 /* -1: go on. */
-static int judge(struct ctl *ctl)
+static int check_snapshot(struct ctl *ctl)
 {
     struct statvfs fs;
     const char *only = ctl->bench.only;
@@ -873,14 +843,8 @@ static int judge(struct ctl *ctl)
     if (statvfs(ctl->bench.folder, &fs) != 0)
         return ctl_fail(CAIRN_ERR_INVALID, "--dir %s: it is no folder that can be read",
                         ctl->bench.folder);
-    if (ctl->bench.workers > CAIRN_BENCH_WORKERS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", ctl->bench.workers,
-                        CAIRN_BENCH_WORKERS_MAX);
-    if (ctl->bench.tensors > CAIRN_BENCH_TENSORS_MAX &&
-        (only == NULL || strcmp(only, "manifest") != 0))
-        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", ctl->bench.tensors,
-                        CAIRN_BENCH_TENSORS_MAX);
-    return -1;
+    const bool is_cut = only == NULL || strcmp(only, "manifest") != 0;
+    return bench_check(ctl, ctl->bench.workers, is_cut ? ctl->bench.tensors : 0);
 }
 
 static json_t *params_of(const struct snapshot_bench *b)
@@ -918,7 +882,7 @@ int bench_snapshot(struct ctl *ctl)
     static struct snapshot_bench bench;
     struct bench_result result = { .params = NULL };
     char name[32] = "snapshot";
-    int done = judge(ctl);
+    int done = check_snapshot(ctl);
     if (done >= 0) return done;
     setenv("TMPDIR", ctl->bench.folder, 1); // where the clusters' folders are
     if (ctl->shards == 0) ctl->shards = 2;

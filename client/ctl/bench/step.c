@@ -356,10 +356,7 @@ struct step_bench {
 
 static double most(const struct step_bench *bench, int figure)
 {
-    double value = 0;
-    for (uint32_t i = 0; i < bench->workers; i++)
-        if (bench->reports[i].figures[figure] > value) value = bench->reports[i].figures[figure];
-    return value;
+    return bench_greatest(bench->reports, bench->workers, figure);
 }
 
 static struct bench_trace trace_of(const struct step_bench *bench)
@@ -441,7 +438,7 @@ static bool read_of(const char *name, enum step_read *out)
 }
 
 /* -1: go on. */
-static int judge_device_memory(const struct step_bench *bench)
+static int check_device_memory(const struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
     if (!is_on_card(bench) && ctl->endpoint == NULL)
@@ -455,7 +452,7 @@ static int judge_device_memory(const struct step_bench *bench)
 }
 
 /* -1: go on. */
-static int judge_batch(const struct step_bench *bench)
+static int check_batch(const struct step_bench *bench)
 {
     const struct ctl_bench *asked = &bench->ctl->bench;
     if (asked->timeline == NULL && asked->backward_ms <= 0 && !asked->has_device_memory &&
@@ -466,18 +463,11 @@ static int judge_batch(const struct step_bench *bench)
 }
 
 /* -1: go on. */
-static int judge(struct step_bench *bench)
+static int check_step(struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
-    if (bench->workers > CAIRN_BENCH_WORKERS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench->workers,
-                        CAIRN_BENCH_WORKERS_MAX);
-    if (bench->plan.model.tensors > CAIRN_BENCH_TENSORS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
-                        bench->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
-    if (!bench_is_path(ctl->path))
-        return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
-                        ctl->path);
+    int done = bench_check(ctl, bench->workers, bench->plan.model.tensors);
+    if (done >= 0) return done;
     if (!read_of(ctl->bench.read, &bench->plan.read))
         return ctl_fail(CAIRN_ERR_INVALID, "--read %s: fetch, map and units are allowed",
                         ctl->bench.read);
@@ -489,20 +479,10 @@ static int judge(struct step_bench *bench)
     if (ctl->bench.device != NULL && !is_on_card(bench))
         return ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
                               ctl->bench.device);
-    if (ctl->bench.has_device_memory) {
-        const int done = judge_device_memory(bench);
-        if (done >= 0) return done;
-    }
-    if (ctl->bench.global_batch > 0) {
-        const int done = judge_batch(bench);
-        if (done >= 0) return done;
-    }
-    const uint64_t needed = bytes_needed(bench), there = bench_memory_bytes();
-    if (ctl->endpoint == NULL && needed > there)
-        return ctl_fail(CAIRN_ERR_NO_MEMORY,
-                        "it needs %s, and %s are free; give fewer --params or --workers",
-                        ctl_bytes(needed), ctl_bytes(there));
-    return -1;
+    if (ctl->bench.has_device_memory) done = check_device_memory(bench);
+    if (done < 0 && ctl->bench.global_batch > 0) done = check_batch(bench);
+    if (done >= 0 || ctl->endpoint != NULL) return done;
+    return bench_check_memory(bytes_needed(bench), "", "--params or --workers");
 }
 
 /* The number of --device; the first card without one, -1 of a UUID. */
@@ -628,7 +608,7 @@ int bench_step(struct ctl *ctl)
     local.threads = ctl->bench.threads;
     local.backend = ctl->bench.backend;
     local.device = ctl->bench.device;
-    int done = judge(&bench);
+    int done = check_step(&bench);
     if (done >= 0) return done;
     if (is_on_card(&bench) && !bench_card_free(ctl->bench.device, &bench.card_bytes)) return 1;
     if (!bench_step_plan_share(&bench.plan, bench.workers)) return 1;

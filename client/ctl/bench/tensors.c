@@ -1,4 +1,4 @@
-/* Benches of rounds in which little is computed: of many tensors, of one that is mapped, of one that is opened. */
+/* Benches of tensors: many small ones, one that is mapped, very many that are opened. */
 #include "client/ctl/bench/bench.h"
 
 #include <inttypes.h>
@@ -225,10 +225,7 @@ static int work(const struct bench_worker *worker)
 
 static double most(const struct tensors_bench *bench, int figure)
 {
-    double value = 0;
-    for (uint32_t i = 0; i < bench->workers; i++)
-        if (bench->reports[i].figures[figure] > value) value = bench->reports[i].figures[figure];
-    return value;
+    return bench_greatest(bench->reports, bench->workers, figure);
 }
 
 /* Processor time of all daemons so far. */
@@ -286,7 +283,7 @@ static bool run_singly(struct tensors_bench *bench, double *median_out)
     return true;
 }
 
-static void take(double *greatest, uint64_t from_us, uint64_t to_us)
+static void add_longest(double *greatest, uint64_t from_us, uint64_t to_us)
 {
     const double s = to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0;
     if (s > *greatest) *greatest = s;
@@ -299,9 +296,9 @@ static void add_shard(struct side *side, const struct bench_times *times, size_t
     for (uint32_t i = 0; i < side->count; i++) {
         while (at < count && (double)times[at].grant * 1e-6 < side->begin[i]) at++;
         if (at == count || (double)times[at].grant * 1e-6 > side->end[i]) continue;
-        take(&side->parts[PART_COLLECT][i], times[at].receive, times[at].reduce);
-        take(&side->parts[PART_SUMS][i], times[at].reduce, times[at].reduced);
-        take(&side->parts[PART_UPDATE][i], times[at].update, times[at].published);
+        add_longest(&side->parts[PART_COLLECT][i], times[at].receive, times[at].reduce);
+        add_longest(&side->parts[PART_SUMS][i], times[at].reduce, times[at].reduced);
+        add_longest(&side->parts[PART_UPDATE][i], times[at].update, times[at].published);
     }
 }
 
@@ -376,18 +373,11 @@ int bench_tensors(struct ctl *ctl)
     bench.ctl = local.ctl = ctl;
     bench.result = &result;
     bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 1;
-    if (bench.workers > CAIRN_BENCH_WORKERS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench.workers,
-                        CAIRN_BENCH_WORKERS_MAX);
     make_models(&bench);
-    if (bench.many.tensors > CAIRN_BENCH_TENSORS_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", bench.many.tensors,
-                        CAIRN_BENCH_TENSORS_MAX);
-    if (!bench_is_path(ctl->path))
-        return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
-                        ctl->path);
+    int done = bench_check(ctl, bench.workers, bench.many.tensors);
+    if (done >= 0) return done;
     local.is_debug = true;
-    const int done = local_run(&local, run_there, &bench);
+    done = local_run(&local, run_there, &bench);
     if (done >= 0) return done;
     result.params = json_pack(
         "{s:I, s:I, s:I, s:I, s:s, s:s}", "params", (json_int_t)bench_model_elems(&bench.one),
@@ -602,17 +592,11 @@ static void make_model_map(struct map_bench *bench)
 }
 
 /* -1: go on. */
-static int judge_map(const struct map_bench *bench)
+static int check_map(const struct map_bench *bench)
 {
-    const uint64_t needed = bench_model_elems(&bench->model) * 36;
-    const uint64_t there = bench_memory_bytes();
-    const char *path = bench->ctl->path;
-    if (!bench_is_path(path))
-        return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed", path);
-    if (bench->ctl->endpoint == NULL && needed > there)
-        return ctl_fail(CAIRN_ERR_NO_MEMORY, "it needs %s, and %s are free; give fewer --params",
-                        ctl_bytes(needed), ctl_bytes(there));
-    return -1;
+    const int done = bench_check(bench->ctl, 1, 1);
+    if (done >= 0 || bench->ctl->endpoint != NULL) return done;
+    return bench_check_memory(bench_model_elems(&bench->model) * 36, "", "--params");
 }
 
 int bench_map(struct ctl *ctl)
@@ -628,7 +612,7 @@ int bench_map(struct ctl *ctl)
     bench.ctl = local.ctl = ctl;
     bench.result = &result;
     make_model_map(&bench);
-    int done = judge_map(&bench);
+    int done = check_map(&bench);
     if (done < 0) done = local_run(&local, run_there_map, &bench);
     if (done >= 0) return done;
     result.params = json_pack(

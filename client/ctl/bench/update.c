@@ -713,7 +713,7 @@ static bool only_of(const char *name, enum update_only *out)
 }
 
 /* -1: go on; else the exit status. */
-static int judge_words(const struct ctl *ctl, struct update_arrays *arrays)
+static int check_words(const struct ctl *ctl, struct update_arrays *arrays)
 {
     const char *wire = ctl->bench.wire, *only = ctl->bench.only, *backend = ctl->bench.backend;
     const bool is_host = backend == NULL || strcmp(backend, "host") == 0;
@@ -738,7 +738,7 @@ static int open_home(const struct ctl *ctl, struct update_bench *bench)
     return status == CAIRN_OK ? -1 : ctl_fail(status, "%s", bench->why.text);
 }
 
-static int judge_size(const struct ctl *ctl, struct update_arrays *arrays)
+static int check_size(const struct ctl *ctl, struct update_arrays *arrays)
 {
     const bool is_host = home_info(arrays->home)->is_host;
     const uint64_t room = is_host ? bench_memory_bytes() / 2 / BYTES_MAX
@@ -829,12 +829,12 @@ static int run_bench(struct ctl *ctl, struct update_bench *bench)
 int bench_update(struct ctl *ctl)
 {
     static struct update_bench bench;
-    int done = judge_words(ctl, &bench.arrays);
+    int done = check_words(ctl, &bench.arrays);
     if (done < 0 && sodium_init() < 0) // until then libsodium hashes by its portable code
         done = ctl_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
     if (done < 0) done = open_home(ctl, &bench);
     if (done >= 0) return done;
-    done = judge_size(ctl, &bench.arrays);
+    done = check_size(ctl, &bench.arrays);
     if (done < 0) done = run_bench(ctl, &bench);
     home_close(bench.arrays.home);
     return done;
