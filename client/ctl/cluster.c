@@ -214,7 +214,7 @@ static cairn_status check_job(struct check *check, struct ctl *ctl, const Cairn_
 
 /* ---- the commands ---- */
 
-static struct check begin(const struct ctl *ctl)
+static struct check begin_check(const struct ctl *ctl)
 {
     return (struct check) { .ctl = ctl,
                             .worst = TROUBLE_COUNT,
@@ -222,7 +222,7 @@ static struct check begin(const struct ctl *ctl)
 }
 
 /* Prints what is to be printed last, and returns the exit status. */
-static int end(struct check *check, cairn_status status)
+static int end_check(struct check *check, cairn_status status)
 {
     const int found = check->worst < TROUBLE_COUNT ? troubles[check->worst].exit_status : 0;
     if (status != CAIRN_OK)
@@ -239,31 +239,31 @@ static int end(struct check *check, cairn_status status)
 static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status)
 {
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
-    struct check check = begin(ctl);
+    struct check check = begin_check(ctl);
     ProtobufCMessage *reply;
     check_cluster(&check, status);
     cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
                                    &reply);
-    if (called != CAIRN_OK) return end(&check, called);
+    if (called != CAIRN_OK) return end_check(&check, called);
     const Cairn__JobList *list = (const Cairn__JobList *)reply;
     for (size_t i = 0; i < list->n_jobs && called == CAIRN_OK; i++)
         called = check_job(&check, ctl, list->jobs[i]);
     message_free(reply);
-    return end(&check, called);
+    return end_check(&check, called);
 }
 
 int ctl_job_check(struct ctl *ctl)
 {
     Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
-    struct check check = begin(ctl);
+    struct check check = begin_check(ctl);
     ProtobufCMessage *reply;
     show.name = ctl->argv[0];
     cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &show.base, CAIRN_MSG_JOB_STATUS,
                                    &reply);
-    if (called != CAIRN_OK) return end(&check, called);
+    if (called != CAIRN_OK) return end_check(&check, called);
     called = check_job(&check, ctl, (const Cairn__JobStatus *)reply);
     message_free(reply);
-    return end(&check, called);
+    return end_check(&check, called);
 }
 
 /* ==== cluster ==== */
@@ -623,7 +623,8 @@ static void take_page(struct ctl_table *table, json_t *list, const Cairn__Events
 }
 
 /* All pages behind what was seen, into one of both. */
-static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list, struct seen *seen)
+static cairn_status ask_events(struct ctl *ctl, struct ctl_table *table, json_t *list,
+                               struct seen *seen)
 {
     Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
     get.since_unix_ms = ctl->since_unix_ms;
@@ -652,7 +653,7 @@ static cairn_status print_new(struct ctl *ctl, struct seen *seen)
     };
     json_t *list = ctl->json ? json_array() : NULL;
     struct ctl_table *table = ctl->json ? NULL : ctl_table_of(CTL_COLUMNS(columns));
-    const cairn_status status = ask(ctl, table, list, seen);
+    const cairn_status status = ask_events(ctl, table, list, seen);
     if (table != NULL)
         ctl_table_close(table, ctl);
     else if (status == CAIRN_OK && !ctl->watch)

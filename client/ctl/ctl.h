@@ -13,10 +13,10 @@
 #include "proto/wire/wire.h"
 
 /* Version of the JSON that `-o json` prints; grows when a field changes its meaning or goes. */
-#define CAIRN_CTL_SCHEMA_VERSION 1
-#define CTL_SHARDS_MAX           64  /* of cairn local */
-#define CTL_NAMES_MAX            256 /* of an option that is given again and again */
-#define CTL_OPTIONS_MAX          128
+#define CTL_SCHEMA_VERSION 1
+#define CTL_SHARDS_MAX     64  /* of cairn local */
+#define CTL_NAMES_MAX      256 /* of an option that is given again and again */
+#define CTL_OPTIONS_MAX    128
 
 /* Which snapshots are taken and stay; has_: it was given. */
 struct ctl_rules {

@@ -18,7 +18,7 @@
 #define BLOCK \
     ((size_t)1024) // elements that are added up plainly: a double holds their squares' sum
 
-static void add(struct ctl_sum *s, double x)
+static void add_to_sum(struct ctl_sum *s, double x)
 {
     const double sum = s->sum + x;
     s->rest += fabs(s->sum) >= fabs(x) ? s->sum - sum + x : x - sum + s->sum;
@@ -44,8 +44,8 @@ static void add_block(struct ctl_stats *stats, const float *elems, size_t count)
     if (stats->finite == 0 || min < stats->min) stats->min = min;
     if (stats->finite == 0 || max > stats->max) stats->max = max;
     stats->finite += finite;
-    add(&stats->sum, sum);
-    add(&stats->squares, squares);
+    add_to_sum(&stats->sum, sum);
+    add_to_sum(&stats->squares, squares);
 }
 
 void ctl_stats_add(struct ctl_stats *stats, const float *elems, size_t count)
@@ -54,9 +54,9 @@ void ctl_stats_add(struct ctl_stats *stats, const float *elems, size_t count)
         add_block(stats, elems + done, count - done < BLOCK ? count - done : BLOCK);
 }
 
-static void join(struct ctl_sum *s, const struct ctl_sum *more)
+static void join_sums(struct ctl_sum *s, const struct ctl_sum *more)
 {
-    add(s, more->sum);
+    add_to_sum(s, more->sum);
     s->rest += more->rest;
 }
 
@@ -67,8 +67,8 @@ void ctl_stats_join(struct ctl_stats *stats, const struct ctl_stats *more)
     if (stats->finite == 0 || more->min < stats->min) stats->min = more->min;
     if (stats->finite == 0 || more->max > stats->max) stats->max = more->max;
     stats->finite += more->finite;
-    join(&stats->sum, &more->sum);
-    join(&stats->squares, &more->squares);
+    join_sums(&stats->sum, &more->sum);
+    join_sums(&stats->squares, &more->squares);
 }
 
 double ctl_stats_mean(const struct ctl_stats *stats)
@@ -105,8 +105,8 @@ void ctl_difference_add(struct ctl_difference *d, uint64_t first_elem, const flo
             squares += by * by;
             squares_a += (double)a[i] * (double)a[i];
         }
-        add(&d->squares, squares);
-        add(&d->squares_a, squares_a);
+        add_to_sum(&d->squares, squares);
+        add_to_sum(&d->squares_a, squares_a);
     }
 }
 
@@ -126,8 +126,8 @@ static void difference_join(struct ctl_difference *d, const struct ctl_differenc
     d->elems += more->elems;
     d->unlike += more->unlike;
     d->max = more->max > d->max ? more->max : d->max;
-    join(&d->squares, &more->squares);
-    join(&d->squares_a, &more->squares_a);
+    join_sums(&d->squares, &more->squares);
+    join_sums(&d->squares_a, &more->squares_a);
 }
 
 double ctl_difference_relative(const struct ctl_difference *d)
@@ -286,7 +286,7 @@ static unsigned deal(struct crew *crew, struct hand hands[CTL_SWEEP_THREADS_MAX]
     return count;
 }
 
-cairn_status cairn_ctl_sweep(const struct ctl_sweep *sweep, struct sentence *why)
+cairn_status ctl_sweep(const struct ctl_sweep *sweep, struct sentence *why)
 {
     struct crew crew = { .sweep = sweep, .status = CAIRN_OK };
     struct hand hands[CTL_SWEEP_THREADS_MAX];
@@ -316,7 +316,7 @@ static const struct ctl_number_type types[] = {
     { "BOOL", "bool", "BoolStorage", 1 },     { "C64", "complex64", "ComplexFloatStorage", 8 },
 };
 
-const struct ctl_number_type *cairn_ctl_number_type(cairn_dtype dtype)
+const struct ctl_number_type *ctl_number_type(cairn_dtype dtype)
 {
     return &types[dtype == CAIRN_BF16 ? 1 : 0];
 }
@@ -454,8 +454,8 @@ static cairn_status on_piece(void *context, unsigned thread, const struct ctl_pi
     return CAIRN_OK;
 }
 
-static cairn_status compare(const struct ctl *ctl, struct diff *d, const char *folder_a,
-                            struct sentence *why)
+static cairn_status compare_planes(const struct ctl *ctl, struct diff *d, const char *folder_a,
+                                   struct sentence *why)
 {
     struct ctl_progress progress;
     const struct ctl_sweep sweep = { .folder = folder_a,
@@ -466,7 +466,7 @@ static cairn_status compare(const struct ctl *ctl, struct diff *d, const char *f
                                      .on_piece = on_piece };
     const size_t count = spec_a(d)->tensor_count * CAIRN_PLANE_COUNT;
     ctl_progress_begin(&progress, ctl, "compared", ctl_sweep_bytes(&sweep));
-    const cairn_status status = cairn_ctl_sweep(&sweep, why);
+    const cairn_status status = ctl_sweep(&sweep, why);
     ctl_progress_end(&progress);
     for (unsigned t = 0; t < CTL_SWEEP_THREADS_MAX; t++)
         for (size_t i = 0; i < count && d->threads[t].found != NULL; i++)
@@ -586,7 +586,7 @@ static void print_pairs(const struct ctl *ctl, const struct diff *d)
     ctl_table_close(table, ctl);
 }
 
-static int print(const struct ctl *ctl, const struct diff *d)
+static int print_diff(const struct ctl *ctl, const struct diff *d)
 {
     json_t *planes = pairs_json(d);
     const bool same = json_array_size(planes) == 0 && json_array_size(d->spec) == 0 &&
@@ -623,11 +623,11 @@ static int run_diff(const struct ctl *ctl, struct diff *d, const char *folder_a)
     if (found > SPEC_LINES) note_diff(d->spec, "and %zu more differences", found - SPEC_LINES);
     compare_scalars(d);
     pair_planes(d);
-    const cairn_status status = compare(ctl, d, folder_a, &why);
-    return status == CAIRN_OK ? print(ctl, d) : ctl_fail(status, "%s", why.text);
+    const cairn_status status = compare_planes(ctl, d, folder_a, &why);
+    return status == CAIRN_OK ? print_diff(ctl, d) : ctl_fail(status, "%s", why.text);
 }
 
-static void release(struct diff *d)
+static void release_diff(struct diff *d)
 {
     for (unsigned t = 0; t < CTL_SWEEP_THREADS_MAX; t++) {
         if (d->threads[t].is_open) snapshot_close(&d->threads[t].b);
@@ -665,7 +665,7 @@ int ctl_snapshot_diff(struct ctl *ctl)
     if (done < 0) {
         struct diff d = { .a = &a, .b = &b, .folder_b = folder_b };
         done = run_diff(ctl, &d, folder_a);
-        release(&d);
+        release_diff(&d);
         snapshot_close(&b);
     }
     snapshot_close(&a);

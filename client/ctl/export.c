@@ -188,7 +188,7 @@ static bool build_index(struct ctl_export_plan *plan)
     return plan->index != NULL;
 }
 
-static bool finish(const struct planning *p)
+static bool finish_plan(const struct planning *p)
 {
     struct ctl_export_plan *plan = p->plan;
     for (size_t i = 0; i < plan->file_count; i++) {
@@ -246,9 +246,9 @@ static cairn_status export_plan_make(const struct manifest *manifest,
 {
     struct ctl_export_plan plan = { .files = NULL };
     struct planning p = { .spec = &manifest->spec, .wish = wish, .plan = &plan };
-    cairn_status status = wish->is_torch || wish->is_dcp ? plan_torch(manifest, wish, &plan)
-                          : place_all(&p) && finish(&p)  ? CAIRN_OK
-                                                         : CAIRN_ERR_NO_MEMORY;
+    cairn_status status = wish->is_torch || wish->is_dcp     ? plan_torch(manifest, wish, &plan)
+                          : place_all(&p) && finish_plan(&p) ? CAIRN_OK
+                                                             : CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK && plan.file_count == 0) status = CAIRN_ERR_NOT_FOUND;
     for (size_t i = 0; i < manifest->spec.tensor_count; i++)
         plan.blobs += manifest->spec.tensors[i].kind == CAIRN_BLOB &&
@@ -263,7 +263,7 @@ static cairn_status export_plan_make(const struct manifest *manifest,
 
 /* ==== made folder ==== */
 
-static cairn_status failed(struct sentence *why, const char *step, const char *path)
+static cairn_status fail_errno(struct sentence *why, const char *step, const char *path)
 {
     const int error = errno;
     const cairn_status status = error == ENOSPC || error == EDQUOT ? CAIRN_ERR_NO_SPACE
@@ -292,7 +292,7 @@ static bool is_ours(const char *name)
 }
 
 /* Removes the files in the folder whose names an export writes. Other files stay. */
-static void empty(int fd)
+static void empty_folder(int fd)
 {
     const int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = again >= 0 ? fdopendir(again) : NULL; // owns it
@@ -308,14 +308,14 @@ static void empty(int fd)
 static cairn_status take_over(struct ctl_made_folder *f, struct sentence *why)
 {
     f->fd = open(f->temp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (f->fd < 0) return failed(why, "open", f->temp);
+    if (f->fd < 0) return fail_errno(why, "open", f->temp);
     if (flock(f->fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK) return failed(why, "lock", f->temp);
+        if (errno != EWOULDBLOCK) return fail_errno(why, "lock", f->temp);
         return fail_with(why, CAIRN_ERR_BUSY,
                          "another command is writing %s: wait for its end, or name another folder",
                          f->temp);
     }
-    empty(f->fd);
+    empty_folder(f->fd);
     if (rmdir(f->temp) != 0)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%s is there and has files that are not an export's: move it away, or "
@@ -343,14 +343,15 @@ static cairn_status set_paths(struct ctl_made_folder *f, const char *path, struc
 static cairn_status make_temp(struct ctl_made_folder *f, struct sentence *why)
 {
     if (mkdir(f->temp, CAIRN_SNAPSHOT_FOLDER_MODE) != 0) {
-        if (errno != EEXIST) return failed(why, "mkdir", f->temp);
+        if (errno != EEXIST) return fail_errno(why, "mkdir", f->temp);
         CAIRN_TRY(take_over(f, why));
-        if (mkdir(f->temp, CAIRN_SNAPSHOT_FOLDER_MODE) != 0) return failed(why, "mkdir", f->temp);
+        if (mkdir(f->temp, CAIRN_SNAPSHOT_FOLDER_MODE) != 0)
+            return fail_errno(why, "mkdir", f->temp);
     }
     f->fd = open(f->temp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (f->fd < 0 || file_mode_set(f->fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0 ||
         flock(f->fd, LOCK_EX | LOCK_NB) != 0)
-        return failed(why, "open", f->temp);
+        return fail_errno(why, "open", f->temp);
     return CAIRN_OK;
 }
 
@@ -378,14 +379,15 @@ static cairn_status put_in_place(const struct ctl_made_folder *f, struct sentenc
     char parent[PATH_MAX];
     const char *slash = strrchr(f->path, '/');
     snprintf(parent, sizeof parent, "%.*s", slash > f->path ? (int)(slash - f->path) : 1, f->path);
-    if (fsync(f->fd) != 0) return failed(why, "fsync", f->temp);
+    if (fsync(f->fd) != 0) return fail_errno(why, "fsync", f->temp);
     if (renameat2(AT_FDCWD, f->temp, AT_FDCWD, f->path, RENAME_NOREPLACE) != 0) {
         // Not every file system knows the flag; without it no folder with something in it is replaced.
-        if (errno != EINVAL || rename(f->temp, f->path) != 0) return failed(why, "rename", f->temp);
+        if (errno != EINVAL || rename(f->temp, f->path) != 0)
+            return fail_errno(why, "rename", f->temp);
     }
     const int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const bool durable = fd >= 0 && fsync(fd) == 0;
-    const cairn_status status = durable ? CAIRN_OK : failed(why, "fsync", parent);
+    const cairn_status status = durable ? CAIRN_OK : fail_errno(why, "fsync", parent);
     if (fd >= 0) close(fd);
     return status;
 }
@@ -395,7 +397,7 @@ cairn_status ctl_made_folder_end(struct ctl_made_folder *f, cairn_status status,
 {
     if (status == CAIRN_OK) status = put_in_place(f, why);
     if (status != CAIRN_OK) {
-        empty(f->fd);
+        empty_folder(f->fd);
         if (rmdir(f->temp) != 0 && errno == ENOENT) (void)rmdir(f->path); // it had its name already
     }
     close(f->fd);
@@ -474,8 +476,9 @@ static void look_ahead(struct exporting *x, struct place_export end)
 
 /* ---- the bytes ---- */
 
-static cairn_status fill(void *context, const struct safetensors_entry *entry, uint64_t first_elem,
-                         uint64_t elem_count, void *to, struct sentence *why)
+static cairn_status fill_export(void *context, const struct safetensors_entry *entry,
+                                uint64_t first_elem, uint64_t elem_count, void *to,
+                                struct sentence *why)
 {
     struct exporting *x = context;
     if (is_interrupted) return fail_with(why, CAIRN_ERR_CANCELED, "interrupted");
@@ -505,7 +508,7 @@ static cairn_status fill(void *context, const struct safetensors_entry *entry, u
 
 static cairn_status write_all(struct exporting *x, const char *at, struct sentence *why)
 {
-    const struct snapshot_input source = { .fill = fill, .context = x };
+    const struct snapshot_input source = { .fill = fill_export, .context = x };
     const struct ctl_export_plan *plan = x->plan;
     const struct storage *storage = storage_of(at);
     struct snapshot_writer *writer = NULL;
@@ -594,7 +597,7 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
 }
 
 /* -1: go on. */
-static int judge(const struct ctl *ctl, struct ctl_export_wish *wish)
+static int check_wish(const struct ctl *ctl, struct ctl_export_wish *wish)
 {
     const struct ctl_export *e = &ctl->export;
     *wish = (struct ctl_export_wish) {
@@ -622,7 +625,7 @@ int ctl_snapshot_export(struct ctl *ctl)
     struct ctl_made_folder folder;
     struct sentence why = { "" };
     char from[PATH_MAX], to[PATH_MAX];
-    int done = judge(ctl, &wish);
+    int done = check_wish(ctl, &wish);
     if (done < 0) done = ctl_absolute("--to", ctl->to, to);
     if (done < 0) done = ctl_place_find(ctl, from);
     if (done < 0) done = ctl_place_open(from, &snapshot);

@@ -202,7 +202,7 @@ static void add_setting(char *text, size_t text_bytes, const char *format, const
     snprintf(text + used, text_bytes - used, format, value);
 }
 
-static long threads(const struct local *local, int shards)
+static long thread_count(const struct local *local, int shards)
 {
     if (local->threads > 0) return (long)local->threads;
     const long cores = sysconf(_SC_NPROCESSORS_ONLN) / shards;
@@ -229,7 +229,7 @@ static bool write_config(const struct local *local, const char *name, struct sen
         snprintf(text, sizeof text,
                  "# Made by cairn local.\n[shard]\nname = %s\ncoordinator = %s\n[memory]\n"
                  "limit = %" PRIu64 "MiB\n[compute]\nthreads = %ld\n%s[import]\nfolders = %s\n",
-                 name, local->endpoint, memory_mib(shards), threads(local, shards), home,
+                 name, local->endpoint, memory_mib(shards), thread_count(local, shards), home,
                  local->import);
     if (local->is_debug) add_setting(text, sizeof text, "[log]\nlevel = %s\n", "debug");
     // A bench with --path measures that fabric, so the shards have to use it.
@@ -424,7 +424,7 @@ void local_daemons_stop(struct local *local)
 
 /* ---- the command ---- */
 
-static void watch(struct local *local, pid_t pid)
+static void watch_child(struct local *local, pid_t pid)
 {
     bool is_key;
     const int number = local_signal(local, -1, &is_key);
@@ -451,7 +451,7 @@ static int run_and_wait(struct local *local, char **argv)
     if (pid < 0) return 1;
     if (pid == 0) become(argv);
     int status;
-    while (waitpid(pid, &status, WNOHANG) != pid) watch(local, pid);
+    while (waitpid(pid, &status, WNOHANG) != pid) watch_child(local, pid);
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 

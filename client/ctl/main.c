@@ -229,7 +229,7 @@ static void usage(FILE *out, const char *noun, const char *verb)
             "waits, 22 snapshots, 23 degraded\n");
 }
 
-static const struct subcommand *find(const char *noun, const char *verb)
+static const struct subcommand *find_subcommand(const char *noun, const char *verb)
 {
     for (size_t i = 0; i < SUBCOMMAND_COUNT; i++)
         if (matches(&subcommands[i], noun, verb)) return &subcommands[i];
@@ -251,7 +251,7 @@ static int next_word(struct ctl *ctl, const char **word_out)
 
 static int no_subcommand(struct ctl *ctl, const char *noun, const char *verb)
 {
-    if (ctl->help && (noun == NULL || find(noun, NULL) != NULL)) {
+    if (ctl->help && (noun == NULL || find_subcommand(noun, NULL) != NULL)) {
         usage(stdout, noun, NULL);
         return 0;
     }
@@ -259,7 +259,7 @@ static int no_subcommand(struct ctl *ctl, const char *noun, const char *verb)
         usage(stderr, NULL, NULL);
         return 2;
     }
-    const bool is_noun = find(noun, NULL) != NULL;
+    const bool is_noun = find_subcommand(noun, NULL) != NULL;
     if (!is_noun || verb != NULL)
         return ctl_fail(CAIRN_ERR_INVALID,
                         "there is no subcommand \"%s%s%s\"; see cairn %s%s--help", noun,
@@ -269,16 +269,16 @@ static int no_subcommand(struct ctl *ctl, const char *noun, const char *verb)
 }
 
 /* From the line to a subcommand and its arguments. -1: go on. */
-static int parse(struct ctl *ctl, const struct subcommand **subcommand_out)
+static int parse_line(struct ctl *ctl, const struct subcommand **subcommand_out)
 {
     const char *noun = NULL, *verb = NULL;
     int done = next_word(ctl, &noun);
     if (done >= 0) return done;
-    const struct subcommand *s = noun != NULL ? find(noun, "") : NULL;
-    if (s == NULL && noun != NULL && find(noun, NULL) != NULL) {
+    const struct subcommand *s = noun != NULL ? find_subcommand(noun, "") : NULL;
+    if (s == NULL && noun != NULL && find_subcommand(noun, NULL) != NULL) {
         done = next_word(ctl, &verb);
         if (done >= 0) return done;
-        s = verb != NULL ? find(noun, verb) : NULL;
+        s = verb != NULL ? find_subcommand(noun, verb) : NULL;
     }
     if (s == NULL) return no_subcommand(ctl, noun, verb);
     done = ctl_options_read(ctl, s->max_args != ANY_ARGS); // a command has options of its own
@@ -300,7 +300,7 @@ int main(int argc, char **argv)
 {
     struct ctl ctl = { .argc = argc, .argv = argv, .build = CAIRN_BUILD };
     const struct subcommand *subcommand = NULL;
-    const int done = parse(&ctl, &subcommand);
+    const int done = parse_line(&ctl, &subcommand);
     if (done >= 0) return done;
     struct env_report env;
     if (ctl_takes(subcommand->takes, "timeout")) {

@@ -131,7 +131,7 @@ json_t *ctl_json_known(bool known, uint64_t number)
 
 int ctl_print_json(json_t *object)
 {
-    json_object_set_new(object, "schema_version", json_integer(CAIRN_CTL_SCHEMA_VERSION));
+    json_object_set_new(object, "schema_version", json_integer(CTL_SCHEMA_VERSION));
     json_dumpf(object, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
     printf("\n");
     json_decref(object);

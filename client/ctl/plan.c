@@ -75,7 +75,7 @@ static cairn_status add_shard(struct plan *plan, const struct layout *layout, ui
     return CAIRN_OK;
 }
 
-static cairn_status make(struct plan *plan, struct sentence *why)
+static cairn_status make_plan(struct plan *plan, struct sentence *why)
 {
     struct layout *layout = NULL;
     struct plan_report report;
@@ -94,7 +94,7 @@ static cairn_status make(struct plan *plan, struct sentence *why)
 }
 
 /* Takes what the line says instead of what the spec does. */
-static cairn_status change(const struct ctl *ctl, struct plan *plan, struct sentence *why)
+static cairn_status change_spec(const struct ctl *ctl, struct plan *plan, struct sentence *why)
 {
     struct job_spec_data *spec = &plan->spec;
     plan->has_device = ctl->bench.backend != NULL && strcmp(ctl->bench.backend, "cuda") == 0;
@@ -117,7 +117,7 @@ static const char *place_of(const struct plan *plan, char text[static 64])
     return plan->spec.offload_fraction > 0 ? text : "on GPUs";
 }
 
-static void print(const struct ctl *ctl, const struct plan *plan)
+static void print_plan(const struct ctl *ctl, const struct plan *plan)
 {
     char place[64];
     if (ctl->json) {
@@ -151,20 +151,20 @@ int ctl_job_plan(struct ctl *ctl)
     bool is_said = !from_file; // what was asked for
     if (status == CAIRN_OK) {
         is_said = false;
-        status = change(ctl, &plan, &why);
+        status = change_spec(ctl, &plan, &why);
     }
     if (status == CAIRN_OK) {
         if (plan.shards == 0) plan.shards = 1;
         plan.workers = ctl->bench.workers != 0 ? ctl->bench.workers : plan.spec.workers_min;
         if (from_file && plan.workers > plan.workers_max) plan.workers_max = plan.workers;
         status = plan.workers <= plan.workers_max
-                     ? make(&plan, &why)
+                     ? make_plan(&plan, &why)
                      : fail_with(&why, CAIRN_ERR_INVALID,
                                  "%u workers: round.workers_max is %u, so no more are taken",
                                  plan.workers, plan.workers_max);
     }
     if (status == CAIRN_OK)
-        print(ctl, &plan);
+        print_plan(ctl, &plan);
     else if (!is_said)
         ctl_fail(status, "%s: %s", ctl->argv[0], why.text);
     spec_release(&plan.spec);
@@ -453,7 +453,7 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *job)
     print_shards(ctl, job);
 }
 
-static int show(struct ctl *ctl)
+static int show_top(struct ctl *ctl)
 {
     Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
     ProtobufCMessage *reply;
@@ -472,7 +472,7 @@ static int show(struct ctl *ctl)
 
 int ctl_job_top(struct ctl *ctl)
 {
-    if (ctl->json || ctl->once) return show(ctl);
+    if (ctl->json || ctl->once) return show_top(ctl);
     if (ctl->every_s == 0) ctl->every_s = 1;
-    return ctl_watch(ctl, show);
+    return ctl_watch(ctl, show_top);
 }

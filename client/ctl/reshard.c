@@ -155,7 +155,7 @@ static void draw_bar(struct progress *p, const struct sum *sum, double part)
     p->is_drawn = true;
 }
 
-static void show(struct progress *p, const struct sum *sum)
+static void show_progress(struct progress *p, const struct sum *sum)
 {
     const double part = sum->all > 0 && sum->moved < sum->all
                             ? (double)sum->moved / (double)sum->all
@@ -194,7 +194,7 @@ static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufC
         const int done = ask_again(ctl, ask, told_out);
         if (done >= 0) return done;
         const struct sum sum = sum_of((const Cairn__ReshardTold *)*told_out);
-        if (!ctl->quiet) show(&progress, &sum);
+        if (!ctl->quiet) show_progress(&progress, &sum);
         if (sum.moving == 0) break;
         message_free(*told_out);
         poll(NULL, 0, ASK_EVERY_MS);
@@ -292,9 +292,9 @@ static int say_ends(const Cairn__ReshardTold *told)
 }
 
 /* Asks, and shows the answer, as JSON or by `print`, and what is wrong with it, by `check`. */
-static int tell(struct ctl *ctl, uint32_t op,
-                void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told),
-                int (*check)(const Cairn__ReshardTold *told))
+static int ask_and_show(struct ctl *ctl, uint32_t op,
+                        void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told),
+                        int (*check)(const Cairn__ReshardTold *told))
 {
     struct question q;
     ProtobufCMessage *reply;
@@ -333,17 +333,17 @@ static int check_canceled(const Cairn__ReshardTold *told)
 
 int ctl_reshard_plan(struct ctl *ctl)
 {
-    return tell(ctl, CAIRN_RESHARD_PLAN, print_plans, say_ends);
+    return ask_and_show(ctl, CAIRN_RESHARD_PLAN, print_plans, say_ends);
 }
 
 int ctl_reshard_status(struct ctl *ctl)
 {
-    return tell(ctl, CAIRN_RESHARD_STATUS, reshard_list, NULL);
+    return ask_and_show(ctl, CAIRN_RESHARD_STATUS, reshard_list, NULL);
 }
 
 int ctl_reshard_cancel(struct ctl *ctl)
 {
-    return tell(ctl, CAIRN_RESHARD_CANCEL, print_canceled, check_canceled);
+    return ask_and_show(ctl, CAIRN_RESHARD_CANCEL, print_canceled, check_canceled);
 }
 
 /* ---- apply ---- */

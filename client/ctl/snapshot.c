@@ -337,7 +337,7 @@ static cairn_status read_stats(const struct ctl *ctl, struct show *show, const c
     show->stats[0] = calloc(count + 1, sizeof *show->stats[0]);
     if (show->stats[0] == NULL) return CAIRN_ERR_NO_MEMORY;
     ctl_progress_begin(&progress, ctl, "read", ctl_sweep_bytes(&sweep));
-    const cairn_status status = cairn_ctl_sweep(&sweep, why);
+    const cairn_status status = ctl_sweep(&sweep, why);
     ctl_progress_end(&progress);
     for (unsigned thread = 1; thread < CTL_SWEEP_THREADS_MAX; thread++)
         for (size_t i = 0; i < count && show->stats[thread] != NULL; i++)
@@ -444,8 +444,8 @@ static void print_stats(const struct ctl *ctl, const struct show *show)
     ctl_table_close(table, ctl);
 }
 
-static void print(const struct ctl *ctl, const Cairn__SnapshotStatus *status,
-                  const struct show *show)
+static void print_shown(const struct ctl *ctl, const Cairn__SnapshotStatus *status,
+                        const struct show *show)
 {
     ctl_snapshot_print(status);
     if (show->spec == NULL) return;
@@ -490,8 +490,9 @@ static void status_of(const struct manifest *m, const char *folder,
 }
 
 /* `told` is NULL without a coordinator. */
-static void say(const struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told,
-                const struct manifest *manifest, const struct show *show)
+static void say_snapshot(const struct ctl *ctl, const char *folder,
+                         const Cairn__SnapshotStatus *told, const struct manifest *manifest,
+                         const struct show *show)
 {
     char nonfinite[CAIRN_RESULTS_BYTES];
     Cairn__SnapshotStatus own;
@@ -504,7 +505,7 @@ static void say(const struct ctl *ctl, const char *folder, const Cairn__Snapshot
     else if (ctl->quiet)
         printf("%s\n", told->id);
     else
-        print(ctl, told, show);
+        print_shown(ctl, told, show);
 }
 
 static int show_stats(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
@@ -516,7 +517,7 @@ static int show_stats(struct ctl *ctl, const char *folder, const Cairn__Snapshot
     if (done >= 0) return done;
     const cairn_status status = read_stats(ctl, &show, folder, &snapshot, &why);
     if (status == CAIRN_OK)
-        say(ctl, folder, told, &snapshot.manifest, &show);
+        say_snapshot(ctl, folder, told, &snapshot.manifest, &show);
     else
         done = place_fail(folder, status, &why);
     for (size_t i = 0; i < CTL_SWEEP_THREADS_MAX; i++) free(show.stats[i]);
@@ -536,7 +537,7 @@ static int show_tensors(struct ctl *ctl, const char *folder, const Cairn__Snapsh
         show.spec = &manifest.spec;
     else
         fprintf(stderr, "cairn: its tensors are not shown: %s\n", why.text);
-    say(ctl, folder, told, &manifest, &show);
+    say_snapshot(ctl, folder, told, &manifest, &show);
     if (status == CAIRN_OK) manifest_release(&manifest);
     return 0;
 }

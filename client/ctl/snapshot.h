@@ -31,7 +31,7 @@ struct ctl_number_type {
     uint32_t bytes;                            /* of one */
 };
 /* The entry for CAIRN_F32 or CAIRN_BF16. */
-const struct ctl_number_type *cairn_ctl_number_type(cairn_dtype dtype);
+const struct ctl_number_type *ctl_number_type(cairn_dtype dtype);
 
 /* A tensor's bytes as numbers. */
 struct ctl_buffer {
@@ -212,7 +212,7 @@ struct ctl_sweep {
                              struct sentence *why);
 };
 /* CAIRN_OK: every piece was given. Else the first failure; all threads have ended. */
-cairn_status cairn_ctl_sweep(const struct ctl_sweep *sweep, struct sentence *why) CAIRN_MUST_CHECK;
+cairn_status ctl_sweep(const struct ctl_sweep *sweep, struct sentence *why) CAIRN_MUST_CHECK;
 /* How many bytes the sweep would read. */
 uint64_t ctl_sweep_bytes(const struct ctl_sweep *sweep);
 

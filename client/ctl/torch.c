@@ -568,7 +568,7 @@ static uint64_t bytes_of(const struct shape *shape, uint32_t each)
 static size_t add_plane(struct planning *p, size_t tensor, uint32_t plane, cairn_dtype dtype,
                         const struct shape *shape)
 {
-    const struct ctl_number_type *type = cairn_ctl_number_type(dtype);
+    const struct ctl_number_type *type = ctl_number_type(dtype);
     return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, type,
                                                             bytes_of(shape, type->bytes) });
 }
@@ -767,7 +767,7 @@ static void pack_of_model(struct planning *p, size_t tensor)
     pack_tensor(p, tensor, CAIRN_PLANE_PARAM, dtype,
                 (struct item) { .name = t->name,
                                 .shape = is_blob ? buffer->shape : t->shape,
-                                .type = is_blob ? buffer->type : cairn_ctl_number_type(dtype) });
+                                .type = is_blob ? buffer->type : ctl_number_type(dtype) });
 }
 
 /* All of a tensor under another name: where that is. A part of one that has a name is in the tensor. */
@@ -785,7 +785,7 @@ static void add_alias(struct planning *p, size_t tensor)
 static void pack_plane(struct planning *p, size_t tensor, uint32_t plane, const char *what)
 {
     const struct tensor_spec *t = &p->spec->tensors[tensor];
-    struct item item = { .name = t->name, .last = what, .type = cairn_ctl_number_type(CAIRN_F32) };
+    struct item item = { .name = t->name, .last = what, .type = ctl_number_type(CAIRN_F32) };
     if (plane != p->wish->step_plane) item.shape = t->shape;
     pack_tensor(p, tensor, plane, CAIRN_F32, item);
 }

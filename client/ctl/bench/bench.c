@@ -214,7 +214,7 @@ static bool is_path(const char *name)
 
 void bench_model_cut(struct bench_model *model, uint64_t params)
 {
-    const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
+    const uint64_t row_elems = (uint64_t)model->tensors * BENCH_COLUMNS;
     model->rows = params / row_elems + (params % row_elems != 0);
 }
 
@@ -227,12 +227,12 @@ static cairn_status open_job(struct bench_member *member, const struct bench_mod
     const struct cairn_init init = model->begins_random ? normal : zeros;
     if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < model->tensors; i++) {
-        snprintf(member->names[i], sizeof member->names[i], "w%04u", i % CAIRN_BENCH_TENSORS_MAX);
+        snprintf(member->names[i], sizeof member->names[i], "w%04u", i % BENCH_TENSORS_MAX);
         tensors[i] = (struct cairn_tensor) { .struct_size = sizeof tensors[i],
                                              .name = member->names[i],
                                              .wire = model->wire,
                                              .rank = 2,
-                                             .shape = { model->rows, CAIRN_BENCH_COLUMNS },
+                                             .shape = { model->rows, BENCH_COLUMNS },
                                              .init = init };
     }
     const struct cairn_group group = CAIRN_GROUP_INIT;
@@ -248,7 +248,7 @@ static cairn_status open_job(struct bench_member *member, const struct bench_mod
                                          .snapshot_durable_within_s = model->durable_s,
                                          .stage = model->added > 0 ? CAIRN_STAGE(1) : 0 };
     const cairn_status status = cairn_job_open(member->session, model->job, &spec, CAIRN_WORKER,
-                                               CAIRN_BENCH_CALL_MS, &member->job);
+                                               BENCH_CALL_MS, &member->job);
     free(tensors);
     return status;
 }
@@ -257,7 +257,7 @@ bool bench_member_join(struct bench_member *member, const struct bench_model *mo
                        const struct bench_worker *worker)
 {
     cairn_status status = open_job(member, model, worker);
-    if (status == CAIRN_OK) status = cairn_init_done(member->job, NULL, CAIRN_BENCH_CALL_MS);
+    if (status == CAIRN_OK) status = cairn_init_done(member->job, NULL, BENCH_CALL_MS);
     return bench_is_ok(status);
 }
 
@@ -273,12 +273,12 @@ bool bench_member_open(struct bench_member *member, const struct bench_model *mo
 
 int bench_check(const struct ctl *ctl, uint32_t workers, uint32_t tensors)
 {
-    if (workers > CAIRN_BENCH_WORKERS_MAX)
+    if (workers > BENCH_WORKERS_MAX)
         return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", workers,
-                        CAIRN_BENCH_WORKERS_MAX);
-    if (tensors > CAIRN_BENCH_TENSORS_MAX)
+                        BENCH_WORKERS_MAX);
+    if (tensors > BENCH_TENSORS_MAX)
         return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", tensors,
-                        CAIRN_BENCH_TENSORS_MAX);
+                        BENCH_TENSORS_MAX);
     if (is_path(ctl->path)) return -1;
     return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed", ctl->path);
 }
@@ -306,8 +306,8 @@ double bench_greatest(const struct bench_report *reports, uint32_t count, int fi
 #define SECONDS_DEFAULT 5.0
 
 struct runs {
-    double values[CAIRN_BENCH_RUNS_MAX], references[CAIRN_BENCH_RUNS_MAX];
-    double ratios[CAIRN_BENCH_RUNS_MAX];
+    double values[BENCH_RUNS_MAX], references[BENCH_RUNS_MAX];
+    double ratios[BENCH_RUNS_MAX];
     uint32_t count;
 };
 
@@ -364,8 +364,7 @@ int bench_alternate(struct bench_result *result, double seconds, bench_fn subjec
     runs.count =
         0; // the first touches memory that nothing has touched, and fills what is filled once
     const double end = bench_now() + seconds;
-    while (runs.count < CAIRN_BENCH_RUNS_MAX &&
-           (runs.count < CAIRN_BENCH_RUNS_MIN || bench_now() < end))
+    while (runs.count < BENCH_RUNS_MAX && (runs.count < BENCH_RUNS_MIN || bench_now() < end))
         if (!run_pair(result->less_is_better, subject, reference, context, &runs)) return 1;
     result->value = bench_spread_of(runs.values, runs.count);
     result->reference = bench_spread_of(runs.references, runs.count);

@@ -57,8 +57,8 @@ bool bench_times_read(const struct local *local, int number, struct bench_times 
  *
  * A worker that fails has said why; the bench then ends the others. Workers die with the bench. */
 
-#define CAIRN_BENCH_WORKERS_MAX 64
-#define CAIRN_BENCH_FIGURES     8
+#define BENCH_WORKERS_MAX 64
+#define BENCH_FIGURES     8
 
 struct bench_order {
     uint32_t word; /* the bench's; never 0 */
@@ -66,7 +66,7 @@ struct bench_order {
 };
 
 struct bench_report {
-    double figures[CAIRN_BENCH_FIGURES]; /* the bench's; figures[0] is above 0 */
+    double figures[BENCH_FIGURES]; /* the bench's; figures[0] is above 0 */
 };
 
 /* A worker's end, in its process. */
@@ -86,8 +86,8 @@ bool bench_is_interrupted(struct local *local);
 struct bench_crew {
     struct local *local; /* borrowed */
     uint32_t count;
-    pid_t pids[CAIRN_BENCH_WORKERS_MAX];
-    int orders_fds[CAIRN_BENCH_WORKERS_MAX], reports_fds[CAIRN_BENCH_WORKERS_MAX];
+    pid_t pids[BENCH_WORKERS_MAX];
+    int orders_fds[BENCH_WORKERS_MAX], reports_fds[BENCH_WORKERS_MAX];
 };
 
 /* Starts `count` workers, each of which runs `run` to its exit status, and waits for the first report of
@@ -105,14 +105,14 @@ void bench_crew_stop(struct bench_crew *crew);
 /* A model for benches of rounds: equal matrices, updated by AdamW, and a worker's
  * place in its job. In a worker's process; what fails is said. */
 
-#define CAIRN_BENCH_COLUMNS     1024
-#define CAIRN_BENCH_TENSORS_MAX 8192
-#define CAIRN_BENCH_CALL_MS     60000
+#define BENCH_COLUMNS     1024
+#define BENCH_TENSORS_MAX 8192
+#define BENCH_CALL_MS     60000
 
 struct bench_model {
     char job[64];
     uint32_t tensors;
-    uint64_t rows; /* of CAIRN_BENCH_COLUMNS, of each tensor */
+    uint64_t rows; /* of BENCH_COLUMNS, of each tensor */
     cairn_dtype wire;
     bool begins_random; /* normal, where the others begin as zeros */
     int device;         /* of cairn_opts: where workers compute; 0: on no card */
@@ -123,7 +123,7 @@ struct bench_model {
 /* How many elements a tensor has. */
 static inline size_t bench_model_elems(const struct bench_model *model)
 {
-    return (size_t)model->rows * CAIRN_BENCH_COLUMNS;
+    return (size_t)model->rows * BENCH_COLUMNS;
 }
 
 /* Cuts so many parameters, or some more, into its equal tensors. */
@@ -132,7 +132,7 @@ void bench_model_cut(struct bench_model *model, uint64_t params);
 struct bench_member {
     cairn *session;
     cairn_job *job;
-    char names[CAIRN_BENCH_TENSORS_MAX][12]; /* [tensors] */
+    char names[BENCH_TENSORS_MAX][12]; /* [tensors] */
 };
 /* Opens the job in a session that is open, or goes on with it; false, and said. */
 bool bench_member_join(struct bench_member *member, const struct bench_model *model,
@@ -145,8 +145,8 @@ bool bench_is_ok(cairn_status status);
 
 /* ==== bench ==== */
 
-#define CAIRN_BENCH_RUNS_MIN 5   /* of subject and reference each, however long they take */
-#define CAIRN_BENCH_RUNS_MAX 501 /* an odd number has a middle */
+#define BENCH_RUNS_MIN 5   /* of subject and reference each, however long they take */
+#define BENCH_RUNS_MAX 501 /* an odd number has a middle */
 
 struct bench_spread {
     double median, min, max;
@@ -171,7 +171,7 @@ struct bench_result {
 typedef double (*bench_fn)(void *context);
 
 /* Calls subject and reference by turns, once each unmeasured, then for `seconds` (0: 5) but at least
- * CAIRN_BENCH_RUNS_MIN times. -1: go on; else the exit status: a run failed. */
+ * BENCH_RUNS_MIN times. -1: go on; else the exit status: a run failed. */
 int bench_alternate(struct bench_result *result, double seconds, bench_fn subject,
                     bench_fn reference, void *context);
 /* Median, least and greatest of values[count], count >= 1; puts them in order. */
@@ -207,13 +207,13 @@ ctl_command bench_update, bench_layout, bench_latency, bench_tensors, bench_open
 /* ==== step ==== */
 
 enum bench_span_kind { /* the row a span is drawn in */
-                       CAIRN_BENCH_SPAN_NONE = 0,
-                       CAIRN_BENCH_SPAN_BACKWARD,
-                       CAIRN_BENCH_SPAN_CAST,
-                       CAIRN_BENCH_SPAN_PUSH, /* from the call to the last acknowledgement */
-                       CAIRN_BENCH_SPAN_COMMIT,
-                       CAIRN_BENCH_SPAN_FETCH,
-                       CAIRN_BENCH_SPAN_USE /* of a unit that is read as stage 3 does */
+                       BENCH_SPAN_NONE = 0,
+                       BENCH_SPAN_BACKWARD,
+                       BENCH_SPAN_CAST,
+                       BENCH_SPAN_PUSH, /* from the call to the last acknowledgement */
+                       BENCH_SPAN_COMMIT,
+                       BENCH_SPAN_FETCH,
+                       BENCH_SPAN_USE /* of a unit that is read as stage 3 does */
 };
 
 /* Seconds of CLOCK_MONOTONIC. */
@@ -270,8 +270,8 @@ int bench_step_work(const struct bench_worker *worker);
  * its end and synced, and read, or both, by direct I/O of large blocks, several in flight. The
  * files have no name, so nothing of them stays. */
 
-#define CAIRN_BENCH_DISK_BLOCK_BYTES ((size_t)8 << 20)
-#define CAIRN_BENCH_DISK_THREADS     4
+#define BENCH_DISK_BLOCK_BYTES ((size_t)8 << 20)
+#define BENCH_DISK_THREADS     4
 
 struct bench_disk {
     struct local *local; /* borrowed; the file is in its folder */

@@ -37,8 +37,8 @@
 
 /* ==== reference ==== */
 
-#define CAIRN_BENCH_WINDOW 8
-#define CAIRN_BENCH_AREA_BYTES \
+#define BENCH_WINDOW 8
+#define BENCH_AREA_BYTES \
     ((size_t)64 << 20) /* what is pushed, and what is published, again and again */
 
 /* The reference that the fabric is measured against: the same bytes by the shortest way there
@@ -191,7 +191,7 @@ static double bench_perftest(size_t chunk_bytes, uint64_t chunks)
     snprintf(size, sizeof size, "%zu", chunk_bytes);
     snprintf(count, sizeof count, "%" PRIu64, chunks);
     snprintf(warm, sizeof warm, "%d", WARM_CHUNKS);
-    snprintf(window, sizeof window, "%d", CAIRN_BENCH_WINDOW);
+    snprintf(window, sizeof window, "%d", BENCH_WINDOW);
     char *const server_line[] = { PROGRAM, "-p", port, "-E", "sleep", "-e", NULL };
     char *const client_line[] = { PROGRAM, "127.0.0.1", "-p",  port,    "-t", "ucp_am_bw", "-s",
                                   size,    "-n",        count, "-w",    warm, "-O",        window,
@@ -227,7 +227,7 @@ static uint8_t *make_bytes(size_t bytes)
 /* The child: reads all of it into memory of a window, and says so. */
 static int swallow(int fd, size_t chunk_bytes, uint64_t chunks)
 {
-    const size_t room = CAIRN_BENCH_WINDOW * chunk_bytes;
+    const size_t room = BENCH_WINDOW * chunk_bytes;
     uint8_t *bytes = make_bytes(room);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (uint64_t left = chunks * chunk_bytes, at = 0; left > 0 && bytes != NULL;) {
@@ -242,8 +242,8 @@ static int swallow(int fd, size_t chunk_bytes, uint64_t chunks)
 static bool pour(int fd, size_t chunk_bytes, uint64_t chunks)
 {
     char answer;
-    uint8_t *bytes = make_bytes(CAIRN_BENCH_AREA_BYTES);
-    const size_t area_chunks = CAIRN_BENCH_AREA_BYTES / chunk_bytes;
+    uint8_t *bytes = make_bytes(BENCH_AREA_BYTES);
+    const size_t area_chunks = BENCH_AREA_BYTES / chunk_bytes;
     bool ok = bytes != NULL;
     for (uint64_t i = 0; i < chunks && ok; i++)
         for (size_t sent = 0; sent < chunk_bytes && ok;) {
@@ -253,7 +253,7 @@ static bool pour(int fd, size_t chunk_bytes, uint64_t chunks)
             if (ok) sent += (size_t)put;
         }
     ok = ok && read(fd, &answer, 1) == 1;
-    if (bytes != NULL) munmap(bytes, CAIRN_BENCH_AREA_BYTES);
+    if (bytes != NULL) munmap(bytes, BENCH_AREA_BYTES);
     return ok;
 }
 
@@ -314,22 +314,21 @@ static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunk
  *          worker  receive around the caches, checksum on the way
  *          (to a peer that maps: straight from what is published)
  *
- * Headers of 128 bytes, CAIRN_BENCH_WINDOW chunks under way, each end one libuv loop that sleeps when there
+ * Headers of 128 bytes, BENCH_WINDOW chunks under way, each end one libuv loop that sleeps when there
  * is nothing to do. The child ends with the worker's end, or with this process. */
 
 /* Bits: work that is left out, to see what it costs. */
 enum bench_less {
-    CAIRN_BENCH_UNCHECKED = 1, /* no checksum is made or compared */
-    CAIRN_BENCH_ONE_CHUNK =
-        2 /* one chunk again and again instead of the area: what the caches keep */
+    BENCH_UNCHECKED = 1, /* no checksum is made or compared */
+    BENCH_ONE_CHUNK = 2  /* one chunk again and again instead of the area: what the caches keep */
 };
 
 struct bench_ends;
 
 /* The worker's end and the shard's: bench.h. */
 
-#define SLOTS      (8 * CAIRN_BENCH_WINDOW) /* releases come by another way than what is asked next */
-#define STALLED_MS 10000                    /* without a chunk: it will not come any more */
+#define SLOTS      (8 * BENCH_WINDOW) /* releases come by another way than what is asked next */
+#define STALLED_MS 10000              /* without a chunk: it will not come any more */
 #define JOB        1
 #define MEMBER     1
 
@@ -509,14 +508,14 @@ static void ask_chunk(struct end *end, struct flight *flight)
         .member = MEMBER,
         .leaf_count = (uint32_t)((end->chunk_bytes + leaf_bytes - 1) / leaf_bytes),
         // which of the area: this bench's own use of it
-        .step = (end->less & CAIRN_BENCH_ONE_CHUNK) != 0 ? 0 : end->asked % end->area_chunks,
+        .step = (end->less & BENCH_ONE_CHUNK) != 0 ? 0 : end->asked % end->area_chunks,
         .request = (uint64_t)(flight - end->flights),
     };
     if (end->kind == CAIRN_CHUNK_PUSH) {
         bytes = end->area + flight->header.step * end->chunk_bytes;
         flight->header.dtype = CAIRN_F32;
         flight->header.payload_bytes = end->chunk_bytes;
-        if ((end->less & CAIRN_BENCH_UNCHECKED) == 0 && !end->is_mapped)
+        if ((end->less & BENCH_UNCHECKED) == 0 && !end->is_mapped)
             flight->header.checksum = chunk_checksum(bytes, end->chunk_bytes);
     }
     end->asked++;
@@ -525,7 +524,7 @@ static void ask_chunk(struct end *end, struct flight *flight)
 
 static void pump(struct end *end)
 {
-    while (end->asked < end->wanted && !end->is_lost && end->asked - end->done < CAIRN_BENCH_WINDOW)
+    while (end->asked < end->wanted && !end->is_lost && end->asked - end->done < BENCH_WINDOW)
         ask_chunk(end, take_flight(end)); // there are more than the window
 }
 
@@ -533,7 +532,7 @@ static void on_received(void *arg, cairn_status status)
 {
     struct flight *flight = arg;
     struct end *end = flight->end;
-    const bool is_checked = (end->less & CAIRN_BENCH_UNCHECKED) == 0;
+    const bool is_checked = (end->less & BENCH_UNCHECKED) == 0;
     flight->lent = false;
     if (status != CAIRN_OK || (is_checked && flight->came != flight->header.checksum))
         end->is_lost = true;
@@ -558,7 +557,7 @@ static void worker_on_answer(struct end *end, const struct chunk_header *header,
     }
     uint8_t *bytes = end->landing + flight->header.step * end->chunk_bytes;
     flight->lent = true;
-    const cairn_status status = (end->less & CAIRN_BENCH_UNCHECKED) != 0
+    const cairn_status status = (end->less & BENCH_UNCHECKED) != 0
                                     ? fabric_receive(message, bytes, end->chunk_bytes, on_received,
                                                      flight)
                                     : fabric_receive_far(message, bytes, end->chunk_bytes,
@@ -731,7 +730,7 @@ static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
     }
     struct end *worker = &ends->worker;
     worker->chunk_bytes = chunk_bytes;
-    worker->area_chunks = CAIRN_BENCH_AREA_BYTES / chunk_bytes;
+    worker->area_chunks = BENCH_AREA_BYTES / chunk_bytes;
     fflush(NULL);
     ends->shard = fork(); // before there is a fabric: its threads are not forked
     if (ends->shard == 0) {
@@ -815,10 +814,9 @@ static const struct {
     unsigned less;
     const char *name, *ratio_name;
 } turns[] = {
-    { CAIRN_BENCH_UNCHECKED, "unchecked_GB/s", "unchecked_ratio" },
-    { CAIRN_BENCH_ONE_CHUNK, "one_chunk_GB/s", "one_chunk_ratio" },
-    { CAIRN_BENCH_UNCHECKED | CAIRN_BENCH_ONE_CHUNK, "one_chunk_unchecked_GB/s",
-      "one_chunk_unchecked_ratio" },
+    { BENCH_UNCHECKED, "unchecked_GB/s", "unchecked_ratio" },
+    { BENCH_ONE_CHUNK, "one_chunk_GB/s", "one_chunk_ratio" },
+    { BENCH_UNCHECKED | BENCH_ONE_CHUNK, "one_chunk_unchecked_GB/s", "one_chunk_unchecked_ratio" },
 };
 enum { TURNS = sizeof turns / sizeof *turns };
 
@@ -830,9 +828,9 @@ struct fabric_bench {
     bool is_mapped, has_perftest;
     uint32_t runs;
     /* [runs] */
-    double pushes[CAIRN_BENCH_RUNS_MAX + 1], fetches[CAIRN_BENCH_RUNS_MAX + 1];
-    double push_cpu[CAIRN_BENCH_RUNS_MAX + 1], fetch_cpu[CAIRN_BENCH_RUNS_MAX + 1];
-    double turns[TURNS][CAIRN_BENCH_RUNS_MAX + 1];
+    double pushes[BENCH_RUNS_MAX + 1], fetches[BENCH_RUNS_MAX + 1];
+    double push_cpu[BENCH_RUNS_MAX + 1], fetch_cpu[BENCH_RUNS_MAX + 1];
+    double turns[TURNS][BENCH_RUNS_MAX + 1];
 };
 
 static bool run_turns(struct fabric_bench *bench, uint32_t number)
@@ -869,8 +867,7 @@ static double run_fabric(void *context)
 static double run_reference(void *context)
 {
     const struct fabric_bench *bench = context;
-    if (bench->is_mapped)
-        return bench_memcpy(CAIRN_BENCH_AREA_BYTES, bench->chunk_bytes, bench->chunks);
+    if (bench->is_mapped) return bench_memcpy(BENCH_AREA_BYTES, bench->chunk_bytes, bench->chunks);
     if (bench->has_perftest) // of more: it calls sent what lies in the sockets
         return bench_perftest(bench->chunk_bytes, PERFTEST_RUNS * bench->chunks);
     return bench_raw_tcp(bench->chunk_bytes, bench->chunks);
@@ -902,9 +899,9 @@ static void describe(struct fabric_bench *bench, struct bench_result *result)
     const double push = bench_spread_of(bench->pushes + 1, count).median;
     const double fetch = bench_spread_of(bench->fetches + 1, count).median;
     result->params = json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", bench->path, "chunk_bytes",
-                               (json_int_t)bench->chunk_bytes, "window",
-                               (json_int_t)CAIRN_BENCH_WINDOW, "chunks", (json_int_t)bench->chunks,
-                               "fabric", bench_ends_describe(bench->ends));
+                               (json_int_t)bench->chunk_bytes, "window", (json_int_t)BENCH_WINDOW,
+                               "chunks", (json_int_t)bench->chunks, "fabric",
+                               bench_ends_describe(bench->ends));
     result->parts = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "push_GB/s", push, "fetch_GB/s",
                               fetch, "push_ratio", push / result->reference.median, "fetch_ratio",
                               fetch / result->reference.median, "push_cpu_s/GB",

@@ -19,7 +19,7 @@
 /* Measures how much processor the daemons of the bench's own cluster use while nothing happens:
  * processor time of all threads, in nanoseconds, so a loaded machine does not change the figure. */
 
-#define CAIRN_BENCH_IDLE_LIMIT 0.5 /* percent of a core, a daemon */
+#define BENCH_IDLE_LIMIT 0.5 /* percent of a core, a daemon */
 
 #define SETTLE_S 0.2 /* what is under way when the last round is over */
 
@@ -104,14 +104,14 @@ struct latency_bench {
     struct bench_crew crew;
     int ping_fd;
     pid_t echo;
-    struct bench_report last[CAIRN_BENCH_WORKERS_MAX];
+    struct bench_report last[BENCH_WORKERS_MAX];
 };
 
 /* ---- a worker ---- */
 
 struct block {
     double step[BLOCK_ROUNDS], begin[BLOCK_ROUNDS], commit[BLOCK_ROUNDS], ack[BLOCK_ROUNDS];
-    float gradient[ROW_COUNT * CAIRN_BENCH_COLUMNS];
+    float gradient[ROW_COUNT * BENCH_COLUMNS];
 };
 
 static double now_us(void)
@@ -129,16 +129,16 @@ static bool run_round(struct bench_member *m, struct block *block, uint32_t word
                                   .dtype = CAIRN_F32 };
     cairn_op *op = NULL;
     const double begin_us = now_us();
-    cairn_status status = cairn_round_begin(m->job, CAIRN_BENCH_CALL_MS, &round);
+    cairn_status status = cairn_round_begin(m->job, BENCH_CALL_MS, &round);
     const double opened_us = now_us();
     if (status == CAIRN_OK && word != ORDER_EMPTY)
         status = cairn_push(m->job, &round, 0, m->names[0], NULL, &gradient, &op);
-    if (status == CAIRN_OK && word == ORDER_ACK) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
+    if (status == CAIRN_OK && word == ORDER_ACK) status = cairn_wait(op, BENCH_CALL_MS);
     const double pushed_us = now_us();
     if (status == CAIRN_OK)
-        status = cairn_commit(m->job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+        status = cairn_commit(m->job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
     const double result_us = now_us();
-    if (status == CAIRN_OK && word == ORDER_PUSH) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
+    if (status == CAIRN_OK && word == ORDER_PUSH) status = cairn_wait(op, BENCH_CALL_MS);
     block->step[i % BLOCK_ROUNDS] = result_us - begin_us;
     block->begin[i % BLOCK_ROUNDS] = opened_us - begin_us;
     block->ack[i % BLOCK_ROUNDS] = pushed_us - opened_us;
@@ -159,7 +159,7 @@ static struct bench_report report_of(struct block *block, uint32_t count)
     return report;
 }
 
-static int work(const struct bench_worker *worker)
+static int work_latency(const struct bench_worker *worker)
 {
     static struct bench_member member;
     static struct block block;
@@ -267,7 +267,7 @@ static void stop_echo(struct latency_bench *bench)
 
 /* ---- the figures ---- */
 
-static int measure(struct latency_bench *bench)
+static int measure_latency(struct latency_bench *bench)
 {
     struct bench_result *result = bench->result;
     const int done = bench_alternate(result, bench->ctl->bench.seconds, run_empty, run_pings,
@@ -290,8 +290,7 @@ static int measure_idle(struct latency_bench *bench, struct local *local)
     if (local->daemon_count == 0) return -1;
     if (!bench_idle(local, seconds, &percent)) return 1;
     json_object_set_new(bench->result->parts, "idle_percent", json_real(percent));
-    json_object_set_new(bench->result->parts, "idle_percent_limit",
-                        json_real(CAIRN_BENCH_IDLE_LIMIT));
+    json_object_set_new(bench->result->parts, "idle_percent_limit", json_real(BENCH_IDLE_LIMIT));
     return -1;
 }
 
@@ -300,8 +299,9 @@ static int run_there(struct local *local, void *context)
     struct latency_bench *bench = context;
     int done = start_echo(bench, local) ? -1 : 1; // before the workers: they have none of its ends
     if (done < 0)
-        done = bench_crew_start(&bench->crew, local, bench->workers, work, bench) ? measure(bench)
-                                                                                  : 1;
+        done = bench_crew_start(&bench->crew, local, bench->workers, work_latency, bench)
+                   ? measure_latency(bench)
+                   : 1;
     if (done < 0) done = measure_idle(bench, local);
     bench_crew_stop(&bench->crew);
     stop_echo(bench);
@@ -393,7 +393,7 @@ static int run_parts(struct local *local, void *context)
 {
     struct latency_bench *bench = context;
     const struct bench_order order = { ORDER_EMPTY, PART_ROUNDS };
-    const bool ok = bench_crew_start(&bench->crew, local, bench->workers, work, bench) &&
+    const bool ok = bench_crew_start(&bench->crew, local, bench->workers, work_latency, bench) &&
                     bench_crew_do(&bench->crew, order, bench->last) &&
                     bench_crew_do(&bench->crew, order, bench->last);
     bench_crew_stop(&bench->crew);

@@ -44,21 +44,21 @@ struct part {
     size_t bytes;
 };
 
-static char *map(size_t bytes)
+static char *map_area(size_t bytes)
 {
     char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return memory != MAP_FAILED ? memory : NULL;
 }
 
-static void unmap(char *memory, size_t bytes)
+static void unmap_area(char *memory, size_t bytes)
 {
     if (memory != NULL) munmap(memory, bytes);
 }
 
 static void bench_copier_release(struct bench_copier *copier)
 {
-    unmap(copier->to, copier->bytes);
-    unmap(copier->from, copier->bytes);
+    unmap_area(copier->to, copier->bytes);
+    unmap_area(copier->from, copier->bytes);
     *copier = (struct bench_copier) { .to = NULL };
 }
 
@@ -67,15 +67,15 @@ static bool make_areas(struct bench_copier *copier, size_t bytes, bool is_fresh)
     if (copier->bytes != bytes) {
         bench_copier_release(copier);
         copier->bytes = bytes;
-        copier->from = map(bytes);
+        copier->from = map_area(bytes);
         if (copier->from != NULL) memset(copier->from, 1, bytes);
     }
     if (is_fresh) {
-        unmap(copier->to, bytes);
+        unmap_area(copier->to, bytes);
         copier->to = NULL;
     }
     if (copier->to == NULL) {
-        copier->to = map(bytes);
+        copier->to = map_area(bytes);
         if (!is_fresh && copier->to != NULL) memset(copier->to, 1, bytes);
     }
     if (copier->from != NULL && copier->to != NULL) return true;
@@ -198,7 +198,7 @@ static int check_move(struct bench_mover *m, const Cairn__ReshardTold *told)
     return 0;
 }
 
-static int step(struct bench_mover *m, uint32_t op)
+static int step_move(struct bench_mover *m, uint32_t op)
 {
     ProtobufCMessage *reply = ask_reshard(m, op);
     if (reply == NULL) return -1;
@@ -233,18 +233,18 @@ static double memory_of(const struct bench_mover *m, const uint64_t *before, con
     return worst;
 }
 
-static void *run(void *context)
+static void *run_move(void *context)
 {
     struct bench_mover *m = context;
     uint64_t before[1 + CTL_SHARDS_MAX] = { 0 }, after[1 + CTL_SHARDS_MAX] = { 0 };
     int goes_on = m->rests && !await_rest(m) ? -1 : 1;
     look_at_memory(m->local, before);
     const double begin = bench_now();
-    if (goes_on > 0) goes_on = step(m, CAIRN_RESHARD_APPLY);
+    if (goes_on > 0) goes_on = step_move(m, CAIRN_RESHARD_APPLY);
     while (goes_on > 0) {
         look_at_memory(m->local, m->peaks);
         poll(NULL, 0, LOOK_EVERY_MS);
-        goes_on = step(m, CAIRN_RESHARD_STATUS);
+        goes_on = step_move(m, CAIRN_RESHARD_STATUS);
     }
     m->move.seconds = bench_now() - begin;
     look_at_memory(m->local, after);
@@ -262,7 +262,7 @@ static bool bench_move_begin(struct bench_mover *m)
     memset(m->peaks, 0, sizeof m->peaks);
     m->move = (struct bench_move) { 0 };
     atomic_store(&m->is_over, false);
-    if (pthread_create(&m->thread, NULL, run, m) == 0) return true;
+    if (pthread_create(&m->thread, NULL, run_move, m) == 0) return true;
     (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
     return false;
 }
@@ -487,7 +487,7 @@ static void report_all(struct reshard_bench *b, json_t *parts, double snapshot_s
     if (torch_s > 0) json_object_set_new(parts, "torch_save_and_load_s", json_real(torch_s));
 }
 
-static int measure(struct reshard_bench *b)
+static int measure_reshard(struct reshard_bench *b)
 {
     static const uint32_t words[2] = { STEP_ORDER_STEP, STEP_ORDER_BUSY };
     const int done = bench_alternate(b->result, b->ctl->bench.seconds, move_at_rest, copy_reshard,
@@ -513,7 +513,7 @@ static int run_there(struct local *local, void *context)
     if (bench_crew_start(&b->crew, local, 1, bench_step_work, &b->plan)) done = -1;
     for (uint32_t s = b->from; s < b->to && done < 0; s++) done = local_shard_add(local);
     if (done < 0 && !(train(b, STEP_ORDER_STEP) > 0)) done = 1; // there is a version to move
-    if (done < 0) done = measure(b);
+    if (done < 0) done = measure_reshard(b);
     bench_crew_stop(&b->crew);
     bench_copier_release(&b->copier);
     return done;
@@ -636,7 +636,7 @@ static struct shape shape_of(const struct layout_bench *bench, uint32_t tensor)
 }
 
 /* The child: 0 if the plan was made. */
-static int plan(const struct layout_bench *bench)
+static int plan_layout(const struct layout_bench *bench)
 {
     const size_t count = bench->tensors;
     struct layout_tensor *tensors = calloc(count, sizeof *tensors);
@@ -663,7 +663,7 @@ static double run_plan(void *context)
     const double begin = bench_now();
     fflush(NULL);
     const pid_t child = fork();
-    if (child == 0) _exit(plan(bench));
+    if (child == 0) _exit(plan_layout(bench));
     struct rusage usage = { 0 };
     int status = 1;
     if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0) {

@@ -45,7 +45,7 @@ static cairn_status set_every(struct bench_saver *s, uint64_t every)
 }
 
 /* Notes when it begins. The one before was removed: the first that is listed is it. */
-static cairn_status look(struct bench_saver *s)
+static cairn_status look_for_snapshot(struct bench_saver *s)
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     ProtobufCMessage *reply;
@@ -66,7 +66,7 @@ static cairn_status await_due(struct bench_saver *s)
     cairn_status status = set_every(s, s->every);
     while (status == CAIRN_OK && s->id[0] == '\0') {
         poll(NULL, 0, LOOK_DUE_MS);
-        status = look(s);
+        status = look_for_snapshot(s);
     }
     s->end = bench_now();
     return status == CAIRN_OK ? set_every(s, 0) : status;
@@ -74,7 +74,7 @@ static cairn_status await_due(struct bench_saver *s)
 
 /* ---- the thread ---- */
 
-static cairn_status ask(struct bench_saver *s)
+static cairn_status ask_saver(struct bench_saver *s)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
@@ -98,7 +98,7 @@ static cairn_status ask(struct bench_saver *s)
 static void *run_saver(void *context)
 {
     struct bench_saver *s = context;
-    s->is_ok = (s->every > 0 && !s->restores ? await_due(s) : ask(s)) == CAIRN_OK;
+    s->is_ok = (s->every > 0 && !s->restores ? await_due(s) : ask_saver(s)) == CAIRN_OK;
     atomic_store(&s->is_over, true);
     return NULL;
 }
@@ -200,9 +200,9 @@ struct pass {
 
 static bool move_block(int fd, bool writes, char *block, uint64_t at)
 {
-    for (size_t done = 0; done < CAIRN_BENCH_DISK_BLOCK_BYTES;) {
+    for (size_t done = 0; done < BENCH_DISK_BLOCK_BYTES;) {
         const off_t from = (off_t)(at + done);
-        const size_t left = CAIRN_BENCH_DISK_BLOCK_BYTES - done;
+        const size_t left = BENCH_DISK_BLOCK_BYTES - done;
         const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
                                      : pread(fd, block + done, left, from);
         if (moved < 0 && errno == EINTR) continue;
@@ -213,17 +213,17 @@ static bool move_block(int fd, bool writes, char *block, uint64_t at)
     return true;
 }
 
-static void *run(void *context)
+static void *run_pass(void *context)
 {
     struct pass *pass = context;
-    char *block = aligned_alloc(4096, CAIRN_BENCH_DISK_BLOCK_BYTES);
+    char *block = aligned_alloc(4096, BENCH_DISK_BLOCK_BYTES);
     int none = 0;
     if (block == NULL) atomic_compare_exchange_strong(&pass->error, &none, ENOMEM);
     // No zeros: a disk might make less of them.
-    for (size_t i = 0; block != NULL && i < CAIRN_BENCH_DISK_BLOCK_BYTES; i++)
+    for (size_t i = 0; block != NULL && i < BENCH_DISK_BLOCK_BYTES; i++)
         block[i] = (char)(i * 2654435761u >> 13);
     while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
-        const uint64_t at = atomic_fetch_add(&pass->next, CAIRN_BENCH_DISK_BLOCK_BYTES);
+        const uint64_t at = atomic_fetch_add(&pass->next, BENCH_DISK_BLOCK_BYTES);
         if (at >= pass->bytes) break;
         if ((pass->from >= 0 && !move_block(pass->from, false, block, at)) ||
             (pass->to >= 0 && !move_block(pass->to, true, block, at)))
@@ -238,14 +238,14 @@ static void *run(void *context)
 static double make_pass(struct bench_disk *disk, int from, int to, uint64_t bytes)
 {
     struct pass pass = { .from = from, .to = to, .bytes = bytes };
-    pthread_t threads[CAIRN_BENCH_DISK_THREADS];
+    pthread_t threads[BENCH_DISK_THREADS];
     int begun = 0;
-    atomic_store(&pass.left, CAIRN_BENCH_DISK_THREADS);
+    atomic_store(&pass.left, BENCH_DISK_THREADS);
     const double begin = bench_now();
-    while (begun < CAIRN_BENCH_DISK_THREADS &&
-           pthread_create(&threads[begun], NULL, run, &pass) == 0)
+    while (begun < BENCH_DISK_THREADS &&
+           pthread_create(&threads[begun], NULL, run_pass, &pass) == 0)
         begun++;
-    atomic_fetch_sub(&pass.left, CAIRN_BENCH_DISK_THREADS - begun);
+    atomic_fetch_sub(&pass.left, BENCH_DISK_THREADS - begun);
     while (atomic_load(&pass.left) > 0) {
         if (bench_is_interrupted(disk->local)) atomic_store(&pass.gives_up, true);
         poll(NULL, 0, LOOK_MS);
@@ -286,7 +286,7 @@ static int open_file(struct bench_disk *disk)
 
 static uint64_t whole_blocks(uint64_t bytes)
 {
-    const uint64_t block = CAIRN_BENCH_DISK_BLOCK_BYTES;
+    const uint64_t block = BENCH_DISK_BLOCK_BYTES;
     return (bytes + block - 1) / block * block;
 }
 
@@ -349,8 +349,8 @@ struct snake {
     int fd;    /* of what it prints */
 };
 
-static struct snake start(struct local *local, const char *python, const char *script,
-                          const char *const arguments[static 3], uint32_t rank)
+static struct snake start_snake(struct local *local, const char *python, const char *script,
+                                const char *const arguments[static 3], uint32_t rank)
 {
     struct snake snake = { .pid = -1, .fd = -1 };
     int ends[2];
@@ -390,7 +390,7 @@ static int await_torch(struct local *local, const struct snake *snake, double nu
     return sscanf(text, "%lf %lf", &numbers_out[0], &numbers_out[1]) == 2 ? 1 : 0;
 }
 
-static void end(struct snake *snake)
+static void end_snake(struct snake *snake)
 {
     if (snake->fd >= 0) close(snake->fd);
     if (snake->pid < 0) return;
@@ -402,21 +402,22 @@ static void end(struct snake *snake)
 static int run_torch(struct local *local, const char *python, const char *script, uint64_t elems,
                      uint32_t count, double numbers_out[static 2])
 {
-    struct snake snakes[CAIRN_BENCH_WORKERS_MAX];
+    struct snake snakes[BENCH_WORKERS_MAX];
     char all[24], world[16];
     int is_there = 1;
     snprintf(all, sizeof all, "%" PRIu64, elems);
     snprintf(world, sizeof world, "%u", count);
     const char *const arguments[3] = { local->folder, all, world };
     numbers_out[0] = numbers_out[1] = 0;
-    for (uint32_t i = 0; i < count; i++) snakes[i] = start(local, python, script, arguments, i);
+    for (uint32_t i = 0; i < count; i++)
+        snakes[i] = start_snake(local, python, script, arguments, i);
     for (uint32_t i = 0; i < count && is_there > 0; i++) {
         double numbers[2];
         is_there = snakes[i].pid < 0 ? 0 : await_torch(local, &snakes[i], numbers);
         for (int k = 0; k < 2 && is_there > 0; k++)
             if (numbers[k] > numbers_out[k]) numbers_out[k] = numbers[k];
     }
-    for (uint32_t i = 0; i < count; i++) end(&snakes[i]);
+    for (uint32_t i = 0; i < count; i++) end_snake(&snakes[i]);
     return is_there;
 }
 

@@ -75,7 +75,7 @@ static void snapshot_set(struct snapshot_bench *b, const char *name, double valu
 /* A step of all workers. Seconds of the slowest; 0, and said. */
 static double snapshot_step(struct snapshot_bench *b, uint32_t word)
 {
-    struct bench_report reports[CAIRN_BENCH_WORKERS_MAX];
+    struct bench_report reports[BENCH_WORKERS_MAX];
     const struct bench_order order = { word, 1 };
     if (!bench_crew_do(&b->crew, order, reports)) return 0;
     b->steps++;
@@ -332,7 +332,8 @@ static void report_interval(struct snapshot_bench *b, const char *how,
 /* ---- the part ---- */
 
 /* *out only on success. */
-static bool measure(struct snapshot_bench *b, const struct kind *kind, struct bench_slowdown *out)
+static bool measure_interval(struct snapshot_bench *b, const struct kind *kind,
+                             struct bench_slowdown *out)
 {
     struct bench_interval pairs[PAIRS][2];
     double snapshot_s = 0;
@@ -352,7 +353,7 @@ static bool measure(struct snapshot_bench *b, const struct kind *kind, struct be
     return is_ok;
 }
 
-static struct bench_spread one(double value)
+static struct bench_spread spread_of_one(double value)
 {
     return (struct bench_spread) { value, value, value };
 }
@@ -375,13 +376,13 @@ static int snapshot_interval(struct snapshot_bench *b)
 {
     struct bench_slowdown figures[KINDS];
     bool is_ok = measure_stall(b) && snapshot_crew_start(b);
-    for (int k = 0; k < KINDS; k++) is_ok = is_ok && measure(b, &kinds[k], &figures[k]);
+    for (int k = 0; k < KINDS; k++) is_ok = is_ok && measure_interval(b, &kinds[k], &figures[k]);
     bench_crew_stop(&b->crew);
     if (!is_ok) return 1;
     const struct bench_slowdown *sleeping = &figures[0];
-    b->result->value = one(sleeping->mean_with);
-    b->result->reference = one(sleeping->mean_without);
-    b->result->ratio = one(sleeping->mean_without / sleeping->mean_with);
+    b->result->value = spread_of_one(sleeping->mean_with);
+    b->result->reference = spread_of_one(sleeping->mean_without);
+    b->result->ratio = spread_of_one(sleeping->mean_without / sleeping->mean_with);
     b->result->runs = sleeping->steps;
     return -1;
 }
@@ -408,8 +409,8 @@ struct gathered {
     double mean, worst;
 };
 
-static bool gather(const struct bench_interval (*pairs)[2], uint32_t pair_count, int kind,
-                   struct gathered *out)
+static bool gather_steps(const struct bench_interval (*pairs)[2], uint32_t pair_count, int kind,
+                         struct gathered *out)
 {
     *out = (struct gathered) { .count = 0 };
     for (uint32_t p = 0; p < pair_count; p++) out->count += pairs[p][kind].count;
@@ -444,8 +445,8 @@ bool bench_slowdown_of(const struct bench_interval (*pairs)[2], uint32_t pair_co
                        struct bench_slowdown *out)
 {
     struct gathered without, with = { .steps = NULL };
-    const bool is_there = gather(pairs, pair_count, 0, &without) &&
-                          gather(pairs, pair_count, 1, &with);
+    const bool is_there = gather_steps(pairs, pair_count, 0, &without) &&
+                          gather_steps(pairs, pair_count, 1, &with);
     if (is_there) {
         const double median = bench_spread_of(without.steps, without.count).median;
         *out = (struct bench_slowdown) {
@@ -500,7 +501,7 @@ static cairn_status add_tensors(struct job_spec_data *spec, uint32_t count)
                                             .wire = CAIRN_BF16,
                                             .reduce = CAIRN_F32,
                                             .master = CAIRN_F32,
-                                            .shape = { 2, { ROWS, CAIRN_BENCH_COLUMNS } } };
+                                            .shape = { 2, { ROWS, BENCH_COLUMNS } } };
         status = spec_add_tensor(spec, &tensor);
     }
     spec_canonicalize(spec);
@@ -533,7 +534,7 @@ static uint8_t *make_sums(uint64_t blocks)
 static bool add_files(struct manifest_bench *m)
 {
     static const char *const folders[] = { "model", "optim" };
-    const uint64_t planes_bytes = (uint64_t)m->tensors * ROWS * CAIRN_BENCH_COLUMNS * 4;
+    const uint64_t planes_bytes = (uint64_t)m->tensors * ROWS * BENCH_COLUMNS * 4;
     uint8_t *sums = make_sums(snapshot_block_count(2 * planes_bytes / m->shards));
     bool all_made = sums != NULL;
     for (uint32_t f = 0; f < 2 && all_made; f++) {
@@ -553,7 +554,7 @@ static bool add_files(struct manifest_bench *m)
     return all_made;
 }
 
-static bool make(struct manifest_bench *m, const struct snapshot_bench *b)
+static bool make_manifest(struct manifest_bench *m, const struct snapshot_bench *b)
 {
     snprintf(m->folder, sizeof m->folder, "%s/manifest", b->local->folder);
     manifest_init(&m->manifest);
@@ -591,7 +592,7 @@ static double write_and_read(void *context)
     return m->write_s + m->read_s;
 }
 
-static double limit(void *context)
+static double manifest_limit(void *context)
 {
     (void)context;
     return LIMIT_S;
@@ -613,8 +614,8 @@ static int snapshot_manifest(struct snapshot_bench *b)
     const struct ctl_bench *asked = &b->ctl->bench;
     m.tensors = asked->tensors > 0 ? asked->tensors : MANIFEST_TENSORS_DEFAULT;
     m.shards = SHARDS_DEFAULT;
-    if (!make(&m, b)) return 1;
-    const int done = bench_alternate(b->result, 0.001, write_and_read, limit, &m);
+    if (!make_manifest(&m, b)) return 1;
+    const int done = bench_alternate(b->result, 0.001, write_and_read, manifest_limit, &m);
     if (done < 0) report_manifest(b, &m);
     manifest_release(&m.manifest);
     return done;
@@ -636,7 +637,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 }
 
 /* In the child: this program, once more. */
-static void become(const struct snapshot_bench *b, const char *to)
+static void become_export(const struct snapshot_bench *b, const char *to)
 {
     const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     dup2(nothing, STDOUT_FILENO);
@@ -669,7 +670,7 @@ static double export_once(void *context)
     bench_save_make_cold(&b->saver);
     const double begin = bench_now();
     const pid_t pid = local_fork(b->local);
-    if (pid == 0) become(b, to);
+    if (pid == 0) become_export(b, to);
     const bool is_ok = pid > 0 && await_export(b, pid);
     const double seconds = bench_now() - begin;
     nftw(to, remove_one, 16, FTW_DEPTH | FTW_PHYS);

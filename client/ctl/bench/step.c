@@ -26,7 +26,7 @@
 /* Memory of a card and of processes, for benches. One thread. */
 
 /* In the process of its own; its exit status. */
-static int ask(const char *device, int answer_fd)
+static int ask_card(const char *device, int answer_fd)
 {
     struct home *home = NULL;
     struct sentence why;
@@ -46,7 +46,7 @@ static bool bench_card_free(const char *device, uint64_t *bytes_out)
     if (pipe2(fds, O_CLOEXEC) != 0) return false;
     fflush(NULL); // what is not written yet would be written twice
     const pid_t pid = fork();
-    if (pid == 0) _exit(ask(device, fds[1]));
+    if (pid == 0) _exit(ask_card(device, fds[1]));
     close(fds[1]);
     uint64_t bytes = 0;
     const bool is_told = pid > 0 && read(fds[0], &bytes, sizeof bytes) == sizeof bytes;
@@ -95,10 +95,9 @@ static void add_worker(json_t *events, const struct bench_trace *trace, uint32_t
     add_process(events, (int)worker, "worker", (int)worker);
     for (uint32_t i = 0; i < trace->spans_each; i++) {
         const struct bench_span *span = &trace->spans[worker * trace->spans_each + i];
-        if (span->kind == CAIRN_BENCH_SPAN_NONE) continue;
+        if (span->kind == BENCH_SPAN_NONE) continue;
         char name[48];
-        const bool whole = span->kind == CAIRN_BENCH_SPAN_COMMIT ||
-                           span->kind == CAIRN_BENCH_SPAN_BACKWARD;
+        const bool whole = span->kind == BENCH_SPAN_COMMIT || span->kind == BENCH_SPAN_BACKWARD;
         snprintf(name, sizeof name, whole ? "%s" : "%s w%04u", kind_names[span->kind],
                  span->tensor);
         add_event(events, name, (int)worker, (int)span->kind, (span->begin - zero) * 1e6,
@@ -145,7 +144,7 @@ static double first_begin(const struct bench_trace *trace)
     double first = 0;
     for (uint32_t i = 0; i < trace->workers * trace->spans_each; i++) {
         const struct bench_span *span = &trace->spans[i];
-        if (span->kind != CAIRN_BENCH_SPAN_NONE && (first == 0 || span->begin < first))
+        if (span->kind != BENCH_SPAN_NONE && (first == 0 || span->begin < first))
             first = span->begin;
     }
     return first;
@@ -172,9 +171,9 @@ static void add_overlap(const struct bench_span *spans, uint32_t count, double *
 {
     double begin = 0, end = 0, reached = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (spans[i].kind == CAIRN_BENCH_SPAN_BACKWARD) begin = spans[i].begin, end = spans[i].end;
+        if (spans[i].kind == BENCH_SPAN_BACKWARD) begin = spans[i].begin, end = spans[i].end;
     for (uint32_t i = 0; i < count; i++) {
-        if (spans[i].kind != CAIRN_BENCH_SPAN_PUSH || spans[i].end <= reached) continue;
+        if (spans[i].kind != BENCH_SPAN_PUSH || spans[i].end <= reached) continue;
         const double from = spans[i].begin > reached ? spans[i].begin : reached;
         reached = spans[i].end;
         const double low = from > begin ? from : begin, high = reached < end ? reached : end;
@@ -199,7 +198,7 @@ static double used_meanwhile(const struct bench_span *fetch, const struct bench_
     double both = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct bench_span *use = &spans[i];
-        if (use->kind != CAIRN_BENCH_SPAN_USE || use->tensor == fetch->tensor) continue;
+        if (use->kind != BENCH_SPAN_USE || use->tensor == fetch->tensor) continue;
         const double low = use->begin > fetch->begin ? use->begin : fetch->begin;
         const double high = use->end < fetch->end ? use->end : fetch->end;
         if (high > low) both += high - low;
@@ -214,7 +213,7 @@ static double bench_timeline_ahead(const struct bench_trace *trace)
     for (uint32_t w = 0; w < trace->workers; w++) {
         const struct bench_span *spans = trace->spans + w * trace->spans_each;
         for (uint32_t i = 0; i < trace->spans_each; i++) {
-            if (spans[i].kind != CAIRN_BENCH_SPAN_FETCH) continue;
+            if (spans[i].kind != BENCH_SPAN_FETCH) continue;
             both += used_meanwhile(&spans[i], spans, trace->spans_each);
             all += spans[i].end - spans[i].begin;
         }
@@ -345,10 +344,10 @@ struct step_bench {
     struct step_plan plan;
     uint32_t workers;
     struct bench_crew crew;
-    struct bench_report reports[CAIRN_BENCH_WORKERS_MAX];
-    double parts[STEP_FIGURES][CAIRN_BENCH_RUNS_MAX + 1];
+    struct bench_report reports[BENCH_WORKERS_MAX];
+    double parts[STEP_FIGURES][BENCH_RUNS_MAX + 1];
     /* of a traced one: what of the pushes lies within the backward, of the fetches within uses of others */
-    double overlaps[CAIRN_BENCH_RUNS_MAX + 1], aheads[CAIRN_BENCH_RUNS_MAX + 1];
+    double overlaps[BENCH_RUNS_MAX + 1], aheads[BENCH_RUNS_MAX + 1];
     uint32_t part_count; /* the first is of the run that is not measured */
     uint64_t card_bytes; /* free of the card before there was a cluster */
     double added_bytes;  /* that a worker pushed where it added up */
@@ -379,7 +378,7 @@ static double run_step(void *context)
     struct step_bench *bench = context;
     const struct bench_order order = { STEP_ORDER_STEP, 1 };
     if (!bench_crew_do(&bench->crew, order, bench->reports)) return 0;
-    if (bench->part_count <= CAIRN_BENCH_RUNS_MAX) {
+    if (bench->part_count <= BENCH_RUNS_MAX) {
         for (int f = 0; f < STEP_FIGURES; f++) bench->parts[f][bench->part_count] = most(bench, f);
         const struct bench_trace trace = trace_of(bench);
         bench->overlaps[bench->part_count] = bench_timeline_overlap(&trace);
@@ -516,7 +515,7 @@ static void make_model(struct step_bench *bench)
 
 /* ---- the bench ---- */
 
-static double part(struct step_bench *bench, int figure)
+static double median_part(struct step_bench *bench, int figure)
 {
     return bench_spread_of(bench->parts[figure] + 1, bench->part_count - 1).median;
 }
@@ -530,15 +529,16 @@ static bool report_card(const struct step_bench *bench, json_t *parts)
     return true;
 }
 
-static int report(struct step_bench *bench, const struct local *local)
+static int report_step(struct step_bench *bench, const struct local *local)
 {
     const struct bench_trace trace = trace_of(bench);
     json_t *parts = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f}", "1_begin_cast_push_s", part(bench, STEP_FIGURE_PUSH),
-        "2_commit_s", part(bench, STEP_FIGURE_COMMIT), "3_fetch_s", part(bench, STEP_FIGURE_FETCH),
-        "pushed_bytes_a_worker", part(bench, STEP_FIGURE_PUSHED_BYTES), "fetched_bytes_a_worker",
-        part(bench, STEP_FIGURE_FETCHED_BYTES), "host_bytes_a_worker",
-        part(bench, STEP_FIGURE_HOST_BYTES));
+        "{s:f, s:f, s:f, s:f, s:f, s:f}", "1_begin_cast_push_s",
+        median_part(bench, STEP_FIGURE_PUSH), "2_commit_s", median_part(bench, STEP_FIGURE_COMMIT),
+        "3_fetch_s", median_part(bench, STEP_FIGURE_FETCH), "pushed_bytes_a_worker",
+        median_part(bench, STEP_FIGURE_PUSHED_BYTES), "fetched_bytes_a_worker",
+        median_part(bench, STEP_FIGURE_FETCHED_BYTES), "host_bytes_a_worker",
+        median_part(bench, STEP_FIGURE_HOST_BYTES));
     bench->result->parts = parts;
     if (bench->plan.model.batch > 0)
         json_object_set_new(parts, "added_pushed_bytes_a_worker", json_real(bench->added_bytes));
@@ -562,7 +562,7 @@ static int run_there_step(struct local *local, void *context)
     if (bench_crew_start(&bench->crew, local, bench->workers, bench_step_work, &bench->plan))
         done = bench_alternate(bench->result, bench->ctl->bench.seconds, run_step,
                                bench->plan.model.batch > 0 ? run_added : run_copy, bench);
-    if (done < 0) done = report(bench, local);
+    if (done < 0) done = report_step(bench, local);
     bench_crew_stop(&bench->crew);
     return done;
 }

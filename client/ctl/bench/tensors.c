@@ -49,8 +49,8 @@ static const char *const part_names[PARTS] = {
 };
 
 struct side {
-    double parts[PARTS][CAIRN_BENCH_RUNS_MAX + 1];
-    double begin[CAIRN_BENCH_RUNS_MAX + 1], end[CAIRN_BENCH_RUNS_MAX + 1];
+    double parts[PARTS][BENCH_RUNS_MAX + 1];
+    double begin[BENCH_RUNS_MAX + 1], end[BENCH_RUNS_MAX + 1];
     uint32_t count; /* the first is of the run that is not measured */
 };
 
@@ -60,7 +60,7 @@ struct tensors_bench {
     struct bench_model many, one;
     uint32_t workers;
     struct bench_crew crew;
-    struct bench_report reports[CAIRN_BENCH_WORKERS_MAX];
+    struct bench_report reports[BENCH_WORKERS_MAX];
     struct side many_side, one_side;
 };
 
@@ -70,7 +70,7 @@ struct tensors_worker {
     struct bench_member many, one;
     cairn_list *many_pushes, *many_fetches, *one_pushes, *one_fetches;
     char *grads, *params;
-    cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
+    cairn_op *ops[BENCH_TENSORS_MAX];
 };
 
 static double cpu_s(void)
@@ -108,7 +108,7 @@ static cairn_status fetch_all(struct tensors_worker *w, const struct bench_membe
         status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &mem, &w->ops[i]);
     }
     for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++)
-        status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
+        status = cairn_wait(w->ops[i], BENCH_CALL_MS);
     return status;
 }
 
@@ -119,19 +119,19 @@ struct way {
     cairn_list *pushes, *fetches; /* NULL: a call a tensor */
 };
 
-static cairn_status push(const struct tensors_worker *w, const struct way *way,
-                         const struct cairn_round *round)
+static cairn_status push_step(const struct tensors_worker *w, const struct way *way,
+                              const struct cairn_round *round)
 {
     return way->pushes != NULL ? cairn_push_many(way->pushes, round, 0, NULL)
                                : push_all(w, way->member, way->model, round);
 }
 
-static cairn_status fetch(struct tensors_worker *w, const struct way *way,
-                          struct cairn_version version)
+static cairn_status fetch_step(struct tensors_worker *w, const struct way *way,
+                               struct cairn_version version)
 {
     if (way->fetches == NULL) return fetch_all(w, way->member, way->model, version);
     const cairn_status status = cairn_fetch_many(way->fetches, version, &w->ops[0]);
-    return status == CAIRN_OK ? cairn_wait(w->ops[0], CAIRN_BENCH_CALL_MS) : status;
+    return status == CAIRN_OK ? cairn_wait(w->ops[0], BENCH_CALL_MS) : status;
 }
 
 static bool run_step(struct tensors_worker *w, const struct way *way, struct bench_report *report)
@@ -140,13 +140,12 @@ static bool run_step(struct tensors_worker *w, const struct way *way, struct ben
     struct cairn_result result = { .struct_size = sizeof result };
     cairn_job *job = way->member->job;
     const double cpu = cpu_s(), t0 = bench_now();
-    cairn_status status = cairn_round_begin(job, CAIRN_BENCH_CALL_MS, &round);
-    if (status == CAIRN_OK) status = push(w, way, &round);
+    cairn_status status = cairn_round_begin(job, BENCH_CALL_MS, &round);
+    if (status == CAIRN_OK) status = push_step(w, way, &round);
     const double t1 = bench_now();
-    if (status == CAIRN_OK)
-        status = cairn_commit(job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+    if (status == CAIRN_OK) status = cairn_commit(job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
     const double t2 = bench_now();
-    if (status == CAIRN_OK) status = fetch(w, way, result.version);
+    if (status == CAIRN_OK) status = fetch_step(w, way, result.version);
     const double t3 = bench_now();
     *report = (struct bench_report) { .figures = { [FIGURE_ALL] = t3 - t0,
                                                    [FIGURE_PUSH] = t1 - t0,
@@ -203,7 +202,7 @@ static bool open_worker(struct tensors_worker *w, const struct tensors_bench *be
            open_lists(w, &w->one, one, &w->one_pushes, &w->one_fetches);
 }
 
-static int work(const struct bench_worker *worker)
+static int work_tensors(const struct bench_worker *worker)
 {
     static struct tensors_worker w;
     const struct tensors_bench *bench = worker->plan;
@@ -242,7 +241,7 @@ static double run_side(struct tensors_bench *bench, uint32_t word, struct side *
     const double daemons = daemons_cpu_s(bench);
     if (!bench_crew_do(&bench->crew, (struct bench_order) { word, 1 }, bench->reports)) return 0;
     const double all = most(bench, FIGURE_ALL);
-    if (side->count > CAIRN_BENCH_RUNS_MAX) return all;
+    if (side->count > BENCH_RUNS_MAX) return all;
     const uint32_t i = side->count++;
     side->parts[PART_PUSH][i] = most(bench, FIGURE_PUSH);
     side->parts[PART_COMMIT][i] = most(bench, FIGURE_COMMIT);
@@ -312,7 +311,7 @@ static void add_parts(json_t *parts, const char *side_name, struct side *side, i
     }
 }
 
-static void report(struct tensors_bench *bench, const struct local *local)
+static void report_tensors(struct tensors_bench *bench, const struct local *local)
 {
     const int parts = local->daemon_count > 0 ? PARTS : PART_DAEMONS_CPU;
     for (int s = 1; s < local->daemon_count; s++) {
@@ -333,11 +332,11 @@ static int run_there(struct local *local, void *context)
     struct tensors_bench *bench = context;
     int done = 1;
     if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
-    if (bench_crew_start(&bench->crew, local, bench->workers, work, bench))
+    if (bench_crew_start(&bench->crew, local, bench->workers, work_tensors, bench))
         done = bench_alternate(bench->result, bench->ctl->bench.seconds, run_many, run_one, bench);
     double singly;
     if (done < 0 && !run_singly(bench, &singly)) done = 1;
-    if (done < 0) report(bench, local);
+    if (done < 0) report_tensors(bench, local);
     if (done < 0) json_object_set_new(bench->result->parts, "singly_s", json_real(singly));
     bench_crew_stop(&bench->crew);
     return done;
@@ -350,8 +349,8 @@ static void make_models(struct tensors_bench *bench)
     const struct ctl_bench *asked = &bench->ctl->bench;
     struct bench_model *many = &bench->many, *one = &bench->one;
     many->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
-    bench_model_cut(many, asked->params > 0 ? asked->params
-                                            : (uint64_t)many->tensors * CAIRN_BENCH_COLUMNS);
+    bench_model_cut(many,
+                    asked->params > 0 ? asked->params : (uint64_t)many->tensors * BENCH_COLUMNS);
     many->wire = asked->wire != NULL && strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
     snprintf(many->job, sizeof many->job, "bench.tensors.%" PRIu64 "x%u.%s.w%u", many->rows,
              many->tensors, many->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers);
@@ -414,7 +413,7 @@ struct map_bench {
     struct bench_result *result;
     struct bench_model model;
     struct bench_crew crew;
-    double parts[MAP_FIGURES][CAIRN_BENCH_RUNS_MAX + 1];
+    double parts[MAP_FIGURES][BENCH_RUNS_MAX + 1];
     uint32_t part_count; /* the first is of the run that is not measured */
 };
 
@@ -455,9 +454,9 @@ static cairn_status make_version(struct map_worker *w, struct cairn_version *ver
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    cairn_status status = cairn_round_begin(w->member.job, CAIRN_BENCH_CALL_MS, &round);
+    cairn_status status = cairn_round_begin(w->member.job, BENCH_CALL_MS, &round);
     if (status == CAIRN_OK)
-        status = cairn_commit(w->member.job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+        status = cairn_commit(w->member.job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
     *version_out = result.version;
     return status;
 }
@@ -469,7 +468,7 @@ static cairn_status map_once(struct map_worker *w, struct cairn_version version,
     cairn_op *op;
     at[0] = bench_now();
     cairn_status status = cairn_map(w->member.job, version, w->member.names[0], &view, &views, &op);
-    if (status == CAIRN_OK) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
+    if (status == CAIRN_OK) status = cairn_wait(op, BENCH_CALL_MS);
     if (status != CAIRN_OK) return status;
     at[1] = bench_now();
     w->sum += sum_lines(view.ptr, w->bytes);
@@ -533,12 +532,12 @@ static double giga_bytes(const struct map_bench *bench, double seconds)
     return seconds > 0 ? (double)bench_model_elems(&bench->model) * elem_bytes * 1e-9 / seconds : 0;
 }
 
-static double order(struct map_bench *bench, uint32_t word)
+static double order_map(struct map_bench *bench, uint32_t word)
 {
     struct bench_report report;
     const struct bench_order order = { word, 1 };
     if (!bench_crew_do(&bench->crew, order, &report)) return 0;
-    if (word == ORDER_MAP && bench->part_count <= CAIRN_BENCH_RUNS_MAX) {
+    if (word == ORDER_MAP && bench->part_count <= BENCH_RUNS_MAX) {
         for (int f = 0; f < MAP_FIGURES; f++)
             bench->parts[f][bench->part_count] = report.figures[f];
         bench->part_count++;
@@ -548,12 +547,12 @@ static double order(struct map_bench *bench, uint32_t word)
 
 static double map_subject(void *context)
 {
-    return order(context, ORDER_MAP);
+    return order_map(context, ORDER_MAP);
 }
 
 static double map_reference(void *context)
 {
-    return order(context, ORDER_COPY);
+    return order_map(context, ORDER_COPY);
 }
 
 static void add_map_parts(struct map_bench *bench)
@@ -585,7 +584,7 @@ static void make_model_map(struct map_bench *bench)
     struct bench_model *model = &bench->model;
     const uint64_t params = asked->params > 0 ? asked->params : MAP_PARAMS_DEFAULT;
     model->tensors = 1;
-    model->rows = params / CAIRN_BENCH_COLUMNS + (params % CAIRN_BENCH_COLUMNS != 0);
+    model->rows = params / BENCH_COLUMNS + (params % BENCH_COLUMNS != 0);
     model->wire = asked->wire != NULL && strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
     snprintf(model->job, sizeof model->job, "bench.map.%" PRIu64 ".%s", model->rows,
              model->wire == CAIRN_F32 ? "f32" : "bf16");
@@ -661,18 +660,18 @@ static bool step_once(struct bench_member *member, const float *gradient)
                                    .dtype = CAIRN_F32 };
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    cairn_status status = cairn_round_begin(member->job, CAIRN_BENCH_CALL_MS, &round);
+    cairn_status status = cairn_round_begin(member->job, BENCH_CALL_MS, &round);
     if (status == CAIRN_OK)
         status = cairn_push(member->job, &round, 0, member->names[0], NULL, &mem, NULL);
     if (status == CAIRN_OK)
-        status = cairn_commit(member->job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+        status = cairn_commit(member->job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
     return status == CAIRN_ERR_EPOCH_CHANGED || bench_is_ok(status);
 }
 
 static int step_for_ever(const struct bench_worker *worker)
 {
     static struct bench_member member;
-    static float gradient[CAIRN_BENCH_COLUMNS];
+    static float gradient[BENCH_COLUMNS];
     const struct open_bench *bench = worker->plan;
     struct shared *shared = bench->shared;
     const struct bench_model model = {
@@ -741,13 +740,13 @@ static int open_many(const struct open_bench *bench)
 
 /* ---- subject and reference ---- */
 
-static double longest(struct open_bench *bench)
+static double end_measure(struct open_bench *bench)
 {
     atomic_store(&bench->shared->measuring, false);
     return atomic_load(&bench->shared->longest_s);
 }
 
-static void measure(struct open_bench *bench)
+static void begin_measure(struct open_bench *bench)
 {
     atomic_store(&bench->shared->longest_s, 0);
     atomic_store(&bench->shared->measuring, true);
@@ -757,21 +756,21 @@ static void measure(struct open_bench *bench)
 static double run_opening(struct open_bench *bench)
 {
     int status = 0;
-    measure(bench);
+    begin_measure(bench);
     const pid_t child = fork();
     if (child == 0) _exit(open_many(bench));
     if (child < 0 || waitpid(child, &status, 0) != child || status != 0) return 0;
     bench->open_s[bench->runs] = bench->shared->open_s;
     bench->trainer_bytes[bench->runs] = bench->shared->trainer_bytes;
-    return longest(bench);
+    return end_measure(bench);
 }
 
 static double run_at_rest(struct open_bench *bench)
 {
     const double s = bench->open_s[bench->runs];
-    measure(bench);
+    begin_measure(bench);
     usleep((useconds_t)(s * 1e6));
-    return longest(bench);
+    return end_measure(bench);
 }
 
 static int run_all(struct open_bench *bench, struct local *local)

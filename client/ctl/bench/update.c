@@ -32,7 +32,7 @@
 #include "proto/base/machine.h"
 #include "proto/fabric/backend.h"
 
-#define CAIRN_BENCH_STREAMS_MAX 8
+#define BENCH_STREAMS_MAX 8
 
 struct bench_stream {
     void *data;
@@ -41,28 +41,28 @@ struct bench_stream {
 
 /* ==== update ==== */
 
-#define CAIRN_UPDATE_CHUNK_LEAVES 64
-#define CAIRN_UPDATE_CHUNK_ELEMS  ((size_t)CAIRN_UPDATE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS)
-#define CAIRN_UPDATE_SOURCES      2
-#define CAIRN_UPDATE_THREADS_MAX  64
+#define UPDATE_CHUNK_LEAVES 64
+#define UPDATE_CHUNK_ELEMS  ((size_t)UPDATE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS)
+#define UPDATE_SOURCES      2
+#define UPDATE_THREADS_MAX  64
 
 /* The part of an update that is done, by --only. */
 enum update_only {
-    CAIRN_UPDATE_ALL,   /* fold and update, as a shard */
-    CAIRN_UPDATE_ADAMW, /* of an fp32 gradient, without a published copy */
-    CAIRN_UPDATE_ZEROS, /* the same, of gradients and moments that are and stay 0 */
-    CAIRN_UPDATE_FOLD,
-    CAIRN_UPDATE_HASH, /* the leaf hashes of a plane */
-    CAIRN_UPDATE_COPY, /* a plane into a device and out of it */
-    CAIRN_UPDATE_ONLIES
+    UPDATE_ALL,   /* fold and update, as a shard */
+    UPDATE_ADAMW, /* of an fp32 gradient, without a published copy */
+    UPDATE_ZEROS, /* the same, of gradients and moments that are and stay 0 */
+    UPDATE_FOLD,
+    UPDATE_HASH, /* the leaf hashes of a plane */
+    UPDATE_COPY, /* a plane into a device and out of it */
+    UPDATE_ONLIES
 };
 
 /* The data that the works of one chunk point to while they run. */
 struct update_slot {
-    struct fold_source sources[CAIRN_UPDATE_SOURCES];
+    struct fold_source sources[UPDATE_SOURCES];
     struct sums sums;
     uint64_t nonfinite;
-    struct hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
+    struct hash hashes[UPDATE_CHUNK_LEAVES];
 };
 
 /* A thread's own things, owned. */
@@ -83,21 +83,21 @@ struct update_arrays {
     size_t elems; /* whole chunks */
     uint32_t threads;
     /* owned: addresses in the home; NULL: not of this bench */
-    void *sources[CAIRN_UPDATE_SOURCES], *wire; /* [elems] wire_dtype */
+    void *sources[UPDATE_SOURCES], *wire; /* [elems] wire_dtype */
     float *sum, *param, *exp_avg, *exp_avg_sq;
-    float *host; /* [elems] pinned host memory, of CAIRN_UPDATE_COPY; in large pages */
+    float *host; /* [elems] pinned host memory, of UPDATE_COPY; in large pages */
     bool is_pinned;
     void *copies; /* a device's: room for all arrays once more; NULL for the host */
-    struct bench_stream streams[CAIRN_BENCH_STREAMS_MAX]; /* the same arrays */
+    struct bench_stream streams[BENCH_STREAMS_MAX]; /* the same arrays */
     struct update_map {
         struct home_memory memory; /* a device's */
         void *map;                 /* the host's, in large pages */
         size_t bytes;
-    } maps[CAIRN_BENCH_STREAMS_MAX + 2]; /* of the same, of copies, of host */
+    } maps[BENCH_STREAMS_MAX + 2]; /* of the same, of copies, of host */
     size_t stream_count, map_count;
     size_t streams_bytes; /* an element: of all arrays */
     size_t list_chunks;   /* works that a thread gives at once */
-    struct update_thread thread[CAIRN_UPDATE_THREADS_MAX];
+    struct update_thread thread[UPDATE_THREADS_MAX];
 };
 
 /* ==== streams ==== */
@@ -107,15 +107,15 @@ struct update_arrays {
 
 typedef void (*add_fn)(uint32_t *data, size_t words, uint32_t increment);
 
-static inline __attribute__((always_inline)) void add(uint32_t *data, size_t words,
-                                                      uint32_t increment)
+static inline __attribute__((always_inline)) void add_words(uint32_t *data, size_t words,
+                                                            uint32_t increment)
 {
     for (size_t i = 0; i < words; i++) data[i] += increment;
 }
 
 static void add_plain(uint32_t *data, size_t words, uint32_t increment)
 {
-    add(data, words, increment);
+    add_words(data, words, increment);
 }
 
 #if defined(__x86_64__)
@@ -128,16 +128,16 @@ static void add_plain(uint32_t *data, size_t words, uint32_t increment)
 __attribute__((target("avx2"))) static void add_avx2(uint32_t *data, size_t words,
                                                      uint32_t increment)
 {
-    add(data, words, increment);
+    add_words(data, words, increment);
 }
 
 WITH_AVX512 static void add_avx512(uint32_t *data, size_t words, uint32_t increment)
 {
-    add(data, words, increment);
+    add_words(data, words, increment);
 }
 #endif
 
-static add_fn choose(void)
+static add_fn choose_add(void)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f")) return add_avx512;
@@ -152,8 +152,8 @@ static void streams_touch(const struct bench_stream *streams, size_t stream_coun
                           size_t elems)
 {
     static volatile uint32_t zero; // not known to the compiler, so that the adds are made
-    const add_fn add_to = choose();
-    assert(stream_count <= CAIRN_BENCH_STREAMS_MAX && elems % BURST_ELEMS == 0);
+    const add_fn add_to = choose_add();
+    assert(stream_count <= BENCH_STREAMS_MAX && elems % BURST_ELEMS == 0);
     for (size_t start = first; start < first + elems; start += BURST_ELEMS)
         for (size_t s = 0; s < stream_count; s++) {
             uint8_t *at = (uint8_t *)streams[s].data + start * streams[s].bytes_per_elem;
@@ -167,7 +167,7 @@ static void streams_touch(const struct bench_stream *streams, size_t stream_coun
 /* Passes of cairn bench update. Every thread has its part of the chunks, always the same, and has touched it
  * first; it gives its home as many chunks at once as the home likes best. */
 
-#define CHUNK_ELEMS CAIRN_UPDATE_CHUNK_ELEMS
+#define CHUNK_ELEMS UPDATE_CHUNK_ELEMS
 
 struct pass_thread;
 /* Chunks [first, first + count), at most list_chunks of them. */
@@ -196,18 +196,18 @@ static struct home_work fold_of(const struct update_arrays *arrays, size_t chunk
 {
     const size_t wire = dtype_size((int)arrays->wire_dtype);
     memset(&slot->sums, 0, sizeof slot->sums);
-    for (int s = 0; s < CAIRN_UPDATE_SOURCES; s++)
+    for (int s = 0; s < UPDATE_SOURCES; s++)
         slot->sources[s] = (struct fold_source) { .data = at(arrays->sources[s], chunk, wire),
                                                   .dtype = arrays->wire_dtype };
     return (struct home_work) { .kind = CAIRN_WORK_FOLD_SUMS,
                                 .fold_sums = { .acc = arrays->sum + chunk * CHUNK_ELEMS,
                                                .sources = slot->sources,
-                                               .source_count = CAIRN_UPDATE_SOURCES,
+                                               .source_count = UPDATE_SOURCES,
                                                .first = true,
                                                .far = true,
                                                .geometry = &arrays->geometry,
-                                               .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
-                                               .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
+                                               .first_leaf = chunk * UPDATE_CHUNK_LEAVES,
+                                               .leaf_count = UPDATE_CHUNK_LEAVES,
                                                .sums = &slot->sums } };
 }
 
@@ -258,8 +258,8 @@ static struct home_work hash_of(const struct update_arrays *arrays, size_t chunk
                                 .hash = { .plane = arrays->param + chunk * CHUNK_ELEMS,
                                           .dtype = CAIRN_F32,
                                           .geometry = &arrays->geometry,
-                                          .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
-                                          .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
+                                          .first_leaf = chunk * UPDATE_CHUNK_LEAVES,
+                                          .leaf_count = UPDATE_CHUNK_LEAVES,
                                           .hashes = slot->hashes } };
 }
 
@@ -321,7 +321,7 @@ static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t c
     size_t works = 0;
     for (size_t i = 0; i < CHUNK_ELEMS; i++) {
         state = state * 1664525u + 1013904223u;
-        own->values[i] = arrays->only == CAIRN_UPDATE_ZEROS
+        own->values[i] = arrays->only == UPDATE_ZEROS
                              ? 0
                              : ((float)(state >> 8) - 8388608.0f) * 0x1p-30f;
     }
@@ -330,7 +330,7 @@ static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t c
                                                .copy = { .to = plain + first * CHUNK_ELEMS,
                                                          .from = own->values,
                                                          .bytes = CHUNK_ELEMS * sizeof(float) } };
-    for (int s = 0; s < CAIRN_UPDATE_SOURCES && arrays->sources[s] != NULL; s++)
+    for (int s = 0; s < UPDATE_SOURCES && arrays->sources[s] != NULL; s++)
         own->works[works++] =
             (struct home_work) { .kind = CAIRN_WORK_CONVERT,
                                  .convert = { .dst = at(arrays->sources[s], first, wire),
@@ -365,8 +365,8 @@ static void *pass_main(void *argument)
 static double run_pass(struct update_arrays *arrays, list_fn *run, size_t list_chunks,
                        double *cpu_sum, struct sentence *why)
 {
-    static struct pass_thread threads[CAIRN_UPDATE_THREADS_MAX];
-    pthread_t ids[CAIRN_UPDATE_THREADS_MAX];
+    static struct pass_thread threads[UPDATE_THREADS_MAX];
+    pthread_t ids[UPDATE_THREADS_MAX];
     uint32_t started = 1;
     int failed = 0;
     const double begin = bench_now();
@@ -395,7 +395,7 @@ static double run_pass(struct update_arrays *arrays, list_fn *run, size_t list_c
 /* One list: the device has all of it at once. */
 static double copy_all(struct update_arrays *arrays, struct sentence *why)
 {
-    struct home_work works[CAIRN_BENCH_STREAMS_MAX];
+    struct home_work works[BENCH_STREAMS_MAX];
     char *to = arrays->copies;
     for (size_t s = 0; s < arrays->stream_count; s++) {
         const size_t bytes = arrays->elems * arrays->streams[s].bytes_per_elem;
@@ -420,7 +420,7 @@ static double pass_reference(struct update_arrays *arrays, double *cpu_sum, stru
 /* The arrays of cairn bench update: where a shard of that home has them. */
 
 #define LIST_CHUNKS_MAX 1024
-#define FILL_WORKS      (CAIRN_UPDATE_SOURCES + 1)
+#define FILL_WORKS      (UPDATE_SOURCES + 1)
 
 static bool is_host(const struct update_arrays *arrays)
 {
@@ -486,11 +486,11 @@ static bool make_host(struct update_arrays *arrays, struct sentence *why)
 static bool make_arrays(struct update_arrays *a, struct sentence *why)
 {
     const size_t wire = dtype_size((int)a->wire_dtype);
-    const bool is_all = a->only == CAIRN_UPDATE_ALL;
-    const bool updates = is_all || a->only == CAIRN_UPDATE_ADAMW || a->only == CAIRN_UPDATE_ZEROS;
-    const bool folds = is_all || a->only == CAIRN_UPDATE_FOLD;
+    const bool is_all = a->only == UPDATE_ALL;
+    const bool updates = is_all || a->only == UPDATE_ADAMW || a->only == UPDATE_ZEROS;
+    const bool folds = is_all || a->only == UPDATE_FOLD;
     bool ok = true;
-    for (size_t s = 0; s < CAIRN_UPDATE_SOURCES && folds; s++)
+    for (size_t s = 0; s < UPDATE_SOURCES && folds; s++)
         ok = ok && (a->sources[s] = make_array(a, s, wire, why)) != NULL;
     if (folds || updates) ok = ok && (a->sum = make_array(a, CAIRN_STREAM_SUM, 4, why)) != NULL;
     if (updates || !folds)
@@ -502,7 +502,7 @@ static bool make_arrays(struct update_arrays *a, struct sentence *why)
     if (is_all) ok = ok && (a->wire = make_array(a, CAIRN_STREAM_WIRE, wire, why)) != NULL;
     if (!is_host(a))
         ok = ok && (a->copies = make_memory(a, a->elems * a->streams_bytes, why)) != NULL;
-    return ok && (a->only != CAIRN_UPDATE_COPY || make_host(a, why));
+    return ok && (a->only != UPDATE_COPY || make_host(a, why));
 }
 
 /* ---- threads ---- */
@@ -514,13 +514,13 @@ static bool make_thread(struct update_arrays *arrays, struct update_thread *thre
     if (home_stream_open(arrays->home, &thread->stream, why) != CAIRN_OK) return false;
     thread->slots = calloc(arrays->list_chunks, sizeof *thread->slots);
     thread->works = calloc(works, sizeof *thread->works);
-    thread->values = calloc(CAIRN_UPDATE_CHUNK_ELEMS, sizeof *thread->values);
+    thread->values = calloc(UPDATE_CHUNK_ELEMS, sizeof *thread->values);
     if (thread->slots != NULL && thread->works != NULL && thread->values != NULL) return true;
     sentence_set(why, "out of memory for the works of a thread");
     return false;
 }
 
-/* Makes them, and fills them: gradients of about the size that a step has, or of CAIRN_UPDATE_ZEROS zeros;
+/* Makes them, and fills them: gradients of about the size that a step has, or of UPDATE_ZEROS zeros;
  * parameters and moments have seen one update. False: `why` says it, and all is given back by
  * update_arrays_close. */
 static bool update_arrays_open(struct update_arrays *arrays, struct sentence *why)
@@ -536,7 +536,7 @@ static bool update_arrays_open(struct update_arrays *arrays, struct sentence *wh
 
 static void update_arrays_close(struct update_arrays *arrays)
 {
-    for (uint32_t i = 0; i < CAIRN_UPDATE_THREADS_MAX; i++) {
+    for (uint32_t i = 0; i < UPDATE_THREADS_MAX; i++) {
         home_stream_close(arrays->thread[i].stream);
         free(arrays->thread[i].slots);
         free(arrays->thread[i].works);
@@ -567,11 +567,11 @@ static double rate_of(size_t elems, double seconds)
 
 static double by_set(const struct update_arrays *arrays, size_t elems, const struct backend *host)
 {
-    struct hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
+    struct hash hashes[UPDATE_CHUNK_LEAVES];
     const double start = bench_clock(CLOCK_THREAD_CPUTIME_ID);
-    for (size_t i = 0; i < elems; i += CAIRN_UPDATE_CHUNK_ELEMS)
+    for (size_t i = 0; i < elems; i += UPDATE_CHUNK_ELEMS)
         host->hash_each(arrays->param + i, CAIRN_F32, &arrays->geometry, i / CAIRN_LEAF_ELEMS,
-                        CAIRN_UPDATE_CHUNK_LEAVES, hashes);
+                        UPDATE_CHUNK_LEAVES, hashes);
     return rate_of(elems, bench_clock(CLOCK_THREAD_CPUTIME_ID) - start);
 }
 
@@ -607,8 +607,8 @@ static void hash_sets(const struct update_arrays *arrays, json_t *parts)
 #define PARAMS_DEFAULT      ((uint64_t)64 << 20)
 #define THREADS_OF_DEVICE   2 /* while one waits for its list the other one's is at work */
 #define PASSES_MAX          2
-#define BYTES_MAX           (CAIRN_UPDATE_SOURCES * 4 + 5 * 4) /* an element, of all arrays */
-#define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)                    /* and where they are copied to */
+#define BYTES_MAX           (UPDATE_SOURCES * 4 + 5 * 4) /* an element, of all arrays */
+#define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)              /* and where they are copied to */
 
 struct update_bench {
     struct update_arrays arrays;
@@ -630,16 +630,16 @@ static const struct subject {
         list_fn *list;
     } passes[PASSES_MAX];
     size_t bytes, wires;
-} subjects[CAIRN_UPDATE_ONLIES] = {
-    [CAIRN_UPDATE_ALL] = { "",
-                           { { "fold_s", fold_list }, { "update_s", update_list } },
-                           4 + 28,
-                           CAIRN_UPDATE_SOURCES + 1 },
-    [CAIRN_UPDATE_ADAMW] = { "adamw", { { "update_s", update_list } }, 28, 0 },
-    [CAIRN_UPDATE_ZEROS] = { "zeros", { { "update_s", update_list } }, 28, 0 },
-    [CAIRN_UPDATE_FOLD] = { "fold", { { "fold_s", fold_list } }, 4, CAIRN_UPDATE_SOURCES },
-    [CAIRN_UPDATE_HASH] = { "hash", { { "hash_s", hash_list } }, 4, 0 },
-    [CAIRN_UPDATE_COPY] = { "copy", { { "in_s", in_list }, { "out_s", out_list } }, 8, 0 },
+} subjects[UPDATE_ONLIES] = {
+    [UPDATE_ALL] = { "",
+                     { { "fold_s", fold_list }, { "update_s", update_list } },
+                     4 + 28,
+                     UPDATE_SOURCES + 1 },
+    [UPDATE_ADAMW] = { "adamw", { { "update_s", update_list } }, 28, 0 },
+    [UPDATE_ZEROS] = { "zeros", { { "update_s", update_list } }, 28, 0 },
+    [UPDATE_FOLD] = { "fold", { { "fold_s", fold_list } }, 4, UPDATE_SOURCES },
+    [UPDATE_HASH] = { "hash", { { "hash_s", hash_list } }, 4, 0 },
+    [UPDATE_COPY] = { "copy", { { "in_s", in_list }, { "out_s", out_list } }, 8, 0 },
 };
 
 static size_t counted_bytes(const struct update_arrays *arrays)
@@ -651,7 +651,7 @@ static size_t counted_bytes(const struct update_arrays *arrays)
 /* Hashes of the host are measured against libsodium's, by the same threads; all else against memory. */
 static bool is_by_libsodium(const struct update_arrays *arrays)
 {
-    return arrays->only == CAIRN_UPDATE_HASH && home_info(arrays->home)->is_host;
+    return arrays->only == UPDATE_HASH && home_info(arrays->home)->is_host;
 }
 
 static size_t reference_bytes(const struct update_arrays *arrays)
@@ -704,7 +704,7 @@ static double run_reference(void *context)
 
 static bool only_of(const char *name, enum update_only *out)
 {
-    for (int i = CAIRN_UPDATE_ALL + 1; i < CAIRN_UPDATE_ONLIES; i++) {
+    for (int i = UPDATE_ALL + 1; i < UPDATE_ONLIES; i++) {
         if (strcmp(name, subjects[i].name) != 0) continue;
         *out = (enum update_only)i;
         return true;
@@ -720,7 +720,7 @@ static int check_words(const struct ctl *ctl, struct update_arrays *arrays)
     if (only != NULL && !only_of(only, &arrays->only))
         return ctl_usage_fail(ctl, "--only %s: adamw, zeros, fold, hash and copy are allowed",
                               only);
-    if (is_host && arrays->only == CAIRN_UPDATE_COPY)
+    if (is_host && arrays->only == UPDATE_COPY)
         return ctl_usage_fail(ctl, "--only copy is of a device; with --backend cuda");
     if (ctl->bench.device != NULL && is_host)
         return ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
@@ -749,18 +749,18 @@ static int check_size(const struct ctl *ctl, struct update_arrays *arrays)
                               is_host ? "half of the memory that is free"
                                       : "what is free of the device, with room for a copy,",
                               room);
-    arrays->elems = (size_t)(wanted < room ? wanted : room) / CAIRN_UPDATE_CHUNK_ELEMS *
-                    CAIRN_UPDATE_CHUNK_ELEMS;
-    if (arrays->elems == 0) arrays->elems = CAIRN_UPDATE_CHUNK_ELEMS;
+    arrays->elems = (size_t)(wanted < room ? wanted : room) / UPDATE_CHUNK_ELEMS *
+                    UPDATE_CHUNK_ELEMS;
+    if (arrays->elems == 0) arrays->elems = UPDATE_CHUNK_ELEMS;
     const uint32_t threads = is_host ? bench_core_count() : THREADS_OF_DEVICE;
     arrays->threads = ctl->bench.threads > 0 ? ctl->bench.threads : threads;
-    if (arrays->threads > CAIRN_UPDATE_THREADS_MAX) arrays->threads = CAIRN_UPDATE_THREADS_MAX;
+    if (arrays->threads > UPDATE_THREADS_MAX) arrays->threads = UPDATE_THREADS_MAX;
     return -1;
 }
 
 /* ---- the bench ---- */
 
-static void describe(const struct update_bench *bench, struct bench_result *result)
+static void describe_update(const struct update_bench *bench, struct bench_result *result)
 {
     const struct update_arrays *arrays = &bench->arrays;
     const struct home_info *home = home_info(arrays->home);
@@ -771,7 +771,7 @@ static void describe(const struct update_bench *bench, struct bench_result *resu
         (json_int_t)reference_bytes(arrays), "backend", home->backend, "device", home->device);
     if (home->driver[0] != 0)
         json_object_set_new(result->params, "driver", json_string(home->driver));
-    if (arrays->only == CAIRN_UPDATE_COPY)
+    if (arrays->only == UPDATE_COPY)
         json_object_set_new(result->params, "pinned", json_boolean(arrays->is_pinned));
     result->parts = json_object();
     for (int p = 0; p < PASSES_MAX && subjects[arrays->only].passes[p].list != NULL; p++)
@@ -781,7 +781,7 @@ static void describe(const struct update_bench *bench, struct bench_result *resu
         json_object_set_new(result->parts, "launches", json_integer((json_int_t)bench->launches));
         return;
     }
-    if (arrays->only == CAIRN_UPDATE_HASH) hash_sets(arrays, result->parts);
+    if (arrays->only == UPDATE_HASH) hash_sets(arrays, result->parts);
     const double cpu_ratio = (double)counted_bytes(arrays) / bench->subject_cpu /
                              ((double)reference_bytes(arrays) / bench->reference_cpu);
     json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));
@@ -808,7 +808,7 @@ static int run_bench(struct ctl *ctl, struct update_bench *bench)
                                        .weight_decay = 0.01 };
     struct update_arrays *arrays = &bench->arrays;
     char name[24];
-    snprintf(name, sizeof name, "update%s%s", arrays->only != CAIRN_UPDATE_ALL ? "." : "",
+    snprintf(name, sizeof name, "update%s%s", arrays->only != UPDATE_ALL ? "." : "",
              subjects[arrays->only].name);
     struct bench_result result = { .bench = name, .unit = "GB/s" };
     const struct shape shape = { .rank = 1, .dim = { arrays->elems } };
@@ -821,7 +821,7 @@ static int run_bench(struct ctl *ctl, struct update_bench *bench)
     result.reference_name = reference_name(arrays);
     if (done < 0)
         done = bench_alternate(&result, ctl->bench.seconds, run_subject, run_reference, bench);
-    if (done < 0) describe(bench, &result);
+    if (done < 0) describe_update(bench, &result);
     update_arrays_close(arrays);
     return done < 0 ? bench_print(&result, ctl) : done;
 }

@@ -34,7 +34,7 @@ static void compute_until(double seconds)
         for (int i = 0; i < TURNS; i++) sum = sum * 0.999f + 1.0f;
 }
 
-static void *help(void *context)
+static void *help_compute(void *context)
 {
     (void)context;
     pthread_mutex_lock(&busy.lock);
@@ -56,7 +56,7 @@ static void start_helpers(void)
 {
     pthread_t thread;
     for (uint32_t i = 1; i < bench_core_count(); i++)
-        if (pthread_create(&thread, NULL, help, NULL) == 0) pthread_detach(thread);
+        if (pthread_create(&thread, NULL, help_compute, NULL) == 0) pthread_detach(thread);
     busy.is_started = true;
 }
 
@@ -92,8 +92,8 @@ struct step_worker {
     char *grads,
         *params; /* [tensors * elems], of the wire's type; plan->card >= 0: not to be followed */
     struct step_card *card; /* owned: of plan->card; NULL: all is in host memory */
-    cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
-    struct cairn_view views[CAIRN_BENCH_TENSORS_MAX];
+    cairn_op *ops[BENCH_TENSORS_MAX];
+    struct cairn_view views[BENCH_TENSORS_MAX];
     uint32_t lent;            /* views, by a step that reads all at its end */
     struct step_asked asked;  /* by one that reads unit by unit */
     bool is_busy;             /* the backward of this step computes */
@@ -137,7 +137,7 @@ static void *await_acks(void *argument)
     w->acks_ok = true;
     while (w->acks_ok && read(w->acks[0], &at, sizeof at) == sizeof at && at != UINT32_MAX) {
         struct bench_span *span = &w->spans[at];
-        w->acks_ok = bench_is_ok(cairn_wait(w->ops[span->tensor], CAIRN_BENCH_CALL_MS));
+        w->acks_ok = bench_is_ok(cairn_wait(w->ops[span->tensor], BENCH_CALL_MS));
         span->end = bench_now();
     }
     return NULL;
@@ -171,14 +171,14 @@ static cairn_status step_push_one(struct step_worker *w, const struct cairn_roun
     double begin = bench_now();
     if (w->made != NULL) {
         backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32, w->elems);
-        if (is_traced) step_add_span(w, CAIRN_BENCH_SPAN_CAST, i, begin);
+        if (is_traced) step_add_span(w, BENCH_SPAN_CAST, i, begin);
         begin = bench_now();
     }
     const cairn_status status = cairn_push(w->member.job, round, 0, w->member.names[i], NULL, &grad,
                                            is_traced ? &w->ops[i] : NULL);
     if (status != CAIRN_OK || !is_traced) return status;
     const uint32_t at = w->span_count;
-    step_add_span(w, CAIRN_BENCH_SPAN_PUSH, i, begin);
+    step_add_span(w, BENCH_SPAN_PUSH, i, begin);
     return write(w->acks[1], &at, sizeof at) == sizeof at ? CAIRN_OK : CAIRN_ERR_IO;
 }
 
@@ -194,8 +194,8 @@ static cairn_status step_fetch_all(struct step_worker *w, const struct bench_mem
                              &w->ops[i]);
     }
     for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
-        status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
-        if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
+        status = cairn_wait(w->ops[i], BENCH_CALL_MS);
+        if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_FETCH, i, begin);
     }
     return status;
 }
@@ -268,11 +268,11 @@ static bool step_batch_run(struct step_worker *w, const struct bench_member *mem
     struct cairn_stats before = { .struct_size = sizeof before }, after = before;
     cairn_status status = cairn_job_stats(member->job, &before);
     const double t0 = bench_now();
-    if (status == CAIRN_OK) status = cairn_round_begin(member->job, CAIRN_BENCH_CALL_MS, &round);
+    if (status == CAIRN_OK) status = cairn_round_begin(member->job, BENCH_CALL_MS, &round);
     if (status == CAIRN_OK) status = push_batch(w, member, &round);
     const double t1 = bench_now();
     if (status == CAIRN_OK)
-        status = cairn_commit(member->job, &round, 0, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+        status = cairn_commit(member->job, &round, 0, NULL, 0, BENCH_CALL_MS, &result);
     const double t2 = bench_now();
     if (status == CAIRN_OK) status = step_fetch_all(w, member, result.version);
     const double t3 = bench_now();
@@ -323,14 +323,14 @@ static cairn_status fill_gradients(struct step_worker *w)
     struct cairn_version newest;
     const uint32_t tensors = w->plan->model.tensors;
     cairn_status status = cairn_version_wait(w->member.job, (struct cairn_version) { 0 },
-                                             CAIRN_BENCH_CALL_MS, &newest);
+                                             BENCH_CALL_MS, &newest);
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
         struct cairn_mem grad = step_tensor_of(w, w->grads, i);
         status = cairn_fetch(w->member.job, newest, w->member.names[i], NULL, NULL, &grad,
                              &w->ops[i]);
     }
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++)
-        status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
+        status = cairn_wait(w->ops[i], BENCH_CALL_MS);
     return status;
 }
 
@@ -374,7 +374,7 @@ static double step_card_copy(struct step_worker *w, int copies)
  *
  * To use one is to look at each of its pages and to sleep. */
 
-static cairn_status ask(struct step_worker *w, struct cairn_version version, uint32_t i)
+static cairn_status ask_unit(struct step_worker *w, struct cairn_version version, uint32_t i)
 {
     struct cairn_view *view = &w->views[i];
     size_t count = 1;
@@ -390,32 +390,31 @@ static cairn_status await_asked(struct step_worker *w, int timeout_ms)
     const cairn_status status = cairn_wait(w->asked.op, timeout_ms);
     if (status == CAIRN_ERR_TIMEOUT) return status;
     w->asked.op = NULL;
-    if (w->plan->is_traced)
-        step_add_span(w, CAIRN_BENCH_SPAN_FETCH, w->asked.tensor, w->asked.begin);
+    if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_FETCH, w->asked.tensor, w->asked.begin);
     return status;
 }
 
 /* The next unit is fetched meanwhile. */
-static cairn_status use(struct step_worker *w, uint32_t i, double seconds)
+static cairn_status use_unit(struct step_worker *w, uint32_t i, double seconds)
 {
     const double begin = bench_now(), end = begin + seconds;
     step_look_at(w, &w->views[i]);
     const double left = end - bench_now();
     const cairn_status status = await_asked(w, left > 0 ? (int)(left * 1000) : 0);
     step_sleep_until(end);
-    if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_USE, i, begin);
+    if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_USE, i, begin);
     return status == CAIRN_ERR_TIMEOUT ? CAIRN_OK : status;
 }
 
 /* Tensor i is the next to be used, `ahead` the one behind it; UINT32_MAX: there is none. */
-static cairn_status visit(struct step_worker *w, struct cairn_version version, uint32_t i,
-                          uint32_t ahead, double seconds)
+static cairn_status visit_unit(struct step_worker *w, struct cairn_version version, uint32_t i,
+                               uint32_t ahead, double seconds)
 {
     const double begin = bench_now();
-    cairn_status status = await_asked(w, CAIRN_BENCH_CALL_MS);
+    cairn_status status = await_asked(w, BENCH_CALL_MS);
     w->waited += bench_now() - begin;
-    if (status == CAIRN_OK && ahead != UINT32_MAX) status = ask(w, version, ahead);
-    if (status == CAIRN_OK) status = use(w, i, seconds);
+    if (status == CAIRN_OK && ahead != UINT32_MAX) status = ask_unit(w, version, ahead);
+    if (status == CAIRN_OK) status = use_unit(w, i, seconds);
     return status;
 }
 
@@ -423,9 +422,9 @@ static cairn_status forward(struct step_worker *w, struct cairn_version version)
 {
     const uint32_t tensors = w->plan->model.tensors;
     const double each = w->plan->backward_seconds / 2 / tensors;
-    cairn_status status = ask(w, version, 0);
+    cairn_status status = ask_unit(w, version, 0);
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
-        status = visit(w, version, i, i + 1 < tensors ? i + 1 : UINT32_MAX, each);
+        status = visit_unit(w, version, i, i + 1 < tensors ? i + 1 : UINT32_MAX, each);
         if (status == CAIRN_OK) status = cairn_unmap(w->member.job, &w->views[i], NULL);
     }
     return status;
@@ -435,10 +434,10 @@ static cairn_status backward(struct step_worker *w, const struct cairn_round *ro
 {
     const uint32_t tensors = w->plan->model.tensors;
     const double begin = bench_now(), each = w->plan->backward_seconds / tensors;
-    cairn_status status = ask(w, round->version, tensors - 1);
+    cairn_status status = ask_unit(w, round->version, tensors - 1);
     for (uint32_t i = tensors; i-- > 0 && status == CAIRN_OK;) {
-        status = visit(w, round->version, i, i > 0 ? i - 1 : UINT32_MAX, each);
-        if (i == 0 && w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_BACKWARD, 0, begin);
+        status = visit_unit(w, round->version, i, i > 0 ? i - 1 : UINT32_MAX, each);
+        if (i == 0 && w->plan->is_traced) step_add_span(w, BENCH_SPAN_BACKWARD, 0, begin);
         if (status == CAIRN_OK) status = step_push_one(w, round, i);
         if (status == CAIRN_OK) status = cairn_unmap(w->member.job, &w->views[i], NULL);
     }
@@ -455,7 +454,7 @@ static cairn_status step_units_run(struct step_worker *w, const struct cairn_rou
 
 /* ==== a step ==== */
 
-static void fill(float *grads, size_t count, uint32_t rank)
+static void fill_gradients_of(float *grads, size_t count, uint32_t rank)
 {
     for (size_t i = 0; i < count; i++)
         grads[i] = (float)((i * 2654435761u + rank * 40503u) >> 8 & 4095) * 1e-6f - 2e-3f;
@@ -473,14 +472,14 @@ static bool take_memory(struct step_worker *w)
     w->params = params;
     memset(params, 1, bytes);
     if (w->plan->model.wire == CAIRN_F32) {
-        fill(grads, count, w->rank);
+        fill_gradients_of(grads, count, w->rank);
         return true;
     }
     memset(grads, 1, bytes);
     status = cairn_alloc(w->member.session, count * sizeof *w->made, 0, &made);
     if (!bench_is_ok(status)) return false;
     w->made = made;
-    fill(w->made, count, w->rank);
+    fill_gradients_of(w->made, count, w->rank);
     return true;
 }
 
@@ -496,7 +495,7 @@ static cairn_status push_all(struct step_worker *w, const struct cairn_round *ro
         else if (each > 0)
             step_sleep_until(begin + each * (i + 1));
         if (each > 0 && i + 1 == tensors && w->plan->is_traced)
-            step_add_span(w, CAIRN_BENCH_SPAN_BACKWARD, 0, begin);
+            step_add_span(w, BENCH_SPAN_BACKWARD, 0, begin);
         status = step_push_one(w, round, i);
     }
     return status;
@@ -519,7 +518,7 @@ static cairn_status compute_traced(struct step_worker *w, const struct cairn_rou
     return status == CAIRN_OK && !w->acks_ok ? CAIRN_ERR_CLOSED : status;
 }
 
-static cairn_status give_back(struct step_worker *w)
+static cairn_status give_views_back(struct step_worker *w)
 {
     cairn_status status = CAIRN_OK;
     for (; w->lent > 0 && status == CAIRN_OK; w->lent--)
@@ -530,18 +529,18 @@ static cairn_status give_back(struct step_worker *w)
 /* A unit a tensor: where the shards published it, if they are on this host. */
 static cairn_status map_all(struct step_worker *w, struct cairn_version version)
 {
-    cairn_status status = give_back(w);
+    cairn_status status = give_views_back(w);
     const double begin = bench_now();
     for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
         struct cairn_view *view = &w->views[i];
         size_t count = 1;
         *view = (struct cairn_view) { .struct_size = sizeof *view };
         status = cairn_map(w->member.job, version, w->member.names[i], view, &count, &w->ops[i]);
-        if (status == CAIRN_OK) status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
+        if (status == CAIRN_OK) status = cairn_wait(w->ops[i], BENCH_CALL_MS);
         if (status != CAIRN_OK) break;
         w->lent++;
         step_look_at(w, view);
-        if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
+        if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_FETCH, i, begin);
     }
     return status;
 }
@@ -563,14 +562,14 @@ static bool run_step(struct step_worker *w, struct bench_report *report)
     w->span_count = 0;
     cairn_status status = cairn_job_stats(w->member.job, &before);
     const double t0 = bench_now();
-    if (status == CAIRN_OK) status = cairn_round_begin(w->member.job, CAIRN_BENCH_CALL_MS, &round);
+    if (status == CAIRN_OK) status = cairn_round_begin(w->member.job, BENCH_CALL_MS, &round);
     if (status == CAIRN_OK)
         status = w->plan->is_traced ? compute_traced(w, &round) : compute(w, &round);
     const double t1 = bench_now();
     if (status == CAIRN_OK)
-        status = cairn_commit(w->member.job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+        status = cairn_commit(w->member.job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
     const double t2 = bench_now();
-    if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_COMMIT, 0, t1);
+    if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_COMMIT, 0, t1);
     if (status == CAIRN_OK) status = read_all(w, result.version);
     const double t3 = bench_now();
     if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
@@ -600,7 +599,7 @@ static bool run_copy(struct step_worker *w, struct bench_report *report)
     return true;
 }
 
-static bool obey(struct step_worker *w, uint32_t word, struct bench_report *report)
+static bool obey_order(struct step_worker *w, uint32_t word, struct bench_report *report)
 {
     w->is_busy = word == STEP_ORDER_BUSY;
     if (word == STEP_ORDER_COPY) return run_copy(w, report);
@@ -622,7 +621,7 @@ int bench_step_work(const struct bench_worker *worker)
     if (!bench_member_open(&w.member, &w.plan->model, worker) || !take_memory(&w)) return 1;
     if (w.plan->model.batch > 0 && !step_batch_open(&w, worker)) return 1;
     while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order))
-        if (!obey(&w, order.word, &report)) return 1;
+        if (!obey_order(&w, order.word, &report)) return 1;
     cairn_close(w.member.session);
     return 0;
 }
