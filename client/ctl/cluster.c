@@ -474,15 +474,6 @@ int ctl_cluster_status(struct ctl *ctl)
     return found;
 }
 
-static json_t *forgotten_json(struct ctl *ctl, const void *reply)
-{
-    const Cairn__ClusterForgotten *forgotten = reply;
-    json_t *parts = json_array();
-    for (size_t i = 0; i < forgotten->n_parts; i++)
-        json_array_append_new(parts, ctl_json(forgotten->parts[i]));
-    return json_pack("{s:b, s:o}", "done", (int)ctl->yes, "parts", parts);
-}
-
 static void print_forgotten(struct ctl *ctl, const void *reply)
 {
     const Cairn__ClusterForgotten *forgotten = reply;
@@ -493,7 +484,8 @@ static void print_forgotten(struct ctl *ctl, const void *reply)
 
 int ctl_cluster_forget(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_forgotten, print_forgotten, forgotten_json };
+    static const struct ctl_answer answer = { print_forgotten, print_forgotten, NULL,
+                                              "done=@yes parts" };
     Cairn__ClusterForget forget = CAIRN__CLUSTER_FORGET__INIT;
     forget.job = ctl->argv[0];
     forget.plan = !ctl->yes;
@@ -512,7 +504,7 @@ static void print_backup(struct ctl *ctl, const void *reply)
 
 int ctl_cluster_backup(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_backup, print_backup, NULL };
+    static const struct ctl_answer answer = { print_backup, print_backup, NULL, NULL };
     Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
     char path[PATH_MAX];
     const int refused = ctl_absolute("FILE", ctl->argv[0], path);
@@ -698,15 +690,9 @@ static void print_shard_forgotten(struct ctl *ctl, const void *reply)
     ctl_line("forgotten", "%s", ctl->argv[0]);
 }
 
-static json_t *shard_forgotten_json(struct ctl *ctl, const void *reply)
-{
-    (void)reply;
-    return json_pack("{s:s}", "forgotten", ctl->argv[0]);
-}
-
 int ctl_shard_forget(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_shard_forgotten, NULL, shard_forgotten_json };
+    static const struct ctl_answer answer = { print_shard_forgotten, NULL, NULL, "forgotten=@0" };
     Cairn__ShardForget forget = CAIRN__SHARD_FORGET__INIT;
     forget.name = ctl->argv[0];
     return ctl_ask(ctl, CAIRN_MSG_SHARD_FORGET, &forget, CAIRN_MSG_DONE, &answer);

@@ -167,6 +167,7 @@ int ctl_options_check(const struct ctl *ctl, const char *takes);
 /* Prints what is taken, a line each. */
 void ctl_options_print(FILE *out, const char *takes);
 bool ctl_takes(const char *takes, const char *kind);
+bool ctl_is_given(const struct ctl *ctl, const char *option);
 /* "; see cairn job list --help" */
 int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
@@ -214,7 +215,10 @@ void ctl_json_add(json_t *object, const void *message, const char *fields);
 struct ctl_answer {
     void (*print)(struct ctl *ctl, const void *reply);
     void (*print_quiet)(struct ctl *ctl, const void *reply); /* with -q; NULL: nothing */
-    json_t *(*json)(struct ctl *ctl, const void *reply);     /* NULL: ctl_json */
+    json_t *(*json)(struct ctl *ctl, const void *reply);     /* NULL: by the following */
+    /* Fields of the reply, and of the line: "KEY=@0", its argument, "KEY=@yes", is that option given?
+     * NULL: as ctl_json has it. */
+    const char *fields;
 };
 /* A command that only asks and prints; the exit status. */
 int ctl_ask(struct ctl *ctl, uint16_t type, const void *message, uint16_t reply_type,

@@ -304,7 +304,7 @@ static void print_jobs(struct ctl *ctl, const void *reply)
 
 int ctl_job_list(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_jobs, print_jobs, jobs_json };
+    static const struct ctl_answer answer = { print_jobs, print_jobs, jobs_json, NULL };
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
     return ctl_ask(ctl, CAIRN_MSG_JOB_LIST_GET, &get, CAIRN_MSG_JOB_LIST, &answer);
 }
@@ -471,17 +471,10 @@ static json_t *shown_json(struct ctl *ctl, const void *reply)
 
 int ctl_job_show(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_job, NULL, shown_json };
+    static const struct ctl_answer answer = { print_job, NULL, shown_json, NULL };
     Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
     show.name = ctl->argv[0];
     return ctl_ask(ctl, CAIRN_MSG_JOB_SHOW, &show, CAIRN_MSG_JOB_STATUS, &answer);
-}
-
-static json_t *digest_json(struct ctl *ctl, const void *reply)
-{
-    json_t *object = json_pack("{s:s}", "job", ctl->argv[0]);
-    ctl_json_add(object, reply, "generation step content_root=root");
-    return object;
 }
 
 static void print_digest(struct ctl *ctl, const void *reply)
@@ -496,7 +489,8 @@ static void print_digest(struct ctl *ctl, const void *reply)
 
 int ctl_job_digest(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_digest, print_digest, digest_json };
+    static const struct ctl_answer answer = { print_digest, print_digest, NULL,
+                                              "job=@0 generation step content_root=root" };
     Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
     get.name = ctl->argv[0];
     ctl->cut_of = get.name;
@@ -524,7 +518,7 @@ static void print_dropped(struct ctl *ctl, const void *reply)
 
 int ctl_job_drop(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_dropped, NULL, NULL };
+    static const struct ctl_answer answer = { print_dropped, NULL, NULL, NULL };
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
     const int refused = ctl_confirm(ctl, "The state of the job on its shards", ctl->argv[0]);
     if (refused >= 0) return refused;
@@ -545,7 +539,7 @@ static void print_parked(struct ctl *ctl, const void *reply)
 
 static int park_job(struct ctl *ctl, bool parked)
 {
-    static const struct ctl_answer answer = { print_parked, NULL, NULL };
+    static const struct ctl_answer answer = { print_parked, NULL, NULL, NULL };
     Cairn__JobPark park = CAIRN__JOB_PARK__INIT;
     park.name = ctl->argv[0];
     park.parked = parked;
@@ -573,7 +567,7 @@ static void print_removed(struct ctl *ctl, const void *reply)
 
 int ctl_snapshot_rm(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_removed, NULL, NULL };
+    static const struct ctl_answer answer = { print_removed, NULL, NULL, NULL };
     Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
     const int refused = ctl_confirm(ctl, "The snapshot's files", ctl->argv[1]);
     if (refused >= 0) return refused;

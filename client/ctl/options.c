@@ -669,6 +669,13 @@ int ctl_options_read(struct ctl *ctl, bool all)
     return -1;
 }
 
+bool ctl_is_given(const struct ctl *ctl, const char *option)
+{
+    size_t row = 0;
+    while (strcmp(rows[row].name, option) != 0) row++;
+    return ctl->given[row];
+}
+
 int ctl_options_check(const struct ctl *ctl, const char *takes)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {

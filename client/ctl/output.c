@@ -223,7 +223,6 @@ static const struct {
       "id job state path generation step bytes files shards content_root "
       "created=created_unix_ms/time periodic nonfinite nonfinite_tensors signature latest tags "
       "checked=checked_unix_ms/time check_failed" },
-    { &cairn__snapshot_tagged__descriptor, "job id tag=name" },
     { &cairn__straggler__descriptor,
       "name rank phase phase_ms=us/1000 others_ms=others_us/1000 waited_seconds=waited_ms/1000 "
       "text" },
@@ -645,6 +644,28 @@ cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *me
     return ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
 }
 
+/* `fields` as struct ctl_answer has them. */
+static json_t *answer_json(const struct ctl *ctl, const void *reply, const char *fields)
+{
+    json_t *object = json_object();
+    char all[256], *rest = all;
+    snprintf(all, sizeof all, "%s", fields);
+    for (char *word; (word = strsep(&rest, " ")) != NULL;) {
+        char *of_line = strstr(word, "=@");
+        if (of_line == NULL) {
+            ctl_json_add(object, reply, word);
+            continue;
+        }
+        *of_line = '\0';
+        of_line += 2;
+        json_object_set_new(object, word,
+                            of_line[0] >= '0' && of_line[0] <= '9'
+                                ? json_string(ctl->argv[of_line[0] - '0'])
+                                : json_boolean(ctl_is_given(ctl, of_line)));
+    }
+    return object;
+}
+
 int ctl_ask(struct ctl *ctl, uint16_t type, const void *message, uint16_t reply_type,
             const struct ctl_answer *answer)
 {
@@ -652,7 +673,9 @@ int ctl_ask(struct ctl *ctl, uint16_t type, const void *message, uint16_t reply_
     const cairn_status called = ctl_call(ctl, type, message, reply_type, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
     if (ctl->json)
-        ctl_print_json(answer->json != NULL ? answer->json(ctl, reply) : ctl_json(reply));
+        ctl_print_json(answer->json != NULL     ? answer->json(ctl, reply)
+                       : answer->fields != NULL ? answer_json(ctl, reply, answer->fields)
+                                                : ctl_json(reply));
     else if (!ctl->quiet || answer->print_quiet == answer->print)
         answer->print(ctl, reply);
     else if (answer->print_quiet != NULL)

@@ -419,15 +419,9 @@ static void print_drained(struct ctl *ctl, const void *reply)
     ctl_line("drained", "%s, which ends, and is known no more", ctl->argv[0]);
 }
 
-static json_t *drained_json(struct ctl *ctl, const void *reply)
-{
-    (void)reply;
-    return json_pack("{s:s}", "drained", ctl->argv[0]);
-}
-
 int ctl_member_drain(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_drained, NULL, drained_json };
+    static const struct ctl_answer answer = { print_drained, NULL, NULL, "drained=@0" };
     Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
     drain.name = ctl->argv[0];
     drain.wait = true;

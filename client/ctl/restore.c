@@ -51,7 +51,7 @@ static cairn_status ask_keys(struct ctl *ctl, ProtobufCMessage **reply_out)
 
 int ctl_key_list(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_keys, NULL, NULL };
+    static const struct ctl_answer answer = { print_keys, NULL, NULL, NULL };
     const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
     return ctl_ask(ctl, CAIRN_MSG_KEYS_GET, &get, CAIRN_MSG_KEYS, &answer);
 }
@@ -125,7 +125,7 @@ static int key_ring(struct ctl *ctl, struct key_ring *out)
 
 static int change_trust(struct ctl *ctl, char *key, bool untrust)
 {
-    static const struct ctl_answer answer = { print_keys, NULL, NULL };
+    static const struct ctl_answer answer = { print_keys, NULL, NULL, NULL };
     Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
     trust.key = key;
     trust.untrust = untrust;

@@ -149,7 +149,7 @@ static json_t *created_json(struct ctl *ctl, const void *reply)
 
 int ctl_snapshot_create(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_snapshot, print_snapshot, created_json };
+    static const struct ctl_answer answer = { print_snapshot, print_snapshot, created_json, NULL };
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     create.job = ctl->argv[0];
     create.wait = ctl->wait;
@@ -181,7 +181,7 @@ static void print_canceled(struct ctl *ctl, const void *reply)
 
 int ctl_snapshot_cancel(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_canceled, NULL, canceled_json };
+    static const struct ctl_answer answer = { print_canceled, NULL, canceled_json, NULL };
     Cairn__SnapshotCancel cancel = CAIRN__SNAPSHOT_CANCEL__INIT;
     cancel.job = ctl->argv[0];
     if (ctl->argc == 2) cancel.id = ctl->argv[1];
@@ -272,7 +272,7 @@ static void print_list(struct ctl *ctl, const void *reply)
 
 int ctl_snapshot_list(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_list, print_list, list_json };
+    static const struct ctl_answer answer = { print_list, print_list, list_json, NULL };
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     if (ctl->argc == 1) get.job = ctl->argv[0];
     return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get, CAIRN_MSG_SNAPSHOT_LIST, &answer);
@@ -632,7 +632,7 @@ static void print_advice(struct ctl *ctl, const void *reply)
 
 int ctl_snapshot_advise(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_advice, print_advice, advice_json };
+    static const struct ctl_answer answer = { print_advice, print_advice, advice_json, NULL };
     Cairn__SnapshotAdvise ask = CAIRN__SNAPSHOT_ADVISE__INIT;
     ask.job = ctl->argv[0];
     ask.mtbf_s = ctl->mtbf_s;
@@ -642,14 +642,6 @@ int ctl_snapshot_advise(struct ctl *ctl)
 /* ==== prune ==== */
 
 /* cairn snapshot prune | tag */
-
-static json_t *pruned_json(struct ctl *ctl, const void *reply)
-{
-    json_t *object = json_pack("{s:s, s:b}", "job", ctl->argv[0], "dry_run",
-                               (int)ctl->rules.dry_run);
-    ctl_json_add(object, reply, "snapshots=fates");
-    return object;
-}
 
 static void add_fate(struct ctl_table *table, const void *message)
 {
@@ -680,7 +672,8 @@ static void print_pruned(struct ctl *ctl, const void *reply)
 
 int ctl_snapshot_prune(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_pruned, print_pruned, pruned_json };
+    static const struct ctl_answer answer = { print_pruned, print_pruned, NULL,
+                                              "job=@0 dry_run=@dry-run snapshots=fates" };
     const struct ctl_rules *rules = &ctl->rules;
     Cairn__SnapshotPrune prune = CAIRN__SNAPSHOT_PRUNE__INIT;
     prune.job = ctl->argv[0];
@@ -695,13 +688,6 @@ int ctl_snapshot_prune(struct ctl *ctl)
     return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_PRUNE, &prune, CAIRN_MSG_SNAPSHOT_PRUNED, &answer);
 }
 
-static json_t *tagged_json(struct ctl *ctl, const void *reply)
-{
-    json_t *object = ctl_json(reply);
-    json_object_set_new(object, "deleted", json_boolean(ctl->deletes));
-    return object;
-}
-
 static void print_tagged(struct ctl *ctl, const void *reply)
 {
     const Cairn__SnapshotTagged *tagged = reply;
@@ -711,7 +697,8 @@ static void print_tagged(struct ctl *ctl, const void *reply)
 
 int ctl_snapshot_tag(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_tagged, NULL, tagged_json };
+    static const struct ctl_answer answer = { print_tagged, NULL, NULL,
+                                              "job id tag=name deleted=@delete" };
     Cairn__SnapshotTag tag = CAIRN__SNAPSHOT_TAG__INIT;
     tag.job = ctl->argv[0];
     tag.id = ctl->argv[1];
