@@ -103,11 +103,6 @@ static bool place_tensor(struct planning *p, size_t tensor, const struct shape *
     return place_plan(p, entry, bytes);
 }
 
-static bool is_tensor(const struct tensor_spec *t)
-{
-    return t->kind != CAIRN_BLOB && t->alias_of == NULL;
-}
-
 static bool place_all(struct planning *p)
 {
     bool ok = true;
@@ -115,7 +110,7 @@ static bool place_all(struct planning *p)
         const struct tensor_spec *t = &p->spec->tensors[i];
         const struct ctl_buffer *b = &p->wish->buffers[i];
         p->plan->aliases += t->alias_of != NULL;
-        if (is_tensor(t)) ok = place_tensor(p, i, &t->shape, NULL);
+        if (t->kind != CAIRN_BLOB && t->alias_of == NULL) ok = place_tensor(p, i, &t->shape, NULL);
         if (t->kind == CAIRN_BLOB && b->type != NULL) ok = place_tensor(p, i, &b->shape, b->type);
     }
     return ok;
@@ -446,11 +441,6 @@ static bool is_before(const struct place_export *a, const struct place_export *b
     return a->entry != b->entry ? a->entry < b->entry : a->elem < b->elem;
 }
 
-static uint64_t elems_of(const struct safetensors_entry *entry)
-{
-    return (entry->end - entry->begin) / dtype_size((int)entry->dtype);
-}
-
 /* Asks for what is written behind `end`, as far as there is room for it. */
 static void look_ahead(struct exporting *x, struct place_export end)
 {
@@ -463,7 +453,7 @@ static void look_ahead(struct exporting *x, struct place_export end)
             continue;
         }
         const struct safetensors_entry *entry = &file->entries[at->entry];
-        const uint64_t elems = elems_of(entry);
+        const uint64_t elems = (entry->end - entry->begin) / dtype_size((int)entry->dtype);
         if (entry->plane != CTL_EXPORT_PLANE_STEP && !ctl_torch_is_text(entry))
             at->elem += snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
                                       elems - at->elem);
@@ -610,13 +600,6 @@ static int check_wish(const struct ctl *ctl, struct ctl_export_wish *wish)
     return -1;
 }
 
-/* Two for each place that a tensor may be read from: the one in use, and the next. */
-static uint32_t blocks_held(const struct manifest *m)
-{
-    const size_t wanted = AHEAD + 2 * (size_t)m->shard_count;
-    return (uint32_t)(wanted < BLOCKS_MAX ? wanted : BLOCKS_MAX);
-}
-
 int ctl_snapshot_export(struct ctl *ctl)
 {
     struct cairn_snapshot snapshot;
@@ -631,7 +614,9 @@ int ctl_snapshot_export(struct ctl *ctl)
     if (done < 0) done = ctl_place_open(from, &snapshot);
     if (done >= 0) return done;
     const double begun = now_s();
-    snapshot.ahead = blocks_held(&snapshot.manifest);
+    // Two for each place that a tensor may be read from: the one in use, and the next.
+    const size_t blocks = AHEAD + 2 * (size_t)snapshot.manifest.shard_count;
+    snapshot.ahead = (uint32_t)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
     struct ctl_buffer *buffers = NULL;
     cairn_status status = ctl_buffers_read(&snapshot, &buffers, &why);
     if (status != CAIRN_OK) {

@@ -214,8 +214,10 @@ static const char *told_bytes(const Cairn__JobStatus *j, uint64_t bytes)
     return is_told(j) ? ctl_bytes(bytes) : "unknown";
 }
 
-static json_t *job_json(const Cairn__JobStatus *j)
+static json_t *job_json(struct ctl *ctl, const void *reply)
 {
+    const Cairn__JobStatus *j = reply;
+    (void)ctl;
     static const char *const told[] = { "state_bytes", "pushed_bytes", "fetched_bytes", "memory" };
     json_t *groups = json_array(), *object = ctl_json(j);
     for (size_t i = 0; i < j->n_groups; i++)
@@ -275,7 +277,8 @@ static json_t *jobs_json(struct ctl *ctl, const void *reply)
     const Cairn__JobList *list = reply;
     json_t *jobs = json_array();
     if (list->n_jobs == 0 && !ctl->quiet) ctl_say_strangers(ctl);
-    for (size_t i = 0; i < list->n_jobs; i++) json_array_append_new(jobs, job_json(list->jobs[i]));
+    for (size_t i = 0; i < list->n_jobs; i++)
+        json_array_append_new(jobs, job_json(ctl, list->jobs[i]));
     return json_pack("{s:o}", "jobs", jobs);
 }
 
@@ -463,15 +466,9 @@ static void print_job(struct ctl *ctl, const void *reply)
     ctl_job_memory_print(ctl, j->memory, j->n_memory);
 }
 
-static json_t *shown_json(struct ctl *ctl, const void *reply)
-{
-    (void)ctl;
-    return job_json(reply);
-}
-
 int ctl_job_show(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_job, NULL, shown_json, NULL };
+    static const struct ctl_answer answer = { print_job, NULL, job_json, NULL };
     Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
     show.name = ctl->argv[0];
     return ctl_ask(ctl, CAIRN_MSG_JOB_SHOW, &show, CAIRN_MSG_JOB_STATUS, &answer);

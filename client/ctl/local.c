@@ -466,11 +466,6 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-static int fail_not_found(const struct sentence *why)
-{
-    return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why->text);
-}
-
 static void block_signals(struct local *local)
 {
     if (local->is_blocked) return; // a second cluster: old_signals are those of the start
@@ -496,7 +491,7 @@ static int prepare_cluster(struct local *local)
     }
     if (!find_program("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
         !find_program("cairn-shard", local->programs[LOCAL_SHARD], &why))
-        return fail_not_found(&why);
+        return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why.text);
     if (!find_import(local, &why) || !make_folder(local, &why))
         return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
     return -1;

@@ -694,11 +694,6 @@ static const char *source_of(const struct env_report *report, enum env_key key)
     return source != NULL ? source : "default";
 }
 
-static bool is_number(enum env_key key)
-{
-    return key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
-}
-
 /* {"rank": {"value": 0, "from": "RANK"}, ...} */
 static int print_json_env(const struct env_report *report)
 {
@@ -708,8 +703,9 @@ static int print_json_env(const struct env_report *report)
         char name[32];
         snprintf(name, sizeof name, "%s", env_key_name(key));
         for (char *space; (space = strchr(name, ' ')) != NULL;) *space = '_';
-        json_t *text = is_number(key) ? json_integer((json_int_t)value->number)
-                                      : json_string(value->text);
+        const bool is_number = key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
+        json_t *text = is_number ? json_integer((json_int_t)value->number)
+                                 : json_string(value->text);
         if (text == NULL) // a device in bytes that are no UTF-8
             text = json_string("?");
         json_object_set_new(object, name,

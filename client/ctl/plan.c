@@ -25,13 +25,6 @@ struct plan {
     Cairn__MemoryTold **list; /* owned: [shards] */
 };
 
-/* A path that is there is a spec. */
-static bool is_file(const char *argument)
-{
-    struct stat s;
-    return stat(argument, &s) == 0;
-}
-
 /* Asks for the spec of a job that exists; CAIRN_OK, or the reason was said. */
 static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
 {
@@ -143,7 +136,8 @@ int ctl_job_plan(struct ctl *ctl)
     struct plan plan = { .shards = ctl->shards, .workers_max = WORKERS_MAX };
     struct sentence why;
     spec_init(&plan.spec);
-    const bool from_file = is_file(ctl->argv[0]);
+    struct stat s;
+    const bool from_file = stat(ctl->argv[0], &s) == 0;
     if (!from_file && strchr(ctl->argv[0], '/') != NULL) // no job has it in its name
         return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s: there is no such file or folder", ctl->argv[0]);
     cairn_status status = from_file ? ctl_plan_spec(ctl->argv[0], &plan.spec, &why)

@@ -746,8 +746,7 @@ static size_t begin_pickle(struct planning *p)
 static void pack_tensor(struct planning *p, size_t tensor, uint32_t plane, cairn_dtype dtype,
                         struct item item)
 {
-    uint64_t bytes = item.type->bytes;
-    for (uint32_t d = 0; d < item.shape.rank; d++) bytes *= item.shape.dim[d];
+    const uint64_t bytes = bytes_of(&item.shape, item.type->bytes);
     const size_t from = begin_pickle(p);
     const size_t store = torch_add_store(
         p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, item.type, bytes });

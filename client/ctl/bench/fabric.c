@@ -796,12 +796,6 @@ static double bench_ends_cpu(const struct bench_ends *ends)
     return clock_getcpuclockid(ends->shard, &shard) == 0 ? ours + seconds_of(shard) : ours;
 }
 
-/* As fabric_describe; borrowed. */
-static const char *bench_ends_describe(const struct bench_ends *ends)
-{
-    return fabric_describe(ends->worker.fabric);
-}
-
 /* ==== bench ==== */
 
 #define RUN_BYTES     ((uint64_t)128 << 20)
@@ -901,7 +895,7 @@ static void describe(struct fabric_bench *bench, struct bench_result *result)
     result->params = json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", bench->path, "chunk_bytes",
                                (json_int_t)bench->chunk_bytes, "window", (json_int_t)BENCH_WINDOW,
                                "chunks", (json_int_t)bench->chunks, "fabric",
-                               bench_ends_describe(bench->ends));
+                               fabric_describe(bench->ends->worker.fabric));
     result->parts = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "push_GB/s", push, "fetch_GB/s",
                               fetch, "push_ratio", push / result->reference.median, "fetch_ratio",
                               fetch / result->reference.median, "push_cpu_s/GB",

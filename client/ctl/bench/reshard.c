@@ -613,24 +613,16 @@ struct layout_bench {
     double rss_bytes;
 };
 
-static bool is_large(uint32_t tensor)
-{
-    return tensor % UNIT_TENSORS < LARGE_OF_UNIT;
-}
-
-static uint32_t large_count(uint32_t tensors)
-{
-    const uint32_t rest = tensors % UNIT_TENSORS;
-    return tensors / UNIT_TENSORS * LARGE_OF_UNIT + (rest < LARGE_OF_UNIT ? rest : LARGE_OF_UNIT);
-}
-
 /* Rows of 1024 elements; the parameters that norms and biases leave, spread over the large ones. */
 static struct shape shape_of(const struct layout_bench *bench, uint32_t tensor)
 {
-    const uint32_t large = large_count(bench->tensors);
+    const uint32_t rest = bench->tensors % UNIT_TENSORS;
+    const uint32_t large = bench->tensors / UNIT_TENSORS * LARGE_OF_UNIT +
+                           (rest < LARGE_OF_UNIT ? rest : LARGE_OF_UNIT);
     const uint64_t small = (uint64_t)(bench->tensors - large) * SMALL_ELEMS;
     const uint64_t left = bench->params > small ? bench->params - small : 0;
-    if (!is_large(tensor)) return (struct shape) { .rank = 1, .dim = { SMALL_ELEMS } };
+    if (tensor % UNIT_TENSORS >= LARGE_OF_UNIT)
+        return (struct shape) { .rank = 1, .dim = { SMALL_ELEMS } };
     const uint64_t rows = left / large / 1024 + (tensor % UNIT_TENSORS) * 7;
     return (struct shape) { .rank = 2, .dim = { rows > 0 ? rows : 1, 1024 } };
 }

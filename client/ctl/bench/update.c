@@ -559,12 +559,6 @@ static void update_arrays_close(struct update_arrays *arrays)
 #define ROUNDS      9
 #define ROUND_ELEMS ((size_t)4 << 20)
 
-/* GB/s */
-static double rate_of(size_t elems, double seconds)
-{
-    return (double)(elems * sizeof(float)) / seconds * 1e-9;
-}
-
 static double by_set(const struct update_arrays *arrays, size_t elems, const struct backend *host)
 {
     struct hash hashes[UPDATE_CHUNK_LEAVES];
@@ -572,7 +566,8 @@ static double by_set(const struct update_arrays *arrays, size_t elems, const str
     for (size_t i = 0; i < elems; i += UPDATE_CHUNK_ELEMS)
         host->hash_each(arrays->param + i, CAIRN_F32, &arrays->geometry, i / CAIRN_LEAF_ELEMS,
                         UPDATE_CHUNK_LEAVES, hashes);
-    return rate_of(elems, bench_clock(CLOCK_THREAD_CPUTIME_ID) - start);
+    const double seconds = bench_clock(CLOCK_THREAD_CPUTIME_ID) - start;
+    return (double)(elems * sizeof(float)) / seconds * 1e-9;
 }
 
 static void set_median(json_t *parts, const char *set, const char *what, double *values)
