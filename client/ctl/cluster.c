@@ -482,15 +482,9 @@ static void print_forgotten(struct ctl *ctl, const void *reply)
         printf("\nnothing was dropped: with --yes these parts are, and nothing brings them back\n");
 }
 
-int ctl_cluster_forget(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_forgotten, print_forgotten, NULL,
-                                              "done=@yes parts" };
-    Cairn__ClusterForget forget = CAIRN__CLUSTER_FORGET__INIT;
-    forget.job = ctl->argv[0];
-    forget.plan = !ctl->yes;
-    return ctl_ask(ctl, CAIRN_MSG_CLUSTER_FORGET, &forget, CAIRN_MSG_CLUSTER_FORGOTTEN, &answer);
-}
+const struct ctl_question ctl_cluster_forget = CTL_QUESTION(
+    CLUSTER_FORGET, cluster_forget, "job=@0 plan=!yes", CLUSTER_FORGOTTEN, .print = print_forgotten,
+    .is_quiet_too = true, .fields = "done=@yes parts");
 
 static void print_backup(struct ctl *ctl, const void *reply)
 {
@@ -504,13 +498,16 @@ static void print_backup(struct ctl *ctl, const void *reply)
 
 int ctl_cluster_backup(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_backup, print_backup, NULL, NULL };
+    static const struct ctl_question question = { .type = CAIRN_MSG_CLUSTER_BACKUP,
+                                                  .reply_type = CAIRN_MSG_CLUSTER_BACKED_UP,
+                                                  .print = print_backup,
+                                                  .is_quiet_too = true };
     Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
     char path[PATH_MAX];
     const int refused = ctl_absolute("FILE", ctl->argv[0], path);
     if (refused >= 0) return refused;
     backup.path = path;
-    return ctl_ask(ctl, CAIRN_MSG_CLUSTER_BACKUP, &backup, CAIRN_MSG_CLUSTER_BACKED_UP, &answer);
+    return ctl_ask_by(ctl, &question, &backup);
 }
 
 /* They are no reason to wait for, and may be one for what is refused. */
@@ -690,13 +687,9 @@ static void print_shard_forgotten(struct ctl *ctl, const void *reply)
     ctl_line("forgotten", "%s", ctl->argv[0]);
 }
 
-int ctl_shard_forget(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_shard_forgotten, NULL, NULL, "forgotten=@0" };
-    Cairn__ShardForget forget = CAIRN__SHARD_FORGET__INIT;
-    forget.name = ctl->argv[0];
-    return ctl_ask(ctl, CAIRN_MSG_SHARD_FORGET, &forget, CAIRN_MSG_DONE, &answer);
-}
+const struct ctl_question ctl_shard_forget = CTL_QUESTION(SHARD_FORGET, shard_forget, "name=@0",
+                                                          DONE, .print = print_shard_forgotten,
+                                                          .fields = "forgotten=@0");
 
 /* ==== since ==== */
 

@@ -211,18 +211,33 @@ json_t *ctl_json(const void *message);
 /* Adds these fields of the message. */
 void ctl_json_add(json_t *object, const void *message, const char *fields);
 
-/* How a command shows its reply. */
-struct ctl_answer {
+/* A command that only asks and prints. */
+struct ctl_question {
+    uint16_t type, reply_type; /* CAIRN_MSG_ */
+    const ProtobufCMessageDescriptor *request;
+    /* Its fields, of the line: "FIELD=@0", an argument, if there is one; "FIELD=@force", is that option
+     * given? "FIELD=!yes", is it not? "FIELD=1", true. */
+    const char *fill;
+    int timeout_ms; /* if none is given; 0: as of other commands */
+    bool awaits;    /* says for whom the job waits that argument 0 names */
+    const char
+        *confirm; /* asks before it: what goes, which the last argument names; NULL: it does not */
+    const char *farewell; /* if it is interrupted; NULL: nothing */
     void (*print)(struct ctl *ctl, const void *reply);
-    void (*print_quiet)(struct ctl *ctl, const void *reply); /* with -q; NULL: nothing */
-    json_t *(*json)(struct ctl *ctl, const void *reply);     /* NULL: by the following */
-    /* Fields of the reply, and of the line: "KEY=@0", its argument, "KEY=@yes", is that option given?
-     * NULL: as ctl_json has it. */
-    const char *fields;
+    bool is_quiet_too;                                   /* it prints something with -q, too */
+    json_t *(*json)(struct ctl *ctl, const void *reply); /* NULL: by the following */
+    const char
+        *fields; /* of the reply, and "KEY=@0", "KEY=@yes" of the line; NULL: as ctl_json has it */
 };
-/* A command that only asks and prints; the exit status. */
-int ctl_ask(struct ctl *ctl, uint16_t type, const void *message, uint16_t reply_type,
-            const struct ctl_answer *answer);
+#define CTL_QUESTION(type_, message, fill_, reply, ...)                                       \
+    {                                                                                         \
+        .type = CAIRN_MSG_##type_, .request = &cairn__##message##__descriptor, .fill = fill_, \
+        .reply_type = CAIRN_MSG_##reply, __VA_ARGS__                                          \
+    }
+/* Asks and prints; the exit status. */
+int ctl_ask(struct ctl *ctl, const struct ctl_question *question);
+/* The same with a request that is filled already. */
+int ctl_ask_by(struct ctl *ctl, const struct ctl_question *question, const void *request);
 
 /* "name: value" lines of one thing. */
 void ctl_line(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -268,13 +283,15 @@ int ctl_watch(struct ctl *ctl, ctl_command *run);
 void ctl_say_strangers(struct ctl *ctl);
 
 ctl_command ctl_cluster_events, ctl_cluster_status, ctl_job_check, ctl_cluster_adopt,
-    ctl_cluster_backup, ctl_cluster_forget, ctl_key_list, ctl_key_show, ctl_key_trust,
-    ctl_key_untrust, ctl_shard_forget, ctl_member_drain, ctl_reshard_plan, ctl_reshard_apply,
-    ctl_reshard_status, ctl_reshard_cancel, ctl_job_list, ctl_job_show, ctl_job_plan, ctl_job_top,
-    ctl_job_digest, ctl_job_drop, ctl_job_park, ctl_job_unpark, ctl_job_amend, ctl_snapshot_create,
-    ctl_snapshot_cancel, ctl_snapshot_list, ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff,
-    ctl_snapshot_export, ctl_snapshot_verify, ctl_snapshot_restore, ctl_job_create, ctl_snapshot_rm,
-    ctl_snapshot_prune, ctl_snapshot_tag, ctl_snapshot_advise, ctl_env, ctl_capabilities, ctl_local;
+    ctl_cluster_backup, ctl_key_show, ctl_key_trust, ctl_key_untrust, ctl_reshard_plan,
+    ctl_reshard_apply, ctl_reshard_status, ctl_reshard_cancel, ctl_job_plan, ctl_job_top,
+    ctl_job_amend, ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff, ctl_snapshot_export,
+    ctl_snapshot_verify, ctl_snapshot_restore, ctl_job_create, ctl_snapshot_prune,
+    ctl_snapshot_advise, ctl_env, ctl_capabilities, ctl_local;
+extern const struct ctl_question ctl_cluster_forget, ctl_shard_forget, ctl_job_list, ctl_job_show,
+    ctl_job_digest, ctl_job_drop, ctl_job_park, ctl_job_unpark, ctl_snapshot_rm,
+    ctl_snapshot_create, ctl_snapshot_cancel, ctl_snapshot_list, ctl_snapshot_tag, ctl_member_drain,
+    ctl_key_list;
 
 /* Makes room for `needed` elements in an array that `array` points to the pointer of. False: no memory. */
 bool ctl_grow(void *array, size_t *capacity, size_t needed, size_t elem_bytes);

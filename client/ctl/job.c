@@ -305,12 +305,9 @@ static void print_jobs(struct ctl *ctl, const void *reply)
     if (list->n_jobs == 0) ctl_say_strangers(ctl);
 }
 
-int ctl_job_list(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_jobs, print_jobs, jobs_json, NULL };
-    const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
-    return ctl_ask(ctl, CAIRN_MSG_JOB_LIST_GET, &get, CAIRN_MSG_JOB_LIST, &answer);
-}
+const struct ctl_question ctl_job_list = CTL_QUESTION(JOB_LIST_GET, job_list_get, "", JOB_LIST,
+                                                      .print = print_jobs, .is_quiet_too = true,
+                                                      .json = jobs_json);
 
 static void print_group(const Cairn__GroupSpec *g)
 {
@@ -466,13 +463,8 @@ static void print_job(struct ctl *ctl, const void *reply)
     ctl_job_memory_print(ctl, j->memory, j->n_memory);
 }
 
-int ctl_job_show(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_job, NULL, job_json, NULL };
-    Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
-    show.name = ctl->argv[0];
-    return ctl_ask(ctl, CAIRN_MSG_JOB_SHOW, &show, CAIRN_MSG_JOB_STATUS, &answer);
-}
+const struct ctl_question ctl_job_show = CTL_QUESTION(JOB_SHOW, job_show, "name=@0", JOB_STATUS,
+                                                      .print = print_job, .json = job_json);
 
 static void print_digest(struct ctl *ctl, const void *reply)
 {
@@ -484,16 +476,10 @@ static void print_digest(struct ctl *ctl, const void *reply)
                ctl->argv[0], digest->generation, digest->step);
 }
 
-int ctl_job_digest(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_digest, print_digest, NULL,
-                                              "job=@0 generation step content_root=root" };
-    Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
-    get.name = ctl->argv[0];
-    ctl->cut_of = get.name;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = DIGEST_TIMEOUT_MS;
-    return ctl_ask(ctl, CAIRN_MSG_JOB_DIGEST_GET, &get, CAIRN_MSG_JOB_DIGEST, &answer);
-}
+const struct ctl_question ctl_job_digest = CTL_QUESTION(
+    JOB_DIGEST_GET, job_digest_get, "name=@0", JOB_DIGEST, .timeout_ms = DIGEST_TIMEOUT_MS,
+    .awaits = true, .print = print_digest, .is_quiet_too = true,
+    .fields = "job=@0 generation step content_root=root");
 
 /* ==== drop ==== */
 
@@ -513,17 +499,9 @@ static void print_dropped(struct ctl *ctl, const void *reply)
     if (removed->note[0] != '\0') ctl_line("note", "%s", removed->note);
 }
 
-int ctl_job_drop(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_dropped, NULL, NULL, NULL };
-    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
-    const int refused = ctl_confirm(ctl, "The state of the job on its shards", ctl->argv[0]);
-    if (refused >= 0) return refused;
-    remove.name = ctl->argv[0];
-    remove.force = ctl->force;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
-    return ctl_ask(ctl, CAIRN_MSG_JOB_REMOVE, &remove, CAIRN_MSG_JOB_REMOVED, &answer);
-}
+const struct ctl_question ctl_job_drop = CTL_QUESTION(
+    JOB_REMOVE, job_remove, "name=@0 force=@force", JOB_REMOVED, .timeout_ms = REMOVE_TIMEOUT_MS,
+    .confirm = "The state of the job on its shards", .print = print_dropped);
 
 static void print_parked(struct ctl *ctl, const void *reply)
 {
@@ -534,25 +512,13 @@ static void print_parked(struct ctl *ctl, const void *reply)
     if (told->note[0] != '\0') ctl_line("note", "%s", told->note);
 }
 
-static int park_job(struct ctl *ctl, bool parked)
-{
-    static const struct ctl_answer answer = { print_parked, NULL, NULL, NULL };
-    Cairn__JobPark park = CAIRN__JOB_PARK__INIT;
-    park.name = ctl->argv[0];
-    park.parked = parked;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
-    return ctl_ask(ctl, CAIRN_MSG_JOB_PARK, &park, CAIRN_MSG_JOB_PARKED, &answer);
-}
+const struct ctl_question ctl_job_park = CTL_QUESTION(JOB_PARK, job_park, "name=@0 parked=1",
+                                                      JOB_PARKED, .timeout_ms = REMOVE_TIMEOUT_MS,
+                                                      .print = print_parked);
 
-int ctl_job_park(struct ctl *ctl)
-{
-    return park_job(ctl, true);
-}
-
-int ctl_job_unpark(struct ctl *ctl)
-{
-    return park_job(ctl, false);
-}
+const struct ctl_question ctl_job_unpark = CTL_QUESTION(JOB_PARK, job_park, "name=@0", JOB_PARKED,
+                                                        .timeout_ms = REMOVE_TIMEOUT_MS,
+                                                        .print = print_parked);
 
 static void print_removed(struct ctl *ctl, const void *reply)
 {
@@ -562,18 +528,9 @@ static void print_removed(struct ctl *ctl, const void *reply)
     ctl_line("size", "%s in %u files", ctl_bytes(removed->bytes), removed->files);
 }
 
-int ctl_snapshot_rm(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_removed, NULL, NULL, NULL };
-    Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
-    const int refused = ctl_confirm(ctl, "The snapshot's files", ctl->argv[1]);
-    if (refused >= 0) return refused;
-    remove.job = ctl->argv[0];
-    remove.id = ctl->argv[1];
-    remove.force = ctl->force;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
-    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove, CAIRN_MSG_SNAPSHOT_REMOVED, &answer);
-}
+const struct ctl_question ctl_snapshot_rm = CTL_QUESTION(
+    SNAPSHOT_REMOVE, snapshot_remove, "job=@0 id=@1 force=@force", SNAPSHOT_REMOVED,
+    .timeout_ms = REMOVE_TIMEOUT_MS, .confirm = "The snapshot's files", .print = print_removed);
 
 /* ==== amend ==== */
 

@@ -644,7 +644,7 @@ cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *me
     return ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
 }
 
-/* `fields` as struct ctl_answer has them. */
+/* `fields` as struct ctl_question has them. */
 static json_t *answer_json(const struct ctl *ctl, const void *reply, const char *fields)
 {
     json_t *object = json_object();
@@ -666,20 +666,51 @@ static json_t *answer_json(const struct ctl *ctl, const void *reply, const char 
     return object;
 }
 
-int ctl_ask(struct ctl *ctl, uint16_t type, const void *message, uint16_t reply_type,
-            const struct ctl_answer *answer)
+static void fill_field(const struct ctl *ctl, ProtobufCMessage *request, const char *word)
+{
+    char name[64];
+    const char *value = strchr(word, '=') + 1;
+    snprintf(name, sizeof name, "%.*s", (int)(value - 1 - word), word);
+    void *to = (char *)request +
+               protobuf_c_message_descriptor_get_field_by_name(request->descriptor, name)->offset;
+    if (value[0] == '@' && value[1] >= '0' && value[1] <= '9') {
+        if (ctl->argc > value[1] - '0') *(char **)to = ctl->argv[value[1] - '0'];
+    } else {
+        *(protobuf_c_boolean *)to = value[0] == '1' ||
+                                    ctl_is_given(ctl, value + 1) == (value[0] == '@');
+    }
+}
+
+int ctl_ask(struct ctl *ctl, const struct ctl_question *q)
+{
+    char words[128], *rest = words;
+    ProtobufCMessage *request = must(malloc(q->request->sizeof_message));
+    q->request->message_init(request);
+    snprintf(words, sizeof words, "%s", q->fill);
+    for (char *word; (word = strsep(&rest, " ")) != NULL && word[0] != '\0';)
+        fill_field(ctl, request, word);
+    const int done = ctl_ask_by(ctl, q, request);
+    free(request);
+    return done;
+}
+
+int ctl_ask_by(struct ctl *ctl, const struct ctl_question *q, const void *request)
 {
     ProtobufCMessage *reply;
-    const cairn_status called = ctl_call(ctl, type, message, reply_type, &reply);
+    const int refused = q->confirm != NULL ? ctl_confirm(ctl, q->confirm, ctl->argv[ctl->argc - 1])
+                                           : -1;
+    if (refused >= 0) return refused;
+    if (q->awaits) ctl->cut_of = ctl->argv[0];
+    if (q->timeout_ms != 0 && ctl->timeout_ms == 0) ctl->timeout_ms = q->timeout_ms;
+    if (q->farewell != NULL) ctl_on_interrupt("%s", q->farewell);
+    const cairn_status called = ctl_call(ctl, q->type, request, q->reply_type, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
     if (ctl->json)
-        ctl_print_json(answer->json != NULL     ? answer->json(ctl, reply)
-                       : answer->fields != NULL ? answer_json(ctl, reply, answer->fields)
-                                                : ctl_json(reply));
-    else if (!ctl->quiet || answer->print_quiet == answer->print)
-        answer->print(ctl, reply);
-    else if (answer->print_quiet != NULL)
-        answer->print_quiet(ctl, reply);
+        ctl_print_json(q->json != NULL     ? q->json(ctl, reply)
+                       : q->fields != NULL ? answer_json(ctl, reply, q->fields)
+                                           : ctl_json(reply));
+    else if (!ctl->quiet || q->is_quiet_too)
+        q->print(ctl, reply);
     message_free(reply);
     return 0;
 }

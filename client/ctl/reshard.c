@@ -419,15 +419,8 @@ static void print_drained(struct ctl *ctl, const void *reply)
     ctl_line("drained", "%s, which ends, and is known no more", ctl->argv[0]);
 }
 
-int ctl_member_drain(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_drained, NULL, NULL, "drained=@0" };
-    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
-    drain.name = ctl->argv[0];
-    drain.wait = true;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = DRAIN_TIMEOUT_MS;
-    ctl_on_interrupt(
-        "\ncairn: it goes on: `cairn reshard status` says how far it is, `cairn reshard "
-        "cancel --all` ends it\n");
-    return ctl_ask(ctl, CAIRN_MSG_MEMBER_DRAIN, &drain, CAIRN_MSG_DONE, &answer);
-}
+const struct ctl_question ctl_member_drain = CTL_QUESTION(
+    MEMBER_DRAIN, member_drain, "name=@0 wait=1", DONE, .timeout_ms = DRAIN_TIMEOUT_MS,
+    .farewell = "\ncairn: it goes on: `cairn reshard status` says how far it is, `cairn reshard "
+                "cancel --all` ends it\n",
+    .print = print_drained, .fields = "drained=@0");

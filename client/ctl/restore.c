@@ -49,12 +49,8 @@ static cairn_status ask_keys(struct ctl *ctl, ProtobufCMessage **reply_out)
     return ctl_call(ctl, CAIRN_MSG_KEYS_GET, &get.base, CAIRN_MSG_KEYS, reply_out);
 }
 
-int ctl_key_list(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_keys, NULL, NULL, NULL };
-    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
-    return ctl_ask(ctl, CAIRN_MSG_KEYS_GET, &get, CAIRN_MSG_KEYS, &answer);
-}
+const struct ctl_question ctl_key_list = CTL_QUESTION(KEYS_GET, keys_get, "", KEYS,
+                                                      .print = print_keys);
 
 static int print_own(const struct ctl *ctl, const Cairn__Key *key)
 {
@@ -125,12 +121,14 @@ static int key_ring(struct ctl *ctl, struct key_ring *out)
 
 static int change_trust(struct ctl *ctl, char *key, bool untrust)
 {
-    static const struct ctl_answer answer = { print_keys, NULL, NULL, NULL };
+    static const struct ctl_question question = { .type = CAIRN_MSG_KEY_TRUST,
+                                                  .reply_type = CAIRN_MSG_KEYS,
+                                                  .print = print_keys };
     Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
     trust.key = key;
     trust.untrust = untrust;
     if (ctl->quiet) ctl->json = false;
-    return ctl_ask(ctl, CAIRN_MSG_KEY_TRUST, &trust, CAIRN_MSG_KEYS, &answer);
+    return ctl_ask_by(ctl, &question, &trust);
 }
 
 int ctl_key_trust(struct ctl *ctl)

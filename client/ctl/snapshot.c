@@ -147,16 +147,10 @@ static json_t *created_json(struct ctl *ctl, const void *reply)
     return ctl_json(reply);
 }
 
-int ctl_snapshot_create(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_snapshot, print_snapshot, created_json, NULL };
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = ctl->argv[0];
-    create.wait = ctl->wait;
-    ctl->cut_of = create.job;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
-    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create, CAIRN_MSG_SNAPSHOT_STATUS, &answer);
-}
+const struct ctl_question ctl_snapshot_create = CTL_QUESTION(
+    SNAPSHOT_CREATE, snapshot_create, "job=@0 wait=@wait", SNAPSHOT_STATUS,
+    .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .awaits = true, .print = print_snapshot,
+    .is_quiet_too = true, .json = created_json);
 
 static const char *canceled_kind(const Cairn__SnapshotCanceled *canceled)
 {
@@ -179,15 +173,9 @@ static void print_canceled(struct ctl *ctl, const void *reply)
              canceled->id[0] != '\0' ? " " : "", canceled->job);
 }
 
-int ctl_snapshot_cancel(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_canceled, NULL, canceled_json, NULL };
-    Cairn__SnapshotCancel cancel = CAIRN__SNAPSHOT_CANCEL__INIT;
-    cancel.job = ctl->argv[0];
-    if (ctl->argc == 2) cancel.id = ctl->argv[1];
-    ctl->cut_of = cancel.job;
-    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_CANCEL, &cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &answer);
-}
+const struct ctl_question ctl_snapshot_cancel = CTL_QUESTION(
+    SNAPSHOT_CANCEL, snapshot_cancel, "job=@0 id=@1", SNAPSHOT_CANCELED, .awaits = true,
+    .print = print_canceled, .json = canceled_json);
 
 /* "running: 3.0 MB of 10.0 MB, 2.0 MB/s, 4 s left". */
 static void add_state(const Cairn__SnapshotStatus *s, struct sentence *out)
@@ -270,13 +258,9 @@ static void print_list(struct ctl *ctl, const void *reply)
     say_unread(list);
 }
 
-int ctl_snapshot_list(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_list, print_list, list_json, NULL };
-    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    if (ctl->argc == 1) get.job = ctl->argv[0];
-    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get, CAIRN_MSG_SNAPSHOT_LIST, &answer);
-}
+const struct ctl_question ctl_snapshot_list = CTL_QUESTION(
+    SNAPSHOT_LIST_GET, snapshot_list_get, "job=@0", SNAPSHOT_LIST, .print = print_list,
+    .is_quiet_too = true, .json = list_json);
 
 /* ==== show ==== */
 
@@ -632,11 +616,15 @@ static void print_advice(struct ctl *ctl, const void *reply)
 
 int ctl_snapshot_advise(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_advice, print_advice, advice_json, NULL };
+    static const struct ctl_question question = { .type = CAIRN_MSG_SNAPSHOT_ADVISE,
+                                                  .reply_type = CAIRN_MSG_SNAPSHOT_ADVICE,
+                                                  .print = print_advice,
+                                                  .is_quiet_too = true,
+                                                  .json = advice_json };
     Cairn__SnapshotAdvise ask = CAIRN__SNAPSHOT_ADVISE__INIT;
     ask.job = ctl->argv[0];
     ask.mtbf_s = ctl->mtbf_s;
-    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_ADVISE, &ask, CAIRN_MSG_SNAPSHOT_ADVICE, &answer);
+    return ctl_ask_by(ctl, &question, &ask);
 }
 
 /* ==== prune ==== */
@@ -672,8 +660,13 @@ static void print_pruned(struct ctl *ctl, const void *reply)
 
 int ctl_snapshot_prune(struct ctl *ctl)
 {
-    static const struct ctl_answer answer = { print_pruned, print_pruned, NULL,
-                                              "job=@0 dry_run=@dry-run snapshots=fates" };
+    static const struct ctl_question question = { .type = CAIRN_MSG_SNAPSHOT_PRUNE,
+                                                  .reply_type = CAIRN_MSG_SNAPSHOT_PRUNED,
+                                                  .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS,
+                                                  .print = print_pruned,
+                                                  .is_quiet_too = true,
+                                                  .fields =
+                                                      "job=@0 dry_run=@dry-run snapshots=fates" };
     const struct ctl_rules *rules = &ctl->rules;
     Cairn__SnapshotPrune prune = CAIRN__SNAPSHOT_PRUNE__INIT;
     prune.job = ctl->argv[0];
@@ -684,8 +677,7 @@ int ctl_snapshot_prune(struct ctl *ctl)
     prune.keep_every = rules->keep_every;
     prune.keep_within_s = rules->keep_within_s;
     prune.max_bytes = rules->max_bytes;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
-    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_PRUNE, &prune, CAIRN_MSG_SNAPSHOT_PRUNED, &answer);
+    return ctl_ask_by(ctl, &question, &prune);
 }
 
 static void print_tagged(struct ctl *ctl, const void *reply)
@@ -695,17 +687,9 @@ static void print_tagged(struct ctl *ctl, const void *reply)
              tagged->name);
 }
 
-int ctl_snapshot_tag(struct ctl *ctl)
-{
-    static const struct ctl_answer answer = { print_tagged, NULL, NULL,
-                                              "job id tag=name deleted=@delete" };
-    Cairn__SnapshotTag tag = CAIRN__SNAPSHOT_TAG__INIT;
-    tag.job = ctl->argv[0];
-    tag.id = ctl->argv[1];
-    tag.name = ctl->argv[2];
-    tag.remove = ctl->deletes;
-    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_TAG, &tag, CAIRN_MSG_SNAPSHOT_TAGGED, &answer);
-}
+const struct ctl_question ctl_snapshot_tag = CTL_QUESTION(
+    SNAPSHOT_TAG, snapshot_tag, "job=@0 id=@1 name=@2 remove=@delete", SNAPSHOT_TAGGED,
+    .print = print_tagged, .fields = "job id tag=name deleted=@delete");
 
 /* ==== rules ==== */
 
