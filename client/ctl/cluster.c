@@ -382,7 +382,7 @@ static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *pa
     ctl_table_print(ctl, CTL_COLUMNS(columns), parts, count);
 }
 
-/* What the device of a shard was used for stands beside what it is. */
+/* The use of a shard's device stands beside its description. */
 static void print_json(const Cairn__ClusterStatus *status)
 {
     json_t *object = ctl_json(status), *members = json_object_get(object, "members");

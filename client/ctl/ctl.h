@@ -242,8 +242,6 @@ int ctl_ask_by(struct ctl *ctl, const struct ctl_question *question, const void 
 /* "name: value" lines of one thing. */
 void ctl_line(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown);
-/* A new number, or null. */
-json_t *ctl_json_known(bool known, uint64_t number);
 /* Prints the object (taken) with schema_version, and returns 0. */
 int ctl_print_json(json_t *object);
 /* Lower-case hexadecimal; "" for no bytes. Static memory, valid until the call after next. */
@@ -260,9 +258,6 @@ void ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
 void ctl_damaged_line(uint64_t nonfinite, const char *tensors);
 /* On stderr: a snapshot with such elements "is passed over", say. */
 void ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
-
-/* ---- snapshot.c: when they are taken, and which of them stay ---- */
-void ctl_rules_print(const Cairn__JobSpec *spec);
 
 /* ---- job.c: what it takes of its shards; an entry a shard ---- */
 uint64_t ctl_job_memory_sum(const Cairn__MemoryTold *memory); /* of all kinds */

@@ -181,6 +181,63 @@ static void groups_print(const Cairn__JobStatus *j)
                  j->reduce_groups_off);
 }
 
+/* ==== rules ==== */
+
+/* Prints a job's snapshot rules for `cairn job show`. */
+
+/* "90 s", "10 min", "7 d": in the greatest unit that it is whole in. */
+static void add_time(struct sentence *out, uint32_t seconds)
+{
+    static const struct {
+        const char *name;
+        uint32_t seconds;
+    } units[] = { { "d", 86400 }, { "h", 3600 }, { "min", 60 }, { "s", 1 } };
+    size_t i = 0;
+    while (seconds % units[i].seconds != 0) i++;
+    sentence_add(out, "%u %s", seconds / units[i].seconds, units[i].name);
+}
+
+static void print_periodic(const Cairn__JobSpec *s)
+{
+    struct sentence text = { "every " };
+    if (s->snapshot_every > 0)
+        sentence_add(&text, "%" PRIu64 " step%s", s->snapshot_every,
+                     s->snapshot_every == 1 ? "" : "s");
+    else
+        add_time(&text, s->snapshot_every_s);
+    if (s->snapshot_keep > 0) sentence_add(&text, ", the newest %" PRIu64, s->snapshot_keep);
+    if (s->snapshot_keep_every > 0)
+        sentence_add(&text, ", the first of every %" PRIu64 " steps", s->snapshot_keep_every);
+    if (s->snapshot_keep_within_s > 0) {
+        sentence_add(&text, ", those of the last ");
+        add_time(&text, s->snapshot_keep_within_s);
+    }
+    const bool has_rule = s->snapshot_keep > 0 || s->snapshot_keep_every > 0 ||
+                          s->snapshot_keep_within_s > 0;
+    sentence_add(&text, "%s are kept", has_rule ? "" : ", all");
+    if (s->snapshot_max_bytes > 0)
+        sentence_add(&text, ", at most %s of all", ctl_bytes(s->snapshot_max_bytes));
+    ctl_line("snapshots", "%s", text.text);
+}
+
+static void print_rules(const Cairn__JobSpec *s)
+{
+    struct sentence text = { "" };
+    if (s->snapshot_every > 0 || s->snapshot_every_s > 0) print_periodic(s);
+    ctl_line("staging", "%s", capability_name(CAIRN_CAPABILITY_STAGING, (int)s->snapshot_staging));
+    if (s->snapshot_durable_within_s > 0) {
+        add_time(&text, s->snapshot_durable_within_s);
+        ctl_line("durable within", "%s", text.text);
+        text.text[0] = '\0';
+    }
+    if (s->snapshot_scrub_every_s > 0) {
+        add_time(&text, s->snapshot_scrub_every_s);
+        ctl_line("scrubbed every", "%s", text.text);
+    }
+    if (s->snapshot_fallback)
+        ctl_line("fallback", "a damaged snapshot: the newest good one before it");
+}
+
 /* ==== job ==== */
 
 static json_t *group_json_job(const Cairn__GroupSpec *g)
@@ -353,7 +410,7 @@ static void print_spec(const Cairn__JobSpec *s)
         ctl_line("offload", "%g of the state in host memory, where a shard has a GPU",
                  s->offload_fraction);
     ctl_line("not finite", "%s", capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
-    ctl_rules_print(s);
+    print_rules(s);
     const char *loss = capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)s->on_shard_loss);
     if (s->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
         ctl_line("on shard loss", "%s", loss);
@@ -646,54 +703,35 @@ static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cai
 #undef FILL
 }
 
-/* -1: go on. */
-static int fill_staging(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
+/* The policy that was given by its name, or that the job has now. -1: go on. */
+static int fill_policy(enum capability_field field, const char *option, const char *allowed,
+                       const char *given, uint32_t now, uint32_t *out)
 {
-    const char *asked = ctl->rules.staging;
-    const int value = asked != NULL ? capability_value(CAIRN_CAPABILITY_STAGING, asked)
-                                    : (int)now->snapshot_staging;
-    if (value < 0)
-        return ctl_fail(CAIRN_ERR_INVALID, "--snapshot-staging %s: state and small are allowed",
-                        asked);
-    amend->snapshot_staging = (uint32_t)value;
-    return -1;
+    const int value = given != NULL ? capability_value(field, given) : (int)now;
+    *out = (uint32_t)value;
+    if (value >= 0) return -1;
+    return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: %s are allowed", option, given, allowed);
 }
 
-/* As above. -1: go on. */
-static int fill_shard_loss(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
+/* The policies for a shard or a worker that is lost; as above. */
+static int fill_losses(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
     amend->set_shard_loss = ctl->on_shard_loss != NULL || ctl->shard_loss_wait_s > 0;
-    const int asked = ctl->on_shard_loss == NULL
-                          ? (int)now->on_shard_loss
-                          : capability_value(CAIRN_CAPABILITY_SHARD_LOSS, ctl->on_shard_loss);
-    if (asked < 0)
-        return ctl_fail(CAIRN_ERR_INVALID,
-                        "--on-shard-loss %s: wait and restore-latest are allowed",
-                        ctl->on_shard_loss);
-    amend->on_shard_loss = (uint32_t)asked;
+    amend->set_worker_loss = ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
+    int done = fill_policy(CAIRN_CAPABILITY_SHARD_LOSS, "on-shard-loss", "wait and restore-latest",
+                           ctl->on_shard_loss, now->on_shard_loss, &amend->on_shard_loss);
+    if (done < 0)
+        done = fill_policy(CAIRN_CAPABILITY_WORKER_LOSS, "on-worker-loss", "redo, wait and fail",
+                           ctl->on_worker_loss, now->on_worker_loss, &amend->on_worker_loss);
     if (ctl->shard_loss_wait_s > 0)
         amend->shard_loss_wait_s = ctl->shard_loss_wait_s;
     else if (amend->on_shard_loss != CAIRN_SHARD_LOSS_WAIT)
         amend->shard_loss_wait_s = now->shard_loss_wait_s;
-    return -1;
-}
-
-static int fill_worker_loss(const struct ctl *ctl, const Cairn__JobSpec *now,
-                            Cairn__JobAmend *amend)
-{
-    amend->set_worker_loss = ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
-    const int asked = ctl->on_worker_loss == NULL
-                          ? (int)now->on_worker_loss
-                          : capability_value(CAIRN_CAPABILITY_WORKER_LOSS, ctl->on_worker_loss);
-    if (asked < 0)
-        return ctl_fail(CAIRN_ERR_INVALID, "--on-worker-loss %s: redo, wait and fail are allowed",
-                        ctl->on_worker_loss);
-    amend->on_worker_loss = (uint32_t)asked;
     if (ctl->worker_loss_wait_s > 0)
         amend->worker_loss_wait_s = ctl->worker_loss_wait_s;
     else if (amend->on_worker_loss == CAIRN_WORKER_LOSS_WAIT)
         amend->worker_loss_wait_s = now->worker_loss_wait_s;
-    return -1;
+    return done;
 }
 
 /* Fills the amendment from the job as it is now; its revision makes the coordinator refuse it if
@@ -710,9 +748,10 @@ static int fill_amendment(const struct ctl *ctl, const Cairn__JobStatus *job,
         if (done >= 0) return done;
     }
     fill_snapshots(ctl, job->spec, amend);
-    int done = fill_staging(ctl, job->spec, amend);
-    if (done < 0) done = fill_shard_loss(ctl, job->spec, amend);
-    return done >= 0 ? done : fill_worker_loss(ctl, job->spec, amend);
+    const int done = fill_policy(CAIRN_CAPABILITY_STAGING, "snapshot-staging", "state and small",
+                                 ctl->rules.staging, job->spec->snapshot_staging,
+                                 &amend->snapshot_staging);
+    return done >= 0 ? done : fill_losses(ctl, job->spec, amend);
 }
 
 static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)

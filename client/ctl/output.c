@@ -124,11 +124,6 @@ void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool
         ctl_line(name, "generation %" PRIu64 ", step %" PRIu64, generation, step);
 }
 
-json_t *ctl_json_known(bool known, uint64_t number)
-{
-    return known ? json_integer((json_int_t)number) : json_null();
-}
-
 int ctl_print_json(json_t *object)
 {
     json_object_set_new(object, "schema_version", json_integer(CTL_SCHEMA_VERSION));
@@ -358,7 +353,7 @@ static json_t *value_json(struct value v)
     }
 }
 
-/* Of a repeated field: by pointers, or numbers of 32 bits. */
+/* A repeated field has pointers, or numbers of 32 bits. */
 static json_t *list_json(const ProtobufCMessage *message, struct value v)
 {
     const size_t count = *(const size_t *)(const void *)((const char *)message +

@@ -351,7 +351,8 @@ static json_t *entry_json(const Cairn__JobStatus *job, const Cairn__StepTimes *t
     json_object_set_new(entry, "step_ms", t->steps > 0 ? json_real(ms(t->step_us)) : json_null());
     uint64_t memory = 0;
     const bool is_known = memory_of(job, t, &memory);
-    json_object_set_new(entry, "memory_bytes", ctl_json_known(is_known, memory));
+    json_object_set_new(entry, "memory_bytes",
+                        is_known ? json_integer((json_int_t)memory) : json_null());
     if (t->of_shard) return entry;
     const Cairn__BytesTold *bytes = bytes_of(job, t->number);
     json_object_set_new(entry, "pushed_per_step",
@@ -367,9 +368,8 @@ static void print_json(const Cairn__JobStatus *job)
     for (size_t i = 0; i < job->n_times; i++)
         json_array_append_new(job->times[i]->of_shard ? shards : workers,
                               entry_json(job, job->times[i]));
-    json_t *object = json_pack("{s:s, s:s, s:s, s:o, s:o}", "job", job->name, "state", job->state,
-                               "awaited", job->awaited, "workers", workers, "shards", shards);
-    json_object_set_new(object, "step", ctl_json_known(!job->version_unknown, job->step));
+    json_t *object = json_pack("{s:o, s:o}", "workers", workers, "shards", shards);
+    ctl_json_add(object, job, "job=name state awaited step!version_unknown");
     ctl_print_json(object);
 }
 

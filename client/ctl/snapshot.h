@@ -39,12 +39,6 @@ struct ctl_buffer {
     struct shape shape;
 };
 
-/* Gives *out, malloc'd: one entry for each tensor of the snapshot's spec. A blob stays a blob if
- * the list gives it another size than it has, or a kind that the table does not have.
- * CAIRN_ERR_NO_MEMORY, and the errors of snapshot_read. */
-cairn_status ctl_buffers_read(struct snapshot *snapshot, struct ctl_buffer **out,
-                              struct sentence *why) CAIRN_MUST_CHECK;
-
 /* ==== torch file ==== */
 
 /* Files of torch, planned: a file of torch.save, which torch.load(weights_only=True) reads, with or without

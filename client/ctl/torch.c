@@ -543,7 +543,7 @@ struct item {
     const struct ctl_number_type *type; /* NULL: no tensor */
     uint64_t at, bytes;
 };
-/* What a plan is made with, of a file or of a folder. */
+/* The means of a plan, of a file or of a folder. */
 struct planning {
     struct ctl_torch_file *t;
     struct snapshot_file *file;

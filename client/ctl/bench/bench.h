@@ -179,7 +179,7 @@ struct bench_spread bench_spread_of(double *values, uint32_t count);
 /* Prints it as ctl asks, releases what it owns, and returns 0. */
 int bench_print(struct bench_result *result, const struct ctl *ctl);
 
-/* What several benches refuse: too many workers or tensors, no such --path. -1: go on. */
+/* Refuses too many workers or tensors, and a --path that is none. -1: go on. */
 int bench_check(const struct ctl *ctl, uint32_t workers, uint32_t tensors);
 /* Is there so much memory? `what`: "" or " of memory"; `fewer`: the options that make it less. -1: go on. */
 int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewer);

@@ -1,4 +1,7 @@
-"""Saves a part of a state by async_save; prints the stall and all seconds. argv: folder, elements, processes, which of them."""
+"""Saves a part of a state by async_save; prints the stall and all seconds.
+
+argv: folder, elements, processes, which of them.
+"""
 import shutil, sys, time, torch
 import torch.distributed as dist, torch.distributed.checkpoint as dcp
 folder, elems, world, rank = sys.argv[1], *map(int, sys.argv[2:])

@@ -1,4 +1,7 @@
-"""Imports a file of torch.save, made by the first run and not in the page cache; prints seconds and bytes. argv: folder, elements."""
+"""Imports a file of torch.save, made by the first run and not in the page cache; prints seconds and bytes.
+
+argv: folder, elements.
+"""
 import os, sys, time, torch, cairn
 folder, elems, count = sys.argv[1], int(sys.argv[2]), 16
 path = folder + '/import.pt'
