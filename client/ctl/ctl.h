@@ -18,10 +18,8 @@
 #define CTL_NAMES_MAX      256 /* of an option that is given again and again */
 #define CTL_OPTIONS_MAX    128
 
-/* Which snapshots are taken and stay; has_: it was given. */
+/* Which snapshots are taken and stay. */
 struct ctl_rules {
-    bool has_every, has_keep_last, has_keep_every, has_keep_within, has_max_bytes;
-    bool has_durable_within, has_fallback, has_scrub_every;
     bool by_time;        /* --snapshot-every 10min: every_s */
     bool fallback;       /* --snapshot-fallback yes */
     const char *staging; /* NULL: not given */
@@ -52,7 +50,6 @@ struct ctl_bench {
 
 /* Values that `job plan` takes instead of those in the spec. */
 struct ctl_plan {
-    bool has_stage, has_offload;
     uint32_t stage;
     double offload;
 };
@@ -101,7 +98,6 @@ struct ctl {
     /* --from, --to, --as; NULL: not given. Judged by the subcommand */
     const char *from, *to, *as;
     const char *group; /* --group; the same */
-    bool has_lr, has_clip_norm;
     double lr, clip_norm;
     struct ctl_rules rules;
     uint64_t since_unix_ms;            /* --since; 0: not given */
@@ -167,7 +163,8 @@ int ctl_options_check(const struct ctl *ctl, const char *takes);
 /* Prints what is taken, a line each. */
 void ctl_options_print(FILE *out, const char *takes);
 bool ctl_takes(const char *takes, const char *kind);
-bool ctl_is_given(const struct ctl *ctl, const char *option);
+/* Is any of these options given? "keep-last keep-every" */
+bool ctl_is_given(const struct ctl *ctl, const char *options);
 /* "; see cairn job list --help" */
 int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));

@@ -664,42 +664,32 @@ static int send_amendment(struct ctl *ctl, Cairn__JobAmend *amend)
     return called == CAIRN_OK ? print_amended(ctl, revision) : status_exit((int)called);
 }
 
-static bool changes_snapshots(const struct ctl_rules *given)
-{
-    return given->has_every || given->has_keep_last;
-}
+#define SNAPSHOT_OPTIONS "snapshot-every snapshot-keep"
+#define RULE_OPTIONS                                                              \
+    "snapshot-every snapshot-keep-every snapshot-keep-within snapshot-max-bytes " \
+    "snapshot-staging snapshot-durable-within snapshot-fallback snapshot-scrub-every"
+#define LOSS_OPTIONS "on-shard-loss shard-loss-wait on-worker-loss worker-loss-wait"
 
-static bool changes_rules(const struct ctl_rules *given)
-{
-    return given->has_every || given->has_keep_every || given->has_keep_within ||
-           given->has_max_bytes || given->staging != NULL || given->has_durable_within ||
-           given->has_fallback || given->has_scrub_every;
-}
-
-static bool changes_policy(const struct ctl *ctl)
-{
-    return changes_snapshots(&ctl->rules) || changes_rules(&ctl->rules) ||
-           ctl->on_shard_loss != NULL || ctl->shard_loss_wait_s > 0 ||
-           ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
-}
-
+/* Options that are not given leave their field as it is; if periodic snapshots end, their rules are
+ * cleared, too. */
 static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
     const struct ctl_rules *given = &ctl->rules;
-    const bool ends = given->has_every && given->every == 0 && given->every_s == 0;
-    amend->set_snapshots = changes_snapshots(given);
-    amend->set_snapshot_rules = changes_rules(given);
-#define FILL(field, has, value, cleared) \
-    amend->field = given->has ? given->value : (cleared) && ends ? 0 : now->field
-    FILL(snapshot_every, has_every, every, false);
-    FILL(snapshot_every_s, has_every, every_s, false);
-    FILL(snapshot_keep, has_keep_last, keep_last, true);
-    FILL(snapshot_keep_every, has_keep_every, keep_every, true);
-    FILL(snapshot_keep_within_s, has_keep_within, keep_within_s, true);
-    FILL(snapshot_max_bytes, has_max_bytes, max_bytes, true);
-    FILL(snapshot_durable_within_s, has_durable_within, durable_within_s, false);
-    FILL(snapshot_fallback, has_fallback, fallback, false);
-    FILL(snapshot_scrub_every_s, has_scrub_every, scrub_every_s, false);
+    const bool ends = ctl_is_given(ctl, "snapshot-every") && given->every == 0 &&
+                      given->every_s == 0;
+    amend->set_snapshots = ctl_is_given(ctl, SNAPSHOT_OPTIONS);
+    amend->set_snapshot_rules = ctl_is_given(ctl, RULE_OPTIONS);
+#define FILL(field, option, value, cleared) \
+    amend->field = ctl_is_given(ctl, option) ? given->value : (cleared) && ends ? 0 : now->field
+    FILL(snapshot_every, "snapshot-every", every, false);
+    FILL(snapshot_every_s, "snapshot-every", every_s, false);
+    FILL(snapshot_keep, "snapshot-keep", keep_last, true);
+    FILL(snapshot_keep_every, "snapshot-keep-every", keep_every, true);
+    FILL(snapshot_keep_within_s, "snapshot-keep-within", keep_within_s, true);
+    FILL(snapshot_max_bytes, "snapshot-max-bytes", max_bytes, true);
+    FILL(snapshot_durable_within_s, "snapshot-durable-within", durable_within_s, false);
+    FILL(snapshot_fallback, "snapshot-fallback", fallback, false);
+    FILL(snapshot_scrub_every_s, "snapshot-scrub-every", scrub_every_s, false);
 #undef FILL
 }
 
@@ -743,7 +733,7 @@ static int fill_amendment(const struct ctl *ctl, const Cairn__JobStatus *job,
         return ctl_fail(CAIRN_ERR_PROTOCOL, "the coordinator does not say what job %s is",
                         job->name);
     amend->revision = job->spec->revision;
-    if (ctl->has_lr) {
+    if (ctl_is_given(ctl, "lr")) {
         const int done = fill_groups(ctl, job, amend);
         if (done >= 0) return done;
     }
@@ -773,15 +763,17 @@ static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)
 int ctl_job_amend(struct ctl *ctl)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    const bool as_shown = ctl->has_lr || changes_policy(ctl);
-    if (!as_shown && !ctl->has_clip_norm && ctl->workers_max == 0 && ctl->set.count == 0)
+    const bool as_shown = ctl_is_given(ctl,
+                                       "lr " SNAPSHOT_OPTIONS " " RULE_OPTIONS " " LOSS_OPTIONS);
+    if (!as_shown && !ctl_is_given(ctl, "clip-norm") && ctl->workers_max == 0 &&
+        ctl->set.count == 0)
         return ctl_usage_fail(ctl, "it changes nothing: give what is to be another");
-    if (ctl->group != NULL && !ctl->has_lr)
+    if (ctl->group != NULL && !ctl_is_given(ctl, "lr"))
         return ctl_usage_fail(ctl, "--group is of --lr, which is not given");
     amend.name = ctl->argv[0];
     amend.workers_min = ctl->workers_min;
     amend.workers_max = ctl->workers_max;
-    amend.set_clip_norm = ctl->has_clip_norm;
+    amend.set_clip_norm = ctl_is_given(ctl, "clip-norm");
     amend.clip_norm = ctl->clip_norm;
     amend.settings = ctl->set.list;
     amend.n_settings = ctl->set.count;

@@ -45,7 +45,6 @@ struct option_row {
     size_t offset; /* in struct ctl */
     uint64_t max;
     const char *help;  /* NULL: it is not shown */
-    size_t given;      /* of a bool of struct ctl, set if it is; 0: none */
     const char *shown; /* NULL: by name and value */
     char letter;       /* -o */
 };
@@ -234,7 +233,6 @@ static int parse_every(struct ctl *ctl, char *text)
     const size_t digits = strspn(text, "0123456789");
     const char *unit = text + digits + strspn(text + digits, " ");
     char number[24];
-    rules->has_every = true;
     rules->every = rules->every_s = 0;
     rules->by_time = unit[0] >= 'a' && unit[0] <= 'z' && strncmp(unit, "step", 4) != 0;
     if (rules->by_time)
@@ -264,7 +262,6 @@ static int parse_device(struct ctl *ctl, char *text)
 
 static int parse_stage(struct ctl *ctl, char *text)
 {
-    ctl->plan.has_stage = true;
     ctl->plan.stage = (uint32_t)(text[0] - '0');
     if (text[0] >= '0' && text[0] <= '3' && text[1] == '\0') return -1;
     return ctl_fail(CAIRN_ERR_INVALID, "--stage %s: 0 to 3 is allowed", text);
@@ -336,7 +333,6 @@ static int parse_version(struct ctl *ctl, char *text)
 
 #define AS(is, member, most) .type = is, .offset = offsetof(struct ctl, member), .max = most
 #define BY(function)         .parse = function, .type = PARSED, .offset = 0, .max = 0
-#define SETS(member)         .given = offsetof(struct ctl, member)
 
 static const struct option_row rows[] = {
     { "endpoint", "ADDRESS", NULL, AS(TEXT, endpoint, 0),
@@ -390,47 +386,40 @@ static const struct option_row rows[] = {
     { "workers", "N", NULL, BY(parse_workers), "how many workers" },
     { "workers", "MIN:MAX", "terms", BY(parse_workers),
       "a round opens with MIN workers, and MAX may attach; N is N:N" },
-    { "lr", "X", "terms", AS(REAL, lr, 0), "the learning rate, at which its schedule is 1",
-      SETS(has_lr) },
+    { "lr", "X", "terms", AS(REAL, lr, 0), "the learning rate, at which its schedule is 1" },
     { "group", "NAME", "terms", AS(TEXT, group, 0), "whose (else of all)" },
     { "clip-norm", "X", "terms", AS(REAL, clip_norm, 0),
-      "of the global gradient norm; 0: no clipping", SETS(has_clip_norm) },
+      "of the global gradient norm; 0: no clipping" },
     { "snapshot-every", "N|TIME", "terms", BY(parse_every),
       "from one periodic snapshot to the next: steps (500), or a time (10min); 0: none" },
     { "snapshot-keep", "N", "terms", AS(COUNT_OR_0, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
-      "of them, so many stay; 0: no such rule. Any rule keeps one; without a rule all stay",
-      SETS(rules.has_keep_last) },
+      "of them, so many stay; 0: no such rule. Any rule keeps one; without a rule all stay" },
     { "snapshot-keep-every", "N", "terms", AS(COUNT_OR_0, rules.keep_every, CAIRN_SPEC_EVERY_MAX),
-      "the first of every N steps stays for good; 0: no such rule", SETS(rules.has_keep_every) },
+      "the first of every N steps stays for good; 0: no such rule" },
     { "snapshot-keep-within", "TIME", "terms",
       AS(DURATION, rules.keep_within_s, CAIRN_SPEC_WITHIN_S_MAX),
-      "all younger than that stay (36h; s, min, h, d); 0: no such rule",
-      SETS(rules.has_keep_within) },
+      "all younger than that stay (36h; s, min, h, d); 0: no such rule" },
     { "snapshot-max-bytes", "N", "terms",
       AS(COUNT_OR_0, rules.max_bytes, CAIRN_SPEC_KEEP_BYTES_MAX),
-      "of all snapshots of the job; over it the oldest go (500G); 0: no bound",
-      SETS(rules.has_max_bytes) },
+      "of all snapshots of the job; over it the oldest go (500G); 0: no bound" },
     { "snapshot-staging", "state|small", "terms", AS(TEXT, rules.staging, 0),
       "room for what updates overwrite while a snapshot is written" },
     { "snapshot-durable-within", "TIME", "terms",
       AS(DURATION, rules.durable_within_s, CAIRN_SPEC_DURABLE_S_MAX),
-      "a snapshot is to be on disk by then; 0: no deadline", SETS(rules.has_durable_within) },
+      "a snapshot is to be on disk by then; 0: no deadline" },
     { "snapshot-fallback", "yes|no", "terms", AS(SWITCH, rules.fallback, 0),
-      "a restore that finds a snapshot damaged takes the newest good one before it",
-      SETS(rules.has_fallback) },
+      "a restore that finds a snapshot damaged takes the newest good one before it" },
     { "snapshot-scrub-every", "TIME", "terms",
       AS(DURATION, rules.scrub_every_s, CAIRN_SPEC_SNAPSHOT_S_MAX),
-      "every snapshot is read again and checked (7d); 0: by command only",
-      SETS(rules.has_scrub_every) },
+      "every snapshot is read again and checked (7d); 0: by command only" },
     { "keep-last", "N", "keeping", AS(COUNT, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
-      "the newest N stay; this and what follows: instead of the job's rules",
-      SETS(rules.has_keep_last) },
+      "the newest N stay; this and what follows: instead of the job's rules" },
     { "keep-every", "N", "keeping", AS(COUNT, rules.keep_every, CAIRN_SPEC_EVERY_MAX),
-      "the first of every N steps stays", SETS(rules.has_keep_every) },
+      "the first of every N steps stays" },
     { "keep-within", "TIME", "keeping", AS(DURATION, rules.keep_within_s, CAIRN_SPEC_WITHIN_S_MAX),
-      "all younger than that stay (36h; s, min, h, d)", SETS(rules.has_keep_within) },
+      "all younger than that stay (36h; s, min, h, d)" },
     { "max-bytes", "N", "keeping", AS(COUNT, rules.max_bytes, CAIRN_SPEC_KEEP_BYTES_MAX),
-      "of all snapshots of the job; over it the oldest go (500G)", SETS(rules.has_max_bytes) },
+      "of all snapshots of the job; over it the oldest go (500G)" },
     { "dry-run", NULL, "keeping", AS(FLAG, rules.dry_run, 0),
       "only say which would go, and why the others stay" },
     { "mtbf", "TIME", NULL, BY(parse_mtbf),
@@ -498,8 +487,7 @@ static const struct option_row rows[] = {
     { "device", "N", "backend", BY(parse_device), "of cuda: its number or UUID (the first)" },
     { "stage", "N", "plan", BY(parse_stage), "0 to 3 (else the spec's)" },
     { "offload", "X", "plan", AS(REAL, plan.offload, 1),
-      "of cuda: the fraction of state in host memory, 0 to 1 (else the spec's)",
-      SETS(plan.has_offload) },
+      "of cuda: the fraction of state in host memory, 0 to 1 (else the spec's)" },
     { "memory", "host|device", NULL, AS(SWITCH, bench.has_device_memory, 1),
       "where workers have gradients and parameters: device is the shards' card (host)" },
     { "global-batch", "K", "memory", AS(NUMBER, bench.global_batch, CAIRN_SPEC_MICRO_MAX),
@@ -591,7 +579,6 @@ static int parse_value(struct ctl *ctl, const struct option_row *row, char *text
     const char *name = row->name;
     uint64_t number;
     int done = -1;
-    if (row->given != 0) *(bool *)((char *)ctl + row->given) = true;
     switch (row->type) {
     case FLAG: *(bool *)to = true; break;
     case TEXT: *(const char **)to = text; break;
@@ -669,11 +656,11 @@ int ctl_options_read(struct ctl *ctl, bool all)
     return -1;
 }
 
-bool ctl_is_given(const struct ctl *ctl, const char *option)
+bool ctl_is_given(const struct ctl *ctl, const char *options)
 {
-    size_t row = 0;
-    while (strcmp(rows[row].name, option) != 0) row++;
-    return ctl->given[row];
+    for (size_t i = 0; i < ROW_COUNT; i++)
+        if (ctl->given[i] && ctl_takes(options, rows[i].name)) return true;
+    return false;
 }
 
 int ctl_options_check(const struct ctl *ctl, const char *takes)

@@ -91,12 +91,12 @@ static cairn_status change_spec(const struct ctl *ctl, struct plan *plan, struct
 {
     struct job_spec_data *spec = &plan->spec;
     plan->has_device = ctl->bench.backend != NULL && strcmp(ctl->bench.backend, "cuda") == 0;
-    if (ctl->plan.has_offload && !plan->has_device)
+    if (ctl_is_given(ctl, "offload") && !plan->has_device)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "--offload means nothing where state lies in host memory: give --backend "
                          "cuda, too");
-    if (ctl->plan.has_stage) spec->stage = ctl->plan.stage;
-    if (ctl->plan.has_offload) spec->offload_fraction = ctl->plan.offload;
+    if (ctl_is_given(ctl, "stage")) spec->stage = ctl->plan.stage;
+    if (ctl_is_given(ctl, "offload")) spec->offload_fraction = ctl->plan.offload;
     for (size_t t = 0; ctl->bench.wire != NULL && t < spec->tensor_count; t++)
         if (spec->tensors[t].kind != CAIRN_BLOB)
             spec->tensors[t].wire = strcmp(ctl->bench.wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;

@@ -671,8 +671,7 @@ int ctl_snapshot_prune(struct ctl *ctl)
     Cairn__SnapshotPrune prune = CAIRN__SNAPSHOT_PRUNE__INIT;
     prune.job = ctl->argv[0];
     prune.plan = rules->dry_run;
-    prune.has_rules = rules->has_keep_last || rules->has_keep_every || rules->has_keep_within ||
-                      rules->has_max_bytes;
+    prune.has_rules = ctl_is_given(ctl, "keep-last keep-every keep-within max-bytes");
     prune.keep_last = rules->keep_last;
     prune.keep_every = rules->keep_every;
     prune.keep_within_s = rules->keep_within_s;
