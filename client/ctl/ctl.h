@@ -4,9 +4,11 @@
 
 #include <jansson.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/types.h>
 
 #include "proto/base/text.h"
 #include "proto/spec/spec.h"
@@ -208,23 +210,22 @@ json_t *ctl_json(const void *message);
 /* Adds these fields of the message. */
 void ctl_json_add(json_t *object, const void *message, const char *fields);
 
-/* A command that only asks and prints. */
+/* A command that only asks and prints; NULL, 0 and false leave a thing out. */
 struct ctl_question {
     uint16_t type, reply_type; /* CAIRN_MSG_ */
     const ProtobufCMessageDescriptor *request;
-    /* Its fields, of the line: "FIELD=@0", an argument, if there is one; "FIELD=@force", is that option
-     * given? "FIELD=!yes", is it not? "FIELD=1", true. */
+    /* The request's fields that are not 0: "FIELD=@0", an argument, if there is one; "FIELD=@force", is
+     * that option given? "FIELD=!yes", is it not? "FIELD=1", true. */
     const char *fill;
-    int timeout_ms; /* if none is given; 0: as of other commands */
-    bool awaits;    /* says for whom the job waits that argument 0 names */
-    const char
-        *confirm; /* asks before it: what goes, which the last argument names; NULL: it does not */
-    const char *farewell; /* if it is interrupted; NULL: nothing */
+    int timeout_ms;       /* if none is given */
+    bool awaits;          /* it says for whom the job waits that argument 0 names */
+    const char *confirm;  /* it asks before this goes, which the last argument names */
+    const char *farewell; /* it says this when it is interrupted */
     void (*print)(struct ctl *ctl, const void *reply);
-    bool is_quiet_too;                                   /* it prints something with -q, too */
-    json_t *(*json)(struct ctl *ctl, const void *reply); /* NULL: by the following */
-    const char
-        *fields; /* of the reply, and "KEY=@0", "KEY=@yes" of the line; NULL: as ctl_json has it */
+    bool is_quiet_too; /* it prints something with -q, too */
+    json_t *(*json)(struct ctl *ctl, const void *reply);
+    /* Without json: fields of the reply, and of the line "KEY=@0", "KEY=@yes"; NULL: as ctl_json has it. */
+    const char *fields;
 };
 #define CTL_QUESTION(type_, message, fill_, reply, ...)                                       \
     {                                                                                         \
@@ -316,5 +317,66 @@ void ctl_progress_end(struct ctl_progress *progress);
  * success only. */
 cairn_status ctl_plan_spec(const char *path, struct job_spec_data *out,
                            struct sentence *why) CAIRN_MUST_CHECK;
+
+/* ==== local ==== */
+
+/* cairn local: a cluster in the foreground.
+ *
+ * One thread, no loop: every signal that matters is blocked and taken with sigtimedwait, SIGCHLD
+ * included, so nothing runs in a handler. Only children that were started here are waited for,
+ * signaled or killed, by their id; nobody else can have that id while they are not reaped. The
+ * daemons are in process groups of their own, so Ctrl-C reaches the command alone, and in the
+ * folder, so their configurations need no absolute paths. */
+
+enum { LOCAL_COORDINATOR, LOCAL_SHARD, LOCAL_PROGRAMS };
+
+struct local_daemon {
+    char name[24]; /* "shard-1": of its configuration, log and ready file */
+    pid_t pid;     /* 0: it does not run */
+};
+
+struct local {
+    const struct ctl *ctl; /* borrowed */
+    sigset_t signals;      /* blocked here, taken by local_signal */
+    sigset_t old_signals;  /* of the children */
+    bool is_blocked;       /* they are */
+    char programs[LOCAL_PROGRAMS][PATH_MAX];
+    char folder[PATH_MAX]; /* "": there is none */
+    bool is_temporary;     /* removed in the end */
+    char import[PATH_MAX]; /* import.folders of the shards; "": none */
+    bool is_announced;     /* the endpoint file is ours */
+    char endpoint[288];
+    char socket[PATH_MAX + 32]; /* what the coordinator shall listen on */
+    /* made for it where `folder` has too long a name, or an odd one; else "" */
+    char socket_folder[64];
+    struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
+    int daemon_count;
+    bool is_debug;                /* the daemons log each round */
+    uint32_t threads;             /* compute threads of a shard; 0: its share of the cores */
+    const char *backend, *device; /* compute.backend and .device of the shards; NULL: not said */
+};
+
+/* Runs `body` while a cluster of ctl->shards is up, or, with ctl->endpoint, against the cluster
+ * there; CAIRN_ENDPOINT tells the body where it is. The exit status is the body's. The caller sets
+ * local->ctl and the fields behind daemon_count; the rest of `local` is 0 or left over from a
+ * cluster before. */
+int local_run(struct local *local, int (*body)(struct local *local, void *context), void *context);
+
+/* Adds one more shard to the running cluster, which was not made for it. -1: go on; else the exit
+ * status. */
+int local_shard_add(struct local *local);
+
+/* Waits for a signal of local->signals; 0: none came. timeout_ms -1: for ever. *is_key_out: it came from
+ * the terminal, so the command has it, too. */
+int local_signal(const struct local *local, int timeout_ms, bool *is_key_out);
+
+/* Says of each daemon that ended how it did, with the end of its log. How many there were. */
+int local_daemons_reap(struct local *local);
+/* SIGTERM to all, SIGKILL to what is left 10 s or a signal later. */
+void local_daemons_stop(struct local *local);
+
+/* fork, for a body that has processes of its own: the child has the signals that this program was started
+ * with, and dies with it. -1: and said. */
+pid_t local_fork(struct local *local);
 
 #endif

@@ -1,5 +1,5 @@
 /* cairn local: the way of a cluster, from its folder to its end. */
-#include "client/ctl/local.h"
+#include "client/ctl/ctl.h"
 
 #include <inttypes.h>
 #include <errno.h>

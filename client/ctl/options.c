@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <errno.h>
+#include <float.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdarg.h>
@@ -38,8 +39,8 @@ enum option_type {
 struct option_row {
     const char *name;
     const char *value; /* as shown; "[SECONDS]": may be left out; NULL: takes none */
-    const char
-        *kinds; /* words by which subcommands take it; NULL: its name; "": of every subcommand */
+    /* Words by which subcommands take it; NULL: its name; "": every subcommand does. */
+    const char *kinds;
     int (*parse)(struct ctl *ctl, char *text); /* of PARSED; -1: go on; else the exit status */
     enum option_type type;
     size_t offset; /* in struct ctl */
@@ -53,29 +54,27 @@ struct option_row {
 
 /* Each: -1: go on; else the exit status, and it was said what is wrong. */
 
-static int parse_seconds(const char *name, const char *text, double *out)
+/* A number from `least` to `most`, with that behind it. */
+static bool read_real(const char *text, const char *unit, double least, double most, double *out)
 {
     char *end;
     errno = 0;
-    const double seconds = strtod(text, &end);
-    if (errno != 0 || end == text || *end != 0 || !(seconds > 0) || seconds > 1e6)
-        return ctl_fail(CAIRN_ERR_INVALID,
-                        "--%s %s: seconds, more than 0 and at most 1000000, are allowed", name,
-                        text);
-    *out = seconds;
-    return -1;
+    *out = strtod(text, &end);
+    return errno == 0 && end != text && strcmp(end, unit) == 0 && *out >= least && *out <= most;
+}
+
+static int parse_seconds(const char *name, const char *text, double *out)
+{
+    if (read_real(text, "", DBL_TRUE_MIN, 1e6, out)) return -1;
+    return ctl_fail(CAIRN_ERR_INVALID,
+                    "--%s %s: seconds, more than 0 and at most 1000000, are allowed", name, text);
 }
 
 static int parse_milliseconds(const char *name, const char *text, double *out)
 {
-    char *end;
-    errno = 0;
-    const double ms = strtod(text, &end);
-    if (errno != 0 || end == text || *end != 0 || !(ms >= 0) || ms > 1e6)
-        return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: milliseconds, 0 to 1000000, are allowed", name,
-                        text);
-    *out = ms;
-    return -1;
+    if (read_real(text, "", 0, 1e6, out)) return -1;
+    return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: milliseconds, 0 to 1000000, are allowed", name,
+                    text);
 }
 
 /* 1 to max, with K, M, G or T for thousands of it. */
@@ -114,10 +113,7 @@ static int parse_count_or_none(const char *name, const char *text, uint64_t max,
 
 static int parse_real(const char *name, const char *text, double max, double *out)
 {
-    char *end;
-    errno = 0;
-    *out = strtod(text, &end);
-    if (errno != 0 || end == text || *end != 0 || !(*out >= 0) || *out > 1e30)
+    if (!read_real(text, "", 0, 1e30, out))
         return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a number of at least 0 is allowed", name,
                         text);
     if (max == 0 || *out <= max) return -1;
@@ -126,15 +122,12 @@ static int parse_real(const char *name, const char *text, double max, double *ou
 
 static int parse_percent(const char *name, const char *text, double most, double *out)
 {
-    char *end;
-    errno = 0;
-    const double percent = strtod(text, &end);
-    if (errno != 0 || end == text || strcmp(end, "%") != 0 || !(percent > 0) || percent > most)
-        return ctl_fail(CAIRN_ERR_INVALID,
-                        "--%s %s: a percentage above 0 and up to %.0f, as 10%%, is allowed", name,
-                        text, most);
-    *out = percent / 100;
-    return -1;
+    const bool is_percent = read_real(text, "%", DBL_TRUE_MIN, most, out);
+    *out /= 100;
+    if (is_percent) return -1;
+    return ctl_fail(CAIRN_ERR_INVALID,
+                    "--%s %s: a percentage above 0 and up to %.0f, as 10%%, is allowed", name, text,
+                    most);
 }
 
 /* The text is "90", seconds, or has s, m, min, h or d behind it; 0 is allowed. */

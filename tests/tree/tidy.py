@@ -57,16 +57,15 @@ ROOMS = {
     "client/device.": ["proto/", "client/", "gpu/cuda/driver.h"],
     "client/ctl/": ["proto/", "client/include/", "client/env.h", "client/admin.h", "client/ctl/bench/bench.h",
                     "server/shard/need.h", "server/core/decision.h"],
-    "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "client/ctl/ctl.h",
-                          "client/ctl/local.h"],
+    "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "gpu/home.h", "client/ctl/ctl.h"],
     "client/examples/": ["client/include/"],
 }
 # The headers of a large room, from the ground up: a header includes none of those behind it.
 HEADERS = {
     "server/coordinator/": "base store round reshard snapshot members job cluster restore",
-    "server/shard/": "base memory collect read state need part move shard jobs relay",
-    "client/": "base env admin layouts device op push read session job",
-    "client/ctl/": "ctl local options snapshot",
+    "server/shard/": "mutant base memory collect read state need part move shard jobs connection relay move_private",
+    "client/": "mutant base env admin body device op push read loop session job",
+    "client/ctl/": "ctl snapshot",
 }
 BANNED_CALLS = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|localtime|gmtime)\s*\(")
 BANNED_NAMES = re.compile(r"\w*(Manager|Helper|Util)\w*|\w*_(manager|helper|utils?)\b|\b(manager|helper|utils?)_\w+")

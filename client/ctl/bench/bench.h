@@ -23,8 +23,7 @@
 #include <time.h>
 
 #include "client/ctl/ctl.h"
-#include "client/ctl/local.h"
-#include "proto/snapshot/snapshot.h"
+#include "proto/snapshot/snapshot_file.h"
 
 /* ==== times ==== */
 

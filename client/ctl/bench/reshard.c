@@ -20,7 +20,6 @@
 
 #include "bench/torch_load.h"
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/local.h"
 #include "proto/plan/plan.h"
 
 /* ==== copy ==== */
