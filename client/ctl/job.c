@@ -540,7 +540,7 @@ const struct ctl_question ctl_job_digest = CTL_QUESTION(
 
 /* ==== drop ==== */
 
-/* cairn job drop, cairn job park and unpark, cairn snapshot rm */
+/* cairn job drop, cairn job park and unpark */
 
 #define REMOVE_TIMEOUT_MS 600000
 
@@ -576,18 +576,6 @@ const struct ctl_question ctl_job_park = CTL_QUESTION(JOB_PARK, job_park, "name=
 const struct ctl_question ctl_job_unpark = CTL_QUESTION(JOB_PARK, job_park, "name=@0", JOB_PARKED,
                                                         .timeout_ms = REMOVE_TIMEOUT_MS,
                                                         .print = print_parked);
-
-static void print_removed(struct ctl *ctl, const void *reply)
-{
-    const Cairn__SnapshotRemoved *removed = reply;
-    (void)ctl;
-    ctl_line("removed", "%s of job %s", removed->id, removed->job);
-    ctl_line("size", "%s in %u files", ctl_bytes(removed->bytes), removed->files);
-}
-
-const struct ctl_question ctl_snapshot_rm = CTL_QUESTION(
-    SNAPSHOT_REMOVE, snapshot_remove, "job=@0 id=@1 force=@force", SNAPSHOT_REMOVED,
-    .timeout_ms = REMOVE_TIMEOUT_MS, .confirm = "The snapshot's files", .print = print_removed);
 
 /* ==== amend ==== */
 

@@ -111,6 +111,8 @@ int ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
  * a usage error. */
 int ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
 
+/* Says what was wrong with the folder, and returns the exit status. */
+int ctl_place_fail(const char *folder, cairn_status status, const struct sentence *why);
 /* Opens the snapshot (headers only); the caller closes it. If the folder cannot be seen from this
  * host, the sentence says so. */
 int ctl_place_open(const char *folder, struct snapshot *snapshot_out);
@@ -157,11 +159,6 @@ struct ctl_stats {
     struct ctl_sum sum, squares;
 };
 void ctl_stats_add(struct ctl_stats *stats, const float *elems, size_t count);
-/* Adds all that `more` has. */
-void ctl_stats_join(struct ctl_stats *stats, const struct ctl_stats *more);
-/* Mean and norm of the finite elements; 0 if there are none. */
-double ctl_stats_mean(const struct ctl_stats *stats);
-double ctl_stats_norm(const struct ctl_stats *stats); /* L2 */
 
 /* How elements b differ from elements a of the same place. Zeroed: of none. */
 struct ctl_difference {
@@ -176,39 +173,6 @@ void ctl_difference_add(struct ctl_difference *difference, uint64_t first_elem, 
 
 /* |b - a| / |a| in the L2 norm; infinite if a is 0 and b is not, 0 if they are the same. */
 double ctl_difference_relative(const struct ctl_difference *difference);
-
-/* ==== sweep ==== */
-
-/* Reads a snapshot from one end to the other: piece by piece in the order of its files, which is what storage
- * does fastest, in several runs of files at a time. */
-
-#define CTL_SWEEP_THREADS_MAX 8
-#define CTL_SWEEP_PIECE_BYTES ((size_t)4 << 20)
-
-/* Elements [first_elem, first_elem + elem_count) of a plane, in its dtype: CTL_SWEEP_PIECE_BYTES at most. */
-struct ctl_piece {
-    uint32_t tensor, plane;
-    uint64_t first_elem, elem_count;
-    const void *elems;
-};
-
-struct ctl_sweep {
-    const char *folder;
-    const struct snapshot
-        *snapshot; /* of that folder, opened; only its index and manifest are read */
-    struct ctl_progress *progress;
-    void *context;
-    /* Which planes are read; NULL: all. */
-    bool (*wants)(const void *context, uint32_t tensor, uint32_t plane);
-    /* In any order of a plane's pieces, but from a thread always the same ones. `thread` is below
-     * CTL_SWEEP_THREADS_MAX. Another status than CAIRN_OK ends the sweep with it. */
-    cairn_status (*on_piece)(void *context, unsigned thread, const struct ctl_piece *piece,
-                             struct sentence *why);
-};
-/* CAIRN_OK: every piece was given. Else the first failure; all threads have ended. */
-cairn_status ctl_sweep(const struct ctl_sweep *sweep, struct sentence *why) CAIRN_MUST_CHECK;
-/* How many bytes the sweep would read. */
-uint64_t ctl_sweep_bytes(const struct ctl_sweep *sweep);
 
 /* ==== text ==== */
 
