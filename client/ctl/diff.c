@@ -154,7 +154,7 @@ struct ctl_piece {
 
 struct ctl_sweep {
     const char *folder;
-    const struct cairn_snapshot
+    const struct snapshot
         *snapshot; /* of that folder, opened; only its index and manifest are read */
     struct ctl_progress *progress;
     void *context;
@@ -345,13 +345,13 @@ struct pair {
     struct ctl_difference difference;
 };
 struct diff {
-    const struct cairn_snapshot *a, *b;
+    const struct snapshot *a, *b;
     const char *folder_b;
     struct pair *pairs; /* owned; [tensor of A][CAIRN_PLANE_COUNT] */
     /* owned, of each thread: B once more, a piece of it, and what it has found */
     struct {
         bool is_open;
-        struct cairn_snapshot b;
+        struct snapshot b;
         void *piece;
         struct ctl_difference *found; /* as pairs */
     } threads[CTL_SWEEP_THREADS_MAX];
@@ -608,7 +608,7 @@ static int find_both(struct ctl *ctl, char a[static PATH_MAX], char b[static PAT
 
 int ctl_snapshot_diff(struct ctl *ctl)
 {
-    struct cairn_snapshot a, b;
+    struct snapshot a, b;
     char folder_a[PATH_MAX], folder_b[PATH_MAX];
     int done = find_both(ctl, folder_a, folder_b);
     if (done < 0) done = ctl_place_open(folder_a, &a);
@@ -670,7 +670,7 @@ static cairn_status add_piece(void *context, unsigned thread, const struct ctl_p
 }
 
 static cairn_status read_stats(const struct ctl *ctl, struct show *show, const char *folder,
-                               const struct cairn_snapshot *snapshot, struct sentence *why)
+                               const struct snapshot *snapshot, struct sentence *why)
 {
     struct ctl_progress progress;
     const size_t count = show->spec->tensor_count * CAIRN_PLANE_COUNT;
@@ -820,9 +820,9 @@ static void status_of(const struct manifest *m, const char *folder,
     out->nonfinite = m->nonfinite.nonfinite;
     out->nonfinite_tensors = nonfinite;
     out->id = (char *)(uintptr_t)(slash != NULL ? slash + 1 : folder);
-    out->path = (char *)(uintptr_t)folder;
+    out->path = wire_text(folder);
     out->job = m->spec.name;
-    out->state = (char *)(uintptr_t) "committed";
+    out->state = wire_text("committed");
     out->generation = m->generation;
     out->step = m->step;
     out->files = (uint32_t)m->file_count;
@@ -855,7 +855,7 @@ static void say_snapshot(const struct ctl *ctl, const char *folder,
 
 static int show_stats(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why = { "" };
     struct show show = { .spec = &snapshot.manifest.spec };
     int done = ctl_place_open(folder, &snapshot);

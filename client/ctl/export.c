@@ -68,7 +68,7 @@ static struct ctl_buffer listed(const json_t *entry, uint64_t bytes)
 }
 
 /* The blob's JSON, the caller's; NULL: there is none that can be read as that. */
-static cairn_status read_list(struct cairn_snapshot *snapshot, json_t **out, struct sentence *why)
+static cairn_status read_list(struct snapshot *snapshot, json_t **out, struct sentence *why)
 {
     const struct job_spec_data *spec = &snapshot->manifest.spec;
     const size_t at = spec_find_tensor(spec, CTL_BUFFERS_BLOB);
@@ -87,7 +87,7 @@ static cairn_status read_list(struct cairn_snapshot *snapshot, json_t **out, str
 }
 
 /* One entry for each tensor of the spec, malloc'd. CAIRN_ERR_NO_MEMORY, and the errors of snapshot_read. */
-static cairn_status read_buffers(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
+static cairn_status read_buffers(struct snapshot *snapshot, struct ctl_buffer **out,
                                  struct sentence *why)
 {
     const struct job_spec_data *spec = &snapshot->manifest.spec;
@@ -503,7 +503,7 @@ struct place_export {
 };
 
 struct exporting {
-    struct cairn_snapshot *snapshot;
+    struct snapshot *snapshot;
     const struct ctl_export_plan *plan;
     struct place_export ahead; /* up to here it is read, or will be */
     size_t file;               /* that is written */
@@ -681,7 +681,7 @@ static int check_wish(const struct ctl *ctl, struct ctl_export_wish *wish)
 
 int ctl_snapshot_export(struct ctl *ctl)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct ctl_export_wish wish;
     struct ctl_export_plan plan;
     struct ctl_made_folder folder;
@@ -765,7 +765,7 @@ static void warn_of_owner(const struct owner *copy, const char *root, const char
             copy->text, root, there.text, there.text, folder);
 }
 
-static int print_copy(const struct ctl *ctl, const struct cairn_snapshot *snapshot, uint64_t bytes,
+static int print_copy(const struct ctl *ctl, const struct snapshot *snapshot, uint64_t bytes,
                       const char *root, const char *folder)
 {
     const struct manifest *m = &snapshot->manifest;
@@ -789,7 +789,7 @@ static int print_copy(const struct ctl *ctl, const struct cairn_snapshot *snapsh
 }
 
 /* Takes the snapshot. */
-static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char *root)
+static int copy_to(struct ctl *ctl, struct snapshot *snapshot, const char *root)
 {
     struct ctl_progress progress;
     const struct snapshot_copy copy = { .progress = on_progress, .context = &progress };
@@ -811,7 +811,7 @@ static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char 
 
 int ctl_snapshot_copy(struct ctl *ctl)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     char from[PATH_MAX], root[PATH_MAX];
     if (ctl->to == NULL) return ctl_usage_fail(ctl, "cairn %s needs --to ROOT", ctl->words);
     int done = ctl_absolute("--to", ctl->to, root);

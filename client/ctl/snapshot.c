@@ -21,8 +21,8 @@ int ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
         if (done >= 0) return done;
         id = latest;
     }
-    show.job = (char *)(uintptr_t)job;
-    show.id = (char *)(uintptr_t)id;
+    show.job = wire_text(job);
+    show.id = wire_text(id);
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base,
                                          CAIRN_MSG_SNAPSHOT_STATUS, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
@@ -55,7 +55,7 @@ int ctl_place_fail(const char *folder, cairn_status status, const struct sentenc
                     why->text[0] != '\0' ? why->text : status_text((int)status));
 }
 
-int ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out)
+int ctl_place_open(const char *folder, struct snapshot *snapshot_out)
 {
     struct sentence why = { "" };
     const cairn_status status = snapshot_open(folder, snapshot_out, &why);

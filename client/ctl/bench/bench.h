@@ -23,7 +23,7 @@
 #include <time.h>
 
 #include "client/ctl/ctl.h"
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 
 /* ==== times ==== */
 

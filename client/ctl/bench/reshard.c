@@ -166,7 +166,7 @@ static ProtobufCMessage *ask_reshard(struct bench_mover *m, uint32_t op)
         snprintf(names[i], sizeof names[i], "shard-%zu", m->first + i);
         list[i] = names[i];
     }
-    message.job = (char *)(uintptr_t)m->job;
+    message.job = wire_text(m->job);
     message.op = op;
     message.add = message.drain = list;
     message.n_add = m->adds ? count : 0;

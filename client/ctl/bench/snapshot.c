@@ -17,7 +17,7 @@
 #include <sys/statvfs.h>
 #include <sys/wait.h>
 
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 
 /* ==== shared ==== */

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "gpu/gpu.h"
-#include "gpu/home.h"
 
 /* ==== busy ==== */
 
