@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/spec/spec.h"
+#include "proto/spec/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"

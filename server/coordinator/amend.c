@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/spec.h"
+#include "proto/spec/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
@@ -20,25 +20,8 @@
 #include "server/coordinator/round.h"
 #include "server/coordinator/store.h"
 
-/* On its way to the store. */
-struct coord_amending {
-    /* owned */
-    struct job_spec_data next; /* judged */
-    struct coord_terms *terms;
-    struct packed *spec_packed;
-};
-
 static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
                                   bool *extends_out, struct sentence *why);
-
-void coord_amending_free(struct coord_amending *amending)
-{
-    if (amending == NULL) return;
-    spec_release(&amending->next);
-    coord_terms_free(amending->terms);
-    packed_release(amending->spec_packed);
-    free(amending);
-}
 
 static bool changes_tensors(const Cairn__JobAmend *amend)
 {
@@ -240,6 +223,27 @@ void coord_amenders_lost(struct coord_job *job)
     coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
 }
 
+/* The job takes them, and its core goes by them from the next round on. */
+static void replace_terms(struct coord_job *job, struct coord_terms *terms)
+{
+    // Two terms at most are read: those in force and the newest. No round goes by those between.
+    struct coord_terms **at = &job->rounds.terms;
+    while (*at != NULL && (*at)->core.groups != round_terms_of(job->core)->groups) {
+        struct coord_terms *gone = *at;
+        *at = gone->older;
+        gone->older = NULL;
+        coord_terms_free(gone);
+    }
+    if (job->rounds.terms != NULL) {
+        coord_terms_free(job->rounds.terms->older);
+        job->rounds.terms->older = NULL;
+    }
+    terms->older = job->rounds.terms;
+    job->rounds.terms = terms;
+    const struct round_event amend = { .kind = CAIRN_ROUND_AMEND, .terms = &terms->core };
+    coord_job_event(job, &amend);
+}
+
 /* Durable, or as before. */
 static void on_stored(const struct coord_saved *saved)
 {
@@ -253,7 +257,7 @@ static void on_stored(const struct coord_saved *saved)
         job->spec = amending->next;
         job->planned.spec = amending->spec_packed;
         coord_terms_tell_all(job);
-        coord_terms_replace(job, amending->terms);
+        replace_terms(job, amending->terms);
         log_info("job %s: amended, revision %" PRIu64, job->spec.name, job->spec.revision);
         coord_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
                          "revision %" PRIu64, job->spec.revision);

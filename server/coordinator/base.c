@@ -13,7 +13,7 @@
 
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
-#include "proto/wire/wire.h"
+#include "proto/wire/messages.h"
 #include "server/base/daemon.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
@@ -317,7 +317,7 @@ void coord_waiters_fail(struct coord_waiter **list, cairn_status status, const c
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = wire_text(text);
+    error.text = (char *)(uintptr_t)text;
     coord_waiters_answer(list, CAIRN_MSG_ERROR, &error.base);
 }
 
@@ -338,7 +338,7 @@ void coord_session_send(struct coord_session *session, uint16_t type, uint32_t r
                         const ProtobufCMessage *message)
 {
     if (session == NULL || session->closing) return;
-    const cairn_status status = peer_send(session->peer, type, request, message);
+    const cairn_status status = cairn_peer_send(session->peer, type, request, message);
     if (status == CAIRN_OK && request != 0 && session->unanswered > 0) session->unanswered--;
     if (status == CAIRN_OK) return;
     if (status == CAIRN_ERR_INVALID && request != 0 && type != CAIRN_MSG_ERROR) {
@@ -355,7 +355,7 @@ void coord_session_error(struct coord_session *session, uint32_t request, cairn_
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = wire_text(text);
+    error.text = (char *)(uintptr_t)text;
     coord_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
 }
 
@@ -364,7 +364,7 @@ void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_s
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = wire_text(text);
+    error.text = (char *)(uintptr_t)text;
     error.job = job;
     coord_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
 }

@@ -7,7 +7,8 @@
 #include <string.h>
 
 #include "proto/fabric/fabric.h"
-#include "proto/wire/wire.h"
+#include "proto/fabric/where.h"
+#include "proto/wire/messages.h"
 #include "server/base/daemon.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
@@ -202,6 +203,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     cluster->loop = loop;
     cluster->lock_fd = -1;
     cluster->close_step = close_step;
+    cluster->callbacks = &coord_job_callbacks;
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
     cairn_status status = open_folders(cluster, why);
     if (status == CAIRN_OK) clock_open(cluster);

@@ -30,7 +30,7 @@
 
 #include <uv.h>
 
-#include "proto/wire/wire.h"
+#include "proto/wire/messages.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
@@ -70,7 +70,7 @@ struct coord_keys;
 struct coord_scrub;
 struct coord_store;
 struct listener;
-struct config_option;
+struct cairn_option;
 
 /* From the configuration; strings are borrowed for the cluster's life. */
 struct coord_options {
@@ -108,6 +108,7 @@ struct coord_clock {
 
 struct coord {
     /* borrowed */
+    const struct coord_callbacks *callbacks; /* round.h */
     const struct coord_options *options;
     uv_loop_t *loop;
     /* owned */

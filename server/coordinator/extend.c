@@ -291,9 +291,9 @@ static cairn_status make_staged_job(const struct coord_job *job, struct job_spec
 static cairn_status send_make(struct coord_job *job, struct coord_job *staged,
                               const struct decision *last, struct sentence *why)
 {
-    const struct coord_job_load load = { .extend = true,
-                                         .version = last->version_after,
-                                         .last = last };
+    const struct coord_create load = { .extend = true,
+                                       .version = last->version_after,
+                                       .last = last };
     const uint64_t key = staged->spec.amend_key;
     struct coord_gather *gather = coord_gather_open_job(job, on_made, &key, sizeof key);
     if (gather == NULL)

@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/geometry/tensor.h"
+#include "proto/geometry/box.h"
 #include "proto/plan/plan.h"
-#include "proto/spec/spec.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/settings.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"

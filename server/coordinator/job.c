@@ -1,19 +1,24 @@
 /* A job: found, told apart, and its shards spoken to. */
 #include "server/coordinator/job.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <uv.h>
 
 #include "proto/plan/plan.h"
-#include "proto/spec/spec.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/settings.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/members.h"
+#include "server/coordinator/round.h"
 #include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
 
@@ -215,4 +220,98 @@ bool coord_job_has_device(const struct coord_job *job)
             return job->spec.offload_fraction < 1;
     }
     return false;
+}
+
+/* ==== its parts are made ==== */
+
+void coord_decision_to_message(const struct decision *decision, Cairn__Decision *out)
+{
+    cairn__decision__init(out);
+    if (decision == NULL) return;
+    out->kind = decision->kind;
+    out->round = decision->round;
+    out->generation = decision->version_after.generation;
+    out->step = decision->version_after.step;
+    out->payload.data = (uint8_t *)(uintptr_t)decision->payload;
+    out->payload.len = decision->payload_bytes;
+}
+
+cairn_status coord_decision_of_message(const Cairn__Decision *message, struct decision *out)
+{
+    struct payload head;
+    if (message->kind > CAIRN_DECISION_WRITE) return CAIRN_ERR_MALFORMED;
+    if (message->payload.len > 0 &&
+        payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK) {
+        return CAIRN_ERR_MALFORMED;
+    }
+    *out = (struct decision) { .kind = (enum decision_kind)message->kind,
+                               .round = message->round,
+                               .version_after = { message->generation, message->step },
+                               .payload = message->payload.data,
+                               .payload_bytes = message->payload.len };
+    return CAIRN_OK;
+}
+
+cairn_status coord_judge_packed(const char *job, const struct packed *packed, struct sentence *why)
+{
+    if (packed->size <= CAIRN_PAGED_BYTES_MAX) return CAIRN_OK;
+    return fail_with(
+        why, CAIRN_ERR_INVALID,
+        "the list of tensors of job %s, or its layout, would take %zu bytes: at most %" PRIu64
+        " can be sent",
+        job, packed->size, CAIRN_PAGED_BYTES_MAX);
+}
+
+void coord_job_ask_create(const struct coord_job *job, const struct coord_create *load,
+                          uint32_t shard, struct coord_shard_entry *entry, struct packed *layout,
+                          struct coord_gather *gather)
+{
+    const uint32_t request = coord_gather_ask(gather, entry);
+    if (request == 0) return;
+    Cairn__Decision last = CAIRN__DECISION__INIT;
+    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
+    create.job = job->id;
+    create.generation = load->version.generation;
+    create.step = load->version.step;
+    create.epoch = job->epoch;
+    create.spec_bytes = job->planned.spec->size;
+    create.layout_bytes = layout->size;
+    create.shard_index = shard;
+    create.extend = load->extend;
+    create.joins = load->joins;
+    create.digest = load->digest;
+    create.member_max = (uint32_t)job->cluster->options->workers_max;
+    create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
+                                                                           : "");
+    if (load->last != NULL) {
+        coord_decision_to_message(load->last, &last);
+        create.last = &last;
+    }
+    coord_session_send(entry->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
+    coord_session_pages(entry->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    coord_session_pages(entry->session, request, CAIRN_PAGE_LAYOUT, layout);
+}
+
+void coord_job_send_create(struct coord_job *job, const struct coord_create *load,
+                           struct coord_gather *gather)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        struct coord_job_shard *s = &job->shards[i];
+        if (s->entry->session != NULL) {
+            s->incarnation = s->entry->incarnation;
+            s->revision = job->spec.revision;
+        }
+        coord_job_ask_create(job, load, i, s->entry, job->planned.layout, gather);
+    }
+}
+
+cairn_status coord_job_judge_shards(const struct coord_job *job, struct sentence *why)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_job_shard *s = &job->shards[i];
+        if (s->entry->incarnation == s->incarnation) continue;
+        return fail_with(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
+                         s->entry->name);
+    }
+    return CAIRN_OK;
 }

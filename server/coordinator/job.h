@@ -8,9 +8,9 @@
 
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
-#include "proto/snapshot/snapshot.h"
+#include "proto/snapshot/manifest.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/wire.h"
+#include "proto/wire/messages.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/members.h"
 #include "server/coordinator/reshard.h"
@@ -171,7 +171,7 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out);
 /* ==== job ==== */
 
 struct coord_groups;
-struct round_machine;
+struct cairn_round;
 
 /* The initial state is missing until INITIALIZING ends; `restoring` and `dropping` say more of CREATING. */
 enum coord_job_state {
@@ -244,7 +244,7 @@ struct coord_job {
     uint32_t entry_count; /* without holes */
     struct coord_planned planned;
 
-    struct round_machine *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
+    struct cairn_round *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
     /* each is its module's own */
     struct coord_rounds rounds;
     struct coord_halts halts;
@@ -414,7 +414,7 @@ cairn_status coord_draft_take(struct coord_draft *draft, struct coord_job **job_
                               struct sentence *why) CAIRN_MUST_CHECK;
 void coord_draft_close(struct coord_draft *draft);
 /* The fields of a JobCreate message. */
-struct coord_job_load {
+struct coord_create {
     bool extend; /* made of the part that the shard has */
     bool joins;  /* a part that owns nothing, of a job that goes on */
     const char *snapshot_path;
@@ -423,10 +423,10 @@ struct coord_job_load {
     const struct decision *last; /* may be NULL */
 };
 /* JobCreate and its pages to all shards of the job. Asks them with the gather, which the caller starts. */
-void coord_job_send_create(struct coord_job *job, const struct coord_job_load *load,
+void coord_job_send_create(struct coord_job *job, const struct coord_create *load,
                            struct coord_gather *gather);
 /* The same to one shard, of that index and in that layout. */
-void coord_job_ask_create(const struct coord_job *job, const struct coord_job_load *load,
+void coord_job_ask_create(const struct coord_job *job, const struct coord_create *load,
                           uint32_t shard, struct coord_shard_entry *entry, struct packed *layout,
                           struct coord_gather *gather);
 /* All shards have made their part: is each still the process that did? CAIRN_ERR_CLOSED: `why` says which is
@@ -434,7 +434,9 @@ void coord_job_ask_create(const struct coord_job *job, const struct coord_job_lo
 cairn_status coord_job_judge_shards(const struct coord_job *job,
                                     struct sentence *why) CAIRN_MUST_CHECK;
 
-/* parts.c: coord_core_open with the hands that do what it says. */
+/* parts.c */
+extern const struct coord_callbacks coord_job_callbacks;
+/* reshard.c: opens the core, and what its layouts move by. */
 cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== bytes ==== */
@@ -509,7 +511,7 @@ void coord_job_parts_tick(struct coord_job *job);
 
 /* ==== settings ==== */
 
-/* Settings of an amendment, or of a job that is made of a snapshot (proto/spec/spec.h). */
+/* Settings of an amendment, or of a job that is made of a snapshot (proto/spec/settings.h). */
 
 /* Who asks: it says which ways are open. */
 enum settings_purpose {

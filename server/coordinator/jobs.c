@@ -7,7 +7,7 @@
 
 #include "proto/plan/plan.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/spec.h"
+#include "proto/spec/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
@@ -161,16 +161,6 @@ static cairn_status plan_layout(struct coord_job *job, uint32_t shard_count)
                                                                          : CAIRN_ERR_NO_MEMORY;
 }
 
-cairn_status coord_judge_packed(const char *job, const struct packed *packed, struct sentence *why)
-{
-    if (packed->size <= CAIRN_PAGED_BYTES_MAX) return CAIRN_OK;
-    return fail_with(
-        why, CAIRN_ERR_INVALID,
-        "the list of tensors of job %s, or its layout, would take %zu bytes: at most %" PRIu64
-        " can be sent",
-        job, packed->size, CAIRN_PAGED_BYTES_MAX);
-}
-
 static uint32_t count_wanted(struct coord *cluster, const struct job_spec_data *spec,
                              const char *name, bool all)
 {
@@ -281,59 +271,6 @@ void coord_draft_close(struct coord_draft *draft)
     draft->job = NULL;
 }
 
-void coord_job_ask_create(const struct coord_job *job, const struct coord_job_load *load,
-                          uint32_t shard, struct coord_shard_entry *entry, struct packed *layout,
-                          struct coord_gather *gather)
-{
-    const uint32_t request = coord_gather_ask(gather, entry);
-    if (request == 0) return;
-    Cairn__Decision last = CAIRN__DECISION__INIT;
-    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
-    create.job = job->id;
-    create.generation = load->version.generation;
-    create.step = load->version.step;
-    create.epoch = job->epoch;
-    create.spec_bytes = job->planned.spec->size;
-    create.layout_bytes = layout->size;
-    create.shard_index = shard;
-    create.extend = load->extend;
-    create.joins = load->joins;
-    create.digest = load->digest;
-    create.member_max = (uint32_t)job->cluster->options->workers_max;
-    create.snapshot_path = wire_text(load->snapshot_path != NULL ? load->snapshot_path : "");
-    if (load->last != NULL) {
-        coord_decision_to_message(load->last, &last);
-        create.last = &last;
-    }
-    coord_session_send(entry->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
-    coord_session_pages(entry->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
-    coord_session_pages(entry->session, request, CAIRN_PAGE_LAYOUT, layout);
-}
-
-void coord_job_send_create(struct coord_job *job, const struct coord_job_load *load,
-                           struct coord_gather *gather)
-{
-    CAIRN_EACH_SHARD (job, i) {
-        struct coord_job_shard *s = &job->shards[i];
-        if (s->entry->session != NULL) {
-            s->incarnation = s->entry->incarnation;
-            s->revision = job->spec.revision;
-        }
-        coord_job_ask_create(job, load, i, s->entry, job->planned.layout, gather);
-    }
-}
-
-cairn_status coord_job_judge_shards(const struct coord_job *job, struct sentence *why)
-{
-    CAIRN_EACH_SHARD (job, i) {
-        const struct coord_job_shard *s = &job->shards[i];
-        if (s->entry->incarnation == s->incarnation) continue;
-        return fail_with(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
-                         s->entry->name);
-    }
-    return CAIRN_OK;
-}
-
 /* A job that nobody puts is sealed as soon as its shards are there. */
 static void begin_itself(struct coord_job *job)
 {
@@ -397,8 +334,8 @@ static cairn_status begin_creation(struct coord_job *job, struct sentence *why)
                                    .version_after = { job->generation, job->base_step },
                                    .payload = job->init.payload,
                                    .payload_bytes = job->init.payload_bytes };
-    const struct coord_job_load load = { .version = last.version_after,
-                                         .last = last.payload_bytes > 0 ? &last : NULL };
+    const struct coord_create load = { .version = last.version_after,
+                                       .last = last.payload_bytes > 0 ? &last : NULL };
     struct coord_gather *gather = coord_gather_open_job(job, on_created, NULL, 0);
     if (gather == NULL)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
@@ -662,7 +599,7 @@ static void on_job_dropped(void *context, cairn_status status, const char *text)
     struct coord_drop *drop = context;
     if (!drop->cluster->closing) {
         if (status != CAIRN_OK) log_warn("job %s was dropped, but: %s", drop->name, text);
-        drop->removed.note = wire_text(status == CAIRN_OK ? "" : text);
+        drop->removed.note = (char *)(uintptr_t)(status == CAIRN_OK ? "" : text);
         coord_waiters_answer(&drop->waiter, CAIRN_MSG_JOB_REMOVED, &drop->removed.base);
     }
     free_drop(drop);

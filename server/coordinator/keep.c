@@ -1,5 +1,3 @@
-#include "server/coordinator/snapshot.h"
-
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +9,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
 #include "server/coordinator/restore.h"
+#include "server/coordinator/snapshot.h"
 
 /* The snapshots of a job are looked at on another thread, and those go that nothing keeps. */
 struct keeping {
@@ -138,13 +137,13 @@ static void answer_keeping(const struct keeping *k)
             fate->bytes = k->items[i].bytes;
             fate->created_unix_ms = k->items[i].created_unix_s * 1000;
             fate->goes = retention_goes(k->items[i].fate);
-            fate->reason = wire_text(retention_reason(k->items[i].fate));
+            fate->reason = (char *)(uintptr_t)retention_reason(k->items[i].fate);
         } else {
             const struct snapshot_begun *begun = &k->words.begun[i - k->found.count];
             if (!is_left(k, begun)) continue;
-            fate->id = wire_text(begun->id);
+            fate->id = (char *)(uintptr_t)begun->id;
             fate->goes = true;
-            fate->reason = wire_text("a crash left it: half made, or half removed");
+            fate->reason = (char *)(uintptr_t) "a crash left it: half made, or half removed";
         }
         list[message.n_fates++] = fate;
     }
@@ -635,17 +634,33 @@ bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
     return r != NULL;
 }
 
+/* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of them. */
+static bool restore_reads(const struct coord_restore *restore, const char *job, const char *folder)
+{
+    if (strcmp(restore->asked, folder) == 0) return true;
+    if (restore->checked) return strcmp(restore->folder, folder) == 0;
+    const bool chooses = restore->fallback || restore->asked[0] == '\0';
+    return chooses && strcmp(restore->job_name, job) == 0;
+}
+
+/* The snapshot of that id is being taken. */
+static bool takes_snapshot(const struct coord_job *job, const char *id)
+{
+    const struct coord_snapshot *snapshot = job->snapshots.running;
+    return snapshot != NULL && strcmp(coord_snapshot_id(snapshot), id) == 0;
+}
+
 /* Nobody writes it or reads it as a whole. */
 static cairn_status judge_removal(const struct coord *cluster, const char *job, const char *id,
                                   const char *folder, struct sentence *why)
 {
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
-        if (strcmp(j->spec.name, job) == 0 && coord_snapshot_takes(j, id))
+        if (strcmp(j->spec.name, job) == 0 && takes_snapshot(j, id))
             return fail_with(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
                              job);
     }
     for (const struct coord_restore *r = cluster->restores; r != NULL; r = r->next) {
-        if (coord_restore_reads(r, job, folder))
+        if (restore_reads(r, job, folder))
             return fail_with(
                 why, CAIRN_ERR_BUSY,
                 "snapshot %s of job %s is being restored: ask again when that has ended", id, job);

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
@@ -142,11 +144,7 @@ static void stop_lost_job(struct coord_job *job)
     log_error("job %s is %s", job->spec.name, job->loss.why.text);
     coord_event_note(job->cluster, CAIRN_EVENT_JOB_LOST, job->spec.name, NULL, "%s",
                      job->loss.why.text);
-    coord_snapshot_abort(job, job->loss.why.text);
-    coord_amenders_lost(job);
-    coord_extend_lost(job);
-    if (!job->loss.may_return) coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is lost");
-    coord_park_release(job);
+    job->cluster->callbacks->lost(job);
 }
 
 void coord_job_behind(struct coord_job *job, const char *kind, const char *name, const char *what)

@@ -7,7 +7,7 @@
 static struct coord_options options;
 static struct coord *cluster;
 
-static const struct config_option *option_table(size_t *option_count_out);
+static const struct cairn_option *option_table(size_t *option_count_out);
 
 static void on_stop(struct daemon *daemon, void *context)
 {
@@ -61,7 +61,7 @@ int main(int argc, char **argv)
 
 #define AT(member) offsetof(struct coord_options, member)
 
-static const struct config_option table[] = {
+static const struct cairn_option table[] = {
     { "cluster", "name", CAIRN_OPTION_STRING, AT(name), "cairn", 0, 0, "Name, for people." },
     { "cluster", "shards", CAIRN_OPTION_INT, AT(shards), "1", 1, 4096,
       "Shards that a job is spread over. A job is made when so many are up." },
@@ -105,8 +105,8 @@ static const struct config_option table[] = {
     CAIRN_LOG_CONFIG(struct coord_options, log),
 };
 
-/* The table of it, for server/base/daemon.h. */
-static const struct config_option *option_table(size_t *option_count_out)
+/* The table of it, for server/base/config.h. */
+static const struct cairn_option *option_table(size_t *option_count_out)
 {
     *option_count_out = sizeof table / sizeof *table;
     return table;

@@ -3,7 +3,7 @@
 #define CAIRN_COORDINATOR_MEMBERS_H
 
 #include "proto/base/text.h"
-#include "proto/fabric/fabric.h"
+#include "proto/fabric/where.h"
 #include "server/coordinator/base.h"
 #include "server/core/decision.h"
 #include "server/core/standing.h"
@@ -313,7 +313,7 @@ void coord_forget(struct coord_session *session, uint32_t request,
 
 struct coord_tile_list;
 struct cairn_box;
-struct tiles;
+struct cairn_tiles;
 
 /* A job's tiles: who holds which boxes of the tensors. */
 struct coord_tiles {

@@ -5,7 +5,7 @@
 
 #include "proto/base/exact.h"
 #include "proto/base/text.h"
-#include "proto/spec/spec.h"
+#include "proto/spec/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"

@@ -8,7 +8,7 @@
 
 #include "proto/plan/plan.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/spec.h"
+#include "proto/spec/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
@@ -777,7 +777,7 @@ static void opening_refuse(struct coord_member *member, cairn_status status, con
              member->session->name, text);
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = wire_text(text);
+    error.text = (char *)(uintptr_t)text;
     if (status == CAIRN_ERR_MISMATCH && member->opening.rows != NULL) {
         error.differences = member->opening.rows->differences;
         error.n_differences = member->opening.rows->n_differences;

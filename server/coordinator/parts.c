@@ -1,15 +1,15 @@
 /* The parts of jobs while shards come and go: a shard that is back is judged by what it says that it holds,
  * and what is missing for too long makes its job LOST. */
-#include "server/base/log.h"
-
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "proto/spec/spec.h"
+#include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
 #include "server/coordinator/members.h"
+#include "server/coordinator/reshard.h"
 #include "server/coordinator/round.h"
 #include "server/coordinator/snapshot.h"
 
@@ -616,14 +616,18 @@ static void after_core_event(struct coord_job *job)
     coord_periodic_advance(job);
 }
 
-cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why)
+static void end_operations(struct coord_job *job)
 {
-    static const struct coord_callbacks callbacks = { .act = act_on_core,
-                                                      .in_force = coord_slice_in_force,
-                                                      .after = after_core_event };
-    // A layout of a former coordinator's: nobody has said here that all have what they own in it.
-    const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
-    if (coord_reshard_open(job, unsettled) != CAIRN_OK)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    return coord_core_open(job, &callbacks, why);
+    coord_snapshot_abort(job, job->loss.why.text);
+    coord_amenders_lost(job);
+    coord_extend_lost(job);
+    if (!job->loss.may_return) coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is lost");
+    coord_park_release(job);
 }
+
+const struct coord_callbacks coord_job_callbacks = {
+    .act = act_on_core,
+    .in_force = coord_slice_in_force,
+    .after = after_core_event,
+    .lost = end_operations,
+};

@@ -3,15 +3,19 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <math.h>
 #include <sodium.h>
 #include <stdlib.h>
+#include <string.h>
 #include <uv.h>
 
 #include "proto/plan/plan.h"
+#include "proto/plan/reshard.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
 #include "server/coordinator/round.h"
 #include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
@@ -19,7 +23,6 @@
 
 static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,
                         bool back);
-static bool reshard_is_paced(const struct coord_job *job);
 static void slice_cancel(struct coord_job *job);
 
 /* ---- the end ---- */
@@ -308,7 +311,7 @@ void coord_reshard_advance(struct coord_job *job)
         coord_reshard_join(job);
     } else if (r->target == NULL && plan_anew(job, &why) != CAIRN_OK) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
-    } else if (reshard_is_paced(job)) {
+    } else if (coord_reshard_is_paced(job)) {
         begin_slice(job);
     }
 }
@@ -427,7 +430,8 @@ cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why)
 
 /* ---- with the core ---- */
 
-cairn_status coord_reshard_open(struct coord_job *job, bool unsettled)
+/* With the core of the job: opened (CAIRN_ERR_NO_MEMORY), closed. `unsettled`: the job is of the store. */
+static cairn_status open_reshard(struct coord_job *job, bool unsettled)
 {
     uint8_t *gone = coord_holes(job, job->layout->shard_count);
     const struct move_config config = { .shard_max = job->shard_room,
@@ -473,7 +477,7 @@ static bool has_next(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_layouts *l = &job->layouts;
     return job->shards[shard].entry != NULL &&
-           !layout_is_hole(l->next_gone, l->next->shard_count, shard);
+           !cairn_is_hole(l->next_gone, l->next->shard_count, shard);
 }
 
 /* ---- prepare ---- */
@@ -691,7 +695,7 @@ static bool others_whole(const struct coord_job *job, uint32_t shard)
 static bool is_owned_by_holes(const struct layout *layout, const uint8_t *gone)
 {
     for (size_t i = 0; i < layout->extent_count; i++)
-        if (layout_is_hole(gone, layout->shard_count, layout->extents[i].shard)) return true;
+        if (cairn_is_hole(gone, layout->shard_count, layout->extents[i].shard)) return true;
     return false;
 }
 
@@ -870,7 +874,8 @@ static void drop_parts(struct coord_job *job)
 
 void coord_slice_in_force(struct coord_job *job)
 {
-    struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE, .layout = round_layout_of(job->core) };
+    struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE,
+                                .layout = cairn_round_layout(job->core) };
     assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
     coord_groups_forget_sent(job);
     drop_parts(job);
@@ -951,86 +956,131 @@ bool coord_slice_left_out(const struct coord_job *job, uint32_t shard)
     return job->shards[shard].lost && r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST;
 }
 
-/* ==== reshard pace ==== */
+/* ==== reshard join ==== */
 
-/* How large slices are while steps are made, and when one may begin. See reshard.h.
- *
- * A slice costs time in the step in which it is prepared and in the step in which it moves: for
- * pages, copies and sums that need the cores of the backward pass, and for work that no backward
- * pass hides. How much time depends on the machine and on what trainers do, so it is measured:
- * the slice size doubles while the steps around the last slice were within half of the pause,
- * and halves when one of them was longer than the pause allows. The usual length of a step is
- * measured by the same steps. It is set anew when all of them were clearly shorter, or when they
- * are longer though slices are already the smallest: then something else makes steps longer. */
+/* Shards that join a job: each gets a part that owns nothing and serves at once, so that it can prepare the
+ * next layout as the others do; and, if that is the policy, its share. See reshard.h. */
 
-#define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
-#define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
-#define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* what a shard can take is less: reshard_plan.c */
-#define PAUSE_DEFAULT     0.1
-#define STEPS_A_SLICE     2 /* one in which it is prepared, one in which it moves */
-
-static double pause_of(double asked)
+/* They have their parts: from here on they are told what the others are told. */
+static void take_in(struct coord_job *job)
 {
-    return asked > 0 ? asked : PAUSE_DEFAULT;
+    struct coord_reshard *r = &job->reshard;
+    const uint32_t first = job->shard_count;
+    for (uint32_t i = 0; i < r->joiner_count; i++) {
+        struct coord_shard_entry *entry = r->joiners[i].entry;
+        coord_job_set_shard(job, first + i, entry);
+        job->shards[first + i].weight = r->joiners[i].weight;
+        job->shards[first + i].incarnation = entry->incarnation;
+        job->shards[first + i].revision = job->spec.revision;
+        job->shards[first + i].up = true;
+        (void)coord_job_shard_moved(&job->shards[first + i]);
+        log_info("job %s: shard %s joins", job->spec.name, entry->name);
+        coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, entry->name,
+                               "it has a part of the job");
+    }
+    r->joiner_count = 0;
+    for (uint32_t i = first; i < job->shard_count; i++) {
+        const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
+        coord_terms_tell(job, i, false);
+        coord_members_tell_shard(job, i);
+        coord_job_event(job, &up);
+    }
+    coord_gate_update(job);
 }
 
-void coord_reshard_pace_begin(struct coord_reshard_pace *pace, double pause, uint32_t median_us)
+static void on_joined(struct coord_job *job, const void *about, cairn_status status,
+                      const char *text)
 {
-    *pace = (struct coord_reshard_pace) { .pause = pause_of(pause),
-                                          .usual_us = median_us,
-                                          .most_bytes = SLICE_BYTES_FIRST };
+    struct coord_reshard *r = &job->reshard;
+    struct sentence why;
+    if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
+    r->asking = NULL;
+    for (uint32_t i = 0; i < r->joiner_count && status == CAIRN_OK; i++)
+        if (r->joiners[i].entry->session == NULL || r->joiners[i].entry->session->closing)
+            status = fail_with(&why, CAIRN_ERR_CLOSED, "shard %s went away",
+                               r->joiners[i].entry->name);
+        else
+            sentence_set(&why, "%s", text);
+    if (status != CAIRN_OK) {
+        if (text[0] != '\0') sentence_set(&why, "%s", text);
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
+        return;
+    }
+    take_in(job);
+    coord_reshard_advance(job);
 }
 
-void coord_reshard_pace_step(struct coord_reshard_pace *pace, uint32_t us)
+/* The layout in force, over as many shards as there will be. NULL: no memory. */
+static struct packed *pack_wider(const struct coord_job *job)
 {
-    if (us > pace->longest_us) pace->longest_us = us;
+    struct layout *wider;
+    if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
+                       &wider) != CAIRN_OK)
+        return NULL;
+    wider->version = job->layout->version; // they join it, nothing follows it yet
+    struct packed *packed = packed_layout(wider);
+    layout_close(wider);
+    return packed;
 }
 
-void coord_reshard_pace_slice(struct coord_reshard_pace *pace)
+static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
 {
-    const double longest = pace->longest_us, usual = pace->usual_us;
-    pace->longest_us = 0;
-    if (longest <= 0) return;
-    if (usual <= 0 || longest * (1 + pace->pause) < usual) {
-        pace->usual_us = (uint32_t)longest;
-    } else if (longest <= usual * (1 + pace->pause / 2)) {
-        if (pace->most_bytes < SLICE_BYTES_MOST) pace->most_bytes *= 2;
-    } else if (longest > usual * (1 + pace->pause)) {
-        // The least slice is not what makes steps longer: they have become so by themselves.
-        if (pace->most_bytes <= SLICE_BYTES_MIN) pace->usual_us = (uint32_t)longest;
-        if (pace->most_bytes > SLICE_BYTES_MIN) pace->most_bytes /= 2;
+    struct decision last = *round_last(job->core); // schedule and loss scale
+    last.kind = CAIRN_DECISION_NONE;
+    last.version_after = (struct cairn_version) { job->generation, job->base_step };
+    const struct coord_create load = { .joins = true,
+                                       .version = last.version_after,
+                                       .last = &last };
+    for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
+        struct coord_shard_entry *entry = job->reshard.joiners[i].entry;
+        // Drop the part that an earlier run may have left on this shard: it is of no use.
+        coord_job_send_drop(job->cluster, entry, job->id);
+        coord_job_ask_create(job, &load, job->shard_count + i, entry, layout, gather);
     }
 }
 
-/* A limit beyond what shards can take is none: many halves of it would change nothing. */
-void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes)
+void coord_reshard_join(struct coord_job *job)
 {
-    if (bytes >= SLICE_BYTES_FIRST && pace->most_bytes > bytes) pace->most_bytes = bytes;
+    struct coord_reshard *r = &job->reshard;
+    struct packed *layout = pack_wider(job);
+    r->serial = coord_request_new(job->cluster);
+    struct coord_gather *gather =
+        layout == NULL ? NULL : coord_gather_open_job(job, on_joined, &r->serial, sizeof r->serial);
+    if (gather != NULL) {
+        r->asking = "the shards that join, to make room";
+        ask_all(job, layout, gather);
+        coord_gather_start(gather);
+    }
+    packed_release(layout);
 }
 
-uint64_t coord_reshard_slice_most(const struct coord_job *job)
+void coord_reshard_unjoin(struct coord_job *job)
 {
-    const struct coord_reshard *r = &job->reshard;
-    if (coord_pace_rests(job)) return UINT64_MAX;
-    return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST; // as a run begins
+    const bool was_busy = job->reshard.busy;
+    job->reshard.busy = true;
+    while (job->shard_count > job->layout->shard_count && !job->layouts.storing) {
+        const uint32_t shard = job->shard_count - 1;
+        const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
+        struct coord_shard_entry *entry = job->shards[shard].entry;
+        const bool was_up = job->shards[shard].up;
+        coord_members_forget_shard(job, shard);
+        coord_job_set_shard(job, shard, NULL);
+        job->shard_count = shard;
+        coord_job_send_drop(job->cluster, entry, job->id);
+        if (was_up && job->core != NULL) coord_job_event(job, &down);
+    }
+    coord_gate_update(job);
+    coord_members_attach(job);
+    job->reshard.busy = was_busy;
 }
 
-double coord_reshard_expected_s(const struct coord_job *job,
-                                const struct coord_reshard_target *target)
-{
-    const double rate = job->reshard.rate, median_us = coord_pace_median(&job->pace);
-    if (!coord_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
-    return rate > 0 ? (double)target->report->moved_bytes / rate * 1e-6 : 0;
-}
+/* ==== the core ==== */
 
-double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
+cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why)
 {
-    if (coord_pace_rests(job)) return 0; // nobody makes steps
-    return pause_of(pause) * coord_pace_median(&job->pace) * 1e-6;
-}
-
-/* A slice may begin: nobody trains, or a step was made in the layout in force. */
-static bool reshard_is_paced(const struct coord_job *job)
-{
-    return coord_pace_rests(job) || version_compare(coord_job_version(job), job->layouts.at) > 0;
+    // A layout of a former coordinator's: nobody has said here that all have what they own in it.
+    const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
+    if (open_reshard(job, unsettled) != CAIRN_OK)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    return coord_core_open(job, why);
 }

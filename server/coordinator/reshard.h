@@ -2,18 +2,18 @@
  *
  *   reshard.c        run    which step is next: shards join, slices follow each other, the end
  *                    slice  the machine of one slice (server/core/move.h), and the words to shards
+ *                    join   shards that have no part yet get one that owns nothing
+ *   reshard_plan.c   plan   over which shards, where to
+ *                    wish   what is asked for: by the run itself, or all that is here
  *                    pace   how large a slice is while steps are made, and when one may begin
- *   reshard_plan.c   plan   over which shards, where to; and what is told of it
- *                    asked  by operators; by shards that leave: drain.c
- *                    wish   what is asked for: by operators, by the run itself, or all that is here
- *                    join   shards that have no part yet get one that owns nothing, by policy more
+ *   reshard_asked.c  by operators, who are told of it; by policy; by shards that leave: drain.c
  *
  * A run is in the store by the weights of its shards, so that a coordinator that is started again goes on
  * with it: it plans anew from where the layout is. The layouts themselves: members.h. */
 #ifndef CAIRN_COORDINATOR_RESHARD_H
 #define CAIRN_COORDINATOR_RESHARD_H
 
-#include "proto/wire/wire.h"
+#include "proto/wire/messages.h"
 #include "server/coordinator/base.h"
 #include "server/core/move.h"
 
@@ -112,8 +112,6 @@ void coord_reshard_note_step(struct coord_job *job);
 /* An event of the core is over. */
 void coord_reshard_advance(struct coord_job *job);
 void coord_reshard_tick(struct coord_job *job);
-/* With the core of the job: opened (CAIRN_ERR_NO_MEMORY), closed. `unsettled`: the job is of the store. */
-cairn_status coord_reshard_open(struct coord_job *job, bool unsettled) CAIRN_MUST_CHECK;
 void coord_reshard_close(struct coord_job *job);
 /* The job is freed. */
 void coord_reshard_release(struct coord_job *job);
@@ -130,6 +128,11 @@ cairn_status coord_reshard_wish_of(const struct coord_job *job,
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_reshard_wish_present(const struct coord_job *job,
                                         struct coord_reshard_wish *wish_out) CAIRN_MUST_CHECK;
+/* NULL: it is not in it. */
+struct coord_joiner *coord_reshard_wish_find(struct coord_reshard_wish *wish,
+                                             const struct coord_shard_entry *entry);
+/* Adds the shard, with the weight of one, or takes it back in. */
+void coord_reshard_wish_add(struct coord_reshard_wish *wish, struct coord_shard_entry *entry);
 /* Adds every shard that is here and stays; of stage 0 one, if it has none. */
 void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wish *wish);
 
@@ -159,6 +162,8 @@ void coord_reshard_pace_step(struct coord_reshard_pace *pace, uint32_t us);
 void coord_reshard_pace_slice(struct coord_reshard_pace *pace);
 /* It brings so much to all shards together. */
 void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes);
+/* A slice may begin. */
+bool coord_reshard_is_paced(const struct coord_job *job);
 /* The most that a slice brings a shard now: as much as it can take, if nobody trains. */
 uint64_t coord_reshard_slice_most(const struct coord_job *job);
 /* Seconds that a run to the target takes, and that a step of it is longer at most; 0: not known. While steps
@@ -197,6 +202,10 @@ void coord_slice_prepared(const struct coord_job *job, uint32_t shard, uint64_t 
 
 void coord_reshard_ask(struct coord_session *session, uint32_t request,
                        const Cairn__ReshardAsk *message);
+/* Who asked for the runs of these serials hears what is told when the store has them all. False: no memory,
+ * or the session waits for too much. */
+bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
+                              const Cairn__ReshardTold *told, uint32_t first, uint32_t last);
 /* The beginning of a run is in the store, or is not: who asked for it hears so. */
 void coord_reshard_stored(const struct coord_saved *saved);
 void coord_reshard_forget(struct coord *cluster, const struct coord_session *session);
@@ -209,7 +218,15 @@ void coord_reshard_show(const struct coord_job *job, struct sentence *out);
 /* Amendments of a job's spec: judged, made durable, told to the shards, answered. */
 
 struct coord_waiter;
-struct coord_amending;
+struct coord_terms;
+
+/* On its way to the store. */
+struct coord_amending {
+    /* owned */
+    struct job_spec_data next; /* judged */
+    struct coord_terms *terms;
+    struct packed *spec_packed;
+};
 
 /* A job's amendments. */
 struct coord_amends {

@@ -1,23 +1,27 @@
 /* Plans a re-sharding: its target, and whether the run is possible. See reshard.h. */
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
+#include <uv.h>
 
 #include "proto/plan/plan.h"
+#include "proto/plan/reshard.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
 #include "server/coordinator/members.h"
 #include "server/coordinator/reshard.h"
+#include "server/coordinator/round.h"
+#include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
+#include "server/core/holes.h"
 
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
 #define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */
-
-static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                                       struct coord_reshard_wish *wish_out, struct sentence *why);
 
 /* ---- may it be? ---- */
 
@@ -298,233 +302,85 @@ cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **ne
     return status;
 }
 
-/* ==== reshard admin ==== */
+/* ==== reshard wish ==== */
 
-/* Answers operators about re-shardings: they are planned, begun, shown, canceled. See reshard.h. */
+/* Makes the wish for a run: an operator's, the run's own, or all shards that are here. See
+ * reshard.h. */
 
-/* ---- what is told ---- */
-
-/* A job's answer with what it owns. */
-struct view {
-    Cairn__ReshardJob message;
-    struct sentence text;
-    Cairn__ReshardPair *pairs; /* owned */
-    Cairn__ReshardPair **list; /* owned */
-    uint32_t serial; /* of the run that begins with it, once that is in the store; 0: none */
-};
-
-static const char *state_name(enum coord_reshard_state state)
+void coord_reshard_wish_release(struct coord_reshard_wish *wish)
 {
-    static const char *const names[] = { "none", "moving", "done", "canceled", "failed" };
-    return names[state];
+    free(wish->shards);
+    wish->shards = NULL;
+    wish->count = 0;
 }
 
-void coord_reshard_show(const struct coord_job *job, struct sentence *out)
-{
-    const struct coord_reshard_progress *progress = &job->reshard.progress;
-    out->text[0] = '\0';
-    if (!job->reshard.running) return;
-    sentence_set(out, "slice %" PRIu32 " of %" PRIu32 ", %" PRIu64 " of %" PRIu64 " bytes%s",
-                 progress->slice, progress->slices, progress->moved_bytes, progress->all_bytes,
-                 job->reshard.canceled ? "; it ends after this slice" : "");
-}
-
-/* Says that the slice under way waits for this shard, if it does. */
-static void say_slice_waiting(const struct coord_reshard *r, uint32_t shard, const char *name,
-                              struct sentence *out)
-{
-    if (r->move == NULL || !move_waits_for(r->move, shard)) return;
-    sentence_set(out, "it waits for shard %s%s", name,
-                 move_stage_of(r->move) == CAIRN_MOVE_PREPARING ? " to make room for what comes"
-                                                                : " to have all that it owns");
-}
-
-static void say_waiting(const struct coord_job *job, struct sentence *out)
+cairn_status coord_reshard_wish_of(const struct coord_job *job, struct coord_reshard_wish *wish_out)
 {
     const struct coord_reshard *r = &job->reshard;
-    *out = r->progress.text;
-    if (!r->running) return;
-    if (job->snapshots.running != NULL)
-        sentence_set(out, "it waits for a snapshot or digest that is being taken");
-    else if (job->park.shut)
-        sentence_set(out, "it waits until the job is not parked any more");
-    else if (r->asking != NULL)
-        sentence_set(out, "it waits for %s", r->asking);
+    *wish_out = (struct coord_reshard_wish) { .pause = r->pace.pause };
+    wish_out->shards = calloc((size_t)job->shard_count + r->joiner_count + 1,
+                              sizeof *wish_out->shards);
+    if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < job->shard_count; i++)
+        wish_out->shards[wish_out->count++] = (struct coord_joiner) { job->shards[i].entry,
+                                                                      job->shards[i].weight };
     for (uint32_t i = 0; i < r->joiner_count; i++)
-        if (!coord_shard_obeys(r->joiners[i].entry))
-            sentence_set(out, "it waits for shard %s, which is not here",
-                         r->joiners[i].entry->name);
-    CAIRN_EACH_SHARD (job, i) {
-        const char *name = job->shards[i].entry->name;
-        say_slice_waiting(r, i, name, out);
-        if (!job->shards[i].up) sentence_set(out, "it waits for shard %s", name);
-    }
+        wish_out->shards[wish_out->count++] = r->joiners[i];
+    return CAIRN_OK;
 }
 
-/* Counts the shards that will hold the job after the run, without those lost since it began. */
-static uint32_t count_staying(const struct coord_job *job)
+uint32_t coord_reshard_wish_owners(const struct coord_reshard_wish *wish)
 {
-    const struct coord_reshard *r = &job->reshard;
     uint32_t count = 0;
-    CAIRN_EACH_SHARD (job, i) count += job->shards[i].weight > 0;
-    for (uint32_t i = 0; i < r->joiner_count; i++) count += r->joiners[i].weight > 0;
+    for (uint32_t i = 0; i < wish->count; i++) count += wish->shards[i].weight > 0;
     return count;
 }
 
-static void view_run(const struct coord_job *job, struct view *view)
+/* ---- of what there is ---- */
+
+struct coord_joiner *coord_reshard_wish_find(struct coord_reshard_wish *wish,
+                                             const struct coord_shard_entry *entry)
 {
-    const struct coord_reshard_progress *progress = &job->reshard.progress;
-    Cairn__ReshardJob *out = &view->message;
-    cairn__reshard_job__init(out);
-    say_waiting(job, &view->text);
-    out->name = job->spec.name;
-    out->state = wire_text(
-        state_name(job->reshard.running ? CAIRN_RESHARD_MOVING : progress->state));
-    out->text = view->text.text;
-    out->layout_hash = layout_number(job->layout);
-    out->least_bytes = progress->least_bytes;
-    out->all_bytes = progress->all_bytes;
-    out->moved_bytes = progress->moved_bytes;
-    out->heaviest_before = progress->heaviest_before;
-    out->heaviest_after = progress->heaviest_after;
-    out->slices = progress->slices > progress->slice ? progress->slices : progress->slice;
-    out->slice = progress->slice;
-    out->shards_before = progress->shards_before;
-    out->shards_after = job->reshard.running ? count_staying(job) : progress->shards_after;
-    if (progress->begun_ms != 0)
-        out->elapsed_ms = (job->reshard.running ? coord_now_ms(job->cluster) : progress->ended_ms) -
-                          progress->begun_ms;
-    if (progress->median_us > 0) out->worst_step = (double)progress->worst_us / progress->median_us;
-    out->state_bytes = progress->state_bytes;
-    out->state_us = progress->state_us;
-    out->prepare_us = progress->stage_us[CAIRN_MOVE_PREPARING];
-    out->cut_us = progress->stage_us[CAIRN_MOVE_CUTTING];
-    out->move_us = progress->stage_us[CAIRN_MOVE_MOVING];
-    out->rests = coord_pace_rests(job);
+    for (uint32_t i = 0; i < wish->count; i++)
+        if (wish->shards[i].entry == entry) return &wish->shards[i];
+    return NULL;
 }
 
-static bool view_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
-                      const struct coord_reshard_target *target, struct view *view)
+void coord_reshard_wish_add(struct coord_reshard_wish *wish, struct coord_shard_entry *entry)
 {
-    const struct reshard_report *report = target->report;
-    Cairn__ReshardJob *out = &view->message;
-    view_run(job, view);
-    view->pairs = calloc(report->pair_count + 1, sizeof *view->pairs);
-    view->list = calloc(report->pair_count + 1, sizeof *view->list);
-    if (view->pairs == NULL || view->list == NULL) return false;
-    for (size_t i = 0; i < report->pair_count; i++) {
-        cairn__reshard_pair__init(&view->pairs[i]);
-        view->pairs[i].from = wish->shards[report->pairs[i].from].entry->name;
-        view->pairs[i].to = wish->shards[report->pairs[i].to].entry->name;
-        view->pairs[i].bytes = report->pairs[i].bytes;
-        view->list[i] = &view->pairs[i];
+    struct coord_joiner *there = coord_reshard_wish_find(wish, entry);
+    if (there == NULL) there = &wish->shards[wish->count++];
+    *there = (struct coord_joiner) { entry, 1 };
+}
+
+cairn_status coord_reshard_wish_present(const struct coord_job *job,
+                                        struct coord_reshard_wish *wish_out)
+{
+    size_t room = job->shard_count + 1;
+    for (const struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) room++;
+    *wish_out = (struct coord_reshard_wish) { .shards = calloc(room, sizeof *wish_out->shards) };
+    if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < job->shard_count; i++) {
+        struct coord_shard_entry *entry = job->shards[i].entry;
+        const bool unfit = entry != NULL && coord_shard_stays(entry) && coord_shard_unfit(entry) &&
+                           !coord_shard_fits(entry, &job->spec);
+        const bool goes = entry == NULL || entry->leaving || unfit;
+        const double weight = goes ? 0 : 1;
+        wish_out->shards[wish_out->count++] = (struct coord_joiner) { entry, weight };
     }
-    view->text.text[0] = '\0';
-    out->state = wire_text("planned");
-    out->pairs = view->list;
-    out->n_pairs = report->pair_count;
-    out->least_bytes = report->least_bytes;
-    out->all_bytes = report->moved_bytes;
-    out->moved_bytes = out->elapsed_ms = out->slice = 0;
-    out->heaviest_before = report->heaviest_before;
-    out->heaviest_after = report->heaviest_after;
-    out->pieces_before = layout_pieces(job->layout);
-    out->pieces_after = layout_pieces(target->layout);
-    out->pieces_fresh = report->pieces_fresh;
-    out->afresh = report->afresh_count;
-    out->slices = target->slices;
-    out->shards_before = job->entry_count;
-    out->shards_after = coord_reshard_wish_owners(wish);
-    out->worst_step = 0;
-    out->expected_s = coord_reshard_expected_s(job, target);
-    out->expected_pause_s = coord_reshard_expected_pause_s(job, wish->pause);
-    return true;
+    return CAIRN_OK;
 }
 
-/* Shows why a wish is refused. The run that the job may have under way is not shown with it. */
-static void view_refused(const struct coord_job *job, const struct sentence *why, struct view *view)
+void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wish *wish)
 {
-    cairn__reshard_job__init(&view->message);
-    view->text = *why;
-    view->message.name = job->spec.name;
-    view->message.state = wire_text("refused");
-    view->message.text = view->text.text;
-    view->message.layout_hash = layout_number(job->layout);
+    if (job->spec.stage == 0 && coord_reshard_wish_owners(wish) > 0) return;
+    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
+        if (coord_shard_fits(s, &job->spec) &&
+            (job->spec.stage != 0 || coord_reshard_wish_owners(wish) == 0))
+            coord_reshard_wish_add(wish, s);
 }
 
-static void view_release(struct view *view)
-{
-    free(view->pairs);
-    free(view->list);
-}
-
-/* ---- one job ---- */
-
-static cairn_status judge_hash(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct sentence *why)
-{
-    if (ask->layout_hash == 0 || ask->layout_hash == layout_number(job->layout)) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_MISMATCH,
-                     "job %s has another layout now than the one that was planned for: plan again",
-                     job->spec.name);
-}
-
-static cairn_status plan_asked(struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct view *view, struct sentence *why)
-{
-    struct coord_reshard_wish wish;
-    struct coord_reshard_target target;
-    CAIRN_TRY(reshard_wish_asked(job, ask, &wish, why));
-    cairn_status status = coord_reshard_plan(job, &wish, &target, why);
-    if (status == CAIRN_OK) {
-        if (!view_plan(job, &wish, &target, view))
-            status = fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-        coord_reshard_target_release(&target);
-    }
-    coord_reshard_wish_release(&wish);
-    return status;
-}
-
-static cairn_status apply_asked(struct coord_job *job, const Cairn__ReshardAsk *ask,
-                                struct view *view, struct sentence *why)
-{
-    struct coord_reshard_wish wish;
-    cairn_status status = judge_hash(job, ask, why);
-    if (status == CAIRN_OK) status = reshard_wish_asked(job, ask, &wish, why);
-    if (status != CAIRN_OK) return status;
-    status = coord_reshard_begin(job, &wish, why);
-    coord_reshard_wish_release(&wish);
-    if (status == CAIRN_OK) view_run(job, view);
-    if (status == CAIRN_OK) view->serial = job->reshard.serial;
-    return status;
-}
-
-/* A drain, too, which would begin it again. */
-static cairn_status cancel_asked(struct coord_job *job, struct sentence *why)
-{
-    const bool was_drain = coord_drains_cancel(job);
-    const cairn_status status = coord_reshard_cancel(job, why);
-    return was_drain ? CAIRN_OK : status;
-}
-
-static cairn_status answer_job(struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct view *view, struct sentence *why)
-{
-    cairn_status status = CAIRN_OK;
-    switch (ask->op) {
-    case CAIRN_RESHARD_PLAN: return plan_asked(job, ask, view, why);
-    case CAIRN_RESHARD_APPLY: return apply_asked(job, ask, view, why);
-    case CAIRN_RESHARD_CANCEL: status = cancel_asked(job, why); break;
-    case CAIRN_RESHARD_STATUS: break;
-    default:
-        return fail_with(why, CAIRN_ERR_INVALID, "%" PRIu32 " is no request of a re-sharding",
-                         ask->op);
-    }
-    if (status == CAIRN_OK) view_run(job, view);
-    return status;
-}
-
-/* ---- what waits for the store ---- */
+/* ==== what waits for the store ==== */
 
 /* Runs have begun, and who asked for them hears of it when the store has them: a coordinator that ends before
  * that forgets them. Writes end in their order, so the last one has them all. */
@@ -589,8 +445,8 @@ static ProtobufCMessage *copy_progress(const Cairn__ReshardTold *told)
     return copy;
 }
 
-static bool tell_later(struct coord_session *session, uint32_t request,
-                       const Cairn__ReshardTold *told, uint32_t first, uint32_t last)
+bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
+                              const Cairn__ReshardTold *told, uint32_t first, uint32_t last)
 {
     struct coord_reshard_asked *asked = calloc(1, sizeof *asked);
     if (asked == NULL) return false;
@@ -606,442 +462,86 @@ static bool tell_later(struct coord_session *session, uint32_t request,
     return true;
 }
 
-/* ---- asked ---- */
+/* ==== reshard pace ==== */
 
-/* At once, or when the runs that begin with it are in the store. */
-static void answer_asked(struct coord_session *session, uint32_t request, Cairn__ReshardJob **list,
-                         const struct view *views, size_t count)
+/* How large slices are while steps are made, and when one may begin. See reshard.h.
+ *
+ * A slice costs time in the step in which it is prepared and in the step in which it moves: for
+ * pages, copies and sums that need the cores of the backward pass, and for work that no backward
+ * pass hides. How much time depends on the machine and on what trainers do, so it is measured:
+ * the slice size doubles while the steps around the last slice were within half of the pause,
+ * and halves when one of them was longer than the pause allows. The usual length of a step is
+ * measured by the same steps. It is set anew when all of them were clearly shorter, or when they
+ * are longer though slices are already the smallest: then something else makes steps longer. */
+
+#define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
+#define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
+#define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* what a shard can take is less: reshard_plan.c */
+#define PAUSE_DEFAULT     0.1
+#define STEPS_A_SLICE     2 /* one in which it is prepared, one in which it moves */
+
+static double pause_of(double asked)
 {
-    Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
-    uint32_t first = 0, last = 0;
-    told.jobs = list;
-    told.n_jobs = count;
-    for (size_t i = 0; i < count; i++) {
-        if (views[i].serial == 0) continue;
-        first = first == 0 ? views[i].serial : first;
-        last = views[i].serial;
-    }
-    if (last == 0)
-        coord_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
-    else if (!tell_later(session, request, &told, first, last))
-        coord_session_error(session, request, CAIRN_ERR_BUSY,
-                            "it begins, and too many requests wait on this connection to "
-                            "say when it is in the store: `cairn reshard status`");
+    return asked > 0 ? asked : PAUSE_DEFAULT;
 }
 
-/* Answers a wish for all jobs; a job that refuses it is listed with the reason. */
-static void answer_all(struct coord_session *session, uint32_t request,
-                       const Cairn__ReshardAsk *ask)
+void coord_reshard_pace_begin(struct coord_reshard_pace *pace, double pause, uint32_t median_us)
 {
-    struct view *views = calloc(CAIRN_JOBS_MAX, sizeof *views);
-    Cairn__ReshardJob **list = calloc(CAIRN_JOBS_MAX, sizeof *list);
-    struct coord_job *next;
-    size_t count = 0;
-    if (views == NULL || list == NULL) {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-    } else {
-        for (struct coord_job *j = session->cluster->jobs; j != NULL; j = next) {
-            struct view *view = &views[count];
-            struct sentence why;
-            next = j->next;
-            if (answer_job(j, ask, view, &why) != CAIRN_OK) view_refused(j, &why, view);
-            list[count++] = &view->message;
-        }
-        answer_asked(session, request, list, views, count);
-        for (size_t i = 0; i < count; i++) view_release(&views[i]);
-    }
-    free(views);
-    free(list);
+    *pace = (struct coord_reshard_pace) { .pause = pause_of(pause),
+                                          .usual_us = median_us,
+                                          .most_bytes = SLICE_BYTES_FIRST };
 }
 
-void coord_reshard_ask(struct coord_session *session, uint32_t request,
-                       const Cairn__ReshardAsk *ask)
+void coord_reshard_pace_step(struct coord_reshard_pace *pace, uint32_t us)
 {
-    struct coord_job *job = coord_job_find(session->cluster, ask->job);
-    struct sentence why;
-    struct view view = { .pairs = NULL };
-    if (ask->all || (ask->job[0] == '\0' && ask->op == CAIRN_RESHARD_STATUS)) {
-        answer_all(session, request, ask);
-        return;
-    }
-    const cairn_status status =
-        job == NULL
-            ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
-                        "there is no job \"%.128s\"; `cairn job list` shows those there are",
-                        ask->job)
-            : answer_job(job, ask, &view, &why);
-    if (status == CAIRN_OK) {
-        Cairn__ReshardJob *one = &view.message;
-        answer_asked(session, request, &one, &view, 1);
-    } else {
-        coord_session_error(session, request, status, why.text);
-    }
-    view_release(&view);
+    if (us > pace->longest_us) pace->longest_us = us;
 }
 
-/* ==== reshard wish ==== */
-
-/* Makes the wish for a run: an operator's, the run's own, or all shards that are here. See
- * reshard.h. */
-
-void coord_reshard_wish_release(struct coord_reshard_wish *wish)
+void coord_reshard_pace_slice(struct coord_reshard_pace *pace)
 {
-    free(wish->shards);
-    wish->shards = NULL;
-    wish->count = 0;
+    const double longest = pace->longest_us, usual = pace->usual_us;
+    pace->longest_us = 0;
+    if (longest <= 0) return;
+    if (usual <= 0 || longest * (1 + pace->pause) < usual) {
+        pace->usual_us = (uint32_t)longest;
+    } else if (longest <= usual * (1 + pace->pause / 2)) {
+        if (pace->most_bytes < SLICE_BYTES_MOST) pace->most_bytes *= 2;
+    } else if (longest > usual * (1 + pace->pause)) {
+        // The least slice is not what makes steps longer: they have become so by themselves.
+        if (pace->most_bytes <= SLICE_BYTES_MIN) pace->usual_us = (uint32_t)longest;
+        if (pace->most_bytes > SLICE_BYTES_MIN) pace->most_bytes /= 2;
+    }
 }
 
-cairn_status coord_reshard_wish_of(const struct coord_job *job, struct coord_reshard_wish *wish_out)
+/* A limit beyond what shards can take is none: many halves of it would change nothing. */
+void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes)
+{
+    if (bytes >= SLICE_BYTES_FIRST && pace->most_bytes > bytes) pace->most_bytes = bytes;
+}
+
+uint64_t coord_reshard_slice_most(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
-    *wish_out = (struct coord_reshard_wish) { .pause = r->pace.pause };
-    wish_out->shards = calloc((size_t)job->shard_count + r->joiner_count + 1,
-                              sizeof *wish_out->shards);
-    if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < job->shard_count; i++)
-        wish_out->shards[wish_out->count++] = (struct coord_joiner) { job->shards[i].entry,
-                                                                      job->shards[i].weight };
-    for (uint32_t i = 0; i < r->joiner_count; i++)
-        wish_out->shards[wish_out->count++] = r->joiners[i];
-    return CAIRN_OK;
+    if (coord_pace_rests(job)) return UINT64_MAX;
+    return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST; // as a run begins
 }
 
-uint32_t coord_reshard_wish_owners(const struct coord_reshard_wish *wish)
+double coord_reshard_expected_s(const struct coord_job *job,
+                                const struct coord_reshard_target *target)
 {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < wish->count; i++) count += wish->shards[i].weight > 0;
-    return count;
+    const double rate = job->reshard.rate, median_us = coord_pace_median(&job->pace);
+    if (!coord_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
+    return rate > 0 ? (double)target->report->moved_bytes / rate * 1e-6 : 0;
 }
 
-/* ---- of what there is ---- */
-
-static struct coord_joiner *find_wished(struct coord_reshard_wish *wish,
-                                        const struct coord_shard_entry *entry)
+double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
 {
-    for (uint32_t i = 0; i < wish->count; i++)
-        if (wish->shards[i].entry == entry) return &wish->shards[i];
-    return NULL;
+    if (coord_pace_rests(job)) return 0; // nobody makes steps
+    return pause_of(pause) * coord_pace_median(&job->pace) * 1e-6;
 }
 
-static bool is_named(char *const *names, size_t count, const struct coord_shard_entry *entry)
+/* A slice may begin: nobody trains, or a step was made in the layout in force. */
+bool coord_reshard_is_paced(const struct coord_job *job)
 {
-    size_t i = 0;
-    while (i < count && strcmp(names[i], entry->name) != 0) i++;
-    return i < count;
-}
-
-static void add_wished(struct coord_reshard_wish *wish, struct coord_shard_entry *entry)
-{
-    struct coord_joiner *there = find_wished(wish, entry);
-    if (there == NULL) there = &wish->shards[wish->count++];
-    *there = (struct coord_joiner) { entry, 1 };
-}
-
-cairn_status coord_reshard_wish_present(const struct coord_job *job,
-                                        struct coord_reshard_wish *wish_out)
-{
-    size_t room = job->shard_count + 1;
-    for (const struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) room++;
-    *wish_out = (struct coord_reshard_wish) { .shards = calloc(room, sizeof *wish_out->shards) };
-    if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < job->shard_count; i++) {
-        struct coord_shard_entry *entry = job->shards[i].entry;
-        const bool unfit = entry != NULL && coord_shard_stays(entry) && coord_shard_unfit(entry) &&
-                           !coord_shard_fits(entry, &job->spec);
-        const bool goes = entry == NULL || entry->leaving || unfit;
-        const double weight = goes ? 0 : 1;
-        wish_out->shards[wish_out->count++] = (struct coord_joiner) { entry, weight };
-    }
-    return CAIRN_OK;
-}
-
-void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wish *wish)
-{
-    if (job->spec.stage == 0 && coord_reshard_wish_owners(wish) > 0) return;
-    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
-        if (coord_shard_fits(s, &job->spec) &&
-            (job->spec.stage != 0 || coord_reshard_wish_owners(wish) == 0))
-            add_wished(wish, s);
-}
-
-/* ---- of what operators say ---- */
-
-static struct coord_shard_entry *entry_named(const struct coord *cluster, const char *name,
-                                             struct sentence *why)
-{
-    struct coord_shard_entry *entry = coord_shard_find(cluster, name);
-    if (entry == NULL)
-        sentence_set(why, "there is no shard \"%.128s\"; `cairn cluster status` lists them", name);
-    return entry;
-}
-
-static const char *why_not(const struct coord_shard_entry *entry)
-{
-    if (entry->leaving) return "is being drained";
-    if (!coord_shard_stays(entry)) return "is not here";
-    return coord_shard_apart(entry) ? CAIRN_SHARD_APART_TEXT : "is unfit, since its device failed";
-}
-
-static cairn_status take_names(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct coord_reshard_wish *wish, struct sentence *why)
-{
-    for (size_t i = 0; i < ask->n_add; i++) {
-        struct coord_shard_entry *entry = entry_named(job->cluster, ask->add[i], why);
-        if (entry == NULL) return CAIRN_ERR_NOT_FOUND;
-        if (!coord_shard_fits(entry, &job->spec))
-            return fail_with(why, CAIRN_ERR_NOT_READY, "nothing can go to shard %s, which %s",
-                             entry->name, why_not(entry));
-        add_wished(wish, entry);
-    }
-    for (size_t i = 0; i < ask->n_drain; i++) {
-        const struct coord_shard_entry *entry = entry_named(job->cluster, ask->drain[i], why);
-        if (entry == NULL) return CAIRN_ERR_NOT_FOUND;
-        if (is_named(ask->add, ask->n_add, entry))
-            return fail_with(why, CAIRN_ERR_INVALID,
-                             "shard %s is to be added and drained: one of them", entry->name);
-        struct coord_joiner *there = find_wished(wish, entry);
-        if (there == NULL && ask->all) continue;
-        if (there == NULL)
-            return fail_with(why, CAIRN_ERR_INVALID,
-                             "job %s has no part on shard %s: there is nothing to drain",
-                             job->spec.name, entry->name);
-        there->weight = 0;
-    }
-    if (coord_reshard_wish_owners(wish) > 0) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_INVALID,
-                     "no shard would be left for job %s: add another one first", job->spec.name);
-}
-
-/* The last ones go, but for those that are added; the next ones by name come. */
-static cairn_status take_count(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct coord_reshard_wish *wish, struct sentence *why)
-{
-    uint32_t owners = coord_reshard_wish_owners(wish), here = 0;
-    for (uint32_t i = wish->count; i-- > 0 && owners > ask->shards;) {
-        struct coord_joiner *shard = &wish->shards[i];
-        if (shard->weight <= 0 || is_named(ask->add, ask->n_add, shard->entry)) continue;
-        shard->weight = 0;
-        owners--;
-    }
-    if (owners > ask->shards)
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "%zu shards are to be added, and %" PRIu32
-                         " are to have job %s in all: give a higher number",
-                         ask->n_add, ask->shards, job->spec.name);
-    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
-        here += coord_shard_fits(s, &job->spec);
-        const struct coord_joiner *there = find_wished(wish, s);
-        if (owners >= ask->shards || !coord_shard_fits(s, &job->spec) ||
-            is_named(ask->drain, ask->n_drain, s) || (there != NULL && there->weight > 0))
-            continue;
-        add_wished(wish, s);
-        owners++;
-    }
-    if (owners == ask->shards) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_INVALID,
-                     "job %s cannot be spread over %" PRIu32 " shards: %" PRIu32
-                     " are here that it could have, of %" PRIu32,
-                     job->spec.name, ask->shards, owners, here);
-}
-
-static cairn_status take_weights(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                                 struct coord_reshard_wish *wish, struct sentence *why)
-{
-    for (size_t i = 0; i < ask->n_weights; i++) {
-        const Cairn__ShardWeight *w = ask->weights[i];
-        if (!isfinite(w->weight) || w->weight <= 0 || w->weight > 1e6)
-            return fail_with(why, CAIRN_ERR_INVALID,
-                             "the weight of shard %.128s is %g: give a number above 0, at most "
-                             "1000000; --drain takes everything off a shard",
-                             w->name, w->weight);
-        const struct coord_shard_entry *entry = entry_named(job->cluster, w->name, why);
-        if (entry == NULL) return CAIRN_ERR_NOT_FOUND;
-        struct coord_joiner *there = find_wished(wish, entry);
-        if (there == NULL || there->weight <= 0)
-            return fail_with(why, CAIRN_ERR_INVALID,
-                             "shard %s has a weight, and job %s is not to be on it: add it, too",
-                             entry->name, job->spec.name);
-        there->weight = w->weight;
-    }
-    return CAIRN_OK;
-}
-
-/* Reads an operator's wish. CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY and
- * CAIRN_ERR_NO_MEMORY, with what is wrong with the wish. */
-static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                                       struct coord_reshard_wish *wish_out, struct sentence *why)
-{
-    if (!isfinite(ask->pause) || ask->pause < 0 || ask->pause > 100)
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "a pause of %g: give a part of a step from 0 to 100, as 0.1", ask->pause);
-    cairn_status status = coord_reshard_wish_present(job, wish_out);
-    if (status != CAIRN_OK) return fail_with(why, status, "the coordinator is out of memory");
-    wish_out->pause = ask->pause;
-    if (ask->shards == 0 && ask->n_add == 0 && ask->n_drain == 0)
-        coord_reshard_wish_all(job, wish_out);
-    status = take_names(job, ask, wish_out, why);
-    if (status == CAIRN_OK && ask->shards > 0) status = take_count(job, ask, wish_out, why);
-    if (status == CAIRN_OK) status = take_weights(job, ask, wish_out, why);
-    if (status != CAIRN_OK) coord_reshard_wish_release(wish_out);
-    return status;
-}
-
-/* ==== reshard join ==== */
-
-/* Shards that join a job: each gets a part that owns nothing and serves at once, so that it can prepare the
- * next layout as the others do; and, if that is the policy, its share. See reshard.h. */
-
-/* They have their parts: from here on they are told what the others are told. */
-static void take_in(struct coord_job *job)
-{
-    struct coord_reshard *r = &job->reshard;
-    const uint32_t first = job->shard_count;
-    for (uint32_t i = 0; i < r->joiner_count; i++) {
-        struct coord_shard_entry *entry = r->joiners[i].entry;
-        coord_job_set_shard(job, first + i, entry);
-        job->shards[first + i].weight = r->joiners[i].weight;
-        job->shards[first + i].incarnation = entry->incarnation;
-        job->shards[first + i].revision = job->spec.revision;
-        job->shards[first + i].up = true;
-        (void)coord_job_shard_moved(&job->shards[first + i]);
-        log_info("job %s: shard %s joins", job->spec.name, entry->name);
-        coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, entry->name,
-                               "it has a part of the job");
-    }
-    r->joiner_count = 0;
-    for (uint32_t i = first; i < job->shard_count; i++) {
-        const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
-        coord_terms_tell(job, i, false);
-        coord_members_tell_shard(job, i);
-        coord_job_event(job, &up);
-    }
-    coord_gate_update(job);
-}
-
-static void on_joined(struct coord_job *job, const void *about, cairn_status status,
-                      const char *text)
-{
-    struct coord_reshard *r = &job->reshard;
-    struct sentence why;
-    if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
-    r->asking = NULL;
-    for (uint32_t i = 0; i < r->joiner_count && status == CAIRN_OK; i++)
-        if (r->joiners[i].entry->session == NULL || r->joiners[i].entry->session->closing)
-            status = fail_with(&why, CAIRN_ERR_CLOSED, "shard %s went away",
-                               r->joiners[i].entry->name);
-        else
-            sentence_set(&why, "%s", text);
-    if (status != CAIRN_OK) {
-        if (text[0] != '\0') sentence_set(&why, "%s", text);
-        coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
-        return;
-    }
-    take_in(job);
-    coord_reshard_advance(job);
-}
-
-/* The layout in force, over as many shards as there will be. NULL: no memory. */
-static struct packed *pack_wider(const struct coord_job *job)
-{
-    struct layout *wider;
-    if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
-                       &wider) != CAIRN_OK)
-        return NULL;
-    wider->version = job->layout->version; // they join it, nothing follows it yet
-    struct packed *packed = packed_layout(wider);
-    layout_close(wider);
-    return packed;
-}
-
-static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
-{
-    struct decision last = *round_last(job->core); // schedule and loss scale
-    last.kind = CAIRN_DECISION_NONE;
-    last.version_after = (struct cairn_version) { job->generation, job->base_step };
-    const struct coord_job_load load = { .joins = true,
-                                         .version = last.version_after,
-                                         .last = &last };
-    for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
-        struct coord_shard_entry *entry = job->reshard.joiners[i].entry;
-        // Drop the part that an earlier run may have left on this shard: it is of no use.
-        coord_job_send_drop(job->cluster, entry, job->id);
-        coord_job_ask_create(job, &load, job->shard_count + i, entry, layout, gather);
-    }
-}
-
-void coord_reshard_join(struct coord_job *job)
-{
-    struct coord_reshard *r = &job->reshard;
-    struct packed *layout = pack_wider(job);
-    r->serial = coord_request_new(job->cluster);
-    struct coord_gather *gather =
-        layout == NULL ? NULL : coord_gather_open_job(job, on_joined, &r->serial, sizeof r->serial);
-    if (gather != NULL) {
-        r->asking = "the shards that join, to make room";
-        ask_all(job, layout, gather);
-        coord_gather_start(gather);
-    }
-    packed_release(layout);
-}
-
-void coord_reshard_unjoin(struct coord_job *job)
-{
-    const bool was_busy = job->reshard.busy;
-    job->reshard.busy = true;
-    while (job->shard_count > job->layout->shard_count && !job->layouts.storing) {
-        const uint32_t shard = job->shard_count - 1;
-        const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
-        struct coord_shard_entry *entry = job->shards[shard].entry;
-        const bool was_up = job->shards[shard].up;
-        coord_members_forget_shard(job, shard);
-        coord_job_set_shard(job, shard, NULL);
-        job->shard_count = shard;
-        coord_job_send_drop(job->cluster, entry, job->id);
-        if (was_up && job->core != NULL) coord_job_event(job, &down);
-    }
-    coord_gate_update(job);
-    coord_members_attach(job);
-    job->reshard.busy = was_busy;
-}
-
-/* ---- by policy ---- */
-
-/* Over all that are here, if the heaviest would be too much heavier than its share where nothing moves. */
-static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_reshard_wish *wish,
-                                     struct sentence *why)
-{
-    struct coord_reshard_target target;
-    CAIRN_TRY(coord_reshard_plan(job, wish, &target, why));
-    const double above = (double)job->cluster->options->rebalance_above / 1000;
-    const bool uneven = target.report->heaviest_before > above && target.report->moved_bytes > 0;
-    coord_reshard_target_release(&target);
-    return uneven ? coord_reshard_begin(job, wish, why) : CAIRN_OK;
-}
-
-/* Once for the shards that came; what was refused, with each tick, and said once. */
-static void spread_job(struct coord_job *job)
-{
-    struct coord_reshard *r = &job->reshard;
-    const uint64_t entries = job->cluster->arrivals;
-    struct coord_reshard_wish wish;
-    struct sentence why;
-    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || r->running || !coord_job_shards_up(job) ||
-        !job->rounds.heard || r->arrivals_seen == entries ||
-        coord_reshard_wish_present(job, &wish) != CAIRN_OK)
-        return;
-    coord_reshard_wish_all(job, &wish);
-    const cairn_status status = spread_if_uneven(job, &wish, &why);
-    coord_reshard_wish_release(&wish);
-    if (status == CAIRN_OK)
-        r->arrivals_seen = entries;
-    else if (r->arrivals_refused != entries)
-        log_warn("job %s is not spread over the shards that came: %s", job->spec.name, why.text);
-    if (status != CAIRN_OK) r->arrivals_refused = entries;
-}
-
-void coord_reshard_spread(struct coord *cluster)
-{
-    const char *policy = cluster->options->reshard;
-    if (policy == NULL || strcmp(policy, "on_join") != 0) return;
-    for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) spread_job(j);
+    return coord_pace_rests(job) || version_compare(coord_job_version(job), job->layouts.at) > 0;
 }

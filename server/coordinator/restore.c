@@ -21,25 +21,210 @@
 
 #include "gpu/gpu.h"
 #include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/round.h"
 #include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
 
 #define TENSOR_BYTES 64 /* of a spec, about */
 
-static void restore_answer(struct coord_restore *restore);
-static void restore_prove_loaded(struct coord_work *work);
-static const char *restore_job_name(const struct coord_restore *restore);
-static void restore_warn(const struct coord_restore *restore);
-static void restore_prove(struct coord_work *work);
-static void restore_check(struct coord_work *work);
-static bool restore_fall_back(struct coord_restore *restore);
-static void restore_prove_files(struct coord_work *work);
-static void restore_find_latest(struct coord_restore *restore);
+/* ==== answer ==== */
+
+/* Tells an operator about a restore: which job it would replace, and its outcome. */
+
+/* The spec of the job that is made: the manifest's, or with the settings that were asked for. */
+static const struct job_spec_data *spec_of(const struct coord_restore *restore)
+{
+    return restore->spec.name != NULL ? &restore->spec : &restore->manifest.spec;
+}
+
+/* Notes what the job is that goes for it. */
+static void note_replaced(struct coord_restore *restore, const struct coord_job *old)
+{
+    Cairn__ReplacedJob *replaced = &restore->replaced;
+    const struct cairn_version version = coord_job_version(old);
+    cairn__replaced_job__init(replaced);
+    replaced->state = (char *)(uintptr_t)coord_job_state_name(old);
+    replaced->generation = version.generation;
+    replaced->step = version.step;
+    replaced->version_unknown = old->version_unknown;
+    replaced->may_return = old->loss.may_return;
+    for (const struct coord_member *m = old->members.list; m != NULL; m = m->next_of_job)
+        *(m->role == CAIRN_ROLE_WIRE_WORKER ? &replaced->workers : &replaced->readers) += 1;
+    restore->replaces = true;
+}
+
+/* It is done, or planned: who asked hears of it. */
+static void restore_answer(struct coord_restore *restore)
+{
+    struct snapshot_view view;
+    Cairn__SnapshotStatus *message = &view.status;
+    const char *slash = strrchr(restore->folder, '/');
+    coord_manifest_to_view(&restore->manifest, slash == NULL ? restore->folder : slash + 1,
+                           restore->folder, &view);
+    message->job = (char *)(uintptr_t)coord_restore_job_name(restore);
+    if (restore->replaces) message->replaced = &restore->replaced;
+    message->passed_over = restore->latest.passed.text;
+    if (!restore->plan) message->restored_generation = restore->generation;
+    coord_waiters_answer(&restore->waiter, CAIRN_MSG_SNAPSHOT_STATUS, &message->base);
+}
+
+/* ==== replace ==== */
+
+/* The job that is there goes, and the one of the snapshot is made on the shards, in a new generation. */
+
+/* Above all that the job has used, or may use by what is durable of it, and above all that lie in the folder
+ * of its name. */
+static uint64_t next_generation(const struct coord_restore *restore, const struct coord_job *old)
+{
+    uint64_t newest = restore->manifest.generation;
+    if (restore->last_generation > newest) newest = restore->last_generation;
+    if (old == NULL) return newest + 1;
+    const uint64_t now = coord_job_version(old).generation;
+    if (now > newest) newest = now;
+    if (old->reserved.generation > newest) newest = old->reserved.generation;
+    return newest + 1;
+}
+
+/* Keeps what outlives the former job: its number, its epochs and rounds, and that no generation
+ * comes twice. */
+static void inherit_former(struct coord_job *restored, const struct coord_job *old,
+                           const struct coord_restore *restore)
+{
+    restored->generation = restore->generation;
+    restored->base_step = restore->manifest.step;
+    restored->origin.generation = restore->generation;
+    if (restore->is_its_own)
+        restored->origin.from = (struct cairn_version) { restore->manifest.generation,
+                                                         restore->manifest.step };
+    restored->restoring = true;
+    if (old == NULL) return;
+    restored->id = old->id;
+    restored->epoch = old->epoch;
+    restored->reserved.round = old->reserved.round;
+    restored->reserved.generation = restored->generation;
+    restored->stored = old->stored;
+    restored->members.pause.ends_ms = old->members.pause.ends_ms;
+    memcpy(restored->members.pause.what, old->members.pause.what,
+           sizeof restored->members.pause.what);
+    if (restore->latest.of_job == 0) return;
+    restored->loss.recovery = old->loss.recovery;
+    restored->loss.recovery.waited = true;
+}
+
+static void remove_old(struct coord_job *old, const struct coord_job *restored, const char *folder)
+{
+    struct sentence text;
+    sentence_set(&text,
+                 "job %s was restored from %s, of step %" PRIu64 ": close it and open it again",
+                 old->spec.name, folder, restored->base_step);
+    while (old->members.list != NULL)
+        coord_member_expel(old->members.list, CAIRN_ERR_ROLLED_BACK, text.text);
+    CAIRN_EACH_SHARD (old, i) {
+        struct coord_shard_entry *entry = old->shards[i].entry;
+        if (!coord_job_has_shard(restored, entry))
+            coord_job_send_drop(old->cluster, entry, old->id);
+    }
+    coord_job_unlink(old);
+    coord_job_free(old);
+}
+
+/* old: the job of that name; NULL: there is none. May it go for the snapshot now? */
+static cairn_status judge_replace(const struct coord_restore *restore, const struct coord_job *old,
+                                  struct sentence *why)
+{
+    const struct manifest *m = &restore->manifest;
+    if (restore->latest.of_job != 0 &&
+        (old == NULL || old->id != restore->latest.of_job || old->state != CAIRN_CLUSTER_JOB_LOST))
+        return fail_with(why, CAIRN_ERR_CANCELED,
+                         "job %s was lost, and is not any more: it needs no restore", m->spec.name);
+    if (restore->latest.ended != NULL && restore->latest.of_job == 0 && old != NULL &&
+        old->state != CAIRN_CLUSTER_JOB_LOST)
+        return fail_with(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
+    if (old != NULL && old->snapshots.running != NULL) return coord_snapshot_refuse(old, why);
+    if (old != NULL && (old->extension.staged_job != NULL || old->amends.amending != NULL ||
+                        old->state == CAIRN_CLUSTER_JOB_CREATING)) {
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
+                         m->spec.name);
+    }
+    if (old != NULL && old->loss.behind)
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name,
+                         old->loss.why.text);
+    if (coord_job_is_strange(restore->cluster, m->spec.name, why)) return CAIRN_ERR_NOT_READY;
+    if (coord_snapshot_removing(restore->cluster, restore->folder))
+        return fail_with(why, CAIRN_ERR_BUSY, "%s is being removed", restore->folder);
+    return coord_judge_workers(restore->cluster, spec_of(restore), why);
+}
+
+/* Every shard will tell of what it has loaded. */
+static cairn_status await_parts(struct coord_restore *restore, const struct coord_job *restored,
+                                struct sentence *why)
+{
+    restore->parts = malloc(restored->layout->shard_count);
+    if (restore->parts == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    memset(restore->parts, CAIRN_PART_AWAITED, restored->layout->shard_count);
+    restore->number = coord_snapshot_number();
+    return CAIRN_OK;
+}
+
+/* The job `old` is gone, and the one of the snapshot is being made; `on_made` hears, with the restore. A
+ * failure leaves `old` as it was, but for one of memory. */
+static cairn_status replace_job(struct coord_restore *restore, struct coord_job *old,
+                                cluster_gather_fn on_made, struct sentence *why)
+{
+    struct manifest *m = &restore->manifest;
+    const struct job_spec_data *spec = spec_of(restore);
+    struct decision last = { .kind = CAIRN_DECISION_NONE,
+                             .version_after = { restore->generation, m->step },
+                             .payload = m->payload,
+                             .payload_bytes = m->payload_bytes };
+    uint8_t *payload;
+    CAIRN_TRY(coord_settings_payload(&m->spec, spec, &last, &payload, why));
+    struct coord_job *restored;
+    cairn_status status = coord_draft_take(&restore->draft, &restored, why);
+    if (status != CAIRN_OK) {
+        free(payload);
+        return CAIRN_ERR_NOT_READY;
+    }
+    if (old != NULL) coord_job_keep_pauses(old);
+    inherit_former(restored, old, restore);
+    status = coord_groups_restored(restored, &m->reduce_groups);
+    if (status == CAIRN_OK) status = await_parts(restore, restored, why);
+    if (status != CAIRN_OK) {
+        free(payload);
+        coord_job_free(restored);
+        return status;
+    }
+    const struct coord_create load = { .snapshot_path = restore->folder,
+                                       .digest = restore->number,
+                                       .version = { restored->generation, m->step },
+                                       .last = &last };
+    if (old != NULL) {
+        note_replaced(restore, old);
+        remove_old(old, restored, restore->folder);
+    }
+    coord_halts_restored(restored, &m->nonfinite);
+    coord_job_link(restored);
+    restore->job_id = restored->id;
+    struct coord_gather *gather = coord_gather_open(restored->cluster, on_made, restore);
+    if (gather == NULL) {
+        free(payload);
+        coord_job_lose(restored, false, "out of memory to restore it");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    }
+    coord_job_send_create(restored, &load, gather);
+    free(payload);
+    coord_gather_start(gather);
+    return CAIRN_OK;
+}
+
+/* ==== restore ==== */
 
 static void tell_ended(struct coord_restore *restore, cairn_status status, const char *text)
 {
@@ -184,7 +369,7 @@ static void restore_advance(struct coord_restore *restore)
         if (part_is_open(restore->parts[i])) return;
     }
     restore->made = false; // once
-    restore->work.run = restore_prove_loaded;
+    restore->work.run = coord_restore_prove_loaded;
     restore->work.done = on_proven;
     // A failure, too, ends on the loop later: the job may go then, and here somebody has it in hand.
     const bool started = coord_work_start(&restore->work, restore->cluster, NULL, 0);
@@ -213,6 +398,21 @@ static void on_made(void *context, cairn_status status, const char *text)
 static void on_reserved(const struct coord_saved *saved);
 static void advance_restore(struct coord_restore *restore);
 
+/* The snapshot's spec takes over what the job does by itself, and how many workers it has, as an amendment
+ * may have made it since: those who work for it now are to find their place in it. CAIRN_ERR_NO_MEMORY. */
+static cairn_status keep_policy(struct job_spec_data *spec, const struct job_spec_data *now)
+{
+    if (policy_same(&spec->policy, &now->policy) && spec->workers_min == now->workers_min &&
+        spec->workers_max == now->workers_max)
+        return CAIRN_OK;
+    const cairn_status status = spec_note_former(spec); // workers may come with it as it was
+    if (status != CAIRN_OK) return status;
+    spec->policy = now->policy;
+    spec->workers_min = now->workers_min;
+    spec->workers_max = now->workers_max;
+    return CAIRN_OK;
+}
+
 /* Gives the restored spec what the lost job may have otherwise than its snapshot (restore.h).
  * If the lost job came from a restore of this snapshot that did not end, all settings of that
  * restore are taken. */
@@ -221,7 +421,7 @@ static cairn_status take_over(struct coord_restore *restore, const struct coord_
     const struct manifest *m = &restore->manifest;
     const struct cairn_version from = { m->generation, m->step };
     const bool is_same = version_compare(old->origin.from, from) == 0 && !old->initialized;
-    if (!is_same) return coord_recovery_keep(&restore->manifest.spec, &old->spec);
+    if (!is_same) return keep_policy(&restore->manifest.spec, &old->spec);
     spec_release(&restore->spec);
     return spec_copy(&old->spec, &restore->spec);
 }
@@ -233,8 +433,7 @@ static void run_plan(struct coord_work *work)
     struct coord_restore *restore = (struct coord_restore *)work;
     coord_verdicts_judge(restore->verdicts, &restore->manifest.spec);
     if (restore->draft.job->planned.spec == NULL)
-        restore->status = coord_draft_plan(&restore->draft, coord_restore_spec(restore),
-                                           &restore->why);
+        restore->status = coord_draft_plan(&restore->draft, spec_of(restore), &restore->why);
 }
 
 static void on_planned(struct coord_work *work)
@@ -257,7 +456,7 @@ static bool is_for_openers(const struct coord_restore *restore)
 /* True: a thread is at it, and the restore goes on when that is through; or it has ended. */
 static bool plans_on_thread(struct coord_restore *restore)
 {
-    const struct job_spec_data *spec = coord_restore_spec(restore);
+    const struct job_spec_data *spec = spec_of(restore);
     const bool has_new = is_for_openers(restore) &&
                          coord_openers_list(restore->cluster, spec->name, &restore->verdicts);
     if (restore->draft.job != NULL && !has_new) return false;
@@ -278,14 +477,13 @@ static void advance_restore(struct coord_restore *restore)
     struct manifest *m = &restore->manifest;
     struct coord_job *old = coord_job_find(restore->cluster, m->spec.name);
     struct sentence why;
-    cairn_status status = coord_restore_judge_replace(restore, old, &why);
+    cairn_status status = judge_replace(restore, old, &why);
     if (status == CAIRN_OK && restore->latest.ended != NULL && old != NULL)
         status = take_over(restore, old);
     if (status == CAIRN_OK && plans_on_thread(restore)) return;
     if (status == CAIRN_OK && is_for_openers(restore))
         status = coord_openers_judge(restore->cluster, m->spec.name, restore->verdicts, &why);
-    const uint64_t next = coord_restore_next_generation(restore, old),
-                   id = old != NULL ? old->id : 0;
+    const uint64_t next = next_generation(restore, old), id = old != NULL ? old->id : 0;
     if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {
         restore->generation = next;
         restore->old_id = id;
@@ -294,7 +492,7 @@ static void advance_restore(struct coord_restore *restore)
             status = coord_save_job(old, CAIRN_STORE_GENERATION, NULL, next, on_reserved, &why);
         if (restore->reserving && status == CAIRN_OK) return;
     }
-    if (status == CAIRN_OK) status = coord_restore_replace(restore, old, on_made, &why);
+    if (status == CAIRN_OK) status = replace_job(restore, old, on_made, &why);
     if (status != CAIRN_OK) end_restore(restore, status, why.text);
 }
 
@@ -357,7 +555,7 @@ static void begin_load(struct coord_work *work)
 
 static const struct coord_job *job_there(const struct coord_restore *restore)
 {
-    return coord_job_find(restore->cluster, restore_job_name(restore));
+    return coord_job_find(restore->cluster, coord_restore_job_name(restore));
 }
 
 /* There is a job of its name that is not lost, and would be if it came to a failure later. */
@@ -370,7 +568,7 @@ static bool is_risky(const struct coord_restore *restore)
 static void end_plan(struct coord_restore *restore)
 {
     const struct coord_job *old = job_there(restore);
-    if (old != NULL) coord_restore_replaces(restore, old);
+    if (old != NULL) note_replaced(restore, old);
     restore_answer(restore);
     restore_free(restore);
 }
@@ -384,10 +582,10 @@ static void on_checked(struct coord_work *work)
         end_plan(restore);
         return;
     }
-    if (restore->status == CAIRN_OK) restore_warn(restore);
+    if (restore->status == CAIRN_OK) coord_restore_warn(restore);
     if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
         restore->checked = false; // it may come to another folder yet
-        work->run = restore_prove;
+        work->run = coord_restore_prove;
         work->done = begin_load;
         if (coord_work_start(work, work->cluster, NULL, 0)) return;
         restore->status = fail_with(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
@@ -406,19 +604,11 @@ static struct coord_restore *restore_new(struct coord *cluster)
     manifest_init(&restore->manifest);
     spec_init(&restore->spec);
     coord_keys_ring(cluster, &restore->ring);
-    restore->work.run = restore_check;
+    restore->work.run = coord_restore_check;
     restore->work.done = on_checked;
     restore->next = cluster->restores;
     cluster->restores = restore;
     return restore;
-}
-
-bool coord_restore_reads(const struct coord_restore *restore, const char *job, const char *folder)
-{
-    if (strcmp(restore->asked, folder) == 0) return true;
-    if (restore->checked) return strcmp(restore->folder, folder) == 0;
-    const bool chooses = restore->fallback || restore->asked[0] == '\0';
-    return chooses && strcmp(restore->job_name, job) == 0;
 }
 
 void coord_restores_forget(struct coord *cluster, const struct coord_session *session)
@@ -507,281 +697,12 @@ void coord_restore_begin(struct coord_session *session, uint32_t request,
     restore_free(restore);
 }
 
-/* ==== answer ==== */
-
-/* Tells an operator about a restore: which job it would replace, and its outcome. */
-
-/* Under which name it is, or will be, a job. */
-static const char *restore_job_name(const struct coord_restore *restore)
-{
-    return restore->job_name != NULL ? restore->job_name : restore->manifest.spec.name;
-}
-
-const struct job_spec_data *coord_restore_spec(const struct coord_restore *restore)
-{
-    return restore->spec.name != NULL ? &restore->spec : &restore->manifest.spec;
-}
-
-void coord_restore_replaces(struct coord_restore *restore, const struct coord_job *old)
-{
-    Cairn__ReplacedJob *replaced = &restore->replaced;
-    const struct cairn_version version = coord_job_version(old);
-    cairn__replaced_job__init(replaced);
-    replaced->state = wire_text(coord_job_state_name(old));
-    replaced->generation = version.generation;
-    replaced->step = version.step;
-    replaced->version_unknown = old->version_unknown;
-    replaced->may_return = old->loss.may_return;
-    for (const struct coord_member *m = old->members.list; m != NULL; m = m->next_of_job)
-        *(m->role == CAIRN_ROLE_WIRE_WORKER ? &replaced->workers : &replaced->readers) += 1;
-    restore->replaces = true;
-}
-
-/* It is done, or planned: who asked hears of it. */
-static void restore_answer(struct coord_restore *restore)
-{
-    struct snapshot_view view;
-    Cairn__SnapshotStatus *message = &view.status;
-    const char *slash = strrchr(restore->folder, '/');
-    coord_manifest_to_view(&restore->manifest, slash == NULL ? restore->folder : slash + 1,
-                           restore->folder, &view);
-    message->job = wire_text(restore_job_name(restore));
-    if (restore->replaces) message->replaced = &restore->replaced;
-    message->passed_over = restore->latest.passed.text;
-    if (!restore->plan) message->restored_generation = restore->generation;
-    coord_waiters_answer(&restore->waiter, CAIRN_MSG_SNAPSHOT_STATUS, &message->base);
-}
-
-/* ==== check ==== */
-
-/* Reads a snapshot for a restore on another thread, before anything is touched: manifest,
- * signature, files. If it is damaged and may give way, the next older snapshot is read. */
-
-/* A snapshot is read before it is loaded only if a file has one checksum over all of it, since
- * somebody has to read all of it then, or if the snapshot may give way to another. Otherwise the
- * shards hash what they load, or, where a job is given up for the snapshot, the files are proved
- * first: the content root tells of every bit. Checksums are then asked only to find whose fault
- * a damage is. */
-static bool has_whole_sums(const struct manifest *m)
-{
-    for (size_t i = 0; i < m->file_count; i++)
-        if (m->files[i].is_whole) return true;
-    return false;
-}
-
-/* May it be taken, by who signed it? Any thread. CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
-static cairn_status restore_judge_signature(const struct coord_restore *restore,
-                                            const struct manifest *manifest, const char *folder,
-                                            struct sentence *why)
-{
-    struct sentence said = { "" };
-    const cairn_status status = manifest_accept(manifest, &restore->ring, restore->waiver, &said);
-    return status == CAIRN_OK ? CAIRN_OK : fail_with(why, status, "%s: %s", folder, said.text);
-}
-
-/* Of restore->folder; which is then without links. */
-static void check_folder(struct coord_restore *restore)
-{
-    struct snapshot snapshot;
-    char *folder;
-    restore->status = storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
-    if (restore->status != CAIRN_OK) return;
-    free(restore->folder);
-    restore->folder = folder;
-    restore->status = snapshot_open(restore->folder, &snapshot, &restore->why);
-    if (restore->status != CAIRN_OK) return;
-    restore->status = restore_judge_signature(restore, &snapshot.manifest, restore->folder,
-                                              &restore->why);
-    const bool is_read = restore->fallback || has_whole_sums(&snapshot.manifest);
-    if (restore->status == CAIRN_OK && !restore->plan && is_read)
-        restore->status = snapshot_verify(&snapshot, NULL, &restore->why);
-    if (restore->status == CAIRN_OK) {
-        restore->manifest = snapshot.manifest; // moves
-        manifest_init(&snapshot.manifest);
-    }
-    snapshot_close(&snapshot);
-}
-
-static void check_in_turn(struct coord_restore *restore)
-{
-    do check_folder(restore);
-    while (restore->status != CAIRN_OK && restore_fall_back(restore));
-}
-
-/* Proves the files before a job is given up for them; an older folder may be chosen if they are
- * damaged. */
-static void restore_prove(struct coord_work *work)
-{
-    struct coord_restore *restore = (struct coord_restore *)work;
-    while (restore->status == CAIRN_OK) {
-        restore_prove_files(work);
-        if (restore->status == CAIRN_OK || !restore_fall_back(restore)) return;
-        manifest_release(&restore->manifest);
-        check_in_turn(restore);
-    }
-}
-
-/* Looks at the other snapshots in the folder of the job to be made. If they cannot be listed,
- * the new generation follows the manifest's alone. */
-static void look_around(struct coord_restore *restore)
-{
-    const char *root = restore->cluster->storage.path;
-    const char *job = restore_job_name(restore);
-    const char *id = strrchr(restore->folder, '/');
-    struct sentence why;
-    if (snapshot_last_generation(root, job, &restore->last_generation, &why) != CAIRN_OK)
-        log_warn("which generations of job %s there were is not known: %s", job, why.text);
-    restore->is_its_own = id != NULL && strcmp(restore->manifest.spec.name, job) == 0 &&
-                          snapshot_committed(root, job, id + 1, &why) == CAIRN_OK;
-}
-
-/* Reads manifest and files of the folder that was asked for, or chosen, and moves the manifest here. */
-static void restore_check(struct coord_work *work)
-{
-    struct coord_restore *restore = (struct coord_restore *)work;
-    if (restore->is_stored) restore->status = coord_storage_seen(restore->cluster, &restore->why);
-    if (restore->folder == NULL) restore_find_latest(restore);
-    if (restore->status == CAIRN_OK) check_in_turn(restore);
-    if (restore->status == CAIRN_OK) look_around(restore);
-}
-
-/* On the loop: tells of one that no trusted key has signed, or whose manifest has no hash over itself. */
-static void restore_warn(const struct coord_restore *restore)
-{
-    struct sentence what;
-    if (manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
-        log_warn("%s is restored, and is %s", restore->folder, what.text);
-    if (restore->manifest.unsealed)
-        log_warn("the manifest of %s is of a former version, without a hash over itself: "
-                 "whether it was changed cannot be told but by its content root",
-                 restore->folder);
-}
-
 /* ==== proof ==== */
 
 /* The content root of a restore, made anew: of the files, before a job that runs is given up for them; and
  * of what the shards have in memory, before the job is ready. Each tells of every bit of the state that is
  * not as it was saved, also where checksums were changed with the files; the second, of what was changed
  * since the first. Where it is another one the checksums of the blocks tell which is damaged. */
-
-/* ---- on another thread ---- */
-
-static cairn_status compare_roots(struct coord_restore *restore, const char *what)
-{
-    const struct manifest *m = &restore->manifest;
-    struct hash root;
-    double loss_scale;
-    char has[2 * CAIRN_HASH_BYTES + 1], says[2 * CAIRN_HASH_BYTES + 1];
-    CAIRN_TRY(coord_content_root(m, &restore->digests, &root, &loss_scale, &restore->why));
-    if (memcmp(root.byte, m->content_root, sizeof root.byte) == 0) return CAIRN_OK;
-    sodium_bin2hex(has, sizeof has, root.byte, sizeof root.byte);
-    sodium_bin2hex(says, sizeof says, m->content_root, sizeof m->content_root);
-    return fail_with(&restore->why, CAIRN_ERR_CHECKSUM,
-                     "%s the content root %s, the manifest says %s: files or manifest were "
-                     "changed since they were saved; use another snapshot",
-                     what, has, says);
-}
-
-/* The hashes of files that are being read, by several threads. */
-struct proof {
-    struct coord_restore *restore;
-    pthread_mutex_t mutex; /* of its digests */
-};
-
-static cairn_status hash_range(void *context, uint32_t thread, const struct sweep_range *range,
-                               const void *elems, struct sentence *why)
-{
-    struct proof *proof = context;
-    const struct job_spec_data *spec = &proof->restore->manifest.spec;
-    const struct geometry g = geometry_of(&spec->tensors[range->tensor].shape);
-    struct hash_tree tree;
-    (void)thread;
-    tree_init(&tree, range->first_leaf);
-    backend_hash_leaves(backend_host(), elems, spec_plane_dtype(spec, range->tensor, range->plane),
-                        &g, range->leaf_count, &tree);
-    pthread_mutex_lock(&proof->mutex);
-    const cairn_status status = coord_digests_add(&proof->restore->digests, range->tensor,
-                                                  (enum plane)range->plane, &tree, why);
-    pthread_mutex_unlock(&proof->mutex);
-    return status;
-}
-
-/* All that the files hold. */
-static cairn_status add_all(const struct job_spec_data *spec, struct sweep_ranges *ranges,
-                            struct sentence *why)
-{
-    cairn_status status = CAIRN_OK;
-    for (uint32_t t = 0; t < spec->tensor_count; t++) {
-        const struct geometry g = geometry_of(&spec->tensors[t].shape);
-        for (uint32_t p = 1; p < CAIRN_PLANE_COUNT && status == CAIRN_OK; p++) {
-            const struct sweep_range whole = { .tensor = t,
-                                               .plane = p,
-                                               .leaf_count = g.leaf_count };
-            if (spec_planes(spec, t) & (1u << p))
-                status = sweep_ranges_add(ranges, &g, dtype_size((int)spec_plane_dtype(spec, t, p)),
-                                          &whole, why);
-        }
-    }
-    return status;
-}
-
-static cairn_status hash_files(struct coord_restore *restore, const struct snapshot *snapshot)
-{
-    struct proof proof = { .restore = restore };
-    struct sweep_ranges ranges = { 0 };
-    const struct sweep sweep = { .snapshot = snapshot, .take = hash_range, .context = &proof };
-    pthread_mutex_init(&proof.mutex, NULL);
-    cairn_status status = add_all(&restore->manifest.spec, &ranges, &restore->why);
-    if (status == CAIRN_OK) status = snapshot_sweep(&sweep, &ranges, &restore->why);
-    sweep_ranges_release(&ranges);
-    pthread_mutex_destroy(&proof.mutex);
-    return status;
-}
-
-/* The content root is another one: which file and block are to blame, if it is they. */
-static void find_damage(struct coord_restore *restore)
-{
-    struct snapshot snapshot;
-    struct sentence why;
-    cairn_status status = snapshot_open(restore->folder, &snapshot, &why);
-    if (status == CAIRN_OK) {
-        status = snapshot_verify(&snapshot, NULL, &why);
-        snapshot_close(&snapshot);
-    }
-    if (!coord_restore_is_damage(status)) return;
-    restore->status = status;
-    restore->why = why;
-}
-
-static void judge_proof(struct coord_restore *restore, const char *what)
-{
-    if (restore->status != CAIRN_OK) return;
-    restore->status = compare_roots(restore, what);
-    if (restore->status == CAIRN_ERR_CHECKSUM) find_damage(restore);
-}
-
-/* On another thread: the content root of the files, which were verified, against the manifest's. */
-static void restore_prove_files(struct coord_work *work)
-{
-    struct coord_restore *restore = (struct coord_restore *)work;
-    struct snapshot snapshot;
-    restore->status = snapshot_open(restore->folder, &snapshot, &restore->why);
-    if (restore->status == CAIRN_OK) {
-        restore->status = hash_files(restore, &snapshot);
-        snapshot_close(&snapshot);
-    }
-    judge_proof(restore, "its files have");
-    coord_digests_release(&restore->digests);
-}
-
-/* On another thread: that of what the shards told. */
-static void restore_prove_loaded(struct coord_work *work)
-{
-    struct coord_restore *restore = (struct coord_restore *)work;
-    judge_proof(restore, "what the shards have loaded has");
-}
-
-/* ---- on the loop ---- */
 
 static cairn_status take_part(struct coord_restore *restore, const Cairn__SnapshotPart *part,
                               struct sentence *why)
@@ -837,138 +758,6 @@ void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_e
  * (recovery.c), or the
  * job has lost a part (recovery.c). */
 
-/* One with results that are not finite, or of nobody that is trusted, is restored by its id alone. */
-static bool pass_over(struct coord_restore *restore, const struct found_snapshot *f)
-{
-    const struct manifest *m = &f->manifest;
-    char tensors[CAIRN_RESULTS_BYTES];
-    struct sentence text, why;
-    if (m->nonfinite.nonfinite != 0) {
-        results_list(&m->nonfinite, &m->spec, tensors);
-        sentence_set(&text, "%s, is damaged: of %" PRIu64 " elements a result is not finite: %s",
-                     f->place.id, m->nonfinite.nonfinite, tensors);
-    } else if (manifest_accept(m, &restore->ring, restore->waiver, &why) != CAIRN_OK) {
-        sentence_set(&text, "%s, is not trusted: %s", f->place.id, why.text);
-    } else {
-        return false;
-    }
-    log_warn("job %s: passed over: %s", m->spec.name, text.text);
-    if (restore->latest.passed.text[0] == '\0') restore->latest.passed = text;
-    return true;
-}
-
-/* The job went back behind it, or it is of another job that had the name. Said of the newest. */
-static void pass_left(struct coord_restore *restore, const struct found_snapshot *f)
-{
-    if (restore->latest.passed.text[0] != '\0') return;
-    sentence_set(&restore->latest.passed,
-                 "%s, is not of the present job's past: it went back behind that, or began "
-                 "anew",
-                 f->place.id);
-    log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
-}
-
-static struct found_snapshot *choose_latest(struct coord_restore *restore,
-                                            const struct coord_found *found)
-{
-    for (size_t i = 0; i < found->count; i++) {
-        struct found_snapshot *f = &found->list[i];
-        if (f->is_left) pass_left(restore, f);
-        if (f->is_left || version_compare(f->place.version, restore->latest.newest) > 0 ||
-            !snapshot_place_behind(&f->place, &restore->latest.behind))
-            continue;
-        if (!pass_over(restore, f)) return f;
-    }
-    return NULL;
-}
-
-/* On another thread, the folder of a restore that has none. */
-static void restore_find_latest(struct coord_restore *restore)
-{
-    struct coord_found found;
-    const char *job = restore->job_name;
-    restore->status = coord_find_snapshots(restore->cluster, job, NULL, &found, &restore->why);
-    if (restore->latest.has_origin) find_line(&found, &restore->latest.origin);
-    struct found_snapshot *chosen = choose_latest(restore, &found);
-    if (restore->status == CAIRN_OK && chosen == NULL) {
-        restore->latest.none_found = true;
-        restore->status = fail_with(&restore->why, CAIRN_ERR_NOT_FOUND,
-                                    "there is no whole snapshot of job %s", job);
-        if (restore->latest.passed.text[0] != '\0')
-            sentence_add(&restore->why,
-                         " that may be taken unasked; `cairn snapshot restore %s ID` takes "
-                         "one by its id; the newest, %s",
-                         job, restore->latest.passed.text);
-    } else if (restore->status == CAIRN_OK) {
-        restore->folder = chosen->folder; // moves
-        chosen->folder = NULL;
-        restore->latest.behind = chosen->place;
-    }
-    coord_found_release(&found);
-}
-
-/* The place of a folder, which may have no manifest any more. */
-static struct snapshot_place place_of(const char *folder)
-{
-    const char *slash = strrchr(folder, '/');
-    struct snapshot_place place = { .id = "" };
-    snprintf(place.id, sizeof place.id, "%s", slash != NULL ? slash + 1 : folder);
-    if (!snapshot_id_parse(place.id, &place.version.generation, &place.version.step))
-        place.id[0] = '\0';
-    return place;
-}
-
-/* The one that was asked for by its id is damaged, as restore->why says: with `fallback` the newest that is
- * older is to be tried in its place, which is then restore->folder (true); else `why` names it. */
-static bool restore_fall_back(struct coord_restore *restore)
-{
-    struct sentence text = restore->why, passed = restore->latest.passed;
-    const cairn_status status = restore->status;
-    char *folder = restore->folder;
-    uint64_t bytes;
-    if (!restore->is_stored || !coord_restore_is_damage(status) ||
-        storage_of(folder)->stat(folder, "", &bytes, NULL) == CAIRN_ERR_NOT_FOUND)
-        // a mistyped id is no damage
-        return false;
-    const struct snapshot_place place = place_of(folder);
-    if (passed.text[0] == '\0')
-        sentence_set(&passed, "%s, is damaged: %s", place.id, sentence_brief(text.text, 600).text);
-    restore->latest.behind = place;
-    restore->latest.newest = place.version;
-    restore->folder = NULL;
-    restore_find_latest(restore);
-    restore->latest.passed = passed; // the newest
-    const bool found = restore->status == CAIRN_OK;
-    if (found && restore->fallback) {
-        log_warn("job %s: passed over: %s", restore->job_name, passed.text);
-        free(folder);
-        return true;
-    }
-    restore->status = fail_with(
-        &restore->why, status, "%s; %s%s%s", sentence_brief(text.text, 1000).text,
-        found ? "--fallback takes " : "there is no older one of the job to fall back on",
-        found ? restore->latest.behind.id : "", found ? ", the newest that is older" : "");
-    restore->latest.none_found = false;
-    free(restore->folder);
-    restore->folder = folder;
-    return false;
-}
-
-void coord_restore_say_damaged(const struct coord_restore *restore, const char *text,
-                               struct sentence *out)
-{
-    sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
-                 sentence_brief(text, 600).text);
-}
-
-void coord_restore_passed_over(const struct coord_restore *restore, const struct sentence *damaged)
-{
-    struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
-    if (job == NULL || damaged->text[0] == '\0') return;
-    sentence_set(&job->snapshots.passed_over, "%s was restored; the newest snapshot, %s",
-                 restore->latest.behind.id, damaged->text);
-}
-
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
                           const struct snapshot_place *behind, cluster_restored_fn ended)
 {
@@ -995,11 +784,4 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
     }
     restore_free(restore);
     return false;
-}
-
-bool coord_restore_is_damage(cairn_status status)
-{
-    return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
-           status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_VERSION ||
-           status == CAIRN_ERR_NOT_FOUND;
 }

@@ -1,11 +1,10 @@
-/* A restore under way: restore.c runs it, restore.c reads before anything is touched, restore.c chooses the
- * newest snapshot, recovery.c makes the job on the shards, restore.c proves that what was loaded is
- * what was
- * saved. */
+/* A restore under way. restore.c runs it, makes the job on the shards, and says how it ended.
+ * restore_check.c reads on other threads, before anything is touched, chooses the newest snapshot, and
+ * proves that the state is the one that was saved. */
 #ifndef CAIRN_COORDINATOR_RESTORE_H
 #define CAIRN_COORDINATOR_RESTORE_H
 
-#include "proto/snapshot/snapshot.h"
+#include "proto/snapshot/manifest.h"
 #include "server/base/daemon.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/job.h"
@@ -91,8 +90,6 @@ void coord_restore_begin(struct coord_session *session, uint32_t request,
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
                           const struct snapshot_place *behind, cluster_restored_fn ended);
 
-/* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of them. */
-bool coord_restore_reads(const struct coord_restore *restore, const char *job, const char *folder);
 /* The snapshot is to blame: the one before it may be whole. */
 bool coord_restore_is_damage(cairn_status status);
 void coord_restores_forget(struct coord *cluster, const struct coord_session *session);
@@ -103,28 +100,20 @@ bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotP
 /* The shard is gone: what it was loading will not come. */
 void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_entry *entry);
 
-/* ---- for its own files ---- */
+/* ---- restore_check.c: but for the first two on another thread ---- */
 
-/* recovery.c */
-/* Above all that the job has used, or may use by what is durable of it, and above all that lie in the folder
- * of its name. */
-uint64_t coord_restore_next_generation(const struct coord_restore *restore,
-                                       const struct coord_job *old);
-/* old: the job of that name; NULL: there is none. May it go for the snapshot now? */
-cairn_status coord_restore_judge_replace(const struct coord_restore *restore,
-                                         const struct coord_job *old,
-                                         struct sentence *why) CAIRN_MUST_CHECK;
-/* The job `old` is gone, and the one of the snapshot is being made; `on_made` hears, with the restore. A
- * failure leaves `old` as it was, but for one of memory. */
-cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_job *old,
-                                   cluster_gather_fn on_made,
-                                   struct sentence *why) CAIRN_MUST_CHECK;
+/* Under which name it is, or will be, a job. */
+const char *coord_restore_job_name(const struct coord_restore *restore);
+/* Tells of one that no trusted key has signed, or whose manifest has no hash over itself. */
+void coord_restore_warn(const struct coord_restore *restore);
+/* Reads manifest and files of the folder that was asked for, or chosen, and moves the manifest here. */
+void coord_restore_check(struct coord_work *work);
+/* Proves the files before a job is given up for them; an older folder may be chosen if they are damaged. */
+void coord_restore_prove(struct coord_work *work);
+/* Compares the content root of what the shards told with the manifest's. */
+void coord_restore_prove_loaded(struct coord_work *work);
 
-/* restore.c */
-/* The spec of the job that is made: the manifest's, or with the settings that were asked for. */
-const struct job_spec_data *coord_restore_spec(const struct coord_restore *restore);
-/* Notes what the job is that goes for it. */
-void coord_restore_replaces(struct coord_restore *restore, const struct coord_job *old);
+/* ---- for those who ask for one: what is said of it ---- */
 
 /* The snapshot that was chosen is damaged, by `text`: which, and how. */
 void coord_restore_say_damaged(const struct coord_restore *restore, const char *text,
@@ -155,10 +144,6 @@ void coord_restore_passed_over(const struct coord_restore *restore, const struct
  * then the job waits, and says so. */
 
 void coord_recovery_tick(struct coord_job *job);
-/* The snapshot's spec takes over what the job does by itself, and how many workers it has, as an amendment
- * may have made it since: those who work for it now are to find their place in it. CAIRN_ERR_NO_MEMORY. */
-cairn_status coord_recovery_keep(struct job_spec_data *spec,
-                                 const struct job_spec_data *now) CAIRN_MUST_CHECK;
 
 /* ==== resume ==== */
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <uv.h>
 
-#include "proto/spec/spec.h"
+#include "proto/spec/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
@@ -16,34 +16,6 @@
 
 /* The core of a job: opened over its shards, told what happens, and its epochs made durable. Its
  * other actions are carried out by its hands (parts.c). */
-
-void coord_decision_to_message(const struct decision *decision, Cairn__Decision *out)
-{
-    cairn__decision__init(out);
-    if (decision == NULL) return;
-    out->kind = decision->kind;
-    out->round = decision->round;
-    out->generation = decision->version_after.generation;
-    out->step = decision->version_after.step;
-    out->payload.data = (uint8_t *)(uintptr_t)decision->payload;
-    out->payload.len = decision->payload_bytes;
-}
-
-cairn_status coord_decision_of_message(const Cairn__Decision *message, struct decision *out)
-{
-    struct payload head;
-    if (message->kind > CAIRN_DECISION_WRITE) return CAIRN_ERR_MALFORMED;
-    if (message->payload.len > 0 &&
-        payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK) {
-        return CAIRN_ERR_MALFORMED;
-    }
-    *out = (struct decision) { .kind = (enum decision_kind)message->kind,
-                               .round = message->round,
-                               .version_after = { message->generation, message->step },
-                               .payload = message->payload.data,
-                               .payload_bytes = message->payload.len };
-    return CAIRN_OK;
-}
 
 /* ---- a core ---- */
 
@@ -116,8 +88,7 @@ static cairn_status make_core(struct coord_job *job, const uint8_t *gone, struct
     return CAIRN_OK;
 }
 
-cairn_status coord_core_open(struct coord_job *job, const struct coord_callbacks *callbacks,
-                             struct sentence *why)
+cairn_status coord_core_open(struct coord_job *job, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     if (job->rounds.terms == NULL) status = coord_terms_make(&job->spec, &job->rounds.terms, why);
@@ -128,7 +99,6 @@ cairn_status coord_core_open(struct coord_job *job, const struct coord_callbacks
     status = make_core(job, gone, why);
     free(gone);
     if (status != CAIRN_OK) return status;
-    job->rounds.callbacks = callbacks;
     job->rounds.heard = false;
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
     coord_job_tick(job, coord_now_ms(job->cluster));
@@ -216,16 +186,17 @@ void coord_job_event(struct coord_job *job, const struct round_event *event)
     job->rounds.actions.count = 0;
     round_on_event(job->core, event, &job->rounds.actions);
     // No fence may follow at once: a shard that went away meanwhile may never be back.
-    if (round_layout_of(job->core) != job->layout->version) job->rounds.callbacks->in_force(job);
+    if (cairn_round_layout(job->core) != job->layout->version)
+        job->cluster->callbacks->in_force(job);
     for (size_t i = 0; i < job->rounds.actions.count && !coord_job_dead(job); i++) {
         const struct round_action *action = &job->rounds.actions.list[i];
         if (action->kind == CAIRN_ROUND_PERSIST)
             begin_epoch(job, action);
         else
-            job->rounds.callbacks->act(job, action);
+            job->cluster->callbacks->act(job, action);
     }
     job->rounds.in_event = false;
-    job->rounds.callbacks->after(job);
+    job->cluster->callbacks->after(job);
 }
 
 void coord_job_tick(struct coord_job *job, uint64_t now_ms)

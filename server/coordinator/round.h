@@ -15,13 +15,15 @@
 struct coord_terms;
 struct decision;
 
-/* Who does what a core says: parts.c. */
+/* Called when the core of a job says something, and when a job is lost: parts.c. */
 struct coord_callbacks {
     void (*act)(struct coord_job *job, const struct round_action *action);
     /* The core goes by the next layout: it is durable. Before what the event asks for is done. */
     void (*in_force)(struct coord_job *job);
     /* An event is over, and the core may be entered again. */
     void (*after)(struct coord_job *job);
+    /* The job is lost: what is under way for it ends. */
+    void (*lost)(struct coord_job *job);
 };
 
 /* A job's core, and the state around it. */
@@ -31,8 +33,6 @@ struct coord_rounds {
     struct round_actions actions;
     /* of the spec, the newest first; made with the plan, or with the core. NULL: neither is there */
     struct coord_terms *terms;
-    /* borrowed */
-    const struct coord_callbacks *callbacks;
 
     bool in_event;       /* the core is not entered twice */
     bool heard;          /* the shards have told this core the job's version */
@@ -48,8 +48,7 @@ struct coord_rounds {
 };
 
 /* Makes the job's core, and tells it which of its shards are up. */
-cairn_status coord_core_open(struct coord_job *job, const struct coord_callbacks *callbacks,
-                             struct sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_core_open(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 void coord_job_core_close(struct coord_job *job);
 /* Not from within an event. */
 void coord_job_event(struct coord_job *job, const struct round_event *event);
@@ -82,8 +81,6 @@ void coord_terms_free(struct coord_terms *terms); /* and the older; NULL is fine
 void coord_terms_applied(struct coord_job *job);
 /* The terms of the round that is open, or of the last one if none is. */
 const struct coord_terms *coord_terms_in_force(const struct coord_job *job);
-/* The job takes them, and its core goes by them from the next round on. */
-void coord_terms_replace(struct coord_job *job, struct coord_terms *terms);
 
 /* ==== halts ==== */
 

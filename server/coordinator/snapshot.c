@@ -6,24 +6,246 @@
 #include <string.h>
 #include <uv.h>
 
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
 #include "server/coordinator/round.h"
 #include "server/coordinator/store.h"
+#include "server/core/decision.h"
+
+/* ==== given up ==== */
+
+/* Answers nobody. */
+static void free_snapshot(struct coord_snapshot *snapshot)
+{
+    if (snapshot->job != NULL && snapshot->job->snapshots.running == snapshot)
+        snapshot->job->snapshots.running = NULL;
+    coord_waiters_release(&snapshot->now.at_begin);
+    coord_waiters_release(&snapshot->now.at_end);
+    coord_waiters_release(&snapshot->next.at_begin);
+    coord_waiters_release(&snapshot->next.at_end);
+    coord_waiters_release(&snapshot->at_cancel);
+    manifest_release(&snapshot->manifest);
+    free(snapshot->folder);
+    free(snapshot->parts);
+    free(snapshot->progress);
+    coord_digests_release(&snapshot->digests);
+    free(snapshot);
+}
+
+/* PinFolder to the shards that are at work; path "": what they do is of no use. */
+static void tell_folder(const struct coord_snapshot *snapshot, const char *path)
+{
+    Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
+    message.job = snapshot->job->id;
+    message.snapshot = snapshot->number;
+    message.path = (char *)(uintptr_t)path;
+    CAIRN_EACH_SHARD (snapshot->job, i) {
+        const struct coord_shard_entry *entry = snapshot->job->shards[i].entry;
+        const bool is_prepared = snapshot->stage == CAIRN_SNAPSHOT_PINNING &&
+                                 entry->session != NULL;
+        if (part_is_open(snapshot->parts[i]) || is_prepared)
+            coord_session_send(entry->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
+    }
+}
+
+/* The first failure counts; the shards that are at work are told to stop. */
+static void fail_snapshot(struct coord_snapshot *snapshot, cairn_status status, const char *name,
+                          const char *text)
+{
+    if (snapshot->status != CAIRN_OK) return;
+    snapshot->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
+    sentence_set(&snapshot->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
+    if (snapshot->stage != CAIRN_SNAPSHOT_WORKING) tell_folder(snapshot, ""); // of no use now
+}
+
+/* ==== progress ==== */
+
+/* How far a snapshot is: what shards tell of it with their heartbeats. */
+
+static void take_progress(struct coord_job *job, const struct coord_shard_entry *entry,
+                          const Cairn__PinTold *told)
+{
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->number != told->snapshot) return;
+    CAIRN_EACH_SHARD (job, i) {
+        if (job->shards[i].entry != entry) continue;
+        // A shard that says more than can be is shown as one that is done.
+        const uint64_t total = told->total_bytes < UINT64_MAX / 65536 ? told->total_bytes : 0;
+        snapshot->progress[i] = (struct snapshot_progress) {
+            .done_bytes = told->done_bytes < total ? told->done_bytes : total,
+            .total_bytes = total,
+            .waited_ms = told->waited_ms,
+        };
+    }
+}
+
+void coord_snapshot_on_progress(struct coord *cluster, const struct coord_shard_entry *entry,
+                                const Cairn__Heartbeat *message)
+{
+    for (size_t i = 0; i < message->n_pins; i++) {
+        struct coord_job *job = coord_job_by_id(cluster, message->pins[i]->job);
+        if (job != NULL) take_progress(job, entry, message->pins[i]);
+    }
+}
+
+bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progress *out)
+{
+    const struct coord_snapshot *snapshot = job->snapshots.running;
+    *out = (struct snapshot_progress) { 0 };
+    if (snapshot == NULL) return false;
+    CAIRN_EACH_SHARD (job, i) {
+        const struct snapshot_progress *of = &snapshot->progress[i];
+        // Its part is in: it told last a little before that.
+        out->done_bytes += snapshot->parts[i] == CAIRN_PART_IN ? of->total_bytes : of->done_bytes;
+        out->total_bytes += of->total_bytes;
+        if (of->waited_ms > out->waited_ms) out->waited_ms = of->waited_ms;
+    }
+    if (out->total_bytes == 0) return false;
+    const uint64_t ms = uv_now(job->cluster->loop) - snapshot->begun_ms;
+    out->bytes_per_s = (uint64_t)((double)out->done_bytes * 1000 / (double)(ms > 0 ? ms : 1));
+    if (out->bytes_per_s > 0)
+        out->left_s = (out->total_bytes - out->done_bytes + out->bytes_per_s - 1) /
+                      out->bytes_per_s;
+    return true;
+}
+
+/* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
+static void add_snapshot_progress(const struct coord_job *job, struct sentence *out)
+{
+    struct snapshot_progress progress;
+    if (!coord_snapshot_progress(job, &progress)) return;
+    sentence_add(out, "; %.1f of %.1f MB, %.1f MB/s", (double)progress.done_bytes / 1e6,
+                 (double)progress.total_bytes / 1e6, (double)progress.bytes_per_s / 1e6);
+    if (progress.bytes_per_s > 0) sentence_add(out, ", %" PRIu64 " s left", progress.left_s);
+    if (progress.waited_ms > 0)
+        sentence_add(out, ", updates waited %" PRIu64 " ms for its staging", progress.waited_ms);
+}
+
+/* Describes a snapshot that is being taken, without its progress. `view` borrows from `snapshot` and
+ * `state`. */
+static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *state,
+                             struct snapshot_view *view)
+{
+    Cairn__SnapshotStatus *out = &view->status;
+    cairn__snapshot_status__init(out);
+    out->job = snapshot->job->spec.name;
+    out->state = (char *)(uintptr_t)state;
+    out->shards = snapshot->job->entry_count;
+    out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
+    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return; // neither version nor manifest
+    out->generation = snapshot->version.generation;
+    out->step = snapshot->version.step;
+    out->created_unix_ms = snapshot->manifest.created_unix_s * 1000;
+    if (snapshot->status == CAIRN_OK) coord_nonfinite_to_view(&snapshot->manifest, view);
+    if (coord_snapshot_id(snapshot)[0] == '\0') return; // another thread makes the folder
+    out->id = (char *)(uintptr_t)snapshot->id;
+    out->path = snapshot->folder;
+}
+
+bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *view)
+{
+    const struct coord_snapshot *snapshot = job->snapshots.running;
+    struct snapshot_progress progress;
+    if (snapshot == NULL || !snapshot->has_files) return false;
+    snapshot_to_view(snapshot, "running", view);
+    if (!coord_snapshot_progress(job, &progress)) return true;
+    view->status.done_bytes = progress.done_bytes;
+    view->status.total_bytes = progress.total_bytes;
+    view->status.bytes_per_s = progress.bytes_per_s;
+    view->status.left_s = progress.left_s;
+    return true;
+}
+
+/* ==== work ==== */
+
+/* The work of a snapshot that another thread does: the content root from the digests, and the
+ * manifest. */
+
+/* Removes the files of a snapshot that was begun. If some cannot be removed, they have no
+ * manifest, so nobody lists them, and the snapshot stays noted as begun until they are gone
+ * (snapshot.h). */
+static cairn_status remove_begun(const struct coord_snapshot *snapshot)
+{
+    struct snapshot_removed removed;
+    struct sentence why;
+    const char *root = snapshot->work.cluster->storage.path, *job = snapshot->manifest.spec.name;
+    const cairn_status status = snapshot_remove(root, job, snapshot->id, &removed, &why);
+    if (status != CAIRN_OK && status != CAIRN_ERR_NOT_FOUND)
+        log_warn("what snapshot %s of job %s has written stays for now: %s", snapshot->id, job,
+                 why.text);
+    return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
+}
+
+/* Makes the folder, and the id. Any thread, as the next one; touches, too, what is constant of the cluster.
+ * */
+static void make_snapshot_folder(struct coord_work *work)
+{
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
+    snapshot->folder_status = coord_storage_seen(work->cluster, &snapshot->folder_why);
+    if (snapshot->folder_status != CAIRN_OK) return;
+    snapshot->folder_status = snapshot_folder_make(
+        work->cluster->storage.path, snapshot->manifest.spec.name, snapshot->version.generation,
+        snapshot->version.step, snapshot->id, &snapshot->folder, &snapshot->folder_why);
+    if (snapshot->folder_status == CAIRN_OK)
+        snapshot->folder_status = snapshot_begun_set(work->cluster->storage.path,
+                                                     snapshot->manifest.spec.name, snapshot->id,
+                                                     snapshot->job_id, &snapshot->folder_why);
+}
+
+/* Whoever waits for the snapshot finds that `latest` names it: files and headers are as the
+ * manifest has them, read back from the storage. The scrub reads all of it later, and takes
+ * `latest` off a damaged one. If `latest` cannot be set, the log says so, and the next snapshot
+ * that is verified sets it. */
+static void note_latest(const struct coord_snapshot *snapshot)
+{
+    struct cairn_snapshot opened;
+    struct sentence why;
+    cairn_status status = snapshot_open(snapshot->folder, &opened, &why);
+    if (status == CAIRN_OK) {
+        snapshot_close(&opened);
+        status = coord_snapshot_note_latest(snapshot->work.cluster, snapshot->manifest.spec.name,
+                                            snapshot->id, &why);
+    }
+    if (status != CAIRN_OK)
+        log_warn("snapshot %s of job %s is committed, and `latest` does not name it: %s",
+                 snapshot->id, snapshot->manifest.spec.name, why.text);
+}
+
+/* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto storage;
+ * on failure the folder is removed. Any thread: touches the snapshot alone, and its copy of the spec. */
+static void work_on_snapshot(struct coord_work *work)
+{
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
+    struct manifest *m = &snapshot->manifest;
+    struct hash root;
+    if (snapshot->status == CAIRN_OK)
+        snapshot->status = coord_content_root(m, &snapshot->digests, &root, &m->loss_scale,
+                                              &snapshot->why);
+    if (snapshot->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
+    if (snapshot->status == CAIRN_OK && coord_note_missed(m) != CAIRN_OK)
+        snapshot->status = fail_with(&snapshot->why, CAIRN_ERR_NO_MEMORY,
+                                     "out of memory for the manifest");
+    if (snapshot->status == CAIRN_OK && snapshot->has_files)
+        snapshot->status = manifest_commit_signed(snapshot->folder, m,
+                                                  coord_keys_signer(work->cluster), &snapshot->why);
+    if (snapshot->status == CAIRN_OK && snapshot->has_files) note_latest(snapshot);
+    if (snapshot->folder != NULL &&
+        (snapshot->status == CAIRN_OK || remove_begun(snapshot) == CAIRN_OK))
+        snapshot_begun_forget(work->cluster->storage.path, m->spec.name, snapshot->id);
+}
 
 /* ==== snapshot ==== */
 
-/* Cuts on the loop: begun, pinned by the core, gathered from the shards. See snapshot.h. */
+/* Snapshots on the loop: begun, pinned by the core, gathered from the shards. See snapshot.h. */
 
-static void add_snapshot_progress(const struct coord_job *job, struct sentence *out);
 static bool prepare_snapshot(struct coord_snapshot *snapshot);
-static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *state,
-                             struct snapshot_view *view);
-static void make_snapshot_folder(struct coord_work *work);
-static void snapshot_nonfinite(const struct manifest *manifest, struct snapshot_view *view);
+static void advance_snapshot(struct coord_snapshot *snapshot);
 
 /* ---- parts ---- */
 
@@ -116,8 +338,8 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
         return;
     }
     snapshot->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
-    if (status != CAIRN_OK) coord_snapshot_fail(snapshot, status, entry->name, why.text);
-    coord_snapshot_advance(snapshot);
+    if (status != CAIRN_OK) fail_snapshot(snapshot, status, entry->name, why.text);
+    advance_snapshot(snapshot);
 }
 
 /* ---- the beginning ---- */
@@ -183,7 +405,7 @@ static struct coord_snapshot *new_snapshot(struct coord_job *job)
     snapshot->parts = calloc(job->shard_room, 1);
     snapshot->progress = calloc(job->shard_room, sizeof *snapshot->progress);
     if (snapshot->parts != NULL && snapshot->progress != NULL) return snapshot;
-    coord_snapshot_free(snapshot);
+    free_snapshot(snapshot);
     return NULL;
 }
 
@@ -270,7 +492,7 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
     if (snapshot == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     struct coord_snapshot_waiters *waiters = follows ? &snapshot->next : &snapshot->now;
     if (!coord_waiters_add(wait ? &waiters->at_end : &waiters->at_begin, session, request)) {
-        if (snapshot != job->snapshots.running) coord_snapshot_free(snapshot);
+        if (snapshot != job->snapshots.running) free_snapshot(snapshot);
         return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
     if (!follows) start_snapshot(job, snapshot, has_files);
@@ -289,7 +511,8 @@ cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_c
     return CAIRN_OK;
 }
 
-void coord_snapshot_follow(struct coord_job *job, struct coord_snapshot_waiters waiters)
+/* One has ended: takes those who wait for the next. */
+static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters waiters)
 {
     struct sentence why;
     if (waiters.at_begin == NULL && waiters.at_end == NULL) return;
@@ -319,7 +542,7 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     m->cluster = strdup(job->cluster->options->name);
     m->generation = snapshot->version.generation;
     m->step = snapshot->version.step;
-    m->epoch = round_epoch_of(job->core);
+    m->epoch = cairn_round_epoch(job->core);
     m->origin = job->origin;
     m->created_unix_s = wall_unix_s();
     m->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC ? job->id : 0;
@@ -344,7 +567,7 @@ static void send_pins(struct coord_snapshot *snapshot)
     CAIRN_EACH_SHARD (snapshot->job, i) {
         const struct coord_job_shard *s = &snapshot->job->shards[i];
         if (!s->up) {
-            coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, s->entry->name, "it is away");
+            fail_snapshot(snapshot, CAIRN_ERR_CLOSED, s->entry->name, "it is away");
             continue;
         }
         snapshot->parts[i] = CAIRN_PART_AWAITED;
@@ -357,22 +580,22 @@ static void on_folder(struct coord_work *work)
     struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
     if (work->cluster->closing ||
         snapshot->job == NULL) { // a folder without a manifest is no snapshot
-        coord_snapshot_free(snapshot);
+        free_snapshot(snapshot);
         return;
     }
     snapshot->making_folder = false;
     if (snapshot->folder_status == CAIRN_OK) {
         coord_storage_used(work->cluster);
     } else {
-        coord_snapshot_fail(snapshot, snapshot->folder_status, "", snapshot->folder_why.text);
+        fail_snapshot(snapshot, snapshot->folder_status, "", snapshot->folder_why.text);
         storage_watch_doubt(&work->cluster->storage.watch);
     }
-    coord_snapshot_tell_folder(snapshot, snapshot->status == CAIRN_OK ? snapshot->folder : "");
+    tell_folder(snapshot, snapshot->status == CAIRN_OK ? snapshot->folder : "");
     if (snapshot->status == CAIRN_OK) {
         log_info("snapshot %s of job %s begins", snapshot->id, snapshot->job->spec.name);
         answer_begun(snapshot);
     }
-    coord_snapshot_advance(snapshot);
+    advance_snapshot(snapshot);
 }
 
 /* The folder's name has the step, and the shards need the folder: it is made while they copy. */
@@ -382,7 +605,7 @@ static void begin_folder(struct coord_snapshot *snapshot)
     snapshot->work.done = on_folder;
     snapshot->making_folder = coord_work_start(&snapshot->work, snapshot->job->cluster, NULL, 0);
     if (snapshot->making_folder) return;
-    coord_snapshot_fail(snapshot, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
+    fail_snapshot(snapshot, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
 }
 
 void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version)
@@ -392,8 +615,7 @@ void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_
         return;
     snapshot->version = version;
     snapshot->status = fill_manifest(snapshot);
-    if (snapshot->status != CAIRN_OK)
-        coord_snapshot_tell_folder(snapshot, ""); // who has prepared it
+    if (snapshot->status != CAIRN_OK) tell_folder(snapshot, ""); // who has prepared it
     snapshot->stage = CAIRN_SNAPSHOT_PINNED;
     if (snapshot->status == CAIRN_OK) {
         send_pins(snapshot);
@@ -402,7 +624,7 @@ void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_
         else
             answer_begun(snapshot);
     }
-    coord_snapshot_advance(snapshot);
+    advance_snapshot(snapshot);
 }
 
 /* ==== prepare ==== */
@@ -492,7 +714,8 @@ void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps)
     if (ask_all(job, number)) job->snapshots.ahead = number;
 }
 
-void coord_snapshot_look_behind(struct coord_job *job)
+/* At a tick: what was prepared ahead goes where no step comes, or the memory has another use. */
+static void look_behind(struct coord_job *job)
 {
     if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_snapshot_unprepare(job);
 }
@@ -503,7 +726,7 @@ void coord_snapshot_unprepare(struct coord_job *job)
     if (job->snapshots.ahead == 0) return;
     message.job = job->id;
     message.snapshot = job->snapshots.ahead;
-    message.path = wire_text("");
+    message.path = (char *)(uintptr_t) "";
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_shard_entry *entry = job->shards[i].entry;
         if (entry->session != NULL)
@@ -512,228 +735,7 @@ void coord_snapshot_unprepare(struct coord_job *job)
     job->snapshots.ahead = 0;
 }
 
-/* ==== progress ==== */
-
-/* How far a snapshot is: what shards tell of it with their heartbeats. */
-
-static void take_progress(struct coord_job *job, const struct coord_shard_entry *entry,
-                          const Cairn__PinTold *told)
-{
-    struct coord_snapshot *snapshot = job->snapshots.running;
-    if (snapshot == NULL || snapshot->number != told->snapshot) return;
-    CAIRN_EACH_SHARD (job, i) {
-        if (job->shards[i].entry != entry) continue;
-        // A shard that says more than can be is shown as one that is done.
-        const uint64_t total = told->total_bytes < UINT64_MAX / 65536 ? told->total_bytes : 0;
-        snapshot->progress[i] = (struct snapshot_progress) {
-            .done_bytes = told->done_bytes < total ? told->done_bytes : total,
-            .total_bytes = total,
-            .waited_ms = told->waited_ms,
-        };
-    }
-}
-
-void coord_snapshot_on_progress(struct coord *cluster, const struct coord_shard_entry *entry,
-                                const Cairn__Heartbeat *message)
-{
-    for (size_t i = 0; i < message->n_pins; i++) {
-        struct coord_job *job = coord_job_by_id(cluster, message->pins[i]->job);
-        if (job != NULL) take_progress(job, entry, message->pins[i]);
-    }
-}
-
-bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progress *out)
-{
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    *out = (struct snapshot_progress) { 0 };
-    if (snapshot == NULL) return false;
-    CAIRN_EACH_SHARD (job, i) {
-        const struct snapshot_progress *of = &snapshot->progress[i];
-        // Its part is in: it told last a little before that.
-        out->done_bytes += snapshot->parts[i] == CAIRN_PART_IN ? of->total_bytes : of->done_bytes;
-        out->total_bytes += of->total_bytes;
-        if (of->waited_ms > out->waited_ms) out->waited_ms = of->waited_ms;
-    }
-    if (out->total_bytes == 0) return false;
-    const uint64_t ms = uv_now(job->cluster->loop) - snapshot->begun_ms;
-    out->bytes_per_s = (uint64_t)((double)out->done_bytes * 1000 / (double)(ms > 0 ? ms : 1));
-    if (out->bytes_per_s > 0)
-        out->left_s = (out->total_bytes - out->done_bytes + out->bytes_per_s - 1) /
-                      out->bytes_per_s;
-    return true;
-}
-
-/* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
-static void add_snapshot_progress(const struct coord_job *job, struct sentence *out)
-{
-    struct snapshot_progress progress;
-    if (!coord_snapshot_progress(job, &progress)) return;
-    sentence_add(out, "; %.1f of %.1f MB, %.1f MB/s", (double)progress.done_bytes / 1e6,
-                 (double)progress.total_bytes / 1e6, (double)progress.bytes_per_s / 1e6);
-    if (progress.bytes_per_s > 0) sentence_add(out, ", %" PRIu64 " s left", progress.left_s);
-    if (progress.waited_ms > 0)
-        sentence_add(out, ", updates waited %" PRIu64 " ms for its staging", progress.waited_ms);
-}
-
-/* Describes a snapshot that is being taken, without its progress. `view` borrows from `snapshot` and
- * `state`. */
-static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *state,
-                             struct snapshot_view *view)
-{
-    Cairn__SnapshotStatus *out = &view->status;
-    cairn__snapshot_status__init(out);
-    out->job = snapshot->job->spec.name;
-    out->state = wire_text(state);
-    out->shards = snapshot->job->entry_count;
-    out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
-    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return; // neither version nor manifest
-    out->generation = snapshot->version.generation;
-    out->step = snapshot->version.step;
-    out->created_unix_ms = snapshot->manifest.created_unix_s * 1000;
-    if (snapshot->status == CAIRN_OK) snapshot_nonfinite(&snapshot->manifest, view);
-    if (coord_snapshot_id(snapshot)[0] == '\0') return; // another thread makes the folder
-    out->id = wire_text(snapshot->id);
-    out->path = snapshot->folder;
-}
-
-bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *view)
-{
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    struct snapshot_progress progress;
-    if (snapshot == NULL || !snapshot->has_files) return false;
-    snapshot_to_view(snapshot, "running", view);
-    if (!coord_snapshot_progress(job, &progress)) return true;
-    view->status.done_bytes = progress.done_bytes;
-    view->status.total_bytes = progress.total_bytes;
-    view->status.bytes_per_s = progress.bytes_per_s;
-    view->status.left_s = progress.left_s;
-    return true;
-}
-
-/* ==== work ==== */
-
-/* The work of a snapshot that another thread does: the content root from the digests, and the
- * manifest. */
-
-/* Removes the files of a snapshot that was begun. If some cannot be removed, they have no
- * manifest, so nobody lists them, and the snapshot stays noted as begun until they are gone
- * (snapshot.h). */
-static cairn_status remove_begun(const struct coord_snapshot *snapshot)
-{
-    struct snapshot_removed removed;
-    struct sentence why;
-    const char *root = snapshot->work.cluster->storage.path, *job = snapshot->manifest.spec.name;
-    const cairn_status status = snapshot_remove(root, job, snapshot->id, &removed, &why);
-    if (status != CAIRN_OK && status != CAIRN_ERR_NOT_FOUND)
-        log_warn("what snapshot %s of job %s has written stays for now: %s", snapshot->id, job,
-                 why.text);
-    return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
-}
-
-/* Makes the folder, and the id. Any thread, as the next one; touches, too, what is constant of the cluster.
- * */
-static void make_snapshot_folder(struct coord_work *work)
-{
-    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
-    snapshot->folder_status = coord_storage_seen(work->cluster, &snapshot->folder_why);
-    if (snapshot->folder_status != CAIRN_OK) return;
-    snapshot->folder_status = snapshot_folder_make(
-        work->cluster->storage.path, snapshot->manifest.spec.name, snapshot->version.generation,
-        snapshot->version.step, snapshot->id, &snapshot->folder, &snapshot->folder_why);
-    if (snapshot->folder_status == CAIRN_OK)
-        snapshot->folder_status = snapshot_begun_set(work->cluster->storage.path,
-                                                     snapshot->manifest.spec.name, snapshot->id,
-                                                     snapshot->job_id, &snapshot->folder_why);
-}
-
-/* Whoever waits for the snapshot finds that `latest` names it: files and headers are as the
- * manifest has them, read back from the storage. The scrub reads all of it later, and takes
- * `latest` off a damaged one. If `latest` cannot be set, the log says so, and the next snapshot
- * that is verified sets it. */
-static void note_latest(const struct coord_snapshot *snapshot)
-{
-    struct snapshot opened;
-    struct sentence why;
-    cairn_status status = snapshot_open(snapshot->folder, &opened, &why);
-    if (status == CAIRN_OK) {
-        snapshot_close(&opened);
-        status = coord_snapshot_note_latest(snapshot->work.cluster, snapshot->manifest.spec.name,
-                                            snapshot->id, &why);
-    }
-    if (status != CAIRN_OK)
-        log_warn("snapshot %s of job %s is committed, and `latest` does not name it: %s",
-                 snapshot->id, snapshot->manifest.spec.name, why.text);
-}
-
-void coord_snapshot_work(struct coord_work *work)
-{
-    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
-    struct manifest *m = &snapshot->manifest;
-    struct hash root;
-    if (snapshot->status == CAIRN_OK)
-        snapshot->status = coord_content_root(m, &snapshot->digests, &root, &m->loss_scale,
-                                              &snapshot->why);
-    if (snapshot->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
-    if (snapshot->status == CAIRN_OK && coord_note_missed(m) != CAIRN_OK)
-        snapshot->status = fail_with(&snapshot->why, CAIRN_ERR_NO_MEMORY,
-                                     "out of memory for the manifest");
-    if (snapshot->status == CAIRN_OK && snapshot->has_files)
-        snapshot->status = manifest_commit_signed(snapshot->folder, m,
-                                                  coord_keys_signer(work->cluster), &snapshot->why);
-    if (snapshot->status == CAIRN_OK && snapshot->has_files) note_latest(snapshot);
-    if (snapshot->folder != NULL &&
-        (snapshot->status == CAIRN_OK || remove_begun(snapshot) == CAIRN_OK))
-        snapshot_begun_forget(work->cluster->storage.path, m->spec.name, snapshot->id);
-}
-
-/* Says what of the saved version is not finite. */
-static void snapshot_nonfinite(const struct manifest *manifest, struct snapshot_view *view)
-{
-    results_list(&manifest->nonfinite, &manifest->spec, view->nonfinite);
-    view->status.nonfinite = manifest->nonfinite.nonfinite;
-    view->status.nonfinite_tensors = view->nonfinite;
-}
-
-void coord_manifest_to_view(const struct manifest *manifest, const char *id, const char *folder,
-                            struct snapshot_view *view)
-{
-    Cairn__SnapshotStatus *out = &view->status;
-    cairn__snapshot_status__init(out);
-    snapshot_nonfinite(manifest, view);
-    out->id = wire_text(id);
-    out->path = wire_text(folder);
-    out->job = manifest->spec.name;
-    out->state = wire_text("committed");
-    out->generation = manifest->generation;
-    out->step = manifest->step;
-    out->files = (uint32_t)manifest->file_count;
-    for (size_t i = 0; i < manifest->file_count; i++) out->bytes += manifest->files[i].bytes;
-    out->shards = manifest->shard_count;
-    out->content_root.data = (uint8_t *)(uintptr_t)manifest->content_root;
-    out->content_root.len = sizeof manifest->content_root;
-    out->created_unix_ms = manifest->created_unix_s * 1000;
-    out->periodic = manifest->periodic != 0;
-}
-
 /* ==== parting ==== */
-
-static void say_unsaved(struct coord_job *job, const char *why)
-{
-    sentence_set(&job->parting.outcome, "nothing durable is left of job %s but older snapshots: %s",
-                 job->spec.name, why);
-}
-
-void coord_parting_want(struct coord_job *job)
-{
-    struct coord_parting *p = &job->parting;
-    if (p->state == CAIRN_PARTING_WANTED || p->state == CAIRN_PARTING_TAKEN) return;
-    if (p->is_saved && (job->state == CAIRN_CLUSTER_JOB_LOST ||
-                        version_compare(p->version, coord_job_version(job)) == 0))
-        return;
-    p->state = CAIRN_PARTING_WANTED;
-    p->is_saved = false;
-    say_unsaved(job, "its snapshot had not begun");
-}
 
 bool coord_parting_advance(struct coord_job *job)
 {
@@ -741,77 +743,262 @@ bool coord_parting_advance(struct coord_job *job)
     struct sentence why;
     if (p->state != CAIRN_PARTING_WANTED) return p->state != CAIRN_PARTING_TAKEN;
     p->state = CAIRN_PARTING_TAKEN;
-    say_unsaved(job, "its snapshot was not done in time");
+    coord_parting_unsaved(job, "its snapshot was not done in time");
     const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
     if (status == CAIRN_ERR_BUSY) hurry_snapshot(job); // it is behind that one
     p->state = status == CAIRN_ERR_BUSY ? CAIRN_PARTING_WANTED : CAIRN_PARTING_ENDED;
-    say_unsaved(job, why.text);
+    coord_parting_unsaved(job, why.text);
     return p->state == CAIRN_PARTING_ENDED;
 }
 
-void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot)
-{
-    struct coord_parting *p = &snapshot->job->parting;
-    p->state = CAIRN_PARTING_ENDED;
-    p->is_saved = snapshot->status == CAIRN_OK;
-    p->version = snapshot->version;
-    if (p->is_saved)
-        sentence_set(&p->outcome, "job %s is saved as snapshot %s of step %" PRIu64,
-                     snapshot->job->spec.name, snapshot->id, snapshot->version.step);
-    else
-        say_unsaved(snapshot->job, snapshot->why.text);
-}
+/* ==== end ==== */
 
-/* ==== cost ==== */
+/* How snapshots end: answered; failed; given up, by themselves or by an operator's word. See snapshot.h.
+ *
+ * One that fails is given up on every shard, and ends when they have said so. Nobody is waited for without
+ * an end: a shard that is away before anything is pinned, or that does not answer once the snapshot has
+ * failed (its disk hangs), has a lease to come back; for a snapshot that cannot end holds up restores and
+ * amendments. */
 
-static void begin_cost(struct coord_cost *cost, const struct coord_snapshot *snapshot)
-{
-    const bool comparable = cost->plain.count >= CAIRN_COST_STEPS;
-    cost->is_counting = true;
-    cost->has_ended = cost->is_committed = false;
-    cost->number = snapshot->number;
-    cost->extra_us = 0;
-    cost->usual_us = comparable ? coord_pace_median(&cost->plain) : 0;
-}
+/* ---- the end ---- */
 
-static uint32_t bounded_us(int64_t us)
+static void answer_snapshot(struct coord_snapshot *snapshot)
 {
-    return us < 0 ? 0 : us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
-}
-
-/* One that failed, or had nothing to be compared with, says nothing. */
-static void conclude_cost(struct coord_cost *cost)
-{
-    cost->is_counting = false;
-    if (!cost->is_committed || cost->usual_us == 0) return;
-    cost->extras_us[cost->next] = bounded_us(cost->extra_us);
-    cost->writes_us[cost->next] = bounded_us((int64_t)cost->write_us);
-    cost->next = (cost->next + 1) % CAIRN_COST_SNAPSHOTS;
-    if (cost->count < CAIRN_COST_SNAPSHOTS) cost->count++;
-}
-
-void coord_cost_note_step(struct coord_job *job)
-{
-    struct coord_cost *cost = &job->snapshots.cost;
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    const uint32_t us = job->pace.last_us;
-    if (!cost->is_counting && snapshot != NULL && snapshot->has_files) begin_cost(cost, snapshot);
-    if (cost->is_counting) {
-        cost->extra_us += (int64_t)us - cost->usual_us;
-        if (cost->has_ended) conclude_cost(cost);
-    } else if (snapshot == NULL) { // a digest is neither
-        coord_pace_note(&cost->plain, us);
+    struct manifest *m = &snapshot->manifest;
+    if (!snapshot->has_files) {
+        Cairn__JobDigest digest = CAIRN__JOB_DIGEST__INIT;
+        digest.generation = snapshot->version.generation;
+        digest.step = snapshot->version.step;
+        digest.root.data = m->content_root;
+        digest.root.len = sizeof m->content_root;
+        coord_waiters_answer(&snapshot->now.at_end, CAIRN_MSG_JOB_DIGEST, &digest.base);
+        return;
     }
+    struct snapshot_view view;
+    const Cairn__SnapshotStatus *status = &view.status;
+    coord_manifest_to_view(m, snapshot->id, snapshot->folder, &view);
+    snapshot->job->snapshots.passed_over.text[0] = '\0';
+    log_info("snapshot %s of job %s committed: %" PRIu32 " files, %" PRIu64 " bytes, %" PRIu64
+             " ms",
+             snapshot->id, snapshot->job->spec.name, status->files, status->bytes,
+             uv_now(snapshot->work.cluster->loop) - snapshot->begun_ms);
+    coord_scrub_want(snapshot->work.cluster, snapshot->job->spec.name, snapshot->id);
+    coord_event_note(snapshot->work.cluster, CAIRN_EVENT_SNAPSHOT, snapshot->job->spec.name, NULL,
+                     "%s of step %" PRIu64, snapshot->id, snapshot->version.step);
+    coord_waiters_answer(&snapshot->now.at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);
 }
 
-void coord_cost_ended(const struct coord_snapshot *snapshot)
+static void answer_failed(struct coord_snapshot *snapshot)
 {
-    struct coord_cost *cost = &snapshot->job->snapshots.cost;
-    if (!snapshot->has_files) return;
-    if (!cost->is_counting || cost->number != snapshot->number)
-        begin_cost(cost, snapshot); // within one step
-    cost->has_ended = true;
-    cost->is_committed = snapshot->status == CAIRN_OK;
-    cost->write_us = 1000 * (uv_now(snapshot->job->cluster->loop) - snapshot->begun_ms);
+    Cairn__SnapshotCanceled canceled = CAIRN__SNAPSHOT_CANCELED__INIT;
+    log_warn("%s of job %s failed: %s", snapshot->has_files ? "snapshot" : "digest",
+             snapshot->job->spec.name, snapshot->why.text);
+    if (snapshot->has_files)
+        coord_event_note(snapshot->work.cluster, CAIRN_EVENT_SNAPSHOT_FAILED,
+                         snapshot->job->spec.name, NULL, "%s", snapshot->why.text);
+    coord_waiters_fail(&snapshot->now.at_begin, snapshot->status, snapshot->why.text);
+    coord_waiters_fail(&snapshot->now.at_end, snapshot->status, snapshot->why.text);
+    canceled.job = snapshot->job->spec.name;
+    canceled.id = snapshot->id;
+    canceled.digest = !snapshot->has_files;
+    coord_waiters_answer(&snapshot->at_cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &canceled.base);
+}
+
+static void finish_snapshot(struct coord_snapshot *snapshot)
+{
+    if (snapshot->status == CAIRN_OK)
+        answer_snapshot(snapshot);
+    else
+        answer_failed(snapshot);
+    struct coord_job *job = snapshot->job;
+    const struct coord_snapshot_waiters next = snapshot->next;
+    snapshot->next = (struct coord_snapshot_waiters) { NULL, NULL };
+    coord_cost_ended(snapshot);
+    if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC) coord_periodic_ended(snapshot);
+    if (snapshot->cause == CAIRN_SNAPSHOT_PARTING) coord_parting_snapshot_ended(snapshot);
+    free_snapshot(snapshot);
+    follow_snapshot(job, next);
+}
+
+static void on_worked(struct coord_work *work)
+{
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
+    if (work->cluster->closing || snapshot->job == NULL)
+        free_snapshot(snapshot);
+    else
+        finish_snapshot(snapshot);
+}
+
+/* To the other thread, if all parts are in or will never come. */
+static void advance_snapshot(struct coord_snapshot *snapshot)
+{
+    if (snapshot->stage != CAIRN_SNAPSHOT_PINNED || snapshot->making_folder) return;
+    CAIRN_EACH_SHARD (snapshot->job, i) {
+        if (part_is_open(snapshot->parts[i])) return;
+    }
+    snapshot->stage = CAIRN_SNAPSHOT_WORKING;
+    snapshot->work.run = work_on_snapshot;
+    snapshot->work.done = on_worked;
+    if (coord_work_start(&snapshot->work, snapshot->job->cluster, NULL, 0)) return;
+    fail_snapshot(snapshot, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
+    finish_snapshot(snapshot);
+}
+
+/* ---- given up ---- */
+
+void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard)
+{
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    coord_snapshot_unprepare(job); // it has no memory any more
+    if (snapshot == NULL || snapshot->stage != CAIRN_SNAPSHOT_PINNED) return;
+    if (!part_is_open(snapshot->parts[shard])) return;
+    snapshot->parts[shard] = CAIRN_PART_NONE;
+    fail_snapshot(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].entry->name,
+                  "it went away while writing");
+    advance_snapshot(snapshot);
+}
+
+/* It has failed, and ends now, whoever has not answered: what these have written is in no manifest. */
+static void end_now(struct coord_snapshot *snapshot)
+{
+    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) {
+        finish_snapshot(snapshot);
+        return;
+    }
+    memset(snapshot->parts, CAIRN_PART_NONE, snapshot->job->shard_count);
+    advance_snapshot(snapshot);
+}
+
+void coord_snapshot_abort(struct coord_job *job, const char *reason)
+{
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL) return;
+    coord_waiters_fail(&snapshot->next.at_begin, CAIRN_ERR_CANCELED, reason);
+    coord_waiters_fail(&snapshot->next.at_end, CAIRN_ERR_CANCELED, reason);
+    if (snapshot->stage == CAIRN_SNAPSHOT_WORKING) return;
+    fail_snapshot(snapshot, CAIRN_ERR_CANCELED, "", reason);
+    end_now(snapshot);
+}
+
+/* Its thread may be at work on it: that ends it, then, alone. */
+void coord_snapshot_orphan(struct coord_job *job, const char *reason)
+{
+    coord_snapshot_abort(job, reason);
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL) return;
+    struct coord_waiter **const waiters[] = { &snapshot->now.at_begin, &snapshot->now.at_end,
+                                              &snapshot->at_cancel };
+    for (size_t i = 0; i < sizeof waiters / sizeof *waiters; i++)
+        coord_waiters_fail(waiters[i], CAIRN_ERR_CANCELED, reason);
+    snapshot->job = NULL;
+    job->snapshots.running = NULL;
+}
+
+void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard)
+{
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->stage != CAIRN_SNAPSHOT_PINNING) return;
+    fail_snapshot(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].entry->name,
+                  "it restarted without its part");
+    end_now(snapshot);
+}
+
+/* The first shard that may never do what the snapshot waits for; NULL: all is as it should be. */
+static const struct coord_shard_entry *stuck_at(const struct coord_snapshot *snapshot)
+{
+    CAIRN_EACH_SHARD (snapshot->job, i) {
+        const struct coord_job_shard *s = &snapshot->job->shards[i];
+        const bool stuck = snapshot->stage == CAIRN_SNAPSHOT_PINNING
+                               ? !s->up
+                               : snapshot->status != CAIRN_OK && part_is_open(snapshot->parts[i]);
+        if (stuck) return s->entry;
+    }
+    return NULL;
+}
+
+/* A shard was not heard for half a lease: it is away, or hangs. */
+static bool is_any_silent(const struct coord_job *job)
+{
+    const uint64_t now_ms = coord_now_ms(job->cluster);
+    const uint64_t most_ms = (uint64_t)job->cluster->options->lease_timeout_ms / 2;
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_session *session = job->shards[i].entry->session;
+        if (session == NULL || now_ms - session->last_frame_ms >= most_ms) return true;
+    }
+    return false;
+}
+
+/* Shards that make memory beside training are waited for, one that is silent is not: the others begin. */
+static void end_preparing(struct coord_job *job)
+{
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->is_ready) return;
+    const uint64_t most_ms = 1000 * (uint64_t)policy_prepare_within_s(&job->spec.policy);
+    snapshot->is_ready = is_any_silent(job) ||
+                         uv_now(job->cluster->loop) - snapshot->begun_ms >= most_ms;
+}
+
+void coord_snapshot_tick(struct coord_job *job)
+{
+    look_behind(job);
+    end_preparing(job);
+    coord_snapshot_resume(job, coord_pace_nears_step(job));
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->stage == CAIRN_SNAPSHOT_WORKING) return;
+    const struct coord_shard_entry *entry = stuck_at(snapshot);
+    const uint64_t now_ms = coord_now_ms(job->cluster);
+    const uint64_t patience_ms = (uint64_t)job->cluster->options->lease_timeout_ms;
+    if (entry == NULL || snapshot->stuck_ms == 0) {
+        snapshot->stuck_ms = entry != NULL ? now_ms + 1 : 0; // not 0
+        return;
+    }
+    if (now_ms < snapshot->stuck_ms + patience_ms) return;
+    struct sentence text;
+    sentence_set(&text, "it is away for longer than lease.timeout, %" PRIu64 " ms", patience_ms);
+    fail_snapshot(snapshot, CAIRN_ERR_CLOSED, entry->name, text.text);
+    end_now(snapshot);
+}
+
+/* ---- by an operator's word ---- */
+
+cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
+                                   struct coord_session *session, uint32_t request,
+                                   struct sentence *why)
+{
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "no snapshot or digest of job %s is being taken",
+                         job->spec.name);
+    if (*id != '\0' && strcmp(coord_snapshot_id(snapshot), id) != 0)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "no snapshot %.100s of job %s is being taken",
+                         id, job->spec.name);
+    if (snapshot->stage == CAIRN_SNAPSHOT_WORKING)
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "no shard is at work any more: it waits for the disk of snapshots.path "
+                         "alone, and then ends");
+    if (!coord_waiters_add(&snapshot->at_cancel, session, request))
+        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    fail_snapshot(snapshot, CAIRN_ERR_CANCELED, "",
+                  "an operator gave it up (`cairn snapshot cancel`)");
+    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) finish_snapshot(snapshot);
+    return CAIRN_OK;
+}
+
+/* ---- nobody waits any more ---- */
+
+void coord_snapshot_forget(struct coord_job *job, const struct coord_session *session)
+{
+    if (job->snapshots.running == NULL) return;
+    coord_waiters_forget(&job->snapshots.running->now.at_begin, session);
+    coord_waiters_forget(&job->snapshots.running->now.at_end, session);
+    coord_waiters_forget(&job->snapshots.running->next.at_begin, session);
+    coord_waiters_forget(&job->snapshots.running->next.at_end, session);
+    coord_waiters_forget(&job->snapshots.running->at_cancel, session);
+}
+
+/* With the cluster: nobody is told, a folder without a manifest is no snapshot. */
+void coord_snapshot_close(struct coord_job *job)
+{
+    if (job->snapshots.running != NULL) free_snapshot(job->snapshots.running);
 }

@@ -7,7 +7,8 @@
 
 #include "control.pb-c.h"
 #include "proto/snapshot/digest_tree.h"
-#include "proto/snapshot/snapshot.h"
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/spec.h"
 #include "server/coordinator/base.h"
@@ -110,8 +111,6 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
 /* A snapshot that nobody waits for. CAIRN_ERR_BUSY: one is being taken. */
 cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_cause cause,
                                           struct sentence *why) CAIRN_MUST_CHECK;
-/* The snapshot of that id is being taken. */
-bool coord_snapshot_takes(const struct coord_job *job, const char *id);
 /* For whom the job's snapshot waits; empty: for nobody. True: for somebody who is not there. */
 bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out);
 /* Which is being taken, for how long, and for whom it waits; empty: none is. */
@@ -264,43 +263,20 @@ struct coord_snapshot {
     struct coord_waiter *at_cancel;
 };
 
-/* ---- snapshot.c ---- */
+/* The id of the snapshot; empty while it has none. */
+static inline const char *coord_snapshot_id(const struct coord_snapshot *snapshot)
+{
+    return snapshot->making_folder ? "" : snapshot->id; // the other thread writes it
+}
+
 /* Returns a new number, never 0, by which shards refer to a snapshot when they report hashes. */
 uint64_t coord_snapshot_number(void);
-
-/* At a tick: what was prepared ahead goes where no step comes, or the memory has another use. */
-void coord_snapshot_look_behind(struct coord_job *job);
-
-/* ---- snapshot.c ---- */
-
-/* One has ended: takes those who wait for the next. */
-void coord_snapshot_follow(struct coord_job *job, struct coord_snapshot_waiters waiters);
-
-/* ---- snapshot.c ---- */
 
 struct snapshot_view;
 
 /* The same for a list, with how far it is. False: the job has no snapshot under way. */
 bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *view);
 
-/* ---- snapshot_end.c ---- */
-/* The first failure counts; the shards that are at work are told to stop. */
-void coord_snapshot_fail(struct coord_snapshot *snapshot, cairn_status status, const char *name,
-                         const char *text);
-/* To the other thread, if all parts are in or will never come. */
-void coord_snapshot_advance(struct coord_snapshot *snapshot);
-/* The id of the snapshot; empty while it has none. */
-const char *coord_snapshot_id(const struct coord_snapshot *snapshot);
-/* PinFolder to the shards that are at work; path "": what they do is of no use. */
-void coord_snapshot_tell_folder(const struct coord_snapshot *snapshot, const char *path);
-/* Answers nobody. */
-void coord_snapshot_free(struct coord_snapshot *snapshot);
-
-/* ---- snapshot.c ---- */
-
-/* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto storage;
- * on failure the folder is removed. Any thread: touches the snapshot alone, and its copy of the spec. */
-void coord_snapshot_work(struct coord_work *work);
 /* A shard's SnapshotPart was taken: it is asked for the next one of it. */
 void coord_part_next(const struct coord_shard_entry *entry, const Cairn__SnapshotPart *part);
 /* Its own failure, as a status. */
@@ -311,6 +287,8 @@ struct snapshot_view {
     char nonfinite[CAIRN_RESULTS_BYTES];
 };
 
+/* Says what of the saved version is not finite. */
+void coord_nonfinite_to_view(const struct manifest *manifest, struct snapshot_view *view);
 /* Describes a committed snapshot. `view` borrows from `manifest`, `id` and `folder`. */
 void coord_manifest_to_view(const struct manifest *manifest, const char *id, const char *folder,
                             struct snapshot_view *view);
@@ -374,6 +352,20 @@ struct coord_snapshots {
     struct sentence failed;      /* the last periodic one; empty: it did not; for status */
     struct sentence passed_over; /* restore.c, until a snapshot is taken; for status */
 };
+
+/* ---- outcome.c ---- */
+
+/* A periodic one failed, or was not begun, of that step: status and log say so, and when the next is due. */
+void coord_periodic_failed(struct coord_job *job, uint64_t step, const char *why);
+/* None is taken while the job is damaged; or again. */
+void coord_periodic_damaged(struct coord_job *job);
+void coord_periodic_undamaged(struct coord_job *job);
+/* The snapshot is a periodic one, and has ended, well or not. */
+void coord_periodic_ended(const struct coord_snapshot *snapshot);
+/* Nothing durable is left of the job but older snapshots, as things are. */
+void coord_parting_unsaved(struct coord_job *job, const char *why);
+
+/* ---- snapshots.c ---- */
 
 /* The job may be at a step that is to be saved. */
 void coord_periodic_advance(struct coord_job *job);

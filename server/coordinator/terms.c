@@ -1,5 +1,5 @@
-/* What a job goes by: the terms of its spec, which amendments change; what the tensors have missed; and who
- * of the shards knows the spec that is in the store. */
+/* The terms that a job goes by, which amendments change; the steps that its tensors have missed; and which
+ * shards know the spec that is in the store. */
 #include <assert.h>
 #include <inttypes.h>
 #include <sodium.h>
@@ -10,6 +10,8 @@
 #include <uv.h>
 
 #include "proto/plan/plan.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
@@ -162,26 +164,6 @@ const struct coord_terms *coord_terms_in_force(const struct coord_job *job)
     const struct coord_terms *terms = job->rounds.terms;
     while (terms->core.groups != round_terms_of(job->core)->groups) terms = terms->older;
     return terms;
-}
-
-void coord_terms_replace(struct coord_job *job, struct coord_terms *terms)
-{
-    // Two terms at most are read: those in force and the newest. No round goes by those between.
-    struct coord_terms **at = &job->rounds.terms;
-    while (*at != NULL && (*at)->core.groups != round_terms_of(job->core)->groups) {
-        struct coord_terms *gone = *at;
-        *at = gone->older;
-        gone->older = NULL;
-        coord_terms_free(gone);
-    }
-    if (job->rounds.terms != NULL) {
-        coord_terms_free(job->rounds.terms->older);
-        job->rounds.terms->older = NULL;
-    }
-    terms->older = job->rounds.terms;
-    job->rounds.terms = terms;
-    const struct round_event amend = { .kind = CAIRN_ROUND_AMEND, .terms = &terms->core };
-    coord_job_event(job, &amend);
 }
 
 /* ==== settings ==== */
@@ -575,4 +557,13 @@ cairn_status coord_judge_workers(const struct coord *cluster, const struct job_s
                      "workers_%s is %" PRIu32 ", this cluster allows %" PRId64
                      " workers; raise round.workers_max",
                      is_max ? "max" : "min", is_max ? spec->workers_max : spec->workers_min, most);
+}
+
+void coord_amending_free(struct coord_amending *amending)
+{
+    if (amending == NULL) return;
+    spec_release(&amending->next);
+    coord_terms_free(amending->terms);
+    packed_release(amending->spec_packed);
+    free(amending);
 }

@@ -1,5 +1,5 @@
 /* The tiles of a job's ranks: which rank holds which boxes, whether together they make up the tensors, and
- * which shards know. See proto/wire/wire.h and TilesDeclare in control.proto.
+ * which shards know. See proto/wire/chunk.h and TilesDeclare in control.proto.
  *
  * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares its own
  * after each attach, also what is known already. Rounds stand behind the core's gate: it is shut until every
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/wire.h"
+#include "proto/wire/chunk.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
@@ -30,8 +30,8 @@ struct coord_tile_list {
     struct coord_tile_list *next;
     uint32_t refs; /* ranks */
     uint64_t hash;
-    struct tiles tiles;    /* owned */
-    struct packed *packed; /* held: the same; NULL: of the whole tensors */
+    struct cairn_tiles tiles; /* owned */
+    struct packed *packed;    /* held: the same; NULL: of the whole tensors */
 };
 
 /* ---- lists ---- */
@@ -53,7 +53,7 @@ static void list_put(struct coord_tiles *t, struct coord_tile_list *list)
 }
 
 /* The list of these tiles, which it takes. NULL: no memory, and nothing is taken. */
-static struct coord_tile_list *list_get(struct coord_tiles *t, struct tiles *tiles)
+static struct coord_tile_list *list_get(struct coord_tiles *t, struct cairn_tiles *tiles)
 {
     const uint64_t hash = tiles_digest(tiles);
     for (struct coord_tile_list *l = t->lists; l != NULL; l = l->next) {
@@ -74,7 +74,7 @@ static struct coord_tile_list *list_get(struct coord_tiles *t, struct tiles *til
     list->tiles = *tiles;
     list->next = t->lists;
     t->lists = list;
-    *tiles = (struct tiles) { 0 };
+    *tiles = (struct cairn_tiles) { 0 };
     return list;
 }
 
@@ -176,7 +176,7 @@ static bool begins_anew(const struct coord_member *member)
 
 /* Takes the tiles that the member declares for member->tiles.world ranks into the table; advance follows.
  * CAIRN_ERR_BUSY: it contributes to an open round. CAIRN_ERR_NO_MEMORY. */
-static cairn_status member_tiles_set(struct coord_member *member, struct tiles *tiles,
+static cairn_status member_tiles_set(struct coord_member *member, struct cairn_tiles *tiles,
                                      struct sentence *why)
 {
     struct coord_job *job = member->job;
@@ -373,7 +373,7 @@ static void judge_cover(struct coord_job *job)
         if (t->of_rank[r] == NULL) return;
     struct sentence why = { "the coordinator is out of memory" };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
-    const struct tiles **of_rank = calloc(t->world, sizeof *of_rank);
+    const struct cairn_tiles **of_rank = calloc(t->world, sizeof *of_rank);
     for (uint32_t r = 0; of_rank != NULL && r < t->world; r++) of_rank[r] = &t->of_rank[r]->tiles;
     if (of_rank != NULL) status = tiles_cover(&job->spec, of_rank, t->world, &why);
     free(of_rank);
@@ -407,11 +407,11 @@ static void answer_declared(struct coord_job *job)
     }
 }
 
-/* ==== gate ====
- *
- * The gate of the core, which alone opens and shuts rounds. It is shut while tiles are declared or told, while
- * another generation is made (extend.c), while the job is parked (drain.c), and while its newest version is
- * published in another layout (reshard.c). */
+/* ==== gate ==== */
+
+/* The gate of the core, which alone opens and shuts rounds. It is shut while tiles are declared or told,
+ * while another generation is made (extend.c), while the job is parked (drain.c), and while its newest
+ * version is published in another layout (reshard.c). */
 
 static void gate_set(struct coord_job *job, bool shut)
 {
@@ -484,7 +484,7 @@ static cairn_status judge_declare(const struct coord_member *member, uint32_t wo
 
 static void take_declared(struct coord_member *member)
 {
-    struct tiles tiles = { 0 };
+    struct cairn_tiles tiles = { 0 };
     struct sentence why = { "" };
     struct coord_job *job = member->job;
     member->tiles.arriving = false;
