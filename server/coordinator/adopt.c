@@ -11,13 +11,7 @@
 
 #include "proto/plan/plan.h"
 #include "proto/spec/optimizer.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 #define ADOPT_TIMEOUT_MS 20000 /* without a word from whom is asked; cairn(1) waits much longer */
 

@@ -12,13 +12,7 @@
 #include <string.h>
 
 #include "proto/spec/optimizer.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/reshard.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/store.h"
 
 static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
                                   bool *extends_out, struct sentence *why);

@@ -7,23 +7,10 @@
 
 #include <inttypes.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/base/text.h"
-#include "proto/fabric/fabric.h"
-#include "proto/wire/messages.h"
-#include "server/base/daemon.h"
-#include "server/base/listener.h"
-#include "server/base/log.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
-#include "server/coordinator/restore.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 struct coord_call {
     TAILQ_ENTRY(coord_call) of_gather, of_entry;

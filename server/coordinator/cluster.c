@@ -6,18 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/fabric/fabric.h"
-#include "proto/fabric/where.h"
-#include "proto/wire/messages.h"
-#include "server/base/daemon.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
 #include "server/coordinator/restore.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 const char *coord_address(const struct coord *cluster)
 {

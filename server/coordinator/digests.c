@@ -1,22 +1,10 @@
 /* The contents of a snapshot: the digests of its parts, its content root, and how its manifest is shown. */
 #include <inttypes.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
-#include <uv.h>
 
-#include "proto/snapshot/snapshot_file.h"
-#include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/optimizer.h"
-#include "proto/spec/spec.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
-#include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/round.h"
 #include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
-#include "server/core/decision.h"
 
 /* ==== digests ==== */
 

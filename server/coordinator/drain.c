@@ -1,17 +1,7 @@
-#include "server/coordinator/reshard.h"
-
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "proto/geometry/box.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 /* Longer than a shard waits from one attempt to connect to the next. */
 #define COMES_AGAIN_MS 5000

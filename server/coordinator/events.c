@@ -7,15 +7,7 @@
 #include <sys/utsname.h>
 #include <time.h>
 
-#include "proto/snapshot_io/snapshot_io.h"
-#include "proto/store/storage.h"
-#include "proto/wire/messages.h"
-#include "server/base/daemon.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/store.h"
 
 #define PAGE_EVENTS 256 /* of an answer: with the longest texts they fit a frame */
 #define BATCH       512 /* of a write */

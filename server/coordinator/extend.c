@@ -14,12 +14,7 @@
 #include <stdlib.h>
 
 #include "proto/plan/plan.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
 
 bool coord_extend_is(const struct coord_job *job, uint64_t key)

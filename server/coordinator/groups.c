@@ -1,14 +1,10 @@
 /* The reduce groups of a job: when they are formed, what is kept and shown of them. See round.h. */
-#include "server/coordinator/round.h"
 
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/fabric/fabric.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/job.h"
 
 static void groups_take_back(struct coord_job *job);

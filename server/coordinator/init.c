@@ -1,22 +1,9 @@
 /* The initial state of a job: put by a source, compared between ranks, sealed by the shards. */
 #include <inttypes.h>
-#include <sodium.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/geometry/box.h"
-#include "proto/plan/plan.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/settings.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
-#include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
-#include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
 
 /* ==== replicas ==== */

@@ -1,26 +1,12 @@
 /* A job: found, told apart, and its shards spoken to. */
 #include "server/coordinator/job.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <sodium.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <uv.h>
 
-#include "proto/plan/plan.h"
-#include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/settings.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 /* ---- of the cluster's jobs ---- */
 

@@ -6,16 +6,8 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/optimizer.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 static void free_body(void *arg)
 {

@@ -3,13 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot_io/snapshot_io.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
 #include "server/coordinator/restore.h"
-#include "server/coordinator/snapshot.h"
 
 /* The snapshots of a job are looked at on another thread, and those go that nothing keeps. */
 struct keeping {

@@ -1,5 +1,3 @@
-#include "server/coordinator/store.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
@@ -7,13 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "proto/base/text.h"
-#include "server/base/daemon.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 
 struct coord_keys {

@@ -1,15 +1,10 @@
 /* Leases of members on versions: see members.h. */
-#include "server/coordinator/members.h"
 
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
 
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/store.h"
 
 static bool is_newest(struct cairn_version wanted)
 {

@@ -1,7 +1,5 @@
 /* cairn-coordinator: members, epochs, rounds and snapshots of a cluster. */
-#include "server/base/daemon.h"
 
-#include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 
 static struct coord_options options;

@@ -6,14 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/fabric/fabric.h"
 #include "proto/plan/plan.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/store.h"
 #include "server/core/holes.h"
 
 enum member_known { UNKNOWN, TOLD, KNOWN };

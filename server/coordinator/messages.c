@@ -1,21 +1,10 @@
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/base/exact.h"
-#include "proto/base/text.h"
 #include "proto/spec/optimizer.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
 #include "server/coordinator/restore.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 /* ==== handlers admin ==== */
 

@@ -1,23 +1,13 @@
 /* Workers and readers on their way into a job: the request, the pages of the spec, the wait for the job to be
  * made or restored; the section join is next. */
 #include <inttypes.h>
-#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/plan/plan.h"
-#include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/optimizer.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
 #include "server/coordinator/restore.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 /* ==== first ====
  *

@@ -1,27 +1,10 @@
 /* How the snapshots of a job ended, what they cost it, and how often it should take one. */
 #include <inttypes.h>
 #include <math.h>
-#include <sodium.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <uv.h>
 
-#include "proto/snapshot/snapshot_file.h"
-#include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/spec.h"
-#include "server/base/daemon.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
-#include "server/core/decision.h"
 
 /* ==== periodic and parting ones ==== */
 

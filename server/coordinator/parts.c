@@ -1,17 +1,8 @@
 /* The parts of jobs while shards come and go: a shard that is back is judged by what it says that it holds,
  * and what is missing for too long makes its job LOST. */
 #include <inttypes.h>
-#include <stdlib.h>
 
-#include "proto/spec/spec.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
 
 /* ---- shards come and go ---- */
 

@@ -3,22 +3,13 @@
 
 #include <assert.h>
 #include <inttypes.h>
-#include <math.h>
 #include <sodium.h>
 #include <stdlib.h>
-#include <string.h>
 #include <uv.h>
 
 #include "proto/plan/plan.h"
 #include "proto/plan/reshard.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 #include "server/core/holes.h"
 
 static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,

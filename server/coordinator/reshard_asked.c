@@ -3,15 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/plan/plan.h"
 #include "proto/plan/reshard.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
-#include "server/coordinator/store.h"
 
 /* ==== what operators say ==== */
 

@@ -1,24 +1,10 @@
 /* Plans a re-sharding: its target, and whether the run is possible. See reshard.h. */
-#include <assert.h>
 #include <inttypes.h>
-#include <math.h>
-#include <sodium.h>
 #include <stdlib.h>
-#include <string.h>
-#include <uv.h>
 
 #include "proto/plan/plan.h"
 #include "proto/plan/reshard.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
-#include "server/core/holes.h"
 
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
 #define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */

@@ -13,24 +13,12 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <pthread.h>
-#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/gpu.h"
-#include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/optimizer.h"
-#include "proto/spec/spec.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 #define TENSOR_BYTES 64 /* of a spec, about */
 

@@ -1,8 +1,6 @@
 /* Reads for a restore, on other threads: manifest, signature and files of the snapshot that was asked for,
  * or of the newest. Proves that files, or the state that shards have loaded, come to the content root. */
-#include <assert.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <pthread.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -10,16 +8,8 @@
 #include <string.h>
 
 #include "gpu/gpu.h"
-#include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/spec.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
 #include "server/coordinator/restore.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 const char *coord_restore_job_name(const struct coord_restore *restore)
 {

@@ -5,12 +5,7 @@
 #include <stdlib.h>
 #include <uv.h>
 
-#include "proto/spec/optimizer.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/store.h"
 
 /* ==== core ==== */
 

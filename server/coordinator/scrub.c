@@ -1,20 +1,10 @@
-#include "server/coordinator/snapshot.h"
-
-#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "proto/snapshot_io/snapshot_io.h"
-#include "server/base/daemon.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/store.h"
 
 #define WANTED_MAX 64
 #define CLOSE_MS   2000 /* so long its thread may rest and read; else the storage hangs */

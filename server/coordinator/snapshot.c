@@ -6,17 +6,7 @@
 #include <string.h>
 #include <uv.h>
 
-#include "proto/snapshot/snapshot_file.h"
-#include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/spec.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/store.h"
-#include "server/core/decision.h"
 
 /* ==== given up ==== */
 

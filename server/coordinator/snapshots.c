@@ -1,25 +1,10 @@
 /* Snapshots that a job takes by itself, and the lists of all that there are. */
 #include <inttypes.h>
-#include <math.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "proto/snapshot/snapshot_file.h"
-#include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/spec.h"
-#include "server/base/daemon.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
-#include "server/core/decision.h"
 
 /* ==== periodic ==== */
 

@@ -8,19 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/base/text.h"
-#include "proto/fabric/fabric.h"
-#include "server/base/daemon.h"
-#include "server/base/listener.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
-#include "server/coordinator/restore.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 #define PARTS_MAX 1024 /* in a status */
 

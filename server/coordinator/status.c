@@ -1,30 +1,10 @@
 /* Shows operators what there is: `cairn cluster status`, `cairn job list`, `cairn job show`. */
 #include <inttypes.h>
-#include <sodium.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/base/exact.h"
-#include "proto/base/text.h"
-#include "proto/fabric/fabric.h"
-#include "proto/fabric/where.h"
-#include "proto/plan/plan.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/settings.h"
-#include "proto/wire/messages.h"
-#include "server/base/daemon.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
-#include "server/coordinator/restore.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 /* ==== bytes ==== */
 

@@ -9,11 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "proto/base/machine.h"
-#include "server/base/daemon.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
 #include "server/core/holes.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */

@@ -1,27 +1,12 @@
 /* The terms that a job goes by, which amendments change; the steps that its tensors have missed; and which
  * shards know the spec that is in the store. */
-#include <assert.h>
 #include <inttypes.h>
-#include <sodium.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <uv.h>
 
-#include "proto/plan/plan.h"
 #include "proto/spec/optimizer.h"
 #include "proto/spec/settings.h"
-#include "proto/spec/spec.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/reshard.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/snapshot.h"
-#include "server/coordinator/store.h"
 
 /* ==== terms ==== */
 

@@ -13,12 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/chunk.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/round.h"
 
 enum { UNKNOWN, SENT, KNOWN }; /* of a member's tiles, at a shard */
 

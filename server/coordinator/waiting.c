@@ -4,14 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/base/text.h"
-#include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/members.h"
-#include "server/coordinator/round.h"
-#include "server/coordinator/store.h"
 
 #define PAUSE_MAX_MS 86400000
 
