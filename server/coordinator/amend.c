@@ -26,24 +26,21 @@ static bool changes_tensors(const Cairn__JobAmend *amend)
 static cairn_status judge_state(const struct coord_job *job, const Cairn__JobAmend *amend,
                                 struct sentence *why)
 {
-    if (job->extension.staged_job != NULL) {
+    if (job->extension.staged_job != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; amend it when that is over",
                          job->spec.name);
-    }
-    if (amend->revision != 0 && amend->revision != job->spec.revision) {
+    if (amend->revision != 0 && amend->revision != job->spec.revision)
         return fail_with(why, CAIRN_ERR_STALE,
                          "job %s is at revision %" PRIu64 ", the amendment is of revision %" PRIu64
                          ": look at the job and decide again",
                          job->spec.name, job->spec.revision, amend->revision);
-    }
     const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
                        amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss ||
                        amend->set_worker_loss || amend->set_snapshot_rules ||
                        amend->workers_min > 0 || amend->n_settings > 0;
-    if (amend->key == 0 || (!terms && !changes_tensors(amend))) {
+    if (amend->key == 0 || (!terms && !changes_tensors(amend)))
         return fail_with(why, CAIRN_ERR_INVALID, "the amendment of job %s changes nothing",
                          job->spec.name);
-    }
     return CAIRN_OK;
 }
 
@@ -53,10 +50,9 @@ static cairn_status find_group(const struct job_spec_data *spec, const char *nam
     *group_out = spec_find_group(spec, name);
     if (*group_out != SIZE_MAX) return CAIRN_OK;
     const size_t tensor = spec_find_tensor(spec, name);
-    if (tensor == SIZE_MAX) {
+    if (tensor == SIZE_MAX)
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "job %s has no group \"%.128s\"", spec->name,
                          name);
-    }
     return fail_with(why, CAIRN_ERR_NOT_FOUND,
                      "\"%.128s\" is no group, but a tensor of group \"%.128s\": name it in "
                      "freeze_tensors or unfreeze_tensors",
@@ -72,12 +68,11 @@ static cairn_status set_group(struct job_spec_data *spec, const Cairn__GroupSpec
     if (status != CAIRN_OK)
         return fail_with(why, status, "group \"%.128s\": too many points", message->name);
     CAIRN_TRY(find_group(spec, message->name, &group, why));
-    if (strcmp(from.optimizer, spec->groups[group].optimizer) != 0) {
+    if (strcmp(from.optimizer, spec->groups[group].optimizer) != 0)
         return fail_with(
             why, CAIRN_ERR_UNSUPPORTED,
             "group %s: optimizer is \"%.64s\"; an amendment cannot change it, allowed: \"%s\"",
             message->name, from.optimizer, spec->groups[group].optimizer);
-    }
     return spec_set_group(spec, group, &from);
 }
 

@@ -155,12 +155,11 @@ static cairn_status open_folders(struct coord *cluster, struct sentence *why)
 
 cairn_status coord_options_judge(const struct coord_options *options, struct sentence *why)
 {
-    if (options->lease_timeout_ms < 2 * options->heartbeat_ms) {
+    if (options->lease_timeout_ms < 2 * options->heartbeat_ms)
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "lease.timeout (%" PRId64
                          " ms) must be at least twice lease.heartbeat (%" PRId64 " ms)",
                          options->lease_timeout_ms, options->heartbeat_ms);
-    }
     if (options->shards_min > options->shards)
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "cluster.shards_min (%" PRId64
@@ -200,10 +199,9 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     if (status == CAIRN_OK) status = coord_drains_load(cluster, why);
     if (status == CAIRN_OK) status = coord_saves_open(cluster, why);
     if (status == CAIRN_OK) status = coord_scrub_open(cluster, why);
-    if (status == CAIRN_OK) {
+    if (status == CAIRN_OK)
         status = listener_open(loop, &options->network, CAIRN_MSG_HELLO, CAIRN_MSG_MAX, &events,
                                cluster, &cluster->listener, why);
-    }
     if (status != CAIRN_OK) {
         coord_saves_close(cluster, NULL, NULL);
         coord_scrub_close(cluster, NULL, NULL);

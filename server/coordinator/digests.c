@@ -73,9 +73,8 @@ static cairn_status plane_root(const struct job_spec_data *spec,
     const struct geometry g = geometry_of(&t->shape);
     size_t count = 0;
     while (*at < digests->count && digests->list[*at].tensor == tensor &&
-           digests->list[*at].plane == (uint32_t)plane) {
+           digests->list[*at].plane == (uint32_t)plane)
         room[count++] = digests->list[(*at)++].node;
-    }
     struct hash root;
     CAIRN_TRY(tree_combine(room, count, g.leaf_count, &root));
     out->tensor = t->name;

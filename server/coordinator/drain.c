@@ -585,9 +585,8 @@ void coord_park_advance(struct coord_job *job)
     message.job = job->id;
     message.parked = park->wanted;
     job->park.asking = true;
-    CAIRN_EACH_SHARD (job, i) {
+    CAIRN_EACH_SHARD (job, i)
         (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PART_PARK, &message.base);
-    }
     coord_gather_start(gather);
 }
 

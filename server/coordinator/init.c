@@ -283,8 +283,7 @@ void coord_job_try_seal(struct coord_job *job)
     Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
     seal.job = job->id;
     seal.moments_of = job->init.moments_of;
-    CAIRN_EACH_SHARD (job, i) {
+    CAIRN_EACH_SHARD (job, i)
         (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_JOB_SEAL, &seal.base);
-    }
     coord_gather_start(gather);
 }

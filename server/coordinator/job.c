@@ -227,9 +227,8 @@ cairn_status coord_decision_of_message(const Cairn__Decision *message, struct de
     struct payload head;
     if (message->kind > CAIRN_DECISION_WRITE) return CAIRN_ERR_MALFORMED;
     if (message->payload.len > 0 &&
-        payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK) {
+        payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK)
         return CAIRN_ERR_MALFORMED;
-    }
     *out = (struct decision) { .kind = (enum decision_kind)message->kind,
                                .round = message->round,
                                .version_after = { message->generation, message->step },

@@ -432,11 +432,10 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
     size_t count = 0;
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) count++;
     for (const struct coord_plan *p = cluster->openings.plans; p != NULL; p = p->next) count++;
-    if (count >= CAIRN_JOBS_MAX) {
+    if (count >= CAIRN_JOBS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "there are %zu jobs, which are the most; `cairn job drop` takes one away",
                          count);
-    }
     const cairn_status status = begin_plan(cluster, spec->name, generation, packed, maker);
     return status == CAIRN_OK ? status : fail_with(why, status, "the coordinator is out of memory");
 }
@@ -486,16 +485,14 @@ static cairn_status fill_job(struct coord_job *job, const struct stored_job *row
         coord_job_shards_init(job, row->shard_count + CAIRN_JOB_JOINS_MAX))
         status = plan_job_decode(&job->spec, row->layout, row->layout_bytes, &job->layout);
     if (status == CAIRN_OK && row->layout_before_bytes > 0) status = coord_layouts_load(job, row);
-    if (status != CAIRN_OK) {
+    if (status != CAIRN_OK)
         return fail_with(why, status, "the stored layout of job %s: %s", row->name,
                          status_text((int)status));
-    }
     job->layouts.at = (struct cairn_version) { row->layout_at_generation, row->layout_at_step };
-    if (job->layout->shard_count > row->shard_count) {
+    if (job->layout->shard_count > row->shard_count)
         return fail_with(why, CAIRN_ERR_CORRUPT,
                          "job %s is stored with %" PRIu32 " shards and a layout of %" PRIu32,
                          row->name, row->shard_count, job->layout->shard_count);
-    }
     return fill_entries(job, row, why);
 }
 

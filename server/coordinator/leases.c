@@ -422,10 +422,9 @@ static void begin_write(struct coord_member *member)
 {
     struct coord_job *job = member->job;
     member->write.reserves = false;
-    if (round_stage_of(job->core) == CAIRN_ROUND_OPEN && round_contributes(job->core, member->id)) {
+    if (round_stage_of(job->core) == CAIRN_ROUND_OPEN && round_contributes(job->core, member->id))
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") writes",
                      member->session->name, member->rank);
-    }
     const struct round_event write = { .kind = CAIRN_ROUND_WORKER_WRITE, .member = member->id };
     coord_job_event(job, &write);
 }
@@ -495,9 +494,8 @@ void coord_member_unwrite(struct coord_member *member, uint64_t round)
     const struct round_event unwrite = { .kind = CAIRN_ROUND_WORKER_UNWRITE,
                                          .member = member->id,
                                          .round = round };
-    if (job->core != NULL && round_open_round(job->core) == round) {
+    if (job->core != NULL && round_open_round(job->core) == round)
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") gave up its write",
                      member->session->name, member->rank);
-    }
     coord_job_event(job, &unwrite);
 }

@@ -363,9 +363,8 @@ void coord_member_tell_shards(struct coord_member *member)
 
 void coord_members_tell_shard(struct coord_job *job, uint32_t shard)
 {
-    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         tell_shard(m, shard);
-    }
 }
 
 void coord_members_forget_shard(struct coord_job *job, uint32_t shard)

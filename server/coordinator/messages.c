@@ -273,9 +273,8 @@ static bool on_answer(struct coord_session *session, const Cairn__Answer *messag
     struct decision last = { .kind = CAIRN_DECISION_NONE };
     uint32_t shard;
     if (message->phase > CAIRN_STEP_JOINING) return false;
-    if (message->last != NULL && coord_decision_of_message(message->last, &last) != CAIRN_OK) {
+    if (message->last != NULL && coord_decision_of_message(message->last, &last) != CAIRN_OK)
         return false;
-    }
     struct coord_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return true;
     coord_tiles_heard(job, message->tiles_world);
@@ -299,14 +298,13 @@ static bool on_lacks(struct coord_session *session, const Cairn__Lacks *message)
     struct coord_job *job = place_of(session, message->job, &shard);
     struct round_lack *lacks = job == NULL ? NULL : calloc(count + 1, sizeof *lacks);
     if (lacks == NULL) return true; // without memory: it is asked again at the next deadline
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++)
         lacks[i] = (struct round_lack) {
             .member = message->members[i],
             .micro = message->micros[i],
             .waits = (message->flags[i] & CAIRN_LACK_WAITS) != 0,
             .relayed = (message->flags[i] & CAIRN_LACK_RELAYED) != 0,
         };
-    }
     const struct round_event event = { .kind = CAIRN_ROUND_LACKS,
                                        .shard = shard,
                                        .epoch = message->epoch,
@@ -504,10 +502,9 @@ static void on_round_commit(struct coord_session *session, uint32_t request,
     }
     coord_commits_add(member, request, message->round);
     step_ring_take(&member->times, message->times);
-    if (message->abandon && job->core != NULL && message->round == round_open_round(job->core)) {
+    if (message->abandon && job->core != NULL && message->round == round_open_round(job->core))
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") gave the round up",
                      session->name, member->rank);
-    }
     const struct round_event event = { .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON
                                                                 : CAIRN_ROUND_WORKER_COMMIT,
                                        .member = member->id,

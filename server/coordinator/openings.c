@@ -300,9 +300,8 @@ void coord_job_openers_fail(struct coord *cluster, const char *name, cairn_statu
         struct coord_member *m = s->members;
         while (m != NULL) {
             struct coord_member *next = m->next_of_session;
-            if (m->phase == CAIRN_MEMBER_WAITING && strcmp(m->job_name, name) == 0) {
+            if (m->phase == CAIRN_MEMBER_WAITING && strcmp(m->job_name, name) == 0)
                 opening_refuse(m, status, text);
-            }
             m = next;
         }
     }
@@ -441,35 +440,28 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
 {
     const bool worker = open->role == CAIRN_ROLE_WIRE_WORKER;
     uint32_t arriving = 0;
-    for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session) {
+    for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         arriving += m->phase == CAIRN_MEMBER_PAGES || m->phase == CAIRN_MEMBER_JUDGED;
-    }
     // Not BUSY, at which a client asks again until its deadline: only its own cairn_job_close can help.
-    if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX) {
+    if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%" PRIu32 " jobs are open on this connection, which are the most: close "
                          "one, or open this one in another session",
                          session->member_count);
-    }
-    if (arriving >= CAIRN_SESSION_PAGED_MAX) {
+    if (arriving >= CAIRN_SESSION_PAGED_MAX)
         return fail_with(why, CAIRN_ERR_BUSY,
                          "%" PRIu32 " specs are on their way on this connection already", arriving);
-    }
-    if (!job_name_ok(open->name)) {
+    if (!job_name_ok(open->name))
         return fail_with(why, CAIRN_ERR_INVALID,
                          "a job's name has letters, digits, '.', '_' and '-' only, and does not "
                          "begin with '.' or '-'");
-    }
-    if (!worker && open->role != CAIRN_ROLE_WIRE_READER) {
+    if (!worker && open->role != CAIRN_ROLE_WIRE_READER)
         return fail_with(why, CAIRN_ERR_INVALID, "a job is opened by a worker or a reader");
-    }
-    if (worker && session->role != CAIRN_ROLE_WIRE_WORKER) {
+    if (worker && session->role != CAIRN_ROLE_WIRE_WORKER)
         return fail_with(why, CAIRN_ERR_REFUSED, "a reader cannot become a worker");
-    }
     if (open->session == 0) return fail_with(why, CAIRN_ERR_INVALID, "a session number is not 0");
-    if (worker != (open->spec_bytes > 0)) {
+    if (worker != (open->spec_bytes > 0))
         return fail_with(why, CAIRN_ERR_INVALID, "a worker sends its spec, a reader does not");
-    }
     return CAIRN_OK;
 }
 
@@ -479,9 +471,8 @@ static void drop_stale(struct coord_session *session, const Cairn__JobOpen *open
     struct coord_member *m = session->members;
     while (m != NULL) {
         struct coord_member *next = m->next_of_session;
-        if (m->id == open->session && m->job == NULL && strcmp(m->job_name, open->name) == 0) {
+        if (m->id == open->session && m->job == NULL && strcmp(m->job_name, open->name) == 0)
             coord_member_free(m);
-        }
         m = next;
     }
 }
@@ -676,9 +667,8 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
 {
     struct coord_member *member = session->members;
     while (member != NULL &&
-           (member->phase != CAIRN_MEMBER_PAGES || member->open_request != request)) {
+           (member->phase != CAIRN_MEMBER_PAGES || member->open_request != request))
         member = member->next_of_session;
-    }
     if (member == NULL) return; // of a request that was refused: the rest of its pages
     const cairn_status status = page->what == CAIRN_PAGE_SPEC
                                     ? paged_add(&member->opening.pages, page)
@@ -741,14 +731,12 @@ static cairn_status judge_join(const struct coord_member *member, struct coord_j
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
                          job->loss.why.text);
-    if (same != NULL && same->token != member->token) {
+    if (same != NULL && same->token != member->token)
         return fail_with(why, CAIRN_ERR_REFUSED, "that session number belongs to another member");
-    }
-    if (same == NULL && job->members.count >= 2 * (uint64_t)job->cluster->options->workers_max) {
+    if (same == NULL && job->members.count >= 2 * (uint64_t)job->cluster->options->workers_max)
         return fail_with(why, CAIRN_ERR_BUSY,
                          "job %s has %" PRIu32 " members; raise round.workers_max", job->spec.name,
                          job->members.count);
-    }
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
     if (member->opening.joins) return judge_room(member, job, why);
     sentence_set(why,
@@ -810,9 +798,8 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
     cairn_status status = judge_join(member, job, &why);
     if (status == CAIRN_OK) {
         member->known_to = calloc(job->shard_room, 2);
-        if (member->known_to == NULL) {
+        if (member->known_to == NULL)
             status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-        }
     }
     if (status != CAIRN_OK) {
         opening_refuse(member, status, why.text);

@@ -486,9 +486,8 @@ static const char *name_of_rank(const struct coord_job *job, const struct coord_
 {
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         const bool worker = m->role == CAIRN_ROLE_WIRE_WORKER;
-        if (m != other && worker && m->rank == other->rank && m->phase == CAIRN_MEMBER_ATTACHED) {
+        if (m != other && worker && m->rank == other->rank && m->phase == CAIRN_MEMBER_ATTACHED)
             return m->session->name;
-        }
     }
     return "another worker";
 }

@@ -137,10 +137,9 @@ static cairn_status judge_replace(const struct coord_restore *restore, const str
         return fail_with(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
     if (old != NULL && old->snapshots.running != NULL) return coord_snapshot_refuse(old, why);
     if (old != NULL && (old->extension.staged_job != NULL || old->amends.amending != NULL ||
-                        old->state == CAIRN_CLUSTER_JOB_CREATING)) {
+                        old->state == CAIRN_CLUSTER_JOB_CREATING))
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
                          m->spec.name);
-    }
     if (old != NULL && old->loss.behind)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name,
                          old->loss.why.text);
@@ -601,9 +600,8 @@ static struct coord_restore *restore_new(struct coord *cluster)
 
 void coord_restores_forget(struct coord *cluster, const struct coord_session *session)
 {
-    for (struct coord_restore *r = cluster->restores; r != NULL; r = r->next) {
+    for (struct coord_restore *r = cluster->restores; r != NULL; r = r->next)
         coord_waiters_forget(&r->waiter, session);
-    }
 }
 
 void coord_restores_close(struct coord *cluster)
@@ -621,24 +619,20 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
     uint64_t generation, step;
     char resolved[PATH_MAX];
     const bool by_id = message->id[0] != '\0';
-    if (by_id == (message->path[0] != '\0')) {
+    if (by_id == (message->path[0] != '\0'))
         return fail_with(why, CAIRN_ERR_INVALID, "give a snapshot's id or its folder, one of them");
-    }
-    if (message->job[0] != '\0' && !job_name_ok(message->job)) {
+    if (message->job[0] != '\0' && !job_name_ok(message->job))
         return fail_with(why, CAIRN_ERR_INVALID, "\"%s\" is not a name of a job", message->job);
-    }
-    if (by_id && (message->job[0] == '\0' || !snapshot_id_parse(message->id, &generation, &step))) {
+    if (by_id && (message->job[0] == '\0' || !snapshot_id_parse(message->id, &generation, &step)))
         return fail_with(why, CAIRN_ERR_INVALID,
                          "a snapshot's id goes with its job's name and looks like "
                          "step-000000012000-g1, not \"%s\"",
                          message->id);
-    }
     const int n = by_id ? snprintf(resolved, sizeof resolved, "%s/%s/%s",
                                    restore->cluster->storage.path, message->job, message->id)
                         : snprintf(resolved, sizeof resolved, "%s", message->path);
-    if (n < 0 || (size_t)n >= sizeof resolved) {
+    if (n < 0 || (size_t)n >= sizeof resolved)
         return fail_with(why, CAIRN_ERR_INVALID, "the path is too long");
-    }
     const bool renamed = message->job[0] != '\0';
     const struct coord_job *job = coord_job_find(restore->cluster, message->job);
     restore->fallback = message->fallback || (job != NULL && job->spec.policy.snapshot_fallback);
@@ -677,9 +671,8 @@ void coord_restore_begin(struct coord_session *session, uint32_t request,
     restore->waiver = (struct trust_waiver) { message->allow_unsigned, message->allow_untrusted };
     cairn_status status = judge_ask(restore, message, &why);
     if (status == CAIRN_OK && (!coord_waiters_add(&restore->waiter, session, request) ||
-                               !coord_work_start(&restore->work, session->cluster, NULL, 0))) {
+                               !coord_work_start(&restore->work, session->cluster, NULL, 0)))
         status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    }
     if (status == CAIRN_OK) return;
     coord_session_error(session, request, status, why.text);
     restore_free(restore);

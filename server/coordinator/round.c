@@ -65,20 +65,18 @@ static cairn_status make_core(struct coord_job *job, const uint8_t *gone, struct
 {
     const struct round_config config = core_config(job, gone);
     const size_t bytes = round_bytes(&config);
-    if (bytes == 0) {
+    if (bytes == 0)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "job %s: workers_min %" PRIu32
                          " does not go with round.workers_max %" PRId64,
                          job->spec.name, job->spec.workers_min, job->cluster->options->workers_max);
-    }
     job->rounds.actions.capacity = round_actions_max(&config);
     job->rounds.actions.list = calloc(job->rounds.actions.capacity,
                                       sizeof *job->rounds.actions.list);
     job->rounds.core_memory = malloc(bytes);
-    if (job->rounds.actions.list == NULL || job->rounds.core_memory == NULL) {
+    if (job->rounds.actions.list == NULL || job->rounds.core_memory == NULL)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the rounds of job %s",
                          job->spec.name);
-    }
     job->core = round_init(job->rounds.core_memory, &config);
     return CAIRN_OK;
 }

@@ -18,31 +18,26 @@ static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
 static cairn_status judge_hello(const struct coord *cluster, const Cairn__Hello *hello,
                                 struct sentence *why)
 {
-    if (hello->protocol != CAIRN_CONTROL_PROTOCOL) {
+    if (hello->protocol != CAIRN_CONTROL_PROTOCOL)
         return fail_with(why, CAIRN_ERR_VERSION,
                          "this coordinator (%s) speaks control protocol %d, not %" PRIu32
                          "; run the same version on both sides",
                          CAIRN_VERSION, CAIRN_CONTROL_PROTOCOL, hello->protocol);
-    }
-    if (hello->role < CAIRN_ROLE_WIRE_WORKER || hello->role > CAIRN_ROLE_WIRE_ADMIN) {
+    if (hello->role < CAIRN_ROLE_WIRE_WORKER || hello->role > CAIRN_ROLE_WIRE_ADMIN)
         return fail_with(why, CAIRN_ERR_PROTOCOL, "there is no role %" PRIu32, hello->role);
-    }
     cairn_status status = text_check("a name", hello->name, CAIRN_NAME_MAX, why);
     if (status == CAIRN_OK && hello->version[0] != '\0')
         status = text_check("a version", hello->version, CAIRN_NAME_MAX, why);
     if (status != CAIRN_OK) return status;
-    if (hello->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
+    if (hello->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX)
         return fail_with(why, CAIRN_ERR_PROTOCOL, "the fabric address is too long");
-    }
-    if (hello->role == CAIRN_ROLE_WIRE_SHARD && !job_name_ok(hello->name)) {
+    if (hello->role == CAIRN_ROLE_WIRE_SHARD && !job_name_ok(hello->name))
         return fail_with(why, CAIRN_ERR_INVALID,
                          "a shard's name may have letters, digits, '.', '_' and '-' only");
-    }
     if (hello->n_held + (uint64_t)hello->held_after > CAIRN_HELD_JOBS_MAX ||
-        (hello->held_after > 0 && hello->role != CAIRN_ROLE_WIRE_SHARD)) {
+        (hello->held_after > 0 && hello->role != CAIRN_ROLE_WIRE_SHARD))
         return fail_with(why, CAIRN_ERR_PROTOCOL, "a Hello of more than %d jobs",
                          CAIRN_HELD_JOBS_MAX);
-    }
     (void)cluster;
     return CAIRN_OK;
 }
@@ -79,9 +74,8 @@ static struct coord_session *make_session(struct coord *cluster, struct cairn_pe
     }
     session->home = hello->home;
     hello->home = NULL;
-    if (hello->fabric_address.len > 0) {
+    if (hello->fabric_address.len > 0)
         memcpy(session->fabric_address, hello->fabric_address.data, hello->fabric_address.len);
-    }
     return session;
 }
 
@@ -392,9 +386,8 @@ void coord_session_on_frame(struct cairn_peer *peer, const struct wire_frame *fr
 
 static void forget_waits(struct coord_session *session)
 {
-    for (struct coord_job *job = session->cluster->jobs; job != NULL; job = job->next) {
+    for (struct coord_job *job = session->cluster->jobs; job != NULL; job = job->next)
         coord_snapshot_forget(job, session);
-    }
     coord_restores_forget(session->cluster, session);
     coord_adopt_forget(session->cluster, session);
     coord_backup_forget(session->cluster, session);
@@ -593,11 +586,10 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
                                     enum seat_verdict verdict, struct sentence *why)
 {
     const char *sitter = peer_name(entry->session->peer);
-    if (verdict == CAIRN_SEAT_WAITS) {
+    if (verdict == CAIRN_SEAT_WAITS)
         return fail_with(why, CAIRN_ERR_BUSY,
                          "a shard %s is connected from %s: it is asked whether it lives",
                          entry->name, sitter);
-    }
     entry->probe = CAIRN_SEAT_UNASKED;
     if (verdict == CAIRN_SEAT_ENDS) {
         log_warn("a second shard %s came from %s, the one at %s lives: refused", entry->name,

@@ -244,9 +244,8 @@ static cairn_status take_files(struct coord_snapshot *snapshot, const Cairn__Sna
 {
     for (size_t i = 0; i < part->n_files; i++) {
         const Cairn__SnapshotFile *f = part->files[i];
-        if (!snapshot->has_files || f->sums.len % CAIRN_SNAPSHOT_SUM_BYTES != 0) {
+        if (!snapshot->has_files || f->sums.len % CAIRN_SNAPSHOT_SUM_BYTES != 0)
             return fail_with(why, CAIRN_ERR_PROTOCOL, "a file that was not asked for");
-        }
         const cairn_status status = manifest_add_blocks(&snapshot->manifest, f->path, f->bytes,
                                                         f->first_block, f->sums.data,
                                                         f->sums.len / CAIRN_SNAPSHOT_SUM_BYTES);
@@ -269,9 +268,8 @@ static cairn_status take_payload(struct coord_snapshot *snapshot, const Cairn__S
         return status == CAIRN_OK ? status : fail_with(why, status, "the payload is too long");
     }
     if (part->payload.len == m->payload_bytes &&
-        (part->payload.len == 0 || memcmp(part->payload.data, m->payload, m->payload_bytes) == 0)) {
+        (part->payload.len == 0 || memcmp(part->payload.data, m->payload, m->payload_bytes) == 0))
         return CAIRN_OK;
-    }
     return fail_with(why, CAIRN_ERR_PROTOCOL, "its last decision is another one than the others'");
 }
 
@@ -288,13 +286,12 @@ static cairn_status take_part(struct coord_snapshot *snapshot, const Cairn__Snap
 {
     cairn_status status = coord_part_failed(part, why);
     if (status != CAIRN_OK) return status;
-    if (part->generation != snapshot->version.generation || part->step != snapshot->version.step) {
+    if (part->generation != snapshot->version.generation || part->step != snapshot->version.step)
         return fail_with(why, CAIRN_ERR_PROTOCOL,
                          "it is of step %" PRIu64 " (generation %" PRIu64
                          "), the set of step %" PRIu64 " (%" PRIu64 ")",
                          part->step, part->generation, snapshot->version.step,
                          snapshot->version.generation);
-    }
     if (is_first) status = take_payload(snapshot, part, why);
     if (status == CAIRN_OK) status = take_files(snapshot, part, why);
     if (status == CAIRN_OK)
@@ -420,10 +417,9 @@ static cairn_status judge_snapshot(const struct coord_job *job, bool has_files,
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
                          job->loss.why.text);
-    if (job->state != CAIRN_CLUSTER_JOB_RUNNING) {
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: there is nothing to save yet",
                          job->spec.name, coord_job_state_name(job));
-    }
     if (job->extension.staged_job != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
     if (job->park.shut && !(job->park.settled && job->park.wanted))
@@ -643,9 +639,8 @@ static bool ask_all(struct coord_job *job, uint64_t number)
     Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
     message.job = job->id;
     message.snapshot = number;
-    CAIRN_EACH_SHARD (job, i) {
+    CAIRN_EACH_SHARD (job, i)
         (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PIN_PREPARE, &message.base);
-    }
     coord_gather_start(gather);
     return true;
 }

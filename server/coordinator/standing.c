@@ -331,9 +331,8 @@ void coord_forget(struct coord_session *session, uint32_t request,
 uint32_t coord_shards_up(const struct coord *cluster)
 {
     uint32_t count = 0;
-    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
         count += coord_shard_obeys(s);
-    }
     return count;
 }
 

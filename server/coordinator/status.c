@@ -277,9 +277,8 @@ static bool view_init(struct job_view *view, const struct coord_job *job)
     if (view->groups == NULL || view->list == NULL) return false;
     const struct cairn_version version = coord_job_version(job);
     coord_job_waiting(job, &view->awaited);
-    for (int i = 0; i < CAIRN_LAYOUT_HASH_BYTES; i++) {
+    for (int i = 0; i < CAIRN_LAYOUT_HASH_BYTES; i++)
         snprintf(&view->layout_hash[2 * i], 3, "%02x", job->layout->hash[i]);
-    }
     for (size_t i = 0; i < spec->group_count; i++) {
         group_to_message(&spec->groups[i], &view->groups[i]);
         view->groups[i].lr_now = job->core != NULL ? round_lr(job->core, (uint32_t)i)

@@ -159,20 +159,17 @@ static cairn_status store_fail(const struct coord_store *store, const char *doin
 {
     const int code = sqlite3_errcode(store->db) & 0xff;
     const char *text = sqlite3_errmsg(store->db);
-    if (code == SQLITE_FULL) {
+    if (code == SQLITE_FULL)
         return fail_with(why, CAIRN_ERR_NO_SPACE, "%s: %s: no space left; free some", store->path,
                          doing);
-    }
-    if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) {
+    if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB)
         return fail_with(why, CAIRN_ERR_CORRUPT,
                          "%s: %s: %s; restore the file, or move it away and take the jobs from "
                          "the shards (`cairn cluster adopt`)",
                          store->path, doing, text);
-    }
-    if (code == SQLITE_BUSY) {
+    if (code == SQLITE_BUSY)
         return fail_with(why, CAIRN_ERR_BUSY, "%s: %s: another process has it open", store->path,
                          doing);
-    }
     return fail_with(why, CAIRN_ERR_IO, "%s: %s: %s", store->path, doing, text);
 }
 
@@ -210,9 +207,8 @@ static cairn_status end_transaction(struct coord_store *store, cairn_status stat
                                     struct sentence *why)
 {
     if (status == CAIRN_OK) status = store_run(store, "COMMIT", why);
-    if (status != CAIRN_OK && sqlite3_get_autocommit(store->db) == 0) {
+    if (status != CAIRN_OK && sqlite3_get_autocommit(store->db) == 0)
         sqlite3_exec(store->db, "ROLLBACK", NULL, NULL, NULL);
-    }
     return status;
 }
 
@@ -476,12 +472,11 @@ static cairn_status judge_file(struct coord_store *store, bool *is_new_out, stru
     if (status != CAIRN_OK) return status;
     *is_new_out = id == 0 && version == 0 && table_count == 0;
     if (*is_new_out) return CAIRN_OK;
-    if (id != APPLICATION_ID) {
+    if (id != APPLICATION_ID)
         return fail_with(why, CAIRN_ERR_CORRUPT,
                          "%s is not the database of a cairn-coordinator (application id %" PRId64
                          "); give another store.path",
                          store->path, id);
-    }
     if (version != SCHEMA_VERSION) return refuse_version(store, version, "", why);
     sqlite3_stmt *s;
     CAIRN_TRY(store_prepare(store, "PRAGMA quick_check(1)", &s, why));
@@ -577,9 +572,8 @@ cairn_status store_open(const char *folder, struct coord_store **store_out, stru
     }
     if (status == CAIRN_OK) status = open_private(store->path, why);
     if (status == CAIRN_OK &&
-        sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE, NULL) != SQLITE_OK) {
+        sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE, NULL) != SQLITE_OK)
         status = store_fail(store, "opening", why);
-    }
     if (status == CAIRN_OK) status = set_up(store, why);
     if (status != CAIRN_OK) {
         store_close(store);
