@@ -268,11 +268,6 @@ void coord_adopt(struct coord_session *session, uint32_t request,
     coord_gather_start(adoption->gather);
 }
 
-void coord_adopt_forget(struct coord *cluster, const struct coord_session *session)
-{
-    if (cluster->adoption != NULL) coord_waiters_forget(&cluster->adoption->waiter, session);
-}
-
 /* Refuses the job that a silent shard was asked for, and all later ones that it would be asked
  * for. */
 static void refuse_silent(struct coord_adoption *adoption)

@@ -193,7 +193,7 @@ static void take_waiting(struct coord_job *job)
 /* The one that came to the store was theirs, or they would have been refused. */
 static void answer_admins(struct coord_job *job, const struct coord_saved *saved)
 {
-    if (job->amends.waiters == NULL || job->amends.revision != 0) return;
+    if (LIST_EMPTY(&job->amends.waiters) || job->amends.revision != 0) return;
     if (saved->status != CAIRN_OK) {
         coord_waiters_fail(&job->amends.waiters, saved->status, saved->why);
         return;
@@ -363,7 +363,7 @@ static cairn_status judge_admin(const struct coord_job *job, struct sentence *wh
     if (job->state != CAIRN_CLUSTER_JOB_INITIALIZING && job->state != CAIRN_CLUSTER_JOB_RUNNING)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: `cairn job show` says more",
                          job->spec.name, coord_job_state_name(job));
-    if (job->amends.amending != NULL || job->amends.waiters != NULL)
+    if (job->amends.amending != NULL || !LIST_EMPTY(&job->amends.waiters))
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; amend it when that is over",
                          job->spec.name);
     return CAIRN_OK;
@@ -387,12 +387,6 @@ void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
     job->amends.revision = 0;
     status = amend_job(job, NULL, amend, &why);
     if (status != CAIRN_OK) coord_waiters_fail(&job->amends.waiters, status, why.text);
-}
-
-void coord_amenders_forget(struct coord *cluster, const struct coord_session *session)
-{
-    for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
-        coord_waiters_forget(&job->amends.waiters, session);
 }
 
 /* ==== amend tensors ==== */

@@ -255,52 +255,55 @@ void coord_works_forget(struct coord *cluster, const struct coord_session *sessi
 
 /* ---- those who wait ---- */
 
-bool coord_waiters_add(struct coord_waiter **list, struct coord_session *session, uint32_t request)
+bool coord_waiters_add(struct coord_waiters *list, struct coord_session *session, uint32_t request)
 {
     if (session->wait_count >= CAIRN_SESSION_WAITS_MAX) return false;
     struct coord_waiter *waiter = calloc(1, sizeof *waiter);
     if (waiter == NULL) return false;
     session->wait_count++;
-    *waiter = (struct coord_waiter) { *list, session, request };
-    *list = waiter;
+    waiter->session = session;
+    waiter->request = request;
+    LIST_INSERT_HEAD(list, waiter, of_list);
+    LIST_INSERT_HEAD(&session->waiters, waiter, of_session);
     return true;
 }
 
-void coord_waiters_forget(struct coord_waiter **list, const struct coord_session *session)
+static void free_waiter(struct coord_waiter *waiter)
 {
-    while (*list != NULL) {
-        struct coord_waiter *waiter = *list;
-        if (waiter->session != session) {
-            list = &waiter->next;
-            continue;
-        }
-        *list = waiter->next;
-        free(waiter);
-    }
+    LIST_REMOVE(waiter, of_list);
+    LIST_REMOVE(waiter, of_session);
+    free(waiter);
 }
 
-void coord_waiters_release(struct coord_waiter **list)
+void coord_waiters_forget(struct coord_session *session)
 {
-    while (*list != NULL) {
-        struct coord_waiter *waiter = *list;
-        *list = waiter->next;
-        free(waiter);
-    }
+    while (!LIST_EMPTY(&session->waiters)) free_waiter(LIST_FIRST(&session->waiters));
 }
 
-void coord_waiters_answer(struct coord_waiter **list, uint16_t type,
+void coord_waiters_release(struct coord_waiters *list)
+{
+    while (!LIST_EMPTY(list)) free_waiter(LIST_FIRST(list));
+}
+
+void coord_waiters_move(struct coord_waiters *from, struct coord_waiters *to)
+{
+    *to = *from;
+    if (!LIST_EMPTY(to)) LIST_FIRST(to)->of_list.le_prev = &LIST_FIRST(to);
+    LIST_INIT(from);
+}
+
+void coord_waiters_answer(struct coord_waiters *list, uint16_t type,
                           const ProtobufCMessage *message)
 {
-    while (*list != NULL) {
-        struct coord_waiter *waiter = *list;
-        *list = waiter->next;
-        waiter->session->wait_count--;
-        coord_session_send(waiter->session, type, waiter->request, message);
-        free(waiter);
+    while (!LIST_EMPTY(list)) {
+        const struct coord_waiter waiter = *LIST_FIRST(list);
+        free_waiter(LIST_FIRST(list));
+        waiter.session->wait_count--;
+        coord_session_send(waiter.session, type, waiter.request, message);
     }
 }
 
-void coord_waiters_fail(struct coord_waiter **list, cairn_status status, const char *text)
+void coord_waiters_fail(struct coord_waiters *list, cairn_status status, const char *text)
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;

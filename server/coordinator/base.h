@@ -26,6 +26,30 @@ struct packed;
 struct cairn_peer;
 struct wire_frame;
 
+/* ==== those who wait ==== */
+
+/* A request that waits for a snapshot, a restore, an amendment ...; it goes with its session. */
+struct coord_waiter {
+    LIST_ENTRY(coord_waiter) of_list, of_session;
+    struct coord_session *session;
+    uint32_t request;
+};
+
+LIST_HEAD(coord_waiters, coord_waiter);
+
+/* False: the session waits for too much. */
+bool coord_waiters_add(struct coord_waiters *list, struct coord_session *session, uint32_t request);
+/* Who still waits when the coordinator stops: the connections end, that is answer enough. */
+void coord_waiters_release(struct coord_waiters *list);
+/* Answers all of the list, which is empty then. */
+void coord_waiters_answer(struct coord_waiters *list, uint16_t type,
+                          const ProtobufCMessage *message);
+void coord_waiters_fail(struct coord_waiters *list, cairn_status status, const char *text);
+/* All of `from` wait in `to`, which is empty. */
+void coord_waiters_move(struct coord_waiters *from, struct coord_waiters *to);
+/* The session goes: nobody waits with it. */
+void coord_waiters_forget(struct coord_session *session);
+
 /* ==== calls ==== */
 
 /* Questions to shards. A gather is one question to several shards and one answer, when all have answered. A
@@ -110,8 +134,8 @@ struct coord_shard_entry {
     bool leaving;          /* its jobs go to others, and it gets no part of any */
     struct sentence unfit; /* its device failed: what becomes of what else it holds */
     struct {
-        struct coord_waiter *waiters; /* owned: who asked for it */
-        struct coord_waiter *begun;   /* owned: who is told when the store has it */
+        struct coord_waiters waiters; /* owned: who asked for it */
+        struct coord_waiters begun;   /* owned: who is told when the store has it */
         uint32_t
             stored; /* by an operator's word, and in the store or on its way: its number; 0: not */
         uint32_t request; /* the shard's own; 0: none */
@@ -153,6 +177,7 @@ struct coord_session {
     uint32_t member_count;            /* jobs that it has open */
     uint32_t wait_count;              /* answers that it waits for (above) */
     uint32_t unanswered;              /* of an admin: requests without an answer so far */
+    struct coord_waiters waiters;     /* owned: by of_session */
     struct coord_unheard *unheard;    /* owned: whom it does not hear; NULL: nobody */
     bool closing;                     /* was asked to go: its frames are dropped */
 };
@@ -178,13 +203,6 @@ void coord_session_pages(struct coord_session *session, uint32_t request, enum p
 
 #define CAIRN_SESSION_WAITS_MAX 16 /* answers that one connection waits for */
 
-/* A request that waits for a snapshot, a restore, an amendment ...; forgotten when its session goes. */
-struct coord_waiter {
-    struct coord_waiter *next;
-    struct coord_session *session;
-    uint32_t request;
-};
-
 /* Work for one of libuv's threads; the first member of what it works on. */
 struct coord_work {
     uv_work_t req;
@@ -206,15 +224,6 @@ bool coord_work_do(struct coord_work *work, struct coord *cluster, struct coord_
 /* `free_it` frees `what`, of which nobody else knows, and which was made of so many bytes: likewise. */
 void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *what, size_t bytes);
 void coord_works_forget(struct coord *cluster, const struct coord_session *session);
-/* False: the session waits for too much. */
-bool coord_waiters_add(struct coord_waiter **list, struct coord_session *session, uint32_t request);
-void coord_waiters_forget(struct coord_waiter **list, const struct coord_session *session);
-/* Who still waits when the coordinator stops: the connections end, that is answer enough. */
-void coord_waiters_release(struct coord_waiter **list);
-/* Answers all of the list, which is empty then. */
-void coord_waiters_answer(struct coord_waiter **list, uint16_t type,
-                          const ProtobufCMessage *message);
-void coord_waiters_fail(struct coord_waiter **list, cairn_status status, const char *text);
 
 /* ==== sessions ==== */
 

@@ -213,14 +213,6 @@ void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry)
     fail_drain(cluster, entry, CAIRN_ERR_NOT_READY, "it went away");
 }
 
-void coord_drains_forget(struct coord *cluster, const struct coord_session *session)
-{
-    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
-        coord_waiters_forget(&s->drain.waiters, session);
-        coord_waiters_forget(&s->drain.begun, session);
-    }
-}
-
 /* ---- unfit shards ---- */
 
 /* True if the unfit shard has nothing of the job that could be moved: its device failed with the
@@ -498,12 +490,6 @@ void coord_park_release(struct coord_job *job)
     coord_waiters_fail(&job->park.waiters, CAIRN_ERR_CLOSED, "the job is gone, or lost");
 }
 
-void coord_park_forget(struct coord *cluster, const struct coord_session *session)
-{
-    for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
-        coord_waiters_forget(&job->park.waiters, session);
-}
-
 /* ---- the end ---- */
 
 static void answer_park(struct coord_job *job)
@@ -612,7 +598,7 @@ static cairn_status judge_park(const struct coord_job *job, bool parked, struct 
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
     // A request that agrees with the change under way joins its waiters. A change that another
     // coordinator began has no waiters, so it gives way.
-    const bool is_moving = job->park.asking || job->park.undoes || job->park.waiters != NULL;
+    const bool is_moving = job->park.asking || job->park.undoes || !LIST_EMPTY(&job->park.waiters);
     if (job->park.shut && !job->park.settled && is_moving && parked != job->park.wanted)
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s; ask again", job->spec.name,
                          job->park.wanted ? "parked" : "taken back from where it was parked");

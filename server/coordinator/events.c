@@ -242,7 +242,7 @@ struct coord_backup {
     struct coord_work work; /* the file */
     struct picture picture;
     struct coord *cluster;
-    struct coord_waiter *waiter;
+    struct coord_waiters waiter;
     cairn_status status;
     struct sentence why;
     size_t byte_count;
@@ -349,11 +349,6 @@ void coord_backup_begin(struct coord_session *session, uint32_t request,
     cairn_status status = judge_backup(session->cluster, message->path, &why);
     if (status == CAIRN_OK) status = begin_backup(session, request, message->path, &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
-}
-
-void coord_backup_forget(struct coord *cluster, const struct coord_session *session)
-{
-    if (cluster->backup != NULL) coord_waiters_forget(&cluster->backup->waiter, session);
 }
 
 void coord_backup_close(struct coord *cluster)

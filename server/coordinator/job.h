@@ -541,7 +541,6 @@ cairn_status coord_settings_payload(const struct job_spec_data *was,
 
 void coord_job_remove(struct coord_session *session, uint32_t request,
                       const Cairn__JobRemove *message);
-void coord_drops_forget(struct coord *cluster, const struct coord_session *session);
 /* Behind the sessions and the saves: nothing comes back to those that are left. */
 void coord_drops_close(struct coord *cluster);
 

@@ -550,7 +550,7 @@ cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why)
  * back. */
 struct coord_drop {
     struct coord *cluster;
-    struct coord_waiter *waiter;
+    struct coord_waiters waiter;
     struct coord_drop *next; /* of the cluster's list */
     Cairn__JobRemoved removed;
     uint64_t job; /* its id */
@@ -569,12 +569,6 @@ static void free_drop(struct coord_drop *drop)
     free(drop->away);
     free(drop->name);
     free(drop);
-}
-
-void coord_drops_forget(struct coord *cluster, const struct coord_session *session)
-{
-    for (struct coord_drop *d = cluster->drops; d != NULL; d = d->next)
-        coord_waiters_forget(&d->waiter, session);
 }
 
 void coord_drops_close(struct coord *cluster)

@@ -16,7 +16,7 @@ struct coord_keys {
     /* what is on its way to the store, one at a time */
     struct trusted_key changing;
     bool is_changing, is_untrust;
-    struct coord_waiter *waiter;
+    struct coord_waiters waiter;
 };
 
 /* Finds a trusted key by the key itself, not by its id. */
@@ -396,9 +396,4 @@ void coord_key_trust(struct coord_session *session, uint32_t request,
     if (status == CAIRN_OK) return;
     keys->is_changing = false;
     coord_waiters_fail(&keys->waiter, status, why.text);
-}
-
-void coord_keys_forget(struct coord *cluster, const struct coord_session *session)
-{
-    if (cluster->keys != NULL) coord_waiters_forget(&cluster->keys->waiter, session);
 }

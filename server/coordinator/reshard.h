@@ -208,7 +208,6 @@ bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
                               const Cairn__ReshardTold *told, uint32_t first, uint32_t last);
 /* The beginning of a run is in the store, or is not: who asked for it hears so. */
 void coord_reshard_stored(const struct coord_saved *saved);
-void coord_reshard_forget(struct coord *cluster, const struct coord_session *session);
 void coord_reshard_asked_close(struct coord *cluster);
 /* "slice 3 of 12, 1234 of 5678 bytes"; empty: no run is under way. */
 void coord_reshard_show(const struct coord_job *job, struct sentence *out);
@@ -217,7 +216,6 @@ void coord_reshard_show(const struct coord_job *job, struct sentence *out);
 
 /* Amendments of a job's spec: judged, made durable, told to the shards, answered. */
 
-struct coord_waiter;
 struct coord_terms;
 
 /* On its way to the store. */
@@ -232,7 +230,7 @@ struct coord_amending {
 struct coord_amends {
     /* owned: what is on its way to the store; NULL: nothing is */
     struct coord_amending *amending;
-    struct coord_waiter *waiters; /* admins, of the one amendment that is theirs */
+    struct coord_waiters waiters; /* admins, of the one amendment that is theirs */
     uint64_t revision;            /* of that amendment, once it is in the store; else 0 */
 };
 
@@ -252,7 +250,6 @@ void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
                              const Cairn__JobAmend *amend);
 /* The job is LOST: nobody waits for its shards to have the amendment. */
 void coord_amenders_lost(struct coord_job *job);
-void coord_amenders_forget(struct coord *cluster, const struct coord_session *session);
 /* With the job; NULL is fine. */
 void coord_amending_free(struct coord_amending *amending);
 
@@ -313,7 +310,7 @@ struct coord_park {
     bool asking;        /* the shards are at work */
     bool settled;       /* all of them have said that it is so */
     bool undoes;        /* what was asked failed: the parts go back to what they were */
-    struct coord_waiter *waiters; /* owned: who asked */
+    struct coord_waiters waiters; /* owned: who asked */
 };
 
 /* Something of the job lies on a device. */
@@ -323,7 +320,6 @@ void coord_job_park(struct coord_session *session, uint32_t request, const Cairn
 void coord_park_advance(struct coord_job *job);
 /* A shard is back with its part. */
 void coord_park_part(struct coord_job *job, bool is_parked);
-void coord_park_forget(struct coord *cluster, const struct coord_session *session);
 /* The job is freed, or lost. */
 void coord_park_release(struct coord_job *job);
 
@@ -343,7 +339,6 @@ void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn
 cairn_status coord_drains_load(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* The next steps of all that leave. */
 void coord_drains_tick(struct coord *cluster);
-void coord_drains_forget(struct coord *cluster, const struct coord_session *session);
 /* Shards with a part of the job that leave by an operator's word do not leave any more, nor goes anything of
  * other jobs off them. True: there was one. */
 bool coord_drains_cancel(struct coord_job *job);

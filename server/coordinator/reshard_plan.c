@@ -372,7 +372,7 @@ void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wi
  * that forgets them. Writes end in their order, so the last one has them all. */
 struct coord_reshard_asked {
     struct coord_reshard_asked *next; /* of the cluster's list */
-    struct coord_waiter *waiter;
+    struct coord_waiters waiter;
     uint32_t first, last;   /* the runs, by their serials */
     ProtobufCMessage *told; /* owned */
     cairn_status status;    /* of the store */
@@ -403,12 +403,6 @@ void coord_reshard_stored(const struct coord_saved *saved)
     else
         coord_waiters_fail(&asked->waiter, asked->status, asked->why.text);
     asked_free(asked);
-}
-
-void coord_reshard_forget(struct coord *cluster, const struct coord_session *session)
-{
-    for (struct coord_reshard_asked *a = cluster->asked; a != NULL; a = a->next)
-        coord_waiters_forget(&a->waiter, session);
 }
 
 void coord_reshard_asked_close(struct coord *cluster)

@@ -598,12 +598,6 @@ static struct coord_restore *restore_new(struct coord *cluster)
     return restore;
 }
 
-void coord_restores_forget(struct coord *cluster, const struct coord_session *session)
-{
-    for (struct coord_restore *r = cluster->restores; r != NULL; r = r->next)
-        coord_waiters_forget(&r->waiter, session);
-}
-
 void coord_restores_close(struct coord *cluster)
 {
     while (cluster->restores != NULL) restore_free(cluster->restores);

@@ -35,7 +35,7 @@ struct coord_restore {
     struct coord_work work;
     struct coord_restore *next; /* of the cluster's list */
     struct coord *cluster;
-    struct coord_waiter *waiter; /* the admin who asked */
+    struct coord_waiters waiter; /* the admin who asked */
     bool plan;                   /* nothing is done, but said */
     bool is_stored;              /* asked for by its id: it is in the folder of the snapshots */
     bool fallback;               /* where that is damaged an older one is taken */
@@ -92,7 +92,6 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
 
 /* The snapshot is to blame: the one before it may be whole. */
 bool coord_restore_is_damage(cairn_status status);
-void coord_restores_forget(struct coord *cluster, const struct coord_session *session);
 /* With the cluster: nobody is told. */
 void coord_restores_close(struct coord *cluster);
 /* True: it is of what a restore has loaded. */
@@ -166,7 +165,6 @@ void coord_adopt(struct coord_session *session, uint32_t request,
 /* Part, or one of its Pages, of a shard. */
 void coord_adopt_on_part(struct coord_session *session, uint32_t request, const Cairn__Part *part);
 void coord_adopt_on_page(struct coord_session *session, uint32_t request, const Cairn__Page *page);
-void coord_adopt_forget(struct coord *cluster, const struct coord_session *session);
 /* It does not wait for ever. */
 void coord_adopt_tick(struct coord *cluster);
 /* With the cluster, whose threads have ended. */
@@ -198,7 +196,7 @@ struct coord_adoptee {
 struct coord_adoption {
     struct task task;
     struct coord *cluster;
-    struct coord_waiter *waiter;
+    struct coord_waiters waiter;
     struct coord_gather *gather; /* borrowed: what is asked; NULL: it is being written */
     uint32_t number;             /* of no other adoption */
     bool plan;

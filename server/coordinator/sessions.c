@@ -384,23 +384,6 @@ void coord_session_on_frame(struct cairn_peer *peer, const struct wire_frame *fr
     coord_sessions_take_early(cluster);
 }
 
-static void forget_waits(struct coord_session *session)
-{
-    for (struct coord_job *job = session->cluster->jobs; job != NULL; job = job->next)
-        coord_snapshot_forget(job, session);
-    coord_restores_forget(session->cluster, session);
-    coord_adopt_forget(session->cluster, session);
-    coord_backup_forget(session->cluster, session);
-    coord_keys_forget(session->cluster, session);
-    coord_drops_forget(session->cluster, session);
-    coord_drains_forget(session->cluster, session);
-    coord_reshard_forget(session->cluster, session);
-    coord_park_forget(session->cluster, session);
-    coord_amenders_forget(session->cluster, session);
-    coord_works_forget(session->cluster, session);
-    forget_early(session->cluster, session);
-}
-
 void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
                            void *context)
 {
@@ -415,7 +398,9 @@ void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const c
     while (*at != session) at = &(*at)->next;
     *at = session->next;
     session->closing = true;
-    forget_waits(session);
+    coord_waiters_forget(session);
+    coord_works_forget(session->cluster, session);
+    forget_early(session->cluster, session);
     while (session->members != NULL) coord_member_lost(session->members, why);
     coord_shard_leave(session, status, why);
     free_session(session);

@@ -335,7 +335,7 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
 static bool is_abandoned(const struct coord_snapshot *snapshot)
 {
     return snapshot->stage == CAIRN_SNAPSHOT_PINNING && !snapshot->has_files &&
-           snapshot->now.at_begin == NULL && snapshot->now.at_end == NULL;
+           LIST_EMPTY(&snapshot->now.at_begin) && LIST_EMPTY(&snapshot->now.at_end);
 }
 
 bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out)
@@ -497,21 +497,27 @@ cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_c
     return CAIRN_OK;
 }
 
+static void move_waiters(struct coord_snapshot_waiters *from, struct coord_snapshot_waiters *to)
+{
+    coord_waiters_move(&from->at_begin, &to->at_begin);
+    coord_waiters_move(&from->at_end, &to->at_end);
+}
+
 /* One has ended: takes those who wait for the next. */
-static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters waiters)
+static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters *waiters)
 {
     struct sentence why;
-    if (waiters.at_begin == NULL && waiters.at_end == NULL) return;
+    if (LIST_EMPTY(&waiters->at_begin) && LIST_EMPTY(&waiters->at_end)) return;
     cairn_status status = judge_snapshot(job, true, &why);
     struct coord_snapshot *snapshot = status == CAIRN_OK ? new_snapshot(job) : NULL;
     if (snapshot != NULL) {
-        snapshot->now = waiters;
+        move_waiters(waiters, &snapshot->now);
         start_snapshot(job, snapshot, true);
         return;
     }
     if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    coord_waiters_fail(&waiters.at_begin, status, why.text);
-    coord_waiters_fail(&waiters.at_end, status, why.text);
+    coord_waiters_fail(&waiters->at_begin, status, why.text);
+    coord_waiters_fail(&waiters->at_end, status, why.text);
 }
 
 static void answer_begun(struct coord_snapshot *snapshot)
@@ -797,13 +803,13 @@ static void finish_snapshot(struct coord_snapshot *snapshot)
     else
         answer_failed(snapshot);
     struct coord_job *job = snapshot->job;
-    const struct coord_snapshot_waiters next = snapshot->next;
-    snapshot->next = (struct coord_snapshot_waiters) { NULL, NULL };
+    struct coord_snapshot_waiters next;
+    move_waiters(&snapshot->next, &next);
     coord_cost_ended(snapshot);
     if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC) coord_periodic_ended(snapshot);
     if (snapshot->cause == CAIRN_SNAPSHOT_PARTING) coord_parting_snapshot_ended(snapshot);
     free_snapshot(snapshot);
-    follow_snapshot(job, next);
+    follow_snapshot(job, &next);
 }
 
 static void on_worked(struct coord_work *work)
@@ -872,7 +878,7 @@ void coord_snapshot_orphan(struct coord_job *job, const char *reason)
     coord_snapshot_abort(job, reason);
     struct coord_snapshot *snapshot = job->snapshots.running;
     if (snapshot == NULL) return;
-    struct coord_waiter **const waiters[] = { &snapshot->now.at_begin, &snapshot->now.at_end,
+    struct coord_waiters *const waiters[] = { &snapshot->now.at_begin, &snapshot->now.at_end,
                                               &snapshot->at_cancel };
     for (size_t i = 0; i < sizeof waiters / sizeof *waiters; i++)
         coord_waiters_fail(waiters[i], CAIRN_ERR_CANCELED, reason);
@@ -971,16 +977,6 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
 }
 
 /* ---- nobody waits any more ---- */
-
-void coord_snapshot_forget(struct coord_job *job, const struct coord_session *session)
-{
-    if (job->snapshots.running == NULL) return;
-    coord_waiters_forget(&job->snapshots.running->now.at_begin, session);
-    coord_waiters_forget(&job->snapshots.running->now.at_end, session);
-    coord_waiters_forget(&job->snapshots.running->next.at_begin, session);
-    coord_waiters_forget(&job->snapshots.running->next.at_end, session);
-    coord_waiters_forget(&job->snapshots.running->at_cancel, session);
-}
 
 /* With the cluster: nobody is told, a folder without a manifest is no snapshot. */
 void coord_snapshot_close(struct coord_job *job)

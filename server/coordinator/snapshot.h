@@ -158,8 +158,6 @@ void coord_snapshot_tick(struct coord_job *job);
 void coord_snapshot_abort(struct coord_job *job, const char *reason);
 /* The job is freed now: it has no snapshot after this, and who waited for one has heard why. */
 void coord_snapshot_orphan(struct coord_job *job, const char *reason);
-/* A session went: nobody waits with it any more. */
-void coord_snapshot_forget(struct coord_job *job, const struct coord_session *session);
 /* With the cluster. */
 void coord_snapshot_close(struct coord_job *job);
 
@@ -224,7 +222,7 @@ static inline bool part_is_open(uint8_t part)
 
 /* Who hears of it when it has begun, and when it has ended. */
 struct coord_snapshot_waiters {
-    struct coord_waiter *at_begin, *at_end;
+    struct coord_waiters at_begin, at_end;
 };
 
 struct coord_snapshot {
@@ -260,7 +258,7 @@ struct coord_snapshot {
     struct coord_snapshot_waiters now;
     /* of a periodic one: they want one of their own, behind it */
     struct coord_snapshot_waiters next;
-    struct coord_waiter *at_cancel;
+    struct coord_waiters at_cancel;
 };
 
 /* The id of the snapshot; empty while it has none. */

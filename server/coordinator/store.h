@@ -80,7 +80,6 @@ bool coord_keys_are_changing(const struct coord *cluster);
 void coord_keys_answer(struct coord_session *session, uint32_t request);
 void coord_key_trust(struct coord_session *session, uint32_t request,
                      const Cairn__KeyTrust *message);
-void coord_keys_forget(struct coord *cluster, const struct coord_session *session);
 
 /* ==== store ==== */
 
@@ -439,7 +438,6 @@ void coord_storage_used(struct coord *cluster);
 
 void coord_backup_begin(struct coord_session *session, uint32_t request,
                         const Cairn__ClusterBackup *message);
-void coord_backup_forget(struct coord *cluster, const struct coord_session *session);
 /* With the cluster, whose threads have ended. */
 void coord_backup_close(struct coord *cluster);
 

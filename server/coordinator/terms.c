@@ -459,7 +459,8 @@ void coord_terms_advance(struct coord_job *job)
     uint64_t all = UINT64_MAX;
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].revision < all) all = job->shards[i].revision;
-    if (job->amends.waiters != NULL && job->amends.revision != 0 && job->amends.revision <= all) {
+    if (!LIST_EMPTY(&job->amends.waiters) && job->amends.revision != 0 &&
+        job->amends.revision <= all) {
         Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
         amended.revision = job->amends.revision;
         coord_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
