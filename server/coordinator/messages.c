@@ -73,46 +73,14 @@ static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t
     coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
-/* These read nothing but names of their message. */
-static bool handle_snapshot(struct coord_session *session, const struct wire_frame *frame,
-                            const ProtobufCMessage *message)
-{
-    const uint32_t request = frame->request;
-    switch (frame->type) {
-    case CAIRN_MSG_SNAPSHOT_CREATE: {
-        const Cairn__SnapshotCreate *create = (const Cairn__SnapshotCreate *)message;
-        begin_snapshot(session, request, create->job, true, create->wait);
-        return true;
+/* A row of the messages that a role may send: the type, its message, which `m` is in the call. */
+#define ON(type, Message, call)                            \
+    case CAIRN_MSG_##type: {                               \
+        const Cairn__##Message *m = (const void *)message; \
+        (void)m;                                           \
+        call;                                              \
+        return true;                                       \
     }
-    case CAIRN_MSG_SNAPSHOT_CANCEL:
-        cancel_snapshot(session, request, (const Cairn__SnapshotCancel *)message);
-        return true;
-    case CAIRN_MSG_SNAPSHOT_LIST_GET:
-        coord_snapshots_list(session, request, ((const Cairn__SnapshotListGet *)message)->job);
-        return true;
-    case CAIRN_MSG_SNAPSHOT_SHOW: {
-        const Cairn__SnapshotShow *show = (const Cairn__SnapshotShow *)message;
-        coord_snapshots_show(session, request, show->job, show->id);
-        return true;
-    }
-    case CAIRN_MSG_SNAPSHOT_REMOVE:
-        coord_snapshot_remove(session, request, (const Cairn__SnapshotRemove *)message);
-        return true;
-    case CAIRN_MSG_SNAPSHOT_PRUNE:
-        coord_snapshot_prune(session, request, (const Cairn__SnapshotPrune *)message);
-        return true;
-    case CAIRN_MSG_SNAPSHOT_ADVISE:
-        coord_snapshot_advise(session, request, (const Cairn__SnapshotAdvise *)message);
-        return true;
-    case CAIRN_MSG_SNAPSHOT_TAG:
-        coord_snapshot_tag(session, request, (const Cairn__SnapshotTag *)message);
-        return true;
-    case CAIRN_MSG_SNAPSHOT_RESTORE:
-        coord_restore_begin(session, request, (const Cairn__SnapshotRestore *)message);
-        return true;
-    default: return false;
-    }
-}
 
 bool coord_handle_admin(struct coord_session *session, const struct wire_frame *frame,
                         const ProtobufCMessage *message)
@@ -122,56 +90,35 @@ bool coord_handle_admin(struct coord_session *session, const struct wire_frame *
     if (request == 0) return false;
     coord_asked_note(session, frame, message);
     switch (frame->type) {
-    case CAIRN_MSG_CLUSTER_STATUS_GET: coord_status_answer(session, request); return true;
-    case CAIRN_MSG_CLUSTER_ADOPT:
-        coord_adopt(session, request, (const Cairn__ClusterAdopt *)message);
-        return true;
-    case CAIRN_MSG_CLUSTER_FORGET:
-        coord_forget(session, request, (const Cairn__ClusterForget *)message);
-        return true;
-    case CAIRN_MSG_CLUSTER_BACKUP:
-        coord_backup_begin(session, request, (const Cairn__ClusterBackup *)message);
-        return true;
-    case CAIRN_MSG_KEYS_GET: coord_keys_answer(session, request); return true;
-    case CAIRN_MSG_KEY_TRUST:
-        coord_key_trust(session, request, (const Cairn__KeyTrust *)message);
-        return true;
-    case CAIRN_MSG_SHARD_FORGET:
-        on_shard_forget(session, request, (const Cairn__ShardForget *)message);
-        return true;
-    case CAIRN_MSG_EVENTS_GET:
-        coord_events_answer(session, request, (const Cairn__EventsGet *)message);
-        return true;
-    case CAIRN_MSG_RESHARD_ASK:
-        coord_reshard_ask(session, request, (const Cairn__ReshardAsk *)message);
-        return true;
-    case CAIRN_MSG_MEMBER_DRAIN:
-        coord_member_drain(session, request, (const Cairn__MemberDrain *)message);
-        return true;
-    case CAIRN_MSG_JOB_LIST_GET: coord_job_list_answer(session, request); return true;
-    case CAIRN_MSG_JOB_SHOW:
-        coord_job_show_answer(session, request, (const Cairn__JobShow *)message);
-        return true;
-    case CAIRN_MSG_JOB_SPEC_GET:
-        on_job_spec(session, request, ((const Cairn__JobSpecGet *)message)->name);
-        return true;
-    case CAIRN_MSG_JOB_AMEND:
-        coord_job_amend_by_name(session, request, (const Cairn__JobAmend *)message);
-        return true;
-    case CAIRN_MSG_JOB_REMOVE:
-        coord_job_remove(session, request, (const Cairn__JobRemove *)message);
-        return true;
-    case CAIRN_MSG_JOB_PARK:
-        coord_job_park(session, request, (const Cairn__JobPark *)message);
-        return true;
-    case CAIRN_MSG_JOB_DIGEST_GET:
-        begin_snapshot(session, request, ((const Cairn__JobDigestGet *)message)->name, false, true);
-        return true;
-    case CAIRN_MSG_WHO_IS_AWAITED:
-        on_admin_asks_who_is_awaited(session, request, (const Cairn__WhoIsAwaited *)message);
-        return true;
-    default: return handle_snapshot(session, frame, message);
+        ON(CLUSTER_STATUS_GET, ClusterStatusGet, coord_status_answer(session, request))
+        ON(CLUSTER_ADOPT, ClusterAdopt, coord_adopt(session, request, m))
+        ON(CLUSTER_FORGET, ClusterForget, coord_forget(session, request, m))
+        ON(CLUSTER_BACKUP, ClusterBackup, coord_backup_begin(session, request, m))
+        ON(KEYS_GET, KeysGet, coord_keys_answer(session, request))
+        ON(KEY_TRUST, KeyTrust, coord_key_trust(session, request, m))
+        ON(SHARD_FORGET, ShardForget, on_shard_forget(session, request, m))
+        ON(EVENTS_GET, EventsGet, coord_events_answer(session, request, m))
+        ON(RESHARD_ASK, ReshardAsk, coord_reshard_ask(session, request, m))
+        ON(MEMBER_DRAIN, MemberDrain, coord_member_drain(session, request, m))
+        ON(JOB_LIST_GET, JobListGet, coord_job_list_answer(session, request))
+        ON(JOB_SHOW, JobShow, coord_job_show_answer(session, request, m))
+        ON(JOB_SPEC_GET, JobSpecGet, on_job_spec(session, request, m->name))
+        ON(JOB_AMEND, JobAmend, coord_job_amend_by_name(session, request, m))
+        ON(JOB_REMOVE, JobRemove, coord_job_remove(session, request, m))
+        ON(JOB_PARK, JobPark, coord_job_park(session, request, m))
+        ON(JOB_DIGEST_GET, JobDigestGet, begin_snapshot(session, request, m->name, false, true))
+        ON(WHO_IS_AWAITED, WhoIsAwaited, on_admin_asks_who_is_awaited(session, request, m))
+        ON(SNAPSHOT_CREATE, SnapshotCreate, begin_snapshot(session, request, m->job, true, m->wait))
+        ON(SNAPSHOT_CANCEL, SnapshotCancel, cancel_snapshot(session, request, m))
+        ON(SNAPSHOT_LIST_GET, SnapshotListGet, coord_snapshots_list(session, request, m->job))
+        ON(SNAPSHOT_SHOW, SnapshotShow, coord_snapshots_show(session, request, m->job, m->id))
+        ON(SNAPSHOT_REMOVE, SnapshotRemove, coord_snapshot_remove(session, request, m))
+        ON(SNAPSHOT_PRUNE, SnapshotPrune, coord_snapshot_prune(session, request, m))
+        ON(SNAPSHOT_ADVISE, SnapshotAdvise, coord_snapshot_advise(session, request, m))
+        ON(SNAPSHOT_TAG, SnapshotTag, coord_snapshot_tag(session, request, m))
+        ON(SNAPSHOT_RESTORE, SnapshotRestore, coord_restore_begin(session, request, m))
     }
+    return false;
 }
 
 /* ==== handlers shard ==== */
@@ -317,28 +264,6 @@ static bool on_lacks(struct coord_session *session, const Cairn__Lacks *message)
     return true;
 }
 
-static void on_part_moved(struct coord_session *session, const Cairn__PartMoved *message)
-{
-    uint32_t shard;
-    struct coord_job *job = place_of(session, message->job, &shard);
-    if (job != NULL) coord_slice_moved(job, shard, message);
-}
-
-static void on_member_fault(struct coord_session *session, const Cairn__MemberFault *message)
-{
-    uint32_t shard;
-    struct coord_job *job = place_of(session, message->job, &shard);
-    if (job != NULL) coord_member_fault(job, message->member, message->text);
-}
-
-static void on_snapshot_part(struct coord_session *session, const Cairn__SnapshotPart *message)
-{
-    uint32_t shard;
-    if (coord_restore_on_part(session, message)) return;
-    struct coord_job *job = place_of(session, message->job, &shard);
-    if (job != NULL) coord_snapshot_on_part(job, shard, message);
-}
-
 /* A sentence of a shard goes into our log and to operators: one line. */
 static void take_storage(struct coord_shard_entry *entry, const char *why)
 {
@@ -365,19 +290,36 @@ static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heart
     coord_snapshot_on_progress(session->cluster, session->entry, message);
 }
 
+static void on_snapshot_part(struct coord_session *session, const Cairn__SnapshotPart *message)
+{
+    uint32_t shard;
+    if (coord_restore_on_part(session, message)) return;
+    struct coord_job *job = place_of(session, message->job, &shard);
+    if (job != NULL) coord_snapshot_on_part(job, shard, message);
+}
+
+/* Of the shard's part of a job: ON, where that is still there. */
+#define ON_PART(type, Message, call)                                                             \
+    ON(type, Message, uint32_t shard; struct coord_job *job = place_of(session, m->job, &shard); \
+       if (job != NULL) call)
+
 bool coord_handle_shard(struct coord_session *session, const struct wire_frame *frame,
                         const ProtobufCMessage *message)
 {
     const Cairn__Error *error = (const Cairn__Error *)message;
+    const uint32_t request = frame->request;
     switch (frame->type) {
-    case CAIRN_MSG_HEARTBEAT:
-        on_shard_heartbeat(session, (const Cairn__Heartbeat *)message);
-        return true;
-    case CAIRN_MSG_DONE:
-        coord_calls_reply(session->entry, frame->request, CAIRN_OK, "");
-        return true;
+        ON(HEARTBEAT, Heartbeat, on_shard_heartbeat(session, m))
+        ON(DONE, Done, coord_calls_reply(session->entry, request, CAIRN_OK, ""))
+        ON(PUBLISHED, Published, on_published(session, m))
+        ON_PART(PART_MOVED, PartMoved, coord_slice_moved(job, shard, m))
+        ON(SNAPSHOT_PART, SnapshotPart, on_snapshot_part(session, m))
+        ON_PART(MEMBER_FAULT, MemberFault, coord_member_fault(job, m->member, m->text))
+        ON(DRAIN_ME, DrainMe, coord_drain_me(session, request, m))
+        ON(PART, Part, coord_adopt_on_part(session, request, m))
+        ON(PAGE, Page, coord_adopt_on_page(session, request, m))
     case CAIRN_MSG_ERROR:
-        coord_calls_reply(session->entry, frame->request,
+        coord_calls_reply(session->entry, request,
                           status_known(error->status) && error->status != CAIRN_OK
                               ? (cairn_status)error->status
                               : CAIRN_ERR_INTERNAL,
@@ -385,32 +327,13 @@ bool coord_handle_shard(struct coord_session *session, const struct wire_frame *
         return true;
     case CAIRN_MSG_REDUCED: return on_reduced(session, (const Cairn__Reduced *)message);
     case CAIRN_MSG_ANSWER: return on_answer(session, (const Cairn__Answer *)message);
-    case CAIRN_MSG_PUBLISHED: on_published(session, (const Cairn__Published *)message); return true;
-    case CAIRN_MSG_PART_MOVED:
-        on_part_moved(session, (const Cairn__PartMoved *)message);
-        return true;
-    case CAIRN_MSG_DRAIN_ME:
-        coord_drain_me(session, frame->request, (const Cairn__DrainMe *)message);
-        return true;
     case CAIRN_MSG_LACKS: return on_lacks(session, (const Cairn__Lacks *)message);
-    case CAIRN_MSG_MEMBER_FAULT:
-        on_member_fault(session, (const Cairn__MemberFault *)message);
-        return true;
-    case CAIRN_MSG_SNAPSHOT_PART:
-        on_snapshot_part(session, (const Cairn__SnapshotPart *)message);
-        return true;
-    case CAIRN_MSG_PART:
-        coord_adopt_on_part(session, frame->request, (const Cairn__Part *)message);
-        return true;
-    case CAIRN_MSG_PAGE:
-        coord_adopt_on_page(session, frame->request, (const Cairn__Page *)message);
-        return true;
     case CAIRN_MSG_HELD_JOBS:
         if (!coord_shard_take_held(session, frame)) return false;
         coord_openings_advance(session->cluster);
         return true;
-    default: return false;
     }
+    return false;
 }
 
 /* ==== handlers worker ==== */
@@ -439,18 +362,8 @@ static struct coord_member *attached_worker(struct coord_session *session, uint3
     return NULL;
 }
 
-static void on_init_done(struct coord_session *session, uint32_t request,
-                         const Cairn__InitDone *message)
+static void on_round_begin(struct coord_member *member, uint32_t request)
 {
-    struct coord_member *member = attached_worker(session, request, message->job);
-    if (member != NULL) coord_member_init_done(member, request, message);
-}
-
-static void on_round_begin(struct coord_session *session, uint32_t request,
-                           const Cairn__RoundBegin *message)
-{
-    struct coord_member *member = attached_worker(session, request, message->job);
-    if (member == NULL) return;
     member->begin_request = request;
     coord_tiles_begins(member);
     const struct round_event begin = { .kind = CAIRN_ROUND_WORKER_BEGIN, .member = member->id };
@@ -482,13 +395,11 @@ static cairn_status judge_driven(const struct coord_job *job, const Cairn__Round
     return CAIRN_OK;
 }
 
-static void on_round_commit(struct coord_session *session, uint32_t request,
+static void on_round_commit(struct coord_member *member, uint32_t request,
                             const Cairn__RoundCommit *message)
 {
-    struct coord_member *member = attached_worker(session, request, message->job);
-    if (member == NULL) return;
     if (message->client_state.len > member->job->spec.client_state_max) {
-        coord_session_error(session, request, CAIRN_ERR_INVALID,
+        coord_session_error(member->session, request, CAIRN_ERR_INVALID,
                             "the client state is longer than the job's client_state_max");
         return;
     }
@@ -497,14 +408,14 @@ static void on_round_commit(struct coord_session *session, uint32_t request,
                         round_takes_driven(job->core, member->id, message->round);
     struct sentence why;
     if (driven && judge_driven(job, message, &why) != CAIRN_OK) {
-        coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
+        coord_session_error(member->session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
     coord_commits_add(member, request, message->round);
     step_ring_take(&member->times, message->times);
     if (message->abandon && job->core != NULL && message->round == round_open_round(job->core))
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") gave the round up",
-                     session->name, member->rank);
+                     member->session->name, member->rank);
     const struct round_event event = { .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON
                                                                 : CAIRN_ROUND_WORKER_COMMIT,
                                        .member = member->id,
@@ -515,43 +426,18 @@ static void on_round_commit(struct coord_session *session, uint32_t request,
     coord_job_event(job, &event);
 }
 
-static void on_write_begin(struct coord_session *session, uint32_t request,
-                           const Cairn__WriteBegin *message)
-{
-    struct coord_member *member = attached_worker(session, request, message->job);
-    if (member != NULL) coord_member_write(member, request);
-}
-
-static void on_write_cancel(struct coord_session *session, uint32_t request,
+static void on_write_cancel(struct coord_member *member, uint32_t request,
                             const Cairn__WriteCancel *message)
 {
-    struct coord_member *member = attached_worker(session, request, message->job);
-    if (member == NULL) return;
     coord_member_unwrite(member, message->round);
-    coord_session_done(session, request);
+    coord_session_done(member->session, request);
 }
 
-static void on_version_wait(struct coord_session *session, uint32_t request,
-                            const Cairn__VersionWait *message)
-{
-    struct coord_member *member = attached_member(session, request, message->job);
-    if (member != NULL) coord_member_version_wait(member, request, message);
-}
-
-static void on_lease_take(struct coord_session *session, uint32_t request,
-                          const Cairn__LeaseTake *message)
-{
-    struct coord_member *member = attached_member(session, request, message->job);
-    if (member != NULL) coord_lease_take(member, request, message);
-}
-
-static void on_lease_drop(struct coord_session *session, uint32_t request,
+static void on_lease_drop(struct coord_member *member, uint32_t request,
                           const Cairn__LeaseDrop *message)
 {
-    struct coord_member *member = attached_member(session, request, message->job);
-    if (member == NULL) return;
     coord_lease_drop(member, message);
-    coord_session_done(session, request);
+    coord_session_done(member->session, request);
 }
 
 static void on_job_leave(struct coord_session *session, const Cairn__JobLeave *message)
@@ -576,19 +462,6 @@ static void on_worker_heartbeat(struct coord_session *session, const Cairn__Hear
         struct coord_member *member = coord_member_find(session, message->in_flight[i]->job);
         if (member != NULL) member->in_flight = message->in_flight[i]->what;
     }
-}
-
-static void on_pause(struct coord_session *session, uint32_t request, const Cairn__Pause *message)
-{
-    struct coord_member *member = attached_worker(session, request, message->job);
-    if (member != NULL) coord_member_pause(member, request, message);
-}
-
-static void on_tiles_declare(struct coord_session *session, uint32_t request,
-                             const Cairn__TilesDeclare *message)
-{
-    struct coord_member *member = attached_worker(session, request, message->job);
-    if (member != NULL) coord_tiles_declare(member, request, message);
 }
 
 static void on_page(struct coord_session *session, uint32_t request, const Cairn__Page *page)
@@ -690,64 +563,39 @@ static void on_snapshot_create(struct coord_session *session, uint32_t request,
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
+/* Of an attached member, or of a worker that is one: ON, or the request is answered. */
+#define ON_MEMBER(type, Message, call)                                                         \
+    ON(type, Message, struct coord_member *member = attached_member(session, request, m->job); \
+       if (member != NULL) call)
+#define ON_WORKER(type, Message, call)                                                         \
+    ON(type, Message, struct coord_member *member = attached_worker(session, request, m->job); \
+       if (member != NULL) call)
+
 bool coord_handle_worker(struct coord_session *session, const struct wire_frame *frame,
                          const ProtobufCMessage *message)
 {
     const uint32_t request = frame->request;
     switch (frame->type) {
-    case CAIRN_MSG_HEARTBEAT:
-        on_worker_heartbeat(session, (const Cairn__Heartbeat *)message);
-        return true;
-    case CAIRN_MSG_PAGE: on_page(session, request, (const Cairn__Page *)message); return true;
-    case CAIRN_MSG_JOB_LEAVE: on_job_leave(session, (const Cairn__JobLeave *)message); return true;
-    default: break;
+        ON(HEARTBEAT, Heartbeat, on_worker_heartbeat(session, m))
+        ON(PAGE, Page, on_page(session, request, m))
+        ON(JOB_LEAVE, JobLeave, on_job_leave(session, m))
     }
     if (request == 0) return false; // the rest are requests
     switch (frame->type) {
-    case CAIRN_MSG_JOB_OPEN:
-        coord_member_open(session, request, (const Cairn__JobOpen *)message);
-        break;
-    case CAIRN_MSG_INIT_DONE:
-        on_init_done(session, request, (const Cairn__InitDone *)message);
-        break;
-    case CAIRN_MSG_ROUND_BEGIN:
-        on_round_begin(session, request, (const Cairn__RoundBegin *)message);
-        break;
-    case CAIRN_MSG_ROUND_COMMIT:
-        on_round_commit(session, request, (const Cairn__RoundCommit *)message);
-        break;
-    case CAIRN_MSG_WRITE_BEGIN:
-        on_write_begin(session, request, (const Cairn__WriteBegin *)message);
-        break;
-    case CAIRN_MSG_WRITE_CANCEL:
-        on_write_cancel(session, request, (const Cairn__WriteCancel *)message);
-        break;
-    case CAIRN_MSG_VERSION_WAIT:
-        on_version_wait(session, request, (const Cairn__VersionWait *)message);
-        break;
-    case CAIRN_MSG_LEASE_TAKE:
-        on_lease_take(session, request, (const Cairn__LeaseTake *)message);
-        break;
-    case CAIRN_MSG_LEASE_DROP:
-        on_lease_drop(session, request, (const Cairn__LeaseDrop *)message);
-        break;
-    case CAIRN_MSG_PAUSE: on_pause(session, request, (const Cairn__Pause *)message); break;
-    case CAIRN_MSG_TILES_DECLARE:
-        on_tiles_declare(session, request, (const Cairn__TilesDeclare *)message);
-        break;
-    case CAIRN_MSG_WHO_IS_AWAITED:
-        on_worker_asks_who_is_awaited(session, request, (const Cairn__WhoIsAwaited *)message);
-        break;
-    case CAIRN_MSG_JOB_AMEND: {
-        const Cairn__JobAmend *amend = (const Cairn__JobAmend *)message;
-        struct coord_member *member = attached_worker(session, request, amend->job);
-        if (member != NULL) coord_job_amend(member, request, amend);
-        break;
+        ON(JOB_OPEN, JobOpen, coord_member_open(session, request, m))
+        ON(WHO_IS_AWAITED, WhoIsAwaited, on_worker_asks_who_is_awaited(session, request, m))
+        ON(SNAPSHOT_CREATE, SnapshotCreate, on_snapshot_create(session, request, m))
+        ON_WORKER(INIT_DONE, InitDone, coord_member_init_done(member, request, m))
+        ON_WORKER(ROUND_BEGIN, RoundBegin, on_round_begin(member, request))
+        ON_WORKER(ROUND_COMMIT, RoundCommit, on_round_commit(member, request, m))
+        ON_WORKER(WRITE_BEGIN, WriteBegin, coord_member_write(member, request))
+        ON_WORKER(WRITE_CANCEL, WriteCancel, on_write_cancel(member, request, m))
+        ON_WORKER(PAUSE, Pause, coord_member_pause(member, request, m))
+        ON_WORKER(TILES_DECLARE, TilesDeclare, coord_tiles_declare(member, request, m))
+        ON_WORKER(JOB_AMEND, JobAmend, coord_job_amend(member, request, m))
+        ON_MEMBER(VERSION_WAIT, VersionWait, coord_member_version_wait(member, request, m))
+        ON_MEMBER(LEASE_TAKE, LeaseTake, coord_lease_take(member, request, m))
+        ON_MEMBER(LEASE_DROP, LeaseDrop, on_lease_drop(member, request, m))
     }
-    case CAIRN_MSG_SNAPSHOT_CREATE:
-        on_snapshot_create(session, request, (const Cairn__SnapshotCreate *)message);
-        break;
-    default: return false;
-    }
-    return true;
+    return false;
 }

@@ -336,8 +336,8 @@ TEST(whoever_asks_for_one_meanwhile_gets_one_behind_it)
     step_and_hold();
     train();
     const uint32_t begun = ask_snapshot(&admin, false), done = ask_snapshot(&admin, true);
-    fake_until(&fake, toy()->snapshots.running->next.at_end != NULL &&
-                          toy()->snapshots.running->next.at_begin != NULL);
+    fake_until(&fake, !LIST_EMPTY(&toy()->snapshots.running->next.at_end) &&
+                          !LIST_EMPTY(&toy()->snapshots.running->next.at_begin));
     let_go();
     Cairn__SnapshotStatus *s = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, begun);
     ck_assert_uint_eq(s->step, 3);
@@ -353,7 +353,7 @@ TEST(whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped)
     amend(2, 1, 1);
     step_and_hold();
     const uint32_t asked = ask_snapshot(&admin, true);
-    fake_until(&fake, toy()->snapshots.running->next.at_end != NULL);
+    fake_until(&fake, !LIST_EMPTY(&toy()->snapshots.running->next.at_end));
     const uint32_t request = ask_drop("toy", true);
     fake_expect_error(&fake, &admin, asked, CAIRN_ERR_CANCELED, "is to be dropped");
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_BUSY, "is being taken");
