@@ -536,14 +536,6 @@ static void judge_job(struct coord_adoption *adoption, struct coord_adoptee *job
     marks_above(&job->marks, (adoption->incarnation + 1) * CAIRN_ROUND_BLOCK);
 }
 
-static void take_incarnations(struct coord_adoption *adoption)
-{
-    adoption->incarnation = store_meta(adoption->cluster->store)->incarnation;
-    for (const struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next)
-        if (s->seen.incarnation > adoption->incarnation)
-            adoption->incarnation = s->seen.incarnation;
-}
-
 /* A job of which somebody holds a part that we do not act on. */
 static bool is_part_of(const struct coord_adoption *adoption, uint64_t job)
 {
@@ -595,7 +587,10 @@ static cairn_status adoption_plan(struct coord_adoption *adoption)
             status = CAIRN_ERR_NO_MEMORY;
     }
     coord_strangers_release(&strangers);
-    take_incarnations(adoption);
+    adoption->incarnation = store_meta(adoption->cluster->store)->incarnation;
+    for (const struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next)
+        if (s->seen.incarnation > adoption->incarnation)
+            adoption->incarnation = s->seen.incarnation;
     for (size_t i = 0; i < adoption->job_count && status == CAIRN_OK; i++)
         judge_job(adoption, &adoption->jobs[i]);
     if (status == CAIRN_OK) take_heritage(adoption);

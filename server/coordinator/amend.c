@@ -448,11 +448,6 @@ static cairn_status add_tensors(struct job_spec_data *next, const Cairn__JobAmen
 
 /* ---- tie ---- */
 
-static bool same_shape(const struct shape *a, const struct shape *b)
-{
-    return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) == 0;
-}
-
 static cairn_status judge_tie(const struct tensor_spec *t, const struct tensor_spec *target,
                               struct sentence *why)
 {
@@ -462,7 +457,9 @@ static cairn_status judge_tie(const struct tensor_spec *t, const struct tensor_s
     if (target->alias_of != NULL || target == t)
         return fail_with(why, CAIRN_ERR_INVALID, "tensor %s: it cannot be tied to %s, which is %s",
                          t->name, target->name, target == t ? "itself" : "an alias");
-    if (!same_shape(&t->shape, &target->shape) || t->kind != target->kind)
+    if (!(t->shape.rank == target->shape.rank &&
+          memcmp(t->shape.dim, target->shape.dim, t->shape.rank * sizeof *t->shape.dim) == 0) ||
+        t->kind != target->kind)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "tensor %s: it cannot be tied to %s, which has another shape or kind",
                          t->name, target->name);

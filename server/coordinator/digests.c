@@ -142,14 +142,6 @@ static bool parts_open(struct parts *parts, const struct job_spec_data *spec, si
            parts->room != NULL;
 }
 
-static void parts_close(struct parts *parts)
-{
-    free(parts->planes);
-    free(parts->groups);
-    free(parts->missed);
-    free(parts->room);
-}
-
 /* Trained tensors that have missed steps, in the spec's order, which is that of their names; room: one for
  * each tensor. Returns how many. */
 static size_t fill_missed(const struct job_spec_data *spec, const struct missed *missed,
@@ -210,7 +202,10 @@ cairn_status coord_content_root(const struct manifest *manifest, struct coord_di
     } else {
         sentence_set(why, "out of memory for the content root");
     }
-    parts_close(&parts);
+    free(parts.planes);
+    free(parts.groups);
+    free(parts.missed);
+    free(parts.room);
     return status;
 }
 

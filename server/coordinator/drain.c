@@ -421,14 +421,6 @@ void coord_member_drain(struct coord_session *session, uint32_t request,
         advance_drain(entry, cluster);
 }
 
-/* The cluster is being stopped: nothing is moved for that. */
-static void refuse_all(struct coord *cluster)
-{
-    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        if (s->drain.request != 0)
-            give_up(cluster, s, CAIRN_ERR_REFUSED, "all shards are being stopped: nothing moves");
-}
-
 void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn__DrainMe *message)
 {
     struct coord_shard_entry *entry = session->entry;
@@ -449,7 +441,11 @@ void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn
     entry->drain.ends_ms = given_ms == 0 ? 0 : now_ms + given_ms;
     if (status != CAIRN_OK) {
         give_up(cluster, entry, status, why.text);
-        refuse_all(cluster);
+        // The cluster is being stopped: nothing is moved for that.
+        for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
+            if (s->drain.request != 0)
+                give_up(cluster, s, CAIRN_ERR_REFUSED,
+                        "all shards are being stopped: nothing moves");
     } else {
         log_info("shard %s is being stopped: what it holds goes to others first", entry->name);
     }

@@ -534,14 +534,6 @@ void coord_storage_adopted(struct coord *cluster, uint64_t former)
 
 /* ---- at the start ---- */
 
-static void name_owner(const struct coord *cluster, struct storage_owner *owner)
-{
-    struct utsname host;
-    *owner = (struct storage_owner) { .store = store_meta(cluster->store)->identity };
-    snprintf(owner->who, sizeof owner->who, "cluster %.100s, coordinator at %.64s",
-             cluster->options->name, uname(&host) == 0 ? host.nodename : "a host without a name");
-}
-
 /* Takes a folder that is another cluster's, because the operator says so (snapshots.foreign). */
 static cairn_status take_over(struct coord *cluster, struct sentence *why)
 {
@@ -594,7 +586,12 @@ cairn_status coord_storage_open(struct coord *cluster, struct sentence *why)
     const char *path = cluster->options->snapshots_path;
     cluster->storage.watch =
         (struct storage_watch) { .judge = judge_storage, .on_said = on_said, .context = cluster };
-    name_owner(cluster, &cluster->storage.watch.owner);
+    struct utsname host;
+    cluster->storage.watch.owner =
+        (struct storage_owner) { .store = store_meta(cluster->store)->identity };
+    snprintf(cluster->storage.watch.owner.who, sizeof cluster->storage.watch.owner.who,
+             "cluster %.100s, coordinator at %.64s", cluster->options->name,
+             uname(&host) == 0 ? host.nodename : "a host without a name");
     cluster->storage.store = cluster->storage.watch.owner.store;
     cluster->storage.token = store_meta(cluster->store)->storage;
     cluster->storage.remembered = cluster->storage.token != 0;

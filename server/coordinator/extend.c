@@ -200,13 +200,6 @@ static void on_made(struct coord_job *job, const void *about, cairn_status statu
 
 /* ---- the beginning ---- */
 
-/* Aliases have no elements and no extents: what becomes one is as if it was gone. */
-static bool stays_tensor(const struct job_spec_data *was, size_t from,
-                         const struct job_spec_data *next, size_t to)
-{
-    return was->tensors[from].alias_of == NULL && next->tensors[to].alias_of == NULL;
-}
-
 static cairn_status plan_layout(const struct coord_job *job, struct coord_job *staged)
 {
     const uint32_t count = (uint32_t)staged->spec.tensor_count;
@@ -220,7 +213,9 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *s
                     (coord_shard_unfit(job->shards[i].entry) && job->spec.offload_fraction < 1);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = spec_find_tensor(&job->spec, staged->spec.tensors[t].name);
-        const bool kept = from != SIZE_MAX && stays_tensor(&job->spec, from, &staged->spec, t);
+        // Aliases have no elements and no extents: what becomes one is as if it was gone.
+        const bool kept = from != SIZE_MAX && (job->spec.tensors[from].alias_of == NULL &&
+                                               staged->spec.tensors[t].alias_of == NULL);
         was[t] = kept ? (uint32_t)from : CAIRN_TENSOR_NEW;
     }
     if (status == CAIRN_OK)

@@ -563,12 +563,6 @@ static void mark_runs(const struct place *places, size_t count, size_t *run_of, 
     }
 }
 
-static void add_group(struct groups_plan *plan, uint32_t worker)
-{
-    plan->first[plan->group_count] = worker;
-    plan->group_of[worker] = plan->group_count++;
-}
-
 /* Workers come by rank, so a group gets its number from its least. */
 static void number_groups(struct groups_plan *plan, const struct place *places, size_t count,
                           const size_t *run_of)
@@ -578,7 +572,8 @@ static void number_groups(struct groups_plan *plan, const struct place *places, 
             plan->group_of[w] = plan->group_of[places[run_of[w]].index];
             continue;
         }
-        add_group(plan, w);
+        plan->first[plan->group_count] = w;
+        plan->group_of[w] = plan->group_count++;
         if (run_of[w] != NO_RUN) {
             const struct run run = run_at(places, count, run_of[w]);
             for (size_t p = run.shards; p < run.end; p++)

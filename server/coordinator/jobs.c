@@ -263,13 +263,6 @@ void coord_draft_close(struct coord_draft *draft)
     draft->job = NULL;
 }
 
-/* A job that nobody puts is sealed as soon as its shards are there. */
-static void begin_itself(struct coord_job *job)
-{
-    job->init.seal_wanted = spec_initializes_itself(&job->spec);
-    coord_job_try_seal(job);
-}
-
 static void creation_failed(struct coord_job *job, cairn_status status, const char *text)
 {
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text);
@@ -297,7 +290,9 @@ static void on_stored(const struct coord_saved *saved)
         return;
     }
     coord_terms_tell_all(job);
-    begin_itself(job);
+    // A job that nobody puts is sealed as soon as its shards are there.
+    job->init.seal_wanted = spec_initializes_itself(&job->spec);
+    coord_job_try_seal(job);
     log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
              job->spec.name, job->spec.tensor_count, job->layout->shard_count,
              job->planned.heaviest_over_mean);

@@ -6,11 +6,6 @@
 
 #include "server/coordinator/cluster.h"
 
-static bool is_newest(struct cairn_version wanted)
-{
-    return wanted.generation == 0 && wanted.step == 0;
-}
-
 static uint64_t now_ms(const struct coord_job *job)
 {
     return coord_now_ms(job->cluster);
@@ -257,7 +252,8 @@ static struct coord_lease *choose_newest(struct coord_job *job, struct coord_lea
 
 static void take_lease(struct coord_job *job, struct coord_lease *lease)
 {
-    if (is_newest(lease->version)) lease = choose_newest(job, lease);
+    if (lease->version.generation == 0 && lease->version.step == 0)
+        lease = choose_newest(job, lease);
     if (lease->held == NULL) {
         struct coord_held_version *held = keep_version(job, lease);
         if (held == NULL) return;

@@ -45,13 +45,6 @@ static void say_unknown(const char *job, const char *why)
              job, why);
 }
 
-static void unlink_first(struct coord_first *first)
-{
-    struct coord_first **at = &first->work.cluster->firsts;
-    while (*at != NULL && *at != first) at = &(*at)->next;
-    if (*at == first) *at = first->next;
-}
-
 /* Whoever wants the job takes the number now; later another may lie there. */
 static void on_generation_found(struct coord_work *work)
 {
@@ -62,7 +55,9 @@ static void on_generation_found(struct coord_work *work)
         if (first->status != CAIRN_OK) first->last = 0;
         coord_openings_advance(work->cluster);
     }
-    unlink_first(first);
+    struct coord_first **at = &first->work.cluster->firsts;
+    while (*at != NULL && *at != first) at = &(*at)->next;
+    if (*at == first) *at = first->next;
     free(first);
 }
 

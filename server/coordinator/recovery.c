@@ -157,14 +157,6 @@ static void end_resume(struct coord_resume *resume, cairn_status status, const c
     coord_openings_advance(cluster);
 }
 
-static void end_damaged(struct coord_resume *resume)
-{
-    struct sentence why;
-    sentence_set(&why, "none of the %zu snapshots of job %s could be restored; the newest, %s",
-                 resume->damaged_count, resume->job, resume->damaged.text);
-    end_resume(resume, CAIRN_ERR_CORRUPT, why.text);
-}
-
 static void on_resumed(const struct coord_restore *restore, cairn_status status, const char *text);
 
 static bool restore_next(struct coord_resume *resume)
@@ -178,7 +170,10 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
     struct coord_resume *resume = find_resume(restore->cluster, restore->job_name);
     if (resume == NULL) return;
     if (restore->latest.none_found && resume->damaged_count > 0) {
-        end_damaged(resume);
+        struct sentence why;
+        sentence_set(&why, "none of the %zu snapshots of job %s could be restored; the newest, %s",
+                     resume->damaged_count, resume->job, resume->damaged.text);
+        end_resume(resume, CAIRN_ERR_CORRUPT, why.text);
     } else if (restore->latest.none_found && restore->latest.passed.text[0] != '\0') {
         end_resume(resume, CAIRN_ERR_CORRUPT, text); // it was trained: it does not begin anew
     } else if (!restore->latest.none_found && coord_restore_is_damage(status)) {

@@ -552,21 +552,16 @@ static bool is_risky(const struct coord_restore *restore)
     return old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST;
 }
 
-static void end_plan(struct coord_restore *restore)
-{
-    const struct coord_job *old = job_there(restore);
-    if (old != NULL) note_replaced(restore, old);
-    restore_answer(restore);
-    restore_free(restore);
-}
-
 static void on_checked(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
     restore->checked = true;
     if (restore->status == CAIRN_OK) restore->status = apply_settings(restore, &restore->why);
     if (restore->plan && restore->status == CAIRN_OK && !work->cluster->closing) {
-        end_plan(restore);
+        const struct coord_job *old = job_there(restore);
+        if (old != NULL) note_replaced(restore, old);
+        restore_answer(restore);
+        restore_free(restore);
         return;
     }
     if (restore->status == CAIRN_OK) coord_restore_warn(restore);

@@ -705,12 +705,6 @@ void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps)
     if (ask_all(job, number)) job->snapshots.ahead = number;
 }
 
-/* At a tick: what was prepared ahead goes where no step comes, or the memory has another use. */
-static void look_behind(struct coord_job *job)
-{
-    if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_snapshot_unprepare(job);
-}
-
 void coord_snapshot_unprepare(struct coord_job *job)
 {
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
@@ -932,7 +926,8 @@ static void end_preparing(struct coord_job *job)
 
 void coord_snapshot_tick(struct coord_job *job)
 {
-    look_behind(job);
+    // At a tick: what was prepared ahead goes where no step comes, or the memory has another use.
+    if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_snapshot_unprepare(job);
     end_preparing(job);
     coord_snapshot_resume(job, coord_pace_nears_step(job));
     struct coord_snapshot *snapshot = job->snapshots.running;

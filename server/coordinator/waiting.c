@@ -442,11 +442,6 @@ bool straggler_find(const struct straggler_sample *samples, size_t count, uint32
 
 /* ---- what is known of a job ---- */
 
-static bool is_worker(const struct coord_member *m)
-{
-    return m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED;
-}
-
 /* The workers of a job that are judged, each with its times. */
 struct sampled {
     const struct coord_member **members; /* [count] */
@@ -454,13 +449,6 @@ struct sampled {
     uint32_t *scratch;                   /* [count] */
     size_t count;
 };
-
-static void sampled_release(struct sampled *all)
-{
-    free(all->members);
-    free(all->samples);
-    free(all->scratch);
-}
 
 /* False: no memory; release it in any case. */
 static bool sample_job(const struct coord_job *job, struct sampled *all)
@@ -471,7 +459,7 @@ static bool sample_job(const struct coord_job *job, struct sampled *all)
                               calloc(most, sizeof *all->scratch), 0 };
     if (all->members == NULL || all->samples == NULL || all->scratch == NULL) return false;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (!is_worker(m)) continue;
+        if (!(m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED)) continue;
         struct straggler_sample *of = &all->samples[all->count];
         of->micros = m->times.micros > 0 ? m->times.micros : 1;
         of->told = step_ring_recent(&m->times, CAIRN_STRAGGLER_STEPS, of->us);
@@ -664,7 +652,9 @@ void coord_straggler_tick(struct coord_job *job)
     job->straggler.member = 0;
     if (job->core == NULL || coord_job_dead(job) || job->members.count < 2) return;
     if (sample_job(job, &all) && (judge_open(job, &all) || judge_steps(job, &all))) tell_log(job);
-    sampled_release(&all);
+    free(all.members);
+    free(all.samples);
+    free(all.scratch);
 }
 
 void coord_straggler_show(const struct coord_job *job, struct straggler_view *view,
