@@ -502,16 +502,6 @@ static void choose_generation(struct coord_adoption *adoption, struct coord_adop
 
 /* ---- one job ---- */
 
-/* Names once: in the store, and among those before. */
-static void judge_name(struct coord_adoption *adoption, struct coord_adoptee *job)
-{
-    const struct coord_job *other = coord_job_find(adoption->cluster, job->name);
-    bool twice = other != NULL && other->id != job->id;
-    for (const struct coord_adoptee *j = adoption->jobs; j < job; j++)
-        twice |= j->refused.text[0] == '\0' && strcmp(j->name, job->name) == 0;
-    if (twice) refuse_adoptee(job, "there is another job of that name", job->name);
-}
-
 /* Our store knows it, too. */
 static void judge_known(struct coord_adoptee *job, const struct coord_job *known)
 {
@@ -531,7 +521,12 @@ static void judge_job(struct coord_adoption *adoption, struct coord_adoptee *job
     each_part(adoption->cluster, job, take_marks);
     choose_generation(adoption, job);
     if (known != NULL) judge_known(job, known);
-    judge_name(adoption, job);
+    // Names once: in the store, and among those before.
+    const struct coord_job *other = coord_job_find(adoption->cluster, job->name);
+    bool twice = other != NULL && other->id != job->id;
+    for (const struct coord_adoptee *j = adoption->jobs; j < job; j++)
+        twice |= j->refused.text[0] == '\0' && strcmp(j->name, job->name) == 0;
+    if (twice) refuse_adoptee(job, "there is another job of that name", job->name);
     // Each incarnation may have skipped a block of which no shard heard a round.
     marks_above(&job->marks, (adoption->incarnation + 1) * CAIRN_ROUND_BLOCK);
 }

@@ -551,18 +551,6 @@ static struct run run_at(const struct place *places, size_t count, size_t first)
 
 /* Which place of the sorted list begins the host of each worker that is grouped; else NO_RUN. */
 #define NO_RUN SIZE_MAX
-static void mark_runs(const struct place *places, size_t count, size_t *run_of, uint32_t workers)
-{
-    for (uint32_t w = 0; w < workers; w++) run_of[w] = NO_RUN;
-    for (size_t i = 0; i < count;) {
-        const struct run run = run_at(places, count, i);
-        const bool grouped = run.shards - run.first >= 2 && run.end > run.shards;
-        for (size_t p = run.first; grouped && p < run.shards; p++)
-            run_of[places[p].index] = run.first;
-        i = run.end;
-    }
-}
-
 /* Workers come by rank, so a group gets its number from its least. */
 static void number_groups(struct groups_plan *plan, const struct place *places, size_t count,
                           const size_t *run_of)
@@ -602,7 +590,14 @@ cairn_status groups_plan_make(const char *const *worker_hosts, uint32_t worker_c
         size_t count = add_places(places, 0, worker_hosts, worker_count, false);
         count = add_places(places, count, shard_hosts, shard_count, true);
         qsort(places, count, sizeof *places, by_host);
-        mark_runs(places, count, run_of, worker_count);
+        for (uint32_t w = 0; w < worker_count; w++) run_of[w] = NO_RUN;
+        for (size_t i = 0; i < count;) {
+            const struct run run = run_at(places, count, i);
+            const bool grouped = run.shards - run.first >= 2 && run.end > run.shards;
+            for (size_t p = run.first; grouped && p < run.shards; p++)
+                run_of[places[p].index] = run.first;
+            i = run.end;
+        }
         number_groups(&plan, places, count, run_of);
         *plan_out = plan;
     } else {
@@ -809,16 +804,6 @@ static void groups_take_back(struct coord_job *job)
             if (relay_serves(groups, r, i)) leave_at(job, groups->relays[r].number, i);
 }
 
-static void tell_owners(struct coord_job *job, uint32_t relay)
-{
-    struct sentence name;
-    name_relay(job, &job->groups->relays[relay], &name);
-    name.text[CAIRN_NAME_MAX] = '\0';
-    CAIRN_EACH_SHARD (job, i)
-        if (relay_serves(job->groups, relay, i))
-            join_at(job, &job->groups->relays[relay], i, name.text);
-}
-
 /* Gives the relays numbers, and tells owners and relays; whoever may relay and is none is told that. */
 static void groups_tell(struct coord_job *job)
 {
@@ -838,7 +823,12 @@ static void groups_tell(struct coord_job *job)
         randombytes_buf(&groups->relays[r].number, sizeof groups->relays[r].number);
         randombytes_buf(&groups->relays[r].token, sizeof groups->relays[r].token);
         groups->relays[r].number |= 1; // never 0
-        tell_owners(job, r);
+        struct sentence name;
+        name_relay(job, &job->groups->relays[r], &name);
+        name.text[CAIRN_NAME_MAX] = '\0';
+        CAIRN_EACH_SHARD (job, i)
+            if (relay_serves(job->groups, r, i))
+                join_at(job, &job->groups->relays[r], i, name.text);
     }
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) set_relay(job, r, &infos);
     coord_shard_infos_release(&infos);

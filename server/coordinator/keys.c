@@ -286,15 +286,6 @@ bool coord_keys_are_changing(const struct coord *cluster)
     return cluster->keys->is_changing;
 }
 
-static void tell_shards(struct coord *cluster, struct keys_message *message)
-{
-    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
-    beat.keys = &message->keys;
-    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        if (s->session != NULL && !s->session->closing)
-            coord_session_send(s->session, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
-}
-
 /* ---- a change ---- */
 
 static void apply_key_change(struct coord_keys *keys)
@@ -323,7 +314,11 @@ static void on_saved(const struct coord_saved *saved)
                      "key %s is %s, by an operator's word", id,
                      keys->is_untrust ? "not trusted any more" : "trusted");
     coord_keys_fill(saved->cluster, &message);
-    tell_shards(saved->cluster, &message);
+    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    beat.keys = &message.keys;
+    for (struct coord_shard_entry *s = saved->cluster->shards; s != NULL; s = s->next)
+        if (s->session != NULL && !s->session->closing)
+            coord_session_send(s->session, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
     coord_waiters_answer(&keys->waiter, CAIRN_MSG_KEYS, &message.keys.base);
 }
 

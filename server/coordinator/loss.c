@@ -26,18 +26,6 @@ bool coord_recovery_pending(const struct coord_job *job)
     return !r->gave_up && r->restores < CAIRN_RESTORES_MAX && (job->loss.may_return || r->begun);
 }
 
-/* It is being lost. */
-static void note_loss(struct coord_job *job, const char *why)
-{
-    if (coord_job_version(job).step > job->base_step)
-        job->loss.recovery = (struct coord_recovery) { .running = job->loss.recovery.running };
-    if (job->loss.recovery.lost_ms == 0)
-        job->loss.recovery.lost_ms = coord_now_ms(job->cluster) + 1; // not 0
-    snprintf(job->loss.recovery.why, sizeof job->loss.recovery.why, "%.*s",
-             (int)sizeof job->loss.recovery.why - 1,
-             sentence_brief(why, sizeof job->loss.recovery.why - 1).text);
-}
-
 /* It has waited for all for so long that fewer are taken. */
 static bool takes_fewer(const struct coord_job *job)
 {
@@ -62,26 +50,21 @@ uint32_t coord_recovery_shards(const struct coord_job *job)
     return plan_job_shards(&job->spec, staying);
 }
 
-/* Tells the operator how the job could go on with fewer shards. */
-static void advise_fewer(const struct coord_job *job, struct sentence *out)
-{
-    const struct coord_options *options = job->cluster->options;
-    if (options->shards_min == 0)
-        sentence_add(out, ", or cluster.shards_min allows fewer");
-    else if (!takes_fewer(job))
-        sentence_add(out,
-                     ", or over those that are here, %" PRId64
-                     " at least, when it has waited for cluster.shards_wait",
-                     options->shards_min);
-}
-
 static void advise_to_wait(const struct coord_job *job, struct sentence *out)
 {
     const uint32_t count = coord_recovery_shards(job);
     sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
     if (coord_shards_staying(job->cluster, &job->spec, false) < count) {
         sentence_add(out, ", once %" PRIu32 " shard%s here", count, count == 1 ? " is" : "s are");
-        advise_fewer(job, out);
+        // Tells the operator how the job could go on with fewer shards.
+        const struct coord_options *options = job->cluster->options;
+        if (options->shards_min == 0)
+            sentence_add(out, ", or cluster.shards_min allows fewer");
+        else if (!takes_fewer(job))
+            sentence_add(out,
+                         ", or over those that are here, %" PRId64
+                         " at least, when it has waited for cluster.shards_wait",
+                         options->shards_min);
     } else if (job->loss.recovery.unseen)
         sentence_add(out, ", once it is mounted at every shard (`cairn cluster status` shows "
                           "where snapshots cannot be saved)");
@@ -158,7 +141,14 @@ void coord_job_lose(struct coord_job *job, bool may_return, const char *format, 
     job->loss.behind = false;
     job->loss.may_return = may_return;
     job->state = CAIRN_CLUSTER_JOB_LOST;
-    note_loss(job, what);
+    // It is being lost.
+    if (coord_job_version(job).step > job->base_step)
+        job->loss.recovery = (struct coord_recovery) { .running = job->loss.recovery.running };
+    if (job->loss.recovery.lost_ms == 0)
+        job->loss.recovery.lost_ms = coord_now_ms(job->cluster) + 1; // not 0
+    snprintf(job->loss.recovery.why, sizeof job->loss.recovery.why, "%.*s",
+             (int)sizeof job->loss.recovery.why - 1,
+             sentence_brief(what, sizeof job->loss.recovery.why - 1).text);
     coord_recovery_advise(job, &advice);
     sentence_set(&job->loss.why, "lost: %s; %s", what, advice.text);
     const bool pending = coord_recovery_pending(job);

@@ -92,18 +92,6 @@ static bool first_generation(struct coord *cluster, const char *job, uint64_t *o
     return true;
 }
 
-/* Looks that take too long end. */
-static void first_tick(struct coord *cluster)
-{
-    bool advance = false;
-    for (struct coord_first *f = cluster->firsts; f != NULL; f = f->next) {
-        if (f->ended || f->given_up || coord_now_ms(cluster) - f->begun_ms < LOOK_MS) continue;
-        f->given_up = advance = true;
-        say_unknown(f->job, "the storage of the snapshots does not answer");
-    }
-    if (advance) coord_openings_advance(cluster);
-}
-
 static void opening_refuse(struct coord_member *member, cairn_status status, const char *text);
 static const struct coord_member *opening_rival(const struct coord_member *member,
                                                 const struct coord_job *job);
@@ -282,7 +270,14 @@ void coord_openings_advance(struct coord *cluster)
 
 void coord_openings_tick(struct coord *cluster)
 {
-    first_tick(cluster);
+    // Looks that take too long end.
+    bool advance = false;
+    for (struct coord_first *f = cluster->firsts; f != NULL; f = f->next) {
+        if (f->ended || f->given_up || coord_now_ms(cluster) - f->begun_ms < LOOK_MS) continue;
+        f->given_up = advance = true;
+        say_unknown(f->job, "the storage of the snapshots does not answer");
+    }
+    if (advance) coord_openings_advance(cluster);
     if (!cluster->openings.contested) return;
     cluster->openings.contested = false; // unless one still waits
     coord_openings_advance(cluster);

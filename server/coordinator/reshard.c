@@ -850,9 +850,13 @@ static void slice_cancel(struct coord_job *job)
 
 /* ---- it is in force ---- */
 
-/* Who leaves the job keeps nothing of it. */
-static void drop_parts(struct coord_job *job)
+void coord_slice_in_force(struct coord_job *job)
 {
+    struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE,
+                                .layout = cairn_round_layout(job->core) };
+    assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
+    coord_groups_forget_sent(job);
+    // Who leaves the job keeps nothing of it.
     CAIRN_EACH_SHARD (job, i) {
         if (i >= job->layouts.next->shard_count || has_next(job, i)) continue;
         log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
@@ -861,15 +865,6 @@ static void drop_parts(struct coord_job *job)
                                job->shards[i].entry->name, "it has no part of the job any more");
         coord_job_send_drop(job->cluster, job->shards[i].entry, job->id);
     }
-}
-
-void coord_slice_in_force(struct coord_job *job)
-{
-    struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE,
-                                .layout = cairn_round_layout(job->core) };
-    assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
-    coord_groups_forget_sent(job);
-    drop_parts(job);
     struct layout *was = coord_layouts_take_next(job, round_version(job->core));
     if (job->reshard.back && !job->reshard.lost_empty) {
         layout_close(was); // `prior` is where the slice began, and all is there again

@@ -315,17 +315,6 @@ void coord_halts_add_lost(const struct coord_job *job, struct sentence *out)
         sentence_add(out, "; %s", job->halts.lost.text);
 }
 
-static void say_halted_of_loss(const struct coord_job *job, struct sentence *out)
-{
-    sentence_set(out,
-                 "job %s is halted at step %" PRIu64
-                 ": %s, and on_worker_loss is fail; no round opens until the job is amended "
-                 "(`cairn job amend %s --on-worker-loss redo` goes on with those who are "
-                 "left), restored, or all its workers have ended and others begin",
-                 job->spec.name, round_version(job->core).step, job->halts.lost.text,
-                 job->spec.name);
-}
-
 /* ---- skips ---- */
 
 struct results coord_halts_gradients(const struct coord_job *job, uint64_t round)
@@ -377,7 +366,13 @@ void coord_halts_why(const struct coord_job *job, struct sentence *out)
         return;
     }
     if (round_halted_of_loss(job->core)) {
-        say_halted_of_loss(job, out);
+        sentence_set(out,
+                     "job %s is halted at step %" PRIu64
+                     ": %s, and on_worker_loss is fail; no round opens until the job is amended "
+                     "(`cairn job amend %s --on-worker-loss redo` goes on with those who are "
+                     "left), restored, or all its workers have ended and others begin",
+                     job->spec.name, round_version(job->core).step, job->halts.lost.text,
+                     job->spec.name);
         return;
     }
     sentence_set(out,

@@ -96,19 +96,6 @@ static void add_read(Cairn__BytesTold *to, uint64_t bytes)
     if (to->steps > 0) to->fetched_a_step += (double)bytes / (double)to->steps;
 }
 
-/* Behind what shards told, which says how many steps there were. */
-static void add_members(struct bytes_view *out, const struct coord_job *job)
-{
-    uint64_t read = job->members.read_bytes;
-    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        read += m->read_bytes;
-        if (m->read_bytes == 0 || m->role != CAIRN_ROLE_WIRE_WORKER) continue;
-        Cairn__BytesTold *to = worker_bytes(out, job, m->rank);
-        if (to != NULL) add_read(to, m->read_bytes);
-    }
-    add_read(&out->told[0], read);
-}
-
 const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes_view *out)
 {
     out->count = 1;
@@ -123,7 +110,15 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
             if (to != NULL) add_bytes(to, told);
         }
     }
-    add_members(out, job);
+    // Behind what shards told, which says how many steps there were.
+    uint64_t read = job->members.read_bytes;
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        read += m->read_bytes;
+        if (m->read_bytes == 0 || m->role != CAIRN_ROLE_WIRE_WORKER) continue;
+        Cairn__BytesTold *to = worker_bytes(out, job, m->rank);
+        if (to != NULL) add_read(to, m->read_bytes);
+    }
+    add_read(&out->told[0], read);
     for (size_t i = 0; i < out->count; i++) {
         out->told[i].job = job->id;
         out->list[i] = &out->told[i];
@@ -133,18 +128,6 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
 
 /* ---- memory ---- */
 
-static void fill_memory(const struct coord_job *job, uint32_t shard, Cairn__MemoryTold *out)
-{
-    const struct coord_shard_entry *entry = job->shards[shard].entry;
-    cairn__memory_told__init(out);
-    out->untold = true;
-    for (size_t i = 0; i < entry->memory_count; i++)
-        if (entry->memory[i].job == job->id) *out = entry->memory[i];
-    out->job = job->id;
-    out->shard_index = shard;
-    out->shard = entry->name;
-}
-
 void coord_memory_of(const struct coord_job *job, struct memory_view *out)
 {
     *out = (struct memory_view) { .told = calloc(job->entry_count + 1, sizeof *out->told),
@@ -153,7 +136,14 @@ void coord_memory_of(const struct coord_job *job, struct memory_view *out)
     CAIRN_EACH_SHARD (job, s) {
         Cairn__MemoryTold *told = out->list[out->count] = &out->told[out->count];
         out->count++;
-        fill_memory(job, s, told);
+        const struct coord_shard_entry *entry = job->shards[s].entry;
+        cairn__memory_told__init(told);
+        told->untold = true;
+        for (size_t i = 0; i < entry->memory_count; i++)
+            if (entry->memory[i].job == job->id) *told = entry->memory[i];
+        told->job = job->id;
+        told->shard_index = s;
+        told->shard = entry->name;
         out->sum += told->state + told->published + told->landing + told->staging + told->tables;
     }
 }

@@ -372,17 +372,6 @@ static bool any_missed(const struct job_spec_data *spec)
     return false;
 }
 
-static void take_out(struct job_spec_data *spec, struct missed_writer *writer)
-{
-    for (size_t t = 0; t < spec->tensor_count; t++) {
-        struct tensor_spec *tensor = &spec->tensors[t];
-        if (tensor->kind != CAIRN_TRAINED) continue;
-        const size_t group = spec_find_group(spec, tensor->group);
-        missed_put(writer, (uint32_t)t, tensor->steps_missed, (uint32_t)group, false);
-        tensor->steps_missed = 0;
-    }
-}
-
 /* Who gives them again, another rank say, has the spec as it was. */
 static cairn_status note_former(struct job_spec_data *spec)
 {
@@ -404,7 +393,13 @@ cairn_status coord_missed_begin(struct job_spec_data *spec, uint8_t **payload_ou
     cairn_status status = room != NULL && payload != NULL ? note_former(spec) : CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) {
         missed_begin(&writer, room, spec->tensor_count);
-        take_out(spec, &writer);
+        for (size_t t = 0; t < spec->tensor_count; t++) {
+            struct tensor_spec *tensor = &spec->tensors[t];
+            if (tensor->kind != CAIRN_TRAINED) continue;
+            const size_t group = spec_find_group(spec, tensor->group);
+            missed_put(&writer, (uint32_t)t, tensor->steps_missed, (uint32_t)group, false);
+            tensor->steps_missed = 0;
+        }
         if (writer.is_full) {
             status = too_many(spec, why);
         } else {
