@@ -499,13 +499,6 @@ static void answer_park(struct coord_job *job)
     coord_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
 }
 
-static void open_gate(struct coord_job *job)
-{
-    job->park = (struct coord_park) { .waiters = job->park.waiters,
-                                      .opened_ms = coord_now_ms(job->cluster) };
-    coord_gate_update(job);
-}
-
 /* Back to what it was; who asked is told. If that fails, too, it stays as it is, and shut. */
 static void undo_park(struct coord_job *job, cairn_status status, const char *text)
 {
@@ -543,7 +536,11 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
     coord_event_note(job->cluster, job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
                      job->spec.name, NULL, "by an operator");
     answer_park(job);
-    if (!job->park.wanted) open_gate(job);
+    if (!job->park.wanted) {
+        job->park = (struct coord_park) { .waiters = job->park.waiters,
+                                          .opened_ms = coord_now_ms(job->cluster) };
+        coord_gate_update(job);
+    }
 }
 
 /* ---- the shards ---- */
