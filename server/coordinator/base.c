@@ -246,13 +246,6 @@ void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *wha
     free_it(what);
 }
 
-void coord_works_forget(struct coord *cluster, const struct coord_session *session)
-{
-    for (struct coord_work *w = cluster->works; w != NULL; w = w->next) {
-        if (w->session == session) w->session = NULL;
-    }
-}
-
 /* ---- those who wait ---- */
 
 bool coord_waiters_add(struct coord_waiters *list, struct coord_session *session, uint32_t request)
@@ -347,16 +340,6 @@ void coord_session_error(struct coord_session *session, uint32_t request, cairn_
     error.status = (int32_t)status;
     error.text = (char *)(uintptr_t)text;
     coord_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
-}
-
-void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_status status,
-                            const char *text)
-{
-    Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
-    error.job = job;
-    coord_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
 }
 
 void coord_session_done(struct coord_session *session, uint32_t request)

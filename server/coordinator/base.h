@@ -187,9 +187,6 @@ void coord_session_send(struct coord_session *session, uint16_t type, uint32_t r
                         const ProtobufCMessage *message);
 void coord_session_error(struct coord_session *session, uint32_t request, cairn_status status,
                          const char *text);
-/* Unasked: the session's member of the job has its place no more. */
-void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_status status,
-                            const char *text);
 void coord_session_done(struct coord_session *session, uint32_t request);
 /* Holds the bytes and sends them as Pages. */
 void coord_session_pages(struct coord_session *session, uint32_t request, enum page_what what,
@@ -223,7 +220,6 @@ bool coord_work_do(struct coord_work *work, struct coord *cluster, struct coord_
                    uint32_t request, size_t bytes);
 /* `free_it` frees `what`, of which nobody else knows, and which was made of so many bytes: likewise. */
 void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *what, size_t bytes);
-void coord_works_forget(struct coord *cluster, const struct coord_session *session);
 
 /* ==== sessions ==== */
 

@@ -120,6 +120,20 @@ static bool advance_saving(struct coord *cluster, struct coord_shard_entry *entr
     return ended;
 }
 
+/* One more shard of the job ends. If the job's present version was already saved for another
+ * shard, no new snapshot is taken. */
+static void want_parting(struct coord_job *job)
+{
+    struct coord_parting *p = &job->parting;
+    if (p->state == CAIRN_PARTING_WANTED || p->state == CAIRN_PARTING_TAKEN) return;
+    if (p->is_saved && (job->state == CAIRN_CLUSTER_JOB_LOST ||
+                        version_compare(p->version, coord_job_version(job)) == 0))
+        return;
+    p->state = CAIRN_PARTING_WANTED;
+    p->is_saved = false;
+    coord_parting_unsaved(job, "its snapshot had not begun");
+}
+
 /* Gives up draining: the shard keeps what it holds. A shard that is being stopped ends all the
  * same, so its jobs are saved first, if there is time. */
 static void give_up(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
@@ -137,7 +151,7 @@ static void give_up(struct coord *cluster, struct coord_shard_entry *entry, cair
     sentence_set(&entry->drain.why, "%s", text);
     stop_runs(cluster->jobs, entry);
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next)
-        if (coord_job_has_shard(j, entry)) coord_parting_want(j);
+        if (coord_job_has_shard(j, entry)) want_parting(j);
 }
 
 /* This process has been drained: if it comes again, it has not heard that it is to end. */
@@ -567,13 +581,6 @@ void coord_park_advance(struct coord_job *job)
     CAIRN_EACH_SHARD (job, i)
         (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PART_PARK, &message.base);
     coord_gather_start(gather);
-}
-
-/* Another coordinator had it parked, or the shard was away while it was asked. */
-void coord_park_part(struct coord_job *job, bool is_parked)
-{
-    if (is_parked && !job->park.shut) job->park.shut = job->park.wanted = true;
-    if (!job->park.asking) job->park.settled = false;
 }
 
 /* ---- asked ---- */

@@ -22,11 +22,6 @@ bool coord_extend_is(const struct coord_job *job, uint64_t key)
     return job->extension.staged_job != NULL && job->extension.staged_job->spec.amend_key == key;
 }
 
-void coord_extend_shard_gone(struct coord_job *job)
-{
-    job->extension.broken = job->extension.making;
-}
-
 static void switch_all(const struct coord_job *job, uint64_t generation)
 {
     CAIRN_EACH_SHARD (job, i) coord_job_send_switch(job, job->shards[i].entry, generation);

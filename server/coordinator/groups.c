@@ -496,13 +496,6 @@ void coord_groups_show(const struct coord_job *job, struct groups_view *view, Ca
     }
 }
 
-cairn_status coord_groups_record(const struct coord_job *job, struct rank_groups *out)
-{
-    const struct coord_groups *groups = job->groups;
-    if (groups == NULL) return CAIRN_OK;
-    return rank_groups_copy(groups->made_step ? &groups->now : &groups->before, out);
-}
-
 /* ==== groups form ==== */
 
 /* Who is grouped with whom, and which relay serves which owner: plain data in, plain data out. */

@@ -222,21 +222,6 @@ void coord_decision_to_message(const struct decision *decision, Cairn__Decision 
     out->payload.len = decision->payload_bytes;
 }
 
-cairn_status coord_decision_of_message(const Cairn__Decision *message, struct decision *out)
-{
-    struct payload head;
-    if (message->kind > CAIRN_DECISION_WRITE) return CAIRN_ERR_MALFORMED;
-    if (message->payload.len > 0 &&
-        payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK)
-        return CAIRN_ERR_MALFORMED;
-    *out = (struct decision) { .kind = (enum decision_kind)message->kind,
-                               .round = message->round,
-                               .version_after = { message->generation, message->step },
-                               .payload = message->payload.data,
-                               .payload_bytes = message->payload.len };
-    return CAIRN_OK;
-}
-
 cairn_status coord_judge_packed(const char *job, const struct packed *packed, struct sentence *why)
 {
     if (packed->size <= CAIRN_PAGED_BYTES_MAX) return CAIRN_OK;

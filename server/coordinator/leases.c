@@ -482,16 +482,3 @@ void coord_member_write(struct coord_member *member, uint32_t request)
     else
         fail_write(member, status, why.text);
 }
-
-void coord_member_unwrite(struct coord_member *member, uint64_t round)
-{
-    struct coord_job *job = member->job;
-    member->write.reserves = false;
-    const struct round_event unwrite = { .kind = CAIRN_ROUND_WORKER_UNWRITE,
-                                         .member = member->id,
-                                         .round = round };
-    if (job->core != NULL && round_open_round(job->core) == round)
-        sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") gave up its write",
-                     member->session->name, member->rank);
-    coord_job_event(job, &unwrite);
-}

@@ -16,27 +16,6 @@ static void commits_fail(struct coord_member *member, cairn_status status, const
 static void relapse_lost(const struct coord_member *member);
 static void member_layout_changed(struct coord_member *member);
 
-struct coord_member *coord_member_find(struct coord_session *session, uint64_t job_id)
-{
-    struct coord_member *found = NULL;
-    for (struct coord_member *m = session->members; m != NULL; m = m->next_of_session) {
-        if (m->job_id != job_id || m->phase < CAIRN_MEMBER_JOINING) continue;
-        if (found == NULL || m->phase == CAIRN_MEMBER_ATTACHED) found = m;
-    }
-    return found;
-}
-
-void coord_job_member_add(struct coord_job *job, struct coord_member *member)
-{
-    struct coord_member **bucket = &job->members.by_id[member->id % CAIRN_MEMBER_BUCKETS];
-    member->job = job;
-    member->job_id = job->id;
-    member->next_of_job = job->members.list;
-    member->next_of_bucket = *bucket;
-    job->members.list = *bucket = member;
-    job->members.count++;
-}
-
 static void leave_job_list(struct coord_member *member)
 {
     struct coord_job *job = member->job;
@@ -50,7 +29,9 @@ static void leave_job_list(struct coord_member *member)
     *at = member->next_of_bucket;
     job->members.count--;
     job->members.read_bytes += member->read_bytes;
-    coord_tiles_member_gone(job, member);
+    job->tiles.changed = true;
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].tiles.next == member) job->shards[i].tiles.next = member->next_of_job;
     coord_groups_member_gone(job);
     member->job = NULL;
 }
@@ -177,6 +158,17 @@ void coord_member_lost(struct coord_member *member, const char *reason)
     let_member_go(member, true, reason);
 }
 
+/* Unasked: the session's member of the job has its place no more. */
+static void send_expelled(struct coord_session *session, uint64_t job, cairn_status status,
+                          const char *text)
+{
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(uintptr_t)text;
+    error.job = job;
+    coord_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
+}
+
 void coord_member_expel(struct coord_member *member, cairn_status status, const char *text)
 {
     struct coord_session *session = member->session;
@@ -191,7 +183,7 @@ void coord_member_expel(struct coord_member *member, cairn_status status, const 
     coord_member_free(member);
     if (opening || session->closing) return;
     // It may be waiting for shards alone: told without being asked.
-    coord_session_expelled(session, job_id, status, text);
+    send_expelled(session, job_id, status, text);
     if (session->member_count > 0) return; // its other jobs go on
     session->closing = true;
     peer_finish(session->peer, status, "%s", text);
@@ -376,21 +368,6 @@ void coord_members_forget_shard(struct coord_job *job, uint32_t shard)
 }
 
 /* ---- what a job says to its members ---- */
-
-void coord_members_shards_changed(struct coord_job *job)
-{
-    struct coord_shard_infos infos;
-    if (!coord_shard_infos_init(&infos, job, job->layout->shard_count)) return;
-    Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;
-    message.job = job->id;
-    message.shards = infos.list;
-    message.n_shards = infos.count;
-    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (m->phase != CAIRN_MEMBER_ATTACHED) continue;
-        coord_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
-    }
-    coord_shard_infos_release(&infos);
-}
 
 /* ==== relapse ==== */
 

@@ -26,8 +26,6 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out);
 uint64_t coord_job_paused_ms(const struct coord_job *job);
 /* For how long the job has applied no round though it was to: JobStatus.still_ms. */
 uint64_t coord_job_still_ms(const struct coord_job *job);
-/* The job's round waits for a worker that lives and has not said why. */
-bool coord_job_waits_for_silent(const struct coord_job *job);
 /* The job's members are put out for a restore: who pauses is waited for in the restored job, too. */
 void coord_job_keep_pauses(struct coord_job *job);
 /* Pause, or the end of one: answered. */
@@ -51,10 +49,6 @@ struct coord_job_members {
     uint64_t attaches; /* so far, of readers as well */
 };
 
-/* The session's member of the job, JOINING or ATTACHED; NULL: there is none. */
-struct coord_member *coord_member_find(struct coord_session *session, uint64_t job_id);
-/* Puts the member into the job's list and index; coord_member_free takes it out. */
-void coord_job_member_add(struct coord_job *job, struct coord_member *member);
 /* The member left the job by itself: tells the core and the shards, and frees it. */
 void coord_member_leave(struct coord_member *member, const char *reason);
 /* The same of one that is gone without a word. */
@@ -78,8 +72,6 @@ void coord_members_attach(struct coord_job *job);
 void coord_members_tell_shard(struct coord_job *job, uint32_t shard);
 /* A shard of the job is gone: it knows no member. */
 void coord_members_forget_shard(struct coord_job *job, uint32_t shard);
-/* ShardsChanged to all who are attached. */
-void coord_members_shards_changed(struct coord_job *job);
 
 /* ==== entries ==== */
 
@@ -97,24 +89,6 @@ struct coord_shard_entry *coord_shard_find(const struct coord *cluster, const ch
 /* Makes it if need be; NULL: no memory, or CAIRN_SHARD_ENTRIES_MAX. */
 struct coord_shard_entry *coord_shard_get(struct coord *cluster, const char *name);
 void coord_shard_free(struct coord_shard_entry *entry);
-/* Another process, which holds parts, asked for it within the last lease. */
-bool coord_shard_claimed(const struct coord *cluster, const struct coord_shard_entry *entry);
-
-/* ==== places ==== */
-
-/* Where the shards' data comes to, for workers that have to choose a device before they say where theirs
- * comes to (Welcome.places). */
-
-#define CAIRN_CLUSTER_PLACES_MAX 64 /* enough to know the networks by */
-
-struct coord_places {
-    char texts[CAIRN_CLUSTER_PLACES_MAX][CAIRN_PLACE_BYTES];
-    char *list[CAIRN_CLUSTER_PLACES_MAX]; /* for a message's field */
-    size_t count;
-};
-
-/* Each once, of the shards that are there; of those that are away if none is. */
-void coord_places_find(const struct coord *cluster, struct coord_places *out);
 
 /* ==== relapse ==== */
 
@@ -301,10 +275,6 @@ struct coord_strangers {
 };
 bool coord_strangers_init(struct coord_strangers *strangers, const struct coord *cluster);
 void coord_strangers_release(struct coord_strangers *strangers);
-/* Has shards drop the parts of a job that this store does not know, because an operator asks for
- * it. */
-void coord_forget(struct coord_session *session, uint32_t request,
-                  const Cairn__ClusterForget *message);
 
 /* ==== tiles ==== */
 
@@ -363,7 +333,6 @@ void coord_tiles_heard(struct coord_job *job, uint32_t world);
 void coord_gate_update(struct coord_job *job);
 /* A shard, or a member that leaves the job's list, is not told of any more. */
 void coord_tiles_shard_gone(struct coord_member *m, uint32_t shard);
-void coord_tiles_member_gone(struct coord_job *job, const struct coord_member *m);
 
 /* False: a round may open, for all that tiles are concerned. Else `out` says who is missing. */
 bool coord_tiles_waiting(const struct coord_job *job, struct sentence *out);
@@ -447,7 +416,6 @@ struct coord_write {
 };
 
 void coord_member_write(struct coord_member *member, uint32_t request);
-void coord_member_unwrite(struct coord_member *member, uint64_t round);
 
 /* ==== unheard ==== */
 

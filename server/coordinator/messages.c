@@ -12,6 +12,57 @@
 
 /* ---- shards ---- */
 
+static bool is_named(const Cairn__HeldJob *part, const char *job)
+{
+    char number[20];
+    snprintf(number, sizeof number, "%016" PRIx64, part->job);
+    return strcmp(part->name, job) == 0 || strcmp(number, job) == 0;
+}
+
+/* Tells the shard to drop a part. The shard answers with what it holds still, the entry's new list. */
+static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
+                        const Cairn__HeldJob *part)
+{
+    Cairn__PartDrop drop = CAIRN__PART_DROP__INIT;
+    drop.job = part->job;
+    drop.generation = part->generation;
+    log_info("shard %s drops generation %" PRIu64 " of job %s, by the operator's word", entry->name,
+             part->generation, part->name);
+    coord_session_send(entry->session, CAIRN_MSG_PART_DROP, coord_request_new(cluster), &drop.base);
+}
+
+/* Has shards drop the parts of a job that this store does not know, because an operator asks for
+ * it. */
+static void forget_strangers(struct coord_session *session, uint32_t request,
+                             const Cairn__ClusterForget *message)
+{
+    struct coord *cluster = session->cluster;
+    struct coord_strangers strangers;
+    struct sentence why;
+    if (!coord_strangers_init(&strangers, cluster)) {
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+    Cairn__ClusterForgotten forgotten = CAIRN__CLUSTER_FORGOTTEN__INIT;
+    forgotten.parts = strangers.list;
+    for (size_t i = 0; i < strangers.count; i++)
+        if (is_named(strangers.list[i]->part, message->job))
+            forgotten.parts[forgotten.n_parts++] = strangers.list[i];
+    if (forgotten.n_parts == 0) {
+        sentence_set(&why,
+                     "no shard that is here holds parts of a job \"%.128s\" that this store "
+                     "does not know; `cairn cluster status` lists those there are",
+                     message->job);
+        coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
+    } else {
+        coord_session_send(session, CAIRN_MSG_CLUSTER_FORGOTTEN, request, &forgotten.base);
+    }
+    for (size_t i = 0; i < forgotten.n_parts && !message->plan; i++)
+        forget_part(cluster, coord_shard_find(cluster, forgotten.parts[i]->shard),
+                    forgotten.parts[i]->part);
+    coord_strangers_release(&strangers);
+}
+
 static void on_shard_forget(struct coord_session *session, uint32_t request,
                             const Cairn__ShardForget *forget)
 {
@@ -92,7 +143,7 @@ bool coord_handle_admin(struct coord_session *session, const struct wire_frame *
     switch (frame->type) {
         ON(CLUSTER_STATUS_GET, ClusterStatusGet, coord_status_answer(session, request))
         ON(CLUSTER_ADOPT, ClusterAdopt, coord_adopt(session, request, m))
-        ON(CLUSTER_FORGET, ClusterForget, coord_forget(session, request, m))
+        ON(CLUSTER_FORGET, ClusterForget, forget_strangers(session, request, m))
         ON(CLUSTER_BACKUP, ClusterBackup, coord_backup_begin(session, request, m))
         ON(KEYS_GET, KeysGet, coord_keys_answer(session, request))
         ON(KEY_TRUST, KeyTrust, coord_key_trust(session, request, m))
@@ -215,12 +266,28 @@ static void on_published(struct coord_session *session, const Cairn__Published *
     coord_job_event(job, &event);
 }
 
+/* Borrows the payload. CAIRN_ERR_MALFORMED. */
+static cairn_status decision_of_message(const Cairn__Decision *message, struct decision *out)
+{
+    struct payload head;
+    if (message->kind > CAIRN_DECISION_WRITE) return CAIRN_ERR_MALFORMED;
+    if (message->payload.len > 0 &&
+        payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK)
+        return CAIRN_ERR_MALFORMED;
+    *out = (struct decision) { .kind = (enum decision_kind)message->kind,
+                               .round = message->round,
+                               .version_after = { message->generation, message->step },
+                               .payload = message->payload.data,
+                               .payload_bytes = message->payload.len };
+    return CAIRN_OK;
+}
+
 static bool on_answer(struct coord_session *session, const Cairn__Answer *message)
 {
     struct decision last = { .kind = CAIRN_DECISION_NONE };
     uint32_t shard;
     if (message->phase > CAIRN_STEP_JOINING) return false;
-    if (message->last != NULL && coord_decision_of_message(message->last, &last) != CAIRN_OK)
+    if (message->last != NULL && decision_of_message(message->last, &last) != CAIRN_OK)
         return false;
     struct coord_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return true;
@@ -340,11 +407,22 @@ bool coord_handle_shard(struct coord_session *session, const struct wire_frame *
 
 /* Handles what workers and readers send. */
 
+/* The session's member of the job, JOINING or ATTACHED; NULL: there is none. */
+static struct coord_member *find_member(struct coord_session *session, uint64_t job_id)
+{
+    struct coord_member *found = NULL;
+    for (struct coord_member *m = session->members; m != NULL; m = m->next_of_session) {
+        if (m->job_id != job_id || m->phase < CAIRN_MEMBER_JOINING) continue;
+        if (found == NULL || m->phase == CAIRN_MEMBER_ATTACHED) found = m;
+    }
+    return found;
+}
+
 /* The member that a request is of; without one it is answered here. */
 static struct coord_member *attached_member(struct coord_session *session, uint32_t request,
                                             uint64_t job_id)
 {
-    struct coord_member *member = coord_member_find(session, job_id);
+    struct coord_member *member = find_member(session, job_id);
     if (member == NULL || member->phase != CAIRN_MEMBER_ATTACHED) {
         coord_session_error(session, request, CAIRN_ERR_NOT_READY,
                             "the job is not open on this connection: open it first");
@@ -426,10 +504,23 @@ static void on_round_commit(struct coord_member *member, uint32_t request,
     coord_job_event(job, &event);
 }
 
+static void cancel_write(struct coord_member *member, uint64_t round)
+{
+    struct coord_job *job = member->job;
+    member->write.reserves = false;
+    const struct round_event unwrite = { .kind = CAIRN_ROUND_WORKER_UNWRITE,
+                                         .member = member->id,
+                                         .round = round };
+    if (job->core != NULL && round_open_round(job->core) == round)
+        sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") gave up its write",
+                     member->session->name, member->rank);
+    coord_job_event(job, &unwrite);
+}
+
 static void on_write_cancel(struct coord_member *member, uint32_t request,
                             const Cairn__WriteCancel *message)
 {
-    coord_member_unwrite(member, message->round);
+    cancel_write(member, message->round);
     coord_session_done(member->session, request);
 }
 
@@ -442,7 +533,7 @@ static void on_lease_drop(struct coord_member *member, uint32_t request,
 
 static void on_job_leave(struct coord_session *session, const Cairn__JobLeave *message)
 {
-    struct coord_member *member = coord_member_find(session, message->job);
+    struct coord_member *member = find_member(session, message->job);
     if (member == NULL) return;
     coord_bytes_read(member, message->fetched_shared);
     coord_member_leave(member, "it closed the job");
@@ -452,14 +543,14 @@ static void on_worker_heartbeat(struct coord_session *session, const Cairn__Hear
 {
     for (size_t i = 0; i < message->n_bytes && i < CAIRN_SESSION_MEMBERS_MAX; i++) {
         const Cairn__BytesTold *told = message->bytes[i];
-        struct coord_member *member = coord_member_find(session, told->job);
+        struct coord_member *member = find_member(session, told->job);
         if (member != NULL) coord_bytes_read(member, told->fetched_shared);
     }
     coord_unheard_take(session, message->unheard, message->n_unheard);
     for (struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         m->in_flight = 0;
     for (size_t i = 0; i < message->n_in_flight && i < CAIRN_SESSION_MEMBERS_MAX; i++) {
-        struct coord_member *member = coord_member_find(session, message->in_flight[i]->job);
+        struct coord_member *member = find_member(session, message->in_flight[i]->job);
         if (member != NULL) member->in_flight = message->in_flight[i]->what;
     }
 }
@@ -522,6 +613,13 @@ static void describe_opening(const struct coord_session *session, struct sentenc
     sentence_set(out, "the shards to make room for the job");
 }
 
+/* The job's round waits for a worker that lives and has not said why. */
+static bool waits_for_silent(const struct coord_job *job)
+{
+    return job->core != NULL && !coord_job_dead(job) && job->initialized &&
+           coord_job_shards_up(job) && round_waits_for_silent(job->core);
+}
+
 static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_t request,
                                           const Cairn__WhoIsAwaited *message)
 {
@@ -534,7 +632,7 @@ static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_
             !is_put_off(m))
             job = coord_job_find(session->cluster, m->job_name);
     }
-    const struct coord_member *member = job != NULL ? coord_member_find(session, job->id) : NULL;
+    const struct coord_member *member = job != NULL ? find_member(session, job->id) : NULL;
     if (job != NULL && message->cut) {
         (void)coord_snapshot_waiting(job, &text);
     } else if (member != NULL && message->lease && coord_leases_waiting(member, &text)) {
@@ -542,7 +640,7 @@ static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_
     } else if (job != NULL) {
         coord_job_waiting(job, &text);
         awaited.paused_ms = (uint32_t)coord_job_paused_ms(job);
-        awaited.silent = coord_job_waits_for_silent(job);
+        awaited.silent = waits_for_silent(job);
     } else {
         describe_opening(session, &text);
     }

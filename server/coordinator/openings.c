@@ -781,6 +781,18 @@ static void take_over(struct coord_member *member, struct coord_member *same)
     coord_member_free(same);
 }
 
+/* Puts the member into the job's list and index; coord_member_free takes it out. */
+static void add_member(struct coord_job *job, struct coord_member *member)
+{
+    struct coord_member **bucket = &job->members.by_id[member->id % CAIRN_MEMBER_BUCKETS];
+    member->job = job;
+    member->job_id = job->id;
+    member->next_of_job = job->members.list;
+    member->next_of_bucket = *bucket;
+    job->members.list = *bucket = member;
+    job->members.count++;
+}
+
 /* Its job is there: the member joins it, or is refused. */
 static void opening_join(struct coord_member *member, struct coord_job *job)
 {
@@ -801,7 +813,7 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
     coord_member_forget_spec(member);
     member->tiles.known_to = member->known_to + job->shard_room;
     member->phase = CAIRN_MEMBER_JOINING;
-    coord_job_member_add(job, member);
+    add_member(job, member);
     coord_member_tell_shards(member);
 }
 

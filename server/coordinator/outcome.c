@@ -61,18 +61,6 @@ void coord_parting_unsaved(struct coord_job *job, const char *why)
                  job->spec.name, why);
 }
 
-void coord_parting_want(struct coord_job *job)
-{
-    struct coord_parting *p = &job->parting;
-    if (p->state == CAIRN_PARTING_WANTED || p->state == CAIRN_PARTING_TAKEN) return;
-    if (p->is_saved && (job->state == CAIRN_CLUSTER_JOB_LOST ||
-                        version_compare(p->version, coord_job_version(job)) == 0))
-        return;
-    p->state = CAIRN_PARTING_WANTED;
-    p->is_saved = false;
-    coord_parting_unsaved(job, "its snapshot had not begun");
-}
-
 void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot)
 {
     struct coord_parting *p = &snapshot->job->parting;

@@ -126,6 +126,13 @@ static bool give_up_fresh(struct coord_job *job)
     return false;
 }
 
+/* It was lost so, and has not been left out yet: nothing that it has counts any more. */
+static bool is_left_out(const struct coord_job *job, uint32_t shard)
+{
+    const struct coord_reshard *r = &job->reshard;
+    return job->shards[shard].lost && r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST;
+}
+
 void coord_job_parts_tick(struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
@@ -135,7 +142,7 @@ void coord_job_parts_tick(struct coord_job *job)
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
-        if (coord_slice_left_out(job, i)) continue; // all that it had others have, too
+        if (is_left_out(job, i)) continue; // all that it had others have, too
         coord_job_lose(
             job, true,
             "%s restarted without its part, and the process that had it is not back (if it still "
@@ -153,7 +160,7 @@ static void find_part(struct coord_job *job, uint32_t shard)
     log_info("job %s: shard %s is back with its part", job->spec.name,
              job->shards[shard].entry->name);
     CAIRN_EACH_SHARD (job, i) {
-        if (job->shards[i].missed_ms != 0 && !coord_slice_left_out(job, i)) return;
+        if (job->shards[i].missed_ms != 0 && !is_left_out(job, i)) return;
     }
     if (job->state == CAIRN_CLUSTER_JOB_LOST) job->state = CAIRN_CLUSTER_JOB_RUNNING;
     job->loss.may_return = false;
@@ -174,6 +181,22 @@ static bool settle_all(struct coord_job *job)
     return false;
 }
 
+/* ShardsChanged to all who are attached. */
+static void tell_shards_changed(struct coord_job *job)
+{
+    struct coord_shard_infos infos;
+    if (!coord_shard_infos_init(&infos, job, job->layout->shard_count)) return;
+    Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;
+    message.job = job->id;
+    message.shards = infos.list;
+    message.n_shards = infos.count;
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->phase != CAIRN_MEMBER_ATTACHED) continue;
+        coord_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
+    }
+    coord_shard_infos_release(&infos);
+}
+
 static void shard_up(struct coord_job *job, uint32_t shard, const struct held *held)
 {
     struct coord_job_shard *s = &job->shards[shard];
@@ -183,7 +206,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     if (coord_job_dead(job)) return;
     const Cairn__HeldJob *part = part_of(job, held);
     if (part == NULL && coord_slice_shard_lost(job, shard)) return;
-    if (coord_slice_left_out(job, shard)) return; // the way back drops what it has
+    if (is_left_out(job, shard)) return; // the way back drops what it has
     if (part == NULL) {
         miss_part(job, shard);
     } else {
@@ -192,7 +215,9 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     }
     if (all_here(job) && settle_all(job)) return;
     if (part == NULL) return;
-    coord_park_part(job, part->parked);
+    // Another coordinator had it parked, or the shard was away while it was asked.
+    if (part->parked && !job->park.shut) job->park.shut = job->park.wanted = true;
+    if (!job->park.asking) job->park.settled = false;
     s->revision = part->revision;
     s->up = true;
     coord_slice_prepared(job, shard, part->next_layout_version);
@@ -201,7 +226,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     coord_gate_update(job); // behind the members, on the same connection
     const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
     coord_job_event(job, &up);
-    if (coord_job_shard_moved(s)) coord_members_shards_changed(job);
+    if (coord_job_shard_moved(s)) tell_shards_changed(job);
     coord_job_try_seal(job);
 }
 
@@ -243,7 +268,8 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     s->revision = 0;
     coord_members_forget_shard(job, shard);
     coord_groups_shard_gone(job, shard);
-    coord_extend_shard_gone(job);
+    // A shard of the job is gone.
+    job->extension.broken = job->extension.making;
     coord_gate_update(job);
     if (!s->up) return;
     s->up = false;
@@ -307,14 +333,22 @@ static size_t list_frozen(const struct coord_job *job, uint32_t frozen[CAIRN_SPE
     return count;
 }
 
+/* The terms of the round that is open, or of the last one if none is. */
+static const struct coord_terms *terms_in_force(const struct coord_job *job)
+{
+    const struct coord_terms *terms = job->rounds.terms;
+    while (terms->core.groups != round_terms_of(job->core)->groups) terms = terms->older;
+    return terms;
+}
+
 static void send_open(struct coord_job *job, const struct round_action *action)
 {
     uint32_t frozen[CAIRN_SPEC_GROUPS_MAX];
     Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
     open.frozen = frozen;
     open.n_frozen = list_frozen(job, frozen);
-    open.frozen_tensors = coord_terms_in_force(job)->frozen_tensors;
-    open.n_frozen_tensors = coord_terms_in_force(job)->frozen_tensor_count;
+    open.frozen_tensors = terms_in_force(job)->frozen_tensors;
+    open.n_frozen_tensors = terms_in_force(job)->frozen_tensor_count;
     open.job = job->id;
     open.epoch = action->epoch;
     open.round = action->round;
@@ -388,8 +422,8 @@ static void send_opened(struct coord_job *job, const struct round_action *action
     opened.clip_norm = round_terms_of(job->core)->clip_norm;
     opened.frozen = frozen;
     opened.n_frozen = list_frozen(job, frozen);
-    opened.frozen_tensors = coord_terms_in_force(job)->frozen_tensors;
-    opened.n_frozen_tensors = coord_terms_in_force(job)->frozen_tensor_count;
+    opened.frozen_tensors = terms_in_force(job)->frozen_tensors;
+    opened.n_frozen_tensors = terms_in_force(job)->frozen_tensor_count;
     coord_session_send(member->session, CAIRN_MSG_ROUND_OPENED, *request, &opened.base);
     *request = 0;
 }
@@ -583,6 +617,16 @@ static void act_on_core(struct coord_job *job, const struct round_action *action
     }
 }
 
+/* A step was made. */
+static void note_step(struct coord_job *job)
+{
+    struct coord_reshard *r = &job->reshard;
+    if (!r->running) return;
+    coord_reshard_pace_step(&r->pace, job->pace.last_us);
+    if (r->progress.slice > 0 && job->pace.last_us > r->progress.worst_us)
+        r->progress.worst_us = job->pace.last_us;
+}
+
 static void after_core_event(struct coord_job *job)
 {
     if (job->tiles.changed) coord_gate_update(job);
@@ -598,7 +642,7 @@ static void after_core_event(struct coord_job *job)
     coord_extend_advance(job);
     coord_park_advance(job);
     if (coord_pace_advance(job)) {
-        coord_reshard_note_step(job);
+        note_step(job);
         coord_cost_note_step(job);
         coord_snapshot_resume(job, false);
     }

@@ -41,12 +41,18 @@ static void watch_away(struct coord_job *job)
 
 /* ---- the restore ---- */
 
+/* The snapshot that was chosen is damaged, by `text`: which, and how. */
+static void say_damaged(const struct coord_restore *restore, const char *text, struct sentence *out)
+{
+    sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
+                 sentence_brief(text, 600).text);
+}
+
 /* Notes that a snapshot is damaged: the next attempt takes an older one. */
 static void note_damage(struct coord_recovery *recovery, const struct coord_restore *restore,
                         const char *text)
 {
-    if (recovery->behind.id[0] == '\0')
-        coord_restore_say_damaged(restore, text, &recovery->damaged);
+    if (recovery->behind.id[0] == '\0') say_damaged(restore, text, &recovery->damaged);
     recovery->behind = restore->latest.behind;
 }
 
@@ -178,8 +184,7 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
         end_resume(resume, CAIRN_ERR_CORRUPT, text); // it was trained: it does not begin anew
     } else if (!restore->latest.none_found && coord_restore_is_damage(status)) {
         resume->behind = restore->latest.behind;
-        if (resume->damaged_count++ == 0)
-            coord_restore_say_damaged(restore, text, &resume->damaged);
+        if (resume->damaged_count++ == 0) say_damaged(restore, text, &resume->damaged);
         if (!restore_next(resume))
             end_resume(resume, CAIRN_ERR_NO_MEMORY, "no thread to restore it");
     } else { // EXISTS: somebody has made the job meanwhile

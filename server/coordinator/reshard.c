@@ -211,6 +211,12 @@ static void finish_run(struct coord_job *job)
 
 /* ---- the next step ---- */
 
+/* It stands still for a snapshot; one that waits for that holds nothing up, or both would wait for ever. */
+static bool holds_layout(const struct coord_job *job)
+{
+    return job->snapshots.running != NULL && job->snapshots.running->is_asked;
+}
+
 /* A layout that stands still, with all shards there and nothing that needs it so. While an epoch is on its
  * way to the store, nobody who joins hears of it: who has seen one that the store does not know of shows that
  * it is an older copy. */
@@ -222,9 +228,8 @@ static bool may_step(const struct coord_job *job)
         job->rounds.persist_waits || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
         !job->rounds.heard || move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
-    if (coord_snapshot_holds_layout(job) || round_pin_pending(job->core) ||
-        job->extension.staged_job != NULL || job->amends.amending != NULL || job->park.shut ||
-        !coord_job_shards_up(job))
+    if (holds_layout(job) || round_pin_pending(job->core) || job->extension.staged_job != NULL ||
+        job->amends.amending != NULL || job->park.shut || !coord_job_shards_up(job))
         return false;
     for (uint32_t i = 0; i < r->joiner_count; i++)
         if (!coord_shard_obeys(r->joiners[i].entry)) return false;
@@ -279,15 +284,6 @@ static void begin_slice(struct coord_job *job)
     }
     coord_reshard_pace_cut(&job->reshard.pace, bytes);
     slice_begin(job, next, gone, bytes, false);
-}
-
-void coord_reshard_note_step(struct coord_job *job)
-{
-    struct coord_reshard *r = &job->reshard;
-    if (!r->running) return;
-    coord_reshard_pace_step(&r->pace, job->pace.last_us);
-    if (r->progress.slice > 0 && job->pace.last_us > r->progress.worst_us)
-        r->progress.worst_us = job->pace.last_us;
 }
 
 void coord_reshard_advance(struct coord_job *job)
@@ -934,12 +930,6 @@ bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
     sentence_set(&text, "shard %s was lost", job->shards[shard].entry->name);
     move_happened(job, &event, text.text);
     return true;
-}
-
-bool coord_slice_left_out(const struct coord_job *job, uint32_t shard)
-{
-    const struct coord_reshard *r = &job->reshard;
-    return job->shards[shard].lost && r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST;
 }
 
 /* ==== reshard join ==== */

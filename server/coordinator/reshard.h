@@ -107,8 +107,6 @@ void coord_reshard_go_on(struct coord_job *job);
 cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 /* Ends the run in this state, and forgets what it had begun to prepare. */
 void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text);
-/* A step was made. */
-void coord_reshard_note_step(struct coord_job *job);
 /* An event of the core is over. */
 void coord_reshard_advance(struct coord_job *job);
 void coord_reshard_tick(struct coord_job *job);
@@ -193,8 +191,6 @@ void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartM
  * nothing before the slice, which is taken back. */
 void coord_slice_shard_down(struct coord_job *job, uint32_t shard);
 bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard);
-/* It was lost so, and has not been left out yet: nothing that it has counts any more. */
-bool coord_slice_left_out(const struct coord_job *job, uint32_t shard);
 /* The shard is back, and has that layout prepared: if nothing comes of it, it is to forget it. */
 void coord_slice_prepared(const struct coord_job *job, uint32_t shard, uint64_t layout);
 
@@ -209,8 +205,6 @@ bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
 /* The beginning of a run is in the store, or is not: who asked for it hears so. */
 void coord_reshard_stored(const struct coord_saved *saved);
 void coord_reshard_asked_close(struct coord *cluster);
-/* "slice 3 of 12, 1234 of 5678 bytes"; empty: no run is under way. */
-void coord_reshard_show(const struct coord_job *job, struct sentence *out);
 
 /* ==== amend ==== */
 
@@ -286,8 +280,6 @@ cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *memb
 void coord_extend_advance(struct coord_job *job);
 /* The job is lost: nothing is made of it. */
 void coord_extend_lost(struct coord_job *job);
-/* A shard of the job is gone. */
-void coord_extend_shard_gone(struct coord_job *job);
 /* The amendment with this key is under way. */
 bool coord_extend_is(const struct coord_job *job, uint64_t key);
 /* The job is freed, or the extension given up. */
@@ -318,8 +310,6 @@ bool coord_job_has_device(const struct coord_job *job);
 void coord_job_park(struct coord_session *session, uint32_t request, const Cairn__JobPark *message);
 /* An event of the core is over, or a tick: is this a step boundary? */
 void coord_park_advance(struct coord_job *job);
-/* A shard is back with its part. */
-void coord_park_part(struct coord_job *job, bool is_parked);
 /* The job is freed, or lost. */
 void coord_park_release(struct coord_job *job);
 

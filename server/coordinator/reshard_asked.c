@@ -156,16 +156,6 @@ static const char *state_name(enum coord_reshard_state state)
     return names[state];
 }
 
-void coord_reshard_show(const struct coord_job *job, struct sentence *out)
-{
-    const struct coord_reshard_progress *progress = &job->reshard.progress;
-    out->text[0] = '\0';
-    if (!job->reshard.running) return;
-    sentence_set(out, "slice %" PRIu32 " of %" PRIu32 ", %" PRIu64 " of %" PRIu64 " bytes%s",
-                 progress->slice, progress->slices, progress->moved_bytes, progress->all_bytes,
-                 job->reshard.canceled ? "; it ends after this slice" : "");
-}
-
 /* Says that the slice under way waits for this shard, if it does. */
 static void say_slice_waiting(const struct coord_reshard *r, uint32_t shard, const char *name,
                               struct sentence *out)

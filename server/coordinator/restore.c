@@ -160,6 +160,13 @@ static cairn_status await_parts(struct coord_restore *restore, const struct coor
     return CAIRN_OK;
 }
 
+/* Takes the manifest's report of the version that is restored, before the shards report: as in
+ * the manifest, shard 0 reports for all. */
+static void take_results(struct coord_job *job, const struct results *saved)
+{
+    job->shards[0].results.published = *saved;
+}
+
 /* The job `old` is gone, and the one of the snapshot is being made; `on_made` hears, with the restore. A
  * failure leaves `old` as it was, but for one of memory. */
 static cairn_status replace_job(struct coord_restore *restore, struct coord_job *old,
@@ -196,7 +203,7 @@ static cairn_status replace_job(struct coord_restore *restore, struct coord_job 
         note_replaced(restore, old);
         remove_old(old, restored, restore->folder);
     }
-    coord_halts_restored(restored, &m->nonfinite);
+    take_results(restored, &m->nonfinite);
     coord_job_link(restored);
     restore->job_id = restored->id;
     struct coord_gather *gather = coord_gather_open(restored->cluster, on_made, restore);

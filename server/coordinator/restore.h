@@ -114,9 +114,6 @@ void coord_restore_prove_loaded(struct coord_work *work);
 
 /* ---- for those who ask for one: what is said of it ---- */
 
-/* The snapshot that was chosen is damaged, by `text`: which, and how. */
-void coord_restore_say_damaged(const struct coord_restore *restore, const char *text,
-                               struct sentence *out);
 /* It is done; `damaged` is the newest that was not taken for it: its job says so. Empty: there is none. */
 void coord_restore_passed_over(const struct coord_restore *restore, const struct sentence *damaged);
 

@@ -135,13 +135,6 @@ static bool restore_fall_back(struct coord_restore *restore)
     return false;
 }
 
-void coord_restore_say_damaged(const struct coord_restore *restore, const char *text,
-                               struct sentence *out)
-{
-    sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
-                 sentence_brief(text, 600).text);
-}
-
 void coord_restore_passed_over(const struct coord_restore *restore, const struct sentence *damaged)
 {
     struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);

@@ -224,11 +224,6 @@ void coord_halts_take(struct coord_job *job, uint32_t shard, const Cairn__Publis
         job, message->nonfinite_tensors, message->n_nonfinite_tensors, message->nonfinite);
 }
 
-void coord_halts_restored(struct coord_job *job, const struct results *saved)
-{
-    job->shards[0].results.published = *saved;
-}
-
 void coord_halts_reduced(struct coord_job *job, uint32_t shard, const Cairn__Reduced *message,
                          uint64_t nonfinite)
 {
@@ -307,12 +302,6 @@ void coord_halts_lost(struct coord_job *job, const struct coord_member *member, 
 {
     sentence_set(&job->halts.lost, "worker %s (rank %" PRIu32 ") was lost: %s",
                  member->session->name, member->rank, why);
-}
-
-void coord_halts_add_lost(const struct coord_job *job, struct sentence *out)
-{
-    if (round_waits_for_lost(job->core) || round_halted_of_loss(job->core))
-        sentence_add(out, "; %s", job->halts.lost.text);
 }
 
 /* ---- skips ---- */

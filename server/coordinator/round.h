@@ -55,9 +55,6 @@ void coord_job_event(struct coord_job *job, const struct round_event *event);
 /* Tells the core the time, and stores again what could not be stored. */
 void coord_job_tick(struct coord_job *job, uint64_t now_ms);
 void coord_decision_to_message(const struct decision *decision, Cairn__Decision *out);
-/* Borrows the payload. CAIRN_ERR_MALFORMED. */
-cairn_status coord_decision_of_message(const Cairn__Decision *message,
-                                       struct decision *out) CAIRN_MUST_CHECK;
 
 /* ==== terms ==== */
 
@@ -79,8 +76,6 @@ cairn_status coord_terms_make(const struct job_spec_data *spec, struct coord_ter
 void coord_terms_free(struct coord_terms *terms); /* and the older; NULL is fine */
 /* A round is being applied: warns, once, of a group that does not learn for long. */
 void coord_terms_applied(struct coord_job *job);
-/* The terms of the round that is open, or of the last one if none is. */
-const struct coord_terms *coord_terms_in_force(const struct coord_job *job);
 
 /* ==== halts ==== */
 
@@ -104,9 +99,6 @@ struct coord_part_results {
 /* Takes a shard's report of the version that it has published; asked again, a shard reports the
  * same again. */
 void coord_halts_take(struct coord_job *job, uint32_t shard, const Cairn__Published *message);
-/* Takes the manifest's report of the version that is restored, before the shards report: as in
- * the manifest, shard 0 reports for all. */
-void coord_halts_restored(struct coord_job *job, const struct results *saved);
 /* Elements of the newest version with a result that is not finite, and their tensors
  * (proto/spec/spec.h). */
 uint64_t coord_halts_nonfinite(const struct coord_job *job,
@@ -120,8 +112,6 @@ void coord_halts_reduced(struct coord_job *job, uint32_t shard, const Cairn__Red
 struct results coord_halts_gradients(const struct coord_job *job, uint64_t round);
 /* The member is lost: who it is, and why, for what is said of it. Before the core hears of it. */
 void coord_halts_lost(struct coord_job *job, const struct coord_member *member, const char *why);
-/* Behind who is awaited: that a worker was lost, if somebody waits for that. */
-void coord_halts_add_lost(const struct coord_job *job, struct sentence *out);
 /* After each event of the core: of a new version that has some, the log says so. */
 void coord_halts_advance(struct coord_job *job);
 /* The log hears of a skip for want of finite gradients. One that lowers the loss scale is the way things
@@ -385,8 +375,5 @@ struct groups_view {
  * there are none. */
 void coord_groups_show(const struct coord_job *job, struct groups_view *view,
                        Cairn__JobStatus *out);
-/* Copies the groups of the round that made the present version. CAIRN_ERR_NO_MEMORY. */
-cairn_status coord_groups_record(const struct coord_job *job,
-                                 struct rank_groups *out) CAIRN_MUST_CHECK;
 
 #endif

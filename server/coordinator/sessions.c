@@ -79,6 +79,52 @@ static struct coord_session *make_session(struct coord *cluster, struct cairn_pe
     return session;
 }
 
+/* Where the shards' data comes to, for workers that have to choose a device before they say where theirs
+ * comes to (Welcome.places). */
+
+#define PLACES_MAX 64 /* enough to know the networks by */
+
+struct places {
+    char texts[PLACES_MAX][CAIRN_PLACE_BYTES];
+    char *list[PLACES_MAX]; /* for a message's field */
+    size_t count;
+};
+
+static void add_place(struct places *places, const struct fabric_place *place)
+{
+    char *text = places->texts[places->count];
+    place_print(place, text);
+    for (size_t i = 0; i < places->count; i++)
+        if (strcmp(places->texts[i], text) == 0) return;
+    places->list[places->count++] = text;
+}
+
+/* Adds where a shard listens. If it listens on no network, loopback is added, so that workers
+ * know that they need no network for it. */
+static void add_places(struct places *places, const struct coord_shard_entry *entry)
+{
+    struct fabric_place place;
+    int i = 0;
+    for (; places->count < PLACES_MAX &&
+           fabric_address_place(entry->fabric_address, entry->fabric_address_bytes, i, &place);
+         i++)
+        add_place(places, &place);
+    const char *kind = fabric_address_kind(entry->fabric_address, entry->fabric_address_bytes);
+    if (strcmp(kind, "mapped") == 0 && places->count < PLACES_MAX &&
+        fabric_place_of("lo", CAIRN_PLACE_MAPPED, &place))
+        add_place(places, &place);
+}
+
+/* Each once, of the shards that are there; of those that are away if none is. */
+static void find_places(const struct coord *cluster, struct places *out)
+{
+    out->count = 0;
+    const bool any = coord_shards_up(cluster) > 0;
+    for (const struct coord_shard_entry *entry = cluster->shards;
+         entry != NULL && out->count < PLACES_MAX; entry = entry->next)
+        if (!any || entry->session != NULL) add_places(out, entry);
+}
+
 static void welcome_session(struct coord_session *session, uint32_t request)
 {
     const struct coord *cluster = session->cluster;
@@ -89,9 +135,9 @@ static void welcome_session(struct coord_session *session, uint32_t request)
     message.lease_ms = (uint32_t)cluster->options->lease_timeout_ms;
     message.store = cluster->identity.id.store;
     message.process = cluster->identity.id.process;
-    struct coord_places places = { .count = 0 };
+    struct places places = { .count = 0 };
     if (session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER)
-        coord_places_find(cluster, &places);
+        find_places(cluster, &places);
     struct keys_message keys;
     if (session->role == CAIRN_ROLE_WIRE_SHARD) {
         coord_keys_fill(cluster, &keys);
@@ -399,7 +445,9 @@ void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const c
     *at = session->next;
     session->closing = true;
     coord_waiters_forget(session);
-    coord_works_forget(session->cluster, session);
+    for (struct coord_work *w = session->cluster->works; w != NULL; w = w->next) {
+        if (w->session == session) w->session = NULL;
+    }
     forget_early(session->cluster, session);
     while (session->members != NULL) coord_member_lost(session->members, why);
     coord_shard_leave(session, status, why);

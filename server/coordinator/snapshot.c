@@ -458,11 +458,6 @@ static void hurry_snapshot(struct coord_job *job)
     coord_snapshot_resume(job, false);
 }
 
-bool coord_snapshot_holds_layout(const struct coord_job *job)
-{
-    return job->snapshots.running != NULL && job->snapshots.running->is_asked;
-}
-
 cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
                                   struct coord_session *session, uint32_t request, bool wait,
                                   struct sentence *why)
@@ -527,6 +522,14 @@ static void answer_begun(struct coord_snapshot *snapshot)
     coord_waiters_answer(&snapshot->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &view.status.base);
 }
 
+/* Copies the groups of the round that made the present version. CAIRN_ERR_NO_MEMORY. */
+static cairn_status record_groups(const struct coord_job *job, struct rank_groups *out)
+{
+    const struct coord_groups *groups = job->groups;
+    if (groups == NULL) return CAIRN_OK;
+    return rank_groups_copy(groups->made_step ? &groups->now : &groups->before, out);
+}
+
 static cairn_status fill_manifest(struct coord_snapshot *snapshot)
 {
     const struct coord_job *job = snapshot->job;
@@ -545,7 +548,7 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
         return fail_with(&snapshot->why, CAIRN_ERR_NONFINITE, "the job is damaged");
     // As it is at the pinned step: an amendment may come while the shards write.
     cairn_status status = spec_copy(&job->spec, &m->spec);
-    if (status == CAIRN_OK) status = coord_groups_record(job, &m->reduce_groups);
+    if (status == CAIRN_OK) status = record_groups(job, &m->reduce_groups);
     if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
     return fail_with(&snapshot->why, CAIRN_ERR_NO_MEMORY, "out of memory for the manifest");
 }

@@ -146,8 +146,6 @@ void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard);
  * awaits the next step. One that is pinned between two steps gives shards the longest time to copy what the
  * next update overwrites. */
 void coord_snapshot_resume(struct coord_job *job, bool awaits_step);
-/* It stands still for a snapshot; one that waits for that holds nothing up, or both would wait for ever. */
-bool coord_snapshot_holds_layout(const struct coord_job *job);
 /* One by steps is due in so many: shards prepare it, if that is soon. */
 void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps);
 /* None is due any more: what was prepared goes. */
@@ -318,9 +316,6 @@ struct coord_parting {
     struct sentence outcome;      /* for people: saved as what, or why not */
 };
 
-/* One more shard of the job ends. If the job's present version was already saved for another
- * shard, no new snapshot is taken. */
-void coord_parting_want(struct coord_job *job);
 /* The next step. True: it has ended. */
 bool coord_parting_advance(struct coord_job *job);
 /* The snapshot is of one, and has ended, well or not. */

@@ -273,57 +273,6 @@ void coord_strangers_release(struct coord_strangers *strangers)
     free(strangers->texts);
 }
 
-/* ---- forgetting them ---- */
-
-static bool is_named(const Cairn__HeldJob *part, const char *job)
-{
-    char number[20];
-    snprintf(number, sizeof number, "%016" PRIx64, part->job);
-    return strcmp(part->name, job) == 0 || strcmp(number, job) == 0;
-}
-
-/* Tells the shard to drop a part. The shard answers with what it holds still, the entry's new list. */
-static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
-                        const Cairn__HeldJob *part)
-{
-    Cairn__PartDrop drop = CAIRN__PART_DROP__INIT;
-    drop.job = part->job;
-    drop.generation = part->generation;
-    log_info("shard %s drops generation %" PRIu64 " of job %s, by the operator's word", entry->name,
-             part->generation, part->name);
-    coord_session_send(entry->session, CAIRN_MSG_PART_DROP, coord_request_new(cluster), &drop.base);
-}
-
-void coord_forget(struct coord_session *session, uint32_t request,
-                  const Cairn__ClusterForget *message)
-{
-    struct coord *cluster = session->cluster;
-    struct coord_strangers strangers;
-    struct sentence why;
-    if (!coord_strangers_init(&strangers, cluster)) {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-        return;
-    }
-    Cairn__ClusterForgotten forgotten = CAIRN__CLUSTER_FORGOTTEN__INIT;
-    forgotten.parts = strangers.list;
-    for (size_t i = 0; i < strangers.count; i++)
-        if (is_named(strangers.list[i]->part, message->job))
-            forgotten.parts[forgotten.n_parts++] = strangers.list[i];
-    if (forgotten.n_parts == 0) {
-        sentence_set(&why,
-                     "no shard that is here holds parts of a job \"%.128s\" that this store "
-                     "does not know; `cairn cluster status` lists those there are",
-                     message->job);
-        coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
-    } else {
-        coord_session_send(session, CAIRN_MSG_CLUSTER_FORGOTTEN, request, &forgotten.base);
-    }
-    for (size_t i = 0; i < forgotten.n_parts && !message->plan; i++)
-        forget_part(cluster, coord_shard_find(cluster, forgotten.parts[i]->shard),
-                    forgotten.parts[i]->part);
-    coord_strangers_release(&strangers);
-}
-
 /* ==== entries ==== */
 
 /* Shards by name, there or away. */
@@ -385,48 +334,6 @@ void coord_shard_free(struct coord_shard_entry *entry)
     free(entry->held);
     free(entry->name);
     free(entry);
-}
-
-bool coord_shard_claimed(const struct coord *cluster, const struct coord_shard_entry *entry)
-{
-    const uint64_t recent_ms = (uint64_t)cluster->options->lease_timeout_ms;
-    return entry->claimed_ms != 0 && coord_now_ms(cluster) - entry->claimed_ms < recent_ms;
-}
-
-/* ==== places ==== */
-
-static void add_place(struct coord_places *places, const struct fabric_place *place)
-{
-    char *text = places->texts[places->count];
-    place_print(place, text);
-    for (size_t i = 0; i < places->count; i++)
-        if (strcmp(places->texts[i], text) == 0) return;
-    places->list[places->count++] = text;
-}
-
-/* Adds where a shard listens. If it listens on no network, loopback is added, so that workers
- * know that they need no network for it. */
-static void add_places(struct coord_places *places, const struct coord_shard_entry *entry)
-{
-    struct fabric_place place;
-    int i = 0;
-    for (; places->count < CAIRN_CLUSTER_PLACES_MAX &&
-           fabric_address_place(entry->fabric_address, entry->fabric_address_bytes, i, &place);
-         i++)
-        add_place(places, &place);
-    const char *kind = fabric_address_kind(entry->fabric_address, entry->fabric_address_bytes);
-    if (strcmp(kind, "mapped") == 0 && places->count < CAIRN_CLUSTER_PLACES_MAX &&
-        fabric_place_of("lo", CAIRN_PLACE_MAPPED, &place))
-        add_place(places, &place);
-}
-
-void coord_places_find(const struct coord *cluster, struct coord_places *out)
-{
-    out->count = 0;
-    const bool any = coord_shards_up(cluster) > 0;
-    for (const struct coord_shard_entry *entry = cluster->shards;
-         entry != NULL && out->count < CAIRN_CLUSTER_PLACES_MAX; entry = entry->next)
-        if (!any || entry->session != NULL) add_places(out, entry);
 }
 
 /* ==== shards that are gone for good ==== */

@@ -257,6 +257,17 @@ static void fill_leases(struct job_view *view, const struct coord_job *job)
     }
 }
 
+/* "slice 3 of 12, 1234 of 5678 bytes"; empty: no run is under way. */
+static void show_reshard(const struct coord_job *job, struct sentence *out)
+{
+    const struct coord_reshard_progress *progress = &job->reshard.progress;
+    out->text[0] = '\0';
+    if (!job->reshard.running) return;
+    sentence_set(out, "slice %" PRIu32 " of %" PRIu32 ", %" PRIu64 " of %" PRIu64 " bytes%s",
+                 progress->slice, progress->slices, progress->moved_bytes, progress->all_bytes,
+                 job->reshard.canceled ? "; it ends after this slice" : "");
+}
+
 static bool view_init(struct job_view *view, const struct coord_job *job)
 {
     const struct job_spec_data *spec = &job->spec;
@@ -295,7 +306,7 @@ static bool view_init(struct job_view *view, const struct coord_job *job)
     s->passed_over = (char *)(uintptr_t)job->snapshots.passed_over.text;
     coord_snapshot_show(job, &view->saving);
     s->saving = view->saving.text;
-    coord_reshard_show(job, &view->moving);
+    show_reshard(job, &view->moving);
     s->moving = view->moving.text;
     coord_unheard_of_job(job, &view->path_cut);
     s->path_cut = view->path_cut.text;

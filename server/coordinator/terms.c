@@ -144,13 +144,6 @@ void coord_terms_applied(struct coord_job *job)
     }
 }
 
-const struct coord_terms *coord_terms_in_force(const struct coord_job *job)
-{
-    const struct coord_terms *terms = job->rounds.terms;
-    while (terms->core.groups != round_terms_of(job->core)->groups) terms = terms->older;
-    return terms;
-}
-
 /* ==== settings ==== */
 
 /* Refuses a setting that no amendment changes, and names the way that changes it, if there is

@@ -350,13 +350,6 @@ void coord_tiles_shard_gone(struct coord_member *m, uint32_t shard)
     m->tiles.known_to[shard] = UNKNOWN;
 }
 
-void coord_tiles_member_gone(struct coord_job *job, const struct coord_member *m)
-{
-    job->tiles.changed = true;
-    CAIRN_EACH_SHARD (job, i)
-        if (job->shards[i].tiles.next == m) job->shards[i].tiles.next = m->next_of_job;
-}
-
 /* ---- what follows ---- */
 
 /* All ranks have declared: do they make up the tensors? */

@@ -95,12 +95,6 @@ uint64_t coord_job_still_ms(const struct coord_job *job)
     return still_ms;
 }
 
-bool coord_job_waits_for_silent(const struct coord_job *job)
-{
-    return job->core != NULL && !coord_job_dead(job) && job->initialized &&
-           coord_job_shards_up(job) && round_waits_for_silent(job->core);
-}
-
 /* ---- for whom it waits ---- */
 
 /* People know names. False: nobody of that number is there. */
@@ -122,18 +116,32 @@ static bool add_name(const void *context, bool is_shard, uint32_t number, struct
     return true;
 }
 
+/* Another process, which holds parts, asked for it within the last lease. */
+static bool is_claimed(const struct coord *cluster, const struct coord_shard_entry *entry)
+{
+    const uint64_t recent_ms = (uint64_t)cluster->options->lease_timeout_ms;
+    return entry->claimed_ms != 0 && coord_now_ms(cluster) - entry->claimed_ms < recent_ms;
+}
+
 /* Says what the job waits for when a shard came back without its part. */
 static void say_part(const struct coord_job *job, uint32_t shard, struct sentence *out)
 {
     const struct coord_shard_entry *entry = job->shards[shard].entry;
     const char *sitter = peer_name(entry->session->peer);
     sentence_set(out, "the part of shard %s: the one at %s came without it", entry->name, sitter);
-    if (!coord_shard_claimed(job->cluster, entry)) return;
+    if (!is_claimed(job->cluster, entry)) return;
     sentence_add(
         out,
         ", and holds parts of other jobs; the one at %s has it and waits for the name: end the one "
         "at %s and this job goes on, or restore a snapshot of this job and end the other",
         entry->claimant, sitter);
+}
+
+/* Behind who is awaited: that a worker was lost, if somebody waits for that. */
+static void add_lost(const struct coord_job *job, struct sentence *out)
+{
+    if (round_waits_for_lost(job->core) || round_halted_of_loss(job->core))
+        sentence_add(out, "; %s", job->halts.lost.text);
 }
 
 void coord_job_waiting(const struct coord_job *job, struct sentence *out)
@@ -181,7 +189,7 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
         sentence_set(out, "the store's disk");
     } else {
         round_waiting(job->core, &names, out);
-        coord_halts_add_lost(job, out);
+        add_lost(job, out);
         if (out->text[0] != '\0' && absent_left_ms(job) > 0)
             sentence_add(out,
                          ", of whom one was %s when the job was restored, for %" PRIu64
