@@ -17,14 +17,8 @@
 /* Every header of the coordinator needs these: its structs by name, messages, and sentences. */
 
 struct coord;             /* cluster.h */
-struct coord_session;     /* below */
 struct coord_shard_entry; /* below */
 struct coord_job;         /* job.h */
-struct coord_member;      /* job.h */
-struct coord_gather;      /* below */
-struct packed;
-struct cairn_peer;
-struct wire_frame;
 
 /* ==== those who wait ==== */
 

@@ -46,8 +46,6 @@
  * are parked would be called unparked, a plan would leave out the shards that are a moment late, and after a
  * store was lost there would be nothing to adopt. */
 
-struct coord_early; /* sessions.c */
-
 /* The cluster's early requests. */
 struct coord_earlies {
     struct coord_early *list; /* owned, the oldest first */
@@ -56,21 +54,6 @@ struct coord_earlies {
 };
 
 /* ==== cluster ==== */
-
-struct coord_restore;
-struct coord_work;
-struct coord_resume;
-struct coord_drop;
-struct coord_first;
-struct coord_reshard_asked;
-struct coord_removal;
-struct coord_adoption;
-struct coord_backup;
-struct coord_keys;
-struct coord_scrub;
-struct coord_store;
-struct listener;
-struct cairn_option;
 
 /* From the configuration; strings are borrowed for the cluster's life. */
 struct coord_options {

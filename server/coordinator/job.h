@@ -170,9 +170,6 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out);
 
 /* ==== job ==== */
 
-struct coord_groups;
-struct cairn_round;
-
 /* The initial state is missing until INITIALIZING ends; `restoring` and `dropping` say more of CREATING. */
 enum coord_job_state {
     CAIRN_CLUSTER_JOB_CREATING, /* shards make room, or are to give it back (dropping); no core */
@@ -372,8 +369,6 @@ struct coord_member {
 
 /* Jobs are made, found again after a start, and dropped. */
 
-struct stored_job;
-
 #define CAIRN_JOBS_MAX 1024
 
 /* A row of the store becomes a job; or all rows do. */
@@ -475,8 +470,6 @@ void coord_memory_release(struct memory_view *view);
 /* ==== missed ==== */
 
 /* How many steps passed a job's tensors by (server/core/decision.h), where its tensors become others. */
-
-struct coord_job;
 
 /* Moves what the tensors of a new job missed before its first step out of its spec and into a
  * payload for its shards: *payload_out is malloc'ed, *bytes_out long; NULL and 0 if nothing was

@@ -106,8 +106,6 @@ void coord_shard_free(struct coord_shard_entry *entry);
 #define CAIRN_RELAPSE_FREE   2     /* so often in a row it may be lost for nothing */
 #define CAIRN_RELAPSE_MAX_MS 60000 /* it is put off for so long at most */
 
-struct coord_relapse;
-
 /* A round has ended with it. */
 void coord_relapse_over(struct coord_member *member);
 /* Returns for how long a worker that wants in is put off from now on; 0: it is not. */
@@ -123,8 +121,6 @@ void coord_relapses_release(struct coord_job *job);
  * published while that is an older one, and the one that comes next. Also tells members of
  * layouts. */
 
-struct layout;
-struct layout_tensor;
 struct stored_job;
 
 /* A job's layouts. All is owned, or held. */
@@ -280,10 +276,6 @@ void coord_strangers_release(struct coord_strangers *strangers);
 
 /* Tiles: the boxes of tensors that each rank holds (tiles.c says how they are kept; TilesDeclare in
  * control.proto). */
-
-struct coord_tile_list;
-struct cairn_box;
-struct cairn_tiles;
 
 /* A job's tiles: who holds which boxes of the tensors. */
 struct coord_tiles {

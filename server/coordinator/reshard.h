@@ -17,8 +17,6 @@
 #include "server/coordinator/base.h"
 #include "server/core/move.h"
 
-struct layout;
-struct reshard_report;
 struct coord_saved;
 
 /* A shard of the job as it is to be, by what it gets in proportion; 0: all goes off it. */
@@ -209,8 +207,6 @@ void coord_reshard_asked_close(struct coord *cluster);
 /* ==== amend ==== */
 
 /* Amendments of a job's spec: judged, made durable, told to the shards, answered. */
-
-struct coord_terms;
 
 /* On its way to the store. */
 struct coord_amending {

@@ -12,9 +12,6 @@
 /* The core of a job (server/core/round.h) decides its rounds and epochs: it is told what happens, and its
  * hands do what it says. */
 
-struct coord_terms;
-struct decision;
-
 /* Called when the core of a job says something, and when a job is lost: parts.c. */
 struct coord_callbacks {
     void (*act)(struct coord_job *job, const struct round_action *action);

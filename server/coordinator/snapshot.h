@@ -490,8 +490,6 @@ const char *retention_reason(enum retention_fate fate);
  * coordinator that starts again knows when each was read last; damage is an event and a line of
  * the log. Loop thread only. */
 
-struct coord_scrub;
-
 cairn_status coord_scrub_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Gives up what is being read, and waits for its thread a moment; on_closed follows if it was open. */
 void coord_scrub_close(struct coord *cluster, void (*on_closed)(void *context), void *context);

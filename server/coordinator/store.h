@@ -40,8 +40,6 @@
 
 #define CAIRN_KEY_FILE "cluster.key"
 
-struct coord_keys;
-
 /* Behind the store and the events, before the store's thread begins; reads or makes the key's file. Blocks.
  * CAIRN_ERR_CONFIG: that is no key, or others may read it. */
 cairn_status coord_keys_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
@@ -272,9 +270,6 @@ static inline void store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
  * Each takes a copy of what it writes; `then` follows from the loop, unless the cluster is closed before.
  * CAIRN_ERR_NO_MEMORY: nothing was begun. */
 
-struct coord_save;
-struct pool;
-
 /* The cluster's saves. */
 struct coord_saves {
     struct pool *pool;       /* owned: the store's thread */
@@ -359,8 +354,6 @@ enum coord_event_kind {
 #undef X
         CAIRN_EVENT_KINDS
 };
-
-struct stored_event;
 
 /* The events that this process has in memory. */
 struct coord_events {
