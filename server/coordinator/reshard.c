@@ -14,7 +14,6 @@
 
 static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,
                         bool back);
-static void slice_cancel(struct coord_job *job);
 
 /* ---- the end ---- */
 
@@ -211,12 +210,6 @@ static void finish_run(struct coord_job *job)
 
 /* ---- the next step ---- */
 
-/* It stands still for a snapshot; one that waits for that holds nothing up, or both would wait for ever. */
-static bool holds_layout(const struct coord_job *job)
-{
-    return job->snapshots.running != NULL && job->snapshots.running->is_asked;
-}
-
 /* A layout that stands still, with all shards there and nothing that needs it so. While an epoch is on its
  * way to the store, nobody who joins hears of it: who has seen one that the store does not know of shows that
  * it is an older copy. */
@@ -228,35 +221,16 @@ static bool may_step(const struct coord_job *job)
         job->rounds.persist_waits || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
         !job->rounds.heard || move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
-    if (holds_layout(job) || round_pin_pending(job->core) || job->extension.staged_job != NULL ||
-        job->amends.amending != NULL || job->park.shut || !coord_job_shards_up(job))
+    // A snapshot that waits for the layout to stand still holds nothing up, or both would wait for ever.
+    const struct coord_snapshot *snapshot = job->snapshots.running;
+    if ((snapshot != NULL && snapshot->is_asked) || round_pin_pending(job->core) ||
+        job->extension.staged_job != NULL || job->amends.amending != NULL || job->park.shut ||
+        !coord_job_shards_up(job))
         return false;
     for (uint32_t i = 0; i < r->joiner_count; i++)
         if (!coord_shard_obeys(r->joiners[i].entry)) return false;
     const enum round_stage stage = round_stage_of(job->core);
     return stage >= CAIRN_ROUND_STEADY && stage != CAIRN_ROUND_FAILED;
-}
-
-/* The run found in the store, or one whose job's tensors changed, plans from where the layout is. */
-static cairn_status plan_anew(struct coord_job *job, struct sentence *why)
-{
-    struct coord_reshard_wish wish;
-    struct coord_reshard_target target;
-    cairn_status status = coord_reshard_wish_of(job, &wish);
-    if (status != CAIRN_OK) return fail_with(why, status, "the coordinator is out of memory");
-    status = coord_reshard_plan(job, &wish, &target, why);
-    coord_reshard_wish_release(&wish);
-    if (status != CAIRN_OK) return status;
-    struct coord_reshard_progress *progress = &job->reshard.progress;
-    job->reshard.target = target.layout;
-    target.layout = NULL;
-    progress->least_bytes = progress->moved_bytes + target.report->least_bytes;
-    progress->all_bytes = progress->moved_bytes + target.report->moved_bytes;
-    progress->slices = progress->slice + target.slices;
-    progress->heaviest_after = target.report->heaviest_after;
-    if (progress->heaviest_before <= 0) progress->heaviest_before = target.report->heaviest_before;
-    coord_reshard_target_release(&target);
-    return CAIRN_OK;
 }
 
 static void begin_slice(struct coord_job *job)
@@ -296,7 +270,7 @@ void coord_reshard_advance(struct coord_job *job)
         finish_run(job);
     } else if (r->joiner_count > 0) {
         coord_reshard_join(job);
-    } else if (r->target == NULL && plan_anew(job, &why) != CAIRN_OK) {
+    } else if (r->target == NULL && coord_reshard_plan_anew(job, &why) != CAIRN_OK) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
     } else if (coord_reshard_is_paced(job)) {
         begin_slice(job);
@@ -403,18 +377,6 @@ void coord_reshard_go_on(struct coord_job *job)
     if (job->reshard.running) save_run(job);
 }
 
-cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why)
-{
-    if (!job->reshard.running)
-        return fail_with(why, CAIRN_ERR_NOT_FOUND,
-                         "no re-sharding of job %s is under way: there is nothing to cancel",
-                         job->spec.name);
-    job->reshard.canceled = true;
-    slice_cancel(job);
-    coord_reshard_advance(job);
-    return CAIRN_OK;
-}
-
 /* ---- with the core ---- */
 
 /* With the core of the job: opened (CAIRN_ERR_NO_MEMORY), closed. `unsettled`: the job is of the store. */
@@ -482,21 +444,6 @@ static void movers_release(struct movers *movers)
     free(movers->list);
 }
 
-/* Marks the shards to which something comes. */
-static bool mark_takers(const struct coord_job *job, bool *takes)
-{
-    struct layout_tensor *tensors = plan_tensors(&job->spec);
-    if (tensors == NULL) return false;
-    struct plan_walk walk = { .tensors = tensors,
-                              .current = job->layout,
-                              .target = job->layouts.next };
-    struct plan_run run;
-    while (plan_walk_next(&walk, &run))
-        if (run.to != run.extent->shard) takes[run.to] = true;
-    free(tensors);
-    return true;
-}
-
 static void fill_mover(const struct coord_job *job, uint32_t shard, Cairn__Mover *mover)
 {
     const struct coord_shard_entry *entry = job->shards[shard].entry;
@@ -519,7 +466,7 @@ static bool movers_init(struct movers *movers, const struct coord_job *job)
     movers->movers = calloc((size_t)count + 1, sizeof *movers->movers);
     movers->list = calloc((size_t)count + 1, sizeof *movers->list);
     const bool whole = takes != NULL && movers->movers != NULL && movers->list != NULL &&
-                       mark_takers(job, takes);
+                       coord_reshard_mark_takers(job, takes);
     for (uint32_t i = 0; whole && i < count; i++) {
         if (!takes[i] || !has_next(job, i)) continue;
         fill_mover(job, i, &movers->movers[movers->count]);
@@ -660,12 +607,6 @@ static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 
 /* ---- the machine ---- */
 
-static void settle_without(struct coord_job *job)
-{
-    const struct move_action all = { .layout = job->layout->version, .shard = CAIRN_MOVE_ALL };
-    settle_slice(job, &all);
-}
-
 /* All but that shard have what they own in the layout in force, or own nothing. */
 static bool others_whole(const struct coord_job *job, uint32_t shard)
 {
@@ -732,8 +673,8 @@ static void go_back(struct coord_job *job, uint32_t lost)
     if (next != NULL && !is_owned_by_holes(next, gone)) {
         log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
                  job->spec.name, job->shards[lost].entry->name);
-        if (r->lost_empty)
-            settle_without(job); // it had nothing to say, and the others have said it
+        const struct move_action all = { .layout = job->layout->version, .shard = CAIRN_MOVE_ALL };
+        if (r->lost_empty) settle_slice(job, &all); // it had nothing to say, and the others have
         slice_begin(job, next, gone, 0, true);
         return;
     }
@@ -838,10 +779,17 @@ void coord_slice_tick(struct coord_job *job)
     if (lost < job->shard_count) go_back(job, lost);
 }
 
-static void slice_cancel(struct coord_job *job)
+cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why)
 {
+    if (!job->reshard.running)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "no re-sharding of job %s is under way: there is nothing to cancel",
+                         job->spec.name);
     struct move_event event = { .kind = CAIRN_MOVE_CANCEL };
+    job->reshard.canceled = true;
     if (job->reshard.move != NULL) move_happened(job, &event, "it was canceled");
+    coord_reshard_advance(job);
+    return CAIRN_OK;
 }
 
 /* ---- it is in force ---- */
@@ -986,19 +934,6 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
     coord_reshard_advance(job);
 }
 
-/* The layout in force, over as many shards as there will be. NULL: no memory. */
-static struct packed *pack_wider(const struct coord_job *job)
-{
-    struct layout *wider;
-    if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
-                       &wider) != CAIRN_OK)
-        return NULL;
-    wider->version = job->layout->version; // they join it, nothing follows it yet
-    struct packed *packed = packed_layout(wider);
-    layout_close(wider);
-    return packed;
-}
-
 static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
 {
     struct decision last = *round_last(job->core); // schedule and loss scale
@@ -1018,7 +953,7 @@ static void ask_all(struct coord_job *job, struct packed *layout, struct coord_g
 void coord_reshard_join(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
-    struct packed *layout = pack_wider(job);
+    struct packed *layout = coord_reshard_pack_wider(job);
     r->serial = coord_request_new(job->cluster);
     struct coord_gather *gather =
         layout == NULL ? NULL : coord_gather_open_job(job, on_joined, &r->serial, sizeof r->serial);

@@ -117,9 +117,6 @@ void coord_reshard_release(struct coord_job *job);
 void coord_reshard_wish_release(struct coord_reshard_wish *wish);
 /* Shards that are to own something. */
 uint32_t coord_reshard_wish_owners(const struct coord_reshard_wish *wish);
-/* The wish that the job's run goes by. CAIRN_ERR_NO_MEMORY. */
-cairn_status coord_reshard_wish_of(const struct coord_job *job,
-                                   struct coord_reshard_wish *wish_out) CAIRN_MUST_CHECK;
 /* A wish that leaves everything where it is, but off those that leave; with room for every shard there is.
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_reshard_wish_present(const struct coord_job *job,
@@ -144,6 +141,12 @@ cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_
                                 struct coord_reshard_target *target_out,
                                 struct sentence *why) CAIRN_MUST_CHECK;
 void coord_reshard_target_release(struct coord_reshard_target *target);
+/* The run found in the store, or one whose job's tensors changed, plans from where the layout is. */
+cairn_status coord_reshard_plan_anew(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
+/* Marks, for a slice, the shards to which something comes. False: no memory. */
+bool coord_reshard_mark_takers(const struct coord_job *job, bool *takes);
+/* The layout in force, over as many shards as there will be. NULL: no memory. */
+struct packed *coord_reshard_pack_wider(const struct coord_job *job);
 /* The next slice on the way to the target; *next_out NULL: it is reached. */
 cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **next_out,
                                  uint64_t *bytes_out) CAIRN_MUST_CHECK;

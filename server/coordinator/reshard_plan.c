@@ -1,10 +1,15 @@
 /* Plans a re-sharding: its target, and whether the run is possible. See reshard.h. */
+#include <assert.h>
 #include <inttypes.h>
+#include <sodium.h>
 #include <stdlib.h>
+#include <uv.h>
 
 #include "proto/plan/plan.h"
 #include "proto/plan/reshard.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/reshard.h"
+#include "server/core/holes.h"
 
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
 #define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */
@@ -300,7 +305,8 @@ void coord_reshard_wish_release(struct coord_reshard_wish *wish)
     wish->count = 0;
 }
 
-cairn_status coord_reshard_wish_of(const struct coord_job *job, struct coord_reshard_wish *wish_out)
+/* The wish that the job's run goes by. CAIRN_ERR_NO_MEMORY. */
+static cairn_status wish_of(const struct coord_job *job, struct coord_reshard_wish *wish_out)
 {
     const struct coord_reshard *r = &job->reshard;
     *wish_out = (struct coord_reshard_wish) { .pause = r->pace.pause };
@@ -524,4 +530,53 @@ double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
 bool coord_reshard_is_paced(const struct coord_job *job)
 {
     return coord_pace_rests(job) || version_compare(coord_job_version(job), job->layouts.at) > 0;
+}
+
+/* ==== for the run ==== */
+
+cairn_status coord_reshard_plan_anew(struct coord_job *job, struct sentence *why)
+{
+    struct coord_reshard_wish wish;
+    struct coord_reshard_target target;
+    cairn_status status = wish_of(job, &wish);
+    if (status != CAIRN_OK) return fail_with(why, status, "the coordinator is out of memory");
+    status = coord_reshard_plan(job, &wish, &target, why);
+    coord_reshard_wish_release(&wish);
+    if (status != CAIRN_OK) return status;
+    struct coord_reshard_progress *progress = &job->reshard.progress;
+    job->reshard.target = target.layout;
+    target.layout = NULL;
+    progress->least_bytes = progress->moved_bytes + target.report->least_bytes;
+    progress->all_bytes = progress->moved_bytes + target.report->moved_bytes;
+    progress->slices = progress->slice + target.slices;
+    progress->heaviest_after = target.report->heaviest_after;
+    if (progress->heaviest_before <= 0) progress->heaviest_before = target.report->heaviest_before;
+    coord_reshard_target_release(&target);
+    return CAIRN_OK;
+}
+
+bool coord_reshard_mark_takers(const struct coord_job *job, bool *takes)
+{
+    struct layout_tensor *tensors = plan_tensors(&job->spec);
+    if (tensors == NULL) return false;
+    struct plan_walk walk = { .tensors = tensors,
+                              .current = job->layout,
+                              .target = job->layouts.next };
+    struct plan_run run;
+    while (plan_walk_next(&walk, &run))
+        if (run.to != run.extent->shard) takes[run.to] = true;
+    free(tensors);
+    return true;
+}
+
+struct packed *coord_reshard_pack_wider(const struct coord_job *job)
+{
+    struct layout *wider;
+    if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
+                       &wider) != CAIRN_OK)
+        return NULL;
+    wider->version = job->layout->version; // they join it, nothing follows it yet
+    struct packed *packed = packed_layout(wider);
+    layout_close(wider);
+    return packed;
 }
