@@ -507,22 +507,6 @@ static enum retention_fate by_right(const struct retention_item *item, bool has_
     return CAIRN_RETENTION_GOES;
 }
 
-/* The oldest first, but for those of keep_every, and what is kept by right. */
-static void fit_into_max_bytes(const struct retention_rules *rules, struct retention_item *items,
-                               size_t count)
-{
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < count; i++)
-        if (!items[i].is_others && !retention_goes(items[i].fate)) bytes += items[i].bytes;
-    for (size_t i = count; i-- > 0 && rules->max_bytes > 0 && bytes > rules->max_bytes;) {
-        if (items[i].fate != CAIRN_RETENTION_LAST && items[i].fate != CAIRN_RETENTION_WITHIN &&
-            items[i].fate != CAIRN_RETENTION_CLOCK && items[i].fate != CAIRN_RETENTION_NO_RULE)
-            continue;
-        items[i].fate = CAIRN_RETENTION_TOO_MUCH;
-        bytes -= items[i].bytes;
-    }
-}
-
 void retention_judge(const struct retention_rules *rules, const struct retention_clock *clock,
                      struct retention_item *items, size_t count)
 {
@@ -539,7 +523,17 @@ void retention_judge(const struct retention_rules *rules, const struct retention
         any_verified = any_verified || stands;
         has_verified = has_verified || (stands && !item->is_left);
     }
-    fit_into_max_bytes(rules, items, count);
+    // The oldest first, but for those of keep_every, and what is kept by right.
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!items[i].is_others && !retention_goes(items[i].fate)) bytes += items[i].bytes;
+    for (size_t i = count; i-- > 0 && rules->max_bytes > 0 && bytes > rules->max_bytes;) {
+        if (items[i].fate != CAIRN_RETENTION_LAST && items[i].fate != CAIRN_RETENTION_WITHIN &&
+            items[i].fate != CAIRN_RETENTION_CLOCK && items[i].fate != CAIRN_RETENTION_NO_RULE)
+            continue;
+        items[i].fate = CAIRN_RETENTION_TOO_MUCH;
+        bytes -= items[i].bytes;
+    }
 }
 
 /* ==== remove ==== */

@@ -116,15 +116,6 @@ static cairn_status load_key(void *context, const void *row, struct sentence *wh
     return CAIRN_OK;
 }
 
-static cairn_status put_key(struct coord_store *store, const struct trusted_key *key,
-                            struct sentence *why)
-{
-    char line[CAIRN_KEY_LINE_BYTES];
-    public_key_line(&key->key, line);
-    const struct stored_key row = { line, key->is_own, key->since_unix_s };
-    return store_write(store, CAIRN_STORE_KEY, &row, 1, why);
-}
-
 /* The file is not there, and the store knows who signed before. */
 static void say_missing(struct coord *cluster, const char *path)
 {
@@ -158,7 +149,10 @@ static cairn_status trust_own(struct coord *cluster, struct sentence *why)
                          CAIRN_KEYS_MAX);
     if (there == NULL) there = &keys->list[keys->count++];
     *there = (struct trusted_key) { keys->signer.public_key, true, wall_unix_s() };
-    return put_key(cluster->store, there, why);
+    char line[CAIRN_KEY_LINE_BYTES];
+    public_key_line(&there->key, line);
+    const struct stored_key row = { line, there->is_own, there->since_unix_s };
+    return store_write(cluster->store, CAIRN_STORE_KEY, &row, 1, why);
 }
 
 /* Its copies have the key. */

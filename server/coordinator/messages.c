@@ -365,7 +365,7 @@ static void on_snapshot_part(struct coord_session *session, const Cairn__Snapsho
     if (job != NULL) coord_snapshot_on_part(job, shard, message);
 }
 
-/* Of the shard's part of a job: ON, where that is still there. */
+/* A row about the part of a job that the shard has, if it has that still. */
 #define ON_PART(type, Message, call)                                                             \
     ON(type, Message, uint32_t shard; struct coord_job *job = place_of(session, m->job, &shard); \
        if (job != NULL) call)
@@ -661,7 +661,7 @@ static void on_snapshot_create(struct coord_session *session, uint32_t request,
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-/* Of an attached member, or of a worker that is one: ON, or the request is answered. */
+/* Rows of an attached member, and of a worker that is one; for anyone else the request is refused. */
 #define ON_MEMBER(type, Message, call)                                                         \
     ON(type, Message, struct coord_member *member = attached_member(session, request, m->job); \
        if (member != NULL) call)

@@ -32,14 +32,6 @@ static void save_run(struct coord_job *job)
                   why.text);
 }
 
-/* The weights are forgotten in the store, too. A job that is not in it any more has none there. */
-static void forget_weights(struct coord_job *job)
-{
-    CAIRN_EACH_SHARD (job, i) job->shards[i].weight = 0;
-    if (job->state == CAIRN_CLUSTER_JOB_CREATING || !job->stored) return;
-    save_run(job);
-}
-
 void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text)
 {
     struct coord_reshard *r = &job->reshard;
@@ -66,7 +58,10 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
     r->progress.ended_ms = coord_now_ms(job->cluster);
     r->progress.shards_after = job->entry_count;
     sentence_set(&r->progress.text, "%s", text);
-    forget_weights(job);
+    // The weights are forgotten in the store, too. A job that is not in it any more has none there.
+    CAIRN_EACH_SHARD (job, i) job->shards[i].weight = 0;
+    if (job->state == CAIRN_CLUSTER_JOB_CREATING || !job->stored) return;
+    save_run(job);
 }
 
 /* The end of a slice, for the run: OK, or why not. */

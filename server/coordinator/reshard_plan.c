@@ -16,18 +16,6 @@
 
 /* ---- may it be? ---- */
 
-static cairn_status judge_stage_0(const struct coord_job *job,
-                                  const struct coord_reshard_wish *wish, struct sentence *why)
-{
-    const uint32_t owners = coord_reshard_wish_owners(wish);
-    if (job->spec.stage != 0 || owners == 1) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_INVALID,
-                     "job %s has stage 0: one shard has all of its state, and it cannot be spread "
-                     "over %" PRIu32
-                     "; it can move to another one, or be made with stage 1 or more",
-                     job->spec.name, owners);
-}
-
 static cairn_status judge_wish(const struct coord_job *job, const struct coord_reshard_wish *wish,
                                struct sentence *why)
 {
@@ -55,7 +43,13 @@ static cairn_status judge_wish(const struct coord_job *job, const struct coord_r
                          "shard %s is away: a re-sharding begins when all shards of it are here",
                          wish->shards[i].entry->name);
     }
-    return judge_stage_0(job, wish, why);
+    const uint32_t owners = coord_reshard_wish_owners(wish);
+    if (job->spec.stage != 0 || owners == 1) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "job %s has stage 0: one shard has all of its state, and it cannot be spread "
+                     "over %" PRIu32
+                     "; it can move to another one, or be made with stage 1 or more",
+                     job->spec.name, owners);
 }
 
 static bool is_of(const Cairn__MemoryTold *told, const struct coord_job *job)
