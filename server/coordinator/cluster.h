@@ -13,14 +13,28 @@
  *   reshard.h   changes of a running job: re-sharding, amendments, parking, drains
  *   snapshot.h  snapshots as they are taken, and the folder of those that are committed
  *   members.h   workers, readers and shards: how they join, what they wait for, which tiles they hold
- *   job.h       jobs are opened, made, lost, dropped; what a core says is done (parts.c)
- *   cluster.h   who speaks and who sits where (sessions.c), who is answered later (cluster.c), what each
- *               role may say (messages.c)
+ *   job.h       jobs are opened, made, lost, dropped
+ *   cluster.h   the whole: opened, ticking, closed
  *   restore.h   jobs come back from snapshots, and the store from shards
  *
+ * The files, from the ground up; a file calls none behind it, but for five arrows (tests/tree/numbers
+ * counts them):
+ *
+ *   base      calls, waits, answers, the clock        job       a job's facts, and its parts on shards
+ *   terms     what a job goes by, and who knows it    digests   what a snapshot holds
+ *   store, events, keys, standing                     round, groups, tiles, leases, members
+ *   keep, scrub, restore_check, outcome               waiting, loss, snapshot
+ *   reshard_plan, reshard, openings, jobs, init       restore, recovery, drain, extend, amend, adopt
+ *   snapshots, reshard_asked, status                  parts     the core's actions, shards that come and go
+ *   messages  what each role may say                  sessions  who speaks, and what may wait
+ *   cluster   opens, ticks, closes                    main
+ *
+ * Whatever has to follow an event of a core, or the loss of a job, is called back: coord_callbacks
+ * (round.h), which parts.c fills in.
+ *
  * Who decides what: the core alone decides a job's rounds and epochs (server/core/round.h). jobs.c and
- * restore.c decide jobs, layouts and generations, which are durable before anyone hears of them.
- * sessions.c decides whether a peer is alive: by the end of its connection, or a lease that ran out.
+ * restore.c decide jobs, layouts and generations, which are durable before anyone hears of them. sessions.c
+ * decides whether a peer is alive: by the end of its connection, or a lease that ran out.
  *
  * Memory: every list hangs on a connection or on a job, and an option or a constant bounds it. Threads:
  * everything runs on the loop's thread, but for the store's writes (store.h) and what base.c sends to

@@ -10,7 +10,7 @@
 /* ==== core ==== */
 
 /* The core of a job: opened over its shards, told what happens, and its epochs made durable. Its
- * other actions are carried out by its hands (parts.c). */
+ * other actions are carried out by its callbacks (parts.c). */
 
 /* ---- a core ---- */
 

@@ -22,7 +22,7 @@
 #define CAIRN_FOUND_MAX 1000 /* more are not looked at: the oldest */
 
 /* Where a snapshot stands among all of its job, also when it is gone: by version, since no job takes a
- * generation that lies in the folder of its name already (job.h, recovery.c). */
+ * generation that lies in the folder of its name already (openings.c, restore.c). */
 struct snapshot_place {
     struct cairn_version version;
     char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: before all of them */
