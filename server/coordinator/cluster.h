@@ -17,17 +17,20 @@
  *   cluster.h   the whole: opened, ticking, closed
  *   restore.h   jobs come back from snapshots, and the store from shards
  *
- * The files, from the ground up; a file calls none behind it, but for five arrows (tests/tree/numbers
+ * The files, from the ground up; a file calls none behind it, but for four arrows (tests/tree/numbers
  * counts them):
  *
- *   base      calls, waits, answers, the clock        job       a job's facts, and its parts on shards
- *   terms     what a job goes by, and who knows it    digests   what a snapshot holds
- *   store, events, keys, standing                     round, groups, tiles, leases, members
- *   keep, scrub, restore_check, outcome               waiting, loss, snapshot
- *   reshard_plan, reshard, openings, jobs, init       restore, recovery, drain, extend, amend, adopt
- *   snapshots, reshard_asked, status                  parts     the core's actions, shards that come and go
- *   messages  what each role may say                  sessions  who speaks, and what may wait
- *   cluster   opens, ticks, closes                    main
+ *   base           calls, waits, answers, the clock; a job's facts, and its parts on shards
+ *   terms          what a job goes by, and which shards know it
+ *   store, events, keys, standing, round
+ *   groups, leases, members, tiles (with the initial state, which ranks put)
+ *   digests        a snapshot's contents, and how the last ones ended
+ *   keep, snapshot_read, snapshot
+ *   waiting, loss (with a job's recovery), reshard_plan, reshard
+ *   openings, jobs, restore, drain, amend, adopt
+ *   reshard_asked, status
+ *   parts          the core's actions; shards that come and go
+ *   messages, sessions, cluster, main
  *
  * Whatever has to follow an event of a core, or the loss of a job, is called back: coord_callbacks
  * (round.h), which parts.c fills in.

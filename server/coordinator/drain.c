@@ -491,7 +491,7 @@ void coord_drains_tick(struct coord *cluster)
 
 /* ==== park ==== */
 
-/* Parking, as extend.c in its first phase: the gate of the core is shut, an open round ends, and then every
+/* Parking, as amend.c in its first phase: the gate of the core is shut, an open round ends, and then every
  * shard is asked. One that is at work is asked again; if one cannot, those that have moved their part move it
  * back. */
 

@@ -157,8 +157,6 @@ void coord_job_behind(struct coord_job *job, const char *kind, const char *name,
 
 /* ---- on_shard_loss ---- */
 
-/* Its on_shard_loss says so. */
-bool coord_recovery_wanted(const struct coord_job *job);
 /* Over so many shards at least: cluster.shards, less those that it was moved off; after cluster.shards_wait
  * as many as are here, at least cluster.shards_min. */
 uint32_t coord_recovery_shards(const struct coord_job *job);
@@ -186,7 +184,7 @@ struct coord_job_shard {
     uint64_t address_sent;           /* hash of the fabric address that members know; 0: none yet */
     uint64_t missed_ms;   /* coord_now_ms: its shard came without the part; 0: it did not */
     uint64_t patience_ms; /* the part may be missed for so long; then the job is LOST */
-    /* coord_now_ms: since then recovery.c sees it away; 0: it is not */
+    /* coord_now_ms: since then loss.c sees it away; 0: it is not */
     uint64_t away_ms;
     bool newer;        /* the shard has a staged generation beside ours */
     uint64_t revision; /* of the spec that the shard has; 0: not known */

@@ -1,9 +1,12 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "proto/plan/plan.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/restore.h"
 
 /* ==== loss ==== */
 
@@ -12,7 +15,8 @@
 
 /* ---- what comes next ---- */
 
-bool coord_recovery_wanted(const struct coord_job *job)
+/* Its on_shard_loss says so. */
+static bool recovery_wanted(const struct coord_job *job)
 {
     return job->spec.policy.on_shard_loss == CAIRN_SHARD_LOSS_RESTORE_LATEST;
 }
@@ -20,7 +24,7 @@ bool coord_recovery_wanted(const struct coord_job *job)
 bool coord_recovery_pending(const struct coord_job *job)
 {
     const struct coord_recovery *r = &job->loss.recovery;
-    if (job->state != CAIRN_CLUSTER_JOB_LOST || job->loss.behind || !coord_recovery_wanted(job))
+    if (job->state != CAIRN_CLUSTER_JOB_LOST || job->loss.behind || !recovery_wanted(job))
         return false;
     if (r->running) return true;
     return !r->gave_up && r->restores < CAIRN_RESTORES_MAX && (job->loss.may_return || r->begun);
@@ -32,7 +36,7 @@ static bool takes_fewer(const struct coord_job *job)
     const struct coord_options *options = job->cluster->options;
     const uint64_t lost_ms = job->loss.recovery.lost_ms;
     return options->shards_min > 0 && job->state == CAIRN_CLUSTER_JOB_LOST && lost_ms != 0 &&
-           coord_recovery_wanted(job) &&
+           recovery_wanted(job) &&
            coord_now_ms(job->cluster) + 1 - lost_ms >= (uint64_t)options->shards_wait_ms;
 }
 
@@ -78,7 +82,7 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out)
         return;
     }
     out->text[0] = '\0';
-    if (coord_recovery_wanted(job) && job->loss.recovery.gave_up && job->loss.recovery.passed) {
+    if (recovery_wanted(job) && job->loss.recovery.gave_up && job->loss.recovery.passed) {
         sentence_add(out,
                      "on_shard_loss takes none of its snapshots unasked: mend what is said of "
                      "them, or restore one by its id as is said there; `cairn job drop %s` "
@@ -86,7 +90,7 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out)
                      name);
         return;
     }
-    if (coord_recovery_wanted(job) && job->loss.recovery.gave_up) {
+    if (recovery_wanted(job) && job->loss.recovery.gave_up) {
         sentence_add(out,
                      "on_shard_loss finds no whole snapshot of it: `cairn snapshot restore "
                      "%s latest` tries again, where one was made whole; `cairn job drop %s` "
@@ -94,7 +98,7 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out)
                      name, name);
         return;
     }
-    if (coord_recovery_wanted(job) && job->loss.recovery.restores >= CAIRN_RESTORES_MAX)
+    if (recovery_wanted(job) && job->loss.recovery.restores >= CAIRN_RESTORES_MAX)
         sentence_add(out,
                      "on_shard_loss has restored it %d times without a step applied in "
                      "between, and waits now; ",
@@ -167,4 +171,224 @@ void coord_job_seen(struct coord_job *job, const char *kind, const char *name, u
     const char *what = marks_behind(&ours, &seen);
     if (what == NULL || job->state == CAIRN_CLUSTER_JOB_CREATING || job->loss.behind) return;
     coord_job_behind(job, kind, name, what);
+}
+
+/* ==== recovery ==== */
+
+/* ---- a shard that stays away ---- */
+
+/* Its part counts as missed, and is found if it comes back. */
+static void lose_away(struct coord_job *job, const struct coord_shard_entry *entry)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        struct coord_job_shard *s = &job->shards[i];
+        if (s->away_ms != 0) s->missed_ms = s->away_ms;
+    }
+    coord_job_lose(job, true, "%s is away for longer than shard_loss_wait_s, %" PRIu32 " s",
+                   entry->name, job->spec.policy.shard_loss_wait_s);
+}
+
+static void watch_away(struct coord_job *job)
+{
+    const uint64_t now_ms = coord_now_ms(job->cluster);
+    const uint64_t wait_ms = (uint64_t)job->spec.policy.shard_loss_wait_s * 1000;
+    const struct coord_shard_entry *gone = NULL;
+    CAIRN_EACH_SHARD (job, i) {
+        struct coord_job_shard *s = &job->shards[i];
+        if (s->up || s->missed_ms != 0)
+            s->away_ms = 0;
+        else if (s->away_ms == 0)
+            s->away_ms = now_ms + 1; // not 0
+        else if (now_ms >= s->away_ms + wait_ms)
+            gone = s->entry;
+    }
+    job->loss.recovery.lost_ms = 0;
+    job->loss.recovery.gave_up = false; // there may be other snapshots the next time
+    job->loss.recovery.behind.id[0] = '\0';
+    if (gone != NULL) lose_away(job, gone);
+}
+
+/* ---- the restore ---- */
+
+/* The snapshot that was chosen is damaged, by `text`: which, and how. */
+static void say_damaged(const struct coord_restore *restore, const char *text, struct sentence *out)
+{
+    sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
+                 sentence_brief(text, 600).text);
+}
+
+/* Notes that a snapshot is damaged: the next attempt takes an older one. */
+static void note_damage(struct coord_recovery *recovery, const struct coord_restore *restore,
+                        const char *text)
+{
+    if (recovery->behind.id[0] == '\0') say_damaged(restore, text, &recovery->damaged);
+    recovery->behind = restore->latest.behind;
+}
+
+static void on_recovered(const struct coord_restore *restore, cairn_status status, const char *text)
+{
+    struct coord_job *job = coord_job_by_id(restore->cluster, restore->latest.of_job);
+    if (job == NULL) return;
+    struct coord_recovery *r = &job->loss.recovery;
+    r->running = false;
+    const bool touched = restore->job_id != 0; // else the job is what it was
+    r->begun = r->begun || touched;
+    r->unseen = restore->unseen;
+    if (status == CAIRN_OK) {
+        const bool is_first = r->behind.id[0] == '\0';
+        coord_restore_passed_over(restore, is_first ? &restore->latest.passed : &r->damaged);
+        return;
+    }
+    if ((!touched || r->unseen) && r->restores > 0) r->restores--;
+    r->passed = restore->latest.none_found && restore->latest.passed.text[0] != '\0';
+    if (restore->latest.none_found)
+        r->gave_up = true;
+    else if (coord_restore_is_damage(status))
+        note_damage(r, restore, text);
+    else
+        r->retry_ms = coord_now_ms(job->cluster) +
+                      (uint64_t)job->cluster->options->lease_timeout_ms;
+    if (job->state != CAIRN_CLUSTER_JOB_LOST) return;
+    struct sentence advice;
+    coord_recovery_advise(job, &advice);
+    sentence_set(&job->loss.why, "lost: %s; ", r->why);
+    if (!restore->latest.none_found || restore->latest.passed.text[0] != '\0')
+        sentence_add(&job->loss.why, "restoring failed: %s; ", sentence_brief(text, 1000).text);
+    sentence_add(&job->loss.why, "%s", advice.text);
+    log_warn("job %s is %s", job->spec.name, job->loss.why.text);
+}
+
+static void begin_restore(struct coord_job *job)
+{
+    struct coord_recovery *r = &job->loss.recovery;
+    const uint64_t now_ms = coord_now_ms(job->cluster);
+    if (r->running || job->snapshots.running != NULL || now_ms < r->retry_ms ||
+        coord_shards_staying(job->cluster, &job->spec, r->unseen) < coord_recovery_shards(job))
+        return;
+    r->running = coord_restore_latest(job->cluster, job->spec.name, job->id, &r->behind,
+                                      on_recovered);
+    if (r->running) r->restores++;
+}
+
+void coord_recovery_tick(struct coord_job *job)
+{
+    const bool waited = job->loss.recovery.waited;
+    if (!recovery_wanted(job) && !waited) return;
+    job->loss.recovery.waited = coord_recovery_pending(job);
+    if (job->loss.recovery.waited)
+        begin_restore(job);
+    else if (waited) // its parts came back, or nothing more is tried
+        coord_openings_advance(job->cluster);
+    else if (job->state == CAIRN_CLUSTER_JOB_RUNNING)
+        watch_away(job);
+}
+
+/* ==== resume ==== */
+
+/* Workers that open a job with the wish that its newest snapshot is restored, where there is no such job or
+ * it is lost. One restore for all who wish it: the first begins it, those who come meanwhile wait. A snapshot
+ * that turns out to be damaged gives way to the one before it.
+ *
+ * The newest, and not the one that `latest` names: that word is for people and may be behind, where a
+ * coordinator died between a commit and its word. All that is loaded is judged by its checksums and by the
+ * content root before anybody trains on it, so that the word could only lose steps. */
+
+struct coord_resume {
+    struct coord_resume *next;
+    struct coord *cluster;
+    char *job;                    /* owned */
+    size_t damaged_count;         /* of the newest */
+    struct snapshot_place behind; /* the oldest of these */
+    struct sentence damaged;      /* the newest of these, and how */
+};
+
+static struct coord_resume *find_resume(const struct coord *cluster, const char *job)
+{
+    struct coord_resume *r = cluster->resumes;
+    while (r != NULL && strcmp(r->job, job) != 0) r = r->next;
+    return r;
+}
+
+static void free_resume(struct coord_resume *resume)
+{
+    struct coord_resume **at = &resume->cluster->resumes;
+    while (*at != NULL && *at != resume) at = &(*at)->next;
+    if (*at == resume) *at = resume->next;
+    free(resume->job);
+    free(resume);
+}
+
+/* CAIRN_OK: there is the job, or nothing to restore it from; they go on as if they had wished nothing. */
+static void end_resume(struct coord_resume *resume, cairn_status status, const char *text)
+{
+    struct coord *cluster = resume->cluster;
+    struct sentence why;
+    char *job = resume->job;
+    resume->job = NULL;
+    sentence_set(&why, "%s", text); // it may be the resume's own
+    free_resume(resume);
+    coord_openers_resumed(cluster, job, status, why.text);
+    free(job);
+    coord_openings_advance(cluster);
+}
+
+static void on_resumed(const struct coord_restore *restore, cairn_status status, const char *text);
+
+static bool restore_next(struct coord_resume *resume)
+{
+    log_info("job %s: a worker wants its newest snapshot", resume->job);
+    return coord_restore_latest(resume->cluster, resume->job, 0, &resume->behind, on_resumed);
+}
+
+static void on_resumed(const struct coord_restore *restore, cairn_status status, const char *text)
+{
+    struct coord_resume *resume = find_resume(restore->cluster, restore->job_name);
+    if (resume == NULL) return;
+    if (restore->latest.none_found && resume->damaged_count > 0) {
+        struct sentence why;
+        sentence_set(&why, "none of the %zu snapshots of job %s could be restored; the newest, %s",
+                     resume->damaged_count, resume->job, resume->damaged.text);
+        end_resume(resume, CAIRN_ERR_CORRUPT, why.text);
+    } else if (restore->latest.none_found && restore->latest.passed.text[0] != '\0') {
+        end_resume(resume, CAIRN_ERR_CORRUPT, text); // it was trained: it does not begin anew
+    } else if (!restore->latest.none_found && coord_restore_is_damage(status)) {
+        resume->behind = restore->latest.behind;
+        if (resume->damaged_count++ == 0) say_damaged(restore, text, &resume->damaged);
+        if (!restore_next(resume))
+            end_resume(resume, CAIRN_ERR_NO_MEMORY, "no thread to restore it");
+    } else { // EXISTS: somebody has made the job meanwhile
+        const bool fine = restore->latest.none_found || status == CAIRN_ERR_EXISTS;
+        if (restore->latest.none_found)
+            log_info("job %s: there is no snapshot of it in %s", resume->job,
+                     resume->cluster->storage.path);
+        const bool is_first = resume->damaged_count == 0;
+        if (status == CAIRN_OK)
+            coord_restore_passed_over(restore,
+                                      is_first ? &restore->latest.passed : &resume->damaged);
+        end_resume(resume, fine ? CAIRN_OK : status, text);
+    }
+}
+
+bool coord_resume_begin(struct coord *cluster, const char *job)
+{
+    if (find_resume(cluster, job) != NULL) return true;
+    struct coord_resume *resume = calloc(1, sizeof *resume);
+    if (resume == NULL) return false;
+    resume->cluster = cluster;
+    resume->job = strdup(job);
+    resume->next = cluster->resumes;
+    cluster->resumes = resume;
+    if (resume->job != NULL && restore_next(resume)) return true;
+    free_resume(resume);
+    return false;
+}
+
+bool coord_resuming(const struct coord *cluster, const char *job)
+{
+    return find_resume(cluster, job) != NULL;
+}
+
+void coord_resumes_close(struct coord *cluster)
+{
+    while (cluster->resumes != NULL) free_resume(cluster->resumes);
 }

@@ -328,11 +328,6 @@ void coord_tiles_shard_gone(struct coord_member *m, uint32_t shard);
 
 /* False: a round may open, for all that tiles are concerned. Else `out` says who is missing. */
 bool coord_tiles_waiting(const struct coord_job *job, struct sentence *out);
-/* All declared ranks have said InitDone. */
-bool coord_tiles_all_put(const struct coord_job *job);
-/* The box of a tensor that a rank holds; NULL: the whole tensor. The rank must have declared. */
-const struct cairn_box *coord_tiles_box(const struct coord_job *job, uint32_t rank,
-                                        uint32_t tensor);
 void coord_tiles_release(struct coord_job *job);
 
 /* ==== leases ==== */

@@ -1,8 +1,65 @@
 /* The parts of jobs while shards come and go: a shard that is back is judged by what it says that it holds,
  * and what is missing for too long makes its job LOST. */
 #include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "server/coordinator/cluster.h"
+
+/* ==== periodic ==== */
+
+/* A snapshot is due by steps, or by the time since the last one was due. After a start that time
+ * counts from the first step that is seen. */
+static bool is_due(struct coord_job *job, uint64_t step)
+{
+    const struct policy *policy = &job->spec.policy;
+    const uint64_t now_ms = coord_now_ms(job->cluster) + 1; // not 0
+    const uint64_t since_ms = job->snapshots.due_ms;
+    if (policy->snapshot_every_s == 0) {
+        job->snapshots.due_ms = 0;
+        return policy->snapshot_every > 0 && step % policy->snapshot_every == 0;
+    }
+    const bool due = since_ms != 0 &&
+                     now_ms - since_ms >= 1000 * (uint64_t)policy->snapshot_every_s;
+    if (since_ms == 0 || due) job->snapshots.due_ms = now_ms;
+    return due;
+}
+
+/* The version that is to be saved, and not only its step, is there: of a job with buffers_every the write
+ * that follows a due step makes it, or, if none has come, the next step. */
+static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
+                           struct cairn_version now)
+{
+    const bool was_due = job->snapshots.awaits_write;
+    const bool is_written = now.generation == was.generation + 1 && now.step == was.step;
+    const bool is_stepped = now.generation == was.generation && now.step > was.step;
+    if (!is_stepped && !is_written) return false;
+    job->snapshots.awaits_write = false;
+    if (is_written) return was_due;
+    const uint64_t every = job->spec.policy.snapshot_every;
+    const bool due = is_due(job, now.step);
+    if (!due && !was_due && every > 0) coord_snapshot_prepare_ahead(job, every - now.step % every);
+    if (due && !was_due && job->spec.buffers_every > 0) job->snapshots.awaits_write = true;
+    return was_due || (due && job->spec.buffers_every == 0);
+}
+
+/* Only a step that is applied while we look on: not one that a restore, or a start, begins with. */
+static void periodic_advance(struct coord_job *job)
+{
+    const struct cairn_version was = job->snapshots.stepped, now = coord_job_version(job);
+    struct sentence why;
+    if (!job->rounds.heard || job->version_unknown) return;
+    if (version_compare(now, was) == 0) return;
+    job->snapshots.stepped = now;
+    const bool is_damaged = coord_halts_damage(job).nonfinite > 0;
+    if (!is_damaged) coord_periodic_undamaged(job);
+    if (!is_to_be_saved(job, was, now)) return;
+    if (is_damaged)
+        coord_periodic_damaged(job);
+    else if (coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why) != CAIRN_OK)
+        coord_periodic_failed(job, now.step, why.text);
+}
 
 /* ---- shards come and go ---- */
 
@@ -647,7 +704,7 @@ static void after_core_event(struct coord_job *job)
         coord_snapshot_resume(job, false);
     }
     coord_reshard_advance(job);
-    coord_periodic_advance(job);
+    periodic_advance(job);
 }
 
 static void end_operations(struct coord_job *job)

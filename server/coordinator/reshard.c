@@ -12,6 +12,113 @@
 #include "server/coordinator/cluster.h"
 #include "server/core/holes.h"
 
+/* ==== reshard join ==== */
+
+/* Shards that join a job: each gets a part that owns nothing and serves at once, so that it can prepare the
+ * next layout as the others do; and, if that is the policy, its share. See reshard.h. */
+
+/* They have their parts: from here on they are told what the others are told. */
+static void take_in(struct coord_job *job)
+{
+    struct coord_reshard *r = &job->reshard;
+    const uint32_t first = job->shard_count;
+    for (uint32_t i = 0; i < r->joiner_count; i++) {
+        struct coord_shard_entry *entry = r->joiners[i].entry;
+        coord_job_set_shard(job, first + i, entry);
+        job->shards[first + i].weight = r->joiners[i].weight;
+        job->shards[first + i].incarnation = entry->incarnation;
+        job->shards[first + i].revision = job->spec.revision;
+        job->shards[first + i].up = true;
+        (void)coord_job_shard_moved(&job->shards[first + i]);
+        log_info("job %s: shard %s joins", job->spec.name, entry->name);
+        coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, entry->name,
+                               "it has a part of the job");
+    }
+    r->joiner_count = 0;
+    for (uint32_t i = first; i < job->shard_count; i++) {
+        const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
+        coord_terms_tell(job, i, false);
+        coord_members_tell_shard(job, i);
+        coord_job_event(job, &up);
+    }
+    coord_gate_update(job);
+}
+
+static void on_joined(struct coord_job *job, const void *about, cairn_status status,
+                      const char *text)
+{
+    struct coord_reshard *r = &job->reshard;
+    struct sentence why;
+    if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
+    r->asking = NULL;
+    for (uint32_t i = 0; i < r->joiner_count && status == CAIRN_OK; i++)
+        if (r->joiners[i].entry->session == NULL || r->joiners[i].entry->session->closing)
+            status = fail_with(&why, CAIRN_ERR_CLOSED, "shard %s went away",
+                               r->joiners[i].entry->name);
+        else
+            sentence_set(&why, "%s", text);
+    if (status != CAIRN_OK) {
+        if (text[0] != '\0') sentence_set(&why, "%s", text);
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
+        return;
+    }
+    take_in(job);
+    coord_reshard_advance(job);
+}
+
+static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
+{
+    struct decision last = *round_last(job->core); // schedule and loss scale
+    last.kind = CAIRN_DECISION_NONE;
+    last.version_after = (struct cairn_version) { job->generation, job->base_step };
+    const struct coord_create load = { .joins = true,
+                                       .version = last.version_after,
+                                       .last = &last };
+    for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
+        struct coord_shard_entry *entry = job->reshard.joiners[i].entry;
+        // Drop the part that an earlier run may have left on this shard: it is of no use.
+        coord_job_send_drop(job->cluster, entry, job->id);
+        coord_job_ask_create(job, &load, job->shard_count + i, entry, layout, gather);
+    }
+}
+
+/* Gives the shards that join their parts; the run is advanced then. */
+static void reshard_join(struct coord_job *job)
+{
+    struct coord_reshard *r = &job->reshard;
+    struct packed *layout = coord_reshard_pack_wider(job);
+    r->serial = coord_request_new(job->cluster);
+    struct coord_gather *gather =
+        layout == NULL ? NULL : coord_gather_open_job(job, on_joined, &r->serial, sizeof r->serial);
+    if (gather != NULL) {
+        r->asking = "the shards that join, to make room";
+        ask_all(job, layout, gather);
+        coord_gather_start(gather);
+    }
+    packed_release(layout);
+}
+
+/* Takes shards that have joined, but are in no layout in force, out of the job. */
+static void reshard_unjoin(struct coord_job *job)
+{
+    const bool was_busy = job->reshard.busy;
+    job->reshard.busy = true;
+    while (job->shard_count > job->layout->shard_count && !job->layouts.storing) {
+        const uint32_t shard = job->shard_count - 1;
+        const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
+        struct coord_shard_entry *entry = job->shards[shard].entry;
+        const bool was_up = job->shards[shard].up;
+        coord_members_forget_shard(job, shard);
+        coord_job_set_shard(job, shard, NULL);
+        job->shard_count = shard;
+        coord_job_send_drop(job->cluster, entry, job->id);
+        if (was_up && job->core != NULL) coord_job_event(job, &down);
+    }
+    coord_gate_update(job);
+    coord_members_attach(job);
+    job->reshard.busy = was_busy;
+}
+
 static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,
                         bool back);
 
@@ -46,7 +153,7 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
                      : state == CAIRN_RESHARD_CANCELED ? "canceled: "
                                                        : "failed: ",
                      text);
-    coord_reshard_unjoin(job);
+    reshard_unjoin(job);
     free(r->joiners);
     layout_close(r->target);
     r->joiners = NULL;
@@ -261,10 +368,10 @@ void coord_reshard_advance(struct coord_job *job)
     struct sentence why;
     if (!may_step(job)) return;
     if (r->canceled) {
-        if (job->shard_count > job->layout->shard_count) coord_reshard_unjoin(job);
+        if (job->shard_count > job->layout->shard_count) reshard_unjoin(job);
         finish_run(job);
     } else if (r->joiner_count > 0) {
-        coord_reshard_join(job);
+        reshard_join(job);
     } else if (r->target == NULL && coord_reshard_plan_anew(job, &why) != CAIRN_OK) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
     } else if (coord_reshard_is_paced(job)) {
@@ -873,111 +980,6 @@ bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
     sentence_set(&text, "shard %s was lost", job->shards[shard].entry->name);
     move_happened(job, &event, text.text);
     return true;
-}
-
-/* ==== reshard join ==== */
-
-/* Shards that join a job: each gets a part that owns nothing and serves at once, so that it can prepare the
- * next layout as the others do; and, if that is the policy, its share. See reshard.h. */
-
-/* They have their parts: from here on they are told what the others are told. */
-static void take_in(struct coord_job *job)
-{
-    struct coord_reshard *r = &job->reshard;
-    const uint32_t first = job->shard_count;
-    for (uint32_t i = 0; i < r->joiner_count; i++) {
-        struct coord_shard_entry *entry = r->joiners[i].entry;
-        coord_job_set_shard(job, first + i, entry);
-        job->shards[first + i].weight = r->joiners[i].weight;
-        job->shards[first + i].incarnation = entry->incarnation;
-        job->shards[first + i].revision = job->spec.revision;
-        job->shards[first + i].up = true;
-        (void)coord_job_shard_moved(&job->shards[first + i]);
-        log_info("job %s: shard %s joins", job->spec.name, entry->name);
-        coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, entry->name,
-                               "it has a part of the job");
-    }
-    r->joiner_count = 0;
-    for (uint32_t i = first; i < job->shard_count; i++) {
-        const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
-        coord_terms_tell(job, i, false);
-        coord_members_tell_shard(job, i);
-        coord_job_event(job, &up);
-    }
-    coord_gate_update(job);
-}
-
-static void on_joined(struct coord_job *job, const void *about, cairn_status status,
-                      const char *text)
-{
-    struct coord_reshard *r = &job->reshard;
-    struct sentence why;
-    if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
-    r->asking = NULL;
-    for (uint32_t i = 0; i < r->joiner_count && status == CAIRN_OK; i++)
-        if (r->joiners[i].entry->session == NULL || r->joiners[i].entry->session->closing)
-            status = fail_with(&why, CAIRN_ERR_CLOSED, "shard %s went away",
-                               r->joiners[i].entry->name);
-        else
-            sentence_set(&why, "%s", text);
-    if (status != CAIRN_OK) {
-        if (text[0] != '\0') sentence_set(&why, "%s", text);
-        coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
-        return;
-    }
-    take_in(job);
-    coord_reshard_advance(job);
-}
-
-static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
-{
-    struct decision last = *round_last(job->core); // schedule and loss scale
-    last.kind = CAIRN_DECISION_NONE;
-    last.version_after = (struct cairn_version) { job->generation, job->base_step };
-    const struct coord_create load = { .joins = true,
-                                       .version = last.version_after,
-                                       .last = &last };
-    for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
-        struct coord_shard_entry *entry = job->reshard.joiners[i].entry;
-        // Drop the part that an earlier run may have left on this shard: it is of no use.
-        coord_job_send_drop(job->cluster, entry, job->id);
-        coord_job_ask_create(job, &load, job->shard_count + i, entry, layout, gather);
-    }
-}
-
-void coord_reshard_join(struct coord_job *job)
-{
-    struct coord_reshard *r = &job->reshard;
-    struct packed *layout = coord_reshard_pack_wider(job);
-    r->serial = coord_request_new(job->cluster);
-    struct coord_gather *gather =
-        layout == NULL ? NULL : coord_gather_open_job(job, on_joined, &r->serial, sizeof r->serial);
-    if (gather != NULL) {
-        r->asking = "the shards that join, to make room";
-        ask_all(job, layout, gather);
-        coord_gather_start(gather);
-    }
-    packed_release(layout);
-}
-
-void coord_reshard_unjoin(struct coord_job *job)
-{
-    const bool was_busy = job->reshard.busy;
-    job->reshard.busy = true;
-    while (job->shard_count > job->layout->shard_count && !job->layouts.storing) {
-        const uint32_t shard = job->shard_count - 1;
-        const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
-        struct coord_shard_entry *entry = job->shards[shard].entry;
-        const bool was_up = job->shards[shard].up;
-        coord_members_forget_shard(job, shard);
-        coord_job_set_shard(job, shard, NULL);
-        job->shard_count = shard;
-        coord_job_send_drop(job->cluster, entry, job->id);
-        if (was_up && job->core != NULL) coord_job_event(job, &down);
-    }
-    coord_gate_update(job);
-    coord_members_attach(job);
-    job->reshard.busy = was_busy;
 }
 
 /* ==== the core ==== */

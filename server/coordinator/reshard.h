@@ -163,8 +163,6 @@ void coord_reshard_pace_slice(struct coord_reshard_pace *pace);
 void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes);
 /* A slice may begin. */
 bool coord_reshard_is_paced(const struct coord_job *job);
-/* The most that a slice brings a shard now: as much as it can take, if nobody trains. */
-uint64_t coord_reshard_slice_most(const struct coord_job *job);
 /* Seconds that a run to the target takes, and that a step of it is longer at most; 0: not known. While steps
  * are made a slice takes two of them; slices that grow make it shorter. */
 double coord_reshard_expected_s(const struct coord_job *job,
@@ -175,11 +173,6 @@ double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
 
 /* At each tick: spreads jobs whose policy on_join asks for it over shards that came. */
 void coord_reshard_spread(struct coord *cluster);
-
-/* Gives the shards that join their parts; the run is advanced then. */
-void coord_reshard_join(struct coord_job *job);
-/* Takes shards that have joined, but are in no layout in force, out of the job. */
-void coord_reshard_unjoin(struct coord_job *job);
 
 /* ---- the slice ---- */
 
@@ -269,18 +262,10 @@ struct coord_extension {
     bool broken; /* one went away meanwhile, and may have dropped what it made */
 };
 
-/* Begins one, and takes `next`, a judged spec; those whose amend.request is set are answered at its end, and
- * job->amends.waiters. The open round is void if it is `member`'s, whose amendment it is (NULL: an admin's),
- * too. CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY,
- * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_INVALID (too large): nothing was begun or taken. */
-cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *member,
-                                struct job_spec_data *next, struct sentence *why) CAIRN_MUST_CHECK;
 /* An event of the core is over: is this a step boundary? */
 void coord_extend_advance(struct coord_job *job);
 /* The job is lost: nothing is made of it. */
 void coord_extend_lost(struct coord_job *job);
-/* The amendment with this key is under way. */
-bool coord_extend_is(const struct coord_job *job, uint64_t key);
 /* The job is freed, or the extension given up. */
 void coord_extension_release(struct coord_job *job);
 /* JobSwitch: only the part of that generation stays on the shard. */

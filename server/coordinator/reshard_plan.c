@@ -11,6 +11,91 @@
 #include "server/coordinator/reshard.h"
 #include "server/core/holes.h"
 
+/* ==== reshard pace ==== */
+
+/* How large slices are while steps are made, and when one may begin. See reshard.h.
+ *
+ * A slice costs time in the step in which it is prepared and in the step in which it moves: for
+ * pages, copies and sums that need the cores of the backward pass, and for work that no backward
+ * pass hides. How much time depends on the machine and on what trainers do, so it is measured:
+ * the slice size doubles while the steps around the last slice were within half of the pause,
+ * and halves when one of them was longer than the pause allows. The usual length of a step is
+ * measured by the same steps. It is set anew when all of them were clearly shorter, or when they
+ * are longer though slices are already the smallest: then something else makes steps longer. */
+
+#define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
+#define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
+#define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* what a shard can take is less: reshard_plan.c */
+#define PAUSE_DEFAULT     0.1
+#define STEPS_A_SLICE     2 /* one in which it is prepared, one in which it moves */
+
+static double pause_of(double asked)
+{
+    return asked > 0 ? asked : PAUSE_DEFAULT;
+}
+
+void coord_reshard_pace_begin(struct coord_reshard_pace *pace, double pause, uint32_t median_us)
+{
+    *pace = (struct coord_reshard_pace) { .pause = pause_of(pause),
+                                          .usual_us = median_us,
+                                          .most_bytes = SLICE_BYTES_FIRST };
+}
+
+void coord_reshard_pace_step(struct coord_reshard_pace *pace, uint32_t us)
+{
+    if (us > pace->longest_us) pace->longest_us = us;
+}
+
+void coord_reshard_pace_slice(struct coord_reshard_pace *pace)
+{
+    const double longest = pace->longest_us, usual = pace->usual_us;
+    pace->longest_us = 0;
+    if (longest <= 0) return;
+    if (usual <= 0 || longest * (1 + pace->pause) < usual) {
+        pace->usual_us = (uint32_t)longest;
+    } else if (longest <= usual * (1 + pace->pause / 2)) {
+        if (pace->most_bytes < SLICE_BYTES_MOST) pace->most_bytes *= 2;
+    } else if (longest > usual * (1 + pace->pause)) {
+        // The least slice is not what makes steps longer: they have become so by themselves.
+        if (pace->most_bytes <= SLICE_BYTES_MIN) pace->usual_us = (uint32_t)longest;
+        if (pace->most_bytes > SLICE_BYTES_MIN) pace->most_bytes /= 2;
+    }
+}
+
+/* A limit beyond what shards can take is none: many halves of it would change nothing. */
+void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes)
+{
+    if (bytes >= SLICE_BYTES_FIRST && pace->most_bytes > bytes) pace->most_bytes = bytes;
+}
+
+/* The most that a slice brings a shard now: as much as it can take, if nobody trains. */
+static uint64_t reshard_slice_most(const struct coord_job *job)
+{
+    const struct coord_reshard *r = &job->reshard;
+    if (coord_pace_rests(job)) return UINT64_MAX;
+    return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST; // as a run begins
+}
+
+double coord_reshard_expected_s(const struct coord_job *job,
+                                const struct coord_reshard_target *target)
+{
+    const double rate = job->reshard.rate, median_us = coord_pace_median(&job->pace);
+    if (!coord_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
+    return rate > 0 ? (double)target->report->moved_bytes / rate * 1e-6 : 0;
+}
+
+double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
+{
+    if (coord_pace_rests(job)) return 0; // nobody makes steps
+    return pause_of(pause) * coord_pace_median(&job->pace) * 1e-6;
+}
+
+/* A slice may begin: nobody trains, or a step was made in the layout in force. */
+bool coord_reshard_is_paced(const struct coord_job *job)
+{
+    return coord_pace_rests(job) || version_compare(coord_job_version(job), job->layouts.at) > 0;
+}
+
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
 #define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */
 
@@ -199,7 +284,7 @@ static uint64_t largest_slice(const struct coord_job *job, uint32_t shard_count)
 static cairn_status count_slices(const struct coord_job *job, struct layout_tensor *tensors,
                                  struct coord_reshard_target *target)
 {
-    uint64_t *limits = limits_of(job, target->layout->shard_count, coord_reshard_slice_most(job));
+    uint64_t *limits = limits_of(job, target->layout->shard_count, reshard_slice_most(job));
     struct slice_left left = { 0 };
     if (limits == NULL) return CAIRN_ERR_NO_MEMORY;
     const struct slice_request request = { .tensors = tensors,
@@ -266,8 +351,7 @@ cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **ne
                                  uint64_t *bytes_out)
 {
     struct layout_tensor *tensors = plan_tensors(&job->spec);
-    uint64_t *limits = limits_of(job, job->reshard.target->shard_count,
-                                 coord_reshard_slice_most(job));
+    uint64_t *limits = limits_of(job, job->reshard.target->shard_count, reshard_slice_most(job));
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     *next_out = NULL;
     *bytes_out = 0;
@@ -440,90 +524,6 @@ bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
     asked->next = session->cluster->asked;
     session->cluster->asked = asked;
     return true;
-}
-
-/* ==== reshard pace ==== */
-
-/* How large slices are while steps are made, and when one may begin. See reshard.h.
- *
- * A slice costs time in the step in which it is prepared and in the step in which it moves: for
- * pages, copies and sums that need the cores of the backward pass, and for work that no backward
- * pass hides. How much time depends on the machine and on what trainers do, so it is measured:
- * the slice size doubles while the steps around the last slice were within half of the pause,
- * and halves when one of them was longer than the pause allows. The usual length of a step is
- * measured by the same steps. It is set anew when all of them were clearly shorter, or when they
- * are longer though slices are already the smallest: then something else makes steps longer. */
-
-#define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
-#define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
-#define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* what a shard can take is less: reshard_plan.c */
-#define PAUSE_DEFAULT     0.1
-#define STEPS_A_SLICE     2 /* one in which it is prepared, one in which it moves */
-
-static double pause_of(double asked)
-{
-    return asked > 0 ? asked : PAUSE_DEFAULT;
-}
-
-void coord_reshard_pace_begin(struct coord_reshard_pace *pace, double pause, uint32_t median_us)
-{
-    *pace = (struct coord_reshard_pace) { .pause = pause_of(pause),
-                                          .usual_us = median_us,
-                                          .most_bytes = SLICE_BYTES_FIRST };
-}
-
-void coord_reshard_pace_step(struct coord_reshard_pace *pace, uint32_t us)
-{
-    if (us > pace->longest_us) pace->longest_us = us;
-}
-
-void coord_reshard_pace_slice(struct coord_reshard_pace *pace)
-{
-    const double longest = pace->longest_us, usual = pace->usual_us;
-    pace->longest_us = 0;
-    if (longest <= 0) return;
-    if (usual <= 0 || longest * (1 + pace->pause) < usual) {
-        pace->usual_us = (uint32_t)longest;
-    } else if (longest <= usual * (1 + pace->pause / 2)) {
-        if (pace->most_bytes < SLICE_BYTES_MOST) pace->most_bytes *= 2;
-    } else if (longest > usual * (1 + pace->pause)) {
-        // The least slice is not what makes steps longer: they have become so by themselves.
-        if (pace->most_bytes <= SLICE_BYTES_MIN) pace->usual_us = (uint32_t)longest;
-        if (pace->most_bytes > SLICE_BYTES_MIN) pace->most_bytes /= 2;
-    }
-}
-
-/* A limit beyond what shards can take is none: many halves of it would change nothing. */
-void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes)
-{
-    if (bytes >= SLICE_BYTES_FIRST && pace->most_bytes > bytes) pace->most_bytes = bytes;
-}
-
-uint64_t coord_reshard_slice_most(const struct coord_job *job)
-{
-    const struct coord_reshard *r = &job->reshard;
-    if (coord_pace_rests(job)) return UINT64_MAX;
-    return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST; // as a run begins
-}
-
-double coord_reshard_expected_s(const struct coord_job *job,
-                                const struct coord_reshard_target *target)
-{
-    const double rate = job->reshard.rate, median_us = coord_pace_median(&job->pace);
-    if (!coord_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
-    return rate > 0 ? (double)target->report->moved_bytes / rate * 1e-6 : 0;
-}
-
-double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
-{
-    if (coord_pace_rests(job)) return 0; // nobody makes steps
-    return pause_of(pause) * coord_pace_median(&job->pace) * 1e-6;
-}
-
-/* A slice may begin: nobody trains, or a step was made in the layout in force. */
-bool coord_reshard_is_paced(const struct coord_job *job)
-{
-    return coord_pace_rests(job) || version_compare(coord_job_version(job), job->layouts.at) > 0;
 }
 
 /* ==== for the run ==== */

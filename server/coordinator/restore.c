@@ -732,7 +732,7 @@ void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_e
 /* ==== latest ==== */
 
 /* A restore of the newest snapshot of a job, which no admin asked for: a worker resumes, or the job has
- * lost a part (recovery.c). */
+ * lost a part (loss.c). */
 
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
                           const struct snapshot_place *behind, cluster_restored_fn ended)

@@ -1,5 +1,5 @@
 /* A restore under way. restore.c runs it, makes the job on the shards, and says how it ended.
- * restore_check.c reads on other threads, before anything is touched, chooses the newest snapshot, and
+ * snapshot_read.c reads on other threads, before anything is touched, chooses the newest snapshot, and
  * proves that the state is the one that was saved. */
 #ifndef CAIRN_COORDINATOR_RESTORE_H
 #define CAIRN_COORDINATOR_RESTORE_H
@@ -99,7 +99,7 @@ bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotP
 /* The shard is gone: what it was loading will not come. */
 void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_entry *entry);
 
-/* ---- restore_check.c: but for the first two on another thread ---- */
+/* ---- snapshot_read.c: but for the first two on another thread ---- */
 
 /* Under which name it is, or will be, a job. */
 const char *coord_restore_job_name(const struct coord_restore *restore);

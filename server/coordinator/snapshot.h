@@ -346,7 +346,7 @@ struct coord_snapshots {
     struct sentence passed_over; /* restore.c, until a snapshot is taken; for status */
 };
 
-/* ---- outcome.c ---- */
+/* ---- digests.c ---- */
 
 /* A periodic one failed, or was not begun, of that step: status and log say so, and when the next is due. */
 void coord_periodic_failed(struct coord_job *job, uint64_t step, const char *why);
@@ -358,10 +358,7 @@ void coord_periodic_ended(const struct coord_snapshot *snapshot);
 /* Nothing durable is left of the job but older snapshots, as things are. */
 void coord_parting_unsaved(struct coord_job *job, const char *why);
 
-/* ---- snapshots.c ---- */
-
-/* The job may be at a step that is to be saved. */
-void coord_periodic_advance(struct coord_job *job);
+/* ---- parts.c ---- */
 
 /* ==== keep ==== */
 
