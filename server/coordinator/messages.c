@@ -613,13 +613,6 @@ static void describe_opening(const struct coord_session *session, struct sentenc
     sentence_set(out, "the shards to make room for the job");
 }
 
-/* The job's round waits for a worker that lives and has not said why. */
-static bool waits_for_silent(const struct coord_job *job)
-{
-    return job->core != NULL && !coord_job_dead(job) && job->initialized &&
-           coord_job_shards_up(job) && round_waits_for_silent(job->core);
-}
-
 static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_t request,
                                           const Cairn__WhoIsAwaited *message)
 {
@@ -640,7 +633,9 @@ static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_
     } else if (job != NULL) {
         coord_job_waiting(job, &text);
         awaited.paused_ms = (uint32_t)coord_job_paused_ms(job);
-        awaited.silent = waits_for_silent(job);
+        // The job's round waits for a worker that lives and has not said why.
+        awaited.silent = job->core != NULL && !coord_job_dead(job) && job->initialized &&
+                         coord_job_shards_up(job) && round_waits_for_silent(job->core);
     } else {
         describe_opening(session, &text);
     }

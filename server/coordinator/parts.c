@@ -495,13 +495,6 @@ static void refuse_begin(struct coord_job *job, const struct round_action *actio
     member->begin_request = 0;
 }
 
-/* It made the version that there is, so that what the shards say of theirs is of it. */
-static bool made_newest(const struct coord_job *job, const struct round_action *action)
-{
-    return action->decision->kind == CAIRN_DECISION_APPLY &&
-           version_compare(action->version, round_version(job->core)) == 0;
-}
-
 /* Says which gradients were not finite, for a round that they ended. */
 static void fill_gradients(const struct coord_job *job, const struct round_action *action,
                            Cairn__RoundResult *result, struct sentence *text,
@@ -552,7 +545,9 @@ static void fill_result(const struct coord_job *job, const struct round_action *
     result->clip_scale = head.clip_scale;
     result->lr = head.lr;
     result->skips = head.skips.all;
-    if (made_newest(job, action)) {
+    // It made the version that there is, so that what the shards say of theirs is of it.
+    if (action->decision->kind == CAIRN_DECISION_APPLY &&
+        version_compare(action->version, round_version(job->core)) == 0) {
         result->nonfinite = coord_halts_nonfinite(job, tensors);
         result->nonfinite_tensors = tensors;
     }

@@ -639,13 +639,6 @@ static void read_store(struct coord_work *work)
     if (listing->status == CAIRN_OK) read_words(listing);
 }
 
-/* A job that was never here and has left no snapshots: a mistyped name, most likely. */
-static bool is_unknown(const struct listing *listing)
-{
-    return listing->job != NULL && listing->found.count == 0 &&
-           coord_job_find(listing->work.cluster, listing->job) == NULL;
-}
-
 /* Its manifest is there already: the loop has yet to hear of it. */
 static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus *s)
 {
@@ -679,7 +672,9 @@ static bool list_running(const struct listing *listing, struct snapshot_view **v
 static void send_list(struct listing *listing)
 {
     struct sentence why;
-    if (is_unknown(listing)) {
+    // A job that was never here and has left no snapshots: a mistyped name, most likely.
+    if (listing->job != NULL && listing->found.count == 0 &&
+        coord_job_find(listing->work.cluster, listing->job) == NULL) {
         sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",
                      listing->job);
         coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NOT_FOUND,
