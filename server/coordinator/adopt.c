@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
 #define ADOPT_TIMEOUT_MS 20000 /* without a word from whom is asked; cairn(1) waits much longer */

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
 #include "server/coordinator/store.h"

@@ -302,7 +302,7 @@ void coord_waiters_fail(struct coord_waiters *list, cairn_status status, const c
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     coord_waiters_answer(list, CAIRN_MSG_ERROR, &error.base);
 }
 
@@ -323,7 +323,7 @@ void coord_session_send(struct coord_session *session, uint16_t type, uint32_t r
                         const ProtobufCMessage *message)
 {
     if (session == NULL || session->closing) return;
-    const cairn_status status = cairn_peer_send(session->peer, type, request, message);
+    const cairn_status status = peer_send(session->peer, type, request, message);
     if (status == CAIRN_OK && request != 0 && session->unanswered > 0) session->unanswered--;
     if (status == CAIRN_OK) return;
     if (status == CAIRN_ERR_INVALID && request != 0 && type != CAIRN_MSG_ERROR) {
@@ -340,7 +340,7 @@ void coord_session_error(struct coord_session *session, uint32_t request, cairn_
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     coord_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
 }
 
@@ -664,8 +664,7 @@ void coord_job_ask_create(const struct coord_job *job, const struct coord_create
     create.joins = load->joins;
     create.digest = load->digest;
     create.member_max = (uint32_t)job->cluster->options->workers_max;
-    create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
-                                                                           : "");
+    create.snapshot_path = wire_text(load->snapshot_path != NULL ? load->snapshot_path : "");
     if (load->last != NULL) {
         coord_decision_to_message(load->last, &last);
         create.last = &last;

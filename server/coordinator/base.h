@@ -7,7 +7,7 @@
 
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/core/standing.h"
@@ -155,10 +155,10 @@ struct coord_shard_entry {
 struct coord_session {
     struct coord_session *next; /* of the cluster's list */
     struct coord *cluster;
-    struct cairn_peer *peer; /* borrowed from the listener */
-    uint32_t role;           /* enum role_wire */
-    char *name;              /* owned */
-    char *version;           /* owned: of its build, as it said it */
+    struct peer *peer; /* borrowed from the listener */
+    uint32_t role;     /* enum role_wire */
+    char *name;        /* owned */
+    char *version;     /* owned: of its build, as it said it */
     uint64_t incarnation;
     uint32_t without;        /* of a shard: bits of enum spec_without */
     Cairn__Home *home;       /* owned: of a shard that tells; or NULL */
@@ -219,9 +219,8 @@ void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *wha
 
 /* Connections: Hello, frames, leases. */
 
-void coord_session_on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context);
-void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
-                           void *context);
+void coord_session_on_frame(struct peer *peer, const struct wire_frame *frame, void *context);
+void coord_session_on_gone(struct peer *peer, cairn_status status, const char *why, void *context);
 /* Handles the requests that came early and need not wait any more (cluster.h). */
 void coord_sessions_take_early(struct coord *cluster);
 void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_ms);

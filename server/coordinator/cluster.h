@@ -47,7 +47,7 @@
 
 #include <uv.h>
 
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"

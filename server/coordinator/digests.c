@@ -5,7 +5,7 @@
 #include <string.h>
 #include <uv.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot.h"
 
@@ -248,10 +248,10 @@ void coord_manifest_to_view(const struct manifest *manifest, const char *id, con
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
     coord_nonfinite_to_view(manifest, view);
-    out->id = (char *)(uintptr_t)id;
-    out->path = (char *)(uintptr_t)folder;
+    out->id = wire_text(id);
+    out->path = wire_text(folder);
     out->job = manifest->spec.name;
-    out->state = (char *)(uintptr_t) "committed";
+    out->state = wire_text("committed");
     out->generation = manifest->generation;
     out->step = manifest->step;
     out->files = (uint32_t)manifest->file_count;

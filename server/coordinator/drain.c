@@ -190,7 +190,7 @@ static void finish_drain(struct coord *cluster, struct coord_shard_entry *entry)
     entry->drain.saves_ms = entry->drain.ends_ms = 0;
     entry->drain.is_over = true;
     if (entry->session == NULL || entry->session->closing) return;
-    end.why = (char *)(uintptr_t) "all that it held is on other shards";
+    end.why = wire_text("all that it held is on other shards");
     coord_session_send(entry->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
 }
 
@@ -509,7 +509,7 @@ static void answer_park(struct coord_job *job)
     parked.parked = job->park.wanted;
     parked.shards = job->entry_count;
     if (!coord_job_has_device(job))
-        parked.note = (char *)(uintptr_t) "all of its state lies in host memory: nothing was moved";
+        parked.note = wire_text("all of its state lies in host memory: nothing was moved");
     coord_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
 }
 

@@ -198,10 +198,10 @@ static void fill_event(Cairn__Event *out, const struct stored_event *event)
     cairn__event__init(out);
     out->number = event->number;
     out->unix_ms = event->unix_ms;
-    out->kind = (char *)(uintptr_t)event->kind;
-    out->job = (char *)(uintptr_t)event->job;
-    out->who = (char *)(uintptr_t)event->who;
-    out->text = (char *)(uintptr_t)event->text;
+    out->kind = wire_text(event->kind);
+    out->job = wire_text(event->job);
+    out->who = wire_text(event->who);
+    out->text = wire_text(event->text);
 }
 
 void coord_events_answer(struct coord_session *session, uint32_t request,

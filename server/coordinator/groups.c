@@ -480,9 +480,9 @@ void coord_groups_show(const struct coord_job *job, struct groups_view *view, Ca
 {
     static const char no_tiles[] = CAIRN_GROUPS_NOT_OF_TILES;
     const struct coord_groups *groups = job->groups;
-    if (job->tiles.world != 0) out->reduce_groups_off = (char *)(uintptr_t)no_tiles;
+    if (job->tiles.world != 0) out->reduce_groups_off = wire_text(no_tiles);
     if (groups == NULL || job->tiles.world != 0) return;
-    out->reduce_groups_off = (char *)(uintptr_t)groups->off.text;
+    out->reduce_groups_off = wire_text(groups->off.text);
     out->reduce_group_count = groups->now.group_count;
     out->reduce_groups = view->list;
     for (uint32_t g = 0; g < groups->now.group_count && g < CAIRN_GROUPS_SHOWN; g++) {

@@ -8,9 +8,9 @@
 
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/members.h"
 #include "server/coordinator/reshard.h"
@@ -239,7 +239,7 @@ struct coord_job {
     uint32_t entry_count; /* without holes */
     struct coord_planned planned;
 
-    struct cairn_round *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
+    struct round_machine *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
     /* each is its module's own */
     struct coord_rounds rounds;
     struct coord_halts halts;

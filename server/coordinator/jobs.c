@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
 static void free_body(void *arg)
@@ -577,7 +577,7 @@ static void on_job_dropped(void *context, cairn_status status, const char *text)
     struct coord_drop *drop = context;
     if (!drop->cluster->closing) {
         if (status != CAIRN_OK) log_warn("job %s was dropped, but: %s", drop->name, text);
-        drop->removed.note = (char *)(uintptr_t)(status == CAIRN_OK ? "" : text);
+        drop->removed.note = wire_text(status == CAIRN_OK ? "" : text);
         coord_waiters_answer(&drop->waiter, CAIRN_MSG_JOB_REMOVED, &drop->removed.base);
     }
     free_drop(drop);

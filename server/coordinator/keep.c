@@ -132,13 +132,13 @@ static void answer_keeping(const struct keeping *k)
             fate->bytes = k->items[i].bytes;
             fate->created_unix_ms = k->items[i].created_unix_s * 1000;
             fate->goes = retention_goes(k->items[i].fate);
-            fate->reason = (char *)(uintptr_t)retention_reason(k->items[i].fate);
+            fate->reason = wire_text(retention_reason(k->items[i].fate));
         } else {
             const struct snapshot_begun *begun = &k->words.begun[i - k->found.count];
             if (!is_left(k, begun)) continue;
-            fate->id = (char *)(uintptr_t)begun->id;
+            fate->id = wire_text(begun->id);
             fate->goes = true;
-            fate->reason = (char *)(uintptr_t) "a crash left it: half made, or half removed";
+            fate->reason = wire_text("a crash left it: half made, or half removed");
         }
         list[message.n_fates++] = fate;
     }

@@ -5,7 +5,7 @@
 static struct coord_options options;
 static struct coord *cluster;
 
-static const struct cairn_option *option_table(size_t *option_count_out);
+static const struct config_option *option_table(size_t *option_count_out);
 
 static void on_stop(struct daemon *daemon, void *context)
 {
@@ -59,7 +59,7 @@ int main(int argc, char **argv)
 
 #define AT(member) offsetof(struct coord_options, member)
 
-static const struct cairn_option table[] = {
+static const struct config_option table[] = {
     { "cluster", "name", CAIRN_OPTION_STRING, AT(name), "cairn", 0, 0, "Name, for people." },
     { "cluster", "shards", CAIRN_OPTION_INT, AT(shards), "1", 1, 4096,
       "Shards that a job is spread over. A job is made when so many are up." },
@@ -104,7 +104,7 @@ static const struct cairn_option table[] = {
 };
 
 /* The table of it, for server/base/config.h. */
-static const struct cairn_option *option_table(size_t *option_count_out)
+static const struct config_option *option_table(size_t *option_count_out)
 {
     *option_count_out = sizeof table / sizeof *table;
     return table;

@@ -164,7 +164,7 @@ static void send_expelled(struct coord_session *session, uint64_t job, cairn_sta
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     error.job = job;
     coord_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
 }
@@ -231,7 +231,7 @@ static void send_attached(struct coord_member *member)
     const struct cairn_version version = coord_job_version(job);
     message.job = job->id;
     message.member = member->id;
-    message.epoch = cairn_round_epoch(job->core);
+    message.epoch = round_epoch_of(job->core);
     message.generation = version.generation;
     message.step = version.step;
     message.initialized = job->initialized;
@@ -623,7 +623,7 @@ static void make_holes(struct coord_job *job)
 {
     const struct coord_layouts *l = &job->layouts;
     CAIRN_EACH_SHARD (job, i) {
-        if (i >= l->next->shard_count || !cairn_is_hole(l->next_gone, l->next->shard_count, i))
+        if (i >= l->next->shard_count || !layout_is_hole(l->next_gone, l->next->shard_count, i))
             continue;
         coord_members_forget_shard(job, i);
         coord_job_set_shard(job, i, NULL);

@@ -3,7 +3,7 @@
 #define CAIRN_COORDINATOR_MEMBERS_H
 
 #include "proto/base/text.h"
-#include "proto/fabric/where.h"
+#include "proto/fabric/fabric.h"
 #include "server/coordinator/base.h"
 #include "server/core/decision.h"
 #include "server/core/standing.h"

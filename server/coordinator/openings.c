@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
 
@@ -745,7 +745,7 @@ static void opening_refuse(struct coord_member *member, cairn_status status, con
              member->session->name, text);
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     if (status == CAIRN_ERR_MISMATCH && member->opening.rows != NULL) {
         error.differences = member->opening.rows->differences;
         error.n_differences = member->opening.rows->n_differences;

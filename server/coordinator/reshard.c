@@ -8,7 +8,6 @@
 #include <uv.h>
 
 #include "proto/plan/plan.h"
-#include "proto/plan/reshard.h"
 #include "server/coordinator/cluster.h"
 #include "server/core/holes.h"
 
@@ -528,7 +527,7 @@ static bool has_next(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_layouts *l = &job->layouts;
     return job->shards[shard].entry != NULL &&
-           !cairn_is_hole(l->next_gone, l->next->shard_count, shard);
+           !layout_is_hole(l->next_gone, l->next->shard_count, shard);
 }
 
 /* ---- prepare ---- */
@@ -725,7 +724,7 @@ static bool others_whole(const struct coord_job *job, uint32_t shard)
 static bool is_owned_by_holes(const struct layout *layout, const uint8_t *gone)
 {
     for (size_t i = 0; i < layout->extent_count; i++)
-        if (cairn_is_hole(gone, layout->shard_count, layout->extents[i].shard)) return true;
+        if (layout_is_hole(gone, layout->shard_count, layout->extents[i].shard)) return true;
     return false;
 }
 
@@ -898,8 +897,7 @@ cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why)
 
 void coord_slice_in_force(struct coord_job *job)
 {
-    struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE,
-                                .layout = cairn_round_layout(job->core) };
+    struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE, .layout = round_layout_of(job->core) };
     assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
     coord_groups_forget_sent(job);
     // Who leaves the job keeps nothing of it.

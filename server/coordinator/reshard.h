@@ -13,7 +13,7 @@
 #ifndef CAIRN_COORDINATOR_RESHARD_H
 #define CAIRN_COORDINATOR_RESHARD_H
 
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/coordinator/base.h"
 #include "server/core/move.h"
 

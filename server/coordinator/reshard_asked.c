@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/plan/reshard.h"
+#include "proto/plan/plan.h"
 #include "server/coordinator/cluster.h"
 
 /* ==== what operators say ==== */
@@ -205,8 +205,8 @@ static void view_run(const struct coord_job *job, struct view *view)
     cairn__reshard_job__init(out);
     say_waiting(job, &view->text);
     out->name = job->spec.name;
-    out->state = (char *)(uintptr_t)state_name(job->reshard.running ? CAIRN_RESHARD_MOVING
-                                                                    : progress->state);
+    out->state = wire_text(
+        state_name(job->reshard.running ? CAIRN_RESHARD_MOVING : progress->state));
     out->text = view->text.text;
     out->layout_hash = layout_number(job->layout);
     out->least_bytes = progress->least_bytes;
@@ -247,7 +247,7 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
         view->list[i] = &view->pairs[i];
     }
     view->text.text[0] = '\0';
-    out->state = (char *)(uintptr_t) "planned";
+    out->state = wire_text("planned");
     out->pairs = view->list;
     out->n_pairs = report->pair_count;
     out->least_bytes = report->least_bytes;
@@ -274,7 +274,7 @@ static void view_refused(const struct coord_job *job, const struct sentence *why
     cairn__reshard_job__init(&view->message);
     view->text = *why;
     view->message.name = job->spec.name;
-    view->message.state = (char *)(uintptr_t) "refused";
+    view->message.state = wire_text("refused");
     view->message.text = view->text.text;
     view->message.layout_hash = layout_number(job->layout);
 }

@@ -6,7 +6,6 @@
 #include <uv.h>
 
 #include "proto/plan/plan.h"
-#include "proto/plan/reshard.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/reshard.h"
 #include "server/core/holes.h"

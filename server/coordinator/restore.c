@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
 #define TENSOR_BYTES 64 /* of a spec, about */
@@ -38,7 +38,7 @@ static void note_replaced(struct coord_restore *restore, const struct coord_job 
     Cairn__ReplacedJob *replaced = &restore->replaced;
     const struct cairn_version version = coord_job_version(old);
     cairn__replaced_job__init(replaced);
-    replaced->state = (char *)(uintptr_t)coord_job_state_name(old);
+    replaced->state = wire_text(coord_job_state_name(old));
     replaced->generation = version.generation;
     replaced->step = version.step;
     replaced->version_unknown = old->version_unknown;
@@ -56,7 +56,7 @@ static void restore_answer(struct coord_restore *restore)
     const char *slash = strrchr(restore->folder, '/');
     coord_manifest_to_view(&restore->manifest, slash == NULL ? restore->folder : slash + 1,
                            restore->folder, &view);
-    message->job = (char *)(uintptr_t)coord_restore_job_name(restore);
+    message->job = wire_text(coord_restore_job_name(restore));
     if (restore->replaces) message->replaced = &restore->replaced;
     message->passed_over = restore->latest.passed.text;
     if (!restore->plan) message->restored_generation = restore->generation;

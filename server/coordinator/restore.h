@@ -4,7 +4,7 @@
 #ifndef CAIRN_COORDINATOR_RESTORE_H
 #define CAIRN_COORDINATOR_RESTORE_H
 
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "server/base/daemon.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/job.h"

@@ -179,8 +179,7 @@ void coord_job_event(struct coord_job *job, const struct round_event *event)
     job->rounds.actions.count = 0;
     round_on_event(job->core, event, &job->rounds.actions);
     // No fence may follow at once: a shard that went away meanwhile may never be back.
-    if (cairn_round_layout(job->core) != job->layout->version)
-        job->cluster->callbacks->in_force(job);
+    if (round_layout_of(job->core) != job->layout->version) job->cluster->callbacks->in_force(job);
     for (size_t i = 0; i < job->rounds.actions.count && !coord_job_dead(job); i++) {
         const struct round_action *action = &job->rounds.actions.list[i];
         if (action->kind == CAIRN_ROUND_PERSIST)

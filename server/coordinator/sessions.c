@@ -9,8 +9,8 @@
 
 #define ADMIN_IDLE_MS (10 * 60 * 1000)
 
-static cairn_status claim_entry(struct coord *cluster, struct cairn_peer *peer,
-                                const Cairn__Hello *hello, struct sentence *why);
+static cairn_status claim_entry(struct coord *cluster, struct peer *peer, const Cairn__Hello *hello,
+                                struct sentence *why);
 static bool take_entry(struct coord_session *session, const Cairn__Hello *hello);
 
 /* ---- Hello ---- */
@@ -53,7 +53,7 @@ static void free_session(struct coord_session *session)
     free(session);
 }
 
-static struct coord_session *make_session(struct coord *cluster, struct cairn_peer *peer,
+static struct coord_session *make_session(struct coord *cluster, struct peer *peer,
                                           Cairn__Hello *hello)
 {
     struct coord_session *session = calloc(1, sizeof *session);
@@ -150,13 +150,12 @@ static void welcome_session(struct coord_session *session, uint32_t request)
     coord_session_send(session, CAIRN_MSG_WELCOME, request, &message.base);
 }
 
-static void refuse_hello(struct cairn_peer *peer, uint32_t request, cairn_status status,
-                         const char *why)
+static void refuse_hello(struct peer *peer, uint32_t request, cairn_status status, const char *why)
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)why;
-    if (cairn_peer_send(peer, CAIRN_MSG_ERROR, request, &error.base) == CAIRN_OK)
+    error.text = wire_text(why);
+    if (peer_send(peer, CAIRN_MSG_ERROR, request, &error.base) == CAIRN_OK)
         peer_finish(peer, status, "%s", why);
 }
 
@@ -164,7 +163,7 @@ static void refuse_hello(struct cairn_peer *peer, uint32_t request, cairn_status
 static void admit_session(struct coord_session *session, Cairn__Hello *hello, uint32_t request)
 {
     struct coord *cluster = session->cluster;
-    struct cairn_peer *peer = session->peer;
+    struct peer *peer = session->peer;
     struct sentence why;
     cairn_status status = CAIRN_OK;
     if (hello->role == CAIRN_ROLE_WIRE_SHARD) status = claim_entry(cluster, peer, hello, &why);
@@ -216,7 +215,7 @@ static void on_more_hello(struct coord_session *session, Cairn__Hello *more, uin
     message_free(&hello->base);
 }
 
-static void on_first_hello(struct coord *cluster, struct cairn_peer *peer, Cairn__Hello *hello,
+static void on_first_hello(struct coord *cluster, struct peer *peer, Cairn__Hello *hello,
                            uint32_t request)
 {
     struct sentence why;
@@ -240,7 +239,7 @@ static void on_first_hello(struct coord *cluster, struct cairn_peer *peer, Cairn
     message_free(&hello->base);
 }
 
-static void on_hello(struct coord *cluster, struct cairn_peer *peer, const struct wire_frame *frame)
+static void on_hello(struct coord *cluster, struct peer *peer, const struct wire_frame *frame)
 {
     struct coord_session *session = peer_context(peer);
     Cairn__Hello *hello = (Cairn__Hello *)message_unpack(&cairn__hello__descriptor, frame->payload,
@@ -413,7 +412,7 @@ void coord_sessions_take_early(struct coord *cluster)
     }
 }
 
-void coord_session_on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context)
+void coord_session_on_frame(struct peer *peer, const struct wire_frame *frame, void *context)
 {
     struct coord *cluster = context;
     struct coord_session *session = peer_context(peer);
@@ -430,8 +429,7 @@ void coord_session_on_frame(struct cairn_peer *peer, const struct wire_frame *fr
     coord_sessions_take_early(cluster);
 }
 
-void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
-                           void *context)
+void coord_session_on_gone(struct peer *peer, cairn_status status, const char *why, void *context)
 {
     struct coord *cluster = context;
     struct coord_session *session = peer_context(peer);
@@ -650,8 +648,8 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
 
 /* May the shard that says this Hello have its entry? CAIRN_OK: nobody has it now. CAIRN_ERR_BUSY: it is to
  * come again. CAIRN_ERR_FENCED: its process is to end. */
-static cairn_status claim_entry(struct coord *cluster, struct cairn_peer *peer,
-                                const Cairn__Hello *hello, struct sentence *why)
+static cairn_status claim_entry(struct coord *cluster, struct peer *peer, const Cairn__Hello *hello,
+                                struct sentence *why)
 {
     struct coord_shard_entry *entry = coord_shard_find(cluster, hello->name);
     if (entry == NULL || entry->session == NULL) return CAIRN_OK;

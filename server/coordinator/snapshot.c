@@ -34,7 +34,7 @@ static void tell_folder(const struct coord_snapshot *snapshot, const char *path)
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
     message.job = snapshot->job->id;
     message.snapshot = snapshot->number;
-    message.path = (char *)(uintptr_t)path;
+    message.path = wire_text(path);
     CAIRN_EACH_SHARD (snapshot->job, i) {
         const struct coord_shard_entry *entry = snapshot->job->shards[i].entry;
         const bool is_prepared = snapshot->stage == CAIRN_SNAPSHOT_PINNING &&
@@ -125,7 +125,7 @@ static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
     out->job = snapshot->job->spec.name;
-    out->state = (char *)(uintptr_t)state;
+    out->state = wire_text(state);
     out->shards = snapshot->job->entry_count;
     out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
     if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return; // neither version nor manifest
@@ -134,7 +134,7 @@ static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *
     out->created_unix_ms = snapshot->manifest.created_unix_s * 1000;
     if (snapshot->status == CAIRN_OK) coord_nonfinite_to_view(&snapshot->manifest, view);
     if (coord_snapshot_id(snapshot)[0] == '\0') return; // another thread makes the folder
-    out->id = (char *)(uintptr_t)snapshot->id;
+    out->id = wire_text(snapshot->id);
     out->path = snapshot->folder;
 }
 
@@ -194,7 +194,7 @@ static void make_snapshot_folder(struct coord_work *work)
  * that is verified sets it. */
 static void note_latest(const struct coord_snapshot *snapshot)
 {
-    struct cairn_snapshot opened;
+    struct snapshot opened;
     struct sentence why;
     cairn_status status = snapshot_open(snapshot->folder, &opened, &why);
     if (status == CAIRN_OK) {
@@ -537,7 +537,7 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     m->cluster = strdup(job->cluster->options->name);
     m->generation = snapshot->version.generation;
     m->step = snapshot->version.step;
-    m->epoch = cairn_round_epoch(job->core);
+    m->epoch = round_epoch_of(job->core);
     m->origin = job->origin;
     m->created_unix_s = wall_unix_s();
     m->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC ? job->id : 0;
@@ -714,7 +714,7 @@ void coord_snapshot_unprepare(struct coord_job *job)
     if (job->snapshots.ahead == 0) return;
     message.job = job->id;
     message.snapshot = job->snapshots.ahead;
-    message.path = (char *)(uintptr_t) "";
+    message.path = wire_text("");
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_shard_entry *entry = job->shards[i].entry;
         if (entry->session != NULL)

@@ -7,8 +7,7 @@
 
 #include "control.pb-c.h"
 #include "proto/snapshot/digest_tree.h"
-#include "proto/snapshot/manifest.h"
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/spec.h"
 #include "server/coordinator/base.h"

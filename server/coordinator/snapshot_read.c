@@ -110,7 +110,7 @@ static cairn_status find_due(struct coord_scrub *scrub, struct sentence *why)
 
 static cairn_status verify_snapshot(struct coord_scrub *scrub, struct sentence *why)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     const struct verify asked = { .ahead = 1, .progress = pace_reading, .context = scrub };
     char *folder;
     if (asprintf(&folder, "%s/%s/%s", scrub->cluster->storage.path, scrub->at.job, scrub->at.id) <
@@ -481,7 +481,7 @@ static cairn_status add_all(const struct job_spec_data *spec, struct sweep_range
     return status;
 }
 
-static cairn_status hash_files(struct coord_restore *restore, const struct cairn_snapshot *snapshot)
+static cairn_status hash_files(struct coord_restore *restore, const struct snapshot *snapshot)
 {
     struct proof proof = { .restore = restore };
     struct sweep_ranges ranges = { 0 };
@@ -497,7 +497,7 @@ static cairn_status hash_files(struct coord_restore *restore, const struct cairn
 /* The content root is another one: which file and block are to blame, if it is they. */
 static void find_damage(struct coord_restore *restore)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why;
     cairn_status status = snapshot_open(restore->folder, &snapshot, &why);
     if (status == CAIRN_OK) {
@@ -520,7 +520,7 @@ static void judge_proof(struct coord_restore *restore, const char *what)
 static void restore_prove_files(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     restore->status = snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status == CAIRN_OK) {
         restore->status = hash_files(restore, &snapshot);
@@ -566,7 +566,7 @@ static cairn_status restore_judge_signature(const struct coord_restore *restore,
 /* Of restore->folder; which is then without links. */
 static void check_folder(struct coord_restore *restore)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     char *folder;
     restore->status = storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
     if (restore->status != CAIRN_OK) return;

@@ -187,7 +187,7 @@ static void fill_rounds(struct job_view *view, const struct coord_job *job)
     struct payload head;
     const struct round_counts counts = round_counts_of(job->core);
     const struct decision *last = round_last(job->core);
-    s->epoch = cairn_round_epoch(job->core);
+    s->epoch = round_epoch_of(job->core);
     s->round = round_open_round(job->core);
     s->workers = round_worker_count(job->core);
     s->steps_applied = counts.applied;
@@ -292,18 +292,18 @@ static bool view_init(struct job_view *view, const struct coord_job *job)
         s->blobs += is_blob;
     }
     s->name = spec->name;
-    s->state = (char *)(uintptr_t)coord_job_state_name(job);
+    s->state = wire_text(coord_job_state_name(job));
     s->generation = version.generation;
     s->step = version.step;
     s->version_unknown = job->version_unknown;
     s->awaited = view->awaited.text;
-    if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = (char *)(uintptr_t)job->loss.why.text;
-    s->put_out = (char *)(uintptr_t)job->rounds.put_out.text;
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = wire_text(job->loss.why.text);
+    s->put_out = wire_text(job->rounds.put_out.text);
     s->stepped = job->rounds.has_stepped;
     if (s->stepped) s->stepped_ms_ago = coord_now_ms(job->cluster) - job->rounds.stepped_ms;
     s->still_ms = coord_job_still_ms(job);
-    s->snapshot_failed = (char *)(uintptr_t)job->snapshots.failed.text;
-    s->passed_over = (char *)(uintptr_t)job->snapshots.passed_over.text;
+    s->snapshot_failed = wire_text(job->snapshots.failed.text);
+    s->passed_over = wire_text(job->snapshots.passed_over.text);
     coord_snapshot_show(job, &view->saving);
     s->saving = view->saving.text;
     show_reshard(job, &view->moving);
@@ -352,9 +352,8 @@ static void shorten_job_status(struct job_view *view)
     s->loss = view->loss.text;
     view->path_cut = sentence_brief(view->path_cut.text, BRIEF_CHARS);
     view->saving.text[0] = view->moving.text[0] = '\0';
-    if (s->snapshot_failed[0] != '\0')
-        s->snapshot_failed = (char *)(uintptr_t) "`cairn job show` has why";
-    s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient = (char *)(uintptr_t) "";
+    if (s->snapshot_failed[0] != '\0') s->snapshot_failed = wire_text("`cairn job show` has why");
+    s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient = wire_text("");
     s->straggler = NULL;
 }
 
@@ -411,7 +410,7 @@ void coord_job_show_answer(struct coord_session *session, uint32_t request,
 /* For a field of a message, which nobody writes. */
 static char *path_of(const uint8_t *address, size_t bytes)
 {
-    return (char *)(uintptr_t)fabric_address_ways(address, bytes);
+    return wire_text(fabric_address_ways(address, bytes));
 }
 
 /* As path_of; written into `text`. */
@@ -427,21 +426,21 @@ static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry
     cairn__member_status__init(out);
     out->name = entry->name;
     out->role = CAIRN_ROLE_WIRE_SHARD;
-    out->state = (char *)(uintptr_t)(entry->session == NULL     ? "away"
-                                     : coord_shard_obeys(entry) ? "up"
-                                                                : "not ours");
+    out->state = wire_text(entry->session == NULL     ? "away"
+                           : coord_shard_obeys(entry) ? "up"
+                                                      : "not ours");
     if (entry->session != NULL) {
-        out->address = (char *)(uintptr_t)peer_name(entry->session->peer);
+        out->address = wire_text(peer_name(entry->session->peer));
         out->path = path_of(entry->fabric_address, entry->fabric_address_bytes);
         out->place = place_of(entry->fabric_address, entry->fabric_address_bytes, place);
         out->without = entry->session->without;
         out->version = entry->session->version;
-        if (coord_shard_apart(entry)) out->apart = (char *)(uintptr_t)CAIRN_SHARD_APART_TEXT;
+        if (coord_shard_apart(entry)) out->apart = wire_text(CAIRN_SHARD_APART_TEXT);
         out->home = entry->session->home;
         out->stats = entry->has_stats ? &entry->stats : NULL;
-        out->storage = (char *)(uintptr_t)entry->storage.text;
-        out->unfit = (char *)(uintptr_t)(coord_shard_unfit(entry) ? entry->unfit.text : "");
-        out->unheard = (char *)(uintptr_t)coord_unheard_text(entry->session);
+        out->storage = wire_text(entry->storage.text);
+        out->unfit = wire_text(coord_shard_unfit(entry) ? entry->unfit.text : "");
+        out->unheard = wire_text(coord_unheard_text(entry->session));
     }
     out->since_ms = now_ms - entry->since_ms;
     out->state_bytes = entry->stats.state_bytes;
@@ -454,13 +453,13 @@ static void fill_session(Cairn__MemberStatus *out, const struct coord_session *s
     cairn__member_status__init(out);
     out->name = session->name;
     out->role = session->role;
-    out->state = (char *)(uintptr_t) "up";
+    out->state = wire_text("up");
     out->version = session->version;
-    out->address = (char *)(uintptr_t)peer_name(session->peer);
+    out->address = wire_text(peer_name(session->peer));
     out->path = path_of(session->fabric_address, session->fabric_address_bytes);
     out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
     out->since_ms = now_ms - session->since_ms;
-    out->unheard = (char *)(uintptr_t)coord_unheard_text(session);
+    out->unheard = wire_text(coord_unheard_text(session));
 }
 
 #define MEMBERS_MAX 4096 /* so that a frame holds them */
@@ -517,7 +516,7 @@ void coord_status_answer(struct coord_session *session, uint32_t request)
     status.cluster = cluster->options->name;
     status.coordinator_incarnation = cluster->identity.id.incarnation;
     const char *build = cluster->options->build;
-    status.version = (char *)(uintptr_t)(build != NULL ? build : CAIRN_VERSION);
+    status.version = wire_text(build != NULL ? build : CAIRN_VERSION);
     status.uptime_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
     status.shards_expected = (uint32_t)cluster->options->shards;
     status.members = list;
@@ -525,7 +524,7 @@ void coord_status_answer(struct coord_session *session, uint32_t request)
     for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) status.job_count++;
     status.store = cluster->identity.id.store;
-    status.storage = (char *)(uintptr_t)cluster->storage.watch.said.text;
+    status.storage = wire_text(cluster->storage.watch.said.text);
     status.strangers = strangers.list;
     status.n_strangers = strangers.count;
     coord_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
@@ -690,7 +689,7 @@ static void send_list(struct listing *listing)
         for (size_t i = 0; i < listing->found.count; i++) {
             const struct found_snapshot *f = &listing->found.list[i];
             coord_manifest_to_view(&f->manifest, f->place.id, f->folder, &views[i]);
-            views[i].status.signature = (char *)(uintptr_t)f->signature;
+            views[i].status.signature = wire_text(f->signature);
             fill_words(listing, i, &views[i].status);
             list[i] = &views[i].status;
         }
@@ -722,7 +721,7 @@ static void send_one(struct listing *listing)
     }
     const struct found_snapshot *f = listing->found.list;
     coord_manifest_to_view(&f->manifest, f->place.id, f->folder, &view);
-    view.status.signature = (char *)(uintptr_t)f->signature;
+    view.status.signature = wire_text(f->signature);
     fill_words(listing, 0, &view.status);
     coord_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS, listing->work.request,
                        &view.status.base);

@@ -271,7 +271,7 @@ void *store_copy(enum store_change change, const void *rows, size_t count)
     const struct table *table = &tables[changes[change].kind];
     size_t bytes = count * table->row_bytes;
     for (size_t i = 0; i < count; i++)
-        bytes += copy_texts(table, (char *)(uintptr_t)field_at(rows, i * table->row_bytes), NULL);
+        bytes += copy_texts(table, wire_text(field_at(rows, i * table->row_bytes)), NULL);
     char *copies = malloc(bytes + 1);
     if (copies == NULL) return NULL;
     memcpy(copies, rows, count * table->row_bytes);
@@ -648,7 +648,7 @@ static cairn_status give_job(void *context, const void *row, struct sentence *wh
     job.shard_count = g.count;
     job.weighed = g.weighed;
     if (status == CAIRN_OK) status = giving->take(giving->context, &job, why);
-    for (uint32_t i = 0; i < g.count; i++) free((char *)(uintptr_t)g.list[i].name);
+    for (uint32_t i = 0; i < g.count; i++) free(wire_text(g.list[i].name));
     free(g.list);
     return status;
 }
@@ -780,7 +780,7 @@ static struct stored_shard *copy_shards(const struct coord_job *job, uint32_t co
                                                                : job->shards[i].entry;
         const bool is_hole = entry == NULL ||
                              (next != NULL && i < next->shard_count &&
-                              cairn_is_hole(job->layouts.next_gone, next->shard_count, i));
+                              layout_is_hole(job->layouts.next_gone, next->shard_count, i));
         shards[i].name = is_hole ? "" : entry->name;
         shards[i].weight = joiner != NULL ? joiner->weight : job->shards[i].weight;
     }

@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #include "proto/base/text.h"
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "server/base/daemon.h"
 #include "server/coordinator/base.h"
 

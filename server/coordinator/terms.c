@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
-#include "proto/spec/settings.h"
+#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
 /* ==== terms ==== */

@@ -27,8 +27,8 @@ struct coord_tile_list {
     struct coord_tile_list *next;
     uint32_t refs; /* ranks */
     uint64_t hash;
-    struct cairn_tiles tiles; /* owned */
-    struct packed *packed;    /* held: the same; NULL: of the whole tensors */
+    struct tiles tiles;    /* owned */
+    struct packed *packed; /* held: the same; NULL: of the whole tensors */
 };
 
 /* ---- lists ---- */
@@ -50,7 +50,7 @@ static void list_put(struct coord_tiles *t, struct coord_tile_list *list)
 }
 
 /* The list of these tiles, which it takes. NULL: no memory, and nothing is taken. */
-static struct coord_tile_list *list_get(struct coord_tiles *t, struct cairn_tiles *tiles)
+static struct coord_tile_list *list_get(struct coord_tiles *t, struct tiles *tiles)
 {
     const uint64_t hash = tiles_digest(tiles);
     for (struct coord_tile_list *l = t->lists; l != NULL; l = l->next) {
@@ -71,7 +71,7 @@ static struct coord_tile_list *list_get(struct coord_tiles *t, struct cairn_tile
     list->tiles = *tiles;
     list->next = t->lists;
     t->lists = list;
-    *tiles = (struct cairn_tiles) { 0 };
+    *tiles = (struct tiles) { 0 };
     return list;
 }
 
@@ -173,7 +173,7 @@ static bool begins_anew(const struct coord_member *member)
 
 /* Takes the tiles that the member declares for member->tiles.world ranks into the table; advance follows.
  * CAIRN_ERR_BUSY: it contributes to an open round. CAIRN_ERR_NO_MEMORY. */
-static cairn_status member_tiles_set(struct coord_member *member, struct cairn_tiles *tiles,
+static cairn_status member_tiles_set(struct coord_member *member, struct tiles *tiles,
                                      struct sentence *why)
 {
     struct coord_job *job = member->job;
@@ -365,7 +365,7 @@ static void judge_cover(struct coord_job *job)
         if (t->of_rank[r] == NULL) return;
     struct sentence why = { "the coordinator is out of memory" };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
-    const struct cairn_tiles **of_rank = calloc(t->world, sizeof *of_rank);
+    const struct tiles **of_rank = calloc(t->world, sizeof *of_rank);
     for (uint32_t r = 0; of_rank != NULL && r < t->world; r++) of_rank[r] = &t->of_rank[r]->tiles;
     if (of_rank != NULL) status = tiles_cover(&job->spec, of_rank, t->world, &why);
     free(of_rank);
@@ -476,7 +476,7 @@ static cairn_status judge_declare(const struct coord_member *member, uint32_t wo
 
 static void take_declared(struct coord_member *member)
 {
-    struct cairn_tiles tiles = { 0 };
+    struct tiles tiles = { 0 };
     struct sentence why = { "" };
     struct coord_job *job = member->job;
     member->tiles.arriving = false;

@@ -527,7 +527,7 @@ static void ask_shards(struct coord_job *job)
     s->answered = false; // until then the last answers count
     Cairn__LacksGet get = CAIRN__LACKS_GET__INIT;
     get.job = job->id;
-    get.epoch = cairn_round_epoch(job->core);
+    get.epoch = round_epoch_of(job->core);
     get.round = s->round;
     coord_job_send_all(job, CAIRN_MSG_LACKS_GET, &get.base);
 }
@@ -676,7 +676,7 @@ void coord_straggler_show(const struct coord_job *job, struct straggler_view *vi
     say_straggler(s, m, &view->text);
     view->told.name = m->session->name;
     view->told.rank = m->rank;
-    view->told.phase = (char *)(uintptr_t)phase_names[s->phase];
+    view->told.phase = wire_text(phase_names[s->phase]);
     view->told.us = s->us;
     view->told.others_us = s->others_us != UINT32_MAX ? s->others_us : 0;
     view->told.waited_ms = s->waited_ms;
