@@ -125,7 +125,7 @@ static void add_plain(uint32_t *data, size_t words, uint32_t increment)
 #define WITH_AVX512 __attribute__((target("avx512f,prefer-vector-width=512")))
 #endif
 
-__attribute__((target("avx2"))) static void add_avx2(uint32_t *data, size_t words,
+static __attribute__((target("avx2"))) void add_avx2(uint32_t *data, size_t words,
                                                      uint32_t increment)
 {
     add_words(data, words, increment);
