@@ -3,7 +3,6 @@
 #include "server/shard/base.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -343,9 +343,6 @@ void member_note_refusal(struct shard_member *member, const struct chunk_header 
 
 /* A job is found, kept while something refers to it, and faulted. Loop thread. */
 
-struct compute;
-struct work_run;
-
 /* NULL if there is none of that number that is not LEAVING or staged. */
 struct shard_job *shard_job_find(struct shard_daemon *shard, uint64_t number);
 /* The part of that generation, faulted ones too; NULL: there is none, or it leaves. */

@@ -49,12 +49,7 @@ struct chunk_place chunk_table_place(const struct chunk_table *table, uint32_t t
 /* The parts of the tensors that workers hold ("tiles": boxes of them), and the pieces of chunks
  * that follow from these. */
 
-struct chunk_table;
 struct fold;
-struct shard_member;
-struct shard_daemon;
-struct shard_job;
-struct works;
 
 /* A box of a tensor that members hold. It is kept while someone holds it, and longer: see tiles.c. */
 struct held_box {
@@ -218,7 +213,6 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
 
 /* ---- view.c: on a device (memory.h); loop thread, but the last one ---- */
 
-struct home;
 struct state_planes;
 
 /* Gives the view its places: of what `before` (NULL: nothing was) has, too, those of before; for all else an

@@ -1,6 +1,5 @@
 #include "server/shard/base.h"
 
-#include <inttypes.h>
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>

@@ -1,8 +1,6 @@
 /* A shard tells coordinators which parts of jobs it holds, and ends when it is to hold none any more:
  * drained, or unfit. */
-#include <assert.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

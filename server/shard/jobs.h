@@ -66,8 +66,6 @@ void member_hello(struct shard_member *member, uint64_t connection);
 
 /* The collector of the own part, and what its core asks for. Loop thread. */
 
-struct shard_job;
-
 CAIRN_MUST_CHECK cairn_status own_open(struct shard_job *job, const struct step_config *config,
                                        const Cairn__JobCreate *message, struct sentence *why);
 /* Tells the core and does its actions, and what follows from them. Not while it does them. */
@@ -79,14 +77,9 @@ void own_settle(struct shard_job *job);
 
 /* A job as a whole. Loop thread. */
 
-struct layout;
-struct shard_map;
-struct shard_daemon;
-
 /* Makes a job, which the shard does not know yet, from a create whose spec and layout are complete.
  * Any thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED:
  * the spec or the layout is wrong; CAIRN_ERR_NO_MEMORY. */
-struct shard_draft;
 
 /* A layout of the job's tensors off the wire, which is the caller's. CAIRN_ERR_MALFORMED,
  * CAIRN_ERR_NO_MEMORY. */
@@ -188,7 +181,6 @@ CAIRN_MUST_CHECK cairn_status pass_republish(struct shard_job *job,
  * them. */
 
 /* Owned by who gathers it, until it is sent. */
-struct report;
 
 /* NULL: no memory. */
 struct report *report_new(struct shard_job *job, uint64_t snapshot);

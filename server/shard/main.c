@@ -1,7 +1,5 @@
 /* cairn-shard: the daemon. */
 #include <ctype.h>
-#include <net/if.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -99,8 +99,6 @@ void arena_close(struct arena *arena);
 /* Bytes that a shard may use for state, landing, staging and replies: counted when they are promised, touched
  * or not. Loop thread. */
 
-struct shard_job;
-
 struct budget {
     uint64_t limit_bytes, used_bytes;
 };
@@ -126,10 +124,7 @@ void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes);
  * The shards of a host do this one at a time: what one was admitted for is in use before the next looks.
  * Loop thread; the job is kept (busy) until `done`. */
 
-struct pool;
-struct arena_release;
 struct reserve;
-struct shard_daemon;
 
 /* A shard's memory. */
 struct shard_memory {
@@ -202,7 +197,6 @@ void reserves_free(struct shard_daemon *shard);
 
 struct area;
 struct area_place;
-struct works;
 
 /* The sums of the round at hand have no number on the wire. */
 #define CAIRN_PLANE_SUM CAIRN_PLANE_COUNT

@@ -69,11 +69,6 @@ void pieces_release(struct state_pieces *pieces);
  * fewer slots, which are pinned. A request that a sender does not answer, or answers on a connection
  * that is lost, is sent again. Loop thread, except for the copies. */
 
-struct chunk_header;
-struct chunk_link;
-struct reserve;
-struct shard_daemon;
-struct shard_job;
 struct receiver;
 
 /* Takes over the pieces, also when it fails. `mover`: as whom we ask. CAIRN_ERR_MALFORMED: a shard that gives

@@ -15,8 +15,6 @@
 
 /* When what of a round was done. Loop thread. */
 
-struct shard_job;
-
 /* Microseconds of CLOCK_MONOTONIC; 0: not yet. */
 struct round_times {
     uint64_t round;
@@ -30,8 +28,6 @@ void times_note(struct shard_job *job, const struct step_action *action);
 /* ==== terms ==== */
 
 /* The terms of a job: its spec as the coordinator's store has it. Loop thread. */
-
-struct shard_daemon;
 
 struct terms {
     bool settled;         /* a coordinator has said that this generation is in its store */

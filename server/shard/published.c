@@ -20,9 +20,8 @@ static uint64_t copy_bytes(const struct shard_job *job);
 
 cairn_status published_open(struct shard_job *job, struct sentence *why)
 {
-    cairn_status status = copy_open(job, 0, why);
-    if (status == CAIRN_OK) status = copy_open(job, 1, why);
-    return status;
+    CAIRN_TRY(copy_open(job, 0, why));
+    return copy_open(job, 1, why);
 }
 
 void published_close(struct shard_job *job)

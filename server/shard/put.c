@@ -1,6 +1,5 @@
 /* The initial state, put chunk by chunk by one declared worker while the job is INITIALIZING. */
 #include <inttypes.h>
-#include <assert.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>

@@ -24,8 +24,6 @@ enum {
     CAIRN_SHARD_LEASE_MS_MAX = 86400000
 };
 
-struct shard_job;
-
 /* A version that the coordinator wants kept. */
 struct shard_lease {
     uint64_t number; /* 0: none */
@@ -63,10 +61,7 @@ void shard_lease_end(struct shard_job *job, uint64_t number);
 #define CAIRN_PUBLISHED_NONE UINT32_MAX
 enum { CAIRN_SHARD_PUBLISHED_MAX = 2 + CAIRN_LEASED_VERSIONS_MAX };
 
-struct shard_member;
-struct shard_daemon;
 struct shard_view;
-struct works;
 
 /* A published copy, or room for one. */
 struct published_copy {
@@ -179,8 +174,6 @@ void published_trim(struct shard_job *job);
  * Further fetches of a worker, and the fetches of readers, get one while memory.limit has room for one;
  * these replies stay with the job, and serve every member. Loop thread. */
 
-struct published_copy;
-
 struct reply {
     struct shard_job *job; /* borrowed */
     bool is_kept;          /* for one worker */
@@ -250,8 +243,6 @@ void replies_release(struct shard_job *job);
  * While a chunk of a copy is on its way nothing else is written to that copy, it is not closed
  * (published_lend), and its job is not parked. So what was asked for in time is answered, although an
  * update that follows waits to write there. Loop thread. */
-
-struct reply;
 
 /* Whether a chunk of a copy is in host memory. */
 enum brought { CAIRN_BROUGHT_NOT, CAIRN_BROUGHT_COMING, CAIRN_BROUGHT };

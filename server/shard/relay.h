@@ -154,7 +154,6 @@ CAIRN_MUST_CHECK cairn_status relay_collect(struct relay_owner *owner);
 /* Published chunks of owners, fetched once for the host: fetch.c for the workers, relay_cache.c at
  * the owners. */
 
-struct shard_member;
 struct relay_fetches;
 
 /* Called with the relay: memory is taken from the shard's budget as it is needed, up to its bound. Without

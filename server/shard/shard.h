@@ -65,9 +65,6 @@
  * (DrainMe), and ends when that is done, cannot be, takes too long, or nobody is there to ask; or when the
  * coordinator, by an operator's word, says that it holds nothing and is to end (MemberEnd). Loop thread. */
 
-struct shard_daemon;
-struct wire_frame;
-
 struct drain {
     uv_timer_t timer; /* the end of the time that there is */
     uint64_t due_ms;  /* uv_now of that */
@@ -115,8 +112,6 @@ enum {
     CAIRN_SHARD_REPLIES_MAX = 16,   /* of a member: fetches that wait or are being sent */
     CAIRN_SHARD_NOTES_MAX = 4 /* of a member: micro-batch ends whose payload is being received */
 };
-
-struct shard_job;
 
 /* ---- open and close ---- */
 

@@ -74,9 +74,6 @@ uint64_t pace_rest_us(struct pace *pace, uint64_t bytes, uint64_t now_us);
  * made some, and how long is counted; where it makes none for long (the storage hangs), the staging is given
  * up, for training comes first. */
 
-struct shard_job;
-struct shard_view;
-
 /* The host memory that "small" takes, unless a chunk's planes take more. */
 #define CAIRN_STAGING_SMALL_BYTES ((uint64_t)64 << 20)
 
@@ -213,7 +210,6 @@ bool load_same_form(const struct tensor_spec *a, const struct tensor_spec *b);
 
 /* Chunks that members put: of the initial state, or of a write. Loop thread. */
 
-struct shard_member;
 struct write;
 
 enum { CAIRN_SHARD_PUTS_MAX = 16 }; /* of a job, being received */
@@ -278,11 +274,7 @@ void write_resolved(struct shard_job *job, uint64_t round);
 
 /* Snapshots and digests of a version. Loop thread, unless it says otherwise. */
 
-struct pin;
 struct report;
-struct shard_daemon;
-struct staging;
-struct works;
 
 enum { CAIRN_SHARD_PINS_MAX = 4 }; /* snapshots and digests of a job at a time */
 
