@@ -96,9 +96,10 @@ static cairn_status connect_to(struct admin *admin, struct sentence *why)
 static cairn_status say_late(const struct admin *admin, struct sentence *why)
 {
     if (admin->awaited.text[0] != '\0')
-        return fail_with(why, CAIRN_ERR_TIMEOUT,
-                         "not done within %d ms: it waits for %.400s; try again when that is there",
-                         admin->timeout_ms, admin->awaited.text);
+        return fail_with(
+            why, CAIRN_ERR_TIMEOUT,
+            "not done within %d ms: still waiting for %.400s; try again when that is there",
+            admin->timeout_ms, admin->awaited.text);
     return fail_with(why, CAIRN_ERR_TIMEOUT, "no answer from the coordinator at %s within %d ms",
                      admin->endpoint, admin->timeout_ms);
 }
@@ -399,7 +400,7 @@ static cairn_status list_inside(struct session *s, struct cairn_job_entry *entri
     message_free(reply);
     return found <= room
                ? CAIRN_OK
-               : client_fail(CAIRN_ERR_INVALID, "there are %zu jobs, and there is room for %zu",
+               : client_fail(CAIRN_ERR_INVALID, "there are %zu jobs, room for %zu; give more room",
                              found, room);
 }
 

@@ -124,23 +124,23 @@ static cairn_status judge_micro(const struct job *job, uint32_t micro)
 {
     if (job->filling.end_unsent)
         return client_fail(CAIRN_ERR_INVALID,
-                           "the end of micro-batch %u could not be told for lack of memory; "
-                           "call again what failed, cairn_micro_end or cairn_commit",
+                           "the end of micro-batch %u could not be sent for lack of memory; repeat "
+                           "the call that failed, cairn_micro_end or cairn_commit",
                            batch_number(&job->filling.batch, job->filling.micro - 1));
     if (micro != job->filling.micro)
-        return client_fail(
-            CAIRN_ERR_INVALID,
-            "this is micro-batch %u, micro-batch %u is being filled; end it with cairn_micro_end",
-            batch_number(&job->filling.batch, micro),
-            batch_number(&job->filling.batch, job->filling.micro));
+        return client_fail(CAIRN_ERR_INVALID,
+                           "this is micro-batch %u, but micro-batch %u is being filled; end that "
+                           "with cairn_micro_end",
+                           batch_number(&job->filling.batch, micro),
+                           batch_number(&job->filling.batch, job->filling.micro));
     const bool is_bound = job->spec.stage < 2 ||
                           (job->spec.micro_batches > 1 && job->filling.batch.total == 0);
     if (is_bound && micro >= job->spec.micro_batches)
-        return client_fail(CAIRN_ERR_INVALID,
-                           "micro-batch %u: job %s is of stage %u and declares micro_batches "
-                           "= %u, counted from 0; declare more in its spec, or none and take "
-                           "stage 2",
-                           micro, job->name, job->spec.stage, job->spec.micro_batches);
+        return client_fail(
+            CAIRN_ERR_INVALID,
+            "micro-batch %u, counted from 0, is too many: job %s is of stage %u and declares "
+            "micro_batches = %u; declare more in its spec, or none and take stage 2",
+            micro, job->name, job->spec.stage, job->spec.micro_batches);
     return CAIRN_OK;
 }
 
@@ -442,7 +442,7 @@ cairn_status api_judge_push(struct job *job, const char *tensor, const struct ca
     CAIRN_TRY(judge_gradient(job, *tensor_out, tensor, mem_out));
     if (part != NULL)
         return client_fail(CAIRN_ERR_UNSUPPORTED,
-                           "it is a box of %s: push it by itself, with cairn_push",
+                           "this tensor is a box of %s: push it alone, with cairn_push",
                            job->spec.tensors[*tensor_out].name);
     return api_judge_own(job, *tensor_out, box, mem_out, piece_out);
 }
@@ -539,14 +539,13 @@ static cairn_status judge_tiles(const struct job *job, const struct cairn_tile *
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader holds no tiles");
     if ((tiles == NULL && tile_count > 0) || timeout_ms < 0)
-        return client_fail(CAIRN_ERR_INVALID, "tiles must be given, timeout_ms be 0 or more");
+        return client_fail(CAIRN_ERR_INVALID, "give tiles, and a timeout_ms of 0 or more");
     if (world > 0 && job->spec.global_batch > 0)
-        return client_fail(
-            CAIRN_ERR_REFUSED,
-            "job %s has global_batch = %u: its micro-batches are dealt to workers that hold whole "
-            "tensors, and with tiles a round is of certain ranks; declare none, or make the job "
-            "without global_batch",
-            job->name, job->spec.global_batch);
+        return client_fail(CAIRN_ERR_REFUSED,
+                           "job %s has global_batch = %u: its micro-batches are dealt to workers "
+                           "that hold whole tensors, but with tiles a round is of certain ranks; "
+                           "declare no tiles, or make the job without global_batch",
+                           job->name, job->spec.global_batch);
     if (world == 0 && tile_count > 0)
         return client_fail(CAIRN_ERR_INVALID,
                            "world is 0, which says that there are no tiles, and %zu are given",

@@ -42,8 +42,8 @@ cairn_status api_judge_fetch(struct job *job, const char *tensor, int plane,
     CAIRN_TRY(api_judge_box(job, *tensor_out, box, mem_out, piece_out));
     if (!strides_apart(&piece_out->strides))
         return client_fail(CAIRN_ERR_INVALID,
-                           "tensor %s: with these mem.stride elements may share memory; "
-                           "nothing can be fetched there",
+                           "tensor %s: elements may share memory with these mem.stride; give "
+                           "strides that keep them apart",
                            tensor);
     if (mem_out->device <= 0 || !piece_out->strides.given) return CAIRN_OK;
     return client_fail(CAIRN_ERR_UNSUPPORTED,
@@ -114,7 +114,7 @@ static cairn_status give_state(const Cairn__VersionReady *ready, void *buffer, s
     *bytes_out = ready->client_state.len;
     if (ready->client_state.len > capacity)
         return client_fail(CAIRN_ERR_INVALID,
-                           "the client state has %zu bytes, there is room for %zu",
+                           "client state has %zu bytes, buffer %zu; give a larger one",
                            ready->client_state.len, capacity);
     if (ready->client_state.len > 0)
         memcpy(buffer, ready->client_state.data, ready->client_state.len);
@@ -129,8 +129,8 @@ cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity
     API_ENTER(job, handle);
     CAIRN_TRY(api_judge_call("bytes_out", bytes_out, timeout_ms));
     if (buffer == NULL && capacity > 0)
-        return client_fail(CAIRN_ERR_INVALID, "buffer is NULL, and capacity %zu; NULL goes with 0",
-                           capacity);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "buffer is NULL, but capacity is %zu; give 0 with NULL", capacity);
     Cairn__VersionReady *ready;
     Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
     message.client_state = true;
@@ -783,7 +783,7 @@ static cairn_status map_inside(struct job *job, struct cairn_version version, co
         const size_t given = views != NULL ? *count : 0;
         *count = need;
         return client_fail(CAIRN_ERR_INVALID,
-                           "unit %s has %zu tensors, and there is room for %zu views", name, need,
+                           "unit %s has %zu tensors, but only %zu views fit; give more", name, need,
                            given);
     }
     if (!struct_fits(views, sizeof *views))
@@ -846,8 +846,8 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
     if (status == CAIRN_ERR_VERSION_GONE)
         return client_fail(
             status,
-            "a later version took the place of this one while it was mapped: what was read may be "
-            "of both; map the newest version and compute again, or lease versions first");
+            "a later version replaced this one while it was mapped, so the data read may be of "
+            "both; map the newest version and compute again, or lease versions first");
     return status == CAIRN_OK
                ? status
                : client_fail(

@@ -187,9 +187,9 @@ static cairn_status judge_known(const struct job *job, const struct served_layou
     if (known == job->served || in_force == 0 || !layout_goes_back(newest, in_force))
         return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_ROLLED_BACK,
-                     "the coordinator goes by layout %" PRIu64 " of job %s, and layout %" PRIu64
-                     " was in force: its store is an older copy, or was made of what the shards "
-                     "hold (`cairn cluster adopt`); close the job and open it again",
+                     "the coordinator uses layout %" PRIu64 " of job %s, but layout %" PRIu64
+                     " was in force: its store is an older copy, or was rebuilt from what the "
+                     "shards hold (`cairn cluster adopt`); close the job and open it again",
                      in_force, job->name, newest);
 }
 

@@ -335,8 +335,8 @@ cairn_status handle_fail(const void *handle, const char *what)
     pthread_mutex_unlock(&slots_lock);
     if (owner == process) return client_fail(CAIRN_ERR_HANDLE, "not an open %s", what);
     return client_fail(CAIRN_ERR_HANDLE,
-                       "this %s is of process %ld, and a process that was forked cannot use "
-                       "it: start the new one by exec, and open a session there",
+                       "this %s belongs to process %ld, and a forked process cannot use it: start "
+                       "that one by exec, and open a session there",
                        what, (long)owner);
 }
 
@@ -436,7 +436,7 @@ cairn_status strides_judge(const int64_t stride[8], const struct cairn_box *box,
             add_dimension(&s, box->extent[d], (uint64_t)stride[d]);
         if (!reaches(&s, elem_bytes))
             return fail_with(why, CAIRN_ERR_INVALID,
-                             "mem.stride: the last element lies beyond every address");
+                             "mem.stride: the last element lies beyond the address space");
         s.given = s.rank > 1 || (s.rank == 1 && s.stride[0] != 1);
     }
     *out = s;

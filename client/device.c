@@ -71,7 +71,7 @@ static cairn_status card_enter(const struct card *card, struct sentence *why)
     }
     return result == CAIRN_CU_OK
                ? CAIRN_OK
-               : card_fail(result, CAIRN_ERR_IO, "its context is not to be had", why);
+               : card_fail(result, CAIRN_ERR_IO, "its context is not available", why);
 }
 
 static void card_leave(const struct card *card)
@@ -169,7 +169,7 @@ static cairn_status open_card(int number, struct card **card_out)
         status = open_context(card, &why);
         unrelax(&gpus.driver);
     } else
-        card_fail(result, status, "the driver does not begin with it", &why);
+        card_fail(result, status, "the driver refuses to start on it", &why);
     if (status == CAIRN_OK) {
         card_make_words(card);
         *card_out = card;
@@ -357,7 +357,7 @@ static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
         }
     } else if (imports->late >= LATE_MAX) {
         status = fail_with(why, CAIRN_ERR_NO_MEMORY,
-                           "more is shown than can be put off while a stream waits");
+                           "too many segments are put off while a stream waits");
     } else {
         set(imports, span, slot, SLOT_SHOWN);
         slot->fd = fd;
@@ -436,7 +436,7 @@ static cairn_status import(void *context, const struct fabric_offer *offer, int 
     struct card_imports *imports = context;
     struct published_note note;
     cairn_status status = CAIRN_ERR_REFUSED;
-    sentence_set(why, "memory of a card is shown that is no published copy");
+    sentence_set(why, "the card memory that is shown is not a published copy");
     if (offer->note_bytes == sizeof note) {
         memcpy(&note, offer->note, sizeof note);
         if (note.magic == CAIRN_PUBLISHED_MAGIC && note.side == CAIRN_PUBLISHED_DEVICE &&
@@ -655,12 +655,11 @@ cairn_status card_judge(struct card *card, const void *ptr, size_t bytes)
     const bool ends = begins && bytes <= UINT64_MAX - at && is_of(card, at + bytes - 1);
     card_leave(card);
     if (begins && ends) return CAIRN_OK;
-    return client_fail(
-        CAIRN_ERR_INVALID,
-        begins ? "mem.ptr %p is memory of GPU %d, but not %zu bytes of it"
-               : "mem.ptr %p is no memory of GPU %d, as mem.device says (0: host memory), of which "
-                 "%zu bytes are needed",
-        ptr, card->number, bytes);
+    return client_fail(CAIRN_ERR_INVALID,
+                       begins ? "mem.ptr %p is memory of GPU %d, but not %zu bytes of it"
+                              : "mem.ptr %p is not memory of GPU %d, though mem.device says so (0: "
+                                "host memory); %zu bytes of it are needed",
+                       ptr, card->number, bytes);
 }
 
 static int begin_copy(const struct card *card, void *to, const void *from, size_t bytes,
@@ -781,8 +780,8 @@ static cairn_status refuse_stream(const struct card *card, int result, const voi
     struct sentence why;
     card_fail(result, CAIRN_ERR_INVALID, "", &why);
     return client_fail(CAIRN_ERR_INVALID,
-                       "stream %p is none of GPU %d's primary context (the CUDA runtime's), "
-                       "or was destroyed, or its context is gone%s",
+                       "stream %p does not belong to GPU %d's primary context (the CUDA "
+                       "runtime's), or was destroyed, or its context is gone%s",
                        stream, card->number, why.text);
 }
 
@@ -799,7 +798,7 @@ static cairn_status judge_stream(const struct card *card, void *stream)
                        "stream %p of GPU %d is being captured into a CUDA graph%s: call this "
                        "outside of the capture",
                        stream, card->number,
-                       result == CAIRN_CU_OK ? "" : " (another one is, and this waits for it)");
+                       result == CAIRN_CU_OK ? "" : " (through another one, which it waits for)");
 }
 
 static int record(const struct card *card, void *stream, struct CUevent_st **event_out)

@@ -126,8 +126,8 @@ static cairn_status judge_endpoint(const struct env_value *value, struct sentenc
     if (status != CAIRN_OK) return fail_with(why, status, "%s: %s", value->source, why->text);
     if (address.is_unix || address.port != 0) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_INVALID,
-                     "%s = \"%.200s\" cannot be connected to: host:port with a port from 1 to "
-                     "65535, or the /path of a socket, is allowed",
+                     "%s = \"%.200s\" is no address to connect to: give host:port with a port from "
+                     "1 to 65535, or the /path of a socket",
                      value->source, value->text);
 }
 

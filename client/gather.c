@@ -29,8 +29,8 @@ static cairn_status copy_mem(const struct cairn_mem *given, struct cairn_mem *ou
     CAIRN_TRY(api_card(&mem, &card));
     if (card == NULL && mem.stream != NULL)
         return client_fail(CAIRN_ERR_INVALID,
-                           "mem.stream is %p, and mem.device %d, the host: only what a GPU "
-                           "writes is ordered by a stream; give NULL",
+                           "mem.stream is %p, but mem.device %d is the host: a stream orders only "
+                           "what a GPU writes; give NULL",
                            mem.stream, mem.device);
     *out = mem;
     return CAIRN_OK;
@@ -99,8 +99,8 @@ static cairn_status judge_bytes(const char *name, const struct cairn_mem *mem,
     if (mem->bytes == 0 || mem->bytes == needed) return CAIRN_OK;
     if (piece->strides.given && mem->bytes > needed) return CAIRN_OK;
     return client_fail(CAIRN_ERR_INVALID,
-                       "tensor %s: mem.bytes is %zu, and %s in %s%s has %zu: give memory of "
-                       "that box, or the box that the memory is of",
+                       "tensor %s: mem.bytes is %zu, but %s in %s%s has %zu: give memory of that "
+                       "size, or the box that the memory holds",
                        name, mem->bytes, box_text(&piece->box, box), dtype_label((int)mem->dtype),
                        piece->strides.given ? " with these mem.stride" : "", needed);
 }
@@ -155,8 +155,8 @@ cairn_status api_judge_own(struct job *job, size_t tensor, const struct cairn_bo
     if (holds_nothing(&piece)) return refuse_nothing(spec->name);
     if (box != NULL && !box_equal(box, &piece.box))
         return client_fail(CAIRN_ERR_INVALID,
-                           "tensor %s: the box given is %s, what this worker holds is %s%s",
-                           spec->name, box_text(box, given), box_text(&piece.box, own),
+                           "tensor %s: the box given is %s, but this worker holds %s%s", spec->name,
+                           box_text(box, given), box_text(&piece.box, own),
                            piece.whole ? "; declare what it holds by cairn_tiles" : "");
     cairn_status status = judge_place(job, tensor, mem, &piece);
     if (status == CAIRN_OK) *piece_out = piece;
@@ -172,11 +172,11 @@ static cairn_status judge_held(const struct tensor_spec *tensor, const struct pi
     const struct cairn_box all = box_of_shape(&tensor->shape);
     if (holds_nothing(own)) return refuse_nothing(tensor->name);
     if (own->whole || mem->bytes != 0) return CAIRN_OK;
-    return client_fail(CAIRN_ERR_INVALID,
-                       "tensor %s: without a box it is what this worker holds, %s of %s, and "
-                       "mem.bytes does not say that the memory is of that; set it, or give "
-                       "the box that is meant",
-                       tensor->name, box_text(&own->box, box), box_text(&all, whole));
+    return client_fail(
+        CAIRN_ERR_INVALID,
+        "tensor %s: without a box this worker's part is meant, %s of %s, but mem.bytes does not "
+        "confirm it; set it to that part's size, or give the box that is meant",
+        tensor->name, box_text(&own->box, box), box_text(&all, whole));
 }
 
 cairn_status api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
@@ -215,8 +215,8 @@ cairn_status api_judge_portion(struct job *job, const struct cairn_box *part,
     portion->whole = client_tiles_own(job, portion->tensor);
     if (!portion->whole.whole)
         return client_fail(CAIRN_ERR_UNSUPPORTED,
-                           "tensor %s is a box of %s, of which this worker holds a tile: put "
-                           "and push %s, as the tile has it",
+                           "tensor %s is a box of %s, and this worker holds only a tile of that: "
+                           "put and push its tile of %s",
                            portion->name, target, target);
     return api_judge_box(job, portion->tensor, part, &portion->mem, &portion->piece);
 }
@@ -258,7 +258,7 @@ cairn_status api_judge_state(const struct job *job, size_t tensor, const char *p
     if (*number_out != CAIRN_PLANE_PARAM && *number_out != CAIRN_PLANE_EXP_AVG &&
         *number_out != CAIRN_PLANE_EXP_AVG_SQ)
         return client_fail(CAIRN_ERR_UNSUPPORTED,
-                           "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are put",
+                           "tensor %s: put \"param\", \"exp_avg\" or \"exp_avg_sq\"",
                            job->spec.tensors[tensor].name);
     return api_judge_plane(job, tensor, *number_out);
 }
@@ -312,7 +312,7 @@ cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece, void **
     void *copy = malloc(bytes > 0 ? bytes : 1);
     if (copy == NULL)
         return client_fail(CAIRN_ERR_NO_MEMORY,
-                           "no host memory for %zu bytes of GPU %d, which pass the host here",
+                           "no host memory for %zu bytes of GPU %d, which go through the host",
                            bytes, card_number(card));
     status = copy_from_card(card, mem, bytes, copy);
     if (status != CAIRN_OK) {
@@ -601,15 +601,15 @@ static cairn_status judge_claim(const struct assembly *assembly, const struct po
     const char *target = assembly->job->spec.tensors[p->tensor].name;
     if (assembly->dtype != p->mem.dtype)
         return client_fail(CAIRN_ERR_INVALID,
-                           "tensor %s: mem.dtype is %s, that of another part of %s was %s; "
-                           "give all parts of a tensor in one",
+                           "tensor %s: mem.dtype is %s, but another part of %s had %s; give all "
+                           "parts of a tensor in one dtype",
                            p->name, dtype_label((int)p->mem.dtype), target,
                            dtype_label((int)assembly->dtype));
     for (size_t i = 0; i < assembly->box_count; i++)
         if (box_overlap(&assembly->boxes[i], &p->piece.box))
             return client_fail(
                 CAIRN_ERR_EXISTS,
-                "tensor %s is %s of %s, of which %s was given already; no element is given twice",
+                "tensor %s is %s of %s, where %s was given already; give each element only once",
                 p->name, box_text(&p->piece.box, mine), target,
                 box_text(&assembly->boxes[i], theirs));
     return CAIRN_OK;
@@ -749,7 +749,7 @@ cairn_status assemble_judge_put(struct job *job)
     if (some != NULL && !job->known.initialized) {
         missing = true;
         sentence_set(&why,
-                     "of tensor %s only parts were put, %" PRIu64 " of %" PRIu64
+                     "tensor %s: only parts were put, %" PRIu64 " of %" PRIu64
                      " elements; put the others",
                      job->spec.tensors[some->tensor].name, some->copied, some->elems);
     }

@@ -259,8 +259,8 @@ static cairn_status judge_spec(struct reading *reading)
         return CAIRN_OK;
     return fail_with(&reading->why, CAIRN_ERR_REOPEN,
                      "job %s was amended, revision %" PRIu64
-                     ": its tensors or terms are others now; "
-                     "close it and open it again, with the spec as it was or as it is",
+                     ": its tensors or terms have changed; close it and open it again, with the "
+                     "old spec or the new one",
                      job->name, spec->revision);
 }
 

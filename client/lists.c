@@ -86,9 +86,8 @@ static cairn_status note_twice(const struct list *list, uint8_t *seen, size_t in
     const size_t tensor = list->targets[index].tensor;
     if (list->plane != 0) return CAIRN_OK;
     if (seen[tensor])
-        return client_fail(CAIRN_ERR_EXISTS,
-                           "an entry before it is this tensor, too; add gradients before "
-                           "pushing, or end the micro-batch");
+        return client_fail(CAIRN_ERR_EXISTS, "an earlier entry names this tensor, too; add "
+                                             "gradients before pushing, or end the micro-batch");
     seen[tensor] = 1;
     return CAIRN_OK;
 }
@@ -168,8 +167,7 @@ static struct list *list_of(const cairn_list *handle, bool is_fetch)
     if ((list->plane != 0) == is_fetch && !list->job->closing) return list;
     client_fail(CAIRN_ERR_HANDLE,
                 list->job->closing ? "the job of this list is closed"
-                                   : "it is a list of cairn_%s_list, and posted by "
-                                     "cairn_%s_many",
+                                   : "this list is of cairn_%s_list: post it with cairn_%s_many",
                 is_fetch ? "push" : "fetch", is_fetch ? "push" : "fetch");
     handle_put(handle);
     return NULL;

@@ -104,7 +104,7 @@ static cairn_status ask_detach(struct session *s, bool wants_off, uint64_t deadl
         while (!d->is_answered && !s->ended && session_sleep(s, deadline_ms)) {}
         status = d->is_answered ? d->status : CAIRN_ERR_TIMEOUT;
         if (status == CAIRN_ERR_TIMEOUT)
-            sentence_set(&why, "what shards showed was not all taken back in time");
+            sentence_set(&why, "not all memory shards showed was taken back in time");
         else
             why = d->why;
         d->is_asked = false;

@@ -80,9 +80,9 @@ static cairn_status refuse_place(const struct region *region, const void *ptr)
     const struct card *card = region->card.card;
     if (card == NULL)
         return client_fail(CAIRN_ERR_INVALID,
-                           "mem.ptr %p is host memory of cairn_alloc: mem.device is 0", ptr);
+                           "mem.ptr %p is host memory of cairn_alloc: set mem.device to 0", ptr);
     return client_fail(CAIRN_ERR_INVALID,
-                       "mem.ptr %p is memory of GPU %d: mem.device is CAIRN_GPU(%d)", ptr,
+                       "mem.ptr %p is memory of GPU %d: set mem.device to CAIRN_GPU(%d)", ptr,
                        card_number(card), card_number(card));
 }
 
@@ -426,8 +426,8 @@ cairn_status cairn_register(cairn *handle, void *ptr, size_t bytes, int device)
     if (ptr == NULL || bytes == 0)
         return client_fail(CAIRN_ERR_INVALID, "ptr is NULL or bytes is 0");
     return client_fail(CAIRN_ERR_UNSUPPORTED,
-                       "memory of the caller is staged, not registered, in this build: "
-                       "put, push and fetch of it are right as they are");
+                       "this build stages memory of the caller and does not register it: put, push "
+                       "and fetch work with it as they are");
 }
 
 cairn_status cairn_unregister(cairn *handle, void *ptr)

@@ -97,11 +97,11 @@ static void judge_late(struct op *op)
     if (op->status != CAIRN_OK) return;
     op->status = CAIRN_ERR_CANCELED;
     struct sentence why;
-    sentence_set(&why,
-                 "a stream that waited for this operation was let go after %d s, or at the "
-                 "session's end, before it was complete: what that stream did since is of no "
-                 "use",
-                 CAIRN_STREAMS_WAIT_MS / 1000);
+    sentence_set(
+        &why,
+        "a stream that waited for this operation was let go after %d s, or at the session's end, "
+        "before the operation was complete: discard what that stream did since",
+        CAIRN_STREAMS_WAIT_MS / 1000);
     op->why = strdup(why.text);
 }
 

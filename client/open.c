@@ -173,13 +173,13 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
     if (out == NULL) return client_fail(CAIRN_ERR_INVALID, "out is NULL");
     if (opts != NULL &&
         !struct_copy_in(&own, sizeof own, offsetof(struct cairn_opts, prefetch_units), opts))
-        return client_fail(
-            CAIRN_ERR_INVALID,
-            "opts.struct_size is %zu, this library's is %zu (a larger struct must be 0 behind it)",
-            opts->struct_size, sizeof own);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "opts.struct_size is %zu, this library's is %zu (the rest of a larger "
+                           "struct must be 0)",
+                           opts->struct_size, sizeof own);
     opts = &own;
     if (opts->reserved != 0 || opts->reserved_too != 0 || opts->reserved_last != 0)
-        return client_fail(CAIRN_ERR_INVALID, "opts: what is reserved is not 0");
+        return client_fail(CAIRN_ERR_INVALID, "opts: a reserved field is not 0");
     if (opts->connect_timeout_ms < 0)
         return client_fail(CAIRN_ERR_INVALID, "opts.connect_timeout_ms is negative");
     struct sentence why = { "" };
@@ -326,8 +326,8 @@ cairn_status cairn_env_read(struct cairn_env *out)
     struct cairn_env env;
     struct sentence why = { "" };
     if (!struct_fits(out, sizeof env))
-        return client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be at least %zu",
-                           sizeof env);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "out must be given, with a struct_size of at least %zu", sizeof env);
     cairn_status status = env_find_cluster(&input, &report, &why);
     if (status == CAIRN_OK) status = env_find_process(&input, &report, &why);
     if (status != CAIRN_OK) return client_fail(status, "%s", why.text);
@@ -517,9 +517,8 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
     if (attached) return CAIRN_OK;
     return client_fail(CAIRN_ERR_TIMEOUT, "cairn_job_open timed out: %s%s", awaited_text(job).text,
                        job->member.role == CAIRN_WORKER
-                           ? "; where there was no such job it may be made all the same: "
-                             "open it again to go on, which does no harm, or drop it "
-                             "(`cairn job drop`)"
+                           ? "; if there was no such job, it may still be made: open it again to "
+                             "go on, which does no harm, or drop it (`cairn job drop`)"
                            : "");
 }
 
@@ -610,7 +609,7 @@ cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
 {
     API_JOB(job, handle);
     if (!struct_fits(out, offsetof(struct cairn_stats, accumulated_bytes)))
-        return client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be %zu",
+        return client_fail(CAIRN_ERR_INVALID, "out must be given, with its struct_size %zu",
                            sizeof *out);
     pthread_mutex_lock(&job->session->lock);
     const struct cairn_stats stats = job->stats;

@@ -56,9 +56,9 @@ static struct staging_area *find_area(struct session *s, const struct card *card
 static void refuse_cards(struct session *s, const void *base)
 {
     if (s->staging_on_host_ms == 0)
-        session_say(s, "memory of the GPU cannot be shown to other processes (the driver "
-                       "exports none, or no descriptor is left): what is pushed from it "
-                       "passes the host, until it can be");
+        session_say(
+            s, "memory of the GPU cannot be shown to other processes (the driver exports none, or "
+               "no descriptor is left): pushes from it go through the host until it can be");
     s->staging_on_host_ms = client_now_ms() + CARDS_AGAIN_MS;
     if (memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
 }

@@ -216,10 +216,9 @@ static cairn_status judge_state(struct job *job)
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->known.initialized && (source || job->known.newest.step > 0);
     pthread_mutex_unlock(&job->session->lock);
-    return initialized
-               ? client_fail(CAIRN_ERR_EXISTS, "job %s has its state already; nothing is to be put",
-                             job->name)
-               : CAIRN_OK;
+    return initialized ? client_fail(CAIRN_ERR_EXISTS, "job %s has its state already; put nothing",
+                                     job->name)
+                       : CAIRN_OK;
 }
 
 /* Judges the box of a put. A worker may put the box that it holds; rank 0 may also put the whole
@@ -345,11 +344,11 @@ static cairn_status judge_momentum(const struct job *job, size_t tensor, int pla
     if (plane != CAIRN_PLANE_EXP_AVG || spec->first_step > 0 || group == SIZE_MAX ||
         strcmp(spec->groups[group].optimizer, "sgd") != 0)
         return CAIRN_OK;
-    return client_fail(CAIRN_ERR_INVALID,
-                       "tensor %s: momentum is put, and the job begins at step 0, whose "
-                       "update begins SGD's momentum anew; say first_step, the steps that "
-                       "its run has made",
-                       spec->tensors[tensor].name);
+    return client_fail(
+        CAIRN_ERR_INVALID,
+        "tensor %s: momentum is put, but the job begins at step 0, where the update begins SGD's "
+        "momentum anew; set first_step to the steps that its run has made",
+        spec->tensors[tensor].name);
 }
 
 cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
@@ -374,7 +373,7 @@ cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
     CAIRN_TRY(api_judge_dtype(job, index, number, &mem));
     if (spec_has_origin(&job->spec, index))
         return client_fail(CAIRN_ERR_EXISTS,
-                           "tensor %s has its initial state from %s; nothing is to be put", tensor,
+                           "tensor %s has its initial state from %s; do not put it", tensor,
                            job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,

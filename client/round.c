@@ -87,10 +87,9 @@ static cairn_status batch_judge_commit(const struct job *job, bool *is_open)
     *is_open = micro < own;
     if (micro + 1 >= own) return CAIRN_OK;
     return client_fail(CAIRN_ERR_INVALID,
-                       "micro-batch %u of %u is not ended, nor are the %u of this worker "
-                       "behind it: every step has all of them; end each with "
-                       "cairn_micro_end, also one without gradients, or give the round up "
-                       "with cairn_round_abandon",
+                       "micro-batch %u of %u is not ended, nor are the next %u of this worker: "
+                       "every step has all of them; end each with cairn_micro_end, also one "
+                       "without gradients, or give the round up with cairn_round_abandon",
                        batch_number(batch, micro), batch->total, own - micro - 1);
 }
 
@@ -234,7 +233,7 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
     struct cairn_round round = { .struct_size = sizeof round };
     if (!struct_fits(out, CAIRN_API_ROUND_LEAST) || timeout_ms < 0)
         return client_fail(CAIRN_ERR_INVALID,
-                           "out must be given, with its struct_size, timeout_ms 0 or more");
+                           "give out with its struct_size, and a timeout_ms of 0 or more");
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
     const uint64_t deadline_ms = api_deadline(timeout_ms);
@@ -346,9 +345,8 @@ static cairn_status judge_again(const struct job *job, const struct cairn_round 
 {
     if (weight == job->filling.weight) return CAIRN_OK;
     return client_fail(CAIRN_ERR_INVALID,
-                       "round %" PRIu64 " was committed by this worker with the weight %" PRIu64
-                       ", which "
-                       "%" PRIu64 " cannot change: repeat the call as it was",
+                       "this worker committed round %" PRIu64 " with the weight %" PRIu64
+                       ", and %" PRIu64 " cannot replace it: repeat the call as it was",
                        round->round, job->filling.weight, weight);
 }
 
@@ -482,7 +480,7 @@ static cairn_status judge_state(const struct job *job, const struct cairn_round 
     const uint32_t max = job->spec.client_state_max;
     if (state->data == NULL && state->len == 0) return CAIRN_OK;
     if (state->data == NULL)
-        return client_fail(CAIRN_ERR_INVALID, "client_state is NULL, its size %zu", state->len);
+        return client_fail(CAIRN_ERR_INVALID, "client_state is NULL, its size is %zu", state->len);
     if (max == 0)
         return client_fail(
             CAIRN_ERR_REFUSED,
@@ -491,7 +489,7 @@ static cairn_status judge_state(const struct job *job, const struct cairn_round 
     if (round->rank != 0)
         return client_fail(
             CAIRN_ERR_REFUSED,
-            "client_state is given by rank 0 of the round, this is rank %u; give NULL",
+            "only rank 0 of the round gives client_state, and this is rank %u; give NULL",
             round->rank);
     if (state->len <= max) return CAIRN_OK;
     return client_fail(CAIRN_ERR_INVALID,
@@ -511,7 +509,7 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
         !struct_fits(round, CAIRN_API_ROUND_LEAST))
         return client_fail(
             CAIRN_ERR_INVALID,
-            "round and out must be given, with their struct_size, timeout_ms be 0 or more");
+            "give round and out with their struct_size, and a timeout_ms of 0 or more");
     CAIRN_TRY(judge_weight(weight));
     CAIRN_TRY(judge_state(job, round, &words.state));
     CAIRN_TRY(driven_rates(job, room, &words.driven));
@@ -536,7 +534,7 @@ cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *ro
     API_ENTER(job, handle);
     if (!struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0)
         return client_fail(CAIRN_ERR_INVALID,
-                           "round must be given, with its struct_size, timeout_ms be 0 or more");
+                           "give round with its struct_size, and a timeout_ms of 0 or more");
     const uint64_t deadline_ms = api_deadline(timeout_ms);
     bool is_over;
     cairn_status status = judge_abandon(job, round, &is_over);

@@ -434,8 +434,8 @@ static bool has_descriptor(const struct session *s)
 void client_silence(struct job *job, struct sentence *out)
 {
     if (!has_descriptor(job->session)) {
-        sentence_set(out, "this process may open no descriptor more, and without one it "
-                          "reaches no shard: close some, or raise the limit (ulimit -n); ");
+        sentence_set(out, "this process may open no more descriptors, and reaches no shard without "
+                          "one: close some, or raise the limit (ulimit -n); ");
         return;
     }
     pthread_mutex_lock(&job->session->lock);
@@ -562,9 +562,8 @@ static struct sentence awaited_text_ask(struct job *job, uint16_t type,
     const uint64_t away_ms = away_for_ms(s);
     client_silence(job, &silence);
     if (is_detached(s))
-        sentence_add(&silence, "this session let go of the shards' memory "
-                               "(cairn_detach_memory), and what needs them waits for its "
-                               "cairn_attach_memory; ");
+        sentence_add(&silence, "this session let go of the shards' memory (cairn_detach_memory), "
+                               "and calls that need the shards wait for its cairn_attach_memory; ");
     if (away_ms > 0)
         sentence_set(&text, "the coordinator at %s has been away for %" PRIu64 " ms",
                      s->endpoint_text, away_ms);
@@ -743,7 +742,7 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
     if (op->done && status != CAIRN_OK) client_fail(status, "%s", op_why(op));
     pthread_mutex_unlock(&s->lock);
     if (status == CAIRN_ERR_TIMEOUT && timeout_ms == 0)
-        client_fail(status, "the operation is not done; give a timeout to hear for whom it waits");
+        client_fail(status, "the operation is not done; give a timeout to learn what it waits for");
     else if (status == CAIRN_ERR_TIMEOUT)
         client_fail(status, "cairn_wait timed out: %s", awaited_text_wait(op).text);
     handle_put(handle);

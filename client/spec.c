@@ -31,8 +31,8 @@ static cairn_status copy_struct(void *to, size_t bytes, size_t least_bytes, cons
 {
     if (struct_copy_in(to, bytes, least_bytes, from)) return CAIRN_OK;
     return client_fail(CAIRN_ERR_INVALID,
-                       "%s: its struct_size is not set, or a field that this library does "
-                       "not know is (its own struct has %zu bytes)",
+                       "%s: its struct_size is not set, or a field is set that this library does "
+                       "not know (its own struct has %zu bytes)",
                        what, bytes);
 }
 
@@ -67,7 +67,7 @@ static cairn_status copy_group(const struct cairn_group *first, size_t i, struct
         (struct_is_zero(out->reserved, sizeof out->reserved) && out->reserved_last == 0))
         return status;
     return client_fail(CAIRN_ERR_INVALID,
-                       "groups[%zu]: what is reserved is not 0; begin with CAIRN_GROUP_INIT", i);
+                       "groups[%zu]: a reserved field is not 0; begin with CAIRN_GROUP_INIT", i);
 }
 
 struct group_spec client_group_of(const struct cairn_group *g)
@@ -167,8 +167,8 @@ static cairn_status judge_patterns(const struct groups *groups)
         if (g->pattern == NULL || groups->matched[i]) continue;
         return client_fail(
             CAIRN_ERR_INVALID,
-            "group %.64s: the pattern \"%.128s\" matches no trained tensor that names no group and "
-            "that no earlier pattern took; correct or remove it",
+            "group %.64s: the pattern \"%.128s\" matches no trained tensor still free (naming no "
+            "group, taken by no earlier pattern); correct or remove it",
             g->name != NULL ? g->name : "default", g->pattern);
     }
     return CAIRN_OK;
@@ -266,7 +266,7 @@ static cairn_status fill_added(const struct cairn_tensor *first, size_t count,
         if (t.alias_of != NULL)
             return client_fail(
                 CAIRN_ERR_INVALID,
-                "tensor %.64s: what an amendment adds is no alias; add it, and tie it",
+                "tensor %.64s: an amendment cannot add an alias; add a tensor, and tie it",
                 t.name != NULL ? t.name : "?");
     }
     return add_tensors(spec, &none, &from);
@@ -490,7 +490,7 @@ cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tens
     if (!struct_fits(out, offsetof(struct cairn_tensor, kind) + sizeof out->kind))
         return client_fail(CAIRN_ERR_INVALID, "out must be given with its struct_size");
     if (index >= job->spec.tensor_count)
-        return client_fail(CAIRN_ERR_NOT_FOUND, "job %s has %zu tensors, there is no %zu",
+        return client_fail(CAIRN_ERR_NOT_FOUND, "job %s has %zu tensors; none is number %zu",
                            job->name, job->spec.tensor_count, index);
     fill_tensor(&job->spec, index, &tensor);
     struct_copy_out(out, &tensor, sizeof tensor);
@@ -753,14 +753,14 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
     struct words words = { .message = CAIRN__JOB_AMEND__INIT };
     struct cairn_amend own;
     if (timeout_ms < 0 || !struct_copy_in(&own, sizeof own, LEAST, amend))
-        return client_fail(
-            CAIRN_ERR_INVALID,
-            "amend must be given with its struct_size (%zu), timeout_ms be 0 or more", sizeof own);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "give amend with its struct_size (%zu), and a timeout_ms of 0 or more",
+                           sizeof own);
     if (!struct_is_zero(own.reserved, sizeof own.reserved) ||
         !struct_is_zero(own.reserved_losses, sizeof own.reserved_losses) ||
         !struct_is_zero(own.reserved_rules, sizeof own.reserved_rules) ||
         !struct_is_zero(own.reserved_settings, sizeof own.reserved_settings))
-        return client_fail(CAIRN_ERR_INVALID, "amend: what is reserved is not 0");
+        return client_fail(CAIRN_ERR_INVALID, "amend: reserved fields must be 0");
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
     spec_init(&words.added);

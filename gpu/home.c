@@ -97,9 +97,8 @@ cairn_status home_memory_export(const struct home_memory *memory, uint64_t segme
 {
     assert(segment < home_memory_segments(memory));
     if (!memory->is_exportable)
-        return fail_with(
-            why, CAIRN_ERR_UNSUPPORTED,
-            "only published copies are exported: what was not opened for it cannot be");
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "only published copies are exported: this memory was not opened for that");
     return memory->home->kind->memory_export(memory, segment, fd_out, bytes_out, why);
 }
 

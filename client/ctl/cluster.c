@@ -90,7 +90,7 @@ static void check_cluster(struct check *check, const Cairn__ClusterStatus *statu
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
         if (m->unheard[0] != '\0')
-            add_trouble(check, TROUBLE_WAITS, m->name, "hears nothing over the data path of %s",
+            add_trouble(check, TROUBLE_WAITS, m->name, "hears nothing from %s over the data path",
                         m->unheard);
         if (m->role != CAIRN_ROLE_WIRE_SHARD) continue;
         check_shard(check, m);
@@ -312,7 +312,7 @@ static void print_home(const Cairn__MemberStatus *m)
            m->home->device, m->home->backend, m->home->driver, ctl_bytes(m->home->total_bytes),
            ctl_bytes(m->home->taken_bytes));
     if (m->home->device_memory[0] != '\0')
-        printf("%s: what lies there goes to other hosts %s: %s\n", m->name,
+        printf("%s: this state goes to other hosts %s: %s\n", m->name,
                strcmp(m->home->device_memory, "device") == 0 ? "from there" : "through host memory",
                m->home->device_memory_why);
     if (m->home->warning[0] != '\0') printf("%s: warning: %s\n", m->name, m->home->warning);
@@ -479,7 +479,7 @@ static void print_forgotten(struct ctl *ctl, const void *reply)
     const Cairn__ClusterForgotten *forgotten = reply;
     print_strangers(ctl, forgotten->parts, forgotten->n_parts);
     if (!ctl->yes)
-        printf("\nnothing was dropped: with --yes these parts are, and nothing brings them back\n");
+        printf("\nnothing was dropped: --yes drops these parts, and nothing brings them back\n");
 }
 
 const struct ctl_question ctl_cluster_forget = CTL_QUESTION(
@@ -550,8 +550,8 @@ static void print_adopted(struct ctl *ctl, const Cairn__ClusterAdopted *adopted,
                "coordinator\n",
                adopted->n_silent > 0 ? " and answer" : "");
     else if (!ctl->yes && whole > 0)
-        printf("\nnothing was adopted: --yes takes the jobs that are not refused, and from then "
-               "on the shards obey the store that these are of no more\n");
+        printf("\nnothing was adopted: --yes takes the jobs that are not refused, and from then on "
+               "the shards no longer obey the store that these came from\n");
 }
 
 int ctl_cluster_adopt(struct ctl *ctl)

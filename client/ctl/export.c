@@ -437,8 +437,7 @@ cairn_status ctl_made_folder_begin(const char *path, struct ctl_made_folder *out
     cairn_status status = set_paths(&f, path, why);
     if (status == CAIRN_OK && lstat(f.path, &info) == 0)
         status = fail_with(why, CAIRN_ERR_EXISTS,
-                           "%s is there already: a new folder is written; name another one",
-                           f.path);
+                           "%s is there already: name a folder that is not there yet", f.path);
     if (status == CAIRN_OK) status = make_temp(&f, why);
     if (status == CAIRN_OK)
         *out = f;
@@ -661,7 +660,7 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
              plan->tensors);
     ctl_line("rate", "%.2f GB/s", (double)plan->data_bytes / 1e9 / seconds);
     if (plan->aliases > 0)
-        ctl_line("aliases", "%zu, which are in what they stand for", plan->aliases);
+        ctl_line("aliases", "%zu, each in the tensor it stands for", plan->aliases);
     if (plan->blobs > 0) ctl_line("left out", "%zu blobs", plan->blobs);
 }
 
@@ -760,8 +759,8 @@ static void warn_of_owner(const struct owner *copy, const char *root, const char
     const struct owner there = owner_of(root);
     if (copy->text[0] == '\0' || there.text[0] == '\0' || copy->user == there.user) return;
     fprintf(stderr,
-            "cairn: the copy is %s's, and %s is %s's, who can neither restore nor remove it: chown "
-            "-R %s %s\n",
+            "cairn: the copy belongs to %s, but %s to %s, who can neither restore nor remove it: "
+            "run chown -R %s %s\n",
             copy->text, root, there.text, there.text, folder);
 }
 

@@ -596,8 +596,8 @@ static int fill_groups(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn
         if (ctl->group != NULL && strcmp(group->name, ctl->group) != 0) continue;
         if (group->schedule == CAIRN_SCHEDULE_DRIVEN)
             return ctl_fail(CAIRN_ERR_UNSUPPORTED,
-                            "group %s is driven: its lr is the trainer's, and comes with "
-                            "each commit; name another with --group",
+                            "group %s is driven: the trainer sets its lr with each commit; name "
+                            "another group with --group",
                             group->name);
         group->lr = ctl->lr;
         amend->groups[amend->n_groups++] = group;
@@ -755,9 +755,9 @@ int ctl_job_amend(struct ctl *ctl)
                                        "lr " SNAPSHOT_OPTIONS " " RULE_OPTIONS " " LOSS_OPTIONS);
     if (!as_shown && !ctl_is_given(ctl, "clip-norm") && ctl->workers_max == 0 &&
         ctl->set.count == 0)
-        return ctl_usage_fail(ctl, "it changes nothing: give what is to be another");
+        return ctl_usage_fail(ctl, "nothing would change: give an option to amend");
     if (ctl->group != NULL && !ctl_is_given(ctl, "lr"))
-        return ctl_usage_fail(ctl, "--group is of --lr, which is not given");
+        return ctl_usage_fail(ctl, "--group goes with --lr: give that, too");
     amend.name = ctl->argv[0];
     amend.workers_min = ctl->workers_min;
     amend.workers_max = ctl->workers_max;

@@ -65,7 +65,7 @@ static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
     if (job->pieces_after > 0) print_pieces(job);
     if (job->expected_s > 0) ctl_line("expected", "%.1f s", job->expected_s);
     if (job->expected_pause_s > 0)
-        ctl_line("longest step", "%.3f s longer, as expected", job->expected_pause_s);
+        ctl_line("longest step", "%.3f s longer (expected)", job->expected_pause_s);
     if (job->elapsed_ms > 0) ctl_line("took", "%.1f s", seconds(job->elapsed_ms));
     if (job->worst_step > 0)
         ctl_line("longest step", "%.1f %% longer than the median before",
@@ -221,7 +221,7 @@ static void copy_names(const struct ctl_names *names, char **out)
 static int name_jobs(const struct ctl *ctl, Cairn__ReshardAsk *ask, bool optional)
 {
     if (ctl->argc == 1 && ctl->reshard.all)
-        return ctl_usage_fail(ctl, "a job is named, and --all: give one of them");
+        return ctl_usage_fail(ctl, "give a job or --all, not both");
     if (ctl->argc == 0 && !ctl->reshard.all && !optional)
         return ctl_usage_fail(ctl, "name a job, or give --all");
     ask->all = ctl->argc == 0;
@@ -315,7 +315,7 @@ static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told
 {
     for (size_t i = 0; i < told->n_jobs && !ctl->quiet; i++) {
         if (is_refused(told->jobs[i])) continue;
-        ctl_line("canceled", "job %s, which ends after slice %u of %u; %s have moved",
+        ctl_line("canceled", "job %s: its move ends after slice %u of %u; %s have moved",
                  told->jobs[i]->name, told->jobs[i]->slice, told->jobs[i]->slices,
                  ctl_bytes(told->jobs[i]->moved_bytes));
     }
@@ -391,10 +391,9 @@ int ctl_reshard_apply(struct ctl *ctl)
     if (done < 0) done = ask_reshard(ctl, &q.ask, &begun);
     if (done >= 0) return done;
     const char *which = q.ask.all ? "--all" : q.ask.job;
-    ctl_on_interrupt(
-        "\ncairn: it goes on: `cairn reshard status%s%s` says how far it is, `cairn reshard "
-        "cancel %s` ends it after the slice that moves\n",
-        q.ask.all ? "" : " ", q.ask.all ? "" : which, which);
+    ctl_on_interrupt("\ncairn: the move goes on: `cairn reshard status%s%s` says how far it is, "
+                     "`cairn reshard cancel %s` ends it after the current slice\n",
+                     q.ask.all ? "" : " ", q.ask.all ? "" : which, which);
     q.ask.op = CAIRN_RESHARD_STATUS;
     done = reshard_wait(ctl, &q.ask, &ended);
     if (done < 0) {
@@ -416,11 +415,11 @@ int ctl_reshard_apply(struct ctl *ctl)
 static void print_drained(struct ctl *ctl, const void *reply)
 {
     (void)reply;
-    ctl_line("drained", "%s, which ends, and is known no more", ctl->argv[0]);
+    ctl_line("drained", "%s, which ends and is forgotten", ctl->argv[0]);
 }
 
 const struct ctl_question ctl_member_drain = CTL_QUESTION(
     MEMBER_DRAIN, member_drain, "name=@0 wait=1", DONE, .timeout_ms = DRAIN_TIMEOUT_MS,
-    .farewell = "\ncairn: it goes on: `cairn reshard status` says how far it is, `cairn reshard "
-                "cancel --all` ends it\n",
+    .farewell = "\ncairn: the drain goes on: `cairn reshard status` says how far it is, `cairn "
+                "reshard cancel --all` ends it\n",
     .print = print_drained, .fields = "drained=@0");

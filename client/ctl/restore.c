@@ -101,7 +101,8 @@ static int key_read(const char *given, struct public_key *out)
     const bool is_read = read_key(given, text);
     const cairn_status status = is_read ? public_key_parse(text, out, &why) : CAIRN_ERR_MALFORMED;
     if (status == CAIRN_OK) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID, "%s is no file of a key, and no key: %s", given, why.text);
+    return ctl_fail(CAIRN_ERR_INVALID, "%s is neither a key nor a file of one: %s", given,
+                    why.text);
 }
 
 /* The keys that the coordinator trusts. */
@@ -438,8 +439,8 @@ static void note_damage(const char *folder, const struct manifest *m)
         give_to_owner(root, m->spec.name, check.id);
     else
         fprintf(stderr,
-                "cairn: that it is damaged is not noted beside it, so that `cairn snapshot list` "
-                "does not say it: %s; verify it as the user that the snapshots are of\n",
+                "cairn: the damage is not noted beside the snapshot, so `cairn snapshot list` does "
+                "not show it: %s; verify it as the user who owns the snapshots\n",
                 why.text);
 }
 
@@ -478,7 +479,7 @@ int ctl_snapshot_verify(struct ctl *ctl)
     if (done < 0) done = ctl_place_open(folder, &snapshot);
     if (done >= 0) return done;
     v.damages = json_array();
-    sentence_set(&v.signature, "not checked (--key FILE does)");
+    sentence_set(&v.signature, "not checked (give --key FILE)");
     if (has_ring) check_signature(&v, &snapshot.manifest, &ring);
     done = verify(&v, folder, &snapshot);
     json_decref(v.damages);

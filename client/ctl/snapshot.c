@@ -48,8 +48,8 @@ int ctl_place_fail(const char *folder, cairn_status status, const struct sentenc
 {
     if (status == CAIRN_ERR_NOT_FOUND)
         return ctl_fail(status,
-                        "%s; this command reads the folder itself: is it to be seen from "
-                        "this host, or under another path (--path FOLDER)?",
+                        "%s; this command reads the folder itself: check that this host sees it, "
+                        "or give its path here (--path FOLDER)",
                         why->text);
     return ctl_fail(status, "%s: %s", folder,
                     why->text[0] != '\0' ? why->text : status_text((int)status));
@@ -93,7 +93,7 @@ static void add_check(const Cairn__SnapshotStatus *s, struct sentence *out)
 
 void ctl_damaged_line(uint64_t nonfinite, const char *tensors)
 {
-    ctl_line("damaged", "of %" PRIu64 " elements a result of the last update is not finite: %s",
+    ctl_line("damaged", "the last update left a non-finite result in %" PRIu64 " elements: %s",
              nonfinite, tensors);
 }
 
@@ -101,15 +101,15 @@ void ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
 {
     if (s->nonfinite == 0)
         fprintf(stderr,
-                "cairn: snapshot %s of job %s %s: it is damaged, as was found when all of it was "
-                "read, %s; `cairn snapshot verify %s %s` names the blocks\n",
+                "cairn: snapshot %s of job %s %s: a full read found it damaged, %s; `cairn "
+                "snapshot verify %s %s` names the blocks\n",
                 s->id, s->job, what, ctl_time(s->checked_unix_ms), s->job, s->id);
     else
-        fprintf(stderr,
-                "cairn: snapshot %s of job %s %s: it is damaged, of %" PRIu64
-                " elements a result is not "
-                "finite: %s\n",
-                s->id, s->job, what, s->nonfinite, s->nonfinite_tensors);
+        fprintf(
+            stderr,
+            "cairn: snapshot %s of job %s %s: it is damaged, with a non-finite result in %" PRIu64
+            " elements: %s\n",
+            s->id, s->job, what, s->nonfinite, s->nonfinite_tensors);
 }
 
 void ctl_snapshot_print(const Cairn__SnapshotStatus *s)

@@ -69,7 +69,7 @@ static uint8_t *read_idx(const char *folder, const char *file, uint32_t magic, s
     const size_t count = big_endian(header + 4), total = count * item_bytes;
     bytes = malloc(total);
     if (bytes == NULL || gzread(in, bytes, (unsigned)total) != (int)total) {
-        fprintf(stderr, "%s is cut short, or memory is\n", path);
+        fprintf(stderr, "%s is cut off, or memory ran out\n", path);
         free(bytes);
         bytes = NULL;
         goto close;

@@ -95,7 +95,7 @@ static cairn_status begin(const struct driver *driver, struct sentence *why)
         return fail_with(why, CAIRN_ERR_NOT_FOUND,
                          "the CUDA driver sees no device: look at nvidia-smi, and at "
                          "the environment's CUDA_VISIBLE_DEVICES");
-    return fail_with(why, CAIRN_ERR_IO, "the CUDA driver does not begin: %s",
+    return fail_with(why, CAIRN_ERR_IO, "the CUDA driver does not start: %s",
                      driver_explain(driver, result, text));
 }
 

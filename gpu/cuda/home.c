@@ -510,7 +510,7 @@ static cairn_status pin_span(struct cuda *cuda, struct cuda_span span, struct se
         return refuse_pin(cuda, span.bytes,
                           status == CAIRN_ERR_EXISTS
                               ? "parts in the middle of it are pinned already"
-                              : "out of memory for the list of what is",
+                              : "out of memory for the list of pins",
                           "", why);
     if (span.bytes == 0) return CAIRN_OK;
     numa_move((void *)(uintptr_t)span.at, (size_t)span.bytes, cuda->home.info.numa_node);
@@ -616,8 +616,8 @@ static cairn_status map_import(struct cuda *cuda, unsigned long long handle, uin
     const uint64_t at = take_addresses(cuda, bytes);
     if (at == 0)
         return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                         "it has %" PRIu64 " bytes, and %" PRIu64 " are mapped of the %" PRIu64
-                         " that may be at a time: as many as the cards have",
+                         "it has %" PRIu64 " bytes, and %" PRIu64 " of the %" PRIu64
+                         " that may be mapped at a time already are: as many as the cards have",
                          bytes, cuda->imported_bytes, cuda->imported_max);
     int result = cuda->driver.cuMemMap(at, (size_t)bytes, 0, handle, 0);
     if (result != CAIRN_CU_OK) {
@@ -667,7 +667,7 @@ static cairn_status judge_import(const struct cuda *cuda, unsigned long long han
         return refuse_import(cuda, result, "the driver does not describe it", why);
     if (how.location.type == CAIRN_CU_LOCATION_DEVICE && is_read(cuda, how.location.id))
         return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_REFUSED, "it is not memory of %s, or of one that it reads",
+    return fail_with(why, CAIRN_ERR_REFUSED, "it is memory neither of %s nor of a card it reads",
                      cuda->home.info.device);
 }
 
@@ -678,7 +678,8 @@ static cairn_status import_handle(struct cuda *cuda, int fd, uint64_t bytes, uin
     CAIRN_TRY(cuda_enter(cuda, why));
     if (bytes == 0 || bytes % cuda->granularity != 0 || bytes > cuda->home.info.total_bytes)
         return fail_with(why, CAIRN_ERR_REFUSED,
-                         "%" PRIu64 " bytes are no size of memory of a card: multiples of %" PRIu64,
+                         "%" PRIu64
+                         " bytes is no size of card memory: sizes are multiples of %" PRIu64,
                          bytes, cuda->granularity);
     const int result = cuda->driver.cuMemImportFromShareableHandle(
         &handle, (void *)(uintptr_t)(unsigned)fd, CAIRN_CU_HANDLE_POSIX);
@@ -912,12 +913,12 @@ static cairn_status refuse_addresses(struct cuda *cuda, int result, uint64_t byt
 {
     char text[32];
     if (driver_breaks(result)) return cuda_check(cuda, result, "reserving addresses", why);
-    return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                     "the driver reserves no %" PRIu64 " GiB of addresses for %s: %s. They take no "
-                     "memory, but this process may not have so many: look at ulimit -v "
-                     "(RLIMIT_AS; LimitAS= of its unit) and at vm.overcommit_memory",
-                     bytes >> 30, cuda->home.info.device,
-                     driver_error(&cuda->driver, result, text));
+    return fail_with(
+        why, CAIRN_ERR_NO_MEMORY,
+        "the driver cannot reserve %" PRIu64
+        " GiB of addresses for %s: %s. They take no memory, but this process may be limited to "
+        "fewer: look at ulimit -v (RLIMIT_AS; LimitAS= of its unit) and at vm.overcommit_memory",
+        bytes >> 30, cuda->home.info.device, driver_error(&cuda->driver, result, text));
 }
 
 static cairn_status reserve(struct cuda *cuda, struct sentence *why)

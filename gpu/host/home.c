@@ -78,12 +78,12 @@ static void host_memory_close(struct home_memory *memory)
 static cairn_status fails(const struct home_memory *memory, const char *label, struct sentence *why)
 {
     const int error = errno;
-    return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                     "cannot make %" PRIu64 " bytes of memory for %s: %s%s", memory->bytes, label,
-                     strerror(error),
-                     error != EMFILE ? ""
-                                     : " (one a 64 MiB: raise the limit of open files, as by "
-                                       "LimitNOFILE of the unit)");
+    return fail_with(
+        why, CAIRN_ERR_NO_MEMORY, "cannot make %" PRIu64 " bytes of memory for %s: %s%s",
+        memory->bytes, label, strerror(error),
+        error != EMFILE
+            ? ""
+            : " (one per 64 MiB: raise the limit of open files, as by LimitNOFILE of the unit)");
 }
 
 static cairn_status host_memory_open(struct home *home, const char *label,

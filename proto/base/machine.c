@@ -228,7 +228,7 @@ cairn_status descriptors_at_hand(int fd, int count, const char *whose, struct se
     for (int i = 0; i < have; i++) close(taken[i]);
     if (have == count || (error != EMFILE && error != ENFILE)) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                     "this process may open %d descriptors more, and %s needs up to %d: close "
+                     "this process may open only %d more descriptors, and %s needs up to %d: close "
                      "some, or raise the limit (ulimit -n, LimitNOFILE of a unit)",
                      have, whose, count);
 }
@@ -253,7 +253,7 @@ cairn_status threads_at_hand(int count, const char *whose, struct sentence *why)
     for (int i = 0; i < have; i++) pthread_join(threads[i], NULL);
     if (error == 0) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                     "this process cannot begin the %d threads of %s (%s): raise its limits "
-                     "(ulimit -u, TasksMax of a unit), or its memory's",
+                     "this process cannot start the %d threads of %s (%s): raise its limit of "
+                     "tasks (ulimit -u, TasksMax of a unit) or of memory",
                      count, whose, strerror(error));
 }

@@ -46,7 +46,7 @@
     X(ERR_ROLLED_BACK, 65, 1, "the job was restored from a snapshot; open it again")      \
     X(ERR_HALTED, 66, 1, "the job is halted: no round opens until somebody acts")         \
     X(ERR_PLACE_TAKEN, 67, 11, "another process has this rank of the job, and lives")     \
-    X(ERR_REOPEN, 68, 1, "the job is to be closed and opened again")                      \
+    X(ERR_REOPEN, 68, 1, "close the job and open it again")                               \
     /* the peer is gone */                                                                \
     X(ERR_UNREACHABLE, 80, 10, "the peer cannot be reached")                              \
     X(ERR_CLOSED, 81, 10, "the connection or session is closed")                          \

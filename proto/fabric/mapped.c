@@ -470,7 +470,7 @@ void mapped_import_none_of(struct mapped_in *in, const char *why)
     const struct frame_head head = frame_head(FRAME_NO_IMPORTS);
     in->imports_none = true;
     tell_refused(&in->fabric->common.options,
-                 "not read where it lies, and passes the host from now on", why);
+                 "not read in place, and goes through the host from now on", why);
     (void)frame_write_one(in->link.fd, &head, sizeof head, -1);
 }
 
@@ -687,8 +687,8 @@ static cairn_status open_socket(struct mapped_fabric *fabric, const struct fabri
     if (!mapped_host_find(options, fabric->host))
         return fail_with(
             why, CAIRN_ERR_UNSUPPORTED,
-            "fabric mapped: /proc/sys/kernel/random/boot_id is not readable: peers of this host "
-            "cannot be told from others: name it (fabric.host, CAIRN_HOST)");
+            "fabric mapped: /proc/sys/kernel/random/boot_id is not readable, so peers of this host "
+            "cannot be told from others: name this host (fabric.host, CAIRN_HOST)");
     if (!name_socket(fabric, folder, &name))
         return fail_with(
             why, CAIRN_ERR_INVALID,

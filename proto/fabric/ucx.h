@@ -531,9 +531,6 @@ void ucx_say_port(struct ucx_link *link);
 /* Sends a frame; `rest` follows it. CAIRN_ERR_BUSY: the peer takes none. */
 cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t frame_bytes,
                               const void *rest, size_t rest_bytes);
-/* Says that a frame of a peer was refused. */
-void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
 void ucx_one_sided_begin_stop(struct ucx_fabric *ucx); /* while the worker is there */
 void ucx_one_sided_settle(struct ucx_fabric *ucx);     /* last before it is destroyed */
 void ucx_one_sided_end_stop(struct ucx_fabric *ucx);   /* when it is not */

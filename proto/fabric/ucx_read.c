@@ -48,6 +48,21 @@ static ucs_status_t unpack_key(struct ucx_link *link, const void *key, size_t by
     return ucp_ep_rkey_unpack(link->ep, ucx->key_room, out);
 }
 
+/* Says that a frame of a peer was refused. */
+__attribute__((format(printf, 3, 4))) static void
+tell_refused(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
+{
+    const struct fabric_options *options = &ucx->common.options;
+    char text[CAIRN_SENTENCE_BYTES], what[CAIRN_SENTENCE_BYTES];
+    va_list arguments;
+    if (options->on_refused == NULL) return;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    snprintf(text, sizeof text, "one-sided reads, node %016" PRIx64 ": %.600s", node, what);
+    options->on_refused(options->on_message_arg, text);
+}
+
 /* A region that cannot be read is not kept: references to it are declined, and the payloads come
  * whole. */
 static void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *frame,
@@ -57,11 +72,11 @@ static void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *
     if (!link->may_read || remote_of(link, frame->slot, frame->generation) != NULL) return;
     if (frame->bytes > ucx->common.options.mapped_max ||
         fabric_hash(key, frame->key_bytes) != frame->key_checksum) {
-        ucx_refuse(ucx, link->node,
-                   "region %u of %" PRIu64 " bytes: it is over %" PRIu64
-                   ", or its key is damaged; what this "
-                   "node has is sent whole from now on",
-                   frame->slot, frame->bytes, ucx->common.options.mapped_max);
+        tell_refused(ucx, link->node,
+                     "region %u of %" PRIu64 " bytes: it is over %" PRIu64
+                     ", or its key is damaged; what this "
+                     "node has is sent whole from now on",
+                     frame->slot, frame->bytes, ucx->common.options.mapped_max);
         link->may_read = false;
         return;
     }
@@ -73,10 +88,10 @@ static void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *
     }
     const ucs_status_t status = unpack_key(link, key, frame->key_bytes, &remote->key);
     if (status != UCS_OK) {
-        ucx_refuse(ucx, link->node,
-                   "region %u: its key of %u bytes does not unpack (%s); what this node has is "
-                   "sent whole from now on; do both ends have the same UCX and transports?",
-                   frame->slot, frame->key_bytes, ucs_status_string(status));
+        tell_refused(ucx, link->node,
+                     "region %u: its key of %u bytes does not unpack (%s); what this node has is "
+                     "sent whole from now on; do both ends have the same UCX and transports?",
+                     frame->slot, frame->key_bytes, ucs_status_string(status));
         link->may_read = false;
         free(remote);
         return;
@@ -136,11 +151,10 @@ static void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_refer
     }
     if (!is_inside(remote, frame)) {
         fabric->stats.messages_refused++;
-        ucx_refuse(ucx_of(fabric), link->node,
-                   "a message of %u bytes at %" PRIu64 " of region %u, which has %" PRIu64
-                   "; what this node has "
-                   "is sent whole from now on; is it of the same version?",
-                   frame->payload_bytes, frame->offset, frame->slot, remote->bytes);
+        tell_refused(ucx_of(fabric), link->node,
+                     "a message refers to %u bytes at %" PRIu64 " of region %u, which has %" PRIu64
+                     "; what this node has is sent whole from now on; is it of the same version?",
+                     frame->payload_bytes, frame->offset, frame->slot, remote->bytes);
         link->may_read = false;
         answer_reference(link, UCX_FRAME_DECLINE, frame->serial, UCX_DECLINE_CANNOT);
         return;
@@ -353,12 +367,12 @@ static void tell_unregistered(struct ucx_fabric *ucx, size_t bytes, const char *
 {
     if (ucx->has_told_unregistered) return;
     ucx->has_told_unregistered = true;
-    ucx_refuse(
+    tell_refused(
         ucx, ucx->node,
-        "%zu bytes of memory cannot be registered to be read one-sidedly: %s. What lies there is "
-        "sent whole, at the cost of a copy on both hosts, and of other memory this is not said "
-        "again (is the limit of locked memory, ulimit -l, too low? does the card refuse memory "
-        "that it may not write? then fabric.one_sided = off, or "
+        "%zu bytes of memory cannot be registered to be read one-sidedly: %s. What lies "
+        "there is sent whole, at the cost of a copy on both hosts; this is said only once, "
+        "also for other memory (is the limit of locked memory, ulimit -l, too low? If the "
+        "card refuses memory that it may not write, fabric.one_sided = off, or "
         "CAIRN_FABRIC_ONE_SIDED=off of a trainer, spares the attempts)",
         bytes, reason);
 }
@@ -626,19 +640,6 @@ bool ucx_one_sided_is_possible(const struct fabric_options *options)
     return transports != NULL && transports[0] != '\0' && strcmp(transports, "tcp") != 0;
 }
 
-void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
-{
-    const struct fabric_options *options = &ucx->common.options;
-    char text[CAIRN_SENTENCE_BYTES], what[CAIRN_SENTENCE_BYTES];
-    va_list arguments;
-    if (options->on_refused == NULL) return;
-    va_start(arguments, format);
-    vsnprintf(what, sizeof what, format, arguments);
-    va_end(arguments);
-    snprintf(text, sizeof text, "one-sided reads, node %016" PRIx64 ": %.600s", node, what);
-    options->on_refused(options->on_message_arg, text);
-}
-
 /* -- lanes -------------------------------------------------------------------------------------- */
 
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
@@ -842,8 +843,8 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
     const enum ucx_frame_kind kind = ucx_frame_judge(header, header_bytes, &frame, &size);
     if (kind == UCX_FRAME_MALFORMED || payload_bytes != 0) {
         ucx->common.stats.messages_refused++;
-        ucx_refuse(ucx, 0, "a frame of %zu bytes is none; is a peer of another version?",
-                   header_bytes);
+        tell_refused(ucx, 0, "%zu bytes are no valid frame; is a peer of another version?",
+                     header_bytes);
         return UCS_OK;
     }
     const bool has_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;

@@ -249,7 +249,7 @@ cairn_status address_parse(const char *text, struct stream_address *address_out,
     }
     if (host_bytes == 0) return bad_address(text, "there is no host", why);
     if (host_bytes == 1 && host[0] == '*')
-        return bad_address(text, "* is every address of a host that listens, and none to go to",
+        return bad_address(text, "* stands for every address to listen on; name one to connect to",
                            why);
     if (host_bytes >= sizeof address.host) return bad_address(text, "the host is too long", why);
     memcpy(address.host, host, host_bytes);
@@ -736,8 +736,8 @@ static void refuse_path(struct stream *stream, const char *path)
     const bool is_seen = stat(path, &socket) == 0;
     if (is_seen) (void)getgrgid_r(socket.st_gid, &group, names, sizeof names, &found);
     stream_close(stream, CAIRN_ERR_REFUSED,
-                 "cannot connect to %s: permission denied; who may is the socket's user and "
-                 "its group%s%s: have this user added to the group, and log in anew",
+                 "cannot connect to %s: permission denied; only the socket's user and its "
+                 "group%s%s may: have this user added to the group, and log in anew",
                  path, found != NULL ? " " : "", found != NULL ? found->gr_name : "");
 }
 

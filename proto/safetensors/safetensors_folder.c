@@ -377,10 +377,10 @@ static cairn_status list_names(json_t *map, const char **names, struct sentence 
     {
         const char *name = json_string_value(value);
         if (name == NULL || !file_name_ok(name)) {
-            return fail_with(why, CAIRN_ERR_MALFORMED,
-                             "weight_map has for \"%.200s\" something else than the name of a "
-                             ".safetensors file of its folder",
-                             key);
+            return fail_with(
+                why, CAIRN_ERR_MALFORMED,
+                "weight_map does not give \"%.200s\" the name of a .safetensors file of its folder",
+                key);
         }
         names[count++] = name;
     }

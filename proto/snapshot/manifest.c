@@ -599,10 +599,10 @@ cairn_status manifest_accept(const struct manifest *m, const struct key_ring *ri
         if (waiver.is_strange) return CAIRN_OK;
         return fail_with(
             why, CAIRN_ERR_REFUSED,
-            "its manifest is %s; if another cluster wrote it, trust the key that `cairn "
-            "key show` prints there (`cairn key trust`); if this one did, before its "
-            "store was lost, put the cluster.key of then back into store.path and "
-            "start the coordinator again; or take this one snapshot with --allow-untrusted",
+            "its manifest is %s; if another cluster wrote it, trust the key that `cairn key show` "
+            "prints there (`cairn key trust`); if this one did, before its store was lost, put the "
+            "old cluster.key back into store.path and start the coordinator again; or take this "
+            "one snapshot with --allow-untrusted",
             what.text);
     case CAIRN_TRUST_BROKEN: break;
     }

@@ -46,7 +46,7 @@ static cairn_status read_numbers(json_t *list, const char *tensor, uint32_t *ran
     for (uint32_t d = 0; d < *rank; d++) {
         const json_t *dim = json_array_get(list, d);
         if (!json_is_integer(dim) || json_integer_value(dim) < 0) {
-            return corrupt(why, tensor, "its shape or box has something else than numbers from 0");
+            return corrupt(why, tensor, "its shape or box has entries that are not numbers from 0");
         }
         numbers[d] = (uint64_t)json_integer_value(dim);
     }
@@ -315,7 +315,7 @@ static cairn_status read_file(json_t *json, struct manifest *m, struct sentence 
     if (!snapshot_path_ok(path)) return corrupt(why, "a file", "its path is not one of Cairn's");
     if (bytes < 0) return corrupt(why, path, "its size is below 0");
     if ((whole == NULL) == (blocks == NULL))
-        return corrupt(why, path, "it has not one of xxh3_128 and blocks");
+        return corrupt(why, path, "it needs either xxh3_128 or blocks");
     const uint64_t sum_count = whole != NULL ? 1 : snapshot_block_count((uint64_t)bytes);
     const char *hex = whole != NULL ? whole : blocks;
     if (strlen(hex) / (2 * CAIRN_SNAPSHOT_SUM_BYTES) != sum_count)
@@ -328,7 +328,7 @@ static cairn_status read_file(json_t *json, struct manifest *m, struct sentence 
     }
     if (m->file_count > 0 && strcmp(m->files[m->file_count - 1].path, path) >= 0) {
         free(sums);
-        return corrupt(why, path, "the files are not sorted by path, or twice the same");
+        return corrupt(why, path, "the files are not sorted by path, or one comes twice");
     }
     cairn_status status = manifest_add_file(m, path, (uint64_t)bytes, sums, whole != NULL);
     free(sums);

@@ -492,8 +492,8 @@ static cairn_status judge_content(const struct removal *r)
     }
     if (status != CAIRN_OK || l.stray[0] == '\0') return status;
     return fail_with(r->why, CAIRN_ERR_REFUSED,
-                     "%s is not removed: in it is %s, a link or a file that is not of a snapshot; "
-                     "move that away, then remove it again",
+                     "%s is not removed: it contains %s, a link or a file that is not of a "
+                     "snapshot; move that away, then remove it again",
                      r->place, l.stray);
 }
 

@@ -829,8 +829,8 @@ cairn_status snapshot_copy(struct snapshot *snapshot, const char *root,
     uint64_t generation, step;
     char *folder = NULL;
     if (!snapshot_id_parse(id, &generation, &step) || !job_name_ok(snapshot->manifest.spec.name))
-        return fail_with(why, CAIRN_ERR_INVALID, "the folder %.200s has not the name of a snapshot",
-                         id);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "the folder %.200s does not have a snapshot's name", id);
     CAIRN_TRY(judge_whole(snapshot, why));
     if (asprintf(&folder, "%s/%s/%s", root, snapshot->manifest.spec.name, id) < 0)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to copy a snapshot");

@@ -193,10 +193,10 @@ static cairn_status set_in_group(struct job_spec_data *spec, size_t index, const
     if (strcmp(name, "schedule") == 0) return set_schedule(&group->schedule, subject, value, why);
     if (strcmp(name, "points") == 0) return set_points(spec, index, subject, value, why);
     if (strcmp(name, "optimizer") == 0)
-        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
-                         "%soptimizer is \"%s\", and no job goes on with another one: its state is "
-                         "not that optimizer's",
-                         subject, group->optimizer);
+        return fail_with(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "%soptimizer is \"%s\", and a job cannot go on with another: its state would not fit",
+            subject, group->optimizer);
     if (hyper != NULL) return set_field(hyper, group, subject, value, why);
     if (other != NULL) return set_field(other, &group->schedule, subject, value, why);
     sentence_set(why, "%sit has no field \"%.64s\"; allowed: schedule, points", subject,

@@ -108,8 +108,8 @@ static cairn_status check_batch(const struct job_spec_data *spec, struct sentenc
     if (spec->global_batch == 0) return CAIRN_OK;
     if (spec->micro_batches > 1)
         return fail_with(why, CAIRN_ERR_INVALID,
-                         "global_batch is %u and micro_batches %u: a step has the one for all "
-                         "workers or the other for each; allowed: one of them",
+                         "global_batch is %u and micro_batches %u: the first is for all workers, "
+                         "the second for each; allowed: only one of them",
                          spec->global_batch, spec->micro_batches);
     if (spec->stage < 2)
         return fail_with(why, CAIRN_ERR_INVALID,
@@ -154,7 +154,7 @@ static cairn_status check_job(const struct job_spec_data *spec, struct sentence 
     if (!job_name_ok(spec->name)) {
         return fail_with(
             why, CAIRN_ERR_INVALID,
-            "job name \"%s\": allowed are 1 to %d of A-Z a-z 0-9 . _ -, first no . or -",
+            "job name \"%s\": allowed are 1 to %d of A-Z a-z 0-9 . _ -, but not . or - first",
             quotable(spec->name), CAIRN_NAME_MAX);
     }
     cairn_status status = spec_count_check("the number of ", "tensors", spec->tensor_count, 1,
@@ -489,8 +489,9 @@ static cairn_status spec_check_origin(const struct job_spec_data *spec, struct s
     const char *path = spec->init_from, *prefix = spec->init_prefix;
     cairn_status status = CAIRN_OK;
     if (path != NULL && path[0] != '/')
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "init_from is not an absolute path; it is looked up where the shards are");
+        return fail_with(
+            why, CAIRN_ERR_INVALID,
+            "init_from is not absolute: give an absolute path, which the shards look up");
     if (path != NULL) status = text_check("init_from", path, CAIRN_SPEC_PATH_MAX, why);
     if (status == CAIRN_OK && prefix != NULL && prefix[0] != '\0')
         status = text_check("init_prefix", prefix, CAIRN_NAME_MAX, why);
@@ -627,8 +628,7 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(GROUPS_TILES, "reduce_groups host, with tiles", "no groups; the log and job show say so",   \
       NONE, false, CAIRN_OK, "")                                                                  \
     X(PARTS_TILES, "alias of a box, declared as a tile", NULL, TILED, t->alias_box != NULL,       \
-      CAIRN_ERR_UNSUPPORTED,                                                                      \
-      "an alias of a box; declare what is held of the tensor that it is of")                      \
+      CAIRN_ERR_UNSUPPORTED, "an alias of a box; declare what is held of its target tensor")      \
     X(BLOB_TILE, "blob, a part of it declared as a tile", NULL, CUT, t->kind == CAIRN_BLOB,       \
       CAIRN_ERR_INVALID, "a blob is held whole by every worker; list no tile of it")              \
     X(BLOB_INIT, "blob, with an init", NULL, TENSOR,                                              \

@@ -246,7 +246,7 @@ static cairn_status unpack_box(const Cairn__TileBox *in, const struct job_spec_d
     if (in->tensor < least)
         return fail_with(
             why, CAIRN_ERR_INVALID,
-            "the tile of tensor %.80s is not in its place: tiles go up by tensor, one each",
+            "the tile of tensor %.80s is not in its place: order tiles by tensor, one each",
             tensor->name);
     if (in->n_start != in->n_extent || in->n_start > CAIRN_RANK_MAX)
         return fail_with(why, CAIRN_ERR_INVALID,

@@ -34,19 +34,15 @@ static bool notify_watchdog(void);
 
 static void print_help(const struct daemon_spec *spec)
 {
-    printf("%s: %s\n\n"
-           "usage: %s [options]\n"
-           "  --config FILE            read the configuration from FILE\n"
-           "  --set section.key=value  override one value; may be given again\n"
-           "  --check-config           judge the configuration and exit\n"
-           "  --print-config           print a sample configuration with all keys and exit\n"
-           "  --ready-file PATH        once ready, write the listening address to PATH\n"
-           "  --log-level LEVEL        error, warn, info (default) or debug\n"
-           "  --log-name NAME          the name in each line of the log\n"
-           "  --help, --version\n\n"
-           "SIGUSR1: the log says what debug says from now on, and at the next one as before\n\n"
-           "exit status: 0 stopped cleanly, 2 bad usage or configuration, 10-13 as of the CLI,\n"
-           "1 anything else\n",
+    printf("%s: %s\n\nusage: %s [options]\n  --config FILE            read the configuration from "
+           "FILE\n  --set section.key=value  override one value; may be given again\n  "
+           "--check-config           check the configuration and exit\n  --print-config           "
+           "print a sample configuration with all keys and exit\n  --ready-file PATH        once "
+           "ready, write the listening address to PATH\n  --log-level LEVEL        error, warn, "
+           "info (default) or debug\n  --log-name NAME          the name in each line of the log\n "
+           " --help, --version\n\nSIGUSR1 sets the log to level debug; the next SIGUSR1 sets it "
+           "back\n\nexit status: 0 stopped cleanly, 2 bad usage or configuration, 10-13 as for the "
+           "CLI,\n1 anything else\n",
            spec->name, spec->purpose, spec->name);
 }
 
@@ -586,7 +582,7 @@ cairn_status headroom_read(const char *root, struct headroom *room_out, struct s
     snprintf(proc, sizeof proc, "%s/proc", root);
     if (!read_number(proc, "meminfo", "MemTotal", &total_kib) ||
         !read_number(proc, "meminfo", "MemAvailable", &available_kib))
-        return fail_with(why, CAIRN_ERR_IO, "cannot read from %s/meminfo what memory there is: %s",
+        return fail_with(why, CAIRN_ERR_IO, "cannot read the amount of memory from %s/meminfo: %s",
                          proc, strerror(errno));
     struct headroom room = { .available_bytes = UINT64_MAX, .most_bytes = UINT64_MAX };
     note(&room, "the host's RAM", total_kib * 1024,
@@ -605,9 +601,9 @@ cairn_status headroom_judge(const struct headroom *room, uint64_t bytes, const c
     if (bytes == 0 || (beside <= left && bytes <= left - beside)) return CAIRN_OK;
     return fail_with(
         why, CAIRN_ERR_NO_MEMORY,
-        "%s needs %" PRIu64 " bytes and %" PRIu64 " beside them, and %" PRIu64
-        " are available: of %s, which has %" PRIu64
-        ", the rest is in use. Give it more, end what uses it, or add shards on other hosts",
+        "%s needs %" PRIu64 " bytes and %" PRIu64 " beside them, but only %" PRIu64
+        " are available: %s has %" PRIu64
+        ", and the rest is in use. Give it more, end what uses it, or add shards on other hosts",
         what, bytes, beside, left, room->by, room->limit_bytes);
 }
 

@@ -332,7 +332,7 @@ void storage_watch_doubt(struct storage_watch *watch)
 static void say_that_it_hangs(struct storage_watch *watch, uint64_t ms)
 {
     struct sentence why;
-    sentence_set(&why, "%s has not answered for %u s or more: its storage hangs; see to the mount",
+    sentence_set(&why, "%s has not answered for %u s or more: its storage hangs; check the mount",
                  watch->path, (unsigned)(HANGS_MS / 1000));
     if (ms >= HANGS_MS) say(watch, &why);
 }

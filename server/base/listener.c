@@ -432,8 +432,8 @@ static int bind_early(struct endpoint *endpoint, const struct sockaddr_storage *
     if (error == 0 && setsockopt(fd, SOL_IP, IP_FREEBIND, &on, sizeof on) != 0) error = UV_EINVAL;
     if (error == 0) error = uv_tcp_bind(&endpoint->io.tcp, (const struct sockaddr *)addr, 0);
     if (error == 0)
-        log_warn("no device of this host has the address of %s: it is listened on all the "
-                 "same, and reached as soon as one has; `ip -br addr` shows those there are",
+        log_warn("no device of this host has the address of %s: this daemon listens on it anyway, "
+                 "and is reached once a device has it; `ip -br addr` shows those there are",
                  endpoint->address);
     return error;
 }
@@ -658,8 +658,8 @@ static void peer_close_unfinished(struct listener *listener)
     if (oldest == NULL) return; // all are whole, and being worked on
     const size_t bytes = stream_unfinished_bytes(oldest->stream, &since_ms);
     log_limited(&listener->room_limit, CAIRN_LOG_WARN,
-                "messages that are not whole take more than %zu MiB: closing %s, which sent %zu "
-                "bytes of one %" PRIu64 " ms ago and not the rest",
+                "unfinished messages take more than %zu MiB: closing %s, which sent %zu bytes of "
+                "one %" PRIu64 " ms ago but not the rest",
                 listener->room.max_bytes >> 20, peer_name(oldest), bytes,
                 (uv_now(listener->timer.loop) - since_ms));
     peer_close(oldest, CAIRN_ERR_BUSY,
@@ -779,7 +779,7 @@ static cairn_status judge_place(const char *path, struct sentence *why)
     if (!S_ISSOCK(st.st_mode))
         return fail_with(
             why, CAIRN_ERR_CONFIG,
-            "cannot listen on %s: what is there is no socket; remove it, or set another path",
+            "cannot listen on %s: the file there is no socket; remove it, or set another path",
             path);
     const int fd = socket_of(path, &addr);
     if (fd < 0) return refuse_path(path, "no socket", errno, why);

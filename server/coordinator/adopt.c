@@ -213,8 +213,7 @@ static void go_on(struct coord_adoption *adoption, cairn_status status, const ch
         return;
     }
     for (size_t i = 0; i < adoption->silent_count; i++)
-        log_warn("shard %s does not say what it holds, and is taken as one that is away",
-                 adoption->silent[i]);
+        log_warn("shard %s does not say what it holds, and counts as away", adoption->silent[i]);
     for (size_t i = 0; i < adoption->job_count; i++)
         whole += adoption->jobs[i].refused.text[0] == '\0';
     if (whole == 0)
@@ -671,7 +670,7 @@ static void on_written(struct task *task)
     cluster->identity.id.store = store_meta(cluster->store)->identity;
     cluster->identity.id.incarnation = store_meta(cluster->store)->incarnation;
     log_warn("%zu jobs were adopted: this is store %016" PRIx64 " (start %" PRIu64
-             ") now, and no other is obeyed by these shards",
+             ") now, and these shards obey no other",
              adoption->row_count, cluster->identity.id.store, cluster->identity.id.incarnation);
     coord_keys_adopted(cluster, adoption->keys, adoption->key_count);
     coord_storage_adopted(cluster, adoption->former);

@@ -83,8 +83,8 @@ static void expel_all(struct coord_job *job, uint64_t revision)
     struct sentence text;
     sentence_set(&text,
                  "job %s was amended, revision %" PRIu64
-                 ": its tensors or terms are others now; close it and open it again, with "
-                 "the spec as it was or as it is",
+                 ": its tensors or terms have changed; close it and open it again, with the old "
+                 "spec or the new one",
                  job->spec.name, revision);
     while (job->members.list != NULL) {
         struct coord_member *m = job->members.list;
@@ -162,7 +162,7 @@ static cairn_status judge_made(const struct coord_job *job, struct sentence *why
 static void on_put_back(const struct coord_saved *saved)
 {
     if (saved->status != CAIRN_OK)
-        log_error("job %016" PRIx64 ": the store has it as amended: %s", saved->job, saved->why);
+        log_error("job %016" PRIx64 ": the store keeps the amendment: %s", saved->job, saved->why);
 }
 
 /* It was lost before it became durable: it is what it was, and takes that generation no more. */
@@ -172,7 +172,7 @@ static void put_back(struct coord_job *job, uint64_t generation)
     if (job->reserved.generation < generation) job->reserved.generation = generation;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // restored, or dropped
     if (coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_put_back, &why) != CAIRN_OK)
-        log_error("job %s: the store has it as amended: %s", job->spec.name, why.text);
+        log_error("job %s: the store keeps the amendment: %s", job->spec.name, why.text);
 }
 
 /* Durable: it is the job, whatever has become of its shards. */
@@ -706,7 +706,7 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
     if (status == CAIRN_OK) status = coord_missed_judge(job, &next, why);
     if (status == CAIRN_OK && changes_tensors(amend) && member == NULL)
-        status = fail_with(why, CAIRN_ERR_REFUSED, "tensors are amended by a worker");
+        status = fail_with(why, CAIRN_ERR_REFUSED, "only a worker may amend tensors");
     if (status == CAIRN_OK)
         status = extends ? extend_begin(job, member, &next, why) : store_terms(job, &next, why);
     if (status != CAIRN_OK) spec_release(&next);
@@ -767,7 +767,7 @@ void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
                  amend->name);
     if (job != NULL) status = judge_admin(job, &why);
     if (status == CAIRN_OK && !coord_waiters_add(&job->amends.waiters, session, request))
-        status = fail_with(&why, CAIRN_ERR_BUSY, "too much is asked for on this connection");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {
         coord_session_error(session, request, status, why.text);
         return;
@@ -799,17 +799,17 @@ static cairn_status add_one(struct job_spec_data *next, const Cairn__TensorSpec 
     CAIRN_TRY(tensor_of_message(message, &tensor, &box, why));
     if (tensor.alias_of != NULL)
         return fail_with(why, CAIRN_ERR_INVALID,
-                         "tensor \"%.128s\": what is added is no alias; add it, and tie it",
+                         "tensor \"%.128s\": an alias cannot be added; add a tensor, and tie it",
                          tensor.name);
     if (tensor.init.kind == CAIRN_INIT_NONE)
         return fail_with(why, CAIRN_ERR_INVALID,
-                         "tensor \"%.128s\": what is added to a job that trains begins by its "
+                         "tensor \"%.128s\": a tensor added to a job that trains begins by its "
                          "initializer; init is 0 (none), allowed: any other",
                          tensor.name);
     if (tensor.steps_missed != 0)
         return fail_with(
             why, CAIRN_ERR_INVALID,
-            "tensor \"%.128s\": what is added has had no update; steps_missed, allowed: 0",
+            "tensor \"%.128s\": an added tensor has had no update; steps_missed, allowed: 0",
             tensor.name);
     tensor.frozen = false;
     tensor.order = 0; // of this list, not of the job's
@@ -854,7 +854,7 @@ static cairn_status judge_tie(const struct tensor_spec *t, const struct tensor_s
     if (t->wire != target->wire)
         return fail_with(
             why, CAIRN_ERR_INVALID,
-            "tensor %s: its wire dtype is %s, that of %s is %s: an alias has that of its target",
+            "tensor %s: its wire dtype is %s, but %s has %s: an alias has the dtype of its target",
             t->name, dtype_label((int)t->wire), target->name, dtype_label((int)target->wire));
     return CAIRN_OK;
 }
@@ -900,7 +900,7 @@ static cairn_status freeze_tensors(struct job_spec_data *next, const Cairn__JobA
         struct tensor_spec *t = &next->tensors[tensor];
         if (t->alias_of != NULL)
             return fail_with(why, CAIRN_ERR_INVALID,
-                             "tensor %s is an alias of %s: freeze that, or nothing", t->name,
+                             "tensor %s is an alias of %s: freeze that one instead", t->name,
                              t->alias_of);
         if (t->kind != CAIRN_TRAINED)
             return fail_with(why, CAIRN_ERR_INVALID,

@@ -168,7 +168,7 @@ static cairn_status join_digests(const struct manifest *m, const struct parts *p
     const struct job_spec_data *spec = &m->spec;
     struct payload head = { .loss_scale = spec->loss_scale, .state_bytes = 0 };
     if (m->payload_bytes > 0 && payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK)
-        return fail_with(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is invalid");
     CAIRN_TRY(fill_groups(m, &head, parts->groups, why));
     struct content content = { .step = m->step,
                                .groups = parts->groups,
@@ -318,7 +318,7 @@ void coord_periodic_ended(const struct coord_snapshot *snapshot)
 
 void coord_parting_unsaved(struct coord_job *job, const char *why)
 {
-    sentence_set(&job->parting.outcome, "nothing durable is left of job %s but older snapshots: %s",
+    sentence_set(&job->parting.outcome, "job %s has nothing durable left but older snapshots: %s",
                  job->spec.name, why);
 }
 
@@ -438,8 +438,8 @@ static void judge_advice(Cairn__SnapshotAdvice *out, struct sentence *note)
     note->text[0] = '\0';
     if (out->measured == 0)
         sentence_set(note,
-                     "no snapshot was measured yet since the coordinator started: one is when "
-                     "at least %d steps were taken before it; take one while the job trains",
+                     "no snapshot was measured yet since the coordinator started: a snapshot is "
+                     "measured if at least %d steps came before it; take one while the job trains",
                      CAIRN_COST_STEPS);
     else if (out->mtbf_s == 0)
         sentence_set(note, "no fault was seen yet; say how often you expect one: --mtbf 7d");

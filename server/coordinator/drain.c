@@ -58,7 +58,7 @@ static cairn_status load_drain(void *context, const void *row, struct sentence *
     if (entry == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a shard");
     entry->leaving = true;
     entry->drain.stored = coord_request_new(cluster);
-    log_info("shard %s is to be drained still", shard);
+    log_info("shard %s is still to be drained", shard);
     return CAIRN_OK;
 }
 
@@ -281,13 +281,12 @@ static void say_unfit(const struct coord *cluster, struct coord_shard_entry *ent
         sentence_set(out, "`cairn member drain %s` brings what else it holds to others",
                      entry->name);
     else if (!entry->leaving)
-        sentence_set(out, "start another shard: what it holds in host memory goes there by "
+        sentence_set(out, "start another shard: what this one holds in host memory goes there by "
                           "itself, and then it ends");
     else if (entry->drain.why.text[0] != '\0')
-        sentence_set(out, "this stays there, and is tried again: %s", entry->drain.why.text);
+        sentence_set(out, "a job stays there, and is tried again: %s", entry->drain.why.text);
     else
-        sentence_set(out, "what it holds in host memory goes to other shards, and then it "
-                          "ends");
+        sentence_set(out, "its state in host memory goes to other shards, and then it ends");
 }
 
 /* ---- one job goes off a shard ---- */
@@ -352,7 +351,7 @@ static void note_unfit(const struct coord *cluster, struct coord_shard_entry *en
     if (!tried || why[0] == '\0') return;
     entry->drain.again_ms = coord_now_ms(cluster) + TRIES_AGAIN_MS;
     if (strcmp(why, before->text) != 0)
-        log_warn("shard %s is unfit, and this stays there: %s", entry->name, why);
+        log_warn("shard %s is unfit, and a job stays there: %s", entry->name, why);
 }
 
 static void advance_drain(struct coord_shard_entry *entry, struct coord *cluster)
@@ -363,7 +362,7 @@ static void advance_drain(struct coord_shard_entry *entry, struct coord *cluster
     const bool is_late = entry->drain.ends_ms != 0 && now_ms >= entry->drain.ends_ms;
     if (!entry->drain.is_saving && entry->drain.saves_ms != 0 && now_ms >= entry->drain.saves_ms)
         give_up(cluster, entry, CAIRN_ERR_TIMEOUT,
-                "its time is nearly over, and something is there still");
+                "its time is nearly over, and it still holds something");
     if (entry->drain.is_saving) {
         if (advance_saving(cluster, entry, &said) || is_late)
             fail_drain(cluster, entry, entry->drain.status, said.text);
@@ -609,10 +608,10 @@ void coord_job_park(struct coord_session *session, uint32_t request, const Cairn
 {
     struct coord_job *job = coord_job_find(session->cluster, message->name);
     struct sentence why;
-    cairn_status status = job == NULL
-                              ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
-                                          "there is no job %.128s; `cairn job list`", message->name)
-                              : judge_park(job, message->parked, &why);
+    cairn_status status = job == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
+                                                  "there is no job %.128s; see `cairn job list`",
+                                                  message->name)
+                                      : judge_park(job, message->parked, &why);
     if (status == CAIRN_OK && !coord_waiters_add(&job->park.waiters, session, request))
         status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {

@@ -315,7 +315,8 @@ static cairn_status judge_backup(const struct coord *cluster, const char *path,
 {
     if (path[0] != '/')
         return fail_with(why, CAIRN_ERR_INVALID,
-                         "\"%.100s\": give the file from the root of the coordinator's host", path);
+                         "\"%.100s\" is no absolute path: name a file of the coordinator's host",
+                         path);
     if (cluster->backup != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "the store is being copied to %.300s: ask again",
                          cluster->backup->path);
@@ -509,7 +510,7 @@ static void on_remembered(const struct coord_saved *saved)
 {
     if (saved->status == CAIRN_OK) return;
     saved->cluster->storage.remembered = false; // the next snapshot tries again
-    log_warn("which folder snapshots go to could not be stored: %s", saved->why);
+    log_warn("the folder that snapshots go to could not be noted: %s", saved->why);
 }
 
 void coord_storage_used(struct coord *cluster)
@@ -541,9 +542,9 @@ static cairn_status take_over(struct coord *cluster, struct sentence *why)
     const char *path = cluster->storage.path;
     const cairn_status seen = storage_seen(path, cluster->storage.token, owner, why);
     if (seen != CAIRN_ERR_EXISTS) return CAIRN_OK; // ours; or the watch will say what is wrong
-    log_warn("%s: this one takes it, as snapshots.foreign says", why->text);
+    log_warn("%s: this cluster takes it, as snapshots.foreign says", why->text);
     coord_event_note(cluster, CAIRN_EVENT_STORAGE, NULL, NULL,
-                     "%s: this one has taken it, as snapshots.foreign says", why->text);
+                     "%s: this cluster has taken it, as snapshots.foreign says", why->text);
     return storage_take(path, cluster->storage.token, owner, why);
 }
 
@@ -569,7 +570,7 @@ static cairn_status begin_with(struct coord *cluster, struct sentence *why)
     if (!is_path(path)) return CAIRN_OK;
     if (storage_mark(path, &cluster->storage.watch.owner, &cluster->storage.token, &no_mark) !=
         CAIRN_OK) {
-        log_warn("whether the shards see the snapshots' storage is not known: %s", no_mark.text);
+        log_warn("cannot tell whether the shards see the snapshots' storage: %s", no_mark.text);
         return CAIRN_OK;
     }
     struct sentence other;

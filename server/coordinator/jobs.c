@@ -429,7 +429,7 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
     for (const struct coord_plan *p = cluster->openings.plans; p != NULL; p = p->next) count++;
     if (count >= CAIRN_JOBS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
-                         "there are %zu jobs, which are the most; `cairn job drop` takes one away",
+                         "there are %zu jobs, the most allowed; `cairn job drop` takes one away",
                          count);
     const cairn_status status = begin_plan(cluster, spec->name, generation, packed, maker);
     return status == CAIRN_OK ? status : fail_with(why, status, "the coordinator is out of memory");
@@ -716,10 +716,10 @@ void coord_job_remove(struct coord_session *session, uint32_t request,
     struct sentence why;
     struct coord_job *job = coord_job_find(session->cluster, message->name);
     struct coord_drop *drop = NULL;
-    cairn_status status = job == NULL
-                              ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
-                                          "there is no job %.128s; `cairn job list`", message->name)
-                              : judge_drop(job, message->force, &why);
+    cairn_status status = job == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
+                                                  "there is no job %.128s; see `cairn job list`",
+                                                  message->name)
+                                      : judge_drop(job, message->force, &why);
     if (status == CAIRN_OK && (drop = new_drop(job)) == NULL)
         status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK && !coord_waiters_add(&drop->waiter, session, request))

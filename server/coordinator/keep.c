@@ -202,7 +202,7 @@ void coord_snapshot_prune(struct coord_session *session, uint32_t request,
 {
     struct sentence why;
     if (!job_name_ok(message->job)) {
-        sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`", message->job);
+        sentence_set(&why, "\"%.100s\" is not a name of a job; see `cairn job list`", message->job);
         coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
@@ -424,7 +424,7 @@ const char *retention_reason(enum retention_fate fate)
 {
     switch (fate) {
     case CAIRN_RETENTION_LAST: return "one of the newest that are kept";
-    case CAIRN_RETENTION_EVERY: return "the first of so many steps, kept for good";
+    case CAIRN_RETENTION_EVERY: return "the first in its span of steps, kept for good";
     case CAIRN_RETENTION_WITHIN: return "young enough";
     case CAIRN_RETENTION_NO_RULE: return "no rule removes any";
     case CAIRN_RETENTION_OTHERS: return "taken of another job of the name";
@@ -433,9 +433,9 @@ const char *retention_reason(enum retention_fate fate)
     case CAIRN_RETENTION_LATEST: return "it is the latest";
     case CAIRN_RETENTION_VERIFIED: return "the newest verified one";
     case CAIRN_RETENTION_NEEDED: return "no newer one is verified";
-    case CAIRN_RETENTION_CLOCK: return "how old it is cannot be told: the clock jumped";
+    case CAIRN_RETENTION_CLOCK: return "its age cannot be told: the clock jumped";
     case CAIRN_RETENTION_GOES: return "no rule keeps it";
-    case CAIRN_RETENTION_TOO_MUCH: return "all together are too large";
+    case CAIRN_RETENTION_TOO_MUCH: return "together they are too large";
     }
     return "?";
 }
@@ -700,7 +700,7 @@ void coord_snapshot_remove(struct coord_session *session, uint32_t request,
     cairn_status status;
     if (!job_name_ok(message->job) || !snapshot_id_parse(message->id, &generation, &step))
         status = fail_with(&why, CAIRN_ERR_INVALID,
-                           "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
+                           "\"%.100s\", \"%.100s\" are not a job's name and a snapshot's id; "
                            "`cairn snapshot list` prints them",
                            message->job, message->id);
     else if (asprintf(&folder, "%s/%s/%s", session->cluster->storage.path, message->job,
@@ -764,12 +764,12 @@ static cairn_status put_on(const struct tagging *t, const struct snapshot_words 
     struct coord_found found = { .list = NULL };
     const struct snapshot_tag *tag = find_tag(words, t->name);
     if (tag == NULL && words->tag_count >= CAIRN_SNAPSHOT_WORDS_MAX)
-        return fail_with(why, CAIRN_ERR_REFUSED, "job %s has %d tags, which is all there may be",
+        return fail_with(why, CAIRN_ERR_REFUSED, "job %s has %d tags, the most allowed: remove one",
                          t->job, CAIRN_SNAPSHOT_WORDS_MAX);
     cairn_status status = coord_find_snapshots(t->work.cluster, t->job, t->id, &found, why);
     if (status == CAIRN_OK && found.count == 0)
         status = fail_with(why, CAIRN_ERR_NOT_FOUND,
-                           "there is no committed snapshot %s of job %s; `cairn snapshot list`",
+                           "there is no committed snapshot %s of job %s; see `cairn snapshot list`",
                            t->id, t->job);
     coord_found_release(&found);
     return status == CAIRN_OK
@@ -812,13 +812,13 @@ static cairn_status judge_tag(const Cairn__SnapshotTag *message, struct sentence
     uint64_t generation, step;
     if (!job_name_ok(message->job) || !snapshot_id_parse(message->id, &generation, &step))
         return fail_with(why, CAIRN_ERR_INVALID,
-                         "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
-                         "`cairn snapshot list` prints them",
+                         "\"%.100s\", \"%.100s\" are not a job's name and a snapshot's id; `cairn "
+                         "snapshot list` prints them",
                          message->job, message->id);
     if (!snapshot_tag_ok(message->name))
         return fail_with(why, CAIRN_ERR_INVALID,
-                         "\"%.100s\" is no tag: allowed are 1 to %d of A-Z a-z 0-9 . _ -, first no "
-                         ". or -, not latest, no id, and no .tmp at the end",
+                         "\"%.100s\" is no tag: allowed are 1 to %d of A-Z a-z 0-9 . _ -, but not "
+                         ". or - first, nor latest, nor an id, nor .tmp at the end",
                          message->name, CAIRN_SNAPSHOT_TAG_BYTES - 1);
     return CAIRN_OK;
 }

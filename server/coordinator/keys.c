@@ -96,7 +96,7 @@ static cairn_status take_from_store(struct coord_store *store, const char *path,
     if (status == CAIRN_OK) status = judge_text(path, text, out, why);
     sodium_memzero(text, sizeof text);
     if (status == CAIRN_OK) status = write_file(path, out, why);
-    if (status == CAIRN_OK) log_info("%s was made of the copy of the store", path);
+    if (status == CAIRN_OK) log_info("%s was made from the store's copy", path);
     return status;
 }
 
@@ -269,7 +269,7 @@ void coord_keys_adopted(struct coord *cluster, const struct trusted_key *list, s
     for (size_t i = 0; i < count; i++) {
         keys->list[keys->count++] = list[i];
         key_name(list[i].key.id, id);
-        log_info("key %s was trusted by the store that was lost, and is so here", id);
+        log_info("key %s was trusted by the lost store, and is trusted here too", id);
         coord_event_note(cluster, CAIRN_EVENT_KEY, NULL, NULL,
                          "key %s, which the lost store trusted, was adopted", id);
     }

@@ -220,7 +220,7 @@ static struct coord_held_version *keep_version(struct coord_job *job, struct coo
         &why,
         "%" PRId64
         " versions of job %s are leased, and leases.versions_max of the coordinator is %" PRId64
-        ": wait until a lease ends (`cairn job show` has them), or share a version",
+        ": wait until a lease ends (`cairn job show` shows them), or share a version",
         count, job->spec.name, most);
     if (count < most) held = calloc(1, sizeof *held);
     if (held == NULL) {
@@ -463,7 +463,7 @@ void coord_member_write(struct coord_member *member, uint32_t request)
     struct sentence why;
     member->write.request = request;
     if (!job->initialized) {
-        sentence_set(&why, "job %s has no initial state yet: it is put, not written",
+        sentence_set(&why, "job %s has no initial state yet: put it, do not write it",
                      job->spec.name);
         fail_write(member, CAIRN_ERR_NOT_READY, why.text);
         return;

@@ -84,17 +84,17 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out)
     out->text[0] = '\0';
     if (recovery_wanted(job) && job->loss.recovery.gave_up && job->loss.recovery.passed) {
         sentence_add(out,
-                     "on_shard_loss takes none of its snapshots unasked: mend what is said of "
-                     "them, or restore one by its id as is said there; `cairn job drop %s` "
-                     "gives it up, so that it may begin anew",
+                     "on_shard_loss takes none of its snapshots unasked: fix what is reported of "
+                     "them, or restore one by its id as reported there; `cairn job drop %s` gives "
+                     "it up, so that it may begin anew",
                      name);
         return;
     }
     if (recovery_wanted(job) && job->loss.recovery.gave_up) {
         sentence_add(out,
-                     "on_shard_loss finds no whole snapshot of it: `cairn snapshot restore "
-                     "%s latest` tries again, where one was made whole; `cairn job drop %s` "
-                     "gives it up, so that it may begin anew",
+                     "on_shard_loss finds no whole snapshot of it: `cairn snapshot restore %s "
+                     "latest` tries again, once one is made whole; `cairn job drop %s` gives it "
+                     "up, so that it may begin anew",
                      name, name);
         return;
     }
@@ -123,12 +123,11 @@ static void stop_lost_job(struct coord_job *job)
 
 void coord_job_behind(struct coord_job *job, const char *kind, const char *name, const char *what)
 {
-    sentence_set(
-        &job->loss.why,
-        "behind: %s %s has seen a higher %s of it than the coordinator's store, which is an "
-        "older copy; nothing is done with it before `cairn cluster adopt` has taken what the "
-        "shards hold (or give the coordinator its newest store back)",
-        kind, name, what);
+    sentence_set(&job->loss.why,
+                 "behind: %s %s has seen a higher %s of it than the coordinator's store, which is "
+                 "an older copy; nothing is done with it until `cairn cluster adopt` takes what "
+                 "the shards hold, or the coordinator gets its newest store back",
+                 kind, name, what);
     job->loss.behind = true;
     job->loss.may_return = false;
     stop_lost_job(job);

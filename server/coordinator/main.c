@@ -64,42 +64,41 @@ static const struct config_option table[] = {
     { "cluster", "shards", CAIRN_OPTION_INT, AT(shards), "1", 1, 4096,
       "Shards that a job is spread over. A job is made when so many are up." },
     { "cluster", "shards_min", CAIRN_OPTION_INT, AT(shards_min), "0", 0, 4096,
-      "So many are enough for a lost job with on_shard_loss = restore-latest, when it has waited "
-      "for "
-      "shards_wait. 0: cluster.shards." },
+      "Shards that are enough for a lost job with on_shard_loss = restore-latest, when it has "
+      "waited for shards_wait. 0: cluster.shards." },
     { "cluster", "shards_wait", CAIRN_OPTION_DURATION, AT(shards_wait_ms), "1min", 0, 86400000,
-      "For so long a lost job waits for cluster.shards before fewer are taken." },
+      "How long a lost job waits for cluster.shards before fewer are taken." },
     { "store", "path", CAIRN_OPTION_PATH, AT(store_path), "coordinator", 0, 0,
       "Data folder: jobs, layouts, epochs. One coordinator at a time." },
     { "snapshots", "path", CAIRN_OPTION_PATH, AT(snapshots_path), "snapshots", 0, 0,
       "Folder of snapshots; the shards write there too, so in a cluster it is shared." },
     { "snapshots", "trust", CAIRN_OPTION_STRING, AT(snapshots_trust), "signed", 0, 0,
-      "What is restored without an operator: signed (by a key of `cairn key list`, or older than "
+      "Snapshots restored without an operator: signed (by a key of `cairn key list`, or older than "
       "signatures) or any." },
     { "snapshots", "foreign", CAIRN_OPTION_BOOL, AT(snapshots_foreign), "no", 0, 0,
-      "Take snapshots.path at the start though another cluster has it, which writes there no "
-      "more." },
+      "Take snapshots.path at the start though another cluster has it; that one then writes there "
+      "no more." },
     CAIRN_LISTENER_CONFIG(struct coord_options, network),
     { "lease", "heartbeat", CAIRN_OPTION_DURATION, AT(heartbeat_ms), "1s", 10, 60000,
-      "How often members are told that the coordinator lives, and say so themselves." },
+      "How often members are told that the coordinator lives, and report themselves." },
     { "lease", "timeout", CAIRN_OPTION_DURATION, AT(lease_timeout_ms), "5s", 100, 600000,
-      "A member not heard of for so long is lost. At least twice the heartbeat." },
+      "How long a member may be silent until it is lost. At least twice the heartbeat." },
     { "round", "step_deadline", CAIRN_OPTION_DURATION, AT(step_deadline_ms), "10min", 0, 86400000,
-      "A worker of which a shard still lacks something so long after a round opened is dropped. 0: "
-      "never." },
+      "How long after a round opened a worker is dropped if a shard still lacks something from it. "
+      "0: never." },
     { "round", "workers_max", CAIRN_OPTION_INT, AT(workers_max), "64", 1, 65536,
-      "Workers of a job at a time. Shards reserve memory for so many." },
+      "Workers of a job at a time. Shards reserve memory for that many." },
     { "leases", "ttl_max", CAIRN_OPTION_DURATION, AT(lease_ttl_max_ms), "10min", 100, 86400000,
-      "A reader's lease of a version is not longer; it may be renewed again and again." },
+      "The longest lease of a version a reader may take; it may be renewed again and again." },
     { "leases", "versions_max", CAIRN_OPTION_INT, AT(lease_versions_max), "4", 0,
       CAIRN_LEASED_VERSIONS_MAX,
-      "Versions of a job that readers may lease at a time: one copy more of what is fetched, "
-      "each." },
+      "Versions of a job that readers may lease at a time: each keeps one more copy of what is "
+      "fetched." },
     { "reshard", "policy", CAIRN_OPTION_STRING, AT(reshard), "manual", 0, 0,
       "manual: by an operator's word alone; on_join: a shard that comes gets its share of the "
       "jobs." },
     { "reshard", "rebalance_above", CAIRN_OPTION_FACTOR, AT(rebalance_above), "1.1", 1000, 100000,
-      "on_join moves nothing while no shard has more than so many times its share." },
+      "on_join moves something only when a shard has more than this many times its share." },
     CAIRN_LOG_CONFIG(struct coord_options, log),
 };
 

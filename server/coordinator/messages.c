@@ -26,7 +26,7 @@ static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
     Cairn__PartDrop drop = CAIRN__PART_DROP__INIT;
     drop.job = part->job;
     drop.generation = part->generation;
-    log_info("shard %s drops generation %" PRIu64 " of job %s, by the operator's word", entry->name,
+    log_info("shard %s drops generation %" PRIu64 " of job %s, as the operator asked", entry->name,
              part->generation, part->name);
     coord_session_send(entry->session, CAIRN_MSG_PART_DROP, coord_request_new(cluster), &drop.base);
 }
@@ -50,8 +50,8 @@ static void forget_strangers(struct coord_session *session, uint32_t request,
             forgotten.parts[forgotten.n_parts++] = strangers.list[i];
     if (forgotten.n_parts == 0) {
         sentence_set(&why,
-                     "no shard that is here holds parts of a job \"%.128s\" that this store "
-                     "does not know; `cairn cluster status` lists those there are",
+                     "no connected shard holds parts of a job \"%.128s\" that this store does not "
+                     "know; `cairn cluster status` lists such parts",
                      message->job);
         coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
     } else {

@@ -40,8 +40,8 @@ static void look_for_generation(struct coord_work *work)
 
 static void say_unknown(const char *job, const char *why)
 {
-    log_warn("job %s begins with generation 1, and snapshots of an older job of that name may "
-             "lie there, which would count as its own: %s",
+    log_warn("job %s begins with generation 1, and snapshots left by an older job of that name, if "
+             "any, would count as its own: %s",
              job, why);
 }
 
@@ -166,7 +166,7 @@ static bool is_contested(struct coord_member *member, const struct coord_job *jo
                  ") is the place of worker %s, which lives: it was heard %" PRIu64 " ms ago%s",
                  member->rank, job->spec.name, coord_job_version(job).step, rival->session->name,
                  uv_now(cluster->loop) - rival->session->last_frame_ms,
-                 was_in ? "; this process is to end"
+                 was_in ? "; end this process"
                         : "; end that process, give this job another name or this process "
                           "another rank, or take the place: CAIRN_OPEN_TAKEOVER, in Python "
                           "takeover=True");
@@ -230,8 +230,8 @@ static bool advance_opening(struct coord_member *member)
     if (coord_resuming(cluster, member->job_name)) return false; // for others, and so for it
     if (member->opening.must_exist) {
         sentence_set(&why,
-                     "there is no job %s, and must_exist begins none; `cairn job list`, "
-                     "`cairn snapshot list`",
+                     "there is no job %s, and must_exist begins none; see `cairn job list`, `cairn "
+                     "snapshot list`",
                      member->job_name);
         opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
@@ -366,7 +366,7 @@ static void judge_verdict(struct coord_verdict *verdict, const struct job_spec_d
     verdict->joins = spec_joins(&spec, saved);
     if (!verdict->joins) {
         verdict->status = CAIRN_ERR_MISMATCH;
-        sentence_set(&verdict->why, "the snapshot of job %s is of another one than this spec:\n",
+        sentence_set(&verdict->why, "the snapshot of job %s does not fit this spec:\n",
                      saved->name);
         opening_differences(&spec, saved, &verdict->why, &verdict->rows);
     }
@@ -435,8 +435,8 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     // Not BUSY, at which a client asks again until its deadline: only its own cairn_job_close can help.
     if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
-                         "%" PRIu32 " jobs are open on this connection, which are the most: close "
-                         "one, or open this one in another session",
+                         "%" PRIu32 " jobs are open on this connection, the most allowed: close "
+                                    "one, or open this one in another session",
                          session->member_count);
     if (arriving >= CAIRN_SESSION_PAGED_MAX)
         return fail_with(why, CAIRN_ERR_BUSY,
@@ -730,9 +730,8 @@ static cairn_status judge_join(const struct coord_member *member, struct coord_j
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
     if (member->opening.joins) return judge_room(member, job, why);
     sentence_set(why,
-                 "job %s is another one than this spec: give the job's values, or choose "
-                 "another name, or drop "
-                 "it (`cairn job drop`), or change it as the last line says:\n",
+                 "job %s differs from this spec: give the job's values, or choose another name, or "
+                 "drop it (`cairn job drop`), or change it as the last line says:\n",
                  job->spec.name);
     sentence_add(why, "%s", member->opening.differences.text);
     return CAIRN_ERR_MISMATCH;
@@ -919,9 +918,8 @@ static void add_way(const char *job, const struct rows *rows)
     }
     if (change == CAIRN_SPEC_CREATED)
         sentence_add(why,
-                     "\na job of its snapshot is so, moments and step included: `cairn "
-                     "snapshot create %s --wait`, then `cairn job create %s --from "
-                     "%s/latest%s`",
+                     "\na job made from its snapshot is so, moments and step included: `cairn "
+                     "snapshot create %s --wait`, then `cairn job create %s --from %s/latest%s`",
                      job, job, job, settings.text);
     else
         sentence_add(

@@ -126,7 +126,7 @@ static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gon
 static void on_saved(const struct coord_saved *saved)
 {
     if (saved->status != CAIRN_OK)
-        log_error("job %016" PRIx64 ": where its re-sharding stands is not in the store: %s",
+        log_error("job %016" PRIx64 ": the state of its re-sharding is not in the store: %s",
                   saved->job, saved->why);
 }
 
@@ -134,7 +134,7 @@ static void save_run(struct coord_job *job)
 {
     struct sentence why;
     if (coord_save_job(job, CAIRN_STORE_LAYOUT, NULL, 0, on_saved, &why) != CAIRN_OK)
-        log_error("job %s: where its re-sharding stands is not in the store: %s", job->spec.name,
+        log_error("job %s: the state of its re-sharding is not in the store: %s", job->spec.name,
                   why.text);
 }
 
@@ -280,8 +280,8 @@ static bool begin_leaving(struct coord_job *job)
     if (leaving == 0 || job->reshard.canceled) return false;
     if (is_leased(job)) {
         sentence_set(&job->reshard.progress.text,
-                     "it waits for the leases of versions that the shards that leave still "
-                     "have; `cairn job show %s`",
+                     "it waits for the leases of versions that leaving shards still have; see "
+                     "`cairn job show %s`",
                      job->spec.name);
         return true;
     }

@@ -47,7 +47,7 @@ static cairn_status take_names(const struct coord_job *job, const Cairn__Reshard
         if (entry == NULL) return CAIRN_ERR_NOT_FOUND;
         if (is_named(ask->add, ask->n_add, entry))
             return fail_with(why, CAIRN_ERR_INVALID,
-                             "shard %s is to be added and drained: one of them", entry->name);
+                             "shard %s is to be added and drained: give only one", entry->name);
         struct coord_joiner *there = coord_reshard_wish_find(wish, entry);
         if (there == NULL && ask->all) continue;
         if (there == NULL)
@@ -370,8 +370,8 @@ static void answer_asked(struct coord_session *session, uint32_t request, Cairn_
         coord_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
     else if (!coord_reshard_tell_later(session, request, &told, first, last))
         coord_session_error(session, request, CAIRN_ERR_BUSY,
-                            "it begins, and too many requests wait on this connection to "
-                            "say when it is in the store: `cairn reshard status`");
+                            "it begins, but too many requests wait on this connection to say when "
+                            "it is in the store: see `cairn reshard status`");
 }
 
 /* Answers a wish for all jobs; a job that refuses it is listed with the reason. */

@@ -110,16 +110,16 @@ static cairn_status judge_wish(const struct coord_job *job, const struct coord_r
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
                          job->spec.name, coord_job_state_name(job));
     if (coord_job_has_device(job) && job->spec.offload_fraction > 0)
-        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
-                         "job %s has offload_fraction %g: what lies partly on devices cannot move "
-                         "while it goes on: save it and restore it over the shards that it is to "
-                         "have (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
-                         job->spec.name, job->spec.offload_fraction, job->spec.name,
-                         job->spec.name);
+        return fail_with(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "job %s has offload_fraction %g: state that lies partly on devices cannot move while "
+            "the job runs: save it and restore it over the shards that it is to have (`cairn "
+            "snapshot create %s`, `cairn snapshot restore %s latest`)",
+            job->spec.name, job->spec.offload_fraction, job->spec.name, job->spec.name);
     if (wish->count > job->shard_room)
         return fail_with(why, CAIRN_ERR_REFUSED,
-                         "%d shards have joined job %s since the coordinator started, which are "
-                         "the most: start the coordinator again, or restore a snapshot of the job",
+                         "%d shards have joined job %s since the coordinator started, the most "
+                         "allowed: start the coordinator again, or restore a snapshot of the job",
                          CAIRN_JOB_JOINS_MAX, job->spec.name);
     for (uint32_t i = 0; i < wish->count; i++) {
         if (wish->shards[i].entry == NULL || coord_shard_obeys(wish->shards[i].entry)) continue;

@@ -616,7 +616,7 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
     char resolved[PATH_MAX];
     const bool by_id = message->id[0] != '\0';
     if (by_id == (message->path[0] != '\0'))
-        return fail_with(why, CAIRN_ERR_INVALID, "give a snapshot's id or its folder, one of them");
+        return fail_with(why, CAIRN_ERR_INVALID, "give either a snapshot's id or its folder");
     if (message->job[0] != '\0' && !job_name_ok(message->job))
         return fail_with(why, CAIRN_ERR_INVALID, "\"%s\" is not a name of a job", message->job);
     if (by_id && (message->job[0] == '\0' || !snapshot_id_parse(message->id, &generation, &step)))
@@ -634,8 +634,8 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
     restore->fallback = message->fallback || (job != NULL && job->spec.policy.snapshot_fallback);
     if (message->fallback && !by_id)
         return fail_with(why, CAIRN_ERR_INVALID,
-                         "--fallback is for a snapshot that is given by its id: of a folder "
-                         "nobody knows which are older");
+                         "--fallback needs a snapshot's id, not a folder: a folder does not tell "
+                         "which snapshots are older");
     if (message->n_settings > 0) {
         uint8_t *bytes = malloc(cairn__snapshot_restore__get_packed_size(message));
         if (bytes != NULL)

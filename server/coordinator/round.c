@@ -290,8 +290,8 @@ void coord_halts_advance(struct coord_job *job)
         return;
     }
     log_limited(&job->halts.results_limit, CAIRN_LOG_WARN,
-                "job %s: of %" PRIu64
-                " elements a result is not finite after the update to step %" PRIu64 ": %s",
+                "job %s: %" PRIu64
+                " elements have a non-finite result after the update to step %" PRIu64 ": %s",
                 job->spec.name, nonfinite, now.step, tensors);
 }
 
@@ -321,9 +321,9 @@ static void add_damage(const struct coord_job *job, const struct results *damage
     char tensors[CAIRN_RESULTS_BYTES];
     results_list(damage, &job->spec, tensors);
     sentence_add(out,
-                 "of %" PRIu64
-                 " elements a result of the %s is not finite: %s; no round opens until the "
-                 "job is restored from a snapshot, or these planes are written",
+                 "%" PRIu64
+                 " elements have a non-finite result of the %s: %s; no round opens until the job "
+                 "is restored from a snapshot, or these planes are written",
                  damage->nonfinite, update, tensors);
 }
 
@@ -341,7 +341,8 @@ static void add_cause(const struct coord_job *job, struct sentence *out)
     results_gradient(&gradients, &job->spec, &of_last);
     if (gradients.nonfinite > 0) sentence_add(out, "; in the last one %s", of_last.text);
     sentence_add(
-        out, "; no round opens until it is amended (a lower lr, say), or restored from a snapshot");
+        out,
+        "; no round opens until the job is amended (a lower lr, say), or restored from a snapshot");
 }
 
 void coord_halts_why(const struct coord_job *job, struct sentence *out)

@@ -601,8 +601,8 @@ static void replace_sitter(struct coord_shard_entry *entry, const char *newcomer
     struct coord_session *sitter = entry->session;
     struct sentence why;
     sentence_set(&why,
-                 "the shard %s at %s holds parts of jobs and this process none: it ends, for "
-                 "names must be unique",
+                 "the shard %s at %s holds parts of jobs and this process none: this process ends, "
+                 "as names must be unique",
                  entry->name, newcomer);
     if (ends) coord_session_error(sitter, 0, CAIRN_ERR_FENCED, why.text);
     sitter->closing = true;
@@ -619,12 +619,12 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
     const char *sitter = peer_name(entry->session->peer);
     if (verdict == CAIRN_SEAT_WAITS)
         return fail_with(why, CAIRN_ERR_BUSY,
-                         "a shard %s is connected from %s: it is asked whether it lives",
+                         "a shard %s is connected from %s: checking whether it is alive",
                          entry->name, sitter);
     entry->probe = CAIRN_SEAT_UNASKED;
     if (verdict == CAIRN_SEAT_ENDS) {
-        log_warn("a second shard %s came from %s, the one at %s lives: refused", entry->name,
-                 newcomer, sitter);
+        log_warn("refused a second shard %s from %s: the one at %s is alive", entry->name, newcomer,
+                 sitter);
         return fail_with(why, CAIRN_ERR_FENCED,
                          "the shard %s at %s lives, and names must be unique: end that one first, "
                          "or give this one another name (shard.name)",

@@ -167,7 +167,7 @@ static cairn_status remove_begun(const struct coord_snapshot *snapshot)
     const char *root = snapshot->work.cluster->storage.path, *job = snapshot->manifest.spec.name;
     const cairn_status status = snapshot_remove(root, job, snapshot->id, &removed, &why);
     if (status != CAIRN_OK && status != CAIRN_ERR_NOT_FOUND)
-        log_warn("what snapshot %s of job %s has written stays for now: %s", snapshot->id, job,
+        log_warn("the files of snapshot %s of job %s stay for now: %s", snapshot->id, job,
                  why.text);
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
@@ -250,8 +250,8 @@ static cairn_status take_files(struct coord_snapshot *snapshot, const Cairn__Sna
                                                         f->first_block, f->sums.data,
                                                         f->sums.len / CAIRN_SNAPSHOT_SUM_BYTES);
         if (status != CAIRN_OK)
-            return fail_with(why, status, "file %s: not a name of ours, or not its blocks in order",
-                             f->path);
+            return fail_with(why, status,
+                             "file %s has a foreign name, or its blocks are out of order", f->path);
         if (f->first_block == 0) snapshot->bytes += f->bytes;
     }
     return CAIRN_OK;
@@ -270,7 +270,7 @@ static cairn_status take_payload(struct coord_snapshot *snapshot, const Cairn__S
     if (part->payload.len == m->payload_bytes &&
         (part->payload.len == 0 || memcmp(part->payload.data, m->payload, m->payload_bytes) == 0))
         return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_PROTOCOL, "its last decision is another one than the others'");
+    return fail_with(why, CAIRN_ERR_PROTOCOL, "its last decision differs from the other shards'");
 }
 
 cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct sentence *why)
@@ -288,8 +288,8 @@ static cairn_status take_part(struct coord_snapshot *snapshot, const Cairn__Snap
     if (status != CAIRN_OK) return status;
     if (part->generation != snapshot->version.generation || part->step != snapshot->version.step)
         return fail_with(why, CAIRN_ERR_PROTOCOL,
-                         "it is of step %" PRIu64 " (generation %" PRIu64
-                         "), the set of step %" PRIu64 " (%" PRIu64 ")",
+                         "its part is of step %" PRIu64 " (generation %" PRIu64
+                         "), not of step %" PRIu64 " (%" PRIu64 ")",
                          part->step, part->generation, snapshot->version.step,
                          snapshot->version.generation);
     if (is_first) status = take_payload(snapshot, part, why);
@@ -964,8 +964,8 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
                          id, job->spec.name);
     if (snapshot->stage == CAIRN_SNAPSHOT_WORKING)
         return fail_with(why, CAIRN_ERR_BUSY,
-                         "no shard is at work any more: it waits for the disk of snapshots.path "
-                         "alone, and then ends");
+                         "no shard is at work any more: the snapshot waits only for the disk of "
+                         "snapshots.path, then ends");
     if (!coord_waiters_add(&snapshot->at_cancel, session, request))
         return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     fail_snapshot(snapshot, CAIRN_ERR_CANCELED, "",

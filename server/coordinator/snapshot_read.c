@@ -163,7 +163,7 @@ static void run_scrub(struct task *task, uint32_t item, uint32_t thread)
     if (noted == CAIRN_ERR_NOT_FOUND) // removed while it was read
         scrub->status = noted;
     else if (noted != CAIRN_OK)
-        log_warn("that snapshot %s of job %s was read could not be noted: %s", scrub->at.id,
+        log_warn("the check of snapshot %s of job %s could not be noted: %s", scrub->at.id,
                  scrub->at.job, said.text);
 }
 
@@ -296,7 +296,8 @@ static bool pass_over(struct coord_restore *restore, const struct found_snapshot
     struct sentence text, why;
     if (m->nonfinite.nonfinite != 0) {
         results_list(&m->nonfinite, &m->spec, tensors);
-        sentence_set(&text, "%s, is damaged: of %" PRIu64 " elements a result is not finite: %s",
+        sentence_set(&text,
+                     "%s, is damaged: it has a non-finite result in %" PRIu64 " elements: %s",
                      f->place.id, m->nonfinite.nonfinite, tensors);
     } else if (manifest_accept(m, &restore->ring, restore->waiver, &why) != CAIRN_OK) {
         sentence_set(&text, "%s, is not trusted: %s", f->place.id, why.text);
@@ -313,8 +314,7 @@ static void pass_left(struct coord_restore *restore, const struct found_snapshot
 {
     if (restore->latest.passed.text[0] != '\0') return;
     sentence_set(&restore->latest.passed,
-                 "%s, is not of the present job's past: it went back behind that, or began "
-                 "anew",
+                 "%s, is not of the present job's past: the job went back behind it, or began anew",
                  f->place.id);
     log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
 }
@@ -533,7 +533,7 @@ static void restore_prove_files(struct coord_work *work)
 void coord_restore_prove_loaded(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
-    judge_proof(restore, "what the shards have loaded has");
+    judge_proof(restore, "the state the shards loaded has");
 }
 
 /* ==== check ==== */
@@ -612,7 +612,7 @@ static void look_around(struct coord_restore *restore)
     const char *id = strrchr(restore->folder, '/');
     struct sentence why;
     if (snapshot_last_generation(root, job, &restore->last_generation, &why) != CAIRN_OK)
-        log_warn("which generations of job %s there were is not known: %s", job, why.text);
+        log_warn("the past generations of job %s are not known: %s", job, why.text);
     restore->is_its_own = id != NULL && strcmp(restore->manifest.spec.name, job) == 0 &&
                           snapshot_committed(root, job, id + 1, &why) == CAIRN_OK;
 }
@@ -632,7 +632,7 @@ void coord_restore_warn(const struct coord_restore *restore)
     if (manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
         log_warn("%s is restored, and is %s", restore->folder, what.text);
     if (restore->manifest.unsealed)
-        log_warn("the manifest of %s is of a former version, without a hash over itself: "
-                 "whether it was changed cannot be told but by its content root",
+        log_warn("the manifest of %s is of an earlier version, without a hash over itself: only "
+                 "its content root can tell whether it was changed",
                  restore->folder);
 }

@@ -352,7 +352,7 @@ static void shorten_job_status(struct job_view *view)
     s->loss = view->loss.text;
     view->path_cut = sentence_brief(view->path_cut.text, BRIEF_CHARS);
     view->saving.text[0] = view->moving.text[0] = '\0';
-    if (s->snapshot_failed[0] != '\0') s->snapshot_failed = wire_text("`cairn job show` has why");
+    if (s->snapshot_failed[0] != '\0') s->snapshot_failed = wire_text("`cairn job show` says why");
     s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient = wire_text("");
     s->straggler = NULL;
 }
@@ -713,7 +713,7 @@ static void send_one(struct listing *listing)
     struct snapshot_view view;
     struct sentence why;
     if (listing->found.count == 0) {
-        sentence_set(&why, "there is no committed snapshot %s of job %s; `cairn snapshot list`",
+        sentence_set(&why, "there is no committed snapshot %s of job %s; see `cairn snapshot list`",
                      listing->id, listing->job);
         coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NOT_FOUND,
                             why.text);
@@ -765,7 +765,7 @@ void coord_snapshots_list(struct coord_session *session, uint32_t request, const
 {
     if (*job != '\0' && !job_name_ok(job)) {
         struct sentence why;
-        sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`", job);
+        sentence_set(&why, "\"%.100s\" is not a name of a job; see `cairn job list`", job);
         coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }

@@ -154,8 +154,8 @@ static cairn_status refuse_setting(const struct job_spec_data *spec, const Cairn
         return fail_with(why, CAIRN_ERR_UNSUPPORTED,
                          "%s says how job %s began, and does not change", setting->key, spec->name);
     return fail_with(why, CAIRN_ERR_UNSUPPORTED,
-                     "%s of job %s changes with a job that is made of its snapshot, moments and "
-                     "step included: `cairn snapshot create %s --wait`, then `cairn job create %s "
+                     "%s of job %s changes only in a job made from its snapshot, moments and step "
+                     "included: `cairn snapshot create %s --wait`, then `cairn job create %s "
                      "--from %s/latest --set %s=%s` (under another name it begins beside this one)",
                      setting->key, spec->name, spec->name, spec->name, spec->name, setting->key,
                      setting->value);
@@ -197,8 +197,8 @@ static cairn_status judge_unused(const struct group_spec *was, const struct grou
     const struct spec_field *row = spec_field_find(&group_fields, field, strlen(field));
     if (row == NULL || spec_field_number(row, was) == spec_field_number(row, now)) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_INVALID,
-                     "group %s: %s has no effect with optimizer %s; allowed: what it is", now->name,
-                     field, now->optimizer);
+                     "group %s: %s has no effect with optimizer %s; allowed: its old value",
+                     now->name, field, now->optimizer);
 }
 
 static cairn_status judge_group(const struct group_spec *was, const struct group_spec *now,
@@ -248,7 +248,7 @@ cairn_status coord_settings_payload(const struct job_spec_data *was,
     *owned_out = NULL;
     if (last->payload_bytes == 0) return CAIRN_OK;
     if (payload_decode(last->payload, last->payload_bytes, &head) != CAIRN_OK)
-        return fail_with(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is invalid");
     if (head.state_bytes > next->client_state_max)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "client_state_max is %u, and the trainer's state that belongs to this "

@@ -18,9 +18,9 @@ void coord_member_pause(struct coord_member *member, uint32_t request, const Cai
     struct sentence why;
     cairn_status status = CAIRN_OK;
     if (ms > PAUSE_MAX_MS)
-        status = fail_with(&why, CAIRN_ERR_INVALID, "a pause is of a day at most");
+        status = fail_with(&why, CAIRN_ERR_INVALID, "a pause lasts a day at most");
     else if (ms > 0)
-        status = text_check("what a pause is for", pause->what, CAIRN_MEMBER_PAUSE_BYTES - 1, &why);
+        status = text_check("a pause's purpose", pause->what, CAIRN_MEMBER_PAUSE_BYTES - 1, &why);
     if (status != CAIRN_OK) {
         coord_session_error(session, request, status, why.text);
         return;
@@ -289,7 +289,7 @@ static void note_begun(const struct coord_session *session, const struct coord_u
     uint64_t since_ms;
     if (!name_changed(session, session->unheard, was, &names, &since_ms)) return;
     sentence_set(&text,
-                 "hears nothing from %s over the data path, and both reach this coordinator: "
+                 "hears nothing from %s over the data path, though both reach this coordinator: "
                  "look for a firewall or a cut between them, in both directions",
                  names.text);
     log_warn("%s %s", session->name, text.text);

@@ -417,7 +417,8 @@ static void on_published(struct round_machine *core, const struct round_event *e
     const bool same = version_compare(event->version, core->last.version_after) == 0;
     const bool checked = core->last.round != 0 || (core->ready && !core->need_epoch);
     if (!same && checked) {
-        round_fail(core, event->shard, "it published another version than was decided", actions);
+        round_fail(core, event->shard, "it published a version other than the one decided",
+                   actions);
         return;
     }
     core->shards[event->shard].published = true;

@@ -34,7 +34,7 @@ void round_on_reduced(struct round_machine *core, const struct round_event *even
     struct shard *shard = &core->shards[event->shard];
     if (shard->reduced) return;
     if (core->reduced_count > 0 && event->sums->weight != core->sums.weight) {
-        round_fail(core, event->shard, "it has another sum of weights than the other shards",
+        round_fail(core, event->shard, "its sum of weights differs from the other shards'",
                    actions);
         return;
     }
@@ -43,7 +43,7 @@ void round_on_reduced(struct round_machine *core, const struct round_event *even
         return;
     }
     if (!round_missed_note(core, event)) {
-        round_fail(core, event->shard, "it tells of a tensor that the job has not", actions);
+        round_fail(core, event->shard, "it names a tensor that the job does not have", actions);
         return;
     }
     core->sums.weight = event->sums->weight;
@@ -163,7 +163,7 @@ static bool give_missed(struct round_machine *core, bool applies, struct payload
                         struct round_actions *actions)
 {
     if (round_missed_give(core, applies, head)) return true;
-    round_fail(core, 0, "its tensors stand at more counts of updates than can be told", actions);
+    round_fail(core, 0, "its tensors have more different update counts than can be sent", actions);
     return false;
 }
 

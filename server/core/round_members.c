@@ -103,7 +103,7 @@ static const char *judge_answer(const struct round_machine *core, const struct s
         return "it knows nothing of a round that another shard has applied";
     if (last->round != 0 || !core->ready) return NULL;
     const bool same = version_compare(shard->version, last->version_after) == 0;
-    return same ? NULL : "it is at another version than the other shards";
+    return same ? NULL : "its version differs from the other shards'";
 }
 
 /* Without a payload that has them: the spec's. */

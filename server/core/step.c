@@ -231,7 +231,7 @@ static const char *judge_open(const struct step_machine *step, const struct step
     if (event->round <= step->round_seen) return "a round number was used again";
     const bool forwarded = step->config.forwards && step->phase == CAIRN_STEP_REDUCING;
     if (step->phase != CAIRN_STEP_IDLE && step->phase != CAIRN_STEP_DRAINING && !forwarded)
-        return "a round was opened while another is";
+        return "a round was opened while one is open";
     if (step->pending.round != 0) return "a round was opened while another is pending";
     if (event->member_count < 1 || event->member_count > step->config.member_max)
         return "a round was opened with no contributors, or more than are configured";

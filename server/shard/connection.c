@@ -196,8 +196,8 @@ static void on_welcome(struct shard_daemon *shard, const Cairn__Welcome *welcome
     if (welcome->heartbeat_ms < HEARTBEAT_MIN_MS || welcome->lease_ms > LEASE_MAX_MS ||
         welcome->lease_ms < welcome->heartbeat_ms) {
         session_refuse(shard, CAIRN_ERR_PROTOCOL,
-                       "Welcome with a heartbeat of %u ms and a lease of %u ms: at least %d, "
-                       "and no lease shorter than a heartbeat or over %d",
+                       "Welcome with a heartbeat of %u ms and a lease of %u ms: at least %d, and a "
+                       "lease no shorter than the heartbeat, at most %d",
                        welcome->heartbeat_ms, welcome->lease_ms, HEARTBEAT_MIN_MS, LEASE_MAX_MS);
         return;
     }

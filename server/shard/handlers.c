@@ -111,7 +111,7 @@ static void tell_no_relay(struct shard_job *job, const Cairn__RoundOpen *message
 {
     struct sentence why;
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
-    sentence_set(&why, "round %" PRIu64 " names a relay that shard %s is not", message->round,
+    sentence_set(&why, "round %" PRIu64 " names a relay, but shard %s is none", message->round,
                  job->shard->name);
     log_error("job %s: %s", job->spec.name, why.text);
     fault.job = job->number;
@@ -140,7 +140,7 @@ static void on_round_open(struct shard_job *job, const Cairn__RoundOpen *message
 {
     if (job->state != CAIRN_JOB_SERVING || message->n_members > UINT32_MAX) {
         shard_job_fault(job,
-                        "a round was opened before the initial state is complete, or too large");
+                        "a round is too large, or was opened before the initial state is complete");
         return;
     }
     if (job->park.is_under_way) {

@@ -200,14 +200,14 @@ static void on_part_drop(struct shard_daemon *shard, uint32_t request,
         session_answer(shard, &answered, CAIRN_OK, NULL);
         return;
     }
-    log_warn("job %s, generation %" PRIu64 ", is dropped by the word of the coordinator's operator",
+    log_warn("job %s, generation %" PRIu64 ", is dropped: the coordinator's operator asked for it",
              job->spec.name, job->generation);
     job->dropping = answered; // answered when its memory is back
     shard_job_leave(job);
     tell_held(shard, 0);
     // Nothing is held for anyone any more: begins anew, with whoever is there.
     if (shard->session.standing != CAIRN_STANDING_GOOD && held_jobs_count(shard) == 0)
-        session_refuse(shard, CAIRN_ERR_FENCED, "what this shard held was forgotten");
+        session_refuse(shard, CAIRN_ERR_FENCED, "the state of this shard was forgotten");
 }
 
 /* A coordinator drops parts that are not settled: they are leftovers of its own work. These are not, since
@@ -228,8 +228,8 @@ static void on_adopted(struct shard_daemon *shard, uint32_t request,
     session->coordinator.incarnation = message->incarnation;
     if (session->standing != CAIRN_STANDING_GOOD) settle_adopted(shard);
     obey_coordinator(shard);
-    log_warn("what this shard holds was adopted by store %016" PRIx64 " (start %" PRIu64
-             "): no other store is obeyed any more",
+    log_warn("store %016" PRIx64 " (start %" PRIu64
+             ") has adopted this shard's state: the shard obeys no other store any more",
              message->store, message->incarnation);
     session_answer(shard, &answered, CAIRN_OK, NULL);
 }
@@ -255,7 +255,7 @@ bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
     default: break;
     }
     if (shard->session.standing == CAIRN_STANDING_GOOD) return false;
-    log_warn("%s of a coordinator that is not obeyed: ignored", message_name(frame->type));
+    log_warn("ignored %s of a coordinator that is not obeyed", message_name(frame->type));
     if (frame->request != 0)
         refuse_request(
             shard, frame->request, CAIRN_ERR_REFUSED,
@@ -293,12 +293,10 @@ void unfit_look(struct shard_daemon *shard)
     const size_t others = count_others(shard);
     if (others > 0 && !shard->unfit.is_said) {
         shard->unfit.is_said = true;
-        log_error(
-            "this shard is unfit, and serves on those jobs of which nothing lies on its "
-            "device (%zu), until they are on other shards, where the coordinator brings them if "
-            "any is there; it ends with the last of them: `cairn cluster status` says how far "
-            "that is",
-            others);
+        log_error("this shard is unfit, and goes on serving only jobs with nothing on its device "
+                  "(%zu), until the coordinator has brought them to other shards, if there are "
+                  "any; it ends with the last of them: `cairn cluster status` says how far that is",
+                  others);
     }
     if (others > 0 || ++shard->unfit.beats < BEATS) return;
     log_error("this shard is unfit and ends, since nothing that it holds is whole: %s", failure);
@@ -329,19 +327,17 @@ static void on_time(uv_timer_t *timer)
 {
     struct shard_daemon *shard = timer->data;
     if (is_asked(shard))
-        log_error(
-            "the time to bring elsewhere what this shard holds is over: it ends, and what it has "
-            "of %zu jobs is lost with it; give it more (shard.drain_seconds, and TimeoutStopSec "
-            "of its unit), or drain it before it is stopped: `cairn member drain %s`",
-            held_jobs_count(shard), shard->name);
+        log_error("the time to drain this shard is over: it ends, and its parts of %zu jobs are "
+                  "lost with it; give it more time (shard.drain_seconds, and TimeoutStopSec of its "
+                  "unit), or drain it before it is stopped: `cairn member drain %s`",
+                  held_jobs_count(shard), shard->name);
     else
-        log_error(
-            "%s: nobody brings elsewhere what this shard holds, so it ends, and what it has of "
-            "%zu jobs is lost with it; stop shards while their coordinator runs",
-            shard->session.welcome
-                ? "the coordinator that is here is not the one whose state this is"
-                : "no coordinator is here",
-            held_jobs_count(shard));
+        log_error("%s: nobody brings this shard's state elsewhere, so it ends, and its parts of "
+                  "%zu jobs are lost with it; stop shards while their coordinator runs",
+                  shard->session.welcome
+                      ? "the connected coordinator is not the one that this state belongs to"
+                      : "no coordinator is here",
+                  held_jobs_count(shard));
     end_drain(shard);
 }
 
@@ -380,8 +376,9 @@ void shard_drain(struct shard_daemon *shard, uint32_t seconds)
     }
     uv_update_time(shard->loop);
     shard->drain.due_ms = uv_now(shard->loop) + 1000ull * seconds;
-    log_info("asked to end: what %zu jobs have here is to go to other shards first, within %u s",
-             held_jobs_count(shard), seconds);
+    log_info(
+        "asked to end: the parts of %zu jobs here are to go to other shards first, within %u s",
+        held_jobs_count(shard), seconds);
     ask_to_drain(shard);
     wait_on(shard);
 }
@@ -415,9 +412,9 @@ bool drain_on_message(struct shard_daemon *shard, const struct wire_frame *frame
     } else if (!is_answer(shard, frame)) {
         return false;
     } else if (frame->type == CAIRN_MSG_DONE) {
-        log_info("what this shard held is on other shards: it ends");
+        log_info("this shard's state is on other shards now: it ends");
     } else {
-        log_error("this shard ends, and what it has of %zu jobs is not brought to other shards: %s",
+        log_error("this shard ends without bringing its parts of %zu jobs to other shards: %s",
                   held_jobs_count(shard), ((const Cairn__Error *)message)->text);
     }
     end_drain(shard);

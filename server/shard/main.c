@@ -23,29 +23,30 @@ struct values {
 
 static const struct config_option options[] = {
     { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), NULL, 0, 0,
-      "What the cluster calls this shard: unique, and the same after a restart." },
+      "This shard's name in the cluster: unique, and the same after a restart." },
     { "shard", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, coordinator), "", 0, 0,
-      "The coordinator's control address; a name is looked up for each connection, so that what it "
-      "leads to may move. Empty: CAIRN_ENDPOINT of the environment, else cairn/coordinator.sock in "
+      "The coordinator's control address; a name is looked up for each connection, so that its "
+      "host may change. Empty: CAIRN_ENDPOINT of the environment, else cairn/coordinator.sock in "
       "$XDG_RUNTIME_DIR, else in /run." },
     { "shard", "on_sigterm", CAIRN_OPTION_STRING, offsetof(struct values, on_sigterm), "exit", 0, 0,
-      "exit: it ends at once, and what it holds is lost; drain: what it holds is brought to other "
+      "exit: the shard ends at once and loses what it holds; drain: its state is brought to other "
       "shards first." },
     { "shard", "drain_seconds", CAIRN_OPTION_INT, offsetof(struct values, drain_seconds), "100", 1,
       1000000,
-      "For which it drains; then it ends all the same. Keep it below TimeoutStopSec of its unit." },
+      "Seconds for a drain; then the shard ends all the same. Keep it below TimeoutStopSec of its "
+      "unit." },
     { "memory", "limit", CAIRN_OPTION_BYTES, offsetof(struct values, memory_bytes), "0", 0,
       INT64_MAX,
       "Memory for state, landing, staging and replies. 0: four fifths of the machine's, or of its "
-      "control group's. What a job takes must be free besides." },
+      "control group's. The memory a job takes must also be free." },
     { "memory", "lock", CAIRN_OPTION_STRING, offsetof(struct values, memory_lock),
       CAIRN_HOST_LOCK_PATH, 0, 0,
       "A folder or file that all shards of this host lock while they take memory, one at a time: "
       "the same for all." },
     { "memory", "relay_cache", CAIRN_OPTION_BYTES, offsetof(struct values, relay_cache_bytes),
       "256MiB", 0, INT64_MAX,
-      "Of the limit, at most, for what is fetched once for all workers of this host, of a job. 0: "
-      "each fetches for itself." },
+      "How much of the limit may hold what is fetched once for all workers of a job on this host. "
+      "0: each fetches for itself." },
     { "import", "folders", CAIRN_OPTION_STRING, offsetof(struct values, import_folders), "", 0, 0,
       "Absolute folders, ':' between them, that a job's weights may be read from (init_from). "
       "Empty: none." },
@@ -59,15 +60,15 @@ static const struct config_option options[] = {
       "Empty: the first." },
     { "fabric", "kind", CAIRN_OPTION_STRING, offsetof(struct values, fabric_kind), "auto", 0, 0,
       "How bulk data travels: mapped (memory that processes of this host share), ucx, or auto: "
-      "mapped where it can, else ucx; without ucx, and without a port, where device is lo alone "
-      "and host is empty." },
+      "mapped where it can be, else ucx; auto uses no ucx and no port if device is lo alone and "
+      "host is empty." },
     { "fabric", "device", CAIRN_OPTION_STRING, offsetof(struct values, fabric_device), "lo", 0, 0,
       "Network device of the bulk data, such as lo, eth1 or mlx5_0:1,eth1. Of several networks: "
       "eth1;eth2. Workers take the device of their route to it." },
     { "fabric", "port_range", CAIRN_OPTION_STRING, offsetof(struct values, fabric_port_range), "",
       0, 0, "Ports of the bulk data, first-last. Empty: any free one." },
     { "fabric", "host", CAIRN_OPTION_STRING, offsetof(struct values, fabric_host), "", 0, 0,
-      "Which host this is, as CAIRN_HOST of its workers: memory is shared within a host only. "
+      "This host's name, as in CAIRN_HOST of its workers: memory is shared within a host only. "
       "Empty: what the kernel says." },
     { "fabric", "transports", CAIRN_OPTION_STRING, offsetof(struct values, fabric_transports),
       "tcp", 0, 0,
@@ -79,9 +80,9 @@ static const struct config_option options[] = {
       "do it natively (rc, dc); on, always (over tcp it is emulated, for tests); off." },
     { "fabric", "device_memory", CAIRN_OPTION_STRING, offsetof(struct values, fabric_device_memory),
       "auto", 0, 0,
-      "How what lies on a GPU goes to other hosts: auto, from there where UCX has CUDA and the "
-      "network card reaches the GPU's memory, else through host memory; host, always through "
-      "that." },
+      "How data on a GPU goes to other hosts: auto, directly where UCX has CUDA and the network "
+      "card reaches the GPU's memory, else through host memory; host, always through host "
+      "memory." },
     { "network", "insecure_network", CAIRN_OPTION_BOOL, offsetof(struct values, insecure_network),
       "no", 0, 0,
       "Allow a device other than lo. Peers are not authenticated yet: whoever reaches the port can "
@@ -206,10 +207,11 @@ static cairn_status judge_devices(const struct values *values, struct sentence *
     for (const char *at = values->fabric_device; *at != '\0';) {
         const size_t length = strcspn(at, ",;");
         if (!may_be_device(at, length))
-            return fail_with(why, CAIRN_ERR_CONFIG,
-                             "fabric.device = %s: \"%.*s\" is the name of no device: a network "
-                             "device has at most %d visible characters, a card a port (mlx5_0:1)",
-                             values->fabric_device, (int)length, at, IFNAMSIZ - 1);
+            return fail_with(
+                why, CAIRN_ERR_CONFIG,
+                "fabric.device = %s: \"%.*s\" is no device name: a network device's has at most %d "
+                "visible characters, a card's ends in a port (mlx5_0:1)",
+                values->fabric_device, (int)length, at, IFNAMSIZ - 1);
         at += length + (at[length] != '\0');
     }
     return judge_networks(values, why);
@@ -315,11 +317,10 @@ static cairn_status judge_now(const void *of_daemon, struct sentence *why)
     const struct values *values = of_daemon;
     char absent[CAIRN_PLACE_DEVICES_BYTES];
     if (!is_far(values) || !addresses_find_absent(values->fabric_device, absent)) return CAIRN_OK;
-    return fail_with(
-        why, CAIRN_ERR_CONFIG,
-        "fabric.device = %s: this host has no device %s now, for which a shard that is "
-        "started waits; `ip link` and /sys/class/infiniband list those it has",
-        values->fabric_device, absent);
+    return fail_with(why, CAIRN_ERR_CONFIG,
+                     "fabric.device = %s: this host has no device %s now; a shard that starts "
+                     "waits for it; `ip link` and /sys/class/infiniband list those it has",
+                     values->fabric_device, absent);
 }
 
 /* NULL: the fabric's default, for which it needs no cache of registered memory. */

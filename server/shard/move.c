@@ -91,8 +91,7 @@ static cairn_status judge_table(const struct shard_job *job, uint64_t wanted,
         same_owners(layout, retained != NULL ? retained->layout : job->view->layout))
         return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_NOT_READY,
-                     "layout %" PRIu64
-                     " of job %s is not settled: another one does not begin before",
+                     "layout %" PRIu64 " of job %s is not settled yet: no other layout can begin",
                      job->view->layout->version, job->spec.name);
 }
 
@@ -117,7 +116,7 @@ static cairn_status take_budget(struct shard_job *job, struct move_part *part, u
     char what[CAIRN_NAME_MAX + 64];
     const uint64_t published = more(part->view->published_bytes, job->view->published_bytes),
                    tables = more(part->view->table_bytes, job->view->table_bytes);
-    snprintf(what, sizeof what, "what comes of job %s with layout %" PRIu64, job->spec.name,
+    snprintf(what, sizeof what, "incoming state of job %s in layout %" PRIu64, job->spec.name,
              part->view->layout->version);
     const uint64_t shifted = shift_bytes(job, part->view, move_retained(job));
     CAIRN_TRY(budget_take(&job->shard->memory.budget, room + shifted + staging + published + tables,
@@ -149,7 +148,7 @@ static cairn_status open_receiver(struct shard_job *job, struct move_part *part,
     if (mover == NULL) {
         pieces_release(&pieces);
         return fail_with(why, CAIRN_ERR_MALFORMED,
-                         "state comes to shard %s, and it was not told as whom it may ask",
+                         "shard %s is to take state, but was not told as whom to ask for it",
                          job->shard->name);
     }
     const cairn_status status = take_budget(job, part,
@@ -295,7 +294,7 @@ static void on_room(const struct reserve_request *request, cairn_status status,
         return;
     }
     log_info("job %s: layout %" PRIu64 " is prepared: %" PRIu64
-             " bytes of state come, and %zu shards take",
+             " bytes come in, and %zu shards take from here",
              job->spec.name, part->view->layout->version, part->comes, part->mover_count);
     session_answer(shard, &part->asked, CAIRN_OK, NULL);
 }
@@ -305,7 +304,7 @@ static cairn_status fill_part(struct shard_job *job, struct move_part *part,
 {
     const Cairn__PartPrepare *message = message_of(arriving);
     const struct reserve_request request = {
-        .job = job, .what = "what comes with a layout", .prepare = add_room, .done = on_room
+        .job = job, .what = "the state for a layout", .prepare = add_room, .done = on_room
     };
     struct layout *layout;
     CAIRN_TRY(shard_job_layout(job, &arriving->paged[0], &layout, why));
@@ -435,7 +434,7 @@ static void move_settle(struct shard_job *job)
     const uint64_t bytes = move_bytes_beyond(job, move->before, job->view);
     if (bytes > 0) shard_view_give(job, move->before);
     shard_job_give(job, &job->memory.state, bytes + now->shifted);
-    log_info("job %s: layout %" PRIu64 " is settled: %" PRIu64 " bytes of host memory went",
+    log_info("job %s: layout %" PRIu64 " is settled: %" PRIu64 " bytes of host memory are freed",
              job->spec.name, now->view->layout->version, bytes);
     shard_view_unref(move->before);
     move->before = NULL;
@@ -755,10 +754,11 @@ void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
     struct move_part *now = job->move.now;
     if (now == NULL || now->view->layout->version != message->layout) return; // it was, before
     if (now->receiver != NULL) {
-        session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
-                       "layout %" PRIu64 " of job %s is said to be settled, and shard %s has not "
-                       "all of its state",
-                       message->layout, job->spec.name, job->shard->name);
+        session_refuse(
+            job->shard, CAIRN_ERR_PROTOCOL,
+            "layout %" PRIu64
+            " of job %s is said to be settled, but shard %s does not have all of its state",
+            message->layout, job->spec.name, job->shard->name);
         return;
     }
     // Sends to the movers end with their membership.

@@ -331,7 +331,7 @@ static cairn_status judge_create(const struct shard_draft *draft, const Cairn__J
                          message->last->payload.len, draft->need.step.payload_bytes_max);
     if (message->joins && job->view->table.map.elem_count > 0)
         return fail_with(why, CAIRN_ERR_INVALID,
-                         "a part that joins owns nothing yet, and has %" PRIu64
+                         "a part that joins must own nothing yet, but has %" PRIu64
                          " elements in layout %" PRIu64,
                          job->view->table.map.elem_count, job->view->layout->version);
     return CAIRN_OK;
@@ -558,6 +558,11 @@ static void *arriving_take(struct arriving *arriving)
     arriving->made = NULL;
     return made;
 }
+
+/* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
+ * jobs.h, state.h) or awaits it; Done or an error, and it leaves, answers job->load.asked. */
+static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
+                              struct sentence *why);
 
 /* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not; when what
  * is being given back is there. */
@@ -846,7 +851,8 @@ void admit_loaded(struct shard_job *job, cairn_status status, const struct sente
         pass_seal(job);
 }
 
-cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create, struct sentence *why)
+static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
+                              struct sentence *why)
 {
     job->load.digest = create->digest;
     job->load.joins = create->joins;

@@ -174,10 +174,6 @@ struct job_landing {
 /* Where the slot begins in the arena; of the one behind the last: where that ends. */
 uint64_t landing_at(const struct job_landing *landing, uint32_t slot);
 
-/* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
- * jobs.h, state.h) or awaits it; Done or an error, and it leaves, answers job->load.asked. */
-CAIRN_MUST_CHECK cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
-                                        struct sentence *why);
 /* shard->up->loaded: seals the job, or awaits puts, or it leaves. */
 void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
                   bool puts_follow);

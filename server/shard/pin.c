@@ -82,8 +82,8 @@ static void say_waited(const struct pin *pin)
     const uint64_t ms = atomic_load(&pin->staging.waited_us) / 1000;
     if (pin->staging.job == NULL || ms == 0) return;
     log_warn("job %s: updates waited %" PRIu64
-             " ms, of all threads together, for the small staging of the "
-             "snapshot at step %" PRIu64 ": snapshot_staging = state has room for all of it",
+             " ms (all threads together) for the small staging of the snapshot at step %" PRIu64
+             ": set snapshot_staging = state to have room for all of it",
              pin->job->spec.name, ms, pin->version.step);
 }
 
@@ -384,7 +384,7 @@ static cairn_status judge_pin(const struct shard_job *job, struct sentence *why)
         return fail_with(why, CAIRN_ERR_BUSY, "its state is being parked, or comes back");
     if (count >= CAIRN_SHARD_PINS_MAX)
         return fail_with(why, CAIRN_ERR_BUSY,
-                         "as many snapshots are being written as a shard takes");
+                         "this shard already writes as many snapshots as it can");
     return CAIRN_OK;
 }
 

@@ -353,8 +353,8 @@ static bool end_orphans(struct shard_job *job, struct cairn_version wanted)
         count++;
     }
     if (count == 0) return false;
-    log_info("job %s: %u leases of a coordinator before this one have ended, to make room",
-             job->spec.name, count);
+    log_info("job %s: %u leases of an earlier coordinator have ended, to make room", job->spec.name,
+             count);
     published_trim(job);
     return true;
 }
@@ -465,8 +465,7 @@ static void expire_leases(struct shard_job *job, uint64_t now_ms)
         struct shard_lease *lease = &job->versions.leases[i];
         if (lease->number == 0 || lease->ends_ms > now_ms) continue;
         log_info("job %s: version %" PRIu64 ".%" PRIu64
-                 " is leased no more: the coordinator has not said "
-                 "so for longer than the lease",
+                 " is leased no more: the coordinator has not renewed the lease in time",
                  job->spec.name, lease->version.generation, lease->version.step);
         *lease = (struct shard_lease) { .number = 0 };
         published_trim(job);
@@ -691,7 +690,7 @@ static void share_copy(struct shard_job *job, struct published_copy *copy)
     if (!all) {
         arena_unshare(&copy->head, false);
         arena_unshare(&copy->wire, false);
-        log_warn("job %s: a published copy cannot be shared with this host: it is sent",
+        log_warn("job %s: a published copy cannot be shared with this host, so it is sent",
                  job->spec.name);
         return;
     }

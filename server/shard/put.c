@@ -58,7 +58,7 @@ static cairn_status put_judge_plane(const struct shard_job *job, const struct ch
     const cairn_dtype dtype = job->view->forms[job->view->table.extent_of[put->chunk]].master;
     if (!plane_is_state(header->plane) || header->dtype != dtype)
         return fail_with(why, CAIRN_ERR_MALFORMED,
-                         "tensor %s, plane %u in %s: param and moments are put, in %s", name,
+                         "tensor %s, plane %u in %s: put only param and moments, in %s", name,
                          header->plane, dtype_label(header->dtype), dtype_label((int)dtype));
     if (!form_keeps(form, header->plane))
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s", name,

@@ -82,7 +82,7 @@ static cairn_status open_sender(struct receiver *receiver, struct sender *sender
     const Cairn__ShardInfo *info = info_of(shards, shard_count, sender->index);
     if (info == NULL)
         return fail_with(why, CAIRN_ERR_MALFORMED,
-                         "state comes from shard %u, of which no address was told", sender->index);
+                         "state comes from shard %u, whose address was not given", sender->index);
     return sender_open(receiver, sender, info, why);
 }
 
@@ -448,7 +448,7 @@ static void ask_slot_again(struct receiver_slot *slot, uint64_t status)
 {
     struct sender *sender = slot->sender;
     if (asker_again(&sender->asker, &slot->request, status)) return;
-    log_warn("job %s: what comes from shard %s is damaged again and again: connecting anew",
+    log_warn("job %s: state from shard %s is damaged again and again: connecting anew",
              sender->receiver->job->spec.name, sender->name);
     slot->request.damaged = 0;
     asker_ask(&sender->asker, &slot->request);

@@ -762,8 +762,8 @@ static bool take_memory(struct relay *relay, size_t bytes)
         relay->collect.roomless_since_ms = now_ms;
     else if (now_ms - relay->collect.roomless_since_ms >= relay->sums.pool.stuck_max_ms)
         relay_give_up(relay,
-                      "there is no memory for what workers push by another way than memory "
-                      "of this host: raise memory.limit of shard %s",
+                      "there is no memory for what workers push other than through this host's "
+                      "memory: raise memory.limit of shard %s",
                       shard->name);
     return relay->collect.memory != NULL;
 }
@@ -785,7 +785,7 @@ static void on_push(struct relay *relay, struct shard_member *member,
     struct relay_owner *owner = relay_owner_of_chunk(relay, header->tensor, header->first_leaf);
     cairn_status status = CAIRN_ERR_MALFORMED;
     if (owner == NULL)
-        sentence_set(&why, "tensor %u, leaf %" PRIu64 " is of no shard that is relayed to",
+        sentence_set(&why, "tensor %u, leaf %" PRIu64 ": no shard that is relayed to owns it",
                      header->tensor, header->first_leaf);
     else
         status = collector_judge(&owner->collector, member, header, &chunk, &piece, &why);

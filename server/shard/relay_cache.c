@@ -119,7 +119,7 @@ static cairn_status take_budget(struct relay_cache *cache, uint64_t bytes, struc
 {
     struct shard_job *job = cache->job;
     const cairn_status status = shard_job_take(job, &job->memory.staging, bytes,
-                                               "what is fetched for this host", why);
+                                               "data fetched for this host", why);
     if (status == CAIRN_OK) cache->budget_bytes += bytes;
     return status;
 }
@@ -235,8 +235,7 @@ static cairn_status open_tables(struct relay_cache *cache, struct sentence *why)
     cache->buckets = calloc(cache->bucket_count, sizeof *cache->buckets);
     cache->had_by = calloc(cache->entry_max, cache->member_words * sizeof *cache->had_by);
     if (cache->entries == NULL || cache->buckets == NULL || cache->had_by == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                         "out of memory for what is fetched for this host");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for data fetched for this host");
     return arena_open_shared(home_host(), "cairn-relay-cache",
                              (uint64_t)cache->entry_max * cache->place_bytes, &cache->memory, why);
 }
@@ -269,7 +268,7 @@ cairn_status relay_cache_open(const struct relay *relay, struct relay_cache *cac
         return status;
     }
     if (!arena_share(&cache->memory, cache->job->shard->fabric, NULL))
-        log_warn("job %s: what is fetched for this host cannot be shared with it: it is sent",
+        log_warn("job %s: data fetched for this host cannot be shared with it, so it is sent",
                  cache->job->spec.name);
     return CAIRN_OK;
 }
@@ -907,10 +906,10 @@ void relay_forward_close(struct relay_owner *owner)
 static void judge_queued(struct relay_owner *owner, cairn_status status)
 {
     if (status == CAIRN_ERR_BUSY)
-        relay_give_up(owner->relay, "its workers are more than %d micro-batches before shard %s",
+        relay_give_up(owner->relay, "its workers are more than %d micro-batches ahead of shard %s",
                       MICROS_AHEAD, owner->name);
     else if (status != CAIRN_OK && status != CAIRN_ERR_EPOCH_CHANGED)
-        relay_give_up(owner->relay, "what is for shard %s cannot be passed on: %s", owner->name,
+        relay_give_up(owner->relay, "data for shard %s cannot be passed on: %s", owner->name,
                       status_text((int)status));
     if (status != CAIRN_OK) owner->collector.spoiled_round = owner->forward.pusher.round;
     relay_wake(owner->relay->job->shard);

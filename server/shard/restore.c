@@ -44,6 +44,13 @@ static uint64_t add_home(struct restore *restore, struct sweep_range *range, uin
     return to;
 }
 
+/* The elements of one can be taken over as the other's: both have one shape and one master dtype. */
+static bool is_same_form(const struct tensor_spec *a, const struct tensor_spec *b)
+{
+    return a->shape.rank == b->shape.rank && a->master == b->master &&
+           memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
+}
+
 /* Adds the ranges of the planes that an extent keeps. The snapshot may list its tensors in another
  * order: they are found by name. */
 static void add_extent(struct restore *restore, const struct snapshot *snapshot, size_t number)
@@ -53,7 +60,7 @@ static void add_extent(struct restore *restore, const struct snapshot *snapshot,
     const struct tensor_spec *wanted = &job->spec.tensors[extent->tensor];
     const struct job_spec_data *spec = &snapshot->manifest.spec;
     const size_t tensor = spec_find_tensor(spec, wanted->name);
-    if (tensor == SIZE_MAX || !load_same_form(wanted, &spec->tensors[tensor])) {
+    if (tensor == SIZE_MAX || !is_same_form(wanted, &spec->tensors[tensor])) {
         restore->loader.status = fail_with(
             &restore->loader.why, CAIRN_ERR_MISMATCH,
             "snapshot %s has no tensor %s of the job's shape and master dtype", job->load.path,
@@ -594,9 +601,9 @@ static cairn_status find_source(struct extend *extend, size_t i, struct sentence
     const struct local_extent *old = shard_map_find(&from->view->table.map, (uint32_t)was,
                                                     extent->first_leaf);
     if (old == NULL || old->first_elem != extent->first_elem ||
-        old->elem_count != extent->elem_count || !load_same_form(tensor, &from->spec.tensors[was]))
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "tensor %s stands elsewhere than it did: nothing is moved", tensor->name);
+        old->elem_count != extent->elem_count || !is_same_form(tensor, &from->spec.tensors[was]))
+        return fail_with(why, CAIRN_ERR_INVALID, "tensor %s is not where it was: nothing is moved",
+                         tensor->name);
     extend->source[i] = (uint32_t)(old - from->view->table.map.extents);
     return CAIRN_OK;
 }
@@ -765,12 +772,6 @@ void load_release(struct shard_job *job)
     if (job->load.at_work != NULL) loader_free(job->load.at_work);
     free(job->load.path);
     made_pages_close(&job->load.made);
-}
-
-bool load_same_form(const struct tensor_spec *a, const struct tensor_spec *b)
-{
-    return a->shape.rank == b->shape.rank && a->master == b->master &&
-           memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
 }
 
 void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk)

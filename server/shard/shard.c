@@ -131,7 +131,7 @@ static void device_say_way(const struct shard_daemon *shard)
     const char *why;
     const bool is_direct = device_goes_directly(shard, &why);
     if (shard->device.home == NULL) return;
-    log_info("what lies on the card goes to other hosts %s: %s",
+    log_info("data on the card goes to other hosts %s: %s",
              is_direct ? "from there" : "through host memory", why);
 }
 
@@ -272,7 +272,8 @@ static cairn_status check_storage(const char *path, uint64_t token,
     (void)owner; // the coordinator has judged that
     const cairn_status status = storage_check(path, token, why);
     if (status != CAIRN_OK)
-        sentence_add(why, "; mount the coordinator's snapshots.path at that path, for one user");
+        sentence_add(why,
+                     "; mount the coordinator's snapshots.path at that path, for the same user");
     return status;
 }
 

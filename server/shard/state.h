@@ -203,9 +203,6 @@ void load_release(struct shard_job *job);
 /* Fills a chunk of param by the tensor's initializer. Any thread. */
 void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk);
 
-/* The elements of one can be taken over as the other's: both have one shape and one master dtype. */
-bool load_same_form(const struct tensor_spec *a, const struct tensor_spec *b);
-
 /* ==== put ==== */
 
 /* Chunks that members put: of the initial state, or of a write. Loop thread. */

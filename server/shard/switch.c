@@ -134,9 +134,9 @@ static cairn_status make_whole(struct shard_job *job, struct shard_view *view,
     const bool on_host = job->planes.host_from == 0;
     if (on_host && end > job->planes.room_elems)
         return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                         "what job %s has on shard %s lies too far apart: %" PRIu64
-                         " elements, and "
-                         "there are addresses for %" PRIu64 "; restore a snapshot to join it",
+                         "the part of job %s on shard %s lies too far apart: %" PRIu64
+                         " elements, but there are addresses for %" PRIu64
+                         "; restore a snapshot to join it",
                          job->spec.name, job->shard->name, end, job->planes.room_elems);
     CAIRN_TRY(shard_view_number(view, &job->spec, why));
     return on_host ? planes_grow(&job->planes, &view->table.map, view->forms, why)
@@ -588,9 +588,8 @@ cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device
     return fail_with(
         why, CAIRN_ERR_NO_MEMORY,
         "job %s needs %" PRIu64 " bytes of %s for its state here, and streams %" PRIu64
-        " for staging; %" PRIu64 " of "
-        "its %" PRIu64 " are free; and %" PRIu64 " bytes of host memory, of which %" PRIu64
-        " of memory.limit are free",
+        " for staging: %" PRIu64 " of the device's %" PRIu64 " are free; it also needs %" PRIu64
+        " bytes of host memory: %" PRIu64 " of memory.limit are free",
         job->spec.name, device_bytes, home_info(home)->device, staging, free_bytes,
         home_info(home)->total_bytes, host_bytes,
         (job->shard->memory.budget.limit_bytes - job->shard->memory.budget.used_bytes));

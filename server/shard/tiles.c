@@ -605,7 +605,7 @@ static cairn_status judge_tiling(const struct shard_job *job, const struct arriv
         tiles_unpack(tiling->paged[0].bytes, tiling->paged[0].have_bytes, &job->spec, &tiles, why));
     if (tiles_digest(&tiles) != message->tiles_hash) {
         tiles_release(&tiles);
-        return fail_with(why, CAIRN_ERR_MALFORMED, "the tiles have another hash than is said");
+        return fail_with(why, CAIRN_ERR_MALFORMED, "the hash of the tiles is not the one given");
     }
     *tiles_out = tiles;
     return CAIRN_OK;

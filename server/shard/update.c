@@ -154,10 +154,10 @@ static const char *read_missed(struct shard_job *job, const struct missed *misse
 {
     const uint32_t count = missed_class_count(missed), groups = (uint32_t)job->spec.group_count;
     if (count > CAIRN_MISSED_RUNS(job->spec.tensor_count))
-        return "the payload of an APPLY tells of more tensors than there are";
+        return "the payload of an APPLY names more tensors than there are";
     for (uint32_t c = 0; c < count; c++) {
         const struct missed_class one = missed_class_at(missed, c);
-        if (one.group >= groups) return "the payload of an APPLY tells of a group that is none";
+        if (one.group >= groups) return "the payload of an APPLY names a group that does not exist";
         job->pass.scalars[groups + c] = missed_scalars(&one, &job->pass.scalars[one.group]);
         if ((one.flags & CAIRN_MISSED_THIS) != 0)
             job->pass.scalars[groups + c].flags |= CAIRN_SCALAR_FROZEN;
@@ -319,8 +319,8 @@ static void collect_results(struct shard_job *job)
     char tensors[CAIRN_RESULTS_BYTES];
     results_list(&job->pass.results, &job->spec, tensors);
     log_limited(&job->pass.results_said, CAIRN_LOG_WARN,
-                "job %s: of %" PRIu64
-                " elements here a result is not finite after the update to step %" PRIu64 ": %s",
+                "job %s: %" PRIu64
+                " elements here have a non-finite result after the update to step %" PRIu64 ": %s",
                 job->spec.name, any, job->pass.version_next.step, tensors);
 }
 
@@ -710,7 +710,7 @@ static cairn_status judge_terms(const struct shard_job *job, const struct job_sp
     if (same) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_MISMATCH,
                      "the amended spec of job %s, revision %" PRIu64
-                     ", is of other tensors than are held",
+                     ", has other tensors than those held",
                      job->spec.name, next->revision);
 }
 

@@ -48,7 +48,7 @@ static bool bench_idle(struct local *local, double seconds, double *percent_out)
     for (int i = 0; i < local->daemon_count; i++) {
         const double s = bench_used_s(local->daemons[i].pid);
         if (before_s[i] < 0 || s < 0) {
-            (void)ctl_fail(CAIRN_ERR_IO, "there is no processor time of %s to read",
+            (void)ctl_fail(CAIRN_ERR_IO, "the processor time of %s cannot be read",
                            local->daemons[i].name);
             return false;
         }

@@ -546,7 +546,7 @@ static int check_reshard(const struct reshard_bench *b)
 {
     const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
     if (b->from == b->to || b->to > CTL_SHARDS_MAX)
-        return ctl_usage_fail(b->ctl, "--from %u --to %u: two numbers, 1 to %d, are needed",
+        return ctl_usage_fail(b->ctl, "--from %u --to %u: give two different numbers, 1 to %d",
                               b->from, b->to, CTL_SHARDS_MAX);
     const int done = bench_check(b->ctl, 1, b->plan.model.tensors);
     return done >= 0 ? done : bench_check_memory(elems * SHARD_BYTES, "", "--params");
@@ -659,8 +659,8 @@ static double run_plan(void *context)
     int status = 1;
     if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0) {
         ctl_fail(CAIRN_ERR_INVALID,
-                 "there is no plan of %" PRIu64 " parameters in %u tensors on %u shards: too many "
-                 "parameters, or too little memory",
+                 "%" PRIu64 " parameters in %u tensors on %u shards cannot be planned: too many "
+                            "parameters, or too little memory",
                  bench->params, bench->tensors, bench->shards);
         return 0;
     }

@@ -708,7 +708,7 @@ static double import_once(void *context)
     double numbers[2]; // seconds, bytes
     const int ran = bench_torch_run(b->local, torch_import, snapshot_elems(b), 1, numbers);
     if (ran == 0)
-        (void)ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint failed, of %s in %s",
+        (void)ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint of %s in %s failed",
                        ctl_bytes(snapshot_bytes(b)), b->local->folder);
     if (ran <= 0) return 0;
     return bench_save_drop_job(&b->saver) ? numbers[1] * 1e-9 / numbers[0] : 0;
@@ -723,7 +723,7 @@ static int snapshot_import(struct snapshot_bench *b)
     if (is_there < 0) return 1;
     if (b->ctl->bench.only != NULL)
         return ctl_fail(CAIRN_ERR_NOT_FOUND,
-                        "no python3 has torch and cairn; PYTHONPATH says where they are");
+                        "no python3 has torch and cairn; set PYTHONPATH to where they are");
     fprintf(stderr, "skip: import: no python3 has torch and cairn\n");
     return -1;
 }
@@ -777,9 +777,9 @@ static int check_room(const struct snapshot_bench *b)
     if (done >= 0) return done;
     if (statvfs(b->ctl->bench.folder, &fs) != 0 || (uint64_t)fs.f_bavail * fs.f_frsize >= on_disk)
         return -1;
-    return ctl_fail(CAIRN_ERR_NO_SPACE, "it needs %s in %s, and %s are free; give fewer --params",
-                    ctl_bytes(on_disk), b->ctl->bench.folder,
-                    ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
+    return ctl_fail(
+        CAIRN_ERR_NO_SPACE, "the bench needs %s in %s, %s are free; give fewer --params",
+        ctl_bytes(on_disk), b->ctl->bench.folder, ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
 }
 
 static const struct part *running; /* what run_there runs */
@@ -840,7 +840,7 @@ static int check_snapshot(struct ctl *ctl)
                         "allowed",
                         only);
     if (ctl->bench.folder == NULL)
-        return ctl_usage_fail(ctl, "--dir FOLDER is needed: whose disk is to be measured");
+        return ctl_usage_fail(ctl, "give --dir FOLDER, on the disk that is to be measured");
     if (statvfs(ctl->bench.folder, &fs) != 0)
         return ctl_fail(CAIRN_ERR_INVALID, "--dir %s: it is no folder that can be read",
                         ctl->bench.folder);

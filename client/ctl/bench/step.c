@@ -441,8 +441,8 @@ static int check_device_memory(const struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
     if (!is_on_card(bench) && ctl->endpoint == NULL)
-        return ctl_usage_fail(ctl, "--memory device: it is the shards' card; with --backend "
-                                   "cuda, or --endpoint of a cluster on one");
+        return ctl_usage_fail(ctl, "--memory device is the shards' card: give --backend cuda, too, "
+                                   "or --endpoint of a cluster on one");
     if (bench->plan.card < 0)
         return ctl_usage_fail(ctl, "--memory device with --device %s: give its number",
                               ctl->bench.device);
@@ -471,12 +471,11 @@ static int check_step(struct step_bench *bench)
         return ctl_fail(CAIRN_ERR_INVALID, "--read %s: fetch, map and units are allowed",
                         ctl->bench.read);
     if (ctl->endpoint != NULL && ctl->bench.backend != NULL)
-        return ctl_usage_fail(ctl,
-                              "--backend %s: it is of a cluster of the bench's own; "
-                              "leave it or --endpoint out",
-                              ctl->bench.backend);
+        return ctl_usage_fail(
+            ctl, "--backend %s is for a cluster of the bench's own; leave it or --endpoint out",
+            ctl->bench.backend);
     if (ctl->bench.device != NULL && !is_on_card(bench))
-        return ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
+        return ctl_usage_fail(ctl, "--device %s: the host has none; give --backend cuda, too",
                               ctl->bench.device);
     if (ctl->bench.has_device_memory) done = check_device_memory(bench);
     if (done < 0 && ctl->bench.global_batch > 0) done = check_batch(bench);

@@ -716,9 +716,9 @@ static int check_words(const struct ctl *ctl, struct update_arrays *arrays)
         return ctl_usage_fail(ctl, "--only %s: adamw, zeros, fold, hash and copy are allowed",
                               only);
     if (is_host && arrays->only == UPDATE_COPY)
-        return ctl_usage_fail(ctl, "--only copy is of a device; with --backend cuda");
+        return ctl_usage_fail(ctl, "--only copy is for a device; give --backend cuda");
     if (ctl->bench.device != NULL && is_host)
-        return ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
+        return ctl_usage_fail(ctl, "--device %s: the host has none; give --backend cuda, too",
                               ctl->bench.device);
     arrays->wire_dtype = wire != NULL && strcmp(wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
     return -1;
