@@ -444,7 +444,9 @@ static void lost(struct chunk_link *conn)
     link->relays = false;
 }
 
-static const struct chunk_link_callbacks hands = { .sign = sign, .waits = link_waits, .lost = lost };
+static const struct chunk_link_callbacks hands = { .sign = sign,
+                                                   .waits = link_waits,
+                                                   .lost = lost };
 
 static struct shard_link *open_link(struct job *job, uint32_t index)
 {

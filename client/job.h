@@ -131,7 +131,7 @@ void puts_failed(struct job *job, size_t tensor, int plane);
 /* ==== shard link ==== */
 
 /* A shard, as the owner of the chunks that the layouts give it (client/layouts.h), and the connection to
- * it. The two part where a relay speaks for the owner (proto/wire/chunk.h): then what is pushed to the owner,
+ * it. The two part where a relay speaks for the owner (proto/wire/wire.h): then what is pushed to the owner,
  * and some of what is fetched, goes over the connection of another link, its carrier. Loop thread, but for
  * what says otherwise. */
 

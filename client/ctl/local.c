@@ -303,9 +303,7 @@ static void become_daemon(const struct local *local, const char *name, const cha
     char config[32], ready[32];
     snprintf(config, sizeof config, "%s.conf", name);
     snprintf(ready, sizeof ready, "%s.ready", name);
-    char *const argv[] = {
-        wire_text(program), "--config", config, "--ready-file", ready, NULL
-    };
+    char *const argv[] = { wire_text(program), "--config", config, "--ready-file", ready, NULL };
     const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (chdir(local->folder) != 0 || dup2(null_fd, STDIN_FILENO) < 0 ||
         dup2(log_fd, STDOUT_FILENO) < 0 || dup2(log_fd, STDERR_FILENO) < 0)

@@ -348,7 +348,7 @@ static void add_silent(const struct coord_adoption *adoption, struct sentence *o
 static void adoption_missing(const struct coord_adoption *adoption, const struct coord_adoptee *job,
                              uint32_t index, struct sentence *out)
 {
-    sentence_set(out, "part %" PRIu32 " of %" PRIu32 " is on no shard that is here", index + 1,
+    sentence_set(out, "part %" PRIu32 " of %" PRIu32 " is on no connected shard", index + 1,
                  job->shard_count);
     add_silent(adoption, out);
 }

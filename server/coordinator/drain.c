@@ -284,7 +284,8 @@ static void say_unfit(const struct coord *cluster, struct coord_shard_entry *ent
         sentence_set(out, "start another shard: what this one holds in host memory goes there by "
                           "itself, and then it ends");
     else if (entry->drain.why.text[0] != '\0')
-        sentence_set(out, "a job stays there, and is tried again: %s", entry->drain.why.text);
+        sentence_set(out, "a job stays there, and its move is tried again: %s",
+                     entry->drain.why.text);
     else
         sentence_set(out, "its state in host memory goes to other shards, and then it ends");
 }

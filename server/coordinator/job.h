@@ -502,7 +502,7 @@ void coord_job_parts_tick(struct coord_job *job);
 
 /* ==== settings ==== */
 
-/* Settings of an amendment, or of a job that is made of a snapshot (proto/spec/settings.h). */
+/* Settings of an amendment, or of a job that is made of a snapshot (proto/spec/spec.h). */
 
 /* Who asks: it says which ways are open. */
 enum settings_purpose {

@@ -436,7 +436,7 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%" PRIu32 " jobs are open on this connection, the most allowed: close "
-                                    "one, or open this one in another session",
+                         "one, or open this one in another session",
                          session->member_count);
     if (arriving >= CAIRN_SESSION_PAGED_MAX)
         return fail_with(why, CAIRN_ERR_BUSY,

@@ -1,5 +1,5 @@
 /* The tiles of a job's ranks: which rank holds which boxes, whether together they make up the tensors, and
- * which shards know. See proto/wire/chunk.h and TilesDeclare in control.proto.
+ * which shards know. See proto/wire/wire.h and TilesDeclare in control.proto.
  *
  * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares its own
  * after each attach, also what is known already. Rounds stand behind the core's gate: it is shut until every

@@ -178,7 +178,7 @@ void member_send_for(struct shard_member *member, struct chunk_header *header, u
     header->job = member->job->number;
     header->member = member->number;
     header->token = member->token;
-    header->tile = shard; // who speaks, see proto/wire/chunk.h
+    header->tile = shard; // who speaks, see proto/wire/wire.h
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     chunk_encode(header, bytes);
     cairn_status status = fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);

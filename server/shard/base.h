@@ -73,7 +73,7 @@ void memory_list(const struct shard_daemon *shard, struct memory_list *out);
 
 /* ==== works ==== */
 
-/* A list of work that is being made for a home (gpu/home.h), by one thread at a time. It is run when it is
+/* A list of work that is being made for a home (gpu/gpu.h), by one thread at a time. It is run when it is
  * full, and by works_run. The works of one list are done in any order: a work that must come after
  * others is added after works_run, or in a run's next stage (below).
  *
@@ -160,7 +160,7 @@ const struct works_list *works_now(const struct works *works);
 
 /* ==== compute ==== */
 
-/* Work on state: threads that give lists of it to a home (gpu/home.h).
+/* Work on state: threads that give lists of it to a home (gpu/gpu.h).
  *
  *   submit(run) ─► a thread takes an item, and of what else waits, of any run, as much as the home wants
  *       in a list ─► describe: each item adds its works ─► the home does them ─► conclude ─► done (loop)
@@ -322,7 +322,7 @@ CAIRN_MUST_CHECK cairn_status members_make_room(struct shard_job *job);
 void members_add(struct shard_job *job, struct shard_member *member);
 void members_take_out(struct shard_job *job, const struct shard_member *member);
 
-/* The way's number that HELLO and GRANT to the member carry: proto/wire/chunk.h. */
+/* The way's number that HELLO and GRANT to the member carry: proto/wire/wire.h. */
 uint64_t member_way(const struct shard_member *member);
 /* Its connection, if it has one, is to be closed when the actions at hand are done. */
 void member_cut(struct shard_job *job, uint64_t number);

@@ -348,7 +348,7 @@ bool receiver_tick(struct receiver *receiver, uint64_t now_ms)
 
 /* ==== sender ==== */
 
-/* Asks a sender for chunks, and takes its answers (proto/link/chunk_link.h). */
+/* Asks a sender for chunks, and takes its answers (proto/link/link.h). */
 
 static struct sender *sender_of(const struct chunk_link *link)
 {

@@ -274,7 +274,7 @@ TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
     wait_said(&cluster, &said, "status", "of another store", 1);
     snprintf(store, sizeof store, "%.31s", strstr(said.out, "store ")); // its number, and start 1
     cluster_cli(&cluster, &said, "cluster", "adopt", "--yes", NULL);
-    expect_said(&cluster, &said, 1, "is on no shard that is here");
+    expect_said(&cluster, &said, 1, "is on no connected shard");
     cluster_cli(&cluster, &said, "cluster", "status", NULL);
     expect_said(&cluster, &said, 0, "of another store");
     expect_said(&cluster, &said, 0, store);
@@ -327,7 +327,8 @@ TEST(what_is_forgotten_is_gone_and_its_name_is_free)
     wait_said(&cluster, &said, "status", "of another store", 2);
     cluster_cli(&cluster, &said, "cluster", "forget", "walk", "--yes", NULL);
     ck_assert_int_ne(said.status, 0);
-    ck_assert_msg(strstr(said.err, "no shard that is here holds parts") != NULL, "%s", said.err);
+    ck_assert_msg(strstr(said.err, "no connected shard holds parts of a job") != NULL, "%s",
+                  said.err);
     cluster_cli(&cluster, &said, "cluster", "forget", "run", NULL);
     expect_said(&cluster, &said, 0, "nothing was dropped");
     wait_said(&cluster, &said, "status", "of another store", 2);

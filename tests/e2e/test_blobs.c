@@ -384,7 +384,7 @@ TEST(what_cannot_be_done_with_a_blob_is_refused_with_a_sentence)
     fails(cairn_put(side.job, "state.9", "param", &longer, &raw, NULL), CAIRN_ERR_INVALID,
           "state.9");
     fails(cairn_put(side.job, "state.9", "param", &shorter, &raw, NULL), CAIRN_ERR_INVALID,
-          "what this worker holds is");
+          ", but this worker holds [");
     put_weight(&side);
     fails(cairn_init_done(side.job, NULL, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_READY, "state.");
     put_blobs(&side, 1);

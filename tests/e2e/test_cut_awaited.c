@@ -29,10 +29,22 @@ static void check_named(const char *said, const char *command, const char *shard
     const char *first = strstr(said, line);
     ck_assert_msg(first == said, "%s", said);
     const char *rest = first + strlen(line);
-    ck_assert_msg(strstr(rest, "cairn: not done within 1500 ms: it waits for shard") == rest &&
+    ck_assert_msg(strstr(rest, "cairn: not done within 1500 ms: still waiting for shard") == rest &&
                       strstr(rest, shard) != NULL && strstr(rest, "[CAIRN-E0004]") != NULL,
                   "%s", said);
     ck_assert_msg(strchr(rest, '\n')[1] == '\0', "%s", said); // nothing more: it said so once
+}
+
+/* It succeeded, and named nobody as away. On a busy machine a shard that is there may be late, and named. */
+static void check_unnamed(const struct cluster_said *said, const char *command)
+{
+    char late[64];
+    snprintf(late, sizeof late, "cairn: %s: waits for ", command);
+    ck_assert_msg(said->status == 0, "%s", said->err);
+    if (said->err[0] == '\0') return;
+    ck_assert_msg(strstr(said->err, late) == said->err && strstr(said->err, "away") == NULL &&
+                      strchr(said->err, '\n')[1] == '\0',
+                  "%s", said->err);
 }
 
 /* The name that the status of the cluster has for the shard that is away. */
@@ -62,9 +74,9 @@ TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
     char name[64], id[64], log[CAIRN_SCRATCH_BYTES + 32], text[512] = "";
     start(&cluster, &patient, &session, &job);
     cluster_cli(&cluster, &said, "job", "digest", "tiny", NULL);
-    ck_assert_msg(said.status == 0 && said.err[0] == '\0', "%s", said.err); // nobody is awaited
+    check_unnamed(&said, "job digest");
     cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "tiny", NULL);
-    ck_assert_msg(said.status == 0 && said.err[0] == '\0', "%s", said.err);
+    check_unnamed(&said, "snapshot create");
     cluster_kill_shard(&cluster, 1);
     name_of_away(&cluster, name);
 

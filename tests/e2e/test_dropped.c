@@ -268,11 +268,11 @@ TEST(a_way_that_is_cut_between_two_shards_is_named_and_what_waits_goes_on_when_i
     ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 0);
     break_way();
     cluster_cli_begin(&cluster, &command, "reshard", "apply", "rests", "--add", "shard-1", NULL);
-    await_logged("shard-1 hears nothing from shard-0 over the data path, and both reach");
+    await_logged("shard-1 hears nothing from shard-0 over the data path, though both reach");
     cluster_says(&cluster, 0, "shard-1 hears nothing from shard-0", "job", "show", "rests", NULL);
     cluster_says(&cluster, 0, "data path cut", "job", "list", NULL);
     cluster_says(&cluster, 0, "path-cut", "cluster", "events", NULL);
-    cluster_says(&cluster, 21, "shard-1: hears nothing over the data path of shard-0", "cluster",
+    cluster_says(&cluster, 21, "shard-1: hears nothing from shard-0 over the data path", "cluster",
                  "status", "--check", NULL);
     mend_way();
     await_logged("shard-1 hears shard-0 over the data path again");

@@ -171,7 +171,7 @@ static void late_without_memory(const struct trainer *t, cairn *session)
     good(cairn_detach_memory(session, CLUSTER_WAIT_MS));
     const struct cairn_round round = trainer_begin(t->job);
     fails(cairn_commit(t->job, &round, 1, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT,
-          "waits for its cairn_attach_memory");
+          "calls that need the shards wait for its cairn_attach_memory");
     good(cairn_attach_memory(session, CLUSTER_WAIT_MS));
     good(cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
 }
@@ -187,7 +187,7 @@ static void late_without_descriptors(void)
     cairn_job *job = trainer_ready(session, "few", &TINY(ELEMS)->spec);
     const struct cairn_round round = trainer_begin(job);
     fails(cairn_commit(job, &round, 1, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT,
-          "may open no descriptor more");
+          "may open no more descriptors");
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &was), 0);
     good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
     cairn_close(session);
@@ -259,7 +259,7 @@ static void in_time(cairn_status status, int64_t begun_ms, int64_t span_ms, cons
     ck_assert_msg(took_ms >= span_ms && took_ms < span_ms + 400,
                   "%" PRId64 " ms for %" PRId64 ": %s", took_ms, span_ms, cairn_error());
     ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error());
-    ck_assert_msg(strstr(cairn_error(), "does not say") == NULL, "%s", cairn_error());
+    ck_assert_msg(strstr(cairn_error(), "does not answer") == NULL, "%s", cairn_error());
 }
 
 TEST(a_timeout_is_kept_and_says_what_it_waited_for)

@@ -72,8 +72,8 @@ static void expect_halted(void)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     fails(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_HALTED,
-          "job tiny is halted at step 2: of 5 elements a result of "
-          "the update is not finite: w (5)");
+          "job tiny is halted at step 2: 5 elements have a non-finite result of "
+          "the update: w (5)");
 }
 
 static bool is_shown(const char *text)
@@ -89,14 +89,14 @@ TEST(under_skip_each_step_says_what_is_not_finite_and_training_goes_on)
     start(CAIRN_NONFINITE_SKIP);
     struct cairn_result result = train(false);
     check(&result, 0, "");
-    ck_assert(!is_shown("not finite:"));
+    ck_assert(!is_shown("non-finite result"));
     result = train(true);
     check(&result, SPOILED, "w (5)");
-    ck_assert(is_shown("of 5 elements a result of the last update is not finite: w (5)"));
+    ck_assert(is_shown("the last update left a non-finite result in 5 elements: w (5)"));
     const char *said =
-        "job tiny: of 5 elements a result is not finite after the update to step 2: w (5)";
+        "job tiny: 5 elements have a non-finite result after the update to step 2: w (5)";
     ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", said), 1);
-    said = "elements here a result is not finite after the update to step 2: w";
+    said = "elements here have a non-finite result after the update to step 2: w";
     ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", said) +
                          cluster_logged(&cluster, "shard-1.log", said),
                      2);
@@ -105,9 +105,9 @@ TEST(under_skip_each_step_says_what_is_not_finite_and_training_goes_on)
     check(&result, SPOILED, "w (5)");
     restart_coordinator();
     good(cairn_version_wait(job, result.version, CLUSTER_WAIT_MS, &result.version));
-    ck_assert(is_shown("of 5 elements a result"));
+    ck_assert(is_shown("a non-finite result in 5 elements"));
     mend();
-    ck_assert(!is_shown("of 5 elements a result"));
+    ck_assert(!is_shown("a non-finite result in 5 elements"));
     result = train(false);
     check(&result, 0, "");
     end();
@@ -156,19 +156,19 @@ TEST(a_snapshot_of_a_damaged_job_says_so_and_is_restored_by_its_id_alone)
     ck_assert_ptr_null(strstr(said.err, "damaged")); // a busy machine may be told who is waited for
     train(true);
     snapshot(&said, "create", "--wait", NULL);
-    says(said.err, "it is damaged, of 5 elements a result is not finite: w (5)");
+    says(said.err, "it is damaged, with a non-finite result in 5 elements: w (5)");
     snapshot(&said, "show", "step-000000000002-g1", NULL);
-    says(said.out, "of 5 elements a result of the last update is not finite: w (5)");
+    says(said.out, "the last update left a non-finite result in 5 elements: w (5)");
     snapshot(&said, "restore", "latest", "--yes");
     says(said.err, "snapshot step-000000000002-g1 of job tiny is passed over");
     says(said.out, "step-000000000001-g1");
     ck_assert(!is_shown("damaged"));
     snapshot(&said, "restore", "step-000000000002-g1", "--yes");
-    ck_assert(is_shown("of 5 elements a result of the last update is not finite: w (5)"));
+    ck_assert(is_shown("the last update left a non-finite result in 5 elements: w (5)"));
     restart_coordinator();
     cluster_cli(&cluster, &said, "job", "digest", "tiny", NULL); // waits for the shards
     ck_assert_msg(said.status == 0, "%s", said.err);
-    ck_assert(is_shown("of 5 elements a result of the last update is not finite: w (5)"));
+    ck_assert(is_shown("the last update left a non-finite result in 5 elements: w (5)"));
     end();
 }
 

@@ -172,7 +172,8 @@ TEST(an_operator_amends_what_it_does_by_itself_and_what_is_not_named_stays)
     ck_assert_msg(strstr(said.out, "for 2 more: a round opens with 3 workers, attached: 1") != NULL,
                   "%s", said.out);
     cluster_cli(&cluster, &said, "job", "amend", "periodic", "--workers", "1", NULL);
-    cluster_says(&cluster, 2, "it changes nothing", "job", "amend", "periodic", NULL);
+    cluster_says(&cluster, 2, "nothing would change: give an option", "job", "amend", "periodic",
+                 NULL);
     cluster_cli(&cluster, &said, "job", "amend", "periodic", "--on-shard-loss", "never", NULL);
     ck_assert_int_ne(said.status, 0);
     ck_assert_msg(strstr(said.err, "wait and restore-latest are allowed") != NULL, "%s", said.err);

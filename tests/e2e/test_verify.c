@@ -119,7 +119,7 @@ TEST(what_was_found_damaged_is_said_by_list_and_is_not_latest)
     ck_assert_int_eq(system(command), 0);
     cluster_cli(&cluster, &said, "snapshot", "list", "tiny", NULL);
     says(0, "damaged, ");
-    says(0, "is no good one: it is damaged, as was found when all of it was read, 2023-11-14");
+    says(0, "is no good one: a full read found it damaged, 2023-11-14");
     cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", "latest", "--yes", NULL);
     says(4, "is passed over");
     says(4, "has only damaged snapshots");
@@ -149,7 +149,7 @@ TEST(keys_are_shown_trusted_and_untrusted)
     cluster_cli(&cluster, &said, "key", "untrust", "E7620F1842B4E81F", "-q", NULL);
     says(0, "");
     cluster_cli(&cluster, &said, "key", "trust", "/nosuch/key.pub", NULL);
-    says(2, "no file of a key");
+    says(2, "is neither a key nor a file of one");
 }
 
 SUITE(60, set_up, tear_down);

@@ -376,7 +376,7 @@ static const struct {
     { "read_only_fails=801,quiet=1", false, 0 }, // then memory is opened whole
 };
 
-static const char host_from_now_on[] = "passes the host from now on";
+static const char host_from_now_on[] = "goes through the host from now on";
 
 TEST_EACH(a_driver_that_refuses_stops_no_job_and_what_it_refuses_is_said_once, 0,
           sizeof refusing / sizeof *refusing)
@@ -653,7 +653,7 @@ TEST_EACH(a_capture_elsewhere_in_the_process_and_a_push_do_not_meet, HOST, FOREI
                 "is being captured into a CUDA graph");
         mem.stream = NULL;
         refuses(cairn_push(job, &round, 0, "half", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-                "another one is");
+                "through another one, which it waits for");
     }
     refuses(cairn_stream_wait(op, captured), CAIRN_ERR_INVALID, "call this outside");
     signal_shards(SIGCONT);
@@ -756,16 +756,16 @@ TEST(what_is_wrong_with_memory_of_a_card_is_said)
     const struct cairn_round round = trainer_begin(job);
     struct cairn_mem mem = trainer_mem(memory, CAIRN_F32);
     refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-            "mem.device is CAIRN_GPU(0)");
+            "set mem.device to CAIRN_GPU(0)");
     mem.device = CAIRN_GPU(1);
     refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-            "is no memory of GPU 1");
+            "is not memory of GPU 1");
     mem.device = CAIRN_GPU(0);
     mem.ptr = (uint8_t *)memory + (2 << 20) - 100;
     refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID, "308");
     mem.ptr = &mem;
     refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-            "is no memory of GPU 0");
+            "is not memory of GPU 0");
     mem.ptr = memory;
     ck_assert_int_eq(card.driver.cuStreamCreate(&stream, CAIRN_CU_STREAM_NON_BLOCKING), 0);
     ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);

@@ -110,7 +110,7 @@ TEST(cluster_status_says_which_way_and_why)
     cluster_start(&cluster, 1, &(struct cluster_options) { .shard_set = set });
     cluster_cli(&cluster, &said, "cluster", "status", NULL);
     const char *text = strstr(said.out,
-                              "shard-0: what lies there goes to other hosts through host memory: ");
+                              "shard-0: this state goes to other hosts through host memory: ");
     ck_assert_msg(text != NULL && strstr(text, why) != NULL, "%s%s", said.out, said.err);
     cluster_cli(&cluster, &said, "cluster", "status", "-o", "json", NULL);
     ck_assert_msg(strstr(said.out, "\"device_memory\": \"host\"") != NULL, "%s", said.out);

@@ -77,9 +77,10 @@ TEST(a_job_that_does_not_fit_on_the_card_is_refused_with_both_numbers_and_the_sh
     const Cairn__Error *error = (const Cairn__Error *)told.message;
     ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
     ck_assert_msg(strstr(error->text, "of Emulated card 0") != NULL, "%s", error->text);
-    ck_assert_msg(strstr(error->text, "are free; and ") != NULL, "%s", error->text);
-    ck_assert_msg(strstr(error->text, "bytes of host memory, of which 1073741824") != NULL, "%s",
-                  error->text);
+    ck_assert_msg(strstr(error->text, "are free; it also needs ") != NULL, "%s", error->text);
+    ck_assert_msg(
+        strstr(error->text, "bytes of host memory: 1073741824 of memory.limit are free") != NULL,
+        "%s", error->text);
     emulated_set(&card, "others=0");
     scene_create(&scene, 7, 1, 0, "");
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 7);

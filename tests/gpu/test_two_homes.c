@@ -199,7 +199,8 @@ TEST(gradients_on_a_card_that_has_failed_for_their_shard_pass_the_host)
     ck_assert_int_ne(status, CAIRN_OK);
     train_with(beside, mem, 1, STEPS);
     trainer_expect_digest(&cluster, "beside", expected);
-    ck_assert_int_ge(cluster_logged(&cluster, "shard-0.log", "passes the host from now on"), 1);
+    ck_assert_int_ge(cluster_logged(&cluster, "shard-0.log", "goes through the host from now on"),
+                     1);
     emulated_free(&card, &memory);
     stop();
 }

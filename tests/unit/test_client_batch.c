@@ -197,7 +197,7 @@ TEST(what_is_not_this_workers_is_refused_and_its_own_goes_by_numbers)
               "micro-batch 0 of 5 is not this worker's in this round: rank 1 of 2 has 1, 3");
     toy_fails(cairn_push(job, &round, 5, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID, "of 5");
     toy_fails(cairn_push(job, &round, 3, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-              "this is micro-batch 3, micro-batch 1 is being filled");
+              "this is micro-batch 3, but micro-batch 1 is being filled");
     toy_good(cairn_push(job, &round, 1, "scale", NULL, &mem, NULL));
     toy_fails(cairn_push(job, &round, 1, "scale", NULL, &mem, NULL), CAIRN_ERR_EXISTS,
               "in micro-batch 1 already");

@@ -680,7 +680,7 @@ TEST(a_repeated_pause_that_is_refused_is_the_worker_s_error)
     until(has_failed(inside));
     handle_put(job);
     ck_assert_int_eq(cairn_round_begin(job, WAIT_MS, &round), CAIRN_ERR_INVALID);
-    ck_assert_msg(strstr(cairn_error(), "what a pause is for") != NULL, "%s", cairn_error());
+    ck_assert_msg(strstr(cairn_error(), "a pause's purpose has") != NULL, "%s", cairn_error());
 }
 
 /* The coordinator is another one; meanwhile that layout has come into force, and has published `step`. */

@@ -219,7 +219,8 @@ TEST(closing_the_session_frees_all_of_it)
 TEST(memory_of_the_caller_is_staged_and_said_to_be)
 {
     int mine[16];
-    toy_fails(cairn_register(session, mine, sizeof mine, 0), CAIRN_ERR_UNSUPPORTED, "staged");
+    toy_fails(cairn_register(session, mine, sizeof mine, 0), CAIRN_ERR_UNSUPPORTED,
+              "stages memory");
     toy_fails(cairn_register(session, NULL, 16, 0), CAIRN_ERR_INVALID, "NULL");
     toy_fails(cairn_register(session, mine, 16, CAIRN_GPU(0)), CAIRN_ERR_UNSUPPORTED, "CUDA");
     toy_fails(cairn_unregister(session, mine), CAIRN_ERR_INVALID, "not registered");

@@ -153,10 +153,10 @@ LAST(cairn_amend, setting_count);
 TEST(what_is_reserved_is_0)
 {
     group.reserved[6] = 1;
-    check_refused("groups[0]: what is reserved is not 0");
+    check_refused("groups[0]: a reserved field is not 0");
     group.reserved[6] = 0;
     group.reserved_last = 1;
-    check_refused("groups[0]: what is reserved is not 0");
+    check_refused("groups[0]: a reserved field is not 0");
     struct cairn_opts opts = { .struct_size = sizeof opts, .reserved_too = 1 };
     cairn *session;
     ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_INVALID);

@@ -160,7 +160,7 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
     expect_keys(plan->keys, 2, signer);
     message_free(&plan->base);
     fake_expect_error(&fake, &admin, ask_restore("other", "", snapshot->path), CAIRN_ERR_REFUSED,
-                      "put the cluster.key of then back"); // planned is not done
+                      "put the old cluster.key back into"); // planned is not done
     expect_adopted(1, "");
     ck_assert_str_eq(fake.cluster->storage.watch.said.text, "");
     fake_goes_on(&fake, 1, 2);
@@ -236,7 +236,7 @@ static const struct {
     void (*spoil)(void);
     const char *word;
 } refusals[] = {
-    { away, "part 2 of 2 is on no shard that is here" },
+    { away, "part 2 of 2 is on no connected shard" },
     { other_layout, "s1: its part is of another layout" },
     { other_place, "s1: its part is of another layout" },
     { other_base, "s1: its part is of another layout" },
@@ -244,7 +244,7 @@ static const struct {
     { two_steps_on, "s1: its part is more than one step apart from the others" },
     { same_part, "s1: another shard holds the same part" },
     { not_sealed, "s1: its part was never complete" },
-    { nowhere_whole, "part 1 of 2 is on no shard that is here" },
+    { nowhere_whole, "part 1 of 2 is on no connected shard" },
 };
 
 TEST_EACH(what_is_not_whole_is_refused_says_why_and_stays_as_it_is, 0,
@@ -400,7 +400,7 @@ static void expect_passed_over(uint32_t request, const char *silent)
     Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
     const char *refused = adopted_of(adopted, job)->refused;
     snprintf(word, sizeof word,
-             "is on no shard that is here; these shards do not say what they hold: %s", silent);
+             "is on no connected shard; these shards do not say what they hold: %s", silent);
     ck_assert_msg(strstr(refused, word) != NULL, "\"%s\": %s", word, refused);
     ck_assert_uint_eq(adopted->n_silent, 1);
     ck_assert_str_eq(adopted->silent[0], silent);

@@ -238,7 +238,7 @@ TEST(terms_that_handles_have_make_a_generation_too_and_outlive_the_coordinator)
 {
     start_trained();
     fake_expect_amended(&fake, &w, ask_terms(&w, job, 42), 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_REOPEN, "its tensors or terms are others now");
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_REOPEN, "its tensors or terms have changed");
     fake_goes_on(&fake, 2, 2);
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);

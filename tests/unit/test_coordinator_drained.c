@@ -162,8 +162,9 @@ TEST(what_cannot_move_off_an_unfit_shard_stays_is_said_and_is_tried_again)
 {
     coord_shard_find(fake.cluster, "s1")->memory_bytes = 1;
     break_device(0);
-    fake_until(&fake, strstr(seat_of_s0()->unfit.text, "this stays there, and is tried again: job "
-                                                       "toy cannot be spread so") != NULL);
+    fake_until(&fake, strstr(seat_of_s0()->unfit.text,
+                             "a job stays there, and its move is tried again: job "
+                             "toy cannot be spread so") != NULL);
     train();
     ck_assert(coord_job_has_shard(toy(), seat_of_s0()) && seat_of_s0()->leaving);
     coord_shard_find(fake.cluster, "s1")->memory_bytes = 0;

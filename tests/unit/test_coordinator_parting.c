@@ -35,7 +35,7 @@ static void expect_snapshots(size_t count)
 }
 
 static const char saved[] = "; job toy is saved as snapshot ",
-                  lost[] = "; nothing durable is left of job toy but older snapshots: ";
+                  lost[] = "; job toy has nothing durable left but older snapshots: ";
 
 TEST(of_two_that_are_stopped_together_the_job_is_saved_once)
 {

@@ -142,7 +142,7 @@ TEST(what_a_shard_has_loaded_is_compared_before_the_job_is_ready)
     Cairn__SnapshotStatus *s = take_snapshot();
     fake.shards[1].loads_other = true;
     fake_expect_error(&fake, &admin, ask_restore("again", "", s->path), CAIRN_ERR_CHECKSUM,
-                      "what the shards have loaded has the content root");
+                      "the state the shards loaded has the content root");
     expect_job("again", NULL);
     fake.shards[1].loads_other = false;
     message_free(&expect_snapshot(ask_restore("again", "", s->path))->base);

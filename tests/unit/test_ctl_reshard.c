@@ -362,9 +362,9 @@ TEST(an_interrupt_leaves_it_running_and_says_how_to_look)
     ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 130);
     hear_no_more(&c);
     read_out(&c, text);
-    says(text, "it goes on: `cairn reshard status gpt` says how far it is, `cairn reshard cancel "
-               "gpt` ends it after "
-               "the slice that moves\n");
+    says(text,
+         "the move goes on: `cairn reshard status gpt` says how far it is, `cairn reshard cancel "
+         "gpt` ends it after the current slice\n");
     for (size_t i = 0; i < c.asked; i++) ck_assert_uint_ne(c.asks[i]->op, CAIRN_RESHARD_CANCEL);
     end(&c);
 }
@@ -389,7 +389,7 @@ TEST(status_cancel_and_json)
         { { "reshard", "cancel", "gpt" },
           CAIRN_RESHARD_CANCEL,
           false,
-          "canceled          job gpt, which ends after slice 2 of 4; 1.0 MiB have moved\n" },
+          "canceled          job gpt: its move ends after slice 2 of 4; 1.0 MiB have moved\n" },
         { { "reshard", "cancel", "--all" }, CAIRN_RESHARD_CANCEL, true, "canceled" },
         { { "reshard", "plan", "--all", "-o", "json" },
           CAIRN_RESHARD_PLAN,
@@ -419,7 +419,7 @@ TEST(a_shard_is_drained_by_its_name)
     ck_assert_int_eq(run(&c, text, words), 0);
     ck_assert_str_eq(c.drained, "s2");
     ck_assert(c.drain_waits);
-    says(text, "drained           s2, which ends, and is known no more\n");
+    says(text, "drained           s2, which ends and is forgotten\n");
     end(&c);
 }
 
@@ -431,7 +431,7 @@ TEST(a_line_that_makes_no_sense_asks_nobody)
         const char *says;
     } table[] = {
         { { "reshard", "plan" }, "name a job, or give --all" },
-        { { "reshard", "apply", "gpt", "--all" }, "give one of them" },
+        { { "reshard", "apply", "gpt", "--all" }, "give a job or --all, not both" },
         { { "reshard", "plan", "gpt", "--weight", "s1" }, "NAME=W" },
         { { "reshard", "plan", "gpt", "--weight", "s1=nan" }, "above 0" },
         { { "reshard", "plan", "gpt", "--weight", "s1=0" }, "--drain takes all off a shard" },

@@ -363,8 +363,8 @@ TEST_EACH(who_cannot_import_keeps_the_connection_until_something_is_sent_and_is_
     ck_assert_int_eq(try(first.base, BYTES), CAIRN_ERR_UNSUPPORTED);
     ck_assert_uint_eq(shown, 0);
     ck_assert_uint_eq(told, 1);
-    ck_assert_msg(strstr(refusal, "passes the host from now on: there is no room") != NULL, "%s",
-                  refusal);
+    ck_assert_msg(strstr(refusal, "goes through the host from now on: there is no room") != NULL,
+                  "%s", refusal);
     fabric_region_drop(first.region);
     fabric_peer_close(to_b);
     to_b = node_connect_to(&a, &b);

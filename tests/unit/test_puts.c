@@ -122,7 +122,7 @@ TEST(momentum_that_the_first_update_would_throw_away_is_refused)
     group.momentum = 0.9;
     cairn_job *at_0 = open_job_of(session, 0, "at-0", group, 0);
     ck_assert_int_eq(put_plane(at_0, "a", "exp_avg", first), CAIRN_ERR_INVALID);
-    ck_assert_msg(strstr(cairn_error(), "say first_step") != NULL, "%s", cairn_error());
+    ck_assert_msg(strstr(cairn_error(), "set first_step") != NULL, "%s", cairn_error());
     cairn_job *at_1 = open_job_of(session, 0, "at-1", group, 1);
     ck_assert_msg(put_plane(at_1, "a", "exp_avg", first) == CAIRN_OK, "%s", cairn_error());
 }

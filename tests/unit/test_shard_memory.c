@@ -93,7 +93,7 @@ TEST(a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers)
     scene_create(&scene, 3, 1, 0, "");
     const Cairn__Error *error = refusal(3);
     ck_assert_msg(strstr(error->text, "the state of job play needs ") != NULL, "%s", error->text);
-    ck_assert_ptr_nonnull(strstr(error->text, "and 8388608 are available: of the host's RAM"));
+    ck_assert_ptr_nonnull(strstr(error->text, "but only 8388608 are available: the host's RAM"));
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);

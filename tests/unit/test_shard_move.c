@@ -193,7 +193,7 @@ TEST(what_has_no_room_is_refused_with_the_numbers_and_nothing_changes)
     const uint64_t used = budget->used_bytes, limit = budget->limit_bytes;
     budget->limit_bytes = used + 100000;
     const uint32_t request = stage_say_prepare(taker, stage_half, 2, 2);
-    expect_error(taker, request, CAIRN_ERR_NO_MEMORY, "what comes of job play with layout 2");
+    expect_error(taker, request, CAIRN_ERR_NO_MEMORY, "incoming state of job play in layout 2");
     ck_assert_uint_eq(budget->used_bytes, used);
     ck_assert_ptr_null(stage_job(1)->move.next);
     budget->limit_bytes = limit;

@@ -308,7 +308,7 @@ TEST(a_relay_without_room_for_what_is_pushed_to_it_is_given_up)
     relay()->sums.pool.stuck_max_ms = 60;
     budget->limit_bytes = budget->used_bytes;
     push_until_given_up();
-    hear_given_up("no memory for what workers push by another way");
+    hear_given_up("no memory for what workers push other than through");
     budget->limit_bytes = limit;
     close_host();
 }
@@ -366,7 +366,7 @@ TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
     }
     ck_assert_int_eq(status, CAIRN_ERR_BUSY);
     for (uint64_t w = 1; w <= WORKERS; w++) end_micro(w, second->index, absent, sizeof absent);
-    hear_given_up("what is for shard second cannot be passed on");
+    hear_given_up("data for shard second cannot be passed on");
     close_host();
 }
 

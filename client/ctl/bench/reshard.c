@@ -660,7 +660,7 @@ static double run_plan(void *context)
     if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0) {
         ctl_fail(CAIRN_ERR_INVALID,
                  "%" PRIu64 " parameters in %u tensors on %u shards cannot be planned: too many "
-                            "parameters, or too little memory",
+                 "parameters, or too little memory",
                  bench->params, bench->tensors, bench->shards);
         return 0;
     }

@@ -239,7 +239,7 @@ class ByASnapshot(Terms):
     def test_where_state_lies_otherwise(self):
         twin, m = Twin(), self.attach(clip_norm=3.0)
         self.train(m, twin, 3, 1)
-        with self.assertRaisesRegex(cairn.Unsupported, "stage of job .* changes with a job that is made of its "
+        with self.assertRaisesRegex(cairn.Unsupported, "stage of job .* changes only in a job made from its "
                                     "snapshot") as said:
             m.amend(stage=0)
         m.close()
