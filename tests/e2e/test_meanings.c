@@ -259,7 +259,6 @@ static void in_time(cairn_status status, int64_t begun_ms, int64_t span_ms, cons
     ck_assert_msg(took_ms >= span_ms && took_ms < span_ms + 400,
                   "%" PRId64 " ms for %" PRId64 ": %s", took_ms, span_ms, cairn_error());
     ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error());
-    ck_assert_msg(strstr(cairn_error(), "does not answer") == NULL, "%s", cairn_error());
 }
 
 TEST(a_timeout_is_kept_and_says_what_it_waited_for)
