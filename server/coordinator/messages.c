@@ -8,7 +8,7 @@
 
 /* ==== handlers admin ==== */
 
-/* Answers the command line: shards, jobs, snapshots. */
+/* Handles requests of the command line about shards, jobs and snapshots. */
 
 /* ---- shards ---- */
 
@@ -19,7 +19,8 @@ static bool is_named(const Cairn__HeldJob *part, const char *job)
     return strcmp(part->name, job) == 0 || strcmp(number, job) == 0;
 }
 
-/* Tells the shard to drop a part. The shard answers with what it holds still, the entry's new list. */
+/* Tells the shard to drop a part. The shard answers with the parts that it still holds, which become the
+ * entry's new list. */
 static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
                         const Cairn__HeldJob *part)
 {
@@ -31,8 +32,7 @@ static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
     coord_session_send(entry->session, CAIRN_MSG_PART_DROP, coord_request_new(cluster), &drop.base);
 }
 
-/* Has shards drop the parts of a job that this store does not know, because an operator asks for
- * it. */
+/* Makes shards drop the parts of a job that this store does not know, because an operator asks for it. */
 static void forget_strangers(struct coord_session *session, uint32_t request,
                              const Cairn__ClusterForget *message)
 {
@@ -124,7 +124,8 @@ static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t
     coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
-/* A row of the messages that a role may send: the type, its message, which `m` is in the call. */
+/* A row of the table of messages that a role may send: the type, the message struct, and the call, in which
+ * `m` is the message. */
 #define ON(type, Message, call)                            \
     case CAIRN_MSG_##type: {                               \
         const Cairn__##Message *m = (const void *)message; \
@@ -176,8 +177,9 @@ bool coord_handle_admin(struct coord_session *session, const struct wire_frame *
 
 /* Handles what shards send: replies to questions, and reports for the cores of their jobs. */
 
-/* The job and the shard's place in it. NULL: it speaks of a job that is gone or not its own, which is
- * no fault: the job may have been dropped while it spoke. */
+/* Returns the job, and the shard's index in it. NULL: the message is about a job that is gone, or in which
+ * the shard has no part. This is no fault: the job may have been dropped while the message was in
+ * flight. */
 static struct coord_job *place_of(struct coord_session *session, uint64_t job_id,
                                   uint32_t *shard_out)
 {
@@ -199,7 +201,7 @@ static bool read_u64(const Cairn__ReducedValue *value, uint64_t *out)
     return true;
 }
 
-/* Each of the three keys once, with its operation. */
+/* Reads the sums. False unless each of the three keys occurs once, with its operation. */
 static bool read_sums(const Cairn__Reduced *message, struct step_sums *out)
 {
     unsigned seen = 0;
@@ -217,7 +219,7 @@ static bool read_sums(const Cairn__Reduced *message, struct step_sums *out)
     return seen == (1u << 1 | 1u << 2 | 1u << 3);
 }
 
-/* Malloc'ed; NULL: there is no memory. */
+/* Returns a malloc'ed list; NULL: there is no memory. */
 static struct round_untouched *read_untouched(const Cairn__Reduced *message)
 {
     struct round_untouched *list = calloc(message->n_untouched_tensors + 1, sizeof *list);
@@ -236,7 +238,7 @@ static bool on_reduced(struct coord_session *session, const Cairn__Reduced *mess
     struct coord_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return true;
     struct round_untouched *untouched = read_untouched(message);
-    if (untouched == NULL) return false; // the shard says it again when it is back
+    if (untouched == NULL) return false; // the shard repeats it when it has reconnected
     coord_halts_reduced(job, shard, message, sums.nonfinite);
     const struct round_event event = { .kind = CAIRN_ROUND_REDUCED,
                                        .shard = shard,
@@ -266,7 +268,7 @@ static void on_published(struct coord_session *session, const Cairn__Published *
     coord_job_event(job, &event);
 }
 
-/* Borrows the payload. CAIRN_ERR_MALFORMED. */
+/* Converts the message; `out` borrows its payload. CAIRN_ERR_MALFORMED. */
 static cairn_status decision_of_message(const Cairn__Decision *message, struct decision *out)
 {
     struct payload head;
@@ -311,7 +313,8 @@ static bool on_lacks(struct coord_session *session, const Cairn__Lacks *message)
     if (message->n_micros != count || message->n_flags != count) return false;
     struct coord_job *job = place_of(session, message->job, &shard);
     struct round_lack *lacks = job == NULL ? NULL : calloc(count + 1, sizeof *lacks);
-    if (lacks == NULL) return true; // without memory: it is asked again at the next deadline
+    // if there is no memory, the shard is asked again at the next deadline
+    if (lacks == NULL) return true;
     for (size_t i = 0; i < count; i++)
         lacks[i] = (struct round_lack) {
             .member = message->members[i],
@@ -331,7 +334,8 @@ static bool on_lacks(struct coord_session *session, const Cairn__Lacks *message)
     return true;
 }
 
-/* A sentence of a shard goes into our log and to operators: one line. */
+/* Takes a shard's sentence about its storage, and makes it one line, because it is logged and shown to
+ * operators. */
 static void take_storage(struct coord_shard_entry *entry, const char *why)
 {
     struct sentence said;
@@ -350,7 +354,7 @@ static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heart
     if (session->entry == NULL) return;
     coord_unheard_take(session, message->unheard, message->n_unheard);
     if (message->stats == NULL) return;
-    session->entry->stats = *message->stats; // numbers only
+    session->entry->stats = *message->stats; // it has only numbers, no pointers
     session->entry->has_stats = true;
     take_storage(session->entry, message->storage);
     coord_bytes_take(session->entry, message);
@@ -365,7 +369,7 @@ static void on_snapshot_part(struct coord_session *session, const Cairn__Snapsho
     if (job != NULL) coord_snapshot_on_part(job, shard, message);
 }
 
-/* A row about the part of a job that the shard has, if it has that still. */
+/* A row for a message about a job of which the shard has a part; ignored if it no longer has one. */
 #define ON_PART(type, Message, call)                                                             \
     ON(type, Message, uint32_t shard; struct coord_job *job = place_of(session, m->job, &shard); \
        if (job != NULL) call)
@@ -407,7 +411,7 @@ bool coord_handle_shard(struct coord_session *session, const struct wire_frame *
 
 /* Handles what workers and readers send. */
 
-/* The session's member of the job, JOINING or ATTACHED; NULL: there is none. */
+/* Returns the session's member of the job, JOINING or ATTACHED; NULL: there is none. */
 static struct coord_member *find_member(struct coord_session *session, uint64_t job_id)
 {
     struct coord_member *found = NULL;
@@ -418,7 +422,8 @@ static struct coord_member *find_member(struct coord_session *session, uint64_t 
     return found;
 }
 
-/* The member that a request is of; without one it is answered here. */
+/* Returns the attached member to which a request belongs; NULL: there is none, and the request was answered
+ * with an error. */
 static struct coord_member *attached_member(struct coord_session *session, uint32_t request,
                                             uint64_t job_id)
 {
@@ -448,8 +453,8 @@ static void on_round_begin(struct coord_member *member, uint32_t request)
     coord_job_event(member->job, &begin);
 }
 
-/* Checks the learning rates that a commit brings for driven groups. A bad one is refused here,
- * so that the round goes on without this commit. */
+/* Checks the learning rates that a commit brings for driven groups. A bad one is refused here, so that the
+ * round continues without this commit. */
 static cairn_status judge_driven(const struct coord_job *job, const Cairn__RoundCommit *message,
                                  struct sentence *why)
 {
@@ -520,15 +525,17 @@ static void cancel_write(struct coord_member *member, uint64_t round)
 static void on_write_cancel(struct coord_member *member, uint32_t request,
                             const Cairn__WriteCancel *message)
 {
+    struct coord_session *session = member->session; // the member may leave by what is done here
     cancel_write(member, message->round);
-    coord_session_done(member->session, request);
+    coord_session_done(session, request);
 }
 
 static void on_lease_drop(struct coord_member *member, uint32_t request,
                           const Cairn__LeaseDrop *message)
 {
+    struct coord_session *session = member->session; // likewise
     coord_lease_drop(member, message);
-    coord_session_done(member->session, request);
+    coord_session_done(session, request);
 }
 
 static void on_job_leave(struct coord_session *session, const Cairn__JobLeave *message)
@@ -563,20 +570,20 @@ static void on_page(struct coord_session *session, uint32_t request, const Cairn
         coord_member_page(session, request, page);
 }
 
-/* Its job is there, and another worker has its place. */
+/* True: the member's job exists, but another worker has its rank. */
 static bool is_contested(const struct coord_member *member)
 {
     return member->phase == CAIRN_MEMBER_WAITING && member->job == NULL &&
            member->opening.contested_ms != 0;
 }
 
-/* Its job is there, and it failed too often. */
+/* True: the member's job exists, but the member has failed too often. */
 static bool is_put_off(const struct coord_member *member)
 {
     return member->phase == CAIRN_MEMBER_WAITING && member->job == NULL && member->opening.put_off;
 }
 
-/* Before the job is there, or all its shards know the member, the request to open waits. */
+/* Says for what a request to open a job waits, before the job exists or all its shards know the member. */
 static void describe_opening(const struct coord_session *session, struct sentence *out)
 {
     const struct coord *cluster = session->cluster;
@@ -629,11 +636,11 @@ static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_
     if (job != NULL && message->cut) {
         (void)coord_snapshot_waiting(job, &text);
     } else if (member != NULL && message->lease && coord_leases_waiting(member, &text)) {
-        // it says for whom
+        // `text` says for whom
     } else if (job != NULL) {
         coord_job_waiting(job, &text);
         awaited.paused_ms = (uint32_t)coord_job_paused_ms(job);
-        // The job's round waits for a worker that lives and has not said why.
+        // The job's round waits for a worker that is alive and has not said why.
         awaited.silent = job->core != NULL && !coord_job_dead(job) && job->initialized &&
                          coord_job_shards_up(job) && round_waits_for_silent(job->core);
     } else {
@@ -643,7 +650,7 @@ static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_
     coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
-/* From a worker: at once, or when it is committed. */
+/* Begins a snapshot for a worker, which is answered at once, or when the snapshot is committed. */
 static void on_snapshot_create(struct coord_session *session, uint32_t request,
                                const Cairn__SnapshotCreate *message)
 {
@@ -656,7 +663,7 @@ static void on_snapshot_create(struct coord_session *session, uint32_t request,
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-/* Rows of an attached member, and of a worker that is one; for anyone else the request is refused. */
+/* Rows for requests of attached members, and of attached workers only; others are refused. */
 #define ON_MEMBER(type, Message, call)                                                         \
     ON(type, Message, struct coord_member *member = attached_member(session, request, m->job); \
        if (member != NULL) call)
@@ -673,7 +680,7 @@ bool coord_handle_worker(struct coord_session *session, const struct wire_frame 
         ON(PAGE, Page, on_page(session, request, m))
         ON(JOB_LEAVE, JobLeave, on_job_leave(session, m))
     }
-    if (request == 0) return false; // the rest are requests
+    if (request == 0) return false; // all other messages are requests
     switch (frame->type) {
         ON(JOB_OPEN, JobOpen, coord_member_open(session, request, m))
         ON(WHO_IS_AWAITED, WhoIsAwaited, on_worker_asks_who_is_awaited(session, request, m))

@@ -1,19 +1,20 @@
-/* Fetches: a chunk of a plane at an exact version, or what it has in common with a box.
+/* Fetches: a chunk of a plane at an exact version, or what the chunk has in common with a box.
  *
- * The wire plane is read at every version that is kept (read.h): the newest, the one before, and those
- * that are leased; the other planes at the newest only, and while they are being updated a fetch of them
- * waits.
+ * The wire plane is read at every version that is kept (read.h): the newest, the one before, and the leased
+ * versions. The other planes are read at the newest version only, and a fetch of them waits while they are
+ * being updated.
  *
- * A version that lies on a card is sent from host memory, where its chunks come when they are asked for
- * (read.h).
+ * A version that lies on a card is sent from host memory, to which its chunks are brought when they are
+ * asked for (read.h), or right from the card (goes_directly).
  *
  * A worker is sent published chunks right out of their copy (`in_copy`), which is not written while it is
- * being sent. Copies are written two updates later, and a worker that stops is one that the round waits
- * for, until the coordinator has it leave: its endpoint is cut then, and what was on loan is back. Nobody
- * waits for readers: what they get, and what is not the wire plane or not a whole chunk, is copied to a
- * buffer of its own first, because a peer that stops reading pins what is sent to it. A member has at most
- * CAIRN_SHARD_REPLIES_MAX replies, so a stopped one pins no more than these. A shard that takes state from
- * this one is sent it right out of the planes: nothing changes it before the move is settled. */
+ * being sent. A copy is written again two updates later. The round waits for a worker that stops until the
+ * coordinator makes it leave; then its endpoint is cut, and what was on loan to it is back. Nobody waits
+ * for readers: what they get, and what is not the wire plane or not a whole chunk, is first copied to a
+ * buffer of its own, because a peer that stops reading pins what is sent to it. A member has at most
+ * CAIRN_SHARD_REPLIES_MAX replies, so a stopped member pins no more than these. A shard that takes state
+ * from this one is sent the state right out of the planes: nothing changes it before the move is
+ * settled. */
 #include <assert.h>
 #include <stddef.h>
 #include <string.h>
@@ -24,23 +25,23 @@
 
 /* The memory that a fetch reads. */
 struct source {
-    /* the chunk: in host memory of a published copy, or in the home of the planes */
+    /* where the chunk lies: in host memory of a published copy, or in the home of the planes */
     const uint8_t *bytes;
     size_t byte_count;
     cairn_dtype dtype;
-    /* borrowed: the whole chunk's, 0 = nobody has asked for it yet; NULL: not kept */
+    /* borrowed: the checksum of the whole chunk; 0: nobody has asked for it yet; NULL: it is not kept */
     uint64_t *checksum;
-    const struct published_copy *published; /* the copy that has it, or is to; NULL: none */
-    uint64_t chunk;                         /* of it */
-    /* in the copy's memory on the card; NULL: it has none there, or none that may be sent from */
+    const struct published_copy *published; /* the copy that has or gets the chunk; NULL: none */
+    uint64_t chunk;                         /* its number in that copy */
+    /* the chunk in the copy's memory on the card; NULL: it is not there, or may not be sent from there */
     const uint8_t *on_card;
-    bool is_given; /* it stays as it is as long as it is being sent: job->move */
+    bool is_given; /* the bytes do not change while they are being sent: job->move */
 };
 
-/* The chunk that is meant, by the view that it is read in: a published version by that of its copy, state by
- * the one in force, or while a move is not settled, by that of before. */
+/* The chunk that a fetch means, by the view in which it is read: a published version is read by the view of
+ * its copy, and state by the view in force or, while a move is not settled, by the view before. */
 struct place {
-    const struct published_copy *published; /* NULL: state */
+    const struct published_copy *published; /* NULL: the chunk is of state */
     const struct shard_view *view;
     uint64_t chunk;
     struct chunk_place at;
@@ -58,13 +59,14 @@ static bool find_chunk(const struct chunk_header *header, struct place *place)
     return true;
 }
 
-/* A mover asks by the view of before, as do those who do not know of the new layout yet. */
+/* Finds a chunk of state. Movers, and members that do not know the new layout yet, ask by the view
+ * before. */
 static cairn_status find_state(const struct shard_member *member, const struct chunk_header *header,
                                struct place *place)
 {
     const struct shard_job *job = member->job;
     if (member->is_mover && job->move.before == NULL)
-        return CAIRN_ERR_NOT_READY; // before the Fence
+        return CAIRN_ERR_NOT_READY; // the Fence has not come yet
     place->view = job->view;
     if (!member->is_mover && find_chunk(header, place)) return CAIRN_OK;
     place->view = job->move.before;
@@ -82,7 +84,7 @@ static cairn_status find_place(const struct shard_member *member, const struct c
     if (header->plane != CAIRN_PLANE_WIRE) return find_state(member, header, place_out);
     place.published = published_find(job, version);
     if (place.published == NULL) return published_missing(job, version);
-    for (; place.published != NULL; // who has not heard of the later layout goes by the one before
+    for (; place.published != NULL; // a member may not know the later layout yet
          place.published = published_find_before(job, place.published)) {
         place.view = place.published->view;
         *place_out = place;
@@ -91,8 +93,7 @@ static cairn_status find_place(const struct shard_member *member, const struct c
     return CAIRN_ERR_MALFORMED;
 }
 
-/* The copy has the chunk in host memory. Updates pass frozen tensors by, so these are always
- * there. */
+/* True if the copy has the chunk in host memory. Frozen tensors are always there: updates skip them. */
 static bool bring_has(const struct published_copy *copy, uint64_t chunk)
 {
     const struct shard_view *view = copy->view;
@@ -117,12 +118,12 @@ static cairn_status judge_wire(const struct shard_job *job, const struct place *
         .published = published,
         .chunk = place->chunk,
     };
-    if (published->device.base != NULL && !job->park.is_under_way) // which would take it away
+    if (published->device.base != NULL && !job->park.is_under_way) // a park would take it away
         source_out->on_card = copy_chunk_at(published, place->chunk, place->at.local_elem);
     return CAIRN_OK;
 }
 
-/* It is one of those whose state is still to come. */
+/* True if the state of this chunk has still to come from another shard. */
 static bool is_to_come(const struct shard_job *job, const struct place *place)
 {
     return place->view == job->view && job->move.now != NULL && job->move.now->receiver != NULL &&
@@ -130,7 +131,8 @@ static bool is_to_come(const struct shard_job *job, const struct place *place)
                NULL;
 }
 
-/* Whoever takes state from us has not all of it: no update began since the layout came into force. */
+/* Judges a fetch of state. A member that still takes state from us does not have all of it, so no update
+ * has begun since the layout came into force. */
 static cairn_status judge_state(const struct shard_member *member,
                                 const struct chunk_header *header, const struct place *place,
                                 struct source *source_out)
@@ -146,7 +148,7 @@ static cairn_status judge_state(const struct shard_member *member,
         return published_missing(job, wanted);
     *source_out = (struct source) {
         .bytes = shard_view_at(place->view, &job->planes, header->plane, extent,
-                               place->at.local_elem), // what is given lies where it lay
+                               place->at.local_elem), // given state lies where it lay before
         .byte_count = (size_t)place->at.elem_count * dtype_size((int)dtype),
         .dtype = dtype,
         .is_given = member->is_mover && compute_is_host(job->compute),
@@ -154,8 +156,8 @@ static cairn_status judge_state(const struct shard_member *member,
     return CAIRN_OK;
 }
 
-/* Finds what the fetch is to read, without side effects. CAIRN_ERR_BUSY: it has to wait, since an
- * update or a move is under way. */
+/* Finds what the fetch is to read, without side effects. Returns CAIRN_ERR_BUSY if the fetch has to wait,
+ * because an update or a move is under way. */
 static cairn_status judge_fetch(const struct shard_member *member,
                                 const struct chunk_header *header, struct source *source_out)
 {
@@ -167,7 +169,7 @@ static cairn_status judge_fetch(const struct shard_member *member,
 
 /* ---- boxes ---- */
 
-/* Sets what of the chunk is meant; without effect for all of it. */
+/* Sets the part of the chunk that is asked for; if that is all of the chunk, the reply is not boxed. */
 static cairn_status set_box(struct reply *reply, const struct cairn_box *box,
                             const struct chunk_place *place)
 {
@@ -220,13 +222,13 @@ static size_t pack_box(struct reply *reply, struct works *works, const struct so
 
 /* ---- replies ---- */
 
-/* A send right out of it, or a copy within it, began, or ended: then it may be closed. */
+/* Ends a use of the copy: a send out of it, or the bringing of a chunk. Without uses it may be closed. */
 static void published_return(struct shard_job *job, const struct published_copy *copy)
 {
     assert(copy->sends > 0);
     if (--job->versions.copies[copy - job->versions.copies].sends > 0) return;
     if (job->state != CAIRN_JOB_SERVING) return;
-    if (job->shard->closing) return; // its threads have ended: what waited for this begins no more
+    if (job->shard->closing) return; // the threads have ended: no waiter may begin
     published_trim(job);
     job->shard->up->copies_ended(job);
 }
@@ -244,9 +246,9 @@ static void on_sent(void *arg, cairn_status status)
     shard_job_idle(job);
 }
 
-/* Returns the checksum of the reply's bytes, which are still in the processor's cache. The first
- * fetch of a chunk makes it, not the update: members that map the version never ask for it. A chunk
- * that was brought has its checksum already. */
+/* Returns the checksum of the reply's bytes, which are still in the processor's cache. The first fetch of a
+ * chunk makes it, and not the update, because members that map the version never ask for it. A chunk that
+ * was brought has its checksum already. */
 static uint64_t checksum_of(const struct reply *reply, const struct source *source,
                             const uint8_t *payload, size_t byte_count)
 {
@@ -257,7 +259,7 @@ static uint64_t checksum_of(const struct reply *reply, const struct source *sour
     return checksum;
 }
 
-/* Copies the part of the chunk that is asked for into the reply; *byte_count_out: its size. */
+/* Copies the part of the chunk that is asked for into the reply; *byte_count_out is its size. */
 static cairn_status copy_data(struct reply *reply, const struct source *source,
                               size_t *byte_count_out)
 {
@@ -270,18 +272,19 @@ static cairn_status copy_data(struct reply *reply, const struct source *source,
     else
         works_copy(works, reply->bytes, source->bytes, source->byte_count);
     const cairn_status status = works_run(works, &why);
-    // A fetch only reads: that there is no room for it now harms nobody else.
+    // A fetch only reads, so a lack of room for it harms nobody else.
     if (status != CAIRN_ERR_NO_MEMORY) (void)shard_job_failed(job, status, &why);
     return status;
 }
 
-/* A published copy is sent out of its own memory, not out of the reply's. */
+/* True if the payload is sent right out of the published copy, not out of the reply's own memory. */
 static bool is_sent_in_copy(const struct shard_member *member, const struct reply *reply)
 {
     return member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
 }
 
-/* The chunk goes to a worker of another host right from the card, and host memory need not have it. */
+/* True if the chunk is sent to a worker of another host right from the card: host memory need not have
+ * it. */
 static bool goes_directly(const struct shard_member *member, const struct reply *reply,
                           const struct source *source)
 {
@@ -291,7 +294,7 @@ static bool goes_directly(const struct shard_member *member, const struct reply 
                   CAIRN_FABRIC_PATH_DIRECT) == 0;
 }
 
-/* Returns where the payload is sent from, and says in the reply how. */
+/* Returns where the payload is sent from, and notes in the reply how it is sent. */
 static const uint8_t *find_payload(const struct shard_member *member, struct reply *reply,
                                    const struct source *source)
 {
@@ -329,7 +332,7 @@ static void send_data(struct shard_member *member, struct reply *reply, const st
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
-    if (reply->in_copy != NULL) published_lend(job, reply->in_copy); // before it may be over
+    if (reply->in_copy != NULL) published_lend(job, reply->in_copy); // the send may end at once
     if (member->peer != NULL) {
         reply->path = bytes_path_of(fabric_payload_path(member->peer, payload, byte_count));
         status = fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
@@ -348,7 +351,7 @@ static void send_data(struct shard_member *member, struct reply *reply, const st
     reply_end(reply);
 }
 
-/* Answers, or has it brought, or defers, or refuses. */
+/* Answers the fetch, has its chunk brought, defers it, or refuses it. */
 static void answer_fetch(struct shard_member *member, struct reply *reply)
 {
     struct shard_job *job = reply->job;
@@ -369,7 +372,7 @@ static void answer_fetch(struct shard_member *member, struct reply *reply)
     }
 }
 
-/* All of the request is here. */
+/* Begins a fetch whose request is here in full. */
 static void begin_fetch(struct shard_member *member, struct reply *reply)
 {
     const cairn_status status = find_box(member, reply);
@@ -446,8 +449,9 @@ void fetch_deferred(struct shard_job *job)
     shard_job_settle(job);
 }
 
-/* The chunk that the reply waited for is in host memory (read.h); not OK: it is not. The version
- * may be one that cannot be asked for any more: the copy has it as long as this takes. */
+/* Answers a fetch whose chunk was to be brought to host memory (read.h). If `status` is not OK, the chunk
+ * is not there. The version may be one that can no longer be asked for: the copy keeps it until this is
+ * done. */
 static void fetch_brought(struct reply *reply, cairn_status status)
 {
     const struct shard_job *job = reply->job;
@@ -462,7 +466,7 @@ static void fetch_brought(struct reply *reply, cairn_status status)
         send_data(member, reply, &source);
         return;
     }
-    // A lack of memory passes, so the reader asks again; anything else is told.
+    // A lack of memory passes, so the reader is told to ask again (BUSY); any other failure is NOT_READY.
     const cairn_status why = status == CAIRN_ERR_NO_MEMORY ? CAIRN_ERR_BUSY : CAIRN_ERR_NOT_READY;
     if (member != NULL) member_refuse(member, &reply->header, why);
     reply_end(reply);
@@ -488,7 +492,8 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return false;
 }
 
-/* Where it keeps no loop: of a chunk that is to be sent whole, and nobody looks for it before that. */
+/* Makes the checksum here, where it holds up no loop, if the chunk is to be sent whole; nobody looks for
+ * the checksum before the chunk is brought. */
 static void conclude(struct work_run *run, uint32_t item, uint32_t thread)
 {
     const struct reply *reply = reply_of(run);
@@ -501,7 +506,7 @@ static void conclude(struct work_run *run, uint32_t item, uint32_t thread)
         copy_chunk_bytes(copy, reply->chunk));
 }
 
-/* One of those that wait for the chunk, which does not any more; NULL: there is none. */
+/* Takes out one of the replies that wait for the chunk; returns NULL if there is none. */
 static struct reply *take_one(struct shard_job *job, const struct published_copy *copy,
                               uint64_t chunk)
 {
@@ -522,15 +527,15 @@ static void chunk_brought(struct work_run *run)
     const cairn_status status = run->status;
     struct reply *reply;
     copy->brought[chunk] = status == CAIRN_OK ? CAIRN_BROUGHT : CAIRN_BROUGHT_NOT;
-    // A fetch only reads: that there is no room for it now harms nobody else.
+    // A fetch only reads, so a lack of room for it harms nobody else.
     if (status != CAIRN_ERR_NO_MEMORY) (void)shard_job_run_failed(job, run);
     while ((reply = take_one(job, copy, chunk)) != NULL) fetch_brought(reply, status);
-    published_return(job, copy); // what is sent out of it is on loan by now
+    published_return(job, copy); // the sends out of the copy are counted by now
     shard_job_settle(job);
     shard_job_idle(job);
 }
 
-/* The chunk, which is not there, is brought, unless it is on its way: fetch_brought follows. */
+/* Brings a chunk that is not in host memory, unless it is being brought already; fetch_brought follows. */
 static void bring_chunk(struct reply *reply, const struct published_copy *copy, uint64_t chunk)
 {
     struct shard_job *job = reply->job;
@@ -540,7 +545,7 @@ static void bring_chunk(struct reply *reply, const struct published_copy *copy, 
     reply->next = job->replies.coming;
     job->replies.coming = reply;
     if (copy->brought[chunk] == CAIRN_BROUGHT_COMING) return;
-    copy->brought[chunk] = MUTANT(1) ? CAIRN_BROUGHT : CAIRN_BROUGHT_COMING;
+    copy->brought[chunk] = READ_MUTANT(1) ? CAIRN_BROUGHT : CAIRN_BROUGHT_COMING;
     reply->bring = (struct work_run) {
         .compute = job->compute,
         .item_count = 1,

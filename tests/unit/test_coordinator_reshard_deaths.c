@@ -235,12 +235,24 @@ TEST(an_old_owner_that_is_away_for_a_while_is_waited_for)
     train();
 }
 
+/* The layout with shard 2 is being stored, and the disk holds it up until release_disk(). */
+static void hold_layout_at_store(void)
+{
+    fake.shards[0].move.holds_prepare = true;
+    apply_shards(3);
+    for (int i = 0; i < 3; i++) fake_until(&fake, fake.shards[i].move.next != NULL);
+    hold_disk();
+    fake_move_prepared(&fake.shards[0]);
+    fake_until(&fake, toy()->layouts.storing);
+    fake.shards[0].move.holds_prepare = false;
+}
+
 /* Without it no fence can go out, and the layout is durable. */
 TEST(a_fresh_taker_that_dies_while_the_layout_is_being_stored_is_left_out_again)
 {
-    apply_shards(3);
-    fake_until(&fake, toy()->layouts.storing);
+    hold_layout_at_store();
     coord_shard_leave(toy()->shards[2].entry->session, CAIRN_ERR_CLOSED, "it dies");
+    release_disk();
     fake_until(&fake, toy()->layout->version == 2);
     ck_assert_uint_eq(fake.shards[0].layout->version, 1);
     fake_shard_forget(&fake, 2);
@@ -254,12 +266,7 @@ TEST(a_fresh_taker_that_dies_while_the_layout_is_being_stored_is_left_out_again)
 /* `holds`: shard 0 is not done with what it prepares after that. */
 static void lose_taker_while_storing(bool holds)
 {
-    fake.shards[0].move.holds_prepare = true;
-    apply_shards(3);
-    for (int i = 0; i < 3; i++) fake_until(&fake, fake.shards[i].move.next != NULL);
-    hold_disk();
-    fake_move_prepared(&fake.shards[0]);
-    fake_until(&fake, toy()->layouts.storing);
+    hold_layout_at_store();
     fake.shards[0].move.holds_prepare = holds;
     fake_shard_forget(&fake, 2);
     fake_shard_up(&fake, 2);
