@@ -77,7 +77,7 @@ static cairn_status connect_to(struct admin *admin, struct sentence *why)
     if (admin->fd < 0) return fail_with(why, CAIRN_ERR_IO, "no socket: %s", strerror(errno));
     int error = 0;
     socklen_t error_bytes = sizeof error;
-    do { // a Unix socket with a full queue says so at once
+    do { // a Unix socket whose queue is full fails at once
         if (error == EAGAIN) poll(NULL, 0, FULL_MS);
         error = connect(admin->fd, (struct sockaddr *)&socket_address, length) == 0 ? 0 : errno;
     } while (error == EAGAIN && client_now_ms() < admin->deadline_ms);
@@ -104,7 +104,8 @@ static cairn_status say_late(const struct admin *admin, struct sentence *why)
                      admin->endpoint, admin->timeout_ms);
 }
 
-/* The next frame, waiting for it until then. Its payload is valid until the next call. */
+/* Returns the next frame, and waits for it until `until_ms`. Its payload is valid until the next
+ * call. */
 static cairn_status next_frame(const struct admin *admin, struct frame_decoder *decoder,
                                uint64_t until_ms, struct wire_frame *frame, struct sentence *why)
 {
@@ -146,7 +147,8 @@ static void note_awaited(struct admin *admin, const struct wire_frame *frame, bo
     message_free(&awaited->base);
 }
 
-/* Waits until then for the frame with this request id; an Error becomes its status and sentence. */
+/* Waits until `until_ms` for the frame with this request id; an Error becomes its status and
+ * sentence. */
 static cairn_status await_reply(struct admin *admin, struct frame_decoder *decoder,
                                 uint64_t until_ms, uint32_t request, uint16_t type,
                                 ProtobufCMessage **reply_out, struct sentence *why)
@@ -180,7 +182,8 @@ static cairn_status await_reply(struct admin *admin, struct frame_decoder *decod
     }
 }
 
-/* The answer to REQUEST; of a cut: asks meanwhile, at once and again and again, for whom it waits. */
+/* Waits for the answer to REQUEST. If cut_of is set, asks meanwhile, at once and then repeatedly,
+ * for whom the snapshot or digest waits. */
 static cairn_status await_answer(struct admin *admin, struct frame_decoder *decoder, uint16_t type,
                                  ProtobufCMessage **reply_out, struct sentence *why)
 {
@@ -219,7 +222,7 @@ static cairn_status await_pages(struct admin *admin, struct frame_decoder *decod
     return status;
 }
 
-/* `pages`: NULL, or behind the answer come some. */
+/* `pages`: NULL, or receives the Pages that follow the answer. */
 static cairn_status converse(struct admin *admin, struct frame_decoder *decoder, uint16_t type,
                              const ProtobufCMessage *message, uint16_t reply_type,
                              ProtobufCMessage **reply_out, struct paged *pages,
@@ -275,9 +278,9 @@ cairn_status admin_call(struct admin *admin, uint16_t type, const ProtobufCMessa
 const Cairn__SnapshotStatus *admin_latest(const Cairn__SnapshotList *list,
                                           admin_passed_fn *on_passed_over)
 {
-    size_t latest = 0; // the newest first
+    size_t latest = 0; // the newest is first
     while (latest < list->n_snapshots && !list->snapshots[latest]->latest) latest++;
-    const bool is_named = latest < list->n_snapshots; // not of a cluster that knew no such word
+    const bool is_named = latest < list->n_snapshots; // older coordinators do not set `latest`
     for (size_t at = 0; at < list->n_snapshots; at++) {
         const Cairn__SnapshotStatus *snapshot = list->snapshots[at];
         if (is_named && at == latest) return snapshot;
@@ -325,7 +328,8 @@ bool admin_replaces(const Cairn__SnapshotStatus *plan, struct sentence *out)
 
 /* ==== jobs of the cluster ==== */
 
-/* The cluster's jobs: cairn_job_list, cairn_job_drop, cairn_job_restore. They ask as an operator does. */
+/* The cluster's jobs: cairn_job_list, cairn_job_drop, cairn_job_restore. They use the requests of
+ * an operator. */
 
 static bool has_ended(void *context)
 {
@@ -351,7 +355,7 @@ static cairn_status ask(struct session *s, uint64_t deadline_ms, uint16_t type,
                            .context = s };
     const cairn_status status = admin_call(&admin, type, message, reply_type, reply_out, NULL,
                                            &why);
-    if (status == CAIRN_ERR_CLOSED && has_ended(s)) // else it is the coordinator's: of a shard, say
+    if (status == CAIRN_ERR_CLOSED && has_ended(s)) // else the coordinator's, of a shard, say
         return client_fail(status, "the session was closed");
     return status == CAIRN_OK ? CAIRN_OK : client_fail(status, "%s", why.text);
 }
@@ -374,7 +378,7 @@ static void fill_entry(const Cairn__JobStatus *job, struct cairn_job_entry *out)
     snprintf(out->name, sizeof out->name, "%s", job->name);
     snprintf(out->state, sizeof out->state, "%s", job->state);
     snprintf(out->awaited, sizeof out->awaited, "%s", job->awaited);
-    text_mend(out->awaited, ""); // it may have been cut in the middle of a character
+    text_mend(out->awaited, ""); // it may have been truncated in the middle of a character
 }
 
 static cairn_status list_inside(struct session *s, struct cairn_job_entry *entries, size_t *count,
@@ -470,7 +474,7 @@ static cairn_status call_restore(struct session *s, const Cairn__SnapshotRestore
     return status;
 }
 
-/* Would it take from a job what that has learned since? */
+/* Refuses a restore that would lose what the replaced job has learned since the snapshot. */
 static cairn_status judge_replaced(struct session *s, const Cairn__SnapshotRestore *restore,
                                    uint64_t deadline_ms)
 {

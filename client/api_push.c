@@ -13,8 +13,9 @@
 
 /* ==== batch ==== */
 
-/* global_batch: a step's micro-batches have numbers, whoever is there, and the caller speaks of them by
- * these. Inside, and on the wire, one is its place among this worker's own. */
+/* global_batch: the micro-batches of a step have numbers that do not depend on the workers present,
+ * and the caller uses these numbers. Internally, and on the wire, a micro-batch is identified by
+ * its index among this worker's own. */
 
 static cairn_status refuse_surplus(const struct job *job)
 {
@@ -26,7 +27,7 @@ static cairn_status refuse_surplus(const struct job *job)
                        job->name, batch->total);
 }
 
-/* "1, 4, 7": the first ones, and that there are more. */
+/* Lists the first numbers: "1, 4, 7", with ", ..." if there are more. */
 static void list_own(const struct spec_batch *batch, struct sentence *out)
 {
     const uint32_t count = batch_count(batch), shown = count < 4 ? count : 4;
@@ -78,7 +79,7 @@ uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro)
 
 /* ==== push ==== */
 
-/* Pushes: which round and micro-batch they are of, and where they go. */
+/* Pushes: checks of the round and micro-batch, and the path that a gradient takes. */
 
 cairn_status api_judge_begun(const struct job *job, const struct cairn_round *round)
 {
@@ -119,7 +120,7 @@ cairn_status api_judge_round(const struct job *job, const struct cairn_round *ro
     return CAIRN_OK;
 }
 
-/* Is `micro` the micro-batch that is being filled? Under the lock. */
+/* Checks that `micro` is the micro-batch that is being filled. Under the lock. */
 static cairn_status judge_micro(const struct job *job, uint32_t micro)
 {
     if (job->filling.end_unsent)
@@ -152,8 +153,8 @@ static cairn_status refuse_after_sums(const char *tensor)
                        tensor);
 }
 
-/* Is the tensor not yet in the micro-batch that is being filled? Notes it, or, CAIRN_API_NO_TENSOR, the end
- * of the micro-batch. Under the lock. */
+/* Checks that the tensor is not in the micro-batch that is being filled, and records it there; for
+ * CAIRN_API_NO_TENSOR, records the end of the micro-batch. Under the lock. */
 static cairn_status note_filled(struct job *job, uint32_t micro, size_t tensor)
 {
     CAIRN_TRY(judge_micro(job, micro));
@@ -258,7 +259,7 @@ cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uin
 
 /* ---- aliases of boxes ---- */
 
-/* Its place in the micro-batch that is being filled. */
+/* Claims the portion in the micro-batch that is being filled. */
 static cairn_status fill_part(struct job *job, const struct cairn_round *round,
                               const struct portion *portion, struct assembly **out)
 {
@@ -284,7 +285,7 @@ static cairn_status fill_part(struct job *job, const struct cairn_round *round,
     return status;
 }
 
-/* The assembly is on loan, or freed, if it was sent. */
+/* Once sent, the assembly is on loan, or freed. */
 static cairn_status send_assembly(struct job *job, const struct cairn_round *round, uint32_t micro,
                                   struct assembly *assembly)
 {
@@ -301,7 +302,7 @@ static cairn_status send_assembly(struct job *job, const struct cairn_round *rou
     return status;
 }
 
-/* Copied, or not: how the tensor stands. */
+/* Records the state of the tensor after a part was copied, or failed to be copied. */
 static void end_part(struct job *job, const struct portion *portion, bool whole)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -351,7 +352,7 @@ cairn_status api_push_incomplete(struct job *job, const struct cairn_round *roun
     cairn_status status = CAIRN_OK;
     while (status == CAIRN_OK && (assembly = assemble_ended(job, round->round, micro)) != NULL) {
         status = send_assembly(job, round, micro, assembly);
-        if (status != CAIRN_OK) assemble_put_back(assembly); // the call is made again
+        if (status != CAIRN_OK) assemble_put_back(assembly); // the call will be repeated
     }
     return status;
 }
@@ -367,7 +368,7 @@ struct push {
     struct cairn_mem mem;
 };
 
-/* Added up here: what is on a card comes to the host. */
+/* Adds the gradient up in this process; memory of a card is copied to the host. */
 static cairn_status push_sum(struct job *job, struct push *push, cairn_op **op_out)
 {
     void *copy;
@@ -391,14 +392,14 @@ static cairn_status send_piece(struct job *job, const struct push *push, struct 
     pattern->round = push->round->round;
     cairn_status status = op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, pattern, op_out);
     if (status == CAIRN_OK) return CAIRN_OK;
-    pthread_mutex_lock(&job->session->lock); // it may be tried again
+    pthread_mutex_lock(&job->session->lock); // the caller may try again
     job->filling.tensors[push->tensor] = NOT_PUSHED;
     pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 
-/* From where it lies: what is on a card and dense, when its stream is so far; if it is not dense, it comes to
- * the host. */
+/* Sends the gradient from the caller's memory. Dense memory of a card is read when its stream has
+ * reached this point; memory of a card that is not dense is copied to the host. */
 static cairn_status push_piece(struct job *job, struct push *push, cairn_op **op_out)
 {
     struct command pattern = { .tensor = (uint32_t)push->tensor,
@@ -476,7 +477,7 @@ cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint
 
 /* ==== tiles ==== */
 
-/* cairn_tiles: the caller's list of boxes becomes a declaration, which is told to the coordinator. */
+/* cairn_tiles: the caller's list of boxes becomes a declaration, which is sent to the coordinator. */
 
 static cairn_status judge_pair(enum combination_of of, const struct tensor_spec *tensor)
 {
@@ -485,7 +486,7 @@ static cairn_status judge_pair(enum combination_of of, const struct tensor_spec 
     return client_fail(refused->status, "the tile of tensor %s: %s", tensor->name, refused->why);
 }
 
-/* Adds one of the caller's boxes; the whole tensor is what holds without. */
+/* Adds one of the caller's boxes; a tensor without a box is held entirely. */
 static cairn_status add_tile(const struct job *job, const void *from, struct tiles *tiles)
 {
     struct cairn_tile tile;
@@ -557,7 +558,8 @@ static cairn_status judge_tiles(const struct job *job, const struct cairn_tile *
     return CAIRN_OK;
 }
 
-/* One declaration at a time waits; it is the call's until withdraw. Takes it in any case. */
+/* Offers a declaration; only one waits at a time. It belongs to this call until withdraw. Takes
+ * over `declared` in any case. */
 static cairn_status offer(struct job *job, struct declared *declared)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -572,7 +574,7 @@ static cairn_status offer(struct job *job, struct declared *declared)
     return client_fail(CAIRN_ERR_BUSY, "another thread declares tiles of job %s", job->name);
 }
 
-/* True: it holds. */
+/* True: the declaration is in effect. */
 static bool withdraw(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -590,7 +592,7 @@ static cairn_status declare(struct job *job, struct declared *declared, uint64_t
     CAIRN_TRY(offer(job, declared));
     cairn_status status = ask_coordinator(job, "cairn_tiles", CAIRN_MSG_TILES_DECLARE,
                                           &message.base, CAIRN_MSG_TILES_SET, deadline_ms, NULL);
-    return withdraw(job) ? CAIRN_OK : status; // it may hold just when the time was up
+    return withdraw(job) ? CAIRN_OK : status; // it may have taken effect just in time
 }
 
 cairn_status cairn_tiles(cairn_job *handle, const struct cairn_tile *tiles, size_t tile_count,

@@ -145,7 +145,7 @@ cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity
 struct units {
     const struct job_spec_data *spec; /* borrowed */
     uint32_t *order;                  /* [tensor_count] tensors, by unit, then by index */
-    size_t *first; /* [unit_count + 1] where each unit begins in `order`; units by name */
+    size_t *first; /* [unit_count + 1] start of each unit in `order`; units by name */
     size_t unit_count;
 };
 
@@ -186,7 +186,7 @@ static struct units *units_open(const struct job_spec_data *spec)
         return NULL;
     }
     for (size_t i = 0; i < spec->tensor_count; i++) units->order[i] = (uint32_t)i;
-    union { // qsort_r gives it back as it is; compare reads it
+    union { // qsort_r passes it on unchanged; compare only reads it
         const struct job_spec_data *in;
         void *out;
     } context = { .in = spec };
@@ -204,7 +204,7 @@ static void units_close(struct units *units)
     free(units);
 }
 
-/* SIZE_MAX: there is none of that name. */
+/* SIZE_MAX: no unit has that name. */
 static size_t units_find(const struct units *units, const char *name)
 {
     size_t low = 0, high = units->unit_count;
@@ -220,7 +220,7 @@ static size_t units_find(const struct units *units, const char *name)
     return SIZE_MAX;
 }
 
-/* The unit's tensors, by their index in the spec, ascending: [*count_out]. */
+/* Returns the unit's tensors, by index in the spec, ascending: [*count_out]. */
 static const uint32_t *units_tensors(const struct units *units, size_t unit, size_t *count_out)
 {
     *count_out = units->first[unit + 1] - units->first[unit];
@@ -229,15 +229,18 @@ static const uint32_t *units_tensors(const struct units *units, size_t unit, siz
 
 /* ==== cache ==== */
 
-/* Gathered units: what cairn_prefetch and cairn_map have in the library's memory, by unit and version.
+/* Gathered units that cairn_prefetch and cairn_map hold in the library's memory, by unit and
+ * version.
  *
- * A block holds the tensors of one unit at one version. It is fetched once, whoever asks for it first; it is
- * lent to each cairn_map until its cairn_unmap, and goes when it is on loan no more and was not prefetched
- * again. At most `window` blocks are held: a prefetch beyond it puts out the oldest one that is not on
- * loan, or is dropped; a map beyond it is counted. A block of an older version than the one that is
- * asked for goes, too, unless it is on loan. Any thread; one lock, the session's. */
+ * A block holds the tensors of one unit at one version. It is fetched once, for the first caller
+ * that asks for it. It is lent to each cairn_map until its cairn_unmap, and is dropped when it is
+ * no longer on loan and was not prefetched again. At most `prefetch_units` blocks are held: a
+ * prefetch beyond that evicts the oldest block that is not on loan, or is dropped; a map beyond it
+ * is counted. A block of an older version than the requested one is dropped, too, unless it is on
+ * loan. Any thread; one lock, the session's. */
 
-/* A tensor of a unit as this worker gets it: what it holds, or all; of an alias, what it stands for. */
+/* A tensor of a unit as this worker reads it: the part that it holds, or all; of an alias, its part
+ * of the target. */
 struct unit_tensor {
     uint32_t named, fetched; /* tensors of the spec */
     struct piece piece;
@@ -245,12 +248,12 @@ struct unit_tensor {
     size_t at, byte_count; /* in the block */
 };
 
-/* Which tensors, and where each of them lies. */
+/* The tensors of a unit, and the place of each in the block. */
 struct unit_shape {
     size_t unit;
     struct unit_tensor *tensors; /* owned; [count] */
     size_t count, byte_count;
-    uint64_t table_hash; /* of the tiles by which this worker's pieces were chosen */
+    uint64_t table_hash; /* of the tiles that determined this worker's pieces */
 };
 
 struct block {
@@ -258,17 +261,17 @@ struct block {
     struct job *job;    /* borrowed: outlives it */
     struct cairn_version version;
     struct unit_shape shape;     /* owned */
-    struct card *card;           /* whose addresses the views have; NULL: the host's */
+    struct card *card;           /* whose addresses the views have; NULL: host addresses */
     struct gone *own;            /* owned: `memory`, if it is of a card */
-    uint8_t *memory;             /* owned; [shape.byte_count]; NULL: `view` has it */
-    struct published_view *view; /* owned; where the shards of this host published it; or NULL */
-    uint32_t pending;            /* fetches that are not done, and one more while they are begun */
+    uint8_t *memory;             /* owned; [shape.byte_count]; NULL: the data is in `view` */
+    struct published_view *view; /* owned; where this host's shards published it; or NULL */
+    uint32_t pending;            /* fetches that are not done, plus one while they are begun */
     cairn_status status;
     struct sentence why;
     bool wanted;         /* prefetched, and not mapped since */
-    uint64_t call;       /* the prefetch that wanted it last */
+    uint64_t call;       /* the last prefetch that wanted it */
     struct loan *loans;  /* owned */
-    struct op *awaiting; /* operations of cairn_map that wait for it */
+    struct op *awaiting; /* operations of cairn_map that wait for the block */
 };
 
 struct cache {
@@ -278,7 +281,7 @@ struct cache {
     uint64_t last_loan, last_call;
 };
 
-#define ALIGN_BYTES ((size_t)64) /* of every tensor in a block */
+#define ALIGN_BYTES ((size_t)64) /* alignment of every tensor in a block */
 
 /* A block on loan to one cairn_map, until its cairn_unmap. */
 struct loan {
@@ -366,8 +369,8 @@ static bool is_idle(const struct block *block)
     return block->pending == 0 && block->loans == NULL;
 }
 
-/* Puts out the oldest that nobody has on loan, but for those of the prefetch `call`, until there is room
- * for one more. */
+/* Drops the oldest blocks that are not on loan, except those of the prefetch `call`, until there is
+ * room for one more. */
 static bool make_room(struct job *job, uint64_t call)
 {
     struct cache *cache = job->cache;
@@ -405,7 +408,7 @@ bool cache_forget(struct job *job)
     return is_all;
 }
 
-/* All of the unit where it was published; NULL: it has to be gathered. */
+/* Returns a view of the entire unit where it was published; NULL: the unit has to be gathered. */
 static struct published_view *view_whole(struct job *job, struct cairn_version version,
                                          const struct card *card, const struct unit_shape *shape)
 {
@@ -423,7 +426,7 @@ static struct published_view *view_whole(struct job *job, struct cairn_version v
     return view;
 }
 
-/* A card's is `own`, if it is there; it is the block's then. */
+/* A block on a card takes over `own`, and fails if that is NULL. */
 static bool allocate_block(struct block *block, size_t bytes, struct gone **own)
 {
     if (block->card == NULL) {
@@ -437,9 +440,9 @@ static bool allocate_block(struct block *block, size_t bytes, struct gone **own)
     return true;
 }
 
-/* Adds a block, which takes over the shape. If it is there at once its `pending` is 0; else its
- * fetches are to be begun. NULL: out of memory. A pending block stays when the lock is let go; one
- * that is there may be given back by another thread, and freed. */
+/* Adds a block, which takes over the shape. Its `pending` is 0 if the data is available at once;
+ * otherwise the caller must begin the fetches. NULL: out of memory. A pending block remains valid
+ * when the lock is released; a complete one may be given back by another thread, and freed. */
 static struct block *add_block(struct job *job, struct cairn_version version, struct card *card,
                                struct unit_shape *shape, struct gone **own)
 {
@@ -477,7 +480,7 @@ static struct block *add_block(struct job *job, struct cairn_version version, st
 
 /* ---- wanting, lending, giving back ---- */
 
-/* The job's cache, made by the first who asks. */
+/* Creates the job's cache on first use. */
 static cairn_status cache_open(struct job *job)
 {
     struct cache *cache = calloc(1, sizeof *cache);
@@ -504,8 +507,8 @@ static uint64_t cache_new_call(struct job *job, struct cairn_version version)
     return call;
 }
 
-/* The prefetch `call` wants the unit. A block that is made takes the shape's tensors, and the caller begins
- * its fetches; NULL: none is made, or it is there at once. */
+/* The prefetch `call` wants the unit. A new block takes over the shape's tensors, and the caller
+ * begins its fetches; NULL: no block was created, or its data is available at once. */
 static struct block *cache_want(struct job *job, struct cairn_version version,
                                 struct unit_shape *shape, uint64_t call)
 {
@@ -545,7 +548,7 @@ static void fill_views(const struct job *job, const struct unit_shape *shape,
     }
 }
 
-/* Under the lock: the loan's number; 0: out of memory. */
+/* Under the lock: lends the block and returns the loan's number; 0: out of memory. */
 static uint64_t view_tensor(struct job *job, struct block *block)
 {
     struct loan *loan = calloc(1, sizeof *loan);
@@ -559,7 +562,7 @@ static uint64_t view_tensor(struct job *job, struct block *block)
     return loan->number;
 }
 
-/* Under the lock: a block that is there, or made, and *made_out if its fetches are to be begun. */
+/* Under the lock: finds a block, or adds one; sets *made_out if its fetches must be begun. */
 static struct block *find_or_add(struct job *job, struct cairn_version version, struct card *card,
                                  struct unit_shape *shape, struct gone **own,
                                  struct block **made_out)
@@ -575,9 +578,9 @@ static struct block *find_or_add(struct job *job, struct cairn_version version, 
     return block;
 }
 
-/* Finds or adds a block. Called under the lock, which is let go to take memory of a card, since the
- * driver may take long. *own keeps that memory if another thread was faster to add the block; the
- * caller gives it back. */
+/* Finds or adds a block. Called under the lock, which is released while memory of a card is
+ * allocated, since the driver may take long. *own keeps that memory if another thread added the
+ * block first; the caller then gives it back. */
 static struct block *get(struct job *job, struct cairn_version version, struct card *card,
                          struct unit_shape *shape, struct gone **own, struct block **made_out)
 {
@@ -585,19 +588,20 @@ static struct block *get(struct job *job, struct cairn_version version, struct c
     if (block != NULL || card == NULL) return block;
     pthread_mutex_unlock(&job->session->lock);
     *own = memory_apart(card, shape->byte_count);
-    if (*own == NULL && memory_await_left(job->session)) // of the block that made room
+    if (*own == NULL && memory_await_left(job->session)) // memory of dropped blocks
         *own = memory_apart(card, shape->byte_count);
     pthread_mutex_lock(&job->session->lock);
     return *own != NULL ? find_or_add(job, version, card, shape, own, made_out) : NULL;
 }
 
-/* A block of the unit and version on loan, in views, on the card (NULL: the host); op ends when it is there.
- * *made_out: NULL, or a block of which the caller begins the fetches, also where this fails. */
+/* Lends a block of the unit and version, as views, on the card (NULL: the host); op ends when the
+ * data is complete. *made_out: NULL, or a block whose fetches the caller must begin, even if this
+ * call fails. */
 static cairn_status cache_lend(struct job *job, struct cairn_version version, struct card *card,
                                struct unit_shape *shape, struct op *op, struct cairn_view *views,
                                struct block **made_out)
 {
-    struct unit_shape given = *shape; // add_block() takes its tensors
+    struct unit_shape given = *shape; // add_block() takes over its tensors
     struct gone *own = NULL;
     struct block *made = NULL;
     pthread_mutex_lock(&job->session->lock);
@@ -618,7 +622,8 @@ static cairn_status cache_lend(struct job *job, struct cairn_version version, st
                                    given.byte_count);
 }
 
-/* One of the block's fetches is over, or the beginning of them; with the last, whoever waits hears of it. */
+/* Records that one fetch of the block, or the beginning of the fetches, is over; the last one
+ * completes the operations that wait. */
 static void on_fetched(void *context, cairn_status status, const char *why)
 {
     struct block *block = context;
@@ -645,7 +650,8 @@ static void on_fetched(void *context, cairn_status status, const char *why)
     }
 }
 
-/* Under the lock: whose addresses a loan has; NULL: the host's, or there is no such loan. */
+/* Under the lock: returns the card whose addresses a loan has; NULL: host addresses, or no such
+ * loan. */
 static struct card *cache_card(const struct job *job, uint64_t number)
 {
     for (struct block *b = job->cache != NULL ? job->cache->blocks : NULL; b != NULL; b = b->next)
@@ -654,7 +660,8 @@ static struct card *cache_card(const struct job *job, uint64_t number)
     return NULL;
 }
 
-/* Under the lock. CAIRN_ERR_INVALID: no such loan; CAIRN_ERR_VERSION_GONE: it was overwritten meanwhile. */
+/* Under the lock. CAIRN_ERR_INVALID: no such loan; CAIRN_ERR_VERSION_GONE: the data was overwritten
+ * meanwhile. */
 static cairn_status cache_give_back(struct job *job, uint64_t number)
 {
     if (job->cache == NULL) return CAIRN_ERR_INVALID;
@@ -675,7 +682,7 @@ static cairn_status cache_give_back(struct job *job, uint64_t number)
 void cache_release(struct job *job)
 {
     if (job->cache == NULL) return;
-    pthread_mutex_lock(&job->session->lock); // of the session's copies
+    pthread_mutex_lock(&job->session->lock); // it guards the session's copies
     while (job->cache->blocks != NULL) drop_cache(job->cache->blocks);
     stitches_release(job);
     pthread_mutex_unlock(&job->session->lock);
@@ -726,7 +733,7 @@ static cairn_status find_unit(struct job *job, const char *name, size_t *unit_ou
                : client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no unit %s", job->name, name);
 }
 
-/* A hint: what has no room, or no memory, is left to cairn_map. */
+/* Prefetches a unit as a hint: if room or memory is lacking, cairn_map fetches it later. */
 static void prefetch_unit(struct job *job, struct cairn_version version, size_t unit, uint64_t call)
 {
     struct unit_shape shape;
@@ -750,7 +757,7 @@ cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
     return CAIRN_OK;
 }
 
-/* With the unit's shape known and the arguments judged. */
+/* Called once the unit's shape is known and the arguments are validated. */
 static cairn_status map_shape(struct job *job, struct cairn_version version, struct card *card,
                               struct unit_shape *shape, struct cairn_view *views, cairn_op **op_out)
 {
@@ -857,8 +864,8 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
 
 /* ==== lease ==== */
 
-/* Leases: a version that is kept while it is read. The library does not renew them: a reader that hangs must
- * not hold the shards' memory. */
+/* Leases: a lease keeps a version while it is read. The library does not renew leases: a reader
+ * that hangs must not hold the shards' memory. */
 
 static bool withdraw_run(struct command *command)
 {
@@ -870,8 +877,8 @@ static bool withdraw_run(struct command *command)
     return true;
 }
 
-/* The wish of that key is withdrawn, and what it began ends. Nobody waits for that: unheard, it ends all the
- * same, with its time or with the connection. */
+/* Withdraws the lease request with that key, and ends the lease if it began. Nobody waits for this:
+ * if the message is lost, the lease still ends, at its time limit or with the connection. */
 static void withdraw(struct job *job, uint64_t key)
 {
     struct command *command = op_command(job, withdraw_run);
@@ -880,7 +887,7 @@ static void withdraw(struct job *job, uint64_t key)
     session_command(job->session, command);
 }
 
-/* The layouts by which it is read are kept as long. */
+/* Keeps the layouts that the leased version is read by for as long. */
 static void note_lease(struct job *job, struct cairn_version version, int ttl_ms)
 {
     const uint64_t now_ms = client_now_ms(), until_ms = now_ms + (uint64_t)ttl_ms;

@@ -1,4 +1,5 @@
-/* Attaching to a job, what is told again to a new coordinator, and which layouts and shards it names. */
+/* Attaching to a job, repeating reports to a new coordinator, and the layouts and shards that it
+ * names. */
 #include "client/session.h"
 
 #include <fcntl.h>
@@ -55,7 +56,8 @@ static bool is_named(uint32_t shard, Cairn__ShardInfo *const *infos, size_t info
     return i < info_count;
 }
 
-/* A shard that owns nothing joins, or has left: then it is not named. */
+/* Marks absent shards: a shard without extents is present if it is named, as when it joins, and
+ * absent once it has left. */
 static void note_holes(struct served_layout *served, Cairn__ShardInfo *const *infos,
                        size_t info_count)
 {
@@ -64,7 +66,7 @@ static void note_holes(struct served_layout *served, Cairn__ShardInfo *const *in
                                   !is_named(i, infos, info_count);
 }
 
-/* The shard owns something in a layout of the job, or takes part in its rounds. */
+/* Returns true if the shard owns something in a layout of the job, or takes part in its rounds. */
 static bool served_layouts_need(const struct job *job, uint32_t shard)
 {
     const struct served_layout *served = job->served;
@@ -76,8 +78,8 @@ static bool served_layouts_need(const struct job *job, uint32_t shard)
     return false;
 }
 
-/* Closes the connections to shards that left the job and that nobody needs. A shard that is needed
- * no more, or is away for good, is asked for nothing any more. */
+/* Closes the connections to shards that left the job and that nobody needs. Nothing is requested
+ * any more from a shard that is no longer needed or is gone for good. */
 static void let_go_of_holes(struct job *job)
 {
     for (uint32_t i = 0; i < job->shards.count; i++) {
@@ -91,18 +93,19 @@ static void let_go_of_holes(struct job *job)
     }
 }
 
-/* The job is attached, by what came: connects, and goes on by it with what is under way. */
+/* The job is attached, or its layout has changed: connects to the shards, and continues everything
+ * in progress with the new layouts. */
 static void layouts_apply(struct job *job)
 {
     const uint64_t now_ms = client_now_ms();
-    // Not with the next tick: the first words to new shards would wait for that.
+    // Not left to the next tick, which would delay the first messages to new shards.
     for (uint32_t i = 0; i < job->shards.count; i++) link_tick(job->shards.links[i], now_ms);
     recut_all(job);
     let_go_of_holes(job);
 }
 
 /* Gives up on a message that cannot be applied: the job fails. If only memory was lacking, the
- * connection is made anew and the coordinator sends the message again. */
+ * connection is established again and the coordinator resends the message. */
 static void give_up_layout(struct job *job, cairn_status status, const char *of, const char *why)
 {
     if (status == CAIRN_ERR_NO_MEMORY)
@@ -122,7 +125,7 @@ void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message)
 
 /* ---- layouts ---- */
 
-/* Takes `layout` in any case; *served_out is the job's newest. */
+/* Takes over `layout` in any case; *served_out becomes the job's newest. */
 static cairn_status add_served(struct job *job, struct layout *layout, struct cairn_version since,
                                struct served_layout **served_out)
 {
@@ -140,7 +143,8 @@ static bool is_layout(const struct served_layout *served, const struct layout *l
     return served != NULL && memcmp(served->layout->hash, layout->hash, sizeof layout->hash) == 0;
 }
 
-/* A restore numbers shards anew; while a job goes on a number stays with its shard. */
+/* Returns true if shards have other numbers than before, as after a restore; otherwise a shard
+ * keeps its number. */
 static bool are_renumbered(const struct job *job, Cairn__ShardInfo *const *infos, size_t info_count)
 {
     for (size_t i = 0; i < info_count; i++) {
@@ -151,7 +155,7 @@ static bool are_renumbered(const struct job *job, Cairn__ShardInfo *const *infos
     return false;
 }
 
-/* NULL: the job has none of that number. */
+/* NULL: the job has no layout with that number. */
 static struct served_layout *served_layout_of_number(const struct job *job, uint64_t layout)
 {
     struct served_layout *served = job->served;
@@ -159,7 +163,8 @@ static struct served_layout *served_layout_of_number(const struct job *job, uint
     return served;
 }
 
-/* The layout that is known by that number, or the newest, if it has those owners. NULL: neither. */
+/* Returns the known layout with that number, or else the newest one if it assigns the same owners.
+ * NULL: neither matches. */
 static struct served_layout *find_layout(struct job *job, const struct layout *layout)
 {
     struct served_layout *served = served_layout_of_number(job, layout->version);
@@ -167,7 +172,7 @@ static struct served_layout *find_layout(struct job *job, const struct layout *l
     return is_layout(job->served, layout) ? job->served : NULL;
 }
 
-/* The first layout, as the reading thread has made it. Takes it if it can. */
+/* Adds the first layout, as the reading thread built it. Takes it over on success. */
 static cairn_status add_first(struct job *job, struct reading *reading,
                               struct served_layout **served_out)
 {
@@ -178,8 +183,8 @@ static cairn_status add_first(struct job *job, struct reading *reading,
     return CAIRN_OK;
 }
 
-/* Refuses a coordinator that goes by an earlier layout than this worker knows: nobody else would
- * know what this worker has of the later layout. */
+/* Refuses a coordinator that uses an earlier layout than this worker knows: nobody else would know
+ * the data that this worker has in the later layout. */
 static cairn_status judge_known(const struct job *job, const struct served_layout *known,
                                 struct sentence *why)
 {
@@ -193,8 +198,8 @@ static cairn_status judge_known(const struct job *job, const struct served_layou
                      in_force, job->name, newest);
 }
 
-/* Later one that is known, or a newer one, if what happened in between was no
- * restore. */
+/* Applies a later attachment's layout: a known one, or a newer one, unless a restore happened in
+ * between. */
 static cairn_status apply_attached(struct job *job, struct layout *layout,
                                    struct served_layout **served_out, struct sentence *why)
 {
@@ -223,9 +228,9 @@ static cairn_status apply_attached(struct job *job, struct layout *layout,
                      job->name);
 }
 
-/* The layout of the newest version, as `reading` read it, and the shards, as the job's attachment has them.
- * CAIRN_ERR_ROLLED_BACK: it was restored onto other shards. The sentence is set where it is not the caller's
- * "not a layout". */
+/* Applies the layout of the newest version, as `reading` read it, and the shards in the job's
+ * attachment. CAIRN_ERR_ROLLED_BACK: the job was restored onto other shards. `why` is only set if
+ * the caller's text, "not a layout", does not apply. */
 static cairn_status layouts_attached(struct job *job, struct reading *reading, struct sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
@@ -267,7 +272,7 @@ static cairn_status judge_changed(struct job *job, const struct layout *layout,
     return CAIRN_OK;
 }
 
-/* Takes `layout` in any case. */
+/* Takes over `layout` in any case. */
 static cairn_status apply_changed(struct job *job, struct layout *layout, struct sentence *why)
 {
     const Cairn__LayoutChanged *message = job->attachment.changed;
@@ -285,7 +290,7 @@ static cairn_status apply_changed(struct job *job, struct layout *layout, struct
     return CAIRN_OK;
 }
 
-/* Grants of rounds that are over: who relayed then may not do so any more. */
+/* Drops the grants of rounds that are over: their relays may not act for the owners any more. */
 static void forget_grants(struct job *job)
 {
     for (uint32_t i = 0; i < job->shards.count; i++) {
@@ -313,11 +318,10 @@ static void on_layout_read(struct job *job)
     }
     forget_grants(job);
     layouts_apply(job);
-    session_kick(job->session); // a stalled command may go on
+    session_kick(job->session); // a stalled command may be able to proceed
 }
 
-/* Applies the message, which is the function's to free. The job fails if the message does not fit
- * it. */
+/* Applies the message, which this function frees. The job fails if the message does not fit it. */
 static void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
 {
     attachment_drop_changed(&job->attachment);
@@ -328,7 +332,7 @@ static void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
                  "the coordinator announced a layout that is empty, or too large");
 }
 
-/* A page of the LayoutChanged before it; of no request. */
+/* Handles a page of the preceding LayoutChanged, which has no request. */
 static void layouts_on_page(struct job *job, const Cairn__Page *page)
 {
     const cairn_status status = page->what == CAIRN_PAGE_LAYOUT
@@ -350,7 +354,7 @@ void layouts_trim(struct job *job)
 
 /* ==== again ==== */
 
-/* The tiles that were declared: before anything else. */
+/* Repeats the declaration of tiles; it is sent before anything else. */
 static void again_tiles(struct job *job)
 {
     const struct declared *declared = job->tiles.declared; // changed by this thread only
@@ -362,7 +366,7 @@ static void again_tiles(struct job *job)
     control_send_pages(job->session, job->tiles.request, CAIRN_PAGE_TILES, declared->packed);
 }
 
-/* Is it the reply to the call that waits now? Under the lock. */
+/* Returns true if the call that now waits sent this request. Under the lock. */
 static bool is_awaited(const struct job *job, uint32_t request)
 {
     const struct ask *ask = LIST_FIRST(&job->session->asks);
@@ -401,7 +405,7 @@ static bool again_on_error(struct session *s, uint32_t request, cairn_status sta
     return true;
 }
 
-/* The pause of this worker, if it is in one. */
+/* Repeats this worker's pause, if it is paused. */
 static void again_pause(struct job *job)
 {
     struct session *s = job->session;
@@ -420,8 +424,9 @@ static void again_pause(struct job *job)
     control_send(s, CAIRN_MSG_PAUSE, job->pause.request, &message.base);
 }
 
-/* Attached in the middle of a round: it is decided or void by now, and no shard may be left to say so (one
- * that never granted it answers nothing). Only the coordinator knows. */
+/* The job was attached in the middle of a round, which by now is decided or void. Possibly no shard
+ * is left to report that (a shard that never granted the round answers nothing), so asks the
+ * coordinator, which always knows. */
 static void again_ask_round(struct job *job)
 {
     Cairn__RoundCommit ask = CAIRN__ROUND_COMMIT__INIT;
@@ -445,7 +450,8 @@ void again_give_up(struct job *job)
 
 /* ==== attach ==== */
 
-/* After the coordinator said not now: the spec may be large. */
+/* The delay after the coordinator answered that it cannot attach the job now: each attempt sends the
+ * spec again, which may be large. */
 #define RETRY_MIN_MS 100
 #define RETRY_MAX_MS 1000
 
@@ -461,12 +467,12 @@ void attach_begin(struct job *job)
     open.spec_bytes = job->attachment.spec_packed != NULL ? job->attachment.spec_packed->size : 0;
     open.start_wait_ms = job->attachment.start_wait_ms;
     open.attached = job->attachment.attached_once ? job->attachment.job
-                                                  : 0; // it is not to be made anew
+                                                  : 0; // not to be created again
     open.must_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_EXIST) != 0;
     open.resume_latest = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0;
     open.must_not_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_NOT_EXIST) != 0;
     open.takeover = (job->attachment.open_flags & CAIRN_OPEN_TAKEOVER) != 0 &&
-                    !job->attachment.attached_once; // it has the place since, or has lost it
+                    !job->attachment.attached_once; // it took the place over, or lost it
     open.run = s->run;
     open.restarts = s->restarts;
     open.seen_epoch = job->attachment.seen_epoch;
@@ -483,7 +489,8 @@ void attach_begin(struct job *job)
                            job->attachment.spec_packed);
 }
 
-/* It was there, and lost while its shards heard of us: asked again, once, it is restored. */
+/* The job existed, and was lost while its shards heard of this worker: a second request restores
+ * it, so the request is repeated once. */
 static bool was_lost_under_way(struct job *job, cairn_status status)
 {
     const bool resumes = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0 &&
@@ -520,7 +527,7 @@ static void put_off_or_fail(struct job *job, cairn_status status, const char *te
 
 /* ---- what Attached brings ---- */
 
-/* A restore that nobody could tell of: it was while the coordinator was away. */
+/* Detects a restore that happened while the coordinator was away, so that nobody could report it. */
 static cairn_status judge_step(const struct job *job, struct sentence *why)
 {
     const uint64_t now = job->attachment.reply->step;
@@ -534,8 +541,7 @@ static cairn_status judge_step(const struct job *job, struct sentence *why)
                      job->name, was, now);
 }
 
-/* Takes over the spec that the reading thread has read. Only the first one becomes the job's
- * spec. */
+/* Takes over the spec that the reading thread read. Only the first one becomes the job's spec. */
 static cairn_status adopt_spec(struct job *job, struct reading *reading, struct sentence *why)
 {
     if (reading->tells_clip_norm) job_note_clip_norm(job, reading->clip_norm);
@@ -546,12 +552,12 @@ static cairn_status adopt_spec(struct job *job, struct reading *reading, struct 
     if (reading->takes_spec) {
         const struct job_spec_data was = job->spec;
         job->spec = reading->spec;
-        reading->spec = was; // freed with it
+        reading->spec = was; // freed with the reading
     }
     return CAIRN_OK;
 }
 
-/* For lack of memory an open fails, and may be tried again; a job that was open is attached anew. */
+/* For lack of memory, an open fails and may be tried again, but an open job is attached again. */
 static void give_up_attach(struct job *job, cairn_status status, const char *why)
 {
     if (status != CAIRN_ERR_NO_MEMORY)
@@ -581,12 +587,12 @@ void attach_read(struct job *job)
     job->attachment.state = JOB_ATTACHED;
     job->attachment.delay_ms = 0;
     if (job->attachment.attached_once && s->control.was_given_up) {
-        // A coordinator that lives on took the member for lost and had the shards cut their endpoints to it:
-        // both ends begin anew. A new one did not: connections stay, and what is under way on them goes on.
+        // If the coordinator is the same, it considered the member lost and had the shards cut
+        // their endpoints to it: both ends start again. A new coordinator did not: connections and
+        // everything in progress on them continue.
         for (uint32_t i = 0; i < job->shards.count; i++)
             chunk_link_restart(&job->shards.links[i]->conn);
-        job->reads.reported_before =
-            job->reads.reported; // it has them from the member that is gone
+        job->reads.reported_before = job->reads.reported; // counted for the lost member
     }
     job->reads.reported = job->reads.reported_before;
     pthread_mutex_lock(&s->lock);
@@ -662,7 +668,6 @@ static void unlink_job(struct job *job)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The job is closing: leaves it, and takes it out of the list once the fabric has nothing of it on loan. */
 void attach_release(struct job *job)
 {
     attachment_drop_pages(&job->attachment);
@@ -670,10 +675,11 @@ void attach_release(struct job *job)
         struct sentence closed;
         sentence_set(&closed, "job %s was closed", job->name);
         fail_calls(job, CAIRN_ERR_CANCELED, closed.text);
-        session_kick(job->session); // asks are answered by it
+        session_kick(job->session); // answers the asks
     }
-    // A member that is given up while it attaches has no number to leave by. The end of the connection tells
-    // the coordinator, which would else await a worker that nobody drives, and fence the next of its rank.
+    // A member that is given up while it attaches has no number for a JobLeave. The end of the
+    // connection informs the coordinator, which would otherwise wait for a worker that nobody runs,
+    // and fence the next one of its rank.
     if (job->attachment.state == JOB_ATTACHING && job->session->control.stream != NULL)
         stream_close(job->session->control.stream, CAIRN_OK, "job %s was given up", job->name);
     if (job->attachment.state == JOB_ATTACHED) {
@@ -684,7 +690,7 @@ void attach_release(struct job *job)
     }
     fail_parcels(job, CAIRN_ERR_CANCELED);
     for (uint32_t i = 0; i < job->shards.count; i++) chunk_link_close(&job->shards.links[i]->conn);
-    if (!loans_are_back(job)) return; // the fabric gives them back soon; the tick comes again
+    if (!loans_are_back(job)) return; // the fabric returns them soon; the next tick tries again
     served_layouts_release(job);
     pushes_release(job);
     links_release(job);
@@ -714,7 +720,7 @@ static struct job *job_attaching(struct session *s, uint32_t request)
     return NULL;
 }
 
-/* The pages of its layout are coming. */
+/* Returns the job whose layout pages are arriving; NULL: none. */
 static struct job *job_changing(struct session *s)
 {
     struct job *job = s->jobs;

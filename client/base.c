@@ -36,7 +36,7 @@ uint64_t client_now_ms(void)
 
 static _Thread_local char last_error[2048];
 
-/* The differences that belong to the sentence in `last_error`. */
+/* The differences that belong to `last_error`. */
 static _Thread_local struct {
     char text[TEXT_BYTES];
     size_t used;
@@ -50,7 +50,7 @@ cairn_status client_fail(cairn_status status, const char *fmt, ...)
     va_start(arguments, fmt);
     vsnprintf(last_error, sizeof last_error, fmt, arguments);
     va_end(arguments);
-    text_mend(last_error, "\n"); // what it quotes may be anything
+    text_mend(last_error, "\n"); // quoted text may contain anything
     differences.used = differences.count = 0;
     return status;
 }
@@ -70,7 +70,7 @@ const char *cairn_error(void)
     return last_error;
 }
 
-/* A copy; NULL for an empty one. */
+/* Returns a copy; NULL for an empty text. */
 static const char *keep(const char *text)
 {
     char *at = differences.text + differences.used;
@@ -115,14 +115,14 @@ cairn_status cairn_error_difference(size_t index, struct cairn_difference *out)
 
 /* ==== fork ==== */
 
-/* Closes, in a forked process, the parent session's connection to the coordinator. While a data
- * loader's worker kept its copy open, its trainer could be killed without anybody being told. */
+/* Closes, in a forked process, the parent session's connection to the coordinator. If a data
+ * loader's worker kept its copy open, its trainer could be killed without the coordinator noticing. */
 
 struct watched {
     const void *owner;
     int fd;
     dev_t device;
-    ino_t inode; /* whose number it was: another thread may have it for a file by now */
+    ino_t inode; /* to detect that the number is another thread's file by now */
 };
 
 static pthread_mutex_t watched_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -130,8 +130,8 @@ static struct watched *watched_list; /* [count], owned, under the lock */
 static size_t watched_count;
 
 static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER; /* of handles, below */
-static pid_t process;                                          /* this one */
+static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER; /* of the handles, below */
+static pid_t process;                                          /* the id of this process */
 
 static void before_fork(void)
 {
@@ -192,16 +192,16 @@ void fork_forget(const void *owner)
 /* ==== handle ==== */
 
 #define SLOTS_MAX ((size_t)1 << 20)
-#define TAG       0xca1u /* in the top bits: no address of ours or anyone's looks so */
+#define TAG       0xca1u /* in the top bits: no real address has these */
 
 struct slot {
     void *object;
     handle_free_fn release;
-    uint32_t generation; /* grows with every use of the slot; 31 bits of it are in the handle */
+    uint32_t generation; /* grows with every use of the slot; all 32 bits are in the handle */
     uint32_t refs;       /* 0: the slot is free */
     enum handle_kind kind;
     int open;
-    pid_t process;    /* that opened it */
+    pid_t process;    /* of the process that opened it */
     size_t next_free; /* index + 1; 0 = none */
 };
 
@@ -216,7 +216,7 @@ static void *handle_of(size_t index)
     return (void *)(uintptr_t)bits;
 }
 
-/* The slot that a handle names, open or not; NULL if there is none. Under the lock. */
+/* Returns the slot that a handle names, open or not; NULL if there is none. Under the lock. */
 static struct slot *find_slot(const void *handle)
 {
     const uint64_t bits = (uintptr_t)handle;
@@ -289,7 +289,7 @@ void handle_hold(const void *handle)
     pthread_mutex_unlock(&slots_lock);
 }
 
-/* Gives one reference back and the slot with the last. Unlocks. */
+/* Releases a reference, and with the last one the slot. Unlocks. */
 static void drop(struct slot *slot)
 {
     void *object = NULL;
@@ -342,7 +342,7 @@ cairn_status handle_fail(const void *handle, const char *what)
 
 /* ==== struct ==== */
 
-#define SIZE_MAX_SANE 65536 /* a struct_size beyond it was never set */
+#define SIZE_MAX_SANE 65536 /* a larger struct_size was never set by a caller */
 
 static size_t size_of(const void *caller)
 {
@@ -386,7 +386,7 @@ const void *struct_at(const void *first, size_t i)
 
 /* ---- judging ---- */
 
-/* The bytes to behind the last element can be counted. */
+/* Returns true if the byte offset to the end of the last element fits into ptrdiff_t. */
 static bool reaches(const struct strides *s, size_t elem_bytes)
 {
     uint64_t last = 0, far;
@@ -398,7 +398,8 @@ static bool reaches(const struct strides *s, size_t elem_bytes)
     return last < PTRDIFF_MAX / elem_bytes;
 }
 
-/* One dimension more, inside of those before: it joins the last one where that steps over just all of it. */
+/* Adds an inner dimension. It is merged with the previous one if that one's stride spans exactly
+ * the new dimension. */
 static void add_dimension(struct strides *s, uint64_t extent, uint64_t stride)
 {
     uint64_t over;
@@ -445,7 +446,7 @@ cairn_status strides_judge(const int64_t stride[8], const struct cairn_box *box,
 
 bool strides_apart(const struct strides *s)
 {
-    uint64_t spanned = 1; // elements from the first to behind the last, of the dimensions so far
+    uint64_t spanned = 1; // elements that the dimensions so far span
     bool done[8] = { false };
     for (uint32_t n = 0; s->given && n < s->rank; n++) {
         uint32_t least = s->rank;
@@ -468,11 +469,11 @@ size_t strides_span(const struct strides *s, uint64_t elems, size_t elem_bytes)
 
 /* ---- walking ---- */
 
-/* A place on the way through a piece. */
+/* A position in a piece during iteration. */
 struct walk {
     const struct strides *strides;
-    uint64_t at[8]; /* index of each dimension */
-    uint64_t elem;  /* from the caller's pointer */
+    uint64_t at[8]; /* the index in each dimension */
+    uint64_t elem;  /* offset from the caller's pointer */
 };
 
 static struct walk walk_from(const struct strides *s, uint64_t first)
@@ -485,7 +486,7 @@ static struct walk walk_from(const struct strides *s, uint64_t first)
     return walk;
 }
 
-/* How many elements, at most `left`, lie along the last dimension from here. */
+/* Returns how many elements, at most `left`, follow along the last dimension from here. */
 static uint64_t along(const struct walk *walk, uint64_t left)
 {
     const uint32_t last = walk->strides->rank - 1;
@@ -507,7 +508,7 @@ static void go_on(struct walk *walk, uint64_t run)
     }
 }
 
-/* `count` elements, one every so many bytes. */
+/* Copies `count` elements, at these byte strides. */
 static void copy_elems(uint8_t *to, size_t to_step, const uint8_t *from, size_t from_step,
                        size_t elem_bytes, uint64_t count)
 {
@@ -575,7 +576,7 @@ bool step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTime
     uint64_t waited_us = 0;
     if (round == times->committed_round) return false;
     for (int p = CAIRN_TIME_PUSH; p < CAIRN_TIMES; p++) waited_us += times->us[p];
-    const uint64_t all_us = now_us - begin_us; // threads may wait side by side
+    const uint64_t all_us = now_us - begin_us; // waits of several threads may overlap
     times->us[CAIRN_TIME_COMPUTE] = all_us > waited_us ? all_us - waited_us : 0;
     for (int p = 0; p < CAIRN_TIMES; p++)
         times->reported[p] = times->us[p] < UINT32_MAX ? (uint32_t)times->us[p] : UINT32_MAX;

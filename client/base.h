@@ -14,30 +14,31 @@
 
 /* ==== strides ==== */
 
-/* The caller's memory where it is not dense: element (i0, i1, ...) of a piece lies i0 * stride[0] +
- * i1 * stride[1] + ... elements behind the pointer. The wire knows dense pieces only: what is sent is
- * gathered, what came is scattered, a chunk at a time. Pure. */
+/* The caller's memory where it is not dense: element (i0, i1, ...) of a piece is at i0 * stride[0]
+ * + i1 * stride[1] + ... elements from the pointer. Only dense pieces are sent over the wire: data
+ * is gathered before it is sent and scattered after it is received, a chunk at a time. Pure. */
 
 struct strides {
-    bool given; /* false: dense, row-major, and the rest says nothing */
-    /* The piece's dimensions, joined where that moves no element: at least one, none of 1
-     * element. */
+    bool given; /* false: dense, row-major; the other fields are unused */
+    /* The piece's dimensions, merged where merging moves no element: at least one, none of size 1. */
     uint32_t rank;
     uint64_t extent[8], stride[8]; /* elements */
 };
 
-/* Judges a caller's strides for memory of this box; all 0, or those that a dense box has, are not `given`.
- * CAIRN_ERR_INVALID: one is negative, or they reach further than addresses do. */
+/* Validates a caller's strides for memory of this box; strides that are all 0, or equal to those of
+ * a dense box, are not `given`. CAIRN_ERR_INVALID: one is negative, or they exceed the address
+ * range. */
 cairn_status strides_judge(const int64_t stride[8], const struct cairn_box *box, size_t elem_bytes,
                            struct strides *out, struct sentence *why) CAIRN_MUST_CHECK;
-/* False unless it is sure that no two elements share memory: along the dimensions by ascending stride, each
- * steps over all of those before. */
+/* Returns true only if no two elements can share memory: in order of ascending stride, each
+ * dimension steps over the extent of all smaller ones. */
 bool strides_apart(const struct strides *strides);
-/* Bytes from the first element to behind the last one, of a piece that has `elems`. */
+/* Returns the bytes from the first element to the end of the last one, for a piece of `elems`
+ * elements. */
 size_t strides_span(const struct strides *strides, uint64_t elems, size_t elem_bytes);
 
-/* Elements [first, first + count) of the piece in row-major order, from the caller's memory (`base` is
- * element 0) to dense `out`, and back. `strides` are given. */
+/* Copies elements [first, first + count) of the piece, in row-major order, from the caller's memory
+ * (`base` is element 0) to dense `out`, and back. `strides` are `given`. */
 void strides_gather(const struct strides *strides, const void *base, size_t elem_bytes,
                     uint64_t first, uint64_t count, void *out);
 void strides_scatter(const struct strides *strides, void *base, size_t elem_bytes, uint64_t first,
@@ -45,19 +46,19 @@ void strides_scatter(const struct strides *strides, void *base, size_t elem_byte
 
 /* ==== piece ==== */
 
-/* The piece of a tensor that a put, push or fetch is about. */
+/* The piece of a tensor that a put, push or fetch transfers. */
 
 struct piece {
     struct cairn_box box;
-    bool whole;             /* the box is the tensor */
+    bool whole;             /* the box is the entire tensor */
     uint8_t tile;           /* enum chunk_tile */
-    uint64_t table_hash;    /* of the declaration of tiles that the piece was made by */
-    struct strides strides; /* of the memory that it is put from, pushed from or fetched to */
+    uint64_t table_hash;    /* of the tile declaration that the piece was made from */
+    struct strides strides; /* of the memory that is put or pushed, or fetched into */
 };
 
 /* ==== clock ==== */
 
-/* The monotonic clock, which every deadline of the library is told in. */
+/* The monotonic clock, on which every deadline of the library is measured. */
 
 uint64_t client_now_us(void);
 uint64_t client_now_ms(void);
@@ -76,25 +77,27 @@ void client_differ(const Cairn__Difference *row);
 
 /* ==== fork ==== */
 
-/* Sockets whose end has to be that of this process. Any thread. */
+/* Sockets that must close when this process ends. Any thread. */
 
-/* From now on a process that is forked from this one closes its copy of `fd` at once. Without memory it keeps
- * it, and the peer learns of this process's death by the lease. */
+/* From now on, a process that is forked from this one closes its copy of `fd` at once. If memory
+ * runs out, the child keeps its copy, and the peer learns of this process's death only when the
+ * lease expires. */
 void fork_watch(const void *owner, int fd);
 /* The owner's sockets are closed, or about to be. */
 void fork_forget(const void *owner);
 
 /* ==== handle ==== */
 
-/* Handles: what the caller holds instead of our pointers, so that a closed, wrong or foreign one is an
- * error and never undefined behaviour.
+/* Handles, which the caller holds instead of pointers to the library's objects, so that the use of
+ * a closed, wrong or foreign handle is an error and never undefined behaviour.
  *
- * A handle is a number in a pointer's clothes: a slot of one table of the process and the slot's
- * generation. Looking it up counts a reference, so that an object is freed only when the last call
- * that uses it is over, whichever thread closes it. Any thread; one lock, held for a few instructions.
+ * A handle is a number stored as a pointer: a slot in a table of the process, and the slot's
+ * generation. Looking a handle up counts a reference, so that an object is freed only when the last
+ * call that uses it is over, whichever thread closes it. Any thread; one lock, held for a few
+ * instructions.
  *
- * A handle is of the process that opened it: in a forked one, which has neither the thread nor the locks of
- * what it names, it is no handle. */
+ * A handle belongs to the process that opened it. In a forked process it is not valid, because the
+ * thread and the locks of its object do not exist there. */
 
 enum handle_kind {
     CAIRN_HANDLE_SESSION = 1,
@@ -105,80 +108,87 @@ enum handle_kind {
 
 typedef void (*handle_free_fn)(void *object);
 
-/* A new handle for `object`, with one reference that handle_close gives back; `release` runs when
- * the last one is. NULL: out of memory, or 2^20 handles are open. */
+/* Opens a handle for `object`, with one reference that handle_close releases; `release` runs when
+ * the last reference is released. NULL: out of memory, or 2^20 handles are open. */
 void *handle_open(enum handle_kind kind, void *object, handle_free_fn release);
-/* The object, with one more reference; NULL for a handle that is closed, not one of this kind, not ours, or
- * of another process. */
+/* Returns the object, with one more reference; NULL for a handle that is closed, of another kind,
+ * not from this library, or of another process. */
 void *handle_get(enum handle_kind kind, const void *handle);
-/* One reference more of an object that the caller has one of, be the handle still open or not. */
+/* Adds a reference to an object that the caller already has a reference to, whether or not the
+ * handle is still open. */
 void handle_hold(const void *handle);
-/* Gives a reference of handle_get or _hold back. */
+/* Releases a reference that handle_get or handle_hold added. */
 void handle_put(const void *handle);
-/* No more handle_get; gives the first reference back. False: it was not open. */
+/* Makes later handle_get calls fail, and releases the first reference. False: the handle was not
+ * open. */
 int handle_close(enum handle_kind kind, const void *handle);
-/* Why there was none: CAIRN_ERR_HANDLE and this thread's sentence. `what`: "session". */
+/* Reports why handle_get failed: returns CAIRN_ERR_HANDLE and sets this thread's sentence. `what`:
+ * "session". */
 cairn_status handle_fail(const void *handle, const char *what);
 
 /* ==== struct ==== */
 
-/* Structs that grow. A caller that was compiled with an older cairn.h, or loaded a newer one than this
- * library, differs in struct_size only at the end: what the older one lacks is 0 = the default, and
- * what this library does not know must be 0, or it would be ignored in silence. */
+/* Structs that grow. A caller that was compiled with an older cairn.h, or with a newer one than
+ * this library, has a struct that differs only at its end. Fields that an older caller lacks are 0,
+ * which is the default; fields that this library does not know must be 0, or they would be ignored
+ * in silence. */
 
-/* Copies a caller's struct, which begins with its struct_size, into ours of `bytes`. False: from is NULL, its
- * size is below least_bytes (the struct of the first release) or absurd, or a part that we do not
- * know is not 0. */
+/* Copies a caller's struct, which begins with its struct_size, into ours of `bytes`. False: from is
+ * NULL, its size is below least_bytes (the struct of the first release) or absurd, or a field that
+ * this library does not know is not 0. */
 bool struct_copy_in(void *to, size_t bytes, size_t least_bytes, const void *from);
-/* True if *out, the caller's, says a size of at least least_bytes. */
+/* Returns true if *out, the caller's, has a struct_size of at least least_bytes. */
 bool struct_fits(const void *out, size_t least_bytes);
-/* Gives ours to the caller: as much as its struct_size has room for, which stays; the rest of it is 0. */
+/* Copies our struct to the caller's, up to the caller's struct_size, which is preserved; the
+ * remaining bytes become 0. */
 void struct_copy_out(void *out, const void *from, size_t bytes);
-/* The caller's i-th struct of an array: the first one's struct_size is the distance of all. */
+/* Returns the caller's i-th struct of an array; the struct_size of the first is the stride of the
+ * array. */
 const void *struct_at(const void *first, size_t i);
 
 /* ==== spec ==== */
 
-/* Turns the spec that a caller gives of a job into the spec that goes over the wire. */
+/* Converts a caller's job spec into the spec that is sent over the wire. */
 
 /* Fills `spec` (initialized, with its name set) from *from: applies defaults, assigns groups by
- * pattern, resolves aliases, makes it canonical and judges it. A failure sets this thread's error
- * sentence; `spec` is then the caller's to release. */
+ * pattern, resolves aliases, makes the spec canonical and validates it. A failure sets this
+ * thread's error sentence; the caller must then release `spec`. */
 cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec_data *spec,
                               uint64_t *open_flags_out) CAIRN_MUST_CHECK;
-/* How many workers *from says start together with this one, and how long to wait for them, with its
- * default. */
+/* Reads from *from how many workers start together with this one, and how long to wait for them;
+ * applies the defaults. */
 cairn_status client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
                                 uint32_t *start_wait_ms_out) CAIRN_MUST_CHECK;
-/* One group as the wire has it; strings and points stay the caller's. */
+/* Returns one group in its wire form; strings and points stay the caller's. */
 struct group_spec client_group_of(const struct cairn_group *g);
 
 /* ==== step times ==== */
 
-/* How long each phase of a worker's step took, from one commit to the next. The coordinator is told
- * with the commit. Under the session's lock, any thread. */
+/* How long each phase of a worker's step took, from one commit to the next. The commit reports the
+ * times to the coordinator. Under the session's lock, any thread. */
 
 enum step_phase_times {
-    CAIRN_TIME_COMPUTE, /* whatever is none of the others */
-    CAIRN_TIME_PUSH,    /* calls waited until shards had added up what was pushed */
-    CAIRN_TIME_WAIT,    /* for the end of a round and for the next one */
-    CAIRN_TIME_FETCH,   /* for parameters */
+    CAIRN_TIME_COMPUTE, /* the time that is in no other phase */
+    CAIRN_TIME_PUSH,    /* waits until shards had added up the pushed gradients */
+    CAIRN_TIME_WAIT,    /* waits for the end of a round and for the next round */
+    CAIRN_TIME_FETCH,   /* waits for parameters */
     CAIRN_TIMES
 };
 
 struct step_times {
-    uint64_t committed_round, committed_us; /* since then */
-    uint64_t pushed_us;                     /* when nothing was left to be pushed, last */
+    uint64_t committed_round, committed_us; /* the last commit, where the measurement began */
+    uint64_t pushed_us;                     /* when the last push had completed */
     uint64_t us[CAIRN_TIMES];
-    uint32_t reported[CAIRN_TIMES]; /* of the step before */
+    uint32_t reported[CAIRN_TIMES]; /* of the previous step */
 };
 
-/* A call waited for it, from then until now. */
+/* Records that a call waited for this phase from from_us until now. */
 void step_times_waited(struct step_times *times, enum step_phase_times phase, uint64_t from_us);
-/* A call of commit returns, which began then: it waited for its pushes first, then for the round's end. */
+/* Records that a commit call that began at from_us returns: it waited for its pushes, then for the
+ * end of the round. */
 void step_times_ended(struct step_times *times, uint64_t from_us);
-/* The round is about to be committed: `out`, which borrows `times`, is for the coordinator. False: there
- * is no step before, or the round was committed already. */
+/* Called when the round is about to be committed: fills in `out`, which borrows from `times`, for
+ * the coordinator. False: there is no previous step, or the round was already committed. */
 bool step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTimes *out);
 
 #endif

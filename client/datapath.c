@@ -1,10 +1,10 @@
-/* The data path of a session: which devices it is opened on, and what is said where nothing comes through, or
- * nothing any more.
+/* The data path of a session: the devices that it is opened on, and the errors where nothing gets
+ * through, or nothing any more.
  *
- * UCX's devices are fixed when the fabric is opened. Unless they are set, they are those of the routes to the
- * shards, so that the coordinator is asked for the shards' places first: a Hello without an address, whose
- * Welcome lists them; then the connection is made anew, with ours. The way to the coordinator says
- * nothing: it may be a network of management. */
+ * UCX's devices are fixed when the fabric is opened. Unless they are set, they are the devices of
+ * the routes to the shards. So the coordinator is first asked for the shards' places, by a Hello
+ * without an address, whose Welcome lists them; then the connection is established again, with this
+ * process's address. The route to the coordinator gives no hint: it may be a management network. */
 #include "client/session.h"
 
 #include <inttypes.h>
@@ -20,9 +20,9 @@
 #define SHARDS_WAIT_MS 3000       /* for the first shard to join a cluster of several hosts */
 #define SENDS_MAX      (1u << 16) /* windows of all shards */
 #define SILENCE_MS \
-    CAIRN_LINK_SILENT_MS /* of a shard that knew of us when we began to speak to it */
+    CAIRN_LINK_SILENT_MS /* of a shard that already knew us when we first sent to it */
 #define STARVED_MS 5000  /* without memory to send to a shard */
-#define LATE_MS    1000  /* between two looks: this process did not run, and read nothing */
+#define LATE_MS    1000  /* between two checks: this process did not run, and read nothing */
 #define INFINIBAND "/sys/class/infiniband"
 
 static void link_on_message(void *session, const void *header, size_t header_bytes,
@@ -33,7 +33,8 @@ static const char *text_of(const struct session *s, enum env_key key)
     return s->env.values[key].text;
 }
 
-/* On loopback, too, it is asked first whether any shard listens there. */
+/* Returns true if the devices are chosen later. For "lo", too, the first step is to ask whether any
+ * shard listens there. */
 static bool is_chosen_later(const struct session *s)
 {
     const char *device = text_of(s, CAIRN_ENV_DEVICE);
@@ -46,7 +47,7 @@ static const char *set_or_null(const char *text)
     return text[0] != '\0' ? text : NULL;
 }
 
-/* Memory of shards of this host is read by copies, since this process cannot map it. */
+/* Called when this process cannot map the memory of shards of this host, and therefore copies it. */
 static void on_refused(void *session, const char *what)
 {
     session_say(session, what);
@@ -57,7 +58,7 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
 {
     enum one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
     enum device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
-    (void)one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // were judged
+    (void)one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // validated before
     (void)device_memory_parse(text_of(s, CAIRN_ENV_DEVICE_MEMORY), &device_memory);
     const struct fabric_options options = {
         .on_message = link_on_message,
@@ -100,7 +101,7 @@ static void describe(struct session *s, const char *who_chose)
              places[0] != '\0' ? who_chose : "");
 }
 
-/* Nothing was chosen. */
+/* Describes a data path whose devices were set, not chosen. */
 static void describe_set(struct session *s)
 {
     const char *source = s->env.values[CAIRN_ENV_DEVICE].source;
@@ -137,7 +138,7 @@ static size_t read_places(const Cairn__Welcome *welcome, struct fabric_place *pl
     return count;
 }
 
-/* A shard listens for ucx on loopback: it is one of this host, or useless. */
+/* Returns true if a shard listens for ucx on loopback: such a shard is on this host, or unreachable. */
 static bool has_loopback(const struct fabric_place *places, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -147,7 +148,7 @@ static bool has_loopback(const struct fabric_place *places, size_t count)
     return false;
 }
 
-/* The cards first, if they can be opened. */
+/* Opens the fabric on the InfiniBand or RoCE cards if possible, else on the other devices. */
 static cairn_status open_chosen(struct session *s, const struct fabric_place *places, size_t count,
                                 struct sentence *why)
 {
@@ -160,7 +161,7 @@ static cairn_status open_chosen(struct session *s, const struct fabric_place *pl
         status = open_on(s, choice.devices, set != NULL ? set : choice.transports, loopback, why);
     if (status != CAIRN_OK) {
         fabric_choose(places, device[0] != '\0' ? 0 : count, "", &choice);
-        if (strcmp(text_of(s, CAIRN_ENV_FABRIC), "ucx") == 0) // it is one fabric
+        if (strcmp(text_of(s, CAIRN_ENV_FABRIC), "ucx") == 0) // ucx is one fabric
             for (char *c = choice.devices; *c != '\0'; c++) *c = *c == ';' ? ',' : *c;
         status = open_on(s, device[0] != '\0' ? device : choice.devices, set, loopback, why);
     }
@@ -177,7 +178,7 @@ static bool is_loopback(const char *ip)
     return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0;
 }
 
-/* Its shards are, most likely, on this host, too. */
+/* Returns true if the coordinator, and so most likely its shards, are on this host. */
 static bool is_local(const struct stream_address *coordinator)
 {
     return coordinator->is_unix || strcmp(coordinator->host, "localhost") == 0 ||
@@ -190,7 +191,7 @@ bool datapath_choose(struct session *s, const Cairn__Welcome *welcome, struct se
     struct fabric_place places[64];
     const size_t count = read_places(welcome, places, sizeof places / sizeof *places);
     const uint64_t now_ms = client_now_ms();
-    const uint64_t most_ms = s->connect_ms / 2; // cairn_open may not fail for want of shards
+    const uint64_t most_ms = s->connect_ms / 2; // cairn_open must not fail for lack of shards
     const uint64_t wait_ms = most_ms < SHARDS_WAIT_MS ? most_ms : SHARDS_WAIT_MS;
     *status_out = CAIRN_OK;
     if (s->path.asked_ms == 0) s->path.asked_ms = now_ms;
@@ -234,7 +235,7 @@ static void add_advice(const void *address, size_t bytes, const struct fabric_pl
                           "fabric.device there and CAIRN_FABRIC_DEVICE here to another network");
 }
 
-/* "from here (ADDRESS) to it (ADDRESS)" */
+/* Adds "the data path from here (ADDRESS) to it (ADDRESS)". */
 static void add_way(const struct shard_link *link, const struct fabric_place *there,
                     struct sentence *out)
 {
@@ -254,7 +255,7 @@ static void add_advice_here(const struct shard_link *link, const struct fabric_p
     add_advice(address, bytes, there, out);
 }
 
-/* To a shard that listens on no network. */
+/* Adds the advice for a shard that listens on no network. */
 static void add_advice_mapped(const struct shard_link *link, struct sentence *out)
 {
     size_t bytes;
@@ -269,7 +270,7 @@ static void add_advice_mapped(const struct shard_link *link, struct sentence *ou
         fabric_address_kind(address, bytes));
 }
 
-/* It was never heard. */
+/* Fails the job because a shard was never heard. */
 static void fail_job(struct shard_link *link)
 {
     struct fabric_place there;
@@ -298,7 +299,7 @@ static void explain_silence(const struct shard_link *link, struct sentence *out)
     add_advice_here(link, &there, out);
 }
 
-/* No shard is to blame: what would go to it is not sent. */
+/* No shard is to blame: this process cannot send its own data. */
 static void explain_starving(const struct shard_link *link, struct sentence *out)
 {
     sentence_set(
@@ -308,8 +309,8 @@ static void explain_starving(const struct shard_link *link, struct sentence *out
         link->name, link->conn.starved.bytes);
 }
 
-/* Writes into the job which link is silent or starved: the first such link, and how many more there
- * are. */
+/* Writes into the job which link is silent or starved: the first such link, and the number of
+ * others. */
 static void note_silence(struct job *job)
 {
     struct sentence silence = { "" };
@@ -351,8 +352,8 @@ static void end_silence(struct shard_link *link, bool is_heard)
 
 /* ---- a process without memory ---- */
 
-/* Fails the job for this worker when memory to send stays away for STARVED_MS: a chunk that is half
- * sent counts neither as sent nor as absent, so the round could not end. */
+/* Fails the job for this worker if memory for sending is lacking for STARVED_MS: a chunk that is
+ * sent in part counts neither as sent nor as absent, so the round could not end. */
 static void judge_memory(struct shard_link *link, uint64_t now_ms)
 {
     const uint64_t starved_ms = chunk_link_starved_ms(&link->conn, now_ms);
@@ -377,9 +378,9 @@ void datapath_heard(struct shard_link *link)
     link->unheard_since_ms = 0;
 }
 
-/* A shard is silent only where it would speak: it answers the HELLO by which a silence is broken. A shard
- * of this host need not be judged, since its end is noticed; unless it has left the job, of which its
- * process may know nothing any more. */
+/* A shard counts as silent only if it would send: every shard answers the HELLO that breaks a
+ * silence. A shard of this host is not checked, since its end is noticed, unless it has left the
+ * job: then its process may know nothing of the job any more. */
 static bool would_speak(const struct shard_link *link, bool has_left)
 {
     if (link->address_bytes == 0) return false;
@@ -412,10 +413,10 @@ void datapath_judge(struct shard_link *link, uint64_t now_ms)
 
 /* ==== link ==== */
 
-/* Connections to the shards of a job, and what comes over them. Loop thread.
+/* Connections to the shards of a job, and the messages that arrive on them. Loop thread.
  *
- * A shard may speak for others (proto/wire/wire.h, "Relays"): what concerns the connection is its link's,
- * what concerns chunks is the owner's. */
+ * A shard may act for others (proto/wire/wire.h, "Relays"): the state of the connection is in its
+ * own link, the state of chunks in the owner's link. */
 
 static struct shard_link *link_of(const struct chunk_link *conn)
 {
@@ -500,7 +501,7 @@ void link_tick(struct shard_link *link, uint64_t now_ms)
 
 /* ---- what comes in ---- */
 
-/* The job that a header is for; the token says that it is from one of its shards. */
+/* Returns the job that a header is for; the token proves that one of the job's shards sent it. */
 static struct job *job_of_header(struct session *s, const struct chunk_header *h)
 {
     for (struct job *job = s->jobs; job != NULL; job = job->next)
@@ -509,7 +510,7 @@ static struct job *job_of_header(struct session *s, const struct chunk_header *h
     return NULL;
 }
 
-/* In whose name a shard sends: the index of the owner is in the place of the tile. */
+/* Returns the owner in whose name a shard sends: its index is in the `tile` field. */
 static struct shard_link *link_of_header(struct job *job, const struct chunk_header *h)
 {
     if (h->tile >= job->shards.count) return NULL;
@@ -517,7 +518,7 @@ static struct shard_link *link_of_header(struct job *job, const struct chunk_hea
     return job->shards.links[h->tile];
 }
 
-/* Which shard sends it, as far as that can be told: the one that we asked. */
+/* Returns the shard that sent the header, as far as that can be determined: the one that was asked. */
 static struct shard_link *sender_of_header(struct shard_link *owner, const struct chunk_header *h)
 {
     struct job *job = owner->job;
@@ -563,7 +564,7 @@ static void dispatch_chunk(struct shard_link *link, const struct chunk_header *h
     case CAIRN_CHUNK_MICRO_ACK: pusher_on_answer(&link->job->pushing.pusher, link->index, h); break;
     case CAIRN_CHUNK_ACK:
     case CAIRN_CHUNK_NAK: {
-        // Pushes go by the push machine's own numbers.
+        // Answers to pushes carry the push machine's own numbers.
         if ((h->request & CAIRN_REQUEST_OF_ASKER) != 0)
             transfer_on_answer(link, h);
         else
@@ -591,7 +592,7 @@ static void link_on_message(void *session, const void *header, size_t header_byt
     if (link != NULL && chunk_link_heard(&sender->conn)) {
         datapath_heard(sender);
         dispatch_chunk(link, &h, message);
-        session_kick(s); // a stalled command may go on
+        session_kick(s); // a stalled command may be able to proceed
     } else if (message != NULL) {
         fabric_drop(message);
     }

@@ -27,7 +27,7 @@ static struct {
 
 static void card_make_words(struct card *card);
 
-/* Out of memory is CAIRN_ERR_NO_MEMORY, all else `status`. */
+/* Returns CAIRN_ERR_NO_MEMORY if the driver ran out of memory, otherwise `status`. */
 static cairn_status card_fail(int result, cairn_status status, const char *doing,
                               struct sentence *why)
 {
@@ -38,8 +38,7 @@ static cairn_status card_fail(int result, cairn_status status, const char *doing
 
 /* ---- the context ---- */
 
-/* For each thread: how many calls deep it is in the library, and the capture mode it had
- * outside. */
+/* For each thread: the depth of its library calls, and its capture mode outside of them. */
 static __thread int depth, mode_outside;
 
 /* Relaxes the thread's capture mode: then the library's calls become part of no graph that the
@@ -60,8 +59,8 @@ static void unrelax(const struct driver *driver)
     if (--depth == 0) (void)driver->cuThreadExchangeStreamCaptureMode(&mode_outside);
 }
 
-/* Makes the card's context the thread's, whose calls then disturb no capture of a graph; leave: all is as it
- * was. */
+/* Makes the card's context the thread's current one; its calls then disturb no graph capture.
+ * card_leave restores the former state. */
 static cairn_status card_enter(const struct card *card, struct sentence *why)
 {
     int result = relax(card->driver);
@@ -84,8 +83,8 @@ static void card_leave(const struct card *card)
 /* ---- opening ---- */
 
 /* Opens the side stream with the greatest priority. Such streams have hardware queues that the
- * caller's streams do not share; in a shared one, a copy could be queued behind the very wait that
- * it is to end. */
+ * caller's streams do not share; in a shared queue, a copy could be stuck behind the very wait that
+ * it has to end. */
 static int open_side(struct card *card)
 {
     int least, greatest;
@@ -228,22 +227,23 @@ const uint8_t *card_uuid(const struct card *card)
 
 /* The segments of one copy: no shard publishes more on a card. */
 #define SEGMENTS_MAX 4092
-#define LATE_MAX     256 /* segments that are mapped later; each keeps a descriptor */
+#define LATE_MAX     256 /* segments to be mapped or unmapped later; each may hold a descriptor */
 
-/* FREE ─► SHOWN ─► MAPPED ─► LEFT ─► FREE: where a stream waits, SHOWN and LEFT wait for the next turn. */
+/* FREE ─► SHOWN ─► MAPPED ─► LEFT ─► FREE: while a stream waits, SHOWN and LEFT stay until the next
+ * turn. */
 enum slot_state { SLOT_FREE, SLOT_SHOWN, SLOT_MAPPED, SLOT_LEFT, SLOT_REFUSED };
 
-/* Where a segment is, or will be. */
+/* The place of one segment, mapped or not. */
 struct slot {
     enum slot_state state;
-    int fd;         /* owned, of SLOT_SHOWN */
-    uint64_t bytes; /* of what was shown */
+    int fd;         /* owned, in SLOT_SHOWN */
+    uint64_t bytes; /* of the shown memory */
 };
 
-/* Addresses for the segments of a copy. */
+/* The address range for the segments of a copy. */
 struct span {
     struct span *next;
-    struct published_note note; /* of the copy: its segment is 0 */
+    struct published_note note; /* the copy's, with segment 0 */
     uint64_t at, bytes;
     uint32_t used;       /* slots that are not SLOT_FREE */
     struct slot slots[]; /* [note.segment_count] */
@@ -253,8 +253,8 @@ struct card_imports {
     struct fabric_device table;
     const struct card *card;
     struct span *spans;
-    uint32_t late;       /* slots of SLOT_SHOWN and SLOT_LEFT */
-    struct sentence why; /* of the last of SLOT_REFUSED */
+    uint32_t late;       /* slots in SLOT_SHOWN and SLOT_LEFT */
+    struct sentence why; /* of the last slot in SLOT_REFUSED */
 };
 
 /* ---- addresses ---- */
@@ -265,7 +265,7 @@ static cairn_status find_span(struct card_imports *imports, struct published_not
     struct span *span = imports->spans;
     const uint32_t segment = note.segment;
     note.segment = 0;
-    // A shard that was lost shows it again, perhaps while somebody still reads what it showed before.
+    // A shard that was lost shows its copy again, perhaps while someone still reads the former mapping.
     while (span != NULL && (memcmp(&span->note, &note, sizeof note) != 0 ||
                             span->slots[segment].state != SLOT_FREE))
         span = span->next;
@@ -298,8 +298,8 @@ static void drop_if_empty(struct card_imports *imports, struct span *span)
 
 /* ---- one segment ---- */
 
-/* The driver does not say whether the descriptor is wrong or this process lacks something: a refusal is
- * CAIRN_ERR_IO, by which the shard is told to send what it publishes through the host. */
+/* The driver does not report whether the descriptor is wrong or this process lacks something. So a
+ * refusal is CAIRN_ERR_IO, and the shard is told to send its published data through the host. */
 static cairn_status map_import(const struct card *card, uint64_t at, uint64_t bytes, int fd,
                                struct sentence *why)
 {
@@ -314,13 +314,13 @@ static cairn_status map_import(const struct card *card, uint64_t at, uint64_t by
         result = vmm_open_to_read(driver, card->device, at, bytes);
         if (result != CAIRN_CU_OK) (void)driver->cuMemUnmap(at, (size_t)bytes);
     }
-    (void)driver->cuMemRelease(handle); // the map keeps the memory
+    (void)driver->cuMemRelease(handle); // the mapping keeps the memory
     return result == CAIRN_CU_OK ? CAIRN_OK
                                  : card_fail(result, CAIRN_ERR_IO,
                                              "the driver does not map what a shard publishes", why);
 }
 
-/* Between card_change_begin and _end. */
+/* Called between card_change_begin and _end. */
 static cairn_status map_slot(const struct card_imports *imports, struct span *span,
                              struct slot *slot, int fd, struct sentence *why)
 {
@@ -338,7 +338,7 @@ static void set(struct card_imports *imports, struct span *span, struct slot *sl
     slot->state = state;
 }
 
-/* Uses the descriptor up if it is OK. */
+/* Takes over the descriptor on success. */
 static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
                                    const struct published_note *note, int fd, void **address_out,
                                    struct sentence *why)
@@ -353,7 +353,7 @@ static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
         card_change_end();
         if (status == CAIRN_OK) {
             set(imports, span, slot, SLOT_MAPPED);
-            close(fd); // an open one keeps the memory taken
+            close(fd); // an open one keeps the memory allocated
         }
     } else if (imports->late >= LATE_MAX) {
         status = fail_with(why, CAIRN_ERR_NO_MEMORY,
@@ -375,7 +375,7 @@ static struct slot *slot_at(const struct card_imports *imports, const void *addr
 {
     const uint64_t at = (uint64_t)(uintptr_t)address;
     struct span *span = imports->spans;
-    while (at - span->at >= span->bytes) span = span->next; // it is in one
+    while (at - span->at >= span->bytes) span = span->next; // one of them contains it
     *span_out = span;
     return &span->slots[(at - span->at) / CAIRN_SEGMENT_BYTES];
 }
@@ -397,7 +397,7 @@ static void unmap_import(struct card_imports *imports, struct span *span, struct
 void card_imports_turn(struct card_imports *imports)
 {
     if (imports == NULL || imports->late == 0) return;
-    if (card_enter(imports->card, NULL) != CAIRN_OK) return; // all is gone with the context
+    if (card_enter(imports->card, NULL) != CAIRN_OK) return; // gone with the context
     for (struct span *span = imports->spans, *next; span != NULL; span = next) {
         next = span->next;
         for (uint32_t i = 0; i < span->note.segment_count; i++) {
@@ -457,9 +457,9 @@ static void release_import(void *context, void *address, uint64_t bytes)
     struct card_imports *imports = context;
     struct span *span;
     struct slot *slot = slot_at(imports, address, &span);
-    (void)bytes; // the slot's
+    (void)bytes; // the slot has the size
     if (slot->state == SLOT_SHOWN) close(slot->fd);
-    if (card_enter(imports->card, NULL) != CAIRN_OK) { // it is gone with the context
+    if (card_enter(imports->card, NULL) != CAIRN_OK) { // its mapping is gone with the context
         if (slot->state == SLOT_SHOWN) set(imports, span, slot, SLOT_REFUSED);
         return;
     }
@@ -475,8 +475,8 @@ static void release_import(void *context, void *address, uint64_t bytes)
     card_leave(imports->card);
 }
 
-/* Copies published memory to the host for the fabric. If its segment is not mapped yet this fails,
- * and the fabric has the bytes sent again, through the host. Our shards send nothing from such
+/* Copies published memory to the host for the fabric. If its segment is not mapped yet, this fails,
+ * and the fabric has the bytes sent again, through the host. Our shards never send from such
  * memory. */
 static cairn_status copy_to_host(void *context, void *to_host, const void *from_device,
                                  size_t bytes)
@@ -513,8 +513,8 @@ cairn_status card_imports_open(struct card *card, struct card_imports **imports_
 void card_imports_close(struct card_imports *imports)
 {
     if (imports == NULL) return;
-    card_imports_turn(imports);      // no operation is left that a stream could wait for
-    while (imports->spans != NULL) { // those of a context that is gone
+    card_imports_turn(imports);      // no operation that a stream could wait for remains
+    while (imports->spans != NULL) { // spans of a context that is gone
         struct span *span = imports->spans;
         imports->spans = span->next;
         free(span);
@@ -612,8 +612,8 @@ int card_memory_export(const struct card_memory *memory)
     return fd;
 }
 
-/* Inside of the context. When it has failed nothing is given back: what is there goes with it, and may be in
- * use until then. */
+/* Inside the context. Once the context has failed, nothing is freed: its memory is lost with it,
+ * and may be in use until then. */
 static bool has_failed(const struct card *card)
 {
     size_t free_now, total;
@@ -682,7 +682,7 @@ static int begin_numbered(struct card *card, void *to, const void *from, size_t 
         result = card->driver->cuEventRecord(card->copied, card->side);
         if (result == CAIRN_CU_OK)
             *copy_out = ++card->copies_begun;
-        else // nobody could wait for it later
+        else // nobody could wait for this copy later
             (void)card->driver->cuStreamSynchronize(card->side);
     }
     pthread_mutex_unlock(&card->copies_lock);
@@ -704,7 +704,7 @@ cairn_status card_copy_begin(struct card *card, void *to, const void *from, size
                            direction == CARD_FROM_HOST ? "a copy to it" : "a copy from it", why);
 }
 
-/* The event may be recorded anew meanwhile: then it is behind later copies, too. */
+/* The event may be recorded again meanwhile: then it also covers later copies. */
 cairn_status card_copy_wait(struct card *card, uint64_t copy, struct sentence *why)
 {
     pthread_mutex_lock(&card->copies_lock);
@@ -766,7 +766,7 @@ void card_unpin(struct card *card, void *host)
 
 /* ==== stream ==== */
 
-/* Events, which mark what a caller's stream has queued, and words, for which a stream waits. */
+/* Events, which mark the work queued on a caller's stream, and words, which a stream waits for. */
 
 #define WORDS_BYTES 4096 /* pinned at a time */
 
@@ -785,8 +785,8 @@ static cairn_status refuse_stream(const struct card *card, int result, const voi
                        stream, card->number, why.text);
 }
 
-/* Inside of the context. A graph that runs later has another round's gradient, or none: what is captured
- * neither gives nor waits. */
+/* Inside the context. Refuses a stream that is being captured into a graph: the graph would run
+ * later, with another round's gradient or none, so its calls must neither push nor wait. */
 static cairn_status judge_stream(const struct card *card, void *stream)
 {
     int capture = CAIRN_CU_CAPTURES_NOTHING;
@@ -841,7 +841,7 @@ enum card_state card_event_state(const struct card_event *event, struct sentence
     const int result = event->card->driver->cuEventQuery(event->event);
     card_leave(event->card);
     if (result == CAIRN_CU_OK) return CARD_DONE;
-    // A result about a capture of the stream does not tell whether the work that it had queued is done.
+    // An error about a capture of the stream does not show whether the work queued before is done.
     if (result == CAIRN_CU_NOT_READY ||
         (result >= CAIRN_CU_CAPTURE_UNSUPPORTED && result <= CAIRN_CU_CAPTURE_WRONG_THREAD))
         return CARD_WAITS;
@@ -874,12 +874,12 @@ void card_event_free(struct card_event *event)
 
 /* ---- words ---- */
 
-/* Guards the lists of all cards. Nobody asks the driver for anything meanwhile: what lets a stream go must
- * not wait for one. */
+/* Guards the lists of all cards. No driver call is made while it is held: releasing a stream must
+ * not wait for a driver call. */
 static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t words_changed = PTHREAD_COND_INITIALIZER;
-static uint32_t words_taken; /* and not set */
-static uint32_t changes;     /* of maps that are under way */
+static uint32_t words_taken; /* words that are not set yet */
+static uint32_t changes;     /* changes of mappings in progress */
 
 bool card_change_begin(void)
 {
@@ -897,7 +897,7 @@ void card_change_end(void)
     pthread_mutex_unlock(&words_lock);
 }
 
-/* Inside of the context. Where nothing of others is pinned, the driver's own memory has to do. */
+/* Inside the context. If the page cannot be pinned, memory that the driver allocates replaces it. */
 static int pin_page(const struct card *card, void **page, uint64_t *at_out)
 {
     const struct driver *driver = card->driver;
@@ -926,12 +926,13 @@ static void add_words(struct card *card, uint32_t *values, uint64_t at)
     }
 }
 
-/* So that the first wait asks the driver for nothing; without memory, or pinning, a wait tries again. */
+/* Creates words ahead of time, so that the first wait needs no driver call. If memory or pinning
+ * fails, a wait tries again. */
 static void card_make_words(struct card *card)
 {
     uint64_t at;
-    // Never unmapped: a stream may come to its wait after all else is closed, and the value written there
-    // outlives the card's context.
+    // Never unmapped: a stream may reach its wait after everything else is closed, and the value
+    // written there outlives the card's context.
     void *page = mmap(NULL, WORDS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
                       0);
     if (page == MAP_FAILED) return;
@@ -971,7 +972,7 @@ cairn_status card_word_acquire(struct card *card, struct card_word **word_out,
     return CAIRN_OK;
 }
 
-/* Whoever still waits for an earlier target goes on at any later value: the comparison is cyclic. */
+/* Any later value also releases a stream that waits for an earlier target: the comparison is cyclic. */
 void card_word_set(struct card_word *word)
 {
     struct card *card = word->card;

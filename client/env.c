@@ -15,8 +15,8 @@ struct launcher {
     const char *variables[CAIRN_ENV_KEYS];
 };
 
-/* The first that has a value wins. Open MPI's NODE_RANK is no node's number: it counts the processes
- * of a node, and is left out. */
+/* The first launcher with a value wins. Open MPI's NODE_RANK is not the number of a node: it counts
+ * the processes of a node, and is not used. */
 static const struct launcher launchers[] = {
     { "cairn",
       { [CAIRN_ENV_ENDPOINT] = "CAIRN_ENDPOINT",
@@ -63,7 +63,7 @@ static const char *const names[CAIRN_ENV_KEYS] = {
 };
 
 static const char *const defaults[CAIRN_ENV_KEYS] = {
-    [CAIRN_ENV_ENDPOINT] = "", // it is looked for
+    [CAIRN_ENV_ENDPOINT] = "", // determined by find_default_endpoint
     [CAIRN_ENV_FABRIC] = "auto",
     [CAIRN_ENV_DEVICE] = "",
     [CAIRN_ENV_HOST] = "",
@@ -168,7 +168,7 @@ static cairn_status judge_value(enum env_key key, struct env_value *value, struc
                               strcmp(text, "ucx") == 0,
                           " is no fabric: auto, mapped or ucx is allowed", why);
     case CAIRN_ENV_DEVICE:
-    case CAIRN_ENV_TRANSPORTS: return CAIRN_OK; // the fabric knows its devices and transports
+    case CAIRN_ENV_TRANSPORTS: return CAIRN_OK; // only the fabric knows which are valid
     case CAIRN_ENV_ONE_SIDED:
         return judge_word(value, one_sided_parse(text, &one_sided), ": auto, on or off is allowed",
                           why);
@@ -243,14 +243,14 @@ cairn_status env_find_cluster(const struct env_input *input, struct env_report *
     return env_find(input, CAIRN_ENV_PORTS, report, why);
 }
 
-/* The shell of an allocation knows how many tasks there will be, and is none of them. */
+/* Returns true for the shell of an allocation, which knows the number of tasks, but is not a task. */
 static bool is_allocation(const struct env_input *input, size_t launcher)
 {
     return strcmp(launchers[launcher].name, "slurm") == 0 &&
            variable_of(input, launcher, CAIRN_ENV_RANK) == NULL;
 }
 
-/* The launcher whose rank and world hold; LAUNCHERS: none. */
+/* Finds the launcher whose rank and world apply; LAUNCHERS: none. */
 static cairn_status find_launcher(const struct env_input *input, size_t *launcher_out,
                                   struct sentence *why)
 {

@@ -1,9 +1,9 @@
-/* Where the process's cluster is, and which of how many processes it is, as the environment says.
+/* Reads from the environment where the process's cluster is, and the process's rank and world.
  *
  * The first source that has a value gives it: the caller, CAIRN_*, torchrun, Slurm, Open MPI, the
  * default. An empty variable counts as not set. Rank and world come from the same launcher: a rank
  * from one and a world from another would name a process that does not exist. Every other value is
- * looked for by itself, so that CAIRN_RUN_ID alone renames a run of torchrun, and a process under
+ * looked up separately, so that CAIRN_RUN_ID alone renames a run of torchrun, and a process under
  * srun whose RANK was set by hand gets its local rank from Slurm.
  *
  * Rank is not identity. A launcher gives the same rank to the process that replaces a dead one, and
@@ -26,9 +26,9 @@ enum env_key {
     /* of the cluster */
     CAIRN_ENV_ENDPOINT,      /* default: the socket of this host's coordinator (address_find) */
     CAIRN_ENV_FABRIC,        /* default ucx */
-    CAIRN_ENV_DEVICE,        /* default "": those of the routes to the shards (datapath.c) */
-    CAIRN_ENV_HOST,          /* which host this is; default "": what the kernel says */
-    CAIRN_ENV_TRANSPORTS,    /* UCX's; default "": what the fabric takes by itself */
+    CAIRN_ENV_DEVICE,        /* default "": the devices of the routes to the shards (datapath.c) */
+    CAIRN_ENV_HOST,          /* the name of this host; default "": the kernel's */
+    CAIRN_ENV_TRANSPORTS,    /* UCX's; default "": the fabric's own choice */
     CAIRN_ENV_ONE_SIDED,     /* auto, on, off: proto/fabric/fabric.h; default auto */
     CAIRN_ENV_DEVICE_MEMORY, /* auto, host: likewise; default auto */
     CAIRN_ENV_PORTS,         /* of its bulk data, "first-last"; default "": any free one */
@@ -36,9 +36,9 @@ enum env_key {
     CAIRN_ENV_RANK,       /* default 0 */
     CAIRN_ENV_WORLD,      /* default 1 */
     CAIRN_ENV_LOCAL_RANK, /* among the processes of its node; default 0 */
-    CAIRN_ENV_NODE_RANK,  /* of its node; default 0 */
+    CAIRN_ENV_NODE_RANK,  /* the rank of its node; default 0 */
     CAIRN_ENV_RUN_ID,     /* default "" */
-    CAIRN_ENV_RESTARTS,   /* how often the launcher has started it again; default 0 */
+    CAIRN_ENV_RESTARTS,   /* how often the launcher has restarted it; default 0 */
     CAIRN_ENV_KEYS,
     CAIRN_ENV_PROCESS = CAIRN_ENV_RANK /* the first of them */
 };
@@ -46,7 +46,7 @@ enum env_key {
 /* A value that the caller gave itself. It wins over the environment. */
 struct env_given {
     const char *text;   /* NULL: not given */
-    const char *source; /* how errors call it: "--endpoint" */
+    const char *source; /* its name in errors: "--endpoint" */
 };
 
 struct env_input {
@@ -58,8 +58,8 @@ struct env_input {
 
 struct env_value {
     char text[CAIRN_ENV_TEXT_BYTES];
-    const char *source; /* a variable's name, what was given, or NULL: the default */
-    uint64_t number;    /* of text, where the key is a number */
+    const char *source; /* a variable's name, or the caller's source; NULL: the default */
+    uint64_t number;    /* the value of `text`, if the key is a number */
 };
 
 struct env_report {
@@ -73,14 +73,15 @@ const char *env_get(void *context, const char *variable);
 /* "rank". Never NULL. */
 const char *env_key_name(enum env_key key);
 
-/* Fills in one value: what was given, the first launcher's, or the default. Not of rank and world. */
+/* Fills in one value: the given one, the first launcher's, or the default. Not for rank and world. */
 CAIRN_MUST_CHECK cairn_status env_find(const struct env_input *input, enum env_key key,
                                        struct env_report *report, struct sentence *why);
-/* Fills in what is of the cluster: endpoint, fabric, device, host, transports, one_sided, device_memory.
- * CAIRN_ERR_INVALID names source, value and what is allowed; the report is then of no use. */
+/* Fills in the values of the cluster: endpoint, fabric, device, host, transports, one_sided,
+ * device_memory. CAIRN_ERR_INVALID names the source, the value and the allowed values; the report
+ * is then unusable. */
 CAIRN_MUST_CHECK cairn_status env_find_cluster(const struct env_input *input,
                                                struct env_report *report, struct sentence *why);
-/* Fills in what is of the process. CAIRN_ERR_INVALID, too, where one of rank and world is missing. */
+/* Fills in the values of the process. CAIRN_ERR_INVALID also if only one of rank and world is set. */
 CAIRN_MUST_CHECK cairn_status env_find_process(const struct env_input *input,
                                                struct env_report *report, struct sentence *why);
 

@@ -1,5 +1,5 @@
-/* Tensors as callers give them: they are judged, and gathered in memory of the host where they lie on a card,
- * come in several micro-batches, or in parts. */
+/* Tensors as callers pass them: they are validated, and gathered in host memory if they are on a
+ * card, or come in several micro-batches or in parts. */
 #include "client/job.h"
 
 #include <assert.h>
@@ -17,8 +17,8 @@
 
 /* ==== judge ==== */
 
-/* Copies the caller's cairn_mem and judges it. A caller that was compiled before `stride` and what
- * follows it sees them as 0: dense, on the host. */
+/* Copies the caller's cairn_mem and validates it. For a caller that was compiled before `stride`
+ * and the later fields existed, these fields are 0: dense, on the host. */
 static cairn_status copy_mem(const struct cairn_mem *given, struct cairn_mem *out)
 {
     struct cairn_mem mem;
@@ -89,8 +89,8 @@ cairn_status api_judge_boxed(const struct job *job, const char *name, const stru
     return status;
 }
 
-/* As many bytes as the caller says: no more are touched, and of dense memory no fewer, since it would be
- * memory of something else. */
+/* Checks mem.bytes, if given: at most that many bytes are accessed. Dense memory must have exactly
+ * the size of the piece, as otherwise it is memory of something else. */
 static cairn_status judge_bytes(const char *name, const struct cairn_mem *mem,
                                 const struct piece *piece, size_t elem_bytes)
 {
@@ -105,7 +105,7 @@ static cairn_status judge_bytes(const char *name, const struct cairn_mem *mem,
                        piece->strides.given ? " with these mem.stride" : "", needed);
 }
 
-/* Where the piece lies. */
+/* Validates the memory of the piece. */
 static cairn_status judge_place(const struct job *job, size_t tensor, const struct cairn_mem *mem,
                                 struct piece *piece)
 {
@@ -163,8 +163,9 @@ cairn_status api_judge_own(struct job *job, size_t tensor, const struct cairn_bo
     return status;
 }
 
-/* Without a box it is what this worker holds. Somebody who thinks of the whole tensor gives memory of that,
- * and would not see that less was read or written: so the memory's size has to tell. */
+/* Checks a call without a box, which concerns the part that this worker holds. A caller that
+ * expects the whole tensor passes memory of that size, and would not notice that less was read or
+ * written: so mem.bytes must confirm the part. */
 static cairn_status judge_held(const struct tensor_spec *tensor, const struct piece *own,
                                const struct cairn_mem *mem)
 {
@@ -240,7 +241,7 @@ cairn_status api_judge_plane(const struct job *job, size_t tensor, int plane)
     if (plane == CAIRN_PLANE_PARAM || plane == CAIRN_PLANE_WIRE) return CAIRN_OK;
     if (t->kind != CAIRN_TRAINED) return refuse_kind(t, plane_name(plane));
     const size_t group = spec_find_group(&job->spec, t->group);
-    // A spec that was judged has it; the shards judge again.
+    // A validated spec has the group; the shards check it again.
     if (group == SIZE_MAX ||
         group_hyper_of_spec(&job->spec.groups[group], &hyper, NULL) != CAIRN_OK ||
         (optimizer_planes(&hyper) & 1u << plane) != 0)
@@ -284,8 +285,8 @@ cairn_status api_judge_dtype(const struct job *job, size_t tensor, int plane,
 
 /* ==== bring ==== */
 
-/* Memory of a GPU that the client itself has to read: initial state, which it hashes; gradients that it adds
- * up, or of which some lie apart. It comes to host memory first. */
+/* Memory of a GPU that the client itself must read is first copied to host memory: initial state,
+ * which it hashes; and gradients that it adds up, or that have strides or come in parts. */
 
 static cairn_status copy_from_card(struct card *card, const struct cairn_mem *mem, size_t bytes,
                                    void *copy)
@@ -327,18 +328,19 @@ cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece, void **
 
 /* ==== accumulate ==== */
 
-/* Stages 0 and 1: the micro-batches of a round are added up here, in fp32 and in their order, and pushed
+/* Stages 0 and 1: the micro-batches of a round are added up here, in fp32 and in order, and pushed
  * once, as micro-batch 0. With one micro-batch nothing is copied: the caller's memory is pushed.
  *
- * A sum is made when its tensor is first pushed, and kept as long as the job is open. In the last
- * micro-batch a tensor's sum is pushed as soon as it is complete; what the last one did not touch follows
- * at its end. A worker that commits with fewer micro-batches than the job declares pushes what it has. */
+ * A sum is created when its tensor is first pushed, and kept as long as the job is open. In the
+ * last micro-batch a tensor's sum is pushed as soon as it is complete; sums that the last
+ * micro-batch did not touch are pushed at its end. A worker that commits with fewer micro-batches
+ * than the job declares pushes what it has. */
 
 struct sum {
     /* owned */
     float *values; /* [elems] */
     size_t elems;
-    struct piece piece; /* what of the tensor */
+    struct piece piece; /* the part of the tensor */
     bool any;           /* pushed in a micro-batch of this round */
     bool sent;
 };
@@ -386,8 +388,8 @@ static float of_bf16(uint16_t bits)
     return value;
 }
 
-/* sum: [elems] f32; gradient: [elems] f32 or bf16. The first one of a round is taken as it is: 0 + -0 is
- * not -0. */
+/* sum: [elems] f32; gradient: [elems] f32 or bf16. The first gradient of a round is copied instead
+ * of added: 0 + -0 is not -0. */
 static void add_gradient(float *restrict sum, const void *restrict gradient, size_t elems,
                          cairn_dtype dtype, bool first)
 {
@@ -404,7 +406,8 @@ static void add_gradient(float *restrict sum, const void *restrict gradient, siz
         for (size_t i = 0; i < elems; i++) sum[i] += of_bf16(narrow[i]);
 }
 
-/* The piece from the caller's memory: as it lies, or a few at a time. */
+/* Adds the piece from the caller's memory: directly if it is dense, otherwise some elements at a
+ * time. */
 static void add_piece(struct sum *sum, const struct piece *piece, const struct cairn_mem *mem)
 {
     enum { AT_ONCE = 4096 };
@@ -462,7 +465,7 @@ static cairn_status add_inside(struct job *job, const struct cairn_round *round,
     sum->piece = *piece;
     sum->piece.strides.given = false; // the sum is dense
     sum->any = true;
-    // Out of memory for that is no harm yet: it is sent at the end of the micro-batch.
+    // A lack of memory does no harm yet: the sum is then sent at the end of the micro-batch.
     if (micro + 1 == job->spec.micro_batches) (void)send_sum(job, round, tensor);
     return CAIRN_OK;
 }
@@ -492,7 +495,7 @@ cairn_status accumulate_send(struct job *job, const struct cairn_round *round)
 /* ==== assemble ==== */
 
 struct assembly {
-    LIST_ENTRY(assembly) next; /* of the job's list, while something is missing */
+    LIST_ENTRY(assembly) next; /* in the job's list, while elements are missing */
     struct job *job;           /* borrowed: outlives it */
     uint8_t kind;
     uint32_t tensor, micro;
@@ -501,10 +504,10 @@ struct assembly {
     cairn_dtype dtype;
     uint8_t *values; /* owned: [elems], zeros where nothing was copied */
     uint64_t elems, copied;
-    struct cairn_box *boxes; /* owned: [box_count], claimed, without a common element */
+    struct cairn_box *boxes; /* owned: [box_count], claimed and disjoint */
     size_t box_count, capacity;
-    uint32_t copying; /* portions that were claimed and are not copied */
-    bool is_void;     /* not in the list any more: who copies last frees it */
+    uint32_t copying; /* portions that are claimed but not copied yet */
+    bool is_void;     /* no longer in the list: the last copy frees it */
 };
 
 /* ---- the list: under the lock ---- */
@@ -733,7 +736,7 @@ struct assembly *assemble_ended(struct job *job, uint64_t round, uint32_t micro)
     while (ended != NULL &&
            (ended->kind != CAIRN_CHUNK_PUSH || ended->round != round || ended->micro != micro))
         ended = LIST_NEXT(ended, next);
-    assert(ended == NULL || ended->copying == 0); // whoever ended it has waited
+    assert(ended == NULL || ended->copying == 0); // the call that ended it has waited
     if (ended != NULL) LIST_REMOVE(ended, next);
     pthread_mutex_unlock(&job->session->lock);
     return ended;
@@ -761,7 +764,7 @@ cairn_status assemble_judge_put(struct job *job)
 
 static void on_done(void *assembly, cairn_status status, const char *why)
 {
-    (void)status, (void)why; // the commit, or the end of the initial state, says it
+    (void)status, (void)why; // the commit, or the end of the initial state, reports it
     assemble_free(assembly);
 }
 

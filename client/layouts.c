@@ -1,5 +1,5 @@
-/* A job's layouts: how they are read and served, this worker's tiles, and how the job stands with the
- * coordinator. */
+/* A job's layouts: how they are read and served; this worker's tiles; and the state of the job's
+ * attachment. */
 #include "client/layouts.h"
 
 #include <inttypes.h>
@@ -17,8 +17,9 @@
 
 /* ==== layout ==== */
 
-/* A version may be read until so many are newer; or longer, by who knows of somebody's lease: layouts have as
- * many extents in all. */
+/* A version may be read until KEPT_STEPS newer ones exist, or longer by a member that knows of
+ * another's lease. So outlived layouts are kept as long as all layouts together have at most
+ * KEPT_EXTENTS extents. */
 #define KEPT_STEPS   2
 #define KEPT_EXTENTS ((size_t)1 << 17)
 
@@ -100,7 +101,8 @@ static bool are_too_much(const struct job *job)
     return extents > KEPT_EXTENTS;
 }
 
-/* Nothing that the layout would serve is read any more, once `newer` serves what comes. Under the lock. */
+/* Returns true if nothing that `served` serves is read any more, given that `newer` serves the
+ * later versions. Under the lock. */
 static bool is_outlived(const struct job *job, const struct served_layout *served,
                         const struct served_layout *newer)
 {
@@ -114,7 +116,7 @@ static bool is_outlived(const struct job *job, const struct served_layout *serve
             newest.step - since.step >= KEPT_STEPS);
 }
 
-/* The oldest; one that is in use stays. NULL: there is none. Under the lock. */
+/* Returns the oldest outlived layout that is not in use; NULL: none. Under the lock. */
 static struct served_layout **find_outlived(struct job *job)
 {
     struct served_layout **found = NULL;
@@ -203,7 +205,7 @@ Cairn__TilesDeclare client_tiles_message(const struct declared *declared)
 
 /* ==== reading ==== */
 
-#define SMALL_BYTES 32768 /* of pages: read sooner than a thread has begun */
+#define SMALL_BYTES 32768 /* of pages: reading them takes less time than starting a thread */
 
 /* ---- the spec ---- */
 
@@ -221,7 +223,7 @@ static bool same_tensors(const struct job_spec_data *a, const struct job_spec_da
     return true;
 }
 
-/* True if the terms are equal that must not change as long as a handle is open. */
+/* Returns true if the terms that must not change while a handle is open are equal. */
 static bool same_terms(const struct job_spec_data *a, const struct job_spec_data *b)
 {
     for (size_t i = 0; i < spec_fields.count; i++) {
@@ -233,8 +235,8 @@ static bool same_terms(const struct job_spec_data *a, const struct job_spec_data
     return true;
 }
 
-/* The servers' spec is byte for byte what this worker sent. Most are, and reading a million tensors again
- * would take seconds, and the memory of another spec. */
+/* Returns true if the servers' spec is byte for byte what this worker sent. It usually is, and
+ * reading a million tensors again would take seconds, and memory for another spec. */
 static bool is_what_was_sent(const struct job *job)
 {
     const struct packed *sent = job->attachment.spec_packed;
@@ -264,9 +266,9 @@ static cairn_status judge_spec(struct reading *reading)
                      job->name, spec->revision);
 }
 
-/* The first time the spec of the servers is taken: a reader has none, and a worker's may be that of before
- * an amendment. It stays what it was at a later attach: with other tensors, nothing that this member knows
- * of the job holds any more. */
+/* Reads the servers' spec. The first attach takes it over: a reader has no spec, and a worker's may
+ * be older than an amendment. A later attach keeps the job's spec: with other tensors, nothing that
+ * this member knows of the job would apply any more. */
 static cairn_status read_spec(struct reading *reading)
 {
     const struct job *job = reading->job;
@@ -348,7 +350,7 @@ void reading_await(struct reading *reading)
     reading->has_thread = false;
 }
 
-/* Waits until the reading is over, and frees what nobody took of it. NULL is fine. */
+/* Waits until the reading is over, and frees the results that nobody took over. NULL is fine. */
 static void reading_free(struct reading *reading)
 {
     if (reading == NULL) return;

@@ -1,7 +1,8 @@
-/* A served layout: a layout, where the shards published by it, and which versions it serves. While a job is
- * re-sharded it has several of them, newest first. Each serves the versions from its `since` up
- * to the next layout's: the shard that published a version serves it, whoever owns that part by now.
- * Pushes, writes and the state itself always go by the newest layout.
+/* A served layout: a layout, the places where the shards published by that layout, and the versions
+ * that it serves. While a job is re-sharded, it has several served layouts, newest first. Each
+ * serves the versions from its `since` up to the next layout's: the shard that published a version
+ * serves it, even if another shard owns that part by now. Pushes, writes and the state itself
+ * always use the newest layout.
  *
  * Any thread may read the list and the layouts under the lock; the loop thread changes them, under
  * the lock. */
@@ -23,23 +24,23 @@ struct job;
 /* One shard's part in a layout. */
 struct served_part {
     struct shard_map map;
-    /* lock; owned: [map.extent_count], where each extent lies in a published copy; NULL: not known yet */
+    /* lock; owned: [map.extent_count], the offset of each extent in a published copy; NULL: not
+     * known yet */
     uint64_t *published_at;
-    uint64_t published_bytes; /* lock; of a copy, once published_at is there */
-    bool absent;              /* a hole: it owns nothing, and takes no part in rounds */
+    uint64_t published_bytes; /* lock; of a copy, once published_at is known */
+    bool absent;              /* a hole: it owns nothing and takes no part in rounds */
 };
 
 struct served_layout {
     struct served_layout *older; /* of the job's list */
-    uint32_t refs;               /* loop thread: of the list, of commands and of the open round */
+    uint32_t refs; /* loop thread: held by the list, by commands and by the open round */
     struct cairn_version since;
-    bool
-        found; /* when this member came back: what was published before `since` may be by it, too */
+    bool found; /* found when this member came back: may also apply to versions before `since` */
     struct layout *layout;      /* owned */
     struct served_part parts[]; /* [layout->shard_count] */
 };
 
-/* Takes `layout` on success. CAIRN_ERR_NO_MEMORY. */
+/* Takes over `layout` on success. CAIRN_ERR_NO_MEMORY. */
 cairn_status served_layout_open(const struct job_spec_data *spec, struct layout *layout,
                                 struct cairn_version since,
                                 struct served_layout **out) CAIRN_MUST_CHECK;
@@ -47,26 +48,28 @@ cairn_status served_layout_open(const struct job_spec_data *spec, struct layout 
 struct served_layout *served_layout_get(struct served_layout *served);
 void served_layout_put(struct served_layout *served); /* NULL is fine */
 
-/* Loop thread, not under the lock: it becomes the job's newest, with its reference. */
+/* Loop thread, not under the lock: makes the layout the job's newest, and takes over the caller's
+ * reference. */
 void served_layouts_add(struct job *job, struct served_layout *served);
-/* Likewise: the layout serves from this version on. */
+/* Likewise: sets the version from which the layout serves. */
 void served_layouts_serve_since(struct job *job, struct served_layout *served,
                                 struct cairn_version since);
-/* Likewise: releases the layouts by which nothing is fetched any more. True if there were any. */
+/* Likewise: releases the layouts that no fetch uses any more. True if there were any. */
 bool served_layouts_trim(struct job *job);
 void served_layouts_release(struct job *job); /* likewise: all of them */
-/* The layout by which a published version is fetched: the newest one that serves it. There always is
- * one. */
+/* Returns the layout for fetching a published version: the newest one that serves the version. It
+ * always exists. */
 struct served_layout *served_layout_of_version(const struct job *job, struct cairn_version version);
-/* The shard has left the job: what it published may still be there. */
+/* Returns true if the shard has left the job; its published copies may still exist. */
 bool served_layouts_left_by(const struct job *job, uint32_t shard);
 
 /* ==== pieces ==== */
 
-/* Copies of a card's memory on their way to shards that do not take it from where it lies: pieces of memory
- * of cairn_alloc's kind, on the card or of the host (pinned for the card), used again and again. There are as
- * many as chunks were under way at a time, or copied ahead of that (link.h). While a stream waits, what
- * is new is of the host, and not pinned yet. Loop thread. */
+/* Copies of a card's memory, on their way to shards that cannot read that memory directly. They are
+ * pieces of memory as cairn_alloc gives it, on the card or on the host (pinned for the card), and
+ * are reused. Their number is the highest number of chunks that were in flight, or copied ahead, at
+ * one time (push.h). While a stream waits, new ones are on the host, and not pinned yet. Loop
+ * thread. */
 
 struct card;
 struct staging_area;
@@ -78,32 +81,32 @@ struct staged {
     bool on_card;
 };
 
-/* Nothing of them is read any more; their memory goes with the session's. */
+/* Called when nothing reads the copies any more; their memory is freed with the session's. */
 void stage_close_areas(struct session *s);
 
 /* ==== tiles ==== */
 
-/* Tiles: what this worker holds of each tensor. A declaration is made by cairn_tiles, and holds from the
- * coordinator's word that those of all ranks fit together. */
+/* Tiles: the part of each tensor that this worker holds. A declaration is made by cairn_tiles, and
+ * takes effect when the coordinator confirms that the declarations of all ranks fit together. */
 
-/* Constant once made. */
+/* Constant once created. */
 struct declared {
-    struct tiles tiles; /* without whole tensors: those are not listed */
+    struct tiles tiles; /* without whole tensors, which are not listed */
     uint64_t hash;
     uint32_t world;
-    struct packed *packed; /* held: the same */
+    struct packed *packed; /* held: the same, packed */
 };
 
 struct held_tiles {
     /* lock */
-    struct declared *declared;  /* owned; what holds. NULL, or of world 0: whole tensors */
-    struct declared *declaring; /* of the cairn_tiles that waits for the other ranks; or NULL */
+    struct declared *declared;  /* owned; in effect. NULL, or world 0: whole tensors */
+    struct declared *declaring; /* of the cairn_tiles call waiting for other ranks; or NULL */
     bool declaring_holds;       /* `declaring` became `declared` */
     /* loop thread */
-    uint32_t request; /* of the declaration told again after an attach; 0: none is unanswered */
+    uint32_t request; /* of the declaration repeated after an attach; 0: none is unanswered */
 };
 
-/* Any thread, not under the lock: what this worker holds of a tensor. */
+/* Any thread, not under the lock: returns what this worker holds of a tensor. */
 struct piece client_tiles_own(struct job *job, size_t tensor);
 Cairn__TilesDeclare client_tiles_message(const struct declared *declared);
 void client_tiles_free(struct declared *declared); /* NULL is fine */

@@ -1,4 +1,4 @@
-/* Many tensors at once: lists that are described once, and pushed or fetched by one call. */
+/* Many tensors at once: lists that are described once, and then pushed or fetched by one call. */
 #include "client/job.h"
 
 #include <stdlib.h>
@@ -12,17 +12,18 @@
 
 /* ==== list ==== */
 
-/* Lists: tensors that go together. A list is described once, and judged then as far as that is possible;
- * what depends on the round is judged for all of its entries before anything of one is sent. A list
- * is one operation; of one with memory of cards each entry has its own. */
+/* Lists of tensors that are pushed or fetched together. A list is described once, and is then
+ * validated as far as possible; the checks that depend on the round are done for all entries before
+ * any entry is sent. A list is one operation; if it has memory of cards, each entry has an
+ * operation of its own. */
 
 struct list {
-    struct job *job; /* with a reference */
-    int plane;       /* of fetches; 0: these are pushes */
+    struct job *job; /* holds a reference */
+    int plane;       /* of fetches; 0: a list of pushes */
     bool has_card;   /* some of the memory is a card's */
     size_t count;
     struct target *targets;  /* owned: [count] */
-    struct cairn_mem mems[]; /* [count] of them, as judged */
+    struct cairn_mem mems[]; /* [count], as validated */
 };
 
 static void free_list(struct list *list)
@@ -45,7 +46,7 @@ static const char *name_of(const struct list *list, size_t index)
 
 /* ---- describing ---- */
 
-/* Says which entry is meant before what was wrong with it. */
+/* Puts the entry that is wrong in front of the error. */
 static cairn_status refuse_entry(cairn_status status, size_t index, const char *tensor)
 {
     struct sentence why;
@@ -80,7 +81,7 @@ static cairn_status judge_entry(struct list *list, const struct cairn_part *part
     return CAIRN_OK;
 }
 
-/* Refuses a list that names a tensor twice, if it is the list of a push. */
+/* Refuses a list of pushes that names a tensor twice. */
 static cairn_status note_twice(const struct list *list, uint8_t *seen, size_t index)
 {
     const size_t tensor = list->targets[index].tensor;
@@ -173,7 +174,7 @@ static struct list *list_of(const cairn_list *handle, bool is_fetch)
     return NULL;
 }
 
-/* The end of an entry's, for the operation of all. */
+/* Passes the end of an entry's operation on to the operation of the list. */
 static void on_entry_done(void *context, cairn_status status, const char *why)
 {
     op_let_go(context, status, status != CAIRN_OK ? why : NULL);
@@ -203,7 +204,7 @@ static cairn_status describe(const struct list *list, size_t index, struct comma
     return status;
 }
 
-/* All of them, or none. */
+/* Chains a command for each entry; after a failure the caller drops all of them. */
 static cairn_status begin_entries(const struct list *list, uint8_t kind,
                                   bool (*run)(struct command *), struct command *pattern,
                                   struct command_chain *chain)
@@ -220,8 +221,8 @@ static cairn_status begin_entries(const struct list *list, uint8_t kind,
     return status;
 }
 
-/* Each entry has an operation of its own, which waits for its stream, and which nobody waits for; that of the
- * caller's, if it is wanted, ends with the last of them. */
+/* Gives each entry an operation of its own, which waits for its stream, and which no caller waits
+ * for. The caller's operation, if requested, ends with the last of them. */
 static cairn_status post_each(const struct list *list, uint8_t kind, bool (*run)(struct command *),
                               struct command *pattern, cairn_op **op_out)
 {
@@ -247,7 +248,7 @@ static cairn_status post_each(const struct list *list, uint8_t kind, bool (*run)
     return status;
 }
 
-/* Hands all of the list over, as one operation if nothing of it waits for a stream. */
+/* Hands the entire list over, as one operation if no entry waits for a stream. */
 static cairn_status post(const struct list *list, const cairn_list *handle, uint8_t kind,
                          bool (*run)(struct command *), struct command *pattern, cairn_op **op_out)
 {
@@ -277,7 +278,7 @@ static cairn_status fill_list(const struct list *list, const struct cairn_round 
     return status;
 }
 
-/* Counts one of filling.adding down that is not added after all: it may be tried again. */
+/* Decrements filling.adding for a push that is not added after all; the caller may try it again. */
 static void accumulate_skip(struct job *job, size_t tensor)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -286,7 +287,7 @@ static void accumulate_skip(struct job *job, size_t tensor)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-/* Each is counted in filling.adding, and counted down by its call in any case. */
+/* Each entry was counted in filling.adding, and its call decrements that in any case. */
 static cairn_status add_up(const struct list *list, const struct cairn_round *round, uint32_t micro)
 {
     cairn_status first = CAIRN_OK;

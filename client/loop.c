@@ -1,4 +1,5 @@
-/* The loop thread: its connection to the coordinator, its turns, and letting go of what shards show. */
+/* The loop thread: its connection to the coordinator, its iterations, and detaching from memory
+ * that shards show. */
 #include "client/session.h"
 
 #include <errno.h>
@@ -18,10 +19,10 @@
 
 /* ==== detach ==== */
 
-/* A process that maps memory of a GPU which another process owns cannot be restored from a
- * checkpoint. A trainer may therefore let go of such memory for a while: the fabric sends the
- * shards away, and they come back when they are let in. Nothing may be open meanwhile, and
- * published memory that was mapped for reading is gone, as when a shard is lost. */
+/* A process that maps GPU memory which another process owns cannot be restored from a checkpoint. A
+ * trainer may therefore detach from such memory for a while: the fabric turns the shards away, and
+ * they return once they are admitted again. Nothing may be open meanwhile, and published memory
+ * that was mapped for reading is gone, as when a shard is lost. */
 
 static bool has_parcels(const struct job *job)
 {
@@ -57,7 +58,7 @@ static cairn_status judge_detach(struct session *s, struct sentence *why)
     return status;
 }
 
-/* Loop thread: a step towards what is asked. */
+/* Loop thread: takes a step towards the requested state. */
 static void detach_turn(struct session *s)
 {
     struct detachment *d = &s->detachment;
@@ -67,7 +68,8 @@ static void detach_turn(struct session *s)
         cairn_status status = CAIRN_OK;
         if (d->wants_off && !d->is_off) status = judge_detach(s, &d->why);
         if (status == CAIRN_OK) wants_off = d->wants_off;
-        // The answer waits until imported memory is unmapped, for which the fabric must let it go.
+        // The answer waits until imported memory is unmapped, which requires that the fabric
+        // releases it.
         if (status != CAIRN_OK || !wants_off ||
             (d->is_off && s->published == NULL && !card_imports_wait(s->imports))) {
             d->is_answered = true;
@@ -81,10 +83,10 @@ static void detach_turn(struct session *s)
     if (d->is_off == wants_off) return;
     d->is_off = wants_off;
     if (s->path.fabric != NULL) fabric_hold_off(s->path.fabric, wants_off);
-    session_kick(s); // behind the fabric's next progress
+    session_kick(s); // after the fabric's next progress
 }
 
-/* Not under the lock. CAIRN_ERR_BUSY: something is open; CAIRN_ERR_TIMEOUT: it is attached as before. */
+/* Not under the lock. CAIRN_ERR_BUSY: something is open; CAIRN_ERR_TIMEOUT: the state is as before. */
 static cairn_status ask_detach(struct session *s, bool wants_off, uint64_t deadline_ms)
 {
     struct detachment *d = &s->detachment;
@@ -137,9 +139,9 @@ cairn_status cairn_attach_memory(cairn *handle, int timeout_ms)
 
 static void loop_look_soon(struct session *s, bool looks);
 
-/* A turn of the loop thread: what the caller's threads left for it. */
+/* An iteration of the loop thread: processes what the caller's threads left for it. */
 
-/* The next ask that can be sent now; one whose job has failed is answered here. */
+/* Returns the next ask that can be sent now; an ask whose job has failed is answered here. */
 static struct ask *next_ask(struct session *s)
 {
     for (struct ask *ask = LIST_FIRST(&s->asks); ask != NULL; ask = LIST_NEXT(ask, next)) {
@@ -151,15 +153,15 @@ static struct ask *next_ask(struct session *s)
             pthread_cond_broadcast(&s->changed);
         } else if (ask->request == 0 && s->control.ready &&
                    (ask->job->attachment.state == JOB_ATTACHED ||
-                    ask->type == CAIRN_MSG_WHO_IS_AWAITED)) { // for whom an attach waits, too
+                    ask->type == CAIRN_MSG_WHO_IS_AWAITED)) { // also before the attach
             return ask;
         }
     }
     return NULL;
 }
 
-/* The job's number is known only now. A message that is about a job has it as its first field, `job`; in
- * SnapshotCreate that is the job's name. */
+/* Sets the job's number, which is known only now. A message about a job has the number as its first
+ * field, `job`; in SnapshotCreate, `job` is the job's name. */
 static void set_job(ProtobufCMessage *message, uint64_t number)
 {
     const ProtobufCFieldDescriptor *first = &message->descriptor->fields[0];
@@ -202,8 +204,8 @@ static void free_command(struct session *s, struct command *command)
     command_free(command);
 }
 
-/* In the order given, job by job: where one waits for its shards, others go on; and where a push waits for
- * the stream that writes it, what is not of the round goes on. */
+/* Runs the commands in order, job by job: if one job waits for its shards, others continue; and if
+ * a push waits for the stream that writes it, commands that are not part of the round continue. */
 static void run_commands(struct session *s)
 {
     struct command *before = NULL;
@@ -219,7 +221,7 @@ static void run_commands(struct session *s)
             free_command(s, command);
             continue;
         }
-        // A fetch that waits for its stream keeps nobody from going on.
+        // A fetch that waits for its stream does not block other commands.
         if (!waits && command->event == NULL && job->awaits_stream == awaited) job->stalled = true;
         any_awaits = any_awaits || command->event != NULL;
         before = command;
@@ -236,8 +238,8 @@ static void cancel_ops(struct session *s)
     for (struct job *job = s->jobs; cancels && job != NULL; job = job->next) transfer_cancel(job);
 }
 
-/* A turn of the loop thread, whenever it is woken: commands are done, asks are sent, jobs are
- * attached and closed. */
+/* An iteration of the loop thread, whenever it is woken: runs commands, sends asks, attaches and
+ * closes jobs. */
 static void run_turn(struct session *s)
 {
     const uint64_t now_ms = client_now_ms();
@@ -263,8 +265,8 @@ static void run_turn(struct session *s)
 
 /* ---- who is awaited ---- */
 
-/* Chunks of the job that a shard has not answered. *via_out: the other shard that one of them went to, which
- * relays; or NULL. */
+/* Counts the job's chunks that a shard has not answered. *via_out: the other shard, a relay, that
+ * one of them was sent to; or NULL. */
 static uint32_t count_open(const struct job *job, uint32_t shard, const struct shard_link **via_out)
 {
     uint32_t count = 0;
@@ -279,7 +281,7 @@ static uint32_t count_open(const struct job *job, uint32_t shard, const struct s
     return count;
 }
 
-/* "shard s1 (5 chunks, through shard s0, not connected)" */
+/* Adds "shard s1 (5 chunks, through shard s0, not connected)". */
 static void add_awaited(const struct shard_link *owner, uint32_t open, const struct shard_link *via,
                         struct sentence *out)
 {
@@ -323,10 +325,10 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
 #define CONNECT_TRY_MS  2000
 #define RETRY_MIN_MS    50
 #define RETRY_MAX_MS    1000
-#define STEADY_MS       2000 /* a connection that stood so long was no failure */
+#define STEADY_MS       2000 /* a connection that lasted this long was no failure */
 #define PLACES_RETRY_MS 100  /* while no shard has joined */
-#define FLIGHT_MS       500  /* what is on its way for so long is told of */
-#define FLIGHTS_MAX     64   /* jobs of a session of which it is told */
+#define FLIGHT_MS       500  /* transfers in flight for this long are reported */
+#define FLIGHTS_MAX     64   /* jobs of a session whose transfers are reported */
 
 /* ---- connection ---- */
 
@@ -383,7 +385,7 @@ static void on_open(struct stream *stream, void *context)
     }
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
-    hello.role = CAIRN_ROLE_WIRE_WORKER; // what a job's member may do is said by JobOpen
+    hello.role = CAIRN_ROLE_WIRE_WORKER; // JobOpen states what a job's member may do
     hello.name = s->name;
     hello.incarnation = s->incarnation;
     hello.version = wire_text(CAIRN_BUILD);
@@ -437,7 +439,7 @@ static bool is_listed(char *const *names, uint32_t count, const char *name)
     return count > 0;
 }
 
-/* Shards that are silent over the data path, by name, each once: [UNHEARD_MAX], borrowed. */
+/* Lists the shards that are silent on the data path, by name, each once: [UNHEARD_MAX], borrowed. */
 static uint32_t list_unheard(const struct session *s, char **names)
 {
     uint32_t count = 0;
@@ -449,7 +451,8 @@ static uint32_t list_unheard(const struct session *s, char **names)
     return count;
 }
 
-/* With what is in flight and who is silent, since each heartbeat replaces what the one before said of it. */
+/* Sends a heartbeat. It lists the transfers in flight and the silent shards, since each heartbeat
+ * replaces the lists of the previous one. */
 static void beat(struct session *s, uint64_t now_ms, Cairn__BytesTold *read)
 {
     Cairn__InFlight reported[FLIGHTS_MAX], *list[FLIGHTS_MAX];
@@ -498,7 +501,8 @@ static void keep_alive(struct session *s, uint64_t now_ms)
     char *names[UNHEARD_MAX];
     for (struct job *job = s->jobs; job != NULL; job = job->next) look_at_flights(job, now_ms);
     report_reads(s, now_ms);
-    // At once, when it changes: who trains has no need of heartbeats.
+    // A change is reported at once: a client that trains sends other messages, and therefore no
+    // regular heartbeats.
     if (s->control.ready && list_unheard(s, names) != s->control.unheard_reported)
         beat(s, now_ms, NULL);
     if (s->control.ready && now_ms - s->control.spoke_ms >= s->control.heartbeat_ms)
@@ -509,7 +513,7 @@ static void keep_alive(struct session *s, uint64_t now_ms)
                      (unsigned)lease_ms);
 }
 
-/* connect, heartbeat, lease */
+/* Connects, sends heartbeats, checks the lease and ticks the links. */
 static void tick_control(struct session *s)
 {
     const uint64_t now_ms = client_now_ms();
@@ -523,8 +527,8 @@ static void tick_control(struct session *s)
 
 /* ---- frames ---- */
 
-/* Applies a reply or notice to this session, before the thread that asked hears of it.
- * CAIRN_ERR_NO_MEMORY: nothing was applied, so nobody may hear of the message. */
+/* Applies a reply or notice to this session, before it is passed to the thread that asked.
+ * CAIRN_ERR_NO_MEMORY: nothing was applied, so the message must not be passed on. */
 static cairn_status apply_message(struct session *s, uint32_t request, uint16_t type,
                                   const ProtobufCMessage *message)
 {
@@ -547,7 +551,7 @@ static cairn_status apply_message(struct session *s, uint32_t request, uint16_t 
     return CAIRN_OK;
 }
 
-/* Gives a reply (taken) to the thread that asked for it. */
+/* Passes a reply, which it takes over, to the thread that asked for it. */
 static void answer_ask(struct session *s, uint32_t request, uint16_t type,
                        ProtobufCMessage *message)
 {
@@ -556,7 +560,7 @@ static void answer_ask(struct session *s, uint32_t request, uint16_t type,
         if (ask->request != request || ask->done) continue;
         ask->done = true;
         if (type == CAIRN_MSG_ERROR && ask->job->failure.status != CAIRN_OK) {
-            ask->status = ask->job->failure.status; // told just before it: an ask had crossed that
+            ask->status = ask->job->failure.status; // the ask crossed the failure's notice
             ask->why = ask->job->failure.why;
         } else if (type == CAIRN_MSG_ERROR) {
             const Cairn__Error *error = (const Cairn__Error *)message;
@@ -576,8 +580,8 @@ static void answer_ask(struct session *s, uint32_t request, uint16_t type,
     message_free(message);
 }
 
-/* The first Welcome tells where the shards are; the connection is made anew with the address of the fabric
- * that was opened by it. */
+/* The first Welcome lists the shards' places. The fabric is opened by these, and then the
+ * connection is established again, with the fabric's address. */
 static void choose_path(struct session *s, const Cairn__Welcome *welcome)
 {
     struct sentence why = { "" };
@@ -593,7 +597,7 @@ static void choose_path(struct session *s, const Cairn__Welcome *welcome)
     stream_close(s->control.stream, CAIRN_OK, "the data path is opened first");
 }
 
-/* The coordinator was asked for the shards' places only. */
+/* Called when a connection ends that only asked for the shards' places. */
 static void connect_again(struct session *s)
 {
     s->control.is_choosing = false;
@@ -628,14 +632,14 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     run_turn(s);
 }
 
-/* An Error that answers no ask: of an attach, or of the whole connection. */
+/* Handles an Error that answers no ask: about an attach, a job, or the whole connection. */
 static bool on_error(struct session *s, uint32_t request, const Cairn__Error *error)
 {
     const cairn_status status = status_known(error->status) ? (cairn_status)error->status
                                                             : CAIRN_ERR_PROTOCOL;
     if (request != 0 && attach_on_error(s, request, status, error)) return true;
     if (request != 0 && s->control.ready) return false;
-    if (error->job != 0) { // the others of this session go on
+    if (error->job != 0) { // the session's other jobs continue
         struct job *meant = attach_job_of(s, error->job);
         if (meant != NULL) job_fail(meant, status, attach_error_text(error, status));
         return true;
@@ -647,7 +651,8 @@ static bool on_error(struct session *s, uint32_t request, const Cairn__Error *er
     return true;
 }
 
-/* The job that a message is about: its first field; of an Error, a field of its own. 0: none. */
+/* Returns the job that a message is about, from its first field, or the `job` field of an Error. 0:
+ * none. */
 static uint64_t job_of_message(uint16_t type, const ProtobufCMessage *message)
 {
     const ProtobufCFieldDescriptor *first = &message->descriptor->fields[0];
@@ -659,8 +664,8 @@ static uint64_t job_of_message(uint16_t type, const ProtobufCMessage *message)
     return number;
 }
 
-/* A message for a job whose pages are still being read waits until they are, so that a large job
- * sees its messages in the same order as a small one. */
+/* Delays a message for a job whose pages are still being read until they are read, so that a large
+ * job sees its messages in the same order as a small one. */
 static void read_before(struct session *s, const struct wire_frame *frame,
                         const ProtobufCMessage *message)
 {
@@ -696,7 +701,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
         return;
     } else if (frame->type == CAIRN_MSG_ERROR &&
                on_error(s, frame->request, (const Cairn__Error *)message)) {
-        // said
+        // handled
     } else if (frame->type != CAIRN_MSG_HEARTBEAT) {
         if (apply_message(s, frame->request, frame->type, message) != CAIRN_OK) {
             control_starve(s, message_name(frame->type));
@@ -710,13 +715,13 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
 
 /* ==== loop ==== */
 
-#define DESCRIPTORS 32 /* that a session opens at most before it is welcome; 21 were counted */
+#define DESCRIPTORS 32 /* the most that a session opens before its Welcome; 21 were counted */
 #define THREADS     2  /* ours, and UCX's */
 #define TICK_MS     50
-#define SOON_MS     1   /* an event of a stream tells nobody */
-#define STOP_MS     300 /* what is under way may end by itself for so long */
+#define SOON_MS     1   /* a stream's event wakes nobody */
+#define STOP_MS     300 /* operations may complete for this long */
 #define GOODBYE_MS  300
-#define STREAMS_MS  1000 /* then a stream may hold up this thread, and is let go */
+#define STREAMS_MS  1000 /* then no stream waits: it could block this thread */
 
 /* ---- the thread ---- */
 
@@ -726,7 +731,7 @@ static void on_walk_close(uv_handle_t *handle, void *arg)
     if (!uv_is_closing(handle)) uv_close(handle, NULL);
 }
 
-/* Whatever is open in it is closed. */
+/* Closes everything that is open in the loop. */
 static void cut_loop(struct session *s)
 {
     uv_walk(&s->loop.uv, on_walk_close, NULL);
@@ -734,7 +739,7 @@ static void cut_loop(struct session *s)
     uv_loop_close(&s->loop.uv);
 }
 
-/* The coordinator does not read to the end of what we said. */
+/* Called if the coordinator does not read our last messages in time. */
 static void on_goodbye_late(uv_timer_t *tick)
 {
     struct session *s = tick->data;
@@ -756,7 +761,7 @@ static void stop_loop(struct session *s)
         uv_close((uv_handle_t *)&s->loop.tick, NULL);
 }
 
-/* Maps what was put off while a stream waited. */
+/* Maps the memory whose mapping was postponed while a stream waited. */
 static void map_late(struct session *s)
 {
     if (!card_imports_wait(s->imports) || !card_change_begin()) return;
@@ -768,7 +773,7 @@ static void map_late(struct session *s)
 static void on_kick(uv_async_t *kick)
 {
     struct session *s = kick->data;
-    if (s->ended) return; // set by this thread
+    if (s->ended) return; // only this thread sets it
     memory_show(s);
     mapped_sweep(s);
     map_late(s);
@@ -777,7 +782,7 @@ static void on_kick(uv_async_t *kick)
     for (struct job *job = s->jobs; job != NULL; job = job->next) explain_awaited(job);
     if (s->loop.stopping && s->jobs != NULL && client_now_ms() >= s->loop.stop_by_ms) {
         datapath_close(s);
-        run_turn(s); // the jobs have their loans back, and go
+        run_turn(s); // the jobs' loans are back, and the jobs are released
     }
     pthread_mutex_lock(&s->lock);
     s->ended = s->loop.stopping && s->jobs == NULL && TAILQ_EMPTY(&s->commands);
@@ -805,7 +810,7 @@ static void on_soon(uv_timer_t *soon)
     on_kick(&((struct session *)soon->data)->loop.kick);
 }
 
-/* Loop thread: looks at what waits for streams every millisecond, or not any more. */
+/* Loop thread: starts or stops checking, every millisecond, the commands that wait for streams. */
 static void loop_look_soon(struct session *s, bool looks)
 {
     if (looks == (uv_is_active((uv_handle_t *)&s->loop.soon) != 0)) return;
@@ -820,14 +825,14 @@ static void *session_thread(void *arg)
     struct session *s = arg;
     tick_control(s);
     uv_run(&s->loop.uv, UV_RUN_DEFAULT);
-    if (uv_loop_close(&s->loop.uv) != 0) cut_loop(s); // a stream that would not end
+    if (uv_loop_close(&s->loop.uv) != 0) cut_loop(s); // some stream did not end
     return NULL;
 }
 
 /* ---- its beginning and end ---- */
 
-/* Judges whether a session's descriptors and threads can be had, before libraries take them;
- * proto/base/machine.h says why. */
+/* Checks that a session's descriptors and threads are available, before libraries take them;
+ * proto/base/machine.h explains why. */
 static cairn_status find_room(const struct session *s)
 {
     struct sentence why = { "" };
@@ -873,7 +878,7 @@ static cairn_status open_inside(struct session *s)
     return status;
 }
 
-/* The library's threads, UCX's own included, take no signal of their host's. */
+/* The library's threads, including UCX's own, receive no signals of the host process. */
 cairn_status loop_start(struct session *s)
 {
     sigset_t all, old;
@@ -885,7 +890,7 @@ cairn_status loop_start(struct session *s)
     return status;
 }
 
-/* The session begins to end: from `close_ms` on no stream waits. */
+/* The session begins to end: from `close_ms` on, no stream waits. */
 static void streams_close_at(struct session *s, uint64_t close_ms)
 {
     pthread_mutex_lock(&s->streams.lock);
@@ -894,7 +899,7 @@ static void streams_close_at(struct session *s, uint64_t close_ms)
     pthread_mutex_unlock(&s->streams.lock);
 }
 
-/* It has ended. */
+/* The session has ended: joins the streams' thread. */
 static void streams_end(struct session *s)
 {
     pthread_mutex_lock(&s->streams.lock);

@@ -1,4 +1,4 @@
-/* The calls of memory: what they ask for is judged here. */
+/* Memory of cairn_alloc: its regions and loans, and the calls that allocate and free it. */
 #include "client/session.h"
 
 #include <errno.h>
@@ -15,27 +15,29 @@
 #include "client/job.h"
 #include "proto/base/machine.h"
 
-/* Taken from the kernel at a time: a call that a signal breaks off gives back what it took. */
+/* The bytes of one allocation by the kernel: a call that a signal interrupts frees what it
+ * allocated. */
 #define TAKE_BYTES ((size_t)32 << 20)
 
 struct region {
-    uint8_t *base; /* of a card: not to be followed */
+    uint8_t *base; /* of a card: not to be dereferenced */
     size_t bytes;
-    int fd; /* sealed: its size never changes, and none of its pages goes; -1 of a card */
+    int fd; /* sealed: its size is fixed and no page can be removed; -1 for a card */
     struct card_memory card;
     uint32_t loans;
     struct fabric_region *shown; /* the loop thread's; NULL: the fabric does not know it */
-    bool asked;                  /* the fabric was told, or would not take it */
+    bool asked;                  /* the fabric was told, or refused it */
 };
 
-/* A region that the loop thread has to take from the fabric before it is unmapped; or one that never was
- * among the session's, of a card: it is unmapped when no stream waits. */
+/* A region that the loop thread must withdraw from the fabric before it is unmapped; or memory of a
+ * card that never was among the session's regions, and is unmapped when no stream waits. */
 struct gone {
     struct gone *next;
     struct region region;
 };
 
-/* The region that has the address; its place, or where one would go, in *at. Under the lock. */
+/* Finds the region that contains the address; *at is its index, or the index at which it would be
+ * inserted. Under the lock. */
 static struct region *find_region(struct session *s, const uint8_t *address, size_t *at)
 {
     size_t low = 0, high = s->memory.count;
@@ -146,7 +148,7 @@ static cairn_status show(struct fabric *fabric, struct region *region)
     return status;
 }
 
-/* A card's is unmapped when no stream waits. */
+/* Unmaps the region; a card's only when no stream waits. */
 static void let_go(struct session *s, struct gone *gone)
 {
     const bool is_of_card = gone->region.card.card != NULL;
@@ -174,7 +176,7 @@ void memory_show(struct session *s)
         if (region->asked) continue;
         region->asked = true;
         if (show(s->path.fabric, region) != CAIRN_OK)
-            region->shown = NULL; // copied on its way, as other memory is
+            region->shown = NULL; // copied when sent, like other memory
     }
     pthread_mutex_unlock(&s->lock);
     while (gone != NULL) {
@@ -231,7 +233,7 @@ void memory_release(struct session *s)
 
 /* ---- taking and giving back ---- */
 
-/* All of it, in large pages where the kernel has them: what is touched later is there. */
+/* Allocates all pages, large ones where the kernel has them, so that later accesses find memory. */
 static bool fill_pages(int fd, void *base, size_t bytes)
 {
     (void)pages_back(base, bytes);
@@ -385,12 +387,13 @@ cairn_status memory_free(struct session *s, const void *ptr)
 
 /* ==== memory ==== */
 
-/* More than the machine has is refused now: it is not reserved, and would end the process later. */
+/* Refuses more than the machine has: the kernel would not reserve it, and would end the process
+ * later. */
 static cairn_status judge_bytes(size_t bytes)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     struct rlimit file;
-    // The kernel would answer with a signal.
+    // Beyond this limit, the kernel would send a signal.
     if (getrlimit(RLIMIT_FSIZE, &file) == 0 && bytes > file.rlim_cur)
         return client_fail(CAIRN_ERR_NO_MEMORY,
                            "%zu bytes of shared memory are more than this process's limit of "

@@ -13,10 +13,10 @@
 
 static void session_commands(struct session *s, struct command_queue *commands);
 
-#define SPARE_MAX 8192 /* some MiB: what a step of many small tensors has at a time */
+#define SPARE_MAX 8192 /* some MiB: for a step of many small tensors */
 
-/* The memory of one that is over is used again: of thousands a step malloc would give it to the kernel and
- * take it back each time. NULL: out of memory. */
+/* Reuses the memory of an op that is over: with thousands per step, malloc would return it to the
+ * kernel and request it again each time. NULL: out of memory. */
 static struct op *reuse_op(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -54,7 +54,7 @@ static void op_unref(void *object)
     if (left > 0) return;
     struct job *job = op->job;
     give_op(op);
-    job_unref(job); // with which the session may go
+    job_unref(job); // may free the session, too
 }
 
 static uint64_t *open_count(struct op *op)
@@ -70,7 +70,7 @@ struct op *op_create(struct job *job, uint8_t kind, bool with_handle)
     op->session = job->session;
     op->job = job;
     op->kind = kind;
-    op->holds = 1; // until it is cut whole
+    op->holds = 1; // until it is cut completely
     op->refs = with_handle ? 2 : 1;
     if (with_handle) {
         op->handle = handle_open(CAIRN_HANDLE_OP, op, op_unref);
@@ -91,7 +91,8 @@ void op_hold(struct op *op)
     op->holds++;
 }
 
-/* Under the lock: whose stream was let go has read what was not there yet, or written what was still read. */
+/* Under the lock: fails the op, as the stream that was released has read data that was incomplete,
+ * or overwritten data that was still being read. */
 static void judge_late(struct op *op)
 {
     if (op->status != CAIRN_OK) return;
@@ -105,7 +106,7 @@ static void judge_late(struct op *op)
     op->why = strdup(why.text);
 }
 
-/* Nothing that was pushed is under way any more. */
+/* Called when no push is in progress any more. */
 static void step_times_pushed(struct step_times *times)
 {
     times->pushed_us = client_now_us();
@@ -121,7 +122,8 @@ static void complete(struct op *op)
     free(op->owned);
     op->owned = NULL;
     if (op->list != NULL) handle_put(op->list);
-    // Before who waits for the op may go on: what it holds is given back, and not counted, by then.
+    // This comes before the op's waiters continue: by then, everything that it holds is given back,
+    // and no longer counted.
     if (op->on_done != NULL) op->on_done(op->context, op->status, op_why(op));
     pthread_mutex_lock(&s->lock);
     op->done = true;
@@ -141,7 +143,7 @@ static void complete(struct op *op)
     if (op->handle != NULL || op->on_done != NULL || is_last) session_wake(s, op->on_done == NULL);
     pthread_mutex_unlock(&s->lock);
     streams_let_go(words);
-    if (words != NULL) session_kick(s); // what was put off meanwhile
+    if (words != NULL) session_kick(s); // runs what was postponed
     op_unref(op);
 }
 
@@ -175,7 +177,7 @@ struct command *op_command(struct job *job, bool (*run)(struct command *))
 
 cairn_status op_reserve(struct job *job, uint8_t kind, cairn_op **op_out, struct op **out)
 {
-    *out = op_out != NULL ? op_create(job, kind, true) : NULL; // nobody would ask
+    *out = op_out != NULL ? op_create(job, kind, true) : NULL; // else nobody waits for it
     return *out != NULL || op_out == NULL
                ? CAIRN_OK
                : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too many operations are open");
@@ -185,8 +187,8 @@ cairn_status op_settle(struct op *op, cairn_status status, cairn_op **op_out)
 {
     if (op == NULL) return status;
     void *handle = op->handle;
-    if (status != CAIRN_OK) (void)handle_close(CAIRN_HANDLE_OP, handle); // nobody has it
-    op_let_go(op, CAIRN_OK, NULL); // nothing of it is under way
+    if (status != CAIRN_OK) (void)handle_close(CAIRN_HANDLE_OP, handle); // the caller never gets it
+    op_let_go(op, CAIRN_OK, NULL); // nothing of it is in progress
     if (status == CAIRN_OK) *op_out = handle;
     return status;
 }
@@ -226,7 +228,7 @@ static void describe_op(struct op *op, const struct command *pattern)
     op->may_be_canceled = op->kind == CAIRN_CHUNK_FETCH;
 }
 
-/* A command with its op, of which the target is missing. */
+/* Creates a command with its op, whose target is still missing. */
 static cairn_status open_command(struct job *job, uint8_t kind, bool (*run)(struct command *),
                                  const struct command *pattern, bool with_handle,
                                  struct command **out)
@@ -247,7 +249,7 @@ static cairn_status open_command(struct job *job, uint8_t kind, bool (*run)(stru
     return CAIRN_OK;
 }
 
-/* The command, with its op, ready to be handed over. */
+/* Creates a command with its op, ready to be handed over. */
 static cairn_status make(struct job *job, uint8_t kind, bool (*run)(struct command *),
                          const struct command *pattern, bool with_handle, struct command **out)
 {
@@ -280,7 +282,7 @@ cairn_status op_begin(struct job *job, uint8_t kind, bool (*run)(struct command 
 
 /* ---- lists ---- */
 
-/* All of the list's memory, or none of it. */
+/* Lends all of the list's memory, or none of it. */
 static cairn_status lend_targets(struct job *job, const struct op_list *list, const void **regions,
                                  size_t *wrong_out)
 {
@@ -289,7 +291,7 @@ static cairn_status lend_targets(struct job *job, const struct op_list *list, co
     for (; count < list->count && status == CAIRN_OK; count++)
         status = lend_target(job, &list->targets[count], &regions[count]);
     if (status == CAIRN_OK) return CAIRN_OK;
-    *wrong_out = --count; // of which nothing is on loan
+    *wrong_out = --count; // nothing of this target is on loan
     while (count > 0) memory_return(job->session, regions[--count]);
     return status;
 }
@@ -333,7 +335,7 @@ cairn_status op_chain(struct job *job, uint8_t kind, bool (*run)(struct command 
     struct command *command;
     CAIRN_TRY(make(job, kind, run, pattern, false, &command));
     command->op->of = chain->of;
-    // The first one has the hold with which it was made: nothing of it is under way yet.
+    // The first command uses the hold that `of` was created with: nothing of it is in progress yet.
     if (chain->of != NULL && !TAILQ_EMPTY(&chain->commands)) op_hold(chain->of);
     if (chain->of != NULL) chain->of->may_be_canceled = command->op->may_be_canceled;
     TAILQ_INSERT_TAIL(&chain->commands, command, next);
@@ -359,7 +361,7 @@ void op_chain_drop(struct command_chain *chain)
 
 /* ---- handing over ---- */
 
-/* Appends commands that the loop thread frees; they are ended at once if the session is. */
+/* Appends commands, which the loop thread frees; if the session has ended, they end at once. */
 static void session_commands(struct session *s, struct command_queue *commands)
 {
     pthread_mutex_lock(&s->lock);

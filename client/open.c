@@ -26,14 +26,14 @@
 #define PREFETCH_UNITS 2
 #define CONNECT_MS     10000
 
-/* With the session. */
+/* Called when the session is freed. */
 static void ops_release(struct session *s)
 {
     for (struct op *op; (op = SLIST_FIRST(&s->spare.ops)) != NULL; free(op))
         SLIST_REMOVE_HEAD(&s->spare.ops, next_spare);
 }
 
-/* Frees it with the last reference; not under the lock. */
+/* Frees the session with the last reference; not under the lock. */
 static void session_unref(void *object)
 {
     struct session *s = object;
@@ -64,8 +64,8 @@ static uint64_t hash_of(const char *text)
     return hash | 1; // never 0
 }
 
-/* Notes which run this process belongs to, and how often the run was restarted. A run named "none"
- * counts as unnamed, since that is how torchrun calls a run that was given no name. */
+/* Records which run this process belongs to, and how often the run was restarted. A run named
+ * "none" counts as unnamed, since torchrun gives that name to a run without a name. */
 static void note_run(struct session *s)
 {
     const struct env_input input = { .get = env_get };
@@ -80,7 +80,7 @@ static void note_run(struct session *s)
     s->restarts = (uint32_t)report.values[CAIRN_ENV_RESTARTS].number;
 }
 
-/* Endpoint, fabric, device and host: of the options, of the environment, the defaults. */
+/* Reads endpoint, fabric, device and host from the options, the environment or the defaults. */
 static cairn_status read_environment(const struct cairn_opts *opts, struct env_report *report)
 {
     const struct env_input input = {
@@ -125,7 +125,7 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
     return s->name != NULL ? CAIRN_OK : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
 }
 
-/* To go on trying would not help. */
+/* Returns true if another attempt would not help. */
 static bool is_final(cairn_status status)
 {
     return status == CAIRN_ERR_VERSION || status == CAIRN_ERR_REFUSED;
@@ -153,7 +153,7 @@ static cairn_status await_welcome(struct session *s)
         s->endpoint_text, s->connect_ms, why.text[0] != 0 ? why.text : "no answer");
 }
 
-/* Before the fabric: its address names the card. */
+/* Called before the fabric is opened, as the fabric's address names the card. */
 static cairn_status open_device(struct session *s, int device)
 {
     struct card *card;
@@ -200,7 +200,7 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
     }
     note_run(s);
     status = address_parse(s->env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoint, NULL);
-    assert(status == CAIRN_OK); // judged above
+    assert(status == CAIRN_OK); // validated above
     address_print(&s->endpoint, s->endpoint_text);
     status = init_shared(s, opts);
     if (status != CAIRN_OK) {
@@ -227,8 +227,8 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
 
 /* ---- close ---- */
 
-/* The handle of a job that is open; it is told to close. One that is being opened has no handle yet and
- * fails by `stopping`. */
+/* Returns the handle of an open job, and tells the job to close. A job that is being opened has no
+ * handle yet, and fails because of `stopping`. */
 static cairn_job *next_job(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -242,7 +242,8 @@ static cairn_job *next_job(struct session *s)
     return handle;
 }
 
-/* Until no stream of another session waits, or for a second: what is given back then could wait for it. */
+/* Waits until no stream of another session waits, for at most a second: to free memory meanwhile
+ * could block on that stream. */
 static bool await_change(void)
 {
     enum { TRIES = 100, PAUSE_US = 10000 };
@@ -258,7 +259,7 @@ void cairn_close(cairn *handle)
     struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
     if (s == NULL) return;
     if (handle_close(CAIRN_HANDLE_SESSION, handle)) {
-        // Not one after the other: each may wait for a shard.
+        // All handles are closed before any wait, since each job may wait for a shard.
         for (cairn_job *job; (job = next_job(s)) != NULL;)
             (void)handle_close(CAIRN_HANDLE_JOB, job);
         loop_stop(s);
@@ -279,7 +280,7 @@ const char *cairn_data_path(const cairn *handle)
         return NULL;
     }
     handle_put(handle);
-    return s->path.text; // constant once it is open
+    return s->path.text; // constant once the session is open
 }
 
 int cairn_event_fd(const cairn *handle)
@@ -296,7 +297,7 @@ int cairn_event_fd(const cairn *handle)
 
 /* ==== env ==== */
 
-/* cairn_env_read: what client/env.h finds, in the caller's struct. */
+/* cairn_env_read: copies the results of client/env.h to the caller's struct. */
 
 static void copy_text(char *out, size_t out_bytes, const char *text)
 {
@@ -342,7 +343,7 @@ cairn_status cairn_env_read(struct cairn_env *out)
 
 /* ==== filling ==== */
 
-/* False: out of memory; to be released all the same. */
+/* False: out of memory; the caller must release it nevertheless. */
 static bool filling_init(struct filling *filling, const struct job_spec_data *spec)
 {
     filling->tensors = calloc(spec->tensor_count + 1, sizeof *filling->tensors);
@@ -352,7 +353,7 @@ static bool filling_init(struct filling *filling, const struct job_spec_data *sp
     if (filling->tensors == NULL || filling->frozen_tensors == NULL ||
         filling->frozen_groups == NULL || filling->rates == NULL)
         return false;
-    filling->had_last = true; // before its first round it brings what it begins with
+    filling->had_last = true; // before its first round, it may write what it begins with
     for (size_t g = 0; g < spec->group_count; g++) filling->rates[g] = (double)NAN;
     return true;
 }
@@ -361,7 +362,7 @@ static bool filling_init(struct filling *filling, const struct job_spec_data *sp
 
 #define CLOSE_MS 1000
 
-/* None is under way. */
+/* No parcel is in progress. */
 static void parcels_release(struct parcel_table *parcels)
 {
     for (uint32_t i = 0; i < parcels->count; i++) free(parcels->all[i]);
@@ -412,7 +413,7 @@ static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from
 
 /* ---- open ---- */
 
-/* Not 0, which a round has that no job began. */
+/* Returns a number that is not 0, since 0 marks a round that no job began. */
 static uint32_t next_number(void)
 {
     static atomic_uint_least32_t last;
@@ -445,7 +446,7 @@ static struct job *new_job(struct session *s, const char *name, cairn_role role)
     return job;
 }
 
-/* The command by which a job is put into the session's list: its reference becomes the list's. */
+/* The command that puts a job into the session's list: its reference becomes the list's. */
 static bool list_job_run(struct command *command)
 {
     struct job *job = command->job;
@@ -478,7 +479,7 @@ static struct sentence awaited_text(struct job *job)
     return put_off.text[0] != '\0' ? put_off : ask_opening_awaits(job);
 }
 
-/* Sleeps until the job is attached, or fails, or the time is over. */
+/* Sleeps until the job is attached or has failed, or the deadline has passed. */
 static void sleep_for_attach(struct job *job, uint64_t deadline_ms)
 {
     struct session *s = job->session;
@@ -522,7 +523,7 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
                            : "");
 }
 
-/* Ends what the loop thread has of the job; bounded, since a stopped fabric keeps loans. */
+/* Ends the loop thread's work for the job. The wait is bounded, since a stopped fabric keeps loans. */
 static void leave_job(struct job *job)
 {
     struct session *s = job->session;
@@ -543,9 +544,9 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     if (status == CAIRN_OK && !filling_init(&job->filling, &job->spec))
         status = client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {
-        job_ref(job); // before the handle can be closed by anyone
+        job_ref(job); // before anyone can close the handle
         void *handle = handle_open(CAIRN_HANDLE_JOB, job, on_job_handle_free);
-        pthread_mutex_lock(&job->session->lock); // cairn_close looks for it
+        pthread_mutex_lock(&job->session->lock); // cairn_close reads it
         job->handle = handle;
         pthread_mutex_unlock(&job->session->lock);
         if (handle == NULL) {
@@ -557,7 +558,7 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     return status;
 }
 
-/* A control connection speaks for one member of a job. */
+/* Returns true if the job is open: a control connection can only be used by one member of a job. */
 static bool is_open(struct session *s, const char *name)
 {
     bool found = false;

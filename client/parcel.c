@@ -1,4 +1,4 @@
-/* Parcels of chunks on their way, and copies of a card's memory for them. */
+/* Parcels of chunks in progress, and their copies of a card's memory. */
 #include "client/push.h"
 
 #include <assert.h>
@@ -17,8 +17,8 @@
 /* ==== staging ==== */
 
 #define PIECE_LEAST ((size_t)64 << 10)
-#define AREA_BYTES  ((size_t)16 << 20) /* taken at a time, or four pieces */
-#define PIECES_MAX  32                 /* of an area */
+#define AREA_BYTES  ((size_t)16 << 20) /* allocated at a time, or four pieces */
+#define PIECES_MAX  32                 /* in an area */
 
 #define CARDS_AGAIN_MS 60000
 
@@ -26,10 +26,10 @@ struct staging_area {
     struct staging_area *next;
     struct card *card;
     bool on_card;
-    bool may_pin, is_pinned; /* may_pin: nobody has tried */
+    bool may_pin, is_pinned; /* may_pin: not tried yet */
     uint8_t *base;           /* memory of the session */
     size_t piece_bytes;
-    uint32_t count, used; /* taken: bits */
+    uint32_t count, used; /* used: a bit for each piece that is taken */
 };
 
 static uint32_t piece_count(size_t piece_bytes)
@@ -50,9 +50,10 @@ static struct staging_area *find_area(struct session *s, const struct card *card
     return area;
 }
 
-/* Frees an area on a card that no shard can be shown: pushing from there needs shards to map it,
- * and it cannot replace host memory. The reason may be the driver, for good, or a lack of
- * descriptors, for a while: so cards are tried again later, and the reason is told only once. */
+/* Frees an area on a card that cannot be shown to shards: a push from there requires that shards
+ * map it, and it cannot replace host memory. The reason may be the driver, which is permanent, or a
+ * lack of descriptors, which is temporary: so cards are tried again later, and the reason is
+ * reported only once. */
 static void refuse_cards(struct session *s, const void *base)
 {
     if (s->staging_on_host_ms == 0)
@@ -60,10 +61,10 @@ static void refuse_cards(struct session *s, const void *base)
             s, "memory of the GPU cannot be shown to other processes (the driver exports none, or "
                "no descriptor is left): pushes from it go through the host until it can be");
     s->staging_on_host_ms = client_now_ms() + CARDS_AGAIN_MS;
-    if (memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
+    if (memory_free(s, base) != CAIRN_OK) return; // it is then freed with the session
 }
 
-/* Between card_change_begin and _end, or of the host. */
+/* Called between card_change_begin and _end, or for host memory. */
 static struct staging_area *open_area(struct session *s, struct card *card, bool on_card,
                                       size_t piece_bytes)
 {
@@ -80,7 +81,7 @@ static struct staging_area *open_area(struct session *s, struct card *card, bool
         free(area);
         return NULL;
     }
-    memory_show(s); // so that it goes by reference from the first piece on
+    memory_show(s); // so that it is sent by reference from the first piece on
     if (on_card && !memory_is_shown(s, base)) {
         refuse_cards(s, base);
         free(area);
@@ -100,7 +101,8 @@ static struct staging_area *open_on_card(struct session *s, struct card *card, s
     return area;
 }
 
-/* As soon as that keeps no stream waiting and no copy is under way: copies are slower until then. */
+/* Pins the area as soon as that delays no stream and no copy is in progress: copies are slower
+ * until then. */
 static void pin_area(struct staging_area *area)
 {
     if (!area->may_pin || area->used != 0 || !card_change_begin()) return;
@@ -109,7 +111,8 @@ static void pin_area(struct staging_area *area)
     card_change_end();
 }
 
-/* Room for `bytes`. on_card: on the card, if that has room; else of the host. CAIRN_ERR_NO_MEMORY. */
+/* Reserves `bytes`. on_card: on the card, if it has room; otherwise on the host.
+ * CAIRN_ERR_NO_MEMORY. */
 static cairn_status staging_acquire(struct session *s, struct card *card, bool on_card,
                                     size_t bytes, struct staged *out)
 {
@@ -150,9 +153,9 @@ void stage_close_areas(struct session *s)
 
 /* ==== explain ==== */
 
-/* Sentences for what went wrong with a chunk: what, where, and what to do. */
+/* Error sentences for chunks: what went wrong, where, and what to do. */
 
-/* Why a version could not be read, and how to get one that can. */
+/* Explains why a version could not be read, and how to get one that can be read. */
 static void explain_version(const struct parcel *parcel, cairn_status status,
                             struct cairn_version newest, struct sentence *out)
 {
@@ -172,7 +175,7 @@ static void explain_version(const struct parcel *parcel, cairn_status status,
                      newest.step);
 }
 
-/* Says of a chunk why it failed, where, and what to do. Not under the lock. */
+/* Explains why a chunk failed, where, and what to do. Not under the lock. */
 static void explain_parcel(const struct parcel *parcel, cairn_status status, struct sentence *out)
 {
     struct job *job = parcel->job;
@@ -228,11 +231,11 @@ static struct parcel *acquire_parcel(struct job *job)
     struct parcel *parcel = job->parcels.first_free;
     if (parcel == NULL) return add_parcel(job);
     job->parcels.first_free = parcel->next;
-    __builtin_prefetch(parcel->next, 1); // taken next: thousands at a time are in no cache
+    __builtin_prefetch(parcel->next, 1); // taken next, and with thousands not in a cache
     return parcel;
 }
 
-/* How many elements of the piece come before an element of the tensor. */
+/* Counts the elements of the piece before an element of the tensor. */
 static uint64_t elems_before(const struct command *command, uint64_t elem)
 {
     const struct target *target = command->target;
@@ -253,7 +256,7 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
     const uint64_t end = elems_before(command, place.first_elem + place.elem_count);
     // A fetch for a card lands in host memory first, and is copied to the card from there.
     const bool lands = target->card != NULL && command->op->kind == CAIRN_CHUNK_FETCH;
-    // A put of a box names the box before its elements, unless the box has all of the chunk.
+    // A put of a box sends the box before its elements, unless the box contains the entire chunk.
     const bool puts_box = command->op->kind == CAIRN_CHUNK_PUT &&
                           target->piece.tile == CAIRN_TILE_BOX;
     const bool boxed = puts_box && end - first < place.elem_count;
@@ -285,8 +288,7 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
 
 /* ---- memory with strides ---- */
 
-/* The job's statistics of memory that parcels have of their own grow by `more` and shrink by
- * `less`. */
+/* Adds `more` to, and subtracts `less` from, the job's statistics of memory that parcels allocated. */
 static void parcel_count_packed(struct job *job, size_t more, size_t less)
 {
     struct cairn_stats *stats = &job->stats;
@@ -319,8 +321,8 @@ cairn_status parcel_open(struct parcel *parcel)
     return CAIRN_OK;
 }
 
-/* Copies the payload into one piece where it does not lie in one (strides, a box before it, a
- * card). Done once, however often the parcel is sent. */
+/* Copies the payload into one contiguous buffer if it is not contiguous (strides, a box before it,
+ * a card). Done once, even if the parcel is sent several times. */
 static cairn_status pack_parcel(struct parcel *parcel, const struct shard_link *via)
 {
     const struct target *target = parcel->target;
@@ -418,13 +420,14 @@ void parcel_loan_back(struct parcel *parcel)
 static void on_sent(void *arg, cairn_status status)
 {
     struct parcel *parcel = arg;
-    // Whatever became of it, the shard's answer says, or the loss of the link.
+    // The shard's answer, or the loss of the link, decides the result.
     parcel->on_loan--;
     chunk_link_sent(&parcel->job->shards.links[parcel->via]->conn, status);
     finish_parcel(parcel);
 }
 
-/* Its bytes go into the job's statistics; `shared`: through memory that both ends have. */
+/* Adds the parcel's bytes to the job's statistics; `shared`: sent through memory that both ends
+ * have. */
 static void count_parcel(const struct parcel *parcel, bool shared)
 {
     struct session *s = parcel->job->session;
@@ -446,7 +449,7 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
 {
     struct shard_link *link = parcel->job->shards.links[via];
     const bool is_fetch = parcel->kind == CAIRN_CHUNK_FETCH;
-    // The link that a payload went over counts it: no other link is taken before all is back.
+    // The link that a payload was sent over counts it: no other link is used until every loan is back.
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
     const cairn_status opened = is_fetch ? CAIRN_OK : pack_parcel(parcel, link);
     if (opened != CAIRN_OK) {
@@ -467,13 +470,13 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
     header->tensor = parcel->place.tensor;
     header->first_leaf = parcel->place.first_leaf;
     header->leaf_count = (uint32_t)parcel->place.leaf_count;
-    if (parcel->kind == CAIRN_CHUNK_PUT) header->round = parcel->round; // of a write, else 0
+    if (parcel->kind == CAIRN_CHUNK_PUT) header->round = parcel->round; // of a write, otherwise 0
     if (is_fetch || parcel->is_unsummed) header->value |= CAIRN_CHUNK_UNSUMMED;
     header->generation = parcel->version.generation;
     header->step = parcel->version.step;
     CAIRN_TRY(chunk_link_send(&link->conn, header, has_payload ? payload : NULL, payload_bytes,
                               has_payload ? on_sent : NULL, parcel));
-    if (has_payload) parcel->on_loan++; // the link has counted it
+    if (has_payload) parcel->on_loan++; // the link counted it
     count_parcel(parcel, chunk_link_shares(&link->conn));
     return CAIRN_OK;
 }
@@ -489,7 +492,7 @@ bool command_touches(const struct command *command, uint32_t shard, uint64_t chu
            elems_before(command, place.first_elem + place.elem_count);
 }
 
-/* The shard's extent that `next_extent` of the target's is; NULL: there are no more. */
+/* Returns the shard's extent that is the target's `next_extent`; NULL: no extent is left. */
 static const struct local_extent *local_of(struct command *command, uint32_t *shard_out)
 {
     const struct served_layout *served = command->served;
@@ -503,7 +506,7 @@ static const struct local_extent *local_of(struct command *command, uint32_t *sh
         command->local = shard_map_find(
             &served->parts[extent->shard].map, tensor,
             quantum_first_leaf(&served->layout->geometry[tensor], extent->first_quantum));
-    assert(command->local != NULL); // map and extents are of one layout
+    assert(command->local != NULL); // map and extents belong to one layout
     return command->local;
 }
 
@@ -557,18 +560,18 @@ static cairn_status await_copy(struct parcel *parcel, struct sentence *why)
     return card_copy_wait(parcel->target->card, copy, why);
 }
 
-/* The piece and the caller's memory are others' again: no copy may be under way. */
+/* Returns the staging piece, once no copy between it and the caller's memory is in progress. */
 static void unstage(struct parcel *parcel)
 {
     struct sentence why;
     if (parcel->staged.at == NULL) return;
-    (void)await_copy(parcel, &why); // of a context that has failed nothing is under way
+    (void)await_copy(parcel, &why); // after a failure of the context, no copy is in progress
     count_sent(parcel);
     staging_return(&parcel->staged);
     parcel_count_packed(parcel->job, 0, parcel->byte_count);
 }
 
-/* The parcel is over, sent or not: nothing of its copy is under way any more. */
+/* The parcel is over, sent or not: ends its staging, after any copy in progress. */
 static void stage_end(struct parcel *parcel)
 {
     unqueue(parcel);
@@ -578,8 +581,9 @@ static void stage_end(struct parcel *parcel)
 
 /* ---- what is pushed ---- */
 
-/* From where it lies if the shard knows it and takes it so; else as a copy on the card, if the shard has that
- * card, or the network takes it from there, or in host memory: that is begun here. */
+/* Sends from the caller's memory if the shard knows it and can read it there. Otherwise begins a
+ * copy: on the card, if the shard has that card or the network can read from it, or else in host
+ * memory. */
 static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link *via,
                                  struct sentence *why)
 {
@@ -587,7 +591,7 @@ static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link 
     const struct fabric_peer *peer = via->conn.peer;
     uint8_t *own = target->ptr + parcel->first * dtype_size(parcel->dtype);
     const char *path = fabric_payload_path(peer, own, parcel->byte_count);
-    // Over the network from the card's memory, whose bytes no processor has summed.
+    // Sent over the network from the card's memory, whose checksum no processor has computed.
     const bool is_direct = parcel->kind == CAIRN_CHUNK_PUSH && via->takes_unsummed &&
                            parcel->byte_count >= CAIRN_FABRIC_DIRECT_MIN &&
                            fabric_peer_takes_device(peer);
@@ -600,7 +604,7 @@ static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link 
         return CAIRN_OK;
     }
     const bool on_card = is_direct || fabric_peer_imports(peer, card_uuid(target->card));
-    // A copy in host memory will do for everybody: the card may have had no room for one.
+    // A copy in host memory suits every shard: the card may have had no room for one.
     if (parcel->staged.at != NULL && (on_card || !parcel->on_card)) {
         parcel->is_unsummed = is_direct && parcel->on_card;
         return CAIRN_OK;
@@ -642,12 +646,12 @@ void stage_fill(struct shard_link *owner)
     }
 }
 
-/* Sets the parcel's bytes to what is sent over that connection, the memory itself or its copy, and waits
- * until they are complete. */
+/* Sets the parcel's bytes to the data for that connection, the memory itself or its copy, and waits
+ * until the copy is complete. */
 static cairn_status stage_place(struct parcel *parcel, const struct shard_link *via)
 {
     struct sentence why = { "" };
-    if (parcel->on_loan > 0) return CAIRN_OK; // as it went before
+    if (parcel->on_loan > 0) return CAIRN_OK; // sent as before
     if (via->conn.peer == NULL) return CAIRN_ERR_CLOSED;
     unqueue(parcel);
     cairn_status status = stage_parcel(parcel, via, &why);
@@ -656,8 +660,8 @@ static cairn_status stage_place(struct parcel *parcel, const struct shard_link *
     count_sent(parcel);
     if (status == CAIRN_OK)
         stage_fill(owner_of(parcel));
-    else if (is_begun) { // told at the next turn: this is in the middle of others' work
-        unstage(parcel); // what is in the piece is no gradient
+    else if (is_begun) { // reported in the next iteration, since other work is in progress here
+        unstage(parcel); // the piece contains no gradient
         parcel->job->broken = (struct failure) { status, why };
         session_kick(parcel->job->session);
     }
@@ -666,7 +670,7 @@ static cairn_status stage_place(struct parcel *parcel, const struct shard_link *
 
 /* ---- what is fetched ---- */
 
-/* One wait is for all of them. */
+/* Ends all parcels that have landed; one wait covers all of their copies. */
 static void end_landed(struct job *job)
 {
     struct parcel *parcel;
@@ -677,15 +681,15 @@ static void end_landed(struct job *job)
     }
 }
 
-/* Begins the copy of bytes that came for a card's memory. The parcel ends when they are copied, at
- * the latest in stage_end_landed. */
+/* Begins the copy of received bytes to a card's memory. The parcel ends when the copy is complete,
+ * at the latest in stage_end_landed. */
 static void stage_land(struct parcel *parcel)
 {
     struct job *job = parcel->job;
     const struct target *target = parcel->target;
     uint8_t *to = target->ptr + parcel->first * dtype_size(parcel->dtype);
     struct sentence why;
-    // The copies under way began before this parcel came, so the wait is short.
+    // The copies in progress began before this parcel arrived, so the wait is short.
     if (job->landed.count >= CAIRN_STAGE_AHEAD) end_landed(job);
     const cairn_status status = card_copy_begin(target->card, to, parcel->staged.at,
                                                 parcel->byte_count, CARD_FROM_HOST, &parcel->copy,

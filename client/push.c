@@ -13,11 +13,12 @@
 
 /* ==== pushes ==== */
 
-/* Pushes of the open round. Every message for an owner goes over the connection of the shard that
- * granted: the owner's own, or that of a relay of this host (wire.h, "Relays"). Loop thread. */
+/* Pushes of the open round. Every message for an owner is sent over the connection of the shard
+ * that granted the round: the owner's own, or that of a relay on this host (wire.h, "Relays"). Loop
+ * thread. */
 
 #define GRANT_MAX_MS 300  /* longest wait for a GRANT after RoundOpened */
-#define STARVED_MS   5000 /* that a command waits for memory */
+#define STARVED_MS   5000 /* how long a command may wait for memory */
 
 static struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t plane,
                                           struct cairn_version version);
@@ -30,7 +31,8 @@ static struct shard_link *carrier_of(struct shard_link *owner)
     return owner->carrier != NULL ? owner->carrier : owner;
 }
 
-/* The owners that a connection may be for: its own, and of one that relays any: [*first_out, end). */
+/* The range of owners that use a connection: its own shard, or any owner if the shard relays:
+ * [*first_out, end). */
 static uint32_t owners_of(const struct shard_link *link, uint32_t *first_out)
 {
     *first_out = link->relays ? 0 : link->index;
@@ -67,7 +69,7 @@ static cairn_status send_chunk(struct pusher *pusher, const struct push_action *
 {
     struct job *job = job_of(pusher);
     struct parcel *parcel = parcel_of_request(job, action->cookie);
-    assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH); // it is not released yet
+    assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH); // not released yet
     return parcel_send(parcel, carrier_of(job->shards.links[action->shard])->index, header);
 }
 
@@ -107,7 +109,7 @@ static void say_refused(const struct job *job, const struct push_action *action,
                         struct sentence *out)
 {
     const char *shard = job->shards.links[action->shard]->name;
-    if (action->status == CAIRN_ERR_INVALID) // a commit's: nothing else is refused so
+    if (action->status == CAIRN_ERR_INVALID) // only a commit is refused with this status
         sentence_set(out,
                      "the weights of all workers come to more than 2^53 with this worker's "
                      "%" PRIu64 "; commit smaller ones",
@@ -119,8 +121,9 @@ static void say_refused(const struct job *job, const struct push_action *action,
                  job->pushing.pusher.round);
 }
 
-/* STALE and FENCED follow from what the coordinator has said, or says. Anything else it does not know, and
- * the shard waits for what it refused: so the round is given up, and the worker's calls in it say why. */
+/* STALE and FENCED follow from messages that the coordinator has sent or will send. It does not
+ * know of any other refusal, while the shard waits for the data that it refused: so the round is
+ * given up, and the worker's calls in it report why. */
 static void refused_pushes(struct pusher *pusher, const struct push_action *action)
 {
     struct job *job = job_of(pusher);
@@ -147,7 +150,7 @@ static const struct pusher_callbacks callbacks = {
 
 /* ---- the machine's life ---- */
 
-/* Every parcel of the machine ends; the machine is dropped. */
+/* Ends every parcel of the push machine, and drops the machine. */
 static void pushes_drop(struct job *job, cairn_status status)
 {
     if (job->pushing.pusher.push == NULL) return;
@@ -169,7 +172,7 @@ void pushes_release(struct job *job)
     job->pushing.served = NULL;
 }
 
-/* For the newest layout, which is the round's. */
+/* Opens the pusher for the newest layout, which is the round's. */
 static cairn_status open_pusher(struct job *job)
 {
     uint64_t chunks = 0;
@@ -178,7 +181,7 @@ static cairn_status open_pusher(struct job *job)
     pushes_release(job);
     for (uint32_t i = 0; i < served->layout->shard_count; i++)
         chunks += served->parts[i].map.chunk_count;
-    // Two micro-batches: one being answered, one being filled. More is stalled, not refused.
+    // Two micro-batches: one being answered, one being filled. More pushes are stalled, not refused.
     const uint64_t queue = 2 * chunks + 4 * (uint64_t)served->layout->shard_count;
     if (queue > UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
     const struct push_config config = { .shard_count = served->layout->shard_count,
@@ -195,7 +198,7 @@ cairn_status pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
     pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
     job->attachment.seen_epoch = opened->epoch;
     job->attachment.seen_store = job->session->control.store;
-    if (opened->rank >= opened->world) { // surplus: no shard grants it anything
+    if (opened->rank >= opened->world) { // surplus: no shard grants it a round
         pushes_release(job);
         return CAIRN_OK;
     }
@@ -224,8 +227,8 @@ void pushes_on_grant(struct shard_link *owner)
     pusher_on_grant(&job->pushing.pusher, owner->index, grant, owner->carrier->conn.way);
 }
 
-/* Tells the pusher of the HELLO for each owner that is reached over `link`. Until an owner has
- * granted, we do not know through which link it will be reached, so it is left out. */
+/* Tells the pusher of the HELLO for each owner that is reached over `link`. An owner that has not
+ * granted yet is left out, since the link that reaches it is not known. */
 void pushes_on_hello(struct shard_link *link, uint64_t way)
 {
     struct job *job = link->job;
@@ -235,7 +238,8 @@ void pushes_on_hello(struct shard_link *link, uint64_t way)
     }
 }
 
-/* Whoever has granted for others may have granted for one that we have not heard of. */
+/* A shard that has granted for others may also have granted for an owner whose grant has not
+ * arrived. */
 bool pushes_waits(const struct shard_link *link)
 {
     const struct job *job = link->job;
@@ -277,7 +281,7 @@ void pushes_on_result(struct job *job, const Cairn__RoundResult *result)
         sentence_set(&job->filling.void_why, "%s", result->text);
     }
     const struct cairn_version version = { result->generation, result->step };
-    // Who asked late hears of a version that is not the newest any more.
+    // An answer to a late request names a version that is no longer the newest.
     if (!is_void && version_compare(version, job->known.newest) > 0) job->known.newest = version;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -289,7 +293,7 @@ void pushes_on_result(struct job *job, const Cairn__RoundResult *result)
 
 /* ---- commands ---- */
 
-/* The result of cutting a target: all of it is cut, the rest is cut later, or the command is
+/* The result of cutting a target: it is completely cut, the rest is cut later, or the command is
  * over. */
 enum cut_pushes { CUT_WHOLE, CUT_LATER, CUT_ENDED };
 
@@ -300,8 +304,9 @@ static bool round_is_over(const struct command *command)
            push_voided(job->pushing.pusher.push);
 }
 
-/* No memory for the command: it is run again with the next turn, from where it stood. A push that is half cut
- * is neither pushed nor absent, so when memory stays away the job fails, for this worker. True: it has. */
+/* Handles a lack of memory: the command is run again in the next iteration, from the point it
+ * reached. A push that is cut in part is neither pushed nor absent, so if memory stays lacking, the
+ * job fails for this worker. True: it has failed. */
 static bool starve_command(struct command *command, const char *doing)
 {
     const uint64_t now_ms = client_now_ms();
@@ -315,12 +320,12 @@ static bool starve_command(struct command *command, const char *doing)
     return true;
 }
 
-/* The list of what was pushed in `micro`, made when it is first named. */
+/* Returns the list of the tensors that were pushed in `micro`, created on first use. */
 static uint8_t *pushed_in(struct job *job, uint32_t micro)
 {
     if (micro < job->pushing.micro_count) return job->pushing.pushed[micro];
     if (micro != job->pushing.micro_count)
-        return NULL; // a round told twice: nothing of ours aborts its host
+        return NULL; // the round was reported twice; do not abort the host process
     uint8_t **lists = realloc(job->pushing.pushed, (micro + 1) * sizeof *lists);
     if (lists == NULL) return NULL;
     job->pushing.pushed = lists;
@@ -335,9 +340,9 @@ static bool end_push(struct command *command, cairn_status status, const char *w
     return true;
 }
 
-/* Whether the card has written what is pushed. If the card's work failed there is no gradient, and
- * the tensor can be neither pushed nor absent: so the job fails for this worker, whose context has
- * failed as well. */
+/* Checks whether the card has written the gradient. If the card's work failed, there is no
+ * gradient, and the tensor can be neither pushed nor absent: so the job fails for this worker,
+ * whose context has failed as well. */
 static enum card_state state_of_pushes(struct command *command)
 {
     struct sentence why;
@@ -351,7 +356,7 @@ static enum card_state state_of_pushes(struct command *command)
     return CARD_DONE;
 }
 
-/* A chunk that is cut, and where the command stood before. */
+/* A chunk that is cut, and the command's position before it. */
 struct cut_chunk {
     struct parcel *parcel;
     struct push_chunk chunk;
@@ -383,8 +388,9 @@ static enum push_lies where_lies(const struct command *command, const struct par
     return is_shown ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_APART;
 }
 
-/* Cuts the next, at most `max`; fewer: there are no more, or no memory (*starves_out). Nothing is copied
- * ahead for a pusher that is full: it would be thrown away, and copied again at each turn. */
+/* Cuts the next chunks, at most `max`; fewer if no more are left, or if memory is lacking
+ * (*starves_out). Nothing is copied ahead for a pusher that is full: the copies would be discarded
+ * and repeated in each iteration. */
 static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t max,
                        bool *starves_out)
 {
@@ -414,7 +420,8 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
     return count;
 }
 
-/* The pusher has no room for the i-th: it and those behind it are cut again later. */
+/* Undoes the cut from the i-th chunk on, for which the pusher has no room: these chunks are cut
+ * again later. */
 static void uncut(struct command *command, const struct cut_chunk *cuts, size_t i, size_t count)
 {
     command->next_extent = cuts[i].next_extent;
@@ -450,7 +457,7 @@ static enum cut_pushes cut_target(struct command *command)
     return starve_command(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
 }
 
-/* Goes on with the next of its targets; false: this was the last. */
+/* Moves on to the command's next target; false: there is none. */
 static bool command_next(struct command *command)
 {
     if (command->targets_left == 0) return false;
@@ -462,7 +469,7 @@ static bool command_next(struct command *command)
     return true;
 }
 
-/* True, and the op is ended, if the job is closing or has failed. */
+/* Ends the op and returns true if the job is closing or has failed. */
 static bool command_refused(struct command *command)
 {
     const struct job *job = command->job;
@@ -510,21 +517,22 @@ bool pushes_commit_run(struct command *command)
 
 /* ==== transfer ==== */
 
-/* Puts and fetches: cut into chunks, which the asker of each shard sends, and sends again. Where a shard of
- * this host relays for one that is not of this host, fetches go to that (proto/wire/wire.h, "Relays"), and
- * to the owner what it has not. Loop thread. */
+/* Puts and fetches: cut into chunks, which the asker of each shard sends and resends. If a shard of
+ * this host relays for a shard of another host, fetches are sent to the relay (proto/wire/wire.h,
+ * "Relays"), and to the owner for data that the relay does not have. Loop thread. */
 
-#define COPIED_MAX ((size_t)8 << 20) /* bytes out of mapped memory, before others have their turn */
+#define COPIED_MAX ((size_t)8 << 20) /* bytes copied from mapped memory before other work runs */
 
-/* True if the chunk may be asked of a relay: it is a whole one of published parameters, and this
- * host shares no memory with its owner. */
+/* Returns true if the chunk may be requested from a relay: it is a whole chunk of published
+ * parameters, and this host shares no memory with its owner. */
 static bool may_relay(const struct shard_link *owner, const struct parcel *parcel)
 {
     return parcel->kind == CAIRN_CHUNK_FETCH && parcel->tile == CAIRN_TILE_WHOLE &&
            parcel->plane == CAIRN_PLANE_WIRE && !parcel->direct && !chunk_link_shares(&owner->conn);
 }
 
-/* The shard to ask: a relay, unless it has said that it does not relay this owner's chunks. */
+/* Returns the shard to ask: a relay, unless it has reported that it does not relay this owner's
+ * chunks. */
 static struct shard_link *route(struct shard_link *owner, const struct parcel *parcel)
 {
     struct shard_link *relay = pushes_granter(owner);
@@ -532,8 +540,9 @@ static struct shard_link *route(struct shard_link *owner, const struct parcel *p
     return chunk_link_shares(&relay->conn) ? relay : owner;
 }
 
-/* Who relays, the GRANT of the round says, which may come after the coordinator's word. Without waiting
- * for it each worker of the host would fetch for itself what the first round begins with. */
+/* Returns true if the fetch must wait for the round's GRANT, which names the relay and may arrive
+ * after the coordinator's message. Otherwise each worker of the host would itself fetch the
+ * parameters that the first round begins with. */
 static bool awaits_grant(const struct shard_link *owner, const struct parcel *parcel)
 {
     const struct job *job = owner->job;
@@ -549,11 +558,11 @@ cairn_status transfer_send(struct chunk_request *request)
 {
     struct parcel *parcel = (struct parcel *)((char *)request - offsetof(struct parcel, request));
     struct shard_link *owner = parcel->job->shards.links[parcel->shard];
-    if (awaits_grant(owner, parcel)) return CAIRN_ERR_NOT_READY; // the GRANT, or the tick
+    if (awaits_grant(owner, parcel)) return CAIRN_ERR_NOT_READY; // until the GRANT, or the tick
     struct shard_link *via = route(owner, parcel);
-    // Before the shard's HELLO it is not known by which of its endpoints it will answer.
+    // Before its HELLO, it is not known which of its endpoints the shard will use to answer.
     if (!chunk_link_is_up(&via->conn)) return CAIRN_ERR_CLOSED;
-    // A late answer of the one that was asked before is none of this one.
+    // A late answer of the shard that was asked before does not belong to this request.
     if (via->index != parcel->via) request->serial++;
     struct chunk_header header = { .request = chunk_request_number(request) };
     const cairn_status status = parcel_send(parcel, via->index, &header);
@@ -561,7 +570,7 @@ cairn_status transfer_send(struct chunk_request *request)
     return status;
 }
 
-/* A fetch whose data this host has. */
+/* Serves a fetch from memory that this host has. */
 static bool copy_here(struct parcel *parcel, struct served_layout *served, uint64_t chunk,
                       const struct piece *piece)
 {
@@ -575,7 +584,7 @@ static bool copy_here(struct parcel *parcel, struct served_layout *served, uint6
     return true;
 }
 
-/* All of a tensor, from where shards publish it on the card that it is to come to. */
+/* Copies an entire tensor from where shards publish it on the card that it is fetched to. */
 static bool copy_on_card(struct command *command)
 {
     struct job *job = command->job;
@@ -593,8 +602,8 @@ static bool copy_on_card(struct command *command)
     return true;
 }
 
-/* The state of the work that was on the stream of a fetch before it: the fetch begins when that is
- * done. */
+/* Returns the state of the work that was queued on the fetch's stream: the fetch begins when that
+ * work is done. */
 static enum card_state state_of_transfer(struct command *command)
 {
     struct sentence why;
@@ -607,7 +616,7 @@ static enum card_state state_of_transfer(struct command *command)
     return state;
 }
 
-/* Cuts what is left of a target into parcels. CAIRN_ERR_BUSY: enough was copied for this turn. */
+/* Cuts the rest of a target into parcels. CAIRN_ERR_BUSY: enough was copied in this iteration. */
 static cairn_status cut_transfer(struct command *command, size_t *copied)
 {
     struct job *job = command->job;
@@ -625,7 +634,7 @@ static cairn_status cut_transfer(struct command *command, size_t *copied)
     return CAIRN_OK;
 }
 
-/* The caller does not want it any more, or the list that it is of. */
+/* Returns true if the caller has canceled the op, or the list that it belongs to. */
 static bool op_is_canceled(const struct op *op)
 {
     return op->is_canceled || (op->of != NULL && op->of->is_canceled);
@@ -650,7 +659,7 @@ bool transfer_run(struct command *command)
     do {
         status = cut_transfer(command, &copied);
     } while (status == CAIRN_OK && command_next(command));
-    if (status == CAIRN_ERR_BUSY) { // messages are to be answered meanwhile
+    if (status == CAIRN_ERR_BUSY) { // messages must be answered meanwhile
         session_kick(job->session);
         return false;
     }
@@ -659,7 +668,8 @@ bool transfer_run(struct command *command)
     return true;
 }
 
-/* The parcel that an answer is for, no longer in flight; NULL: of a former use or connection. */
+/* Returns the parcel that an answer is for, which is no longer in flight; NULL: the answer is to an
+ * earlier use or connection. */
 static struct parcel *parcel_answered(struct shard_link *link, const struct chunk_header *h)
 {
     struct parcel *parcel = parcel_of_request(link->job, h->request);
@@ -670,8 +680,8 @@ static struct parcel *parcel_answered(struct shard_link *link, const struct chun
     return parcel;
 }
 
-/* Asks the owner for what a relay refuses for good; true if it is asked. NOT_FOUND: the relay does
- * not relay this owner's chunks. */
+/* Asks the owner for a chunk that a relay refuses for good; returns true if it asked. NOT_FOUND:
+ * the relay does not relay this owner's chunks. */
 static bool ask_owner(struct shard_link *owner, struct parcel *parcel, uint64_t status)
 {
     if (parcel->via == owner->index || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM)
@@ -682,7 +692,7 @@ static bool ask_owner(struct shard_link *owner, struct parcel *parcel, uint64_t 
     return true;
 }
 
-/* NAK. */
+/* Handles a NAK. */
 static void refused_transfer(struct shard_link *owner, struct parcel *parcel, uint64_t status)
 {
     if (ask_owner(owner, parcel, status) || asker_again(&owner->asker, &parcel->request, status) ||
@@ -714,7 +724,7 @@ static void on_received(void *arg, cairn_status status)
     const bool whole = status == CAIRN_OK &&
                        (parcel->is_unsummed || parcel->came == parcel->checksum);
     if (parcel->answered) {
-        // all of the job has failed
+        // the entire job has failed
     } else if (whole) {
         parcel_arrived(parcel);
     } else if (lost) {
@@ -735,9 +745,9 @@ static bool is_answer_to(const struct chunk_header *h, const struct parcel *parc
            h->step == parcel->version.step;
 }
 
-/* Receives the payload right into the card's memory, if that is of cairn_alloc and dense. A payload
- * with a checksum comes to host memory, where the checksum is compared. CAIRN_ERR_UNSUPPORTED: it
- * cannot be so. */
+/* Receives the payload directly into the card's memory, if that is dense memory of cairn_alloc. A
+ * payload with a checksum is received in host memory, where the checksum is compared.
+ * CAIRN_ERR_UNSUPPORTED: the payload cannot be received directly. */
 static cairn_status land(struct parcel *parcel, struct fabric_message *message)
 {
     const struct target *target = parcel->target;
@@ -848,14 +858,14 @@ void job_fail(struct job *job, cairn_status status, const char *text)
 
 /* ==== recut ==== */
 
-/* A chunk is one of a grid, which begins anew where an extent does: so where a layout changes, what is not
- * answered yet is cut by the one that holds now. A new chunk may have more than the old one had: what two of
- * them bring, or put, is the same in both. */
+/* Chunks form a grid that restarts at each extent. So if a layout changes, requests that are not
+ * answered yet are cut again by the layout that now applies. A new chunk may contain more than the
+ * old one did: the elements in which two chunks overlap are the same in both. */
 
-#define WORD_MS 20000 /* that the coordinator's word about a layout may take */
+#define WORD_MS 20000 /* the longest wait for the coordinator's message about a layout */
 
-/* The layout by which a put or fetch of a plane at a version is cut: for published parameters the one
- * that serves the version, for state the newest. */
+/* Returns the layout by which a put or fetch of a plane at a version is cut: for published
+ * parameters the one that serves the version, for state the newest. */
 static struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t plane,
                                           struct cairn_version version)
 {
@@ -877,7 +887,7 @@ static struct command command_of(const struct parcel *parcel, struct served_layo
     };
 }
 
-/* Asks for every chunk of the layout that has a leaf of the old one. */
+/* Asks for every chunk of the layout that shares a leaf with the old chunk. */
 static cairn_status ask_anew(const struct command *command, const struct chunk_place *old)
 {
     const struct served_layout *served = command->served;
@@ -899,7 +909,7 @@ static cairn_status ask_anew(const struct command *command, const struct chunk_p
     return CAIRN_OK;
 }
 
-/* It is not asked for any more. */
+/* Stops asking for the parcel. */
 static void withdraw(struct parcel *parcel)
 {
     struct job *job = parcel->job;
@@ -933,7 +943,7 @@ static void pump_all(struct job *job)
 
 void recut_all(struct job *job)
 {
-    const uint32_t count = job->parcels.count; // those that are added behind them are of today
+    const uint32_t count = job->parcels.count; // parcels added after these use the new layout
     for (uint32_t i = 0; i < count; i++) {
         struct parcel *parcel = job->parcels.all[i];
         struct served_layout *served = is_asked(parcel) ? layout_in_force_of(parcel) : NULL;
@@ -942,8 +952,8 @@ void recut_all(struct job *job)
     pump_all(job);
 }
 
-/* True if the layout may be wrong for what was published while this member was away: another layout
- * may have served then, which nobody told this member of. */
+/* Returns true if the layout may be wrong for versions published while this member was away:
+ * another layout may have served then, which was never reported to this member. */
 static bool is_missed(const struct job *job, const struct served_layout *served)
 {
     const struct served_layout *next = job->served;
@@ -951,8 +961,8 @@ static bool is_missed(const struct job *job, const struct served_layout *served)
     return next != NULL && next->found;
 }
 
-/* The shard knows no such chunk. True: the parcel goes on, cut anew, or once more while the word of the
- * coordinator may be on its way. */
+/* Handles a shard that knows no such chunk. True: the parcel continues, either cut again, or asked
+ * once more while the coordinator's message may be on its way. */
 static bool recut_refused(struct parcel *parcel, uint64_t status)
 {
     struct job *job = parcel->job;

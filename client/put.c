@@ -1,4 +1,4 @@
-/* The initial state: what is put, and its end. */
+/* The initial state: its puts, and its end. */
 #include "client/job.h"
 
 #include <sodium.h>
@@ -10,14 +10,14 @@
 
 /* ==== puts ==== */
 
-/* Notes what a worker has put of the initial state.
+/* Records what a worker has put of the initial state.
  *
- * Every put of what the worker holds is hashed as it comes, BLAKE2b-256 over name, dtype, shape and
- * bytes; at cairn_init_done the hashes, in the canonical order of the tensors, give one digest of
- * what this rank has put. Rank 0's digest goes with its state. If another rank puts too, only its
- * digest travels, none of its tensors; the coordinator reports a digest that differs from rank 0's.
- * With tiles all ranks put, and the coordinator compares the hashes of ranks that hold the same
- * box. */
+ * Every put of what the worker holds is hashed as it is put, by BLAKE2b-256 over name, dtype, shape
+ * and bytes; at cairn_init_done the hashes, in the canonical order of the tensors, are combined
+ * into one digest of all that this rank has put. Rank 0's digest is sent with its state. If another
+ * rank puts too, only its digest is sent, and none of its tensors; the coordinator reports a digest
+ * that differs from rank 0's. With tiles, all ranks put, and the coordinator compares the hashes of
+ * ranks that hold the same box. */
 
 enum { DIGEST_BYTES = CAIRN_PUTS_DIGEST_BYTES };
 
@@ -33,7 +33,7 @@ static void hash_number(crypto_generichash_state *state, uint64_t value)
     crypto_generichash_update(state, bytes, sizeof bytes);
 }
 
-/* The elements in row-major order, however they lie. */
+/* Hashes the elements in row-major order, with any strides. */
 static void hash_elems(crypto_generichash_state *state, const struct strides *strides,
                        const struct cairn_mem *mem, uint64_t elems)
 {
@@ -64,7 +64,7 @@ static void hash_tensor(const struct tensor_spec *tensor, const struct strides *
     crypto_generichash_final(&state, digest_out, DIGEST_BYTES);
 }
 
-/* The digest of all tensors that were hashed. Returns how many there are. */
+/* Computes the digest of all tensors that were hashed. Returns their number. */
 static size_t puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
 {
     crypto_generichash_state state;
@@ -81,6 +81,9 @@ static size_t puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
     return count;
 }
 
+/* Returns the first bytes of the digest of every tensor of the job, for InitDone.held, 0 for a tensor
+ * that was not hashed; the caller frees them. NULL: no memory, or the job has more tensors than fit
+ * into a message. */
 static uint8_t *puts_held(struct job *job)
 {
     enum { HELD = CAIRN_PUTS_HELD_BYTES };
@@ -94,7 +97,7 @@ static uint8_t *puts_held(struct job *job)
     return held;
 }
 
-/* Under the lock: a put failed, and its plane was not put again since. */
+/* Under the lock: returns true if a put failed, and its plane was not put again since. */
 static bool puts_any_failed(const struct job *job)
 {
     for (size_t i = 0; job->puts.notes != NULL && i < job->spec.tensor_count; i++)
@@ -102,7 +105,7 @@ static bool puts_any_failed(const struct job *job)
     return false;
 }
 
-/* Under the lock: the plane is this call's to put; CAIRN_ERR_EXISTS: it was put before. */
+/* Under the lock: reserves the plane for this call's put; CAIRN_ERR_EXISTS: it was put before. */
 static cairn_status puts_claim(struct job *job, size_t tensor, int plane)
 {
     if (job->puts.notes == NULL)
@@ -118,8 +121,8 @@ static cairn_status puts_claim(struct job *job, size_t tensor, int plane)
                : CAIRN_OK;
 }
 
-/* Hashes the whole of a parameter that was claimed. CAIRN_ERR_INVALID: it reaches beyond memory of
- * cairn_alloc. */
+/* Hashes an entire parameter that was claimed. CAIRN_ERR_INVALID: its memory extends beyond a
+ * region of cairn_alloc. */
 static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece *piece,
                               const struct cairn_mem *mem)
 {
@@ -144,14 +147,14 @@ static bool client_tiles_hold(const struct job *job)
     return job->tiles.declared != NULL && job->tiles.declared->world > 0;
 }
 
-/* Takes the coordinator's answer to InitDone: the job is initialized, or all tensors may be put
+/* Processes the coordinator's answer to InitDone: the job is initialized, or all tensors may be put
  * again. */
 static void puts_end(struct job *job, cairn_status status)
 {
     pthread_mutex_lock(&job->session->lock);
     if (status == CAIRN_OK) job->known.initialized = true;
-    // A shard may have been lost with its part: all may be put again. Other values of replicas can be mended,
-    // too; those of rank 0 are what the job has.
+    // A shard may have been lost with its part: then all tensors may be put again. If replicas have
+    // other values, these can be corrected, too; but rank 0's values are those of the job.
     const bool again = status == CAIRN_ERR_NOT_READY ||
                        (status == CAIRN_ERR_MISMATCH && client_tiles_hold(job));
     for (size_t i = 0; again && job->puts.notes != NULL && i < job->spec.tensor_count; i++)
@@ -159,7 +162,7 @@ static void puts_end(struct job *job, cairn_status status)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-/* "; this worker has not put 11 tensors: a, b, ...": as many names as there is room for. */
+/* Adds "; this worker has not put 11 tensors: a, b, ...", with as many names as fit. */
 static void add_missing(const struct job *job, struct sentence *out)
 {
     struct sentence names = { "" };
@@ -177,9 +180,9 @@ static void add_missing(const struct job *job, struct sentence *out)
                  names.text);
 }
 
-/* Adds to this thread's sentence what this worker did not put, before puts_end forgets it: of an
- * initial state that is not whole all that rank 0 has left out; and that the rank put only `count` tensors,
- * the usual reason for a mismatch. */
+/* Adds to this thread's sentence what this worker did not put, before puts_end resets it: if the
+ * initial state is incomplete, everything that rank 0 has left out; and if only `count` tensors
+ * were put, their number, the usual reason for a mismatch. */
 static cairn_status puts_explain(struct job *job, cairn_status status, size_t count)
 {
     struct sentence why;
@@ -198,8 +201,8 @@ static cairn_status puts_explain(struct job *job, cairn_status status, size_t co
 
 /* ==== put ==== */
 
-/* With tiles each rank puts what it holds, without them rank 0 everything; what other ranks then put is
- * compared with it. */
+/* Returns true if this rank's puts are the job's state. With tiles, each rank puts what it holds.
+ * Without tiles, rank 0 puts everything, and the puts of other ranks are compared with rank 0's. */
 static bool is_source(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -208,8 +211,8 @@ static bool is_source(struct job *job)
     return job->member.rank == 0 || has_tiles;
 }
 
-/* A job that has its state takes no more of it; what other ranks have is still compared before the first
- * update. */
+/* A job that has its state accepts no more of it; the values of other ranks are still compared
+ * before the first update. */
 static cairn_status judge_state(struct job *job)
 {
     const bool source = is_source(job);
@@ -221,8 +224,8 @@ static cairn_status judge_state(struct job *job)
                        : CAIRN_OK;
 }
 
-/* Judges the box of a put. A worker may put the box that it holds; rank 0 may also put the whole
- * tensor, if the caller names the whole box. */
+/* Validates the box of a put. A worker may put the box that it holds; rank 0 may also put the whole
+ * tensor, if the caller gives the whole box. */
 static cairn_status judge_put_box(struct job *job, size_t tensor, const struct cairn_box *box,
                                   const struct cairn_mem *mem, struct piece *piece_out)
 {
@@ -232,8 +235,8 @@ static cairn_status judge_put_box(struct job *job, size_t tensor, const struct c
     return api_judge_own(job, tensor, box, mem, piece_out);
 }
 
-/* The source's travels, what others have is only hashed: of moments there is one source, and nothing to
- * compare. *sent_out: the memory is on loan. */
+/* The source's values are sent, those of other ranks are only hashed: moments have only one source,
+ * and nothing to compare. *sent_out: the memory is on loan. */
 static cairn_status put_claimed(struct job *job, const struct command *pattern,
                                 const struct cairn_mem *mem, cairn_op **op_out, bool *sent_out)
 {
@@ -254,7 +257,7 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
     return status;
 }
 
-/* Under the lock; the first part of a tensor takes that, too, from being put whole. */
+/* Under the lock; the first part of a tensor also claims the tensor, so that it cannot be put whole. */
 static cairn_status claim_part(struct job *job, const struct portion *portion,
                                struct assembly **out)
 {
@@ -265,7 +268,7 @@ static cairn_status claim_part(struct job *job, const struct portion *portion,
     return status;
 }
 
-/* All of the tensor is here: it goes like one that was put whole. */
+/* All elements of the tensor are present: puts it like a tensor that was put whole. */
 static cairn_status put_assembled(struct job *job, struct assembly *assembly)
 {
     struct command pattern = { .plane = CAIRN_PLANE_PARAM };
@@ -273,7 +276,7 @@ static cairn_status put_assembled(struct job *job, struct assembly *assembly)
     const struct cairn_mem mem = assemble_mem(assembly);
     assemble_pattern(assembly, &pattern);
     const cairn_status status = put_claimed(job, &pattern, &mem, NULL, &sent);
-    if (!sent) assemble_free(assembly); // failed, all its parts are to be put again
+    if (!sent) assemble_free(assembly); // not sent: all its parts must be put again
     return status;
 }
 
@@ -310,7 +313,7 @@ static cairn_status put_part(struct job *job, struct portion *portion, const str
     return op_settle(op, status, op_out);
 }
 
-/* And whole. */
+/* Refuses parts of moments, which can only be put whole. */
 static cairn_status judge_part(const struct job *job, const struct command *pattern, bool is_part)
 {
     if (!is_part || pattern->plane == CAIRN_PLANE_PARAM) return CAIRN_OK;
@@ -336,7 +339,7 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
     return status;
 }
 
-/* The first update of SGD begins its momentum: what was put would be thrown away. */
+/* SGD's first update begins its momentum, so a momentum that was put would be lost. */
 static cairn_status judge_momentum(const struct job *job, size_t tensor, int plane)
 {
     const struct job_spec_data *spec = &job->spec;
@@ -403,7 +406,8 @@ cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeou
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->known.initialized, has_tiles = client_tiles_hold(job);
     const bool has_moments = job->puts.has_moments;
-    // Until that tensor is put again: without it the job would be sealed with other values.
+    // The failure stays until that tensor is put again: without it, the job would be sealed with
+    // other values.
     if (!puts_any_failed(job)) job->puts.status = CAIRN_OK;
     const cairn_status put = job->puts.status;
     const struct sentence why = job->puts.why;

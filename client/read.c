@@ -18,17 +18,17 @@
 
 static void stitches_sweep(struct job *job);
 
-/* Published memory of shards of this host: a fetch of the wire plane is one copy out of it, and asks
- * nobody. The list of copies is changed by the loop thread only, under the lock.
+/* Published memory of shards of this host: a fetch of the wire plane is one copy out of it, without
+ * any request. Only the loop thread changes the list of copies, under the lock.
  *
- * Shards show their published copies to the members of a job (proto/geometry/layout.h), a segment at a
- * time, perhaps before its layout is known. So a copy is judged when it is first used: by its notes and its
- * head; then its segments are mapped side by side. Whoever shows one has this session's address, which the
- * coordinator tells shards only. One that is overwritten while it is read, or that has another version, or of
- * which a segment is missing, is no error: the shard is asked, as it is over any other way, and says why it
- * has not what was asked for. */
+ * Shards show their published copies to the members of a job (proto/geometry/layout.h), a segment
+ * at a time, perhaps before their layout is known. So a copy is validated when it is first used, by
+ * its notes and its head; then its segments are mapped side by side. Only shards can show a copy,
+ * since the coordinator gives this session's address to shards only. It is no error if a copy is
+ * overwritten while it is read, has another version, or lacks a segment: the shard is asked
+ * instead, as over any other path, and reports why it does not have the data. */
 
-/* Whoever fetches chunks of so large a copy fetches more than caches hold, by measurement; small ones are
+/* Measured: a reader of chunks of so large a copy fetches more than caches hold; small copies are
  * not worth it. */
 #define FAR_COPY_BYTES   ((uint64_t)32 << 20)
 #define FAR_PARCEL_BYTES ((size_t)256 << 10)
@@ -43,7 +43,7 @@ static bool is_same_copy(const struct published *copy, const struct published_no
     return !copy->gone && memcmp(&of_copy, note, sizeof of_copy) == 0;
 }
 
-/* The copy that it is of: one that is known, or a new one; NULL: no memory. */
+/* Returns the copy that the note belongs to: a known one, or a new one; NULL: no memory. */
 static struct published *copy_of(struct session *s, const struct published_note *note)
 {
     struct published *copy = s->published;
@@ -92,10 +92,10 @@ static void add_shown(struct session *s, const struct published_note *note,
     const void *memory = fabric_mapping_memory(mapping, &bytes);
     struct published *copy = copy_of(s, note);
     struct shown *shown = copy != NULL ? calloc(1, sizeof *shown) : NULL;
-    if (shown == NULL) return; // the shard is asked
+    if (shown == NULL) return; // the shard is asked instead
     const bool is_head = note->segment == note->segment_count;
     if (has_segment(copy, note) || (is_head && bytes < CAIRN_PUBLISHED_PAGE_BYTES))
-        copy->gone = true; // nobody knows which is right
+        copy->gone = true; // it is not known which is right
     else if (is_head)
         copy->head = memory;
     fabric_mapping_hold(mapping);
@@ -134,7 +134,7 @@ static void unuse_copy(struct published *copy)
     if (--copy->uses == 0 && copy->shown == NULL) free(copy);
 }
 
-/* Out of the list, under the lock; what was shown of it. */
+/* Removes the copy from the list, under the lock; returns what was shown of it. */
 static struct shown *unlink_shown(struct published **link)
 {
     struct published *copy = *link;
@@ -149,7 +149,7 @@ static struct shown *unlink_shown(struct published **link)
     return shown;
 }
 
-/* Lets one go that was taken back and that nobody uses (`all`: whoever does). False: there is none. */
+/* Releases one copy that was withdrawn and is not in use (`all`: any copy). False: there was none. */
 static bool let_go(struct session *s, bool all)
 {
     struct shown *shown = NULL;
@@ -197,7 +197,7 @@ void mapped_release(struct session *s)
 
 /* ---- a copy as a whole ---- */
 
-/* How many of its segments are here: each has a number of its own, below the note's count. */
+/* Counts the copy's segments that were shown: each has its own number, below the note's count. */
 static uint64_t count_shown(const struct published *copy, enum published_side side)
 {
     uint64_t count = 0;
@@ -206,7 +206,7 @@ static uint64_t count_shown(const struct published *copy, enum published_side si
     return count;
 }
 
-/* Maps a segment once more, where it belongs. */
+/* Maps a segment a second time, at its place in the copy. */
 static bool put_in_place(const struct published *copy, const struct shown *shown, uint8_t *base)
 {
     size_t bytes;
@@ -217,14 +217,15 @@ static bool put_in_place(const struct published *copy, const struct shown *shown
            pages_double(base + shown->segment * CAIRN_SEGMENT_BYTES, memory, wanted);
 }
 
-/* Maps all of it, if all is there; a copy that is not what its head says is gone. */
+/* Maps the entire copy if all segments were shown; a copy that does not match its head is marked as
+ * gone. */
 static bool make_whole(struct published *copy)
 {
     const struct shown *shown = copy->shown;
     if (copy->is_whole || count_shown(copy, CAIRN_PUBLISHED_HOST) < copy->note.segment_count)
         return copy->is_whole;
     uint8_t *base = copy->bytes > 0 ? pages_reserve(copy->bytes) : NULL;
-    if (base == MAP_FAILED) return false; // the shard is asked
+    if (base == MAP_FAILED) return false; // the shard is asked instead
     for (; shown != NULL && !copy->gone; shown = shown->next)
         if (shown->side == CAIRN_PUBLISHED_HOST && shown->segment < copy->note.segment_count)
             copy->gone = !put_in_place(copy, shown, base);
@@ -236,7 +237,8 @@ static bool make_whole(struct published *copy)
     return copy->is_whole;
 }
 
-/* Its segments on the card lie side by side already (client/device.h). */
+/* Returns true if the copy is complete on the card, where its segments already are side by side
+ * (client/device.h). */
 static bool is_on_card(struct published *copy)
 {
     const uint8_t *base = NULL;
@@ -257,7 +259,7 @@ static bool is_on_card(struct published *copy)
     return !copy->gone;
 }
 
-/* A shard's part of a job, by one of its layouts. */
+/* A shard's part of a job, in one of its layouts. */
 struct part_of {
     const struct job *job;
     const struct served_layout *served;
@@ -265,7 +267,7 @@ struct part_of {
     uint64_t bytes; /* of a copy of it */
 };
 
-/* It is a copy of that part, and all that it has to be. */
+/* Returns true if this is a copy of that part, and is valid. */
 static bool is_of_mapped(const struct published *copy, const struct part_of *part)
 {
     const struct job *job = part->job;
@@ -282,7 +284,7 @@ static bool is_of_mapped(const struct published *copy, const struct part_of *par
            head->bytes == part->bytes;
 }
 
-/* It is all here, on that side. */
+/* Returns true if the copy is complete on that side. */
 static bool has_side(struct published *copy, const struct part_of *part, enum published_side side)
 {
     if (copy->gone || !is_of_mapped(copy, part)) return false;
@@ -290,7 +292,7 @@ static bool has_side(struct published *copy, const struct part_of *part, enum pu
     return side == CAIRN_PUBLISHED_HOST ? make_whole(copy) : is_on_card(copy);
 }
 
-/* Where the shard's extents stand in its copies; made when they are first used. */
+/* Computes the offsets of the shard's extents in its copies, on first use. */
 static bool know_places(const struct job *job, struct served_part *part)
 {
     if (part->published_at != NULL) return true;
@@ -305,8 +307,9 @@ static bool know_places(const struct job *job, struct served_part *part)
     return true;
 }
 
-/* Any thread, under the lock: the copy of the shard's part of that layout that has the version now on that
- * side, and its sequence; NULL: none. The places of the part are known then. */
+/* Any thread, under the lock: returns the copy of the shard's part in that layout that currently
+ * has the version on that side, and its sequence; NULL: none. The offsets of the part are then
+ * known. */
 static struct published *find_copy(struct job *job, struct served_layout *served, uint32_t shard,
                                    struct cairn_version version, enum published_side side,
                                    uint64_t *sequence_out)
@@ -355,7 +358,7 @@ bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t c
     pthread_mutex_lock(&job->session->lock);
     const struct published *copy = find_copy(job, served, parcel->shard, parcel->version,
                                              CAIRN_PUBLISHED_HOST, &sequence);
-    pthread_mutex_unlock(&job->session->lock); // this thread alone would take it away
+    pthread_mutex_unlock(&job->session->lock); // only this thread removes it
     if (copy == NULL) return false;
     const struct local_extent *extent = shard_map_extent(&part->map, chunk_number);
     const size_t elem_bytes = dtype_size(parcel->dtype);
@@ -376,17 +379,17 @@ bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t c
 /* A run of the tensor's bytes on one shard. */
 struct stitch_run {
     struct published *copy;
-    uint64_t sequence;  /* of the copy, since when `at` is the version that is wanted */
-    uint64_t at;        /* its first byte in the copy; at and from agree modulo the page */
+    uint64_t sequence;  /* of the copy when `at` had the wanted version */
+    uint64_t at;        /* its offset in the copy; equal to `from` modulo the page */
     uint64_t from, end; /* in the tensor */
 };
 
 #define PAGE ((uint64_t)CAIRN_PUBLISHED_PAGE_BYTES)
 
 struct stitch {
-    LIST_ENTRY(stitch) next; /* the one used last is the first */
+    LIST_ENTRY(stitch) next; /* the most recently used is first */
     uint32_t tensor;
-    uint32_t uses; /* 0: it is kept */
+    uint32_t uses; /* 0: kept, but not in use */
     uint8_t *base; /* owned */
     size_t bytes;
     size_t map_count;
@@ -401,7 +404,7 @@ static uint64_t page_up(uint64_t bytes)
     return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/* Copies bytes [from, end) of the tensor, which lie on one page: an edge. */
+/* Copies bytes [from, end) of the tensor, all in one page: an edge. */
 static bool copy_edge(uint8_t *base, const struct stitch_run *run, uint64_t from, uint64_t end)
 {
     uint8_t *page = base + from / PAGE * PAGE;
@@ -411,8 +414,7 @@ static bool copy_edge(uint8_t *base, const struct stitch_run *run, uint64_t from
     return mprotect(page, PAGE, PROT_READ) == 0;
 }
 
-/* Copies the edges of a run: there a page holds parts of other runs, too, or what lies behind the
- * tensor. */
+/* Copies the edges of a run, whose pages also contain parts of other runs, or data after the tensor. */
 static bool copy_edges(uint8_t *base, const struct stitch_run *run)
 {
     const uint64_t first = page_up(run->from), last = run->end / PAGE * PAGE;
@@ -421,7 +423,7 @@ static bool copy_edges(uint8_t *base, const struct stitch_run *run)
     return copy_edge(base, run, run->from, run->end);
 }
 
-/* Maps pages of the copy once more, a segment at a time. */
+/* Maps pages of the copy a second time, one segment at a time. */
 static bool map_pages(uint8_t *base, const struct stitch_run *run)
 {
     const uint64_t first = page_up(run->from), last = run->end / PAGE * PAGE;
@@ -436,7 +438,8 @@ static bool map_pages(uint8_t *base, const struct stitch_run *run)
     return whole;
 }
 
-/* How many maps it may be: one a run, and one more for each end of a segment in it. */
+/* Returns the most maps that the runs may need: one for each run, and one more for each segment end
+ * in it. */
 static size_t maps_of(const struct stitch_run *runs, size_t count)
 {
     size_t maps = count;
@@ -495,8 +498,8 @@ static bool is_of_version(const struct stitch *stitch, const struct stitch_run *
     return true;
 }
 
-/* Takes a stitch of the same pages off the list, if it is of the wanted version or nobody uses it.
- * A stitch in use at another version is left to its readers. NULL: there is none. */
+/* Takes a stitch of the same pages off the list, if it has the wanted version or is not in use. A
+ * stitch in use at another version is left to its readers. NULL: none. */
 static struct stitch *reuse_stitch(struct job *job, uint32_t tensor, const struct stitch_run *runs,
                                    size_t count)
 {
@@ -508,7 +511,7 @@ static struct stitch *reuse_stitch(struct job *job, uint32_t tensor, const struc
     return stitch;
 }
 
-/* Brings the stitch to the version of the runs: copies its edges anew. */
+/* Updates the stitch to the version of the runs, by copying its edges again. */
 static bool renew(struct stitch *stitch, const struct stitch_run *runs)
 {
     bool whole = true;
@@ -519,7 +522,7 @@ static bool renew(struct stitch *stitch, const struct stitch_run *runs)
     return whole;
 }
 
-/* Puts out those that nobody uses, the one that was used longest ago first. */
+/* Drops stitches that are not in use, the least recently used first. */
 static void keep_within_bound(struct job *job)
 {
     while (job->stitches.map_count > CAIRN_STITCH_MAPS_MAX) {
@@ -531,9 +534,9 @@ static void keep_within_bound(struct job *job)
     }
 }
 
-/* A stitch of runs [count], which are in order and without holes, until stitch_put. The runs are
- * copied; the copies that they are of are in use as long as the stitch is there. NULL: no address space, or
- * no memory. */
+/* Returns a stitch of runs [count], which are in order and without holes, until stitch_put. The
+ * runs are copied; their published copies stay in use as long as the stitch exists. NULL: no
+ * address space, or no memory. */
 static struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
                                  size_t count)
 {
@@ -546,7 +549,7 @@ static struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct 
         for (size_t i = 0; i < count; i++) runs[i].copy->uses++;
     }
     LIST_INSERT_HEAD(&job->stitches.all, stitch, next);
-    if (!renew(stitch, runs)) { // nobody uses it, else it were of the version
+    if (!renew(stitch, runs)) { // not in use: in use it would have the version
         drop_stitch(job, stitch);
         return NULL;
     }
@@ -562,7 +565,7 @@ static bool has_gone(const struct stitch *stitch)
     return gone;
 }
 
-/* Lets those go that are kept of a copy that is gone. */
+/* Drops kept stitches of a copy that is gone. */
 static void stitches_sweep(struct job *job)
 {
     for (struct stitch *s = LIST_FIRST(&job->stitches.all), *next; s != NULL; s = next) {
@@ -589,7 +592,7 @@ void stitches_release(struct job *job)
 
 /* ==== published view ==== */
 
-/* A copy that something here is of. */
+/* The published copy of a shard that parts of the view are in. */
 struct source {
     struct published *copy;
     uint64_t sequence;
@@ -597,13 +600,13 @@ struct source {
 
 struct published_view {
     struct job *job;              /* borrowed */
-    struct served_layout *served; /* borrowed; that serves the version, while it is opened */
+    struct served_layout *served; /* borrowed; serves the version while the view is opened */
     struct cairn_version version;
     enum published_side side;
-    struct source *sources; /* owned: [shard_count]; copy NULL: nothing is of that shard */
+    struct source *sources; /* owned: [shard_count]; copy NULL: no part is of that shard */
     uint32_t shard_count;
     const uint8_t **at;       /* owned: [count] */
-    struct stitch **stitches; /* owned: [count], each on loan; NULL: the tensor is one shard's */
+    struct stitch **stitches; /* owned: [count], each on loan; NULL: one shard has the tensor */
     size_t count;
 };
 
@@ -636,7 +639,7 @@ void published_view_close(struct published_view *view)
     free(view);
 }
 
-/* The shard's copy; the same one for all of the view. */
+/* Returns the shard's copy, the same one for the entire view. */
 static struct published *copy_of_shard(struct published_view *view, uint32_t shard)
 {
     struct source *source = &view->sources[shard];
@@ -648,7 +651,7 @@ static struct published *copy_of_shard(struct published_view *view, uint32_t sha
     return source->copy;
 }
 
-/* Where an extent of the layout lies in its shard's copy; NULL: it is not here. */
+/* Finds an extent of the layout in its shard's copy; NULL: no such copy is here. */
 static struct published *locate(struct published_view *view, const struct extent *extent,
                                 uint64_t *at_out, const struct local_extent **local_out)
 {
@@ -658,13 +661,13 @@ static struct published *locate(struct published_view *view, const struct extent
     const struct geometry *g = &view->served->layout->geometry[extent->tensor];
     const struct local_extent *local = shard_map_find(&part->map, extent->tensor,
                                                       quantum_first_leaf(g, extent->first_quantum));
-    assert(local != NULL); // map and extents are of one layout
+    assert(local != NULL); // map and extents belong to one layout
     *at_out = part->published_at[local - part->map.extents];
     *local_out = local;
     return copy;
 }
 
-/* Where each part of a tensor lies, to be freed; NULL: some of it is not here. */
+/* Returns the place of each part of a tensor, which the caller frees; NULL: some part is not here. */
 static struct stitch_run *find_runs(struct published_view *view, const struct extent *extents,
                                     size_t extent_count, size_t elem_bytes)
 {
@@ -706,7 +709,7 @@ static bool view_tensor(struct published_view *view, size_t i, uint32_t tensor)
     const struct extent *extents = layout_tensor_extents(view->served->layout, tensor,
                                                          &extent_count);
     const size_t elem_bytes = dtype_size((int)view->job->spec.tensors[tensor].wire);
-    if (extent_count == 0) { // of no elements
+    if (extent_count == 0) { // a tensor without elements
         view->at[i] = nothing;
         return true;
     }

@@ -15,17 +15,17 @@
 #include "proto/base/text.h"
 #include "proto/spec/spec.h"
 
-/* The client state and the driven rates that a commit carries. Both have been judged. */
+/* The client state and the driven rates that a commit carries. Both have been validated. */
 struct commit_words {
     ProtobufCBinaryData state; /* the client state */
-    double *driven; /* [group_count] of the spec, rates of driven groups; NULL: none is */
+    double *driven;            /* [group_count] rates of driven groups; NULL: no group is driven */
 };
 
 /* ==== driven ==== */
 
-/* Driven groups: their learning rates are the trainer's, and go with each commit. */
+/* Driven groups: the trainer sets their learning rates, and each commit carries them. */
 
-#define RATE_MAX 1e18 // as every hyper-parameter
+#define RATE_MAX 1e18 // as for every hyper-parameter
 
 static bool is_driven(const struct job *job, size_t group)
 {
@@ -55,8 +55,8 @@ cairn_status cairn_group_lr(cairn_job *handle, const char *name, double lr)
     return CAIRN_OK;
 }
 
-/* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
- * group is driven. CAIRN_ERR_INVALID: one has none yet. */
+/* Collects the rates that a commit carries, by group; `room`: [group_count]. *driven_out: `room`,
+ * or NULL if no group is driven. CAIRN_ERR_INVALID: a driven group has no rate yet. */
 static cairn_status driven_rates(struct job *job, double *room, double **driven_out)
 {
     size_t missing = SIZE_MAX;
@@ -77,8 +77,9 @@ static cairn_status driven_rates(struct job *job, double *room, double **driven_
 
 /* ==== round ==== */
 
-/* Under the lock, with global_batch: are all of its micro-batches ended, or all but the last? *is_open: that
- * one is to be ended. CAIRN_ERR_INVALID. Without it nothing is judged, and *is_open stays. */
+/* Under the lock, with global_batch: checks that all of this worker's micro-batches are ended, or
+ * all but the last. *is_open: the last must still be ended. CAIRN_ERR_INVALID: others are missing.
+ * Without global_batch nothing is checked, and *is_open is unchanged. */
 static cairn_status batch_judge_commit(const struct job *job, bool *is_open)
 {
     const struct spec_batch *batch = &job->filling.batch;
@@ -105,7 +106,7 @@ static cairn_status await_write(struct job *job, uint64_t deadline_ms)
     const uint64_t open = job_is_writing(job) && !ended ? job->writing.round.round : 0;
     pthread_mutex_unlock(&s->lock);
     const cairn_status status = api_check(job);
-    if (status != CAIRN_OK || open == 0) return status; // closed: what is asked next says so
+    if (status != CAIRN_OK || open == 0) return status; // closed: the next request reports it
     return client_fail(CAIRN_ERR_TIMEOUT,
                        "a write of this worker is open (round %" PRIu64
                        "): no round opens before its cairn_write_end",
@@ -139,7 +140,7 @@ static void note_batch(struct job *job, const Cairn__RoundOpened *opened, bool i
         filling->had_last = batch_place(&filling->batch, filling->batch.total - 1, &place);
 }
 
-/* True if the round can be used: nothing voided it between its reply and now. */
+/* Returns true if the round can be used: nothing voided it between its reply and now. */
 static bool open_round(struct job *job, const Cairn__RoundOpened *opened, bool is_write,
                        struct cairn_round *out)
 {
@@ -178,8 +179,8 @@ static bool open_round(struct job *job, const Cairn__RoundOpened *opened, bool i
     return true;
 }
 
-/* None of this worker's pushes is under way: in a thread that still adds it up (which waits for nothing, and
- * may send what it made), or at the shards. */
+/* Waits until none of this worker's pushes is in progress: neither in a thread that still adds it
+ * up (such a thread waits for nothing, and may send its sum), nor at the shards. */
 static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -188,7 +189,8 @@ static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
     return api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
 }
 
-/* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
+/* Waits for a round of this worker alone (CAIRN_MSG_WRITE_BEGIN) or of all workers
+ * (CAIRN_MSG_ROUND_BEGIN). */
 static cairn_status begin_round(struct job *job, uint16_t type, uint64_t deadline_ms,
                                 struct cairn_round *out)
 {
@@ -200,7 +202,7 @@ static cairn_status begin_round(struct job *job, uint16_t type, uint64_t deadlin
                            "job %s: every worker calls cairn_init_done before its first "
                            "round, rank 0 after its cairn_put of each tensor",
                            job->name);
-    // A void round's buffers come back before the caller fills them again.
+    // The buffers of a void round are returned before the caller fills them again.
     const uint64_t from_us = client_now_us();
     cairn_status status = await_pushes(job, deadline_ms);
     const bool is_write = type == CAIRN_MSG_WRITE_BEGIN;
@@ -220,7 +222,8 @@ static cairn_status begin_round(struct job *job, uint16_t type, uint64_t deadlin
     }
     pthread_mutex_lock(&job->session->lock);
     step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
-    // Whom a new coordinator has to await, when this worker attaches to it: those who are left.
+    // The remaining workers are those that a new coordinator must wait for when this worker
+    // attaches to it.
     if (status == CAIRN_OK && !is_write && job->attachment.launch != 0)
         job->attachment.launch = out->world;
     pthread_mutex_unlock(&job->session->lock);
@@ -255,8 +258,8 @@ static cairn_status send_word(struct job *job, bool (*run)(struct command *),
     return CAIRN_OK;
 }
 
-/* Under the lock. Stages 0 and 1: the sums of the round are this call's to send; none is added to from here
- * on. */
+/* Under the lock. Stages 0 and 1: reserves the sums of the round for this call to send; nothing is
+ * added to them from here on. */
 static bool claim_sums(struct job *job, const struct cairn_round *round)
 {
     const bool mine = accumulate_wanted(job) && !job->sums.ended &&
@@ -265,9 +268,9 @@ static bool claim_sums(struct job *job, const struct cairn_round *round)
     return mine;
 }
 
-/* Sends the sums that claim_sums gave to this call, and the end of the micro-batches. `status` is
- * what happened since the claim. After a failure the claim is undone, so that the caller may try
- * all of it again. */
+/* Sends the sums that this call claimed by claim_sums, and the end of the micro-batches. `status`
+ * is the result of the work since the claim. After a failure the claim is undone, so that the
+ * caller may try everything again. */
 static cairn_status send_claimed(struct job *job, const struct cairn_round *round,
                                  cairn_status status)
 {
@@ -288,7 +291,7 @@ static cairn_status send_sums(struct job *job, const struct cairn_round *round)
     return mine ? send_claimed(job, round, CAIRN_OK) : CAIRN_OK;
 }
 
-/* Sends what a micro-batch's end brings with it. The end itself has been noted before. */
+/* Sends everything that belongs to the end of a micro-batch. The end itself is already recorded. */
 static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     CAIRN_TRY(api_push_incomplete(job, round, micro));
@@ -296,8 +299,8 @@ static cairn_status send_micro_end(struct job *job, const struct cairn_round *ro
     return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
 }
 
-/* True if this call has to send the end of the micro-batch: an earlier call noted the end but could
- * not send it. */
+/* Returns true if this call must send the end of the micro-batch: an earlier call recorded the end
+ * but could not send it. */
 static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -308,8 +311,8 @@ static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t
     return mine;
 }
 
-/* Notes the end of a micro-batch and tells it; one that cannot be told, for lack of memory, is told by the
- * call that is made again. */
+/* Records the end of a micro-batch and sends it. If it cannot be sent, for lack of memory, the
+ * repeated call sends it. */
 static cairn_status end_micro(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     CAIRN_TRY(claim_end(job, round, micro)
@@ -334,12 +337,13 @@ static cairn_status note_committed(struct job *job, const struct cairn_round *ro
 {
     pthread_mutex_lock(&job->session->lock);
     if (job->filling.round == round->round)
-        job->filling.committed = true; // not a write that came between
+        job->filling.committed = true; // not a write that came in between
     pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }
 
-/* Under the lock, of a round that was committed before: the call may be repeated, and changes nothing. */
+/* Under the lock, for a round that was committed before: the call may be repeated, and has no
+ * effect. */
 static cairn_status judge_again(const struct job *job, const struct cairn_round *round,
                                 uint64_t weight)
 {
@@ -360,7 +364,7 @@ static cairn_status judge_weight(uint64_t weight)
                        weight);
 }
 
-/* Ends the micro-batch being filled, if any, and commits; nothing if that was done before. */
+/* Ends the micro-batch being filled, if any, and commits; does nothing if that was done before. */
 static cairn_status commit_once(struct job *job, const struct cairn_round *round, uint64_t weight)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -374,11 +378,12 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     if (!is_void && !is_done && status == CAIRN_OK) status = batch_judge_commit(job, &open);
     const bool is_surplus = batch_is_surplus(job), end_unsent = job->filling.end_unsent;
     if (!is_void && !is_done) job->filling.weight = weight;
-    // From here on, before the micro-batch ends: else a push could come between its end and the sums.
+    // The claim comes before the micro-batch ends: otherwise a push could slip in between its end
+    // and the sums.
     const bool mine = !is_void && !is_done && status == CAIRN_OK && claim_sums(job, round);
     pthread_mutex_unlock(&job->session->lock);
     if (is_void || is_done || status != CAIRN_OK)
-        return status; // the coordinator says how it ended
+        return status; // the coordinator reports how it ended
     if (is_surplus) return note_committed(job, round);
     if (end_unsent) status = end_micro(job, round, micro - 1);
     if (status == CAIRN_OK && open) status = end_micro(job, round, micro);
@@ -392,7 +397,7 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     return status == CAIRN_OK ? note_committed(job, round) : status;
 }
 
-/* CAIRN_OK: no shard refused anything of this worker in that round. */
+/* CAIRN_OK: no shard refused anything that this worker sent in that round. */
 static cairn_status judge_refused(struct job *job, uint64_t round)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -426,15 +431,15 @@ static cairn_status copy_result(const Cairn__RoundResult *result, struct cairn_r
     return CAIRN_OK;
 }
 
-/* Fills in the times and the memory that a commit tells the coordinator. False if the commit
- * carries none. */
+/* Fills in the times and the memory that a commit reports to the coordinator. False if the commit
+ * reports none. */
 static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
                        Cairn__WorkerMemory *memory)
 {
     cairn__worker_memory__init(memory);
     pthread_mutex_lock(&job->session->lock);
     const bool has_times = step_times_commit(&job->times, round, out) &&
-                           !batch_is_surplus(job); // it did nothing that others are measured by
+                           !batch_is_surplus(job); // it did nothing to compare others with
     memory->shared = memory_host_bytes(job->session);
     memory->sums = job->stats.accumulated_bytes;
     memory->units = job->stats.mapped_bytes;
@@ -444,7 +449,7 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
     return has_times;
 }
 
-/* Commits it, once, and waits for its end. */
+/* Commits the round, once, and waits for its end. */
 static cairn_status commit_round(struct job *job, const char *call, const struct cairn_round *round,
                                  uint64_t weight, const struct commit_words *words,
                                  uint64_t deadline_ms, struct cairn_result *out)
@@ -519,7 +524,7 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     return CAIRN_OK;
 }
 
-/* CAIRN_OK with *over_out: it is void already, or not this worker's to give up. */
+/* CAIRN_OK with *over_out: the round is already void, or this worker cannot give it up. */
 static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -558,7 +563,7 @@ cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *ro
 
 /* ==== write ==== */
 
-/* May this worker write what is no parameter? CAIRN_ERR_REFUSED. */
+/* Checks that this worker may write a buffer. CAIRN_ERR_REFUSED. */
 static cairn_status judge_buffer(struct job *job, size_t tensor)
 {
     const struct tensor_spec *t = &job->spec.tensors[tensor];
@@ -586,26 +591,26 @@ static struct cairn_round open_write(struct job *job)
     return round;
 }
 
-/* The round of the write that is open; 0 = none. */
 uint64_t api_write_round(struct job *job)
 {
     return open_write(job).round;
 }
 
-/* The write is void, or the wish for one (round 0) is withdrawn; keeps this thread's sentence. */
+/* Voids the write, or withdraws the request for one (round 0); keeps this thread's sentence. */
 static void cancel_write(struct job *job, uint64_t round)
 {
     struct sentence said;
     Cairn__WriteCancel message = CAIRN__WRITE_CANCEL__INIT;
     sentence_set(&said, "%s", cairn_error());
     message.round = round;
-    // Unanswered, it is void all the same: nobody commits it.
+    // Even if this is not answered, the write is void: nobody commits it.
     (void)!ask_coordinator(job, message_name(CAIRN_MSG_WRITE_CANCEL), CAIRN_MSG_WRITE_CANCEL,
                            &message.base, CAIRN_MSG_DONE, api_deadline(CANCEL_MS), NULL);
     client_fail(CAIRN_OK, "%s", said.text);
 }
 
-/* Nobody commits it: it is void here before the coordinator says so, and the next one may begin. */
+/* Gives the write up: since nobody commits it, it is void here before the coordinator says so, and
+ * the next one may begin. */
 static void give_up(struct job *job, uint64_t round)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -657,7 +662,7 @@ cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
 
 /* ---- put ---- */
 
-/* A box of a plane that was put in the write that is open. */
+/* A box of a plane that was put in the open write. */
 struct written {
     LIST_ENTRY(written) next;
     uint32_t tensor;
@@ -671,7 +676,7 @@ void write_release(struct job *job)
         LIST_REMOVE(w, next);
 }
 
-/* Notes what is put, so that no element is put twice. */
+/* Records what is put, so that no element is put twice. */
 static cairn_status claim(struct job *job, const struct command *pattern)
 {
     char mine[CAIRN_BOX_TEXT_BYTES], theirs[CAIRN_BOX_TEXT_BYTES];
@@ -701,7 +706,7 @@ static cairn_status claim(struct job *job, const struct command *pattern)
                        theirs);
 }
 
-/* It was not put after all. */
+/* Removes the record of a box that was not put after all. */
 static void unclaim(struct job *job, const struct command *pattern)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -750,7 +755,7 @@ cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, 
 
 /* ---- end ---- */
 
-/* The first put that failed since the write began. */
+/* Returns the first failure of a put since the write began. */
 static cairn_status judge_puts(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -758,7 +763,7 @@ static cairn_status judge_puts(struct job *job)
     const struct sentence why = job->puts.why;
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) return CAIRN_OK;
-    if (status == CAIRN_ERR_STALE) // the write had become void, which is no fault of the put
+    if (status == CAIRN_ERR_STALE) // the write had become void: not the put's fault
         return client_fail(CAIRN_ERR_EPOCH_CHANGED, "nothing was written, begin again: %s",
                            why.text);
     return client_fail(status, "nothing was written, because a put failed: %s", why.text);
@@ -782,7 +787,7 @@ cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_ver
     status = commit_round(job, "cairn_write_end", &round, 1,
                           &(struct commit_words) { { 0, NULL }, NULL }, deadline_ms, &result);
     if (status == CAIRN_ERR_TIMEOUT || status == CAIRN_ERR_NO_MEMORY)
-        return status; // called again, it goes on
+        return status; // the call may be repeated to continue
     pthread_mutex_lock(&job->session->lock);
     job->writing.round = (struct cairn_round) { .round = 0 };
     pthread_cond_broadcast(&job->session->changed);

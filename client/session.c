@@ -1,4 +1,5 @@
-/* Where the caller's threads and the loop thread meet: waking and waiting, asks, and streams that wait. */
+/* The interface between the caller's threads and the loop thread: waking and waiting, asks, and
+ * streams that wait. */
 #include "client/session.h"
 
 #include <errno.h>
@@ -30,7 +31,7 @@ void session_leave(struct session **s)
 void session_kick(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
-    // After the end the loop is gone, and libuv aborts on a dead handle.
+    // After the end, the loop no longer exists, and libuv aborts on a dead handle.
     if (!s->ended) uv_async_send(&s->loop.kick);
     pthread_mutex_unlock(&s->lock);
 }
@@ -43,7 +44,7 @@ static void wake_now(struct session *s)
     pthread_cond_broadcast(&s->changed);
     if (s->wake.tells) {
         const ssize_t written = write(s->event_fd, &one, sizeof one);
-        (void)written; // a full counter is readable already
+        (void)written; // a full counter is already readable
     }
     s->wake.is_due = s->wake.tells = false;
 }
@@ -232,7 +233,7 @@ static void add_word(struct op *op, struct card_word *word)
     pthread_cond_signal(&waits->changed);
 }
 
-/* The word of an operation that is late. NULL: none is. */
+/* Detaches the words of one operation that is late. NULL: none is. */
 static struct card_word *detach_late(struct stream_waits *waits, uint64_t now_ms)
 {
     const bool all = waits->is_over || (waits->close_ms != 0 && now_ms >= waits->close_ms);
@@ -279,7 +280,7 @@ static void *watch(void *arg)
     return NULL;
 }
 
-/* Under the lock. The library's threads take no signal of their host's. */
+/* Under the lock. The library's threads receive no signals of the host process. */
 static cairn_status start(struct stream_waits *waits)
 {
     sigset_t all, old;
@@ -298,7 +299,7 @@ static cairn_status start(struct stream_waits *waits)
 
 /* ---- */
 
-/* The operation's from now on; *is_done: it is over, and nobody has to wait. */
+/* Gives the word to the operation; *is_done: the operation is over, so nobody has to wait. */
 static cairn_status give(struct op *op, struct card_word *word, bool *is_done_out)
 {
     struct session *s = op->session;
@@ -314,7 +315,7 @@ static cairn_status give(struct op *op, struct card_word *word, bool *is_done_ou
     return status;
 }
 
-/* No stream waits for it; false: it was let go meanwhile. */
+/* Takes the word back, since no stream waits for it; false: it was released meanwhile. */
 static bool withdraw_word(struct op *op, const struct card_word *word)
 {
     struct stream_waits *waits = &op->session->streams;
@@ -330,7 +331,7 @@ static bool withdraw_word(struct op *op, const struct card_word *word)
     return found;
 }
 
-/* The word is watched before the stream waits for it: nothing can come between. */
+/* The operation gets the word before the stream waits for it, so that the wait always ends. */
 static cairn_status streams_await(struct op *op, struct card *card, void *stream)
 {
     struct card_word *word;
@@ -365,10 +366,10 @@ void streams_let_go(struct card_word *words)
 
 /* ==== calls that wait ==== */
 
-/* How long a call waits for a worker that is at work on something else; and that a call which waits says for
- * whom. */
+/* How long a call waits for a worker that is busy with something else, and how a waiting call
+ * reports for whom it waits. */
 
-#define QUIET_MS 5000 /* that a call may wait and say nothing */
+#define QUIET_MS 5000 /* how long a call may wait without a line */
 #define SAY_MS   60000
 
 struct patience client_patience(struct job *job, uint64_t deadline_ms)
@@ -379,7 +380,7 @@ struct patience client_patience(struct job *job, uint64_t deadline_ms)
                                .say_ms = now_ms + QUIET_MS };
 }
 
-/* False: the caller waits no longer. */
+/* False: the caller does not wait any longer. */
 static bool say(struct patience *p, const char *text, uint32_t paused_ms)
 {
     const struct session *s = p->job->session;
@@ -398,31 +399,32 @@ static bool say(struct patience *p, const char *text, uint32_t paused_ms)
 uint64_t client_says_at(const struct patience *p, uint64_t deadline_ms)
 {
     return !p->paused && p->say_ms < deadline_ms ? p->say_ms
-                                                 : deadline_ms; // of a pause it says then
+                                                 : deadline_ms; // a pause is reported then
 }
 
 void client_say_wait(struct patience *p, const char *text)
 {
-    (void)say(p, text, 0); // the call has its own time
+    (void)say(p, text, 0); // the call has its own deadline
 }
 
-/* The call's time is over, and that is for whom it waits (NULL: nobody says). True: it waits on, until
- * *deadline_ms, and asks again then. */
+/* Called when the call's time is over; `awaited` tells for whom it waits (NULL: unknown). True: the
+ * call waits on, until *deadline_ms, and asks again then. */
 static bool client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
                             uint64_t *deadline_ms)
 {
     const uint32_t paused_ms = awaited != NULL ? awaited->paused_ms : 0;
     const bool was_paused = p->paused;
-    if (p->span_ms == 0) return false; // it was to be looked at only
+    if (p->span_ms == 0) return false; // the caller only polls
     p->paused = paused_ms > 0;
     if (!p->paused && !was_paused) return false;
     if (p->paused && !say(p, awaited->text, paused_ms)) return false;
-    // Behind a pause the caller's own time begins again: nobody knows how long it is over.
+    // After a pause the caller's own time starts again, since it is not known how long ago the
+    // pause ended.
     *deadline_ms = client_now_ms() + (p->span_ms < SAY_MS || !p->paused ? p->span_ms : SAY_MS);
     return true;
 }
 
-/* Without one no shard is reached, and that is not the shard's fault. */
+/* Without a descriptor no shard can be reached, and that is not the shard's fault. */
 static bool has_descriptor(const struct session *s)
 {
     const int fd = fcntl(s->event_fd, F_DUPFD_CLOEXEC, 0);
@@ -446,12 +448,12 @@ void client_silence(struct job *job, struct sentence *out)
 
 /* ==== ask ==== */
 
-/* Asks wait in the session to be sent, their threads for the answer, and what fails has a sentence that names
- * who is awaited. */
+/* Asks wait in the session to be sent, their threads wait for the answer, and a failure gets a
+ * sentence that names who is awaited. */
 
 #define AWAITED_TIMEOUT_MS 500
 #define AWAITED_LATE_MS \
-    100 /* that a call may take longer than its time, to say for whom it waited */
+    100 /* how much longer than its time a call may take, to report for whom it waited */
 #define PAUSES                                                                                  \
     "; a worker that is at work on something else says so, and is waited for (cairn_pause; in " \
     "Python: with m.pause(\"evaluating\", at_most=600))"
@@ -465,7 +467,7 @@ static void enlist(struct ask *ask)
     session_kick(s);
 }
 
-/* Sleeps until the ask is answered; false: at the deadline it is not. */
+/* Sleeps until the ask is answered; false: it is not answered at the deadline. */
 static bool sleep_for_ask(struct ask *ask, uint64_t deadline_ms)
 {
     struct session *s = ask->job->session;
@@ -481,7 +483,7 @@ static bool sleep_for_ask(struct ask *ask, uint64_t deadline_ms)
     return is_answered;
 }
 
-/* The ask is the caller's again, whatever happened. */
+/* Takes the ask out of the list: it belongs to the caller again, whatever its result. */
 static void delist(struct ask *ask)
 {
     struct session *s = ask->job->session;
@@ -490,7 +492,7 @@ static void delist(struct ask *ask)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Not after until_ms: NULL then. */
+/* Asks for whom the call waits; NULL: no answer by until_ms. */
 static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_ms)
 {
     Cairn__WhoIsAwaited message = CAIRN__WHO_IS_AWAITED__INIT;
@@ -506,8 +508,8 @@ static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_
     return NULL;
 }
 
-/* How long the coordinator has been away, 0 if it is connected. While it is away nobody can say for
- * whom it waits. */
+/* Returns how long the coordinator has been away, or 0 if it is connected. While it is away, nobody
+ * can tell for whom it waits. */
 static uint64_t away_for_ms(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -516,7 +518,7 @@ static uint64_t away_for_ms(struct session *s)
     return away_ms;
 }
 
-/* Where no member and no shard is awaited: what else is. */
+/* Describes what else is awaited, if neither a member nor a shard is. */
 static void say_rest(struct job *job, uint16_t type, struct sentence *out)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -545,7 +547,7 @@ static void say_rest(struct job *job, uint16_t type, struct sentence *out)
     }
 }
 
-/* cairn_detach_memory was called, and cairn_attach_memory not since. */
+/* Returns true if cairn_detach_memory was called, and cairn_attach_memory not since. */
 static bool is_detached(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -578,7 +580,7 @@ static struct sentence awaited_text_ask(struct job *job, uint16_t type,
     return text;
 }
 
-/* NULL: nobody knows. */
+/* NULL: not known. */
 static Cairn__Awaited *ask_awaited(struct job *job, uint16_t type, uint64_t until_ms)
 {
     return away_for_ms(job->session) > 0 ? NULL : ask_until(job, type, until_ms);
@@ -604,7 +606,7 @@ static cairn_status fail_late(const struct ask *ask, const Cairn__Awaited *await
     return client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", call.text, text.text);
 }
 
-/* True for requests that are answered only once all workers have come to the same point. */
+/* Returns true for requests that are answered only once all workers have reached the same point. */
 static bool is_of_round(uint16_t type)
 {
     return type == CAIRN_MSG_ROUND_BEGIN || type == CAIRN_MSG_ROUND_COMMIT ||
@@ -612,8 +614,8 @@ static bool is_of_round(uint16_t type)
            type == CAIRN_MSG_TILES_DECLARE;
 }
 
-/* CAIRN_OK: it is answered. Who is awaited is asked a little before the time is over, so that a coordinator
- * which does not answer costs no time beyond. */
+/* CAIRN_OK: the ask is answered. The question of who is awaited is sent a little before the
+ * deadline, so that a coordinator that does not answer causes no further delay. */
 static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
 {
     struct patience patience = client_patience(ask->job, deadline_ms);
@@ -645,7 +647,7 @@ cairn_status ask_coordinator(struct job *job, const char *call, uint16_t type,
     enlist(&ask);
     const cairn_status waited = await_answer(&ask, deadline_ms);
     delist(&ask);
-    if (!ask.done) return waited; // it may have come at the last moment
+    if (!ask.done) return waited; // it may have been answered at the last moment
     if (ask.status != CAIRN_OK) return client_fail(ask.status, "%s", ask.why.text);
     if (ask.reply_type != reply_type) {
         message_free(ask.reply);
@@ -661,11 +663,11 @@ cairn_status ask_coordinator(struct job *job, const char *call, uint16_t type,
 
 /* ==== wait ==== */
 
-/* cairn_wait: how long a caller waits for an operation, and for whom. */
+/* cairn_wait: how long a caller waits for an operation, and for which shards. */
 
-#define AWAITED_MS 200 /* that the loop thread has to say for whom a call waits */
+#define AWAITED_MS 200 /* for the loop thread to tell for whom a call waits */
 
-/* Not under the lock: the loop thread knows which shards owe something. */
+/* Not under the lock: asks the loop thread, which knows the shards that have not answered. */
 static struct sentence awaited_text_wait(struct op *op)
 {
     struct session *s = op->session;
@@ -687,7 +689,7 @@ static struct sentence awaited_text_wait(struct op *op)
     return text;
 }
 
-/* Under the lock: a call has waited for it since then. */
+/* Under the lock: records that a call has waited for the operation since from_us. */
 static void note_time(struct op *op, uint64_t from_us)
 {
     if (op->kind == CAIRN_CHUNK_FETCH)
@@ -696,7 +698,8 @@ static void note_time(struct op *op, uint64_t from_us)
         step_times_waited(&op->job->times, CAIRN_TIME_PUSH, from_us);
 }
 
-/* A push may wait for the contributions of other workers. Not under the lock. */
+/* Returns true if the call waits on: a push may wait for the contributions of other workers. Not
+ * under the lock. */
 static bool waits_on(const struct op *op, struct patience *patience, uint64_t *deadline_ms)
 {
     if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
@@ -707,7 +710,7 @@ static bool waits_on(const struct op *op, struct patience *patience, uint64_t *d
     return waits;
 }
 
-/* Locked. Until it is done, or there is no time left. */
+/* Locked. Sleeps until the operation is done, or the time is over. */
 static void sleep_for_wait(struct op *op, uint64_t deadline_ms)
 {
     struct session *s = op->session;
@@ -763,7 +766,7 @@ cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
 
 /* ---- one of several ---- */
 
-/* *first_out: NULL: there is none. */
+/* *first_out: NULL: no operation was given. */
 static cairn_status get_all(cairn_op *const *handles, size_t count, struct op **ops,
                             struct op **first_out)
 {
@@ -784,7 +787,7 @@ static cairn_status get_all(cairn_op *const *handles, size_t count, struct op **
     return status;
 }
 
-/* Locked: the first that is done, or `count`. */
+/* Locked: returns the index of the first operation that is done, or `count`. */
 static size_t find_done(struct op *const *ops, size_t count)
 {
     size_t i = 0;
@@ -851,11 +854,11 @@ cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 
 /* ==== pause ==== */
 
-/* Pauses: this worker is at work on something else, and the others wait. */
+/* Pauses: this worker is busy with something else, and the others wait. */
 
 #define AT_MOST_MS 86400000
 
-/* Told again after an attach: a new coordinator knows of none. */
+/* The pause is repeated after an attach: a new coordinator knows of none. */
 static void note_pause(struct job *job, const char *what, uint64_t ends_ms)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -874,7 +877,7 @@ static cairn_status tell_pause(struct job *job, const char *what, int at_most_ms
     const cairn_status status = ask_coordinator(
         job, at_most_ms > 0 ? "cairn_pause" : "cairn_pause_end", CAIRN_MSG_PAUSE, &message.base,
         CAIRN_MSG_DONE, deadline_ms, NULL);
-    if (status != CAIRN_OK) note_pause(job, "", 0); // who was told that it failed will not end it
+    if (status != CAIRN_OK) note_pause(job, "", 0); // a caller whose call failed will not end it
     return status;
 }
 

@@ -13,7 +13,7 @@
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 
-/* The structs of the first release end with these. */
+/* The structs of the first release end with these fields. */
 #define END_OF(type, field) (offsetof(struct type, field) + sizeof((struct type *)NULL)->field)
 #define TENSOR_LEAST        END_OF(cairn_tensor, kind)
 #define GROUP_LEAST         END_OF(cairn_group, nesterov)
@@ -36,7 +36,7 @@ static cairn_status copy_struct(void *to, size_t bytes, size_t least_bytes, cons
                        what, bytes);
 }
 
-/* A name that cannot be one; NULL stands for a default. */
+/* Refuses an invalid name; NULL stands for a default. */
 static cairn_status judge_name(const char *what, size_t i, const char *field, const char *text)
 {
     char full[64];
@@ -49,7 +49,7 @@ static cairn_status judge_name(const char *what, size_t i, const char *field, co
 
 /* ---- groups ---- */
 
-/* True if all `bytes` are 0, as fields that are reserved for a later version must be. */
+/* Returns true if all `bytes` are 0, as fields reserved for a later version must be. */
 static bool struct_is_zero(const void *reserved, size_t bytes)
 {
     const unsigned char *byte = reserved;
@@ -58,7 +58,7 @@ static bool struct_is_zero(const void *reserved, size_t bytes)
     return true;
 }
 
-/* The caller's i-th group of an array, as large as ours. Sets this thread's sentence. */
+/* Copies the caller's i-th group of an array, in our struct's size. Sets this thread's sentence. */
 static cairn_status copy_group(const struct cairn_group *first, size_t i, struct cairn_group *out)
 {
     const cairn_status status = copy_struct(out, sizeof *out, GROUP_LEAST, struct_at(first, i),
@@ -88,7 +88,7 @@ struct group_spec client_group_of(const struct cairn_group *g)
     return out;
 }
 
-/* The caller's groups, as large as ours, and which of their patterns took a tensor. */
+/* The caller's groups, in our struct's size, and which of their patterns matched a tensor. */
 struct groups {
     struct cairn_group *list; /* owned, [count] */
     bool *matched;            /* owned, [count] */
@@ -116,7 +116,7 @@ static cairn_status judge_unused(const struct group_spec *group)
     const char *field = "";
     const cairn_status status = group_spec_unused(group, &field);
     if (status == CAIRN_OK || strcmp(field, "optimizer") == 0)
-        return CAIRN_OK; // judged with the rest
+        return CAIRN_OK; // validated with the rest
     return client_fail(status,
                        "group %.64s: %s has no effect with optimizer %s; allowed: 0, or what "
                        "CAIRN_GROUP_INIT says",
@@ -147,8 +147,8 @@ static cairn_status add_groups(struct job_spec_data *spec, const struct groups *
     return CAIRN_OK;
 }
 
-/* The group of a trained tensor that names none: the first group whose pattern matches the tensor's
- * name. */
+/* Returns the group of a trained tensor that names none: the first group whose pattern matches the
+ * tensor's name. */
 static const char *group_by_pattern(struct groups *groups, const char *tensor)
 {
     for (size_t i = 0; i < groups->count; i++) {
@@ -176,7 +176,7 @@ static cairn_status judge_patterns(const struct groups *groups)
 
 /* ---- tensors ---- */
 
-/* An alias keeps what the caller said of it until its target is known: settle_alias. */
+/* Adds a tensor. An alias keeps the caller's fields until its target is known: settle_alias. */
 static cairn_status add_tensor(struct job_spec_data *spec, struct groups *groups,
                                const struct cairn_tensor *t)
 {
@@ -192,7 +192,7 @@ static cairn_status add_tensor(struct job_spec_data *spec, struct groups *groups
                                t->name, t->rank, d, t->shape[d]);
     const bool is_alias = t->alias_of != NULL;
     const cairn_kind kind = t->kind != 0 || is_alias ? t->kind : CAIRN_TRAINED;
-    const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32; // where none is said
+    const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32; // the default
     const char *group = t->group;
     if (group != NULL && group[0] != '\0' && kind != CAIRN_TRAINED && !is_alias)
         return client_fail(CAIRN_ERR_INVALID,
@@ -253,12 +253,12 @@ static cairn_status add_tensors(struct job_spec_data *spec, struct groups *group
     return status;
 }
 
-/* Appends the tensors of an amendment, which are no aliases; one that is trained and names no group is of
- * "default". As above. */
+/* Appends the tensors of an amendment, which may not be aliases. A trained tensor that names no
+ * group belongs to "default". */
 static cairn_status fill_added(const struct cairn_tensor *first, size_t count,
                                struct job_spec_data *spec)
 {
-    struct groups none = { NULL, NULL, 0 }; // patterns took what they took when the job was made
+    struct groups none = { NULL, NULL, 0 }; // patterns only apply when the job is created
     const struct cairn_job_spec from = { .tensors = first, .tensor_count = count };
     for (size_t i = 0; i < count; i++) {
         struct cairn_tensor t;
@@ -273,8 +273,8 @@ static cairn_status fill_added(const struct cairn_tensor *first, size_t count,
 }
 
 /* Gives the alias the fields of its target. The kind and shape that the caller gave to the alias
- * must agree with the target; afterwards the alias has none of its own. A target that does not
- * exist or is an alias itself is left to spec_check. */
+ * must agree with the target; afterwards the alias has none of its own. spec_check refuses a target
+ * that does not exist or is itself an alias. */
 static cairn_status settle_alias(const struct job_spec_data *spec, struct tensor_spec *alias)
 {
     const size_t index = spec_find_tensor(spec, alias->alias_of);
@@ -305,7 +305,8 @@ static cairn_status settle_alias(const struct job_spec_data *spec, struct tensor
     return CAIRN_OK;
 }
 
-/* Every target still has its own shape when its aliases are settled: an alias of an alias is refused. */
+/* Settles all aliases. Every target still has its own shape then, since an alias of an alias is
+ * refused. */
 static cairn_status settle_aliases(struct job_spec_data *spec)
 {
     cairn_status status = CAIRN_OK;
@@ -326,7 +327,7 @@ static void fill_job(struct job_spec_data *spec, const struct cairn_job_spec *fr
     CAIRN_SPEC_FIELDS(X)
 #undef X
     if (from->stage != 0) spec->stage = from->stage - CAIRN_STAGE(0);
-    // 64 bits: 32 would lie in what older callers have as padding
+    // 64-bit fields: 32 bits would use bytes that are padding for older callers
     if (from->skips_max != 0) spec->skips_max = (uint32_t)from->skips_max;
     spec->global_batch = (uint32_t)from->global_batch;
 }
@@ -359,7 +360,7 @@ cairn_status client_spec_launch(const struct cairn_job_spec *from, uint32_t *wor
     return CAIRN_OK;
 }
 
-/* Judges numbers that have 64 bits in cairn.h and 32 in the job, before they are narrowed. */
+/* Validates numbers that have 64 bits in cairn.h and 32 bits in the job, before they are narrowed. */
 static cairn_status judge_wide(const struct cairn_job_spec *from)
 {
     if (from->skips_max > UINT32_MAX)
@@ -393,7 +394,7 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
         status = client_fail(CAIRN_ERR_INVALID, "CAIRN_OPEN_MUST_NOT_EXIST goes with neither "
                                                 "CAIRN_OPEN_MUST_EXIST nor CAIRN_OPEN_RESUME");
     if (status == CAIRN_OK && own.stage != 0 &&
-        own.stage - CAIRN_STAGE(0) >= CAIRN_STAGE(0)) // no CAIRN_STAGE(n)
+        own.stage - CAIRN_STAGE(0) >= CAIRN_STAGE(0)) // not a CAIRN_STAGE(n)
         status = client_fail(CAIRN_ERR_INVALID,
                              "stage is %u; write CAIRN_STAGE(0) to CAIRN_STAGE(3), or 0 for "
                              "CAIRN_STAGE(2)",
@@ -412,7 +413,7 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
 
 /* ==== describe ==== */
 
-/* cairn_job_describe and cairn_job_tensor tell whoever opened a job what the job is. Readers bring
+/* cairn_job_describe and cairn_job_tensor describe the job to a member that opened it. Readers have
  * no spec of their own, and trainers compare the job's spec with theirs. */
 
 static void fill_info(struct job *job, struct cairn_job_info *info)
@@ -458,7 +459,7 @@ cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
     return CAIRN_OK;
 }
 
-/* An alias is described as its target, or as the box of it. */
+/* Describes a tensor; an alias is described like its target, or like its box of the target. */
 static void fill_tensor(const struct job_spec_data *spec, size_t index, struct cairn_tensor *out)
 {
     const struct tensor_spec *t = &spec->tensors[index];
@@ -499,18 +500,18 @@ cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tens
 
 /* ==== amend ==== */
 
-/* cairn_job_amend: the caller's words become one request. */
+/* cairn_job_amend: the caller's changes become one request. */
 
-#define AMEND_BYTES_MAX (512 << 10)                                  // of a frame
-#define LEAST           offsetof(struct cairn_amend, freeze_tensors) // of the first release
+#define AMEND_BYTES_MAX (512 << 10)                                  // the most bytes of a frame
+#define LEAST           offsetof(struct cairn_amend, freeze_tensors) // as in the first release
 
-/* The request and what it owns. */
+/* The request and the memory that it owns. */
 struct words {
     Cairn__JobAmend message;
-    struct cairn_group *groups;      /* [group_count], as large as ours */
+    struct cairn_group *groups;      /* [group_count], in our struct's size */
     Cairn__GroupSpec *packed;        /* [group_count] */
     Cairn__GroupSpec **list;         /* [group_count] */
-    struct job_spec_data added;      /* the tensors to add, nothing else */
+    struct job_spec_data added;      /* only the tensors to add */
     Cairn__TensorSpec *tensors;      /* [add_count] */
     Cairn__TensorSpec **tensor_list; /* [add_count] */
     Cairn__TensorTie *ties;          /* [tie_count] */
@@ -743,7 +744,7 @@ static cairn_status amend_inside(struct job *job, const struct cairn_amend *amen
     CAIRN_TRY(ask_coordinator(job, "cairn_job_amend", CAIRN_MSG_JOB_AMEND, &words->message.base,
                               CAIRN_MSG_JOB_AMENDED, deadline_ms, NULL));
     if (amend->set_clip_norm)
-        job_note_clip_norm(job, amend->clip_norm); // before the round that goes by it
+        job_note_clip_norm(job, amend->clip_norm); // before the round that uses it
     return CAIRN_OK;
 }
 

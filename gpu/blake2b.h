@@ -1,6 +1,6 @@
-/* The tables of BLAKE2b (RFC 7693) for whoever has its own form of the function: the host's vectors
- * (gpu/host/isa/table.c) and the device's lanes (gpu/kernel/bodies.h). As macros, so that nvcc has them in
- * device code, too. */
+/* The tables of BLAKE2b (RFC 7693) for code with its own implementation of the function: the host's vectors
+ * (gpu/host/isa/table.c) and the device's lanes (gpu/kernel/bodies.h). They are macros so that nvcc can use
+ * them in device code, too. */
 #ifndef CAIRN_GPU_BLAKE2B_H
 #define CAIRN_GPU_BLAKE2B_H
 
@@ -14,10 +14,10 @@
             0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179 \
     }
 
-/* 2.5: what the state's first word is xored with: no key, a digest of 32 bytes, sequential. */
+/* 2.5: the parameter block, xored into the state's first word: no key, a digest of 32 bytes, sequential. */
 #define BLAKE2B_256 0x01010020
 
-/* 2.7: ROUND() of the order of the message's words, for each round; 10 and 11 are 0 and 1 again. */
+/* 2.7: calls ROUND() with the order of the message's words for each round; 10 and 11 are 0 and 1 again. */
 #define BLAKE2B_ROUNDS(ROUND)                                   \
     ROUND(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) \
     ROUND(14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3) \

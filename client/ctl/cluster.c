@@ -9,20 +9,20 @@
 #include "client/ctl/ctl.h"
 #include "proto/spec/spec.h"
 
-/* The coordinator gives up sooner where nobody answers it, and says who. */
+/* The coordinator stops earlier if a shard does not answer, and names that shard. */
 #define ADOPT_TIMEOUT_MS 600000
 
 /* ==== check ==== */
 
-/* cairn cluster status --check, cairn job check: what is not well, for a supervisor that goes by the exit
- * status. */
+/* cairn cluster status --check, cairn job check: print what is wrong, for a supervisor that reads the
+ * exit status. */
 
-/* The kinds of what is not well, the worst first: the exit status is the first's of those that were found. */
+/* The kinds of trouble, the worst first: the exit status is that of the worst kind found. */
 enum trouble {
-    TROUBLE_SHARD,    /* a shard is away, is not ours, or is not reached by other hosts */
+    TROUBLE_SHARD,    /* a shard is not up, unfit, or not reached by other hosts; too few are up */
     TROUBLE_WAITS,    /* a job is lost, halted, or waits */
     TROUBLE_SNAPSHOT, /* one failed, is damaged, unverified or older than asked; none can be saved */
-    TROUBLE_DEGRADED, /* all goes on, but not as it should */
+    TROUBLE_DEGRADED, /* everything works, but not as it should */
     TROUBLE_COUNT
 };
 static const struct {
@@ -33,15 +33,14 @@ static const struct {
                               [TROUBLE_SNAPSHOT] = { "snapshot", 22 },
                               [TROUBLE_DEGRADED] = { "degraded", 23 } };
 
-/* A job that has stood still for so long waits, */
+/* A job waits if it has made no progress for this long. */
 #define WAITS_MS 60000
-/* and so long `latest` may lie before the coordinator reads it again, beyond the interval that it was
- * given. */
+/* `latest` may remain unread by the coordinator for this long beyond its scrub interval. */
 #define UNREAD_S 3600
 
 struct check {
     const struct ctl *ctl;
-    enum trouble worst; /* TROUBLE_COUNT: nothing was found */
+    enum trouble worst; /* TROUBLE_COUNT: no trouble was found */
     json_t *found;      /* owned, if JSON is wanted */
 };
 
@@ -144,7 +143,7 @@ static uint64_t age_s(uint64_t unix_ms)
     return now_s > then_s ? now_s - then_s : 0;
 }
 
-/* `list`: the newest first. */
+/* `list`: the newest snapshot first. */
 static void check_newest(struct check *check, const Cairn__JobStatus *j,
                          const Cairn__SnapshotList *list)
 {
@@ -169,7 +168,8 @@ static void check_newest(struct check *check, const Cairn__JobStatus *j,
     }
 }
 
-/* The coordinator answered, and what it said is of this job's snapshots alone: all else is looked at. */
+/* True if the coordinator answered: the status then concerns only this job's snapshots, and the check
+ * continues. */
 static bool is_answer(cairn_status status)
 {
     return status != CAIRN_ERR_UNREACHABLE && status != CAIRN_ERR_CLOSED &&
@@ -221,7 +221,7 @@ static struct check begin_check(const struct ctl *ctl)
                             .found = ctl->json ? json_array() : NULL };
 }
 
-/* Prints what is to be printed last, and returns the exit status. */
+/* Prints the final output, and returns the exit status. */
 static int end_check(struct check *check, cairn_status status)
 {
     const int found = check->worst < TROUBLE_COUNT ? troubles[check->worst].exit_status : 0;
@@ -234,8 +234,8 @@ static int end_check(struct check *check, cairn_status status)
     return status == CAIRN_OK ? found : status_exit((int)status);
 }
 
-/* Prints what is wrong with the cluster and all its jobs, a line each. The exit status says which
- * kind is the worst. */
+/* Prints what is wrong with the cluster and all its jobs, one line each. The exit status is that of the
+ * worst kind. */
 static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status)
 {
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
@@ -268,8 +268,8 @@ int ctl_job_check(struct ctl *ctl)
 
 /* ==== cluster ==== */
 
-/* Prints which shards' builds or hosts lack what, in one line for all that lack the same: shards on
- * one kind of machine do. */
+/* Prints which capabilities the builds or hosts of shards lack, one line for all shards that lack the
+ * same, as shards on the same kind of machine do. */
 static void print_without(const Cairn__ClusterStatus *status)
 {
     for (uint32_t without = 1; without < 1u << CAIRN_WITHOUT_COUNT; without++) {
@@ -382,7 +382,7 @@ static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *pa
     ctl_table_print(ctl, CTL_COLUMNS(columns), parts, count);
 }
 
-/* The use of a shard's device stands beside its description. */
+/* Prints the status, with the use of a shard's device next to the device's description. */
 static void print_json(const Cairn__ClusterStatus *status)
 {
     json_t *object = ctl_json(status), *members = json_object_get(object, "members");
@@ -510,7 +510,7 @@ int ctl_cluster_backup(struct ctl *ctl)
     return ctl_ask_by(ctl, &question, &backup);
 }
 
-/* They are no reason to wait for, and may be one for what is refused. */
+/* Lists the silent shards: the command does not wait for them, but they may explain a refusal. */
 static void say_silent(const Cairn__ClusterAdopted *adopted)
 {
     for (size_t i = 0; i < adopted->n_silent; i++)
@@ -527,7 +527,8 @@ static json_t *keys_json(const Cairn__Keys *keys)
     return ids;
 }
 
-/* Without a new store's word for them no snapshot that they signed would be restored. */
+/* Lists the lost store's trusted keys: unless the new store trusts them, no snapshot that they signed
+ * can be restored. */
 static void say_keys(const Cairn__Keys *keys, bool done)
 {
     for (size_t i = 0; keys != NULL && i < keys->n_keys; i++)
@@ -585,11 +586,12 @@ int ctl_cluster_adopt(struct ctl *ctl)
 
 struct seen {
     uint64_t after;   /* the number of the last event */
-    uint64_t process; /* the coordinator that gave it; 0: none yet */
+    uint64_t process; /* the coordinator process that assigned it; 0: none yet */
 };
 
-/* Another coordinator than before has numbered other events with what was seen already: those that the former
- * one had not stored when it was killed, or all, if its store was lost. True: to be asked anew. */
+/* True if the events must be fetched again: a new coordinator process has reused numbers that were already
+ * seen, either of events that the previous process had not stored when it was killed, or, if its store was
+ * lost, of all events. */
 static bool goes_back(struct seen *seen, const Cairn__Events *page)
 {
     const bool is_other = seen->process != 0 && page->process != seen->process;
@@ -611,7 +613,7 @@ static void take_page(struct ctl_table *table, json_t *list, const Cairn__Events
     }
 }
 
-/* All pages behind what was seen, into one of both. */
+/* Fetches all pages after the events already seen, into the table or the list. */
 static cairn_status ask_events(struct ctl *ctl, struct ctl_table *table, json_t *list,
                                struct seen *seen)
 {
@@ -630,7 +632,7 @@ static cairn_status ask_events(struct ctl *ctl, struct ctl_table *table, json_t 
     return CAIRN_OK;
 }
 
-/* Lines of what has happened behind what was seen: a row, or an object, each. */
+/* Prints the events after those already seen: one row, or one object, each. */
 static cairn_status print_new(struct ctl *ctl, struct seen *seen)
 {
     static const struct ctl_column columns[] = {
@@ -659,9 +661,9 @@ static int follow(struct ctl *ctl, struct seen *seen)
 {
     ctl->no_headers = true;
     ctl->tries_again = true;
-    ctl_on_interrupt("%s", ""); // ends without a word
+    ctl_on_interrupt("%s", ""); // ends silently
     for (;;) {
-        if (fflush(stdout) != 0) return 1; // nobody reads it
+        if (fflush(stdout) != 0) return 1; // nobody reads the output
         poll(NULL, 0, (int)(ctl->every_s * 1000));
         const cairn_status status = print_new(ctl, seen);
         if (status != CAIRN_OK && status != CAIRN_ERR_UNREACHABLE && status != CAIRN_ERR_TIMEOUT)
@@ -693,9 +695,9 @@ const struct ctl_question ctl_shard_forget = CTL_QUESTION(SHARD_FORGET, shard_fo
 
 /* ==== since ==== */
 
-/* A time of the past, as people write it: --since. */
+/* Parses a time in the past, as people write it: --since. */
 
-/* "2h", "1.5d", "90s" before now. */
+/* Parses "2h", "1.5d", "90s" before now. */
 static bool parse_ago(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
 {
     static const struct {
@@ -714,7 +716,7 @@ static bool parse_ago(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
     return false;
 }
 
-/* Behind the seconds: ".250", then "Z" or "+02:00". */
+/* Parses what follows the seconds: ".250", then "Z" or "+02:00". */
 static bool parse_rest(const char *text, int64_t *ms_out, int64_t *offset_s_out)
 {
     int hours, minutes, read = 0;
@@ -736,7 +738,7 @@ static bool parse_rest(const char *text, int64_t *ms_out, int64_t *offset_s_out)
     return true;
 }
 
-/* RFC 3339. */
+/* Parses an RFC 3339 time. */
 static bool parse_time(const char *text, uint64_t *unix_ms_out)
 {
     struct tm utc = { .tm_sec = 0 };

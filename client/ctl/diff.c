@@ -1,5 +1,6 @@
-/* cairn snapshot diff: in what two snapshots differ: spec, scalars, and every plane, by how much. And cairn
- * snapshot show: what is said of one; its tensors; what is in them. */
+/* cairn snapshot diff: how two snapshots differ: spec, scalars, and each plane, with the size of the
+ * difference. cairn snapshot show: the description of a snapshot, its tensors, and statistics of their
+ * elements. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -12,7 +13,7 @@
 #include "client/ctl/snapshot.h"
 #include "proto/spec/spec.h"
 
-#define SPEC_LINES 100 // that are shown
+#define SPEC_LINES 100 // the most that are shown
 
 /* ==== stats ==== */
 
@@ -111,7 +112,7 @@ void ctl_difference_add(struct ctl_difference *d, uint64_t first_elem, const flo
     }
 }
 
-/* The same of bytes: only elems and first_elem. */
+/* Like ctl_difference_add, for bytes: only elems and first_elem. */
 static void difference_add_bytes(struct ctl_difference *d, uint64_t first_elem, const uint8_t *a,
                                  const uint8_t *b, size_t count)
 {
@@ -119,7 +120,7 @@ static void difference_add_bytes(struct ctl_difference *d, uint64_t first_elem, 
         if (a[i] != b[i]) note_first(d, first_elem + i);
 }
 
-/* And all of `more`, of other elements of the same plane. */
+/* Adds all of `more`, which covers other elements of the same plane. */
 static void difference_join(struct ctl_difference *d, const struct ctl_difference *more)
 {
     if (more->elems > 0 && (d->elems == 0 || more->first_elem < d->first_elem))
@@ -139,13 +140,14 @@ double ctl_difference_relative(const struct ctl_difference *d)
 
 /* ==== sweep ==== */
 
-/* Reads a snapshot from one end to the other: piece by piece in the order of its files, which is what storage
- * does fastest, in several runs of files at a time. */
+/* Reads a complete snapshot: piece by piece in the order of its files, which is fastest for storage,
+ * with several threads that each read a run of files. */
 
 #define CTL_SWEEP_THREADS_MAX 8
 #define CTL_SWEEP_PIECE_BYTES ((size_t)4 << 20)
 
-/* Elements [first_elem, first_elem + elem_count) of a plane, in its dtype: CTL_SWEEP_PIECE_BYTES at most. */
+/* Elements [first_elem, first_elem + elem_count) of a plane, in its dtype: CTL_SWEEP_PIECE_BYTES at
+ * most. */
 struct ctl_piece {
     uint32_t tensor, plane;
     uint64_t first_elem, elem_count;
@@ -154,27 +156,26 @@ struct ctl_piece {
 
 struct ctl_sweep {
     const char *folder;
-    const struct snapshot
-        *snapshot; /* of that folder, opened; only its index and manifest are read */
+    const struct snapshot *snapshot; /* in `folder`, opened; only its index and manifest are read */
     struct ctl_progress *progress;
     void *context;
     /* Which planes are read; NULL: all. */
     bool (*wants)(const void *context, uint32_t tensor, uint32_t plane);
-    /* In any order of a plane's pieces, but from a thread always the same ones. `thread` is below
-     * CTL_SWEEP_THREADS_MAX. Another status than CAIRN_OK ends the sweep with it. */
+    /* Pieces of a plane come in any order; a given thread always gets the same pieces. `thread` is below
+     * CTL_SWEEP_THREADS_MAX. A status other than CAIRN_OK ends the sweep with that status. */
     cairn_status (*on_piece)(void *context, unsigned thread, const struct ctl_piece *piece,
                              struct sentence *why);
 };
 
-#define RUN_BYTES_MIN ((uint64_t)64 << 20) // of a thread: it opens the snapshot once more
+#define RUN_BYTES_MIN ((uint64_t)64 << 20) // per thread: each thread opens the snapshot again
 
 /* The state that the threads of a sweep share. */
 struct crew {
     const struct ctl_sweep *sweep;        /* read only */
-    const struct snapshot_piece **pieces; /* the same; owned, in the order of the files */
+    const struct snapshot_piece **pieces; /* read only; owned, in the order of the files */
     size_t piece_count;
 
-    pthread_mutex_t mutex; /* of what follows */
+    pthread_mutex_t mutex; /* protects the fields below */
     uint64_t done_bytes;
     cairn_status status;
     struct sentence why;
@@ -183,7 +184,7 @@ struct hand {
     pthread_t thread;
     struct crew *crew;
     unsigned number;
-    size_t first, end; /* of the pieces */
+    size_t first, end; /* the thread's range of the pieces */
 };
 
 static size_t elem_bytes(const struct ctl_sweep *sweep, uint32_t tensor, uint32_t plane)
@@ -201,7 +202,7 @@ static bool wanted(const struct ctl_sweep *sweep, const struct snapshot_piece *p
     return sweep->wants == NULL || sweep->wants(sweep->context, piece->tensor, piece->plane);
 }
 
-/* How many bytes the sweep would read. */
+/* Returns the number of bytes that the sweep would read. */
 static uint64_t sweep_bytes(const struct ctl_sweep *sweep)
 {
     const struct snapshot_index *index = &sweep->snapshot->index;
@@ -213,7 +214,7 @@ static uint64_t sweep_bytes(const struct ctl_sweep *sweep)
 
 /* ---- a thread ---- */
 
-/* False: somebody has failed. */
+/* Records a thread's progress or failure. False: a thread has failed. */
 static bool note_sweep(struct crew *crew, cairn_status status, const struct sentence *why,
                        uint64_t bytes)
 {
@@ -273,7 +274,7 @@ static void *run_sweep(void *argument)
     return NULL;
 }
 
-/* ---- all of them ---- */
+/* ---- all threads ---- */
 
 static int file_order(const void *a, const void *b)
 {
@@ -295,7 +296,7 @@ static bool list_pieces(struct crew *crew)
     return true;
 }
 
-/* Deals the pieces to threads, in runs of as many bytes. */
+/* Distributes the pieces to threads, in runs of equal bytes. */
 static unsigned deal(struct crew *crew, struct hand hands[CTL_SWEEP_THREADS_MAX])
 {
     const uint64_t bytes = sweep_bytes(crew->sweep);
@@ -315,7 +316,7 @@ static unsigned deal(struct crew *crew, struct hand hands[CTL_SWEEP_THREADS_MAX]
     return count;
 }
 
-/* CAIRN_OK: every piece was given. Else the first failure; all threads have ended. */
+/* CAIRN_OK: every piece was passed to on_piece. Else the first failure; all threads have ended. */
 static cairn_status run_sweep_of(const struct ctl_sweep *sweep, struct sentence *why)
 {
     struct crew crew = { .sweep = sweep, .status = CAIRN_OK };
@@ -326,7 +327,7 @@ static cairn_status run_sweep_of(const struct ctl_sweep *sweep, struct sentence 
     pthread_mutex_init(&crew.mutex, NULL);
     for (; started < count; started++)
         if (pthread_create(&hands[started].thread, NULL, run_sweep, &hands[started]) != 0) break;
-    for (unsigned i = started; i < count; i++) run_sweep(&hands[i]); // no thread for it
+    for (unsigned i = started; i < count; i++) run_sweep(&hands[i]); // in this thread instead
     for (unsigned i = 0; i < started; i++) pthread_join(hands[i].thread, NULL);
     pthread_mutex_destroy(&crew.mutex);
     free(crew.pieces);
@@ -338,7 +339,7 @@ static cairn_status run_sweep_of(const struct ctl_sweep *sweep, struct sentence 
 
 enum { SAME = 0, DIFFERENT = 1 };
 
-/* A plane that both have of as many elements. */
+/* A plane that exists in both snapshots with the same number of elements. */
 struct pair {
     bool compared;
     uint32_t b; /* the tensor's index in B */
@@ -348,14 +349,14 @@ struct diff {
     const struct snapshot *a, *b;
     const char *folder_b;
     struct pair *pairs; /* owned; [tensor of A][CAIRN_PLANE_COUNT] */
-    /* owned, of each thread: B once more, a piece of it, and what it has found */
+    /* owned by each thread: its own opened B, a buffer for a piece of it, and its results */
     struct {
         bool is_open;
         struct snapshot b;
         void *piece;
-        struct ctl_difference *found; /* as pairs */
+        struct ctl_difference *found; /* like pairs */
     } threads[CTL_SWEEP_THREADS_MAX];
-    /* owned; lines */
+    /* owned; output lines */
     json_t *spec, *scalars, *only;
 };
 
@@ -439,7 +440,8 @@ static void note_diff(json_t *lines, const char *format, ...)
     json_array_append_new(lines, json_string(line.text));
 }
 
-/* A worker and its job are here and on the servers; two snapshots are A and B. */
+/* Rewords the difference: spec_difference speaks of a worker ("here") and the servers; here these are A
+ * and B. */
 static void on_difference(void *context, const struct spec_difference *d)
 {
     if (d->here != NULL)
@@ -461,7 +463,7 @@ static void compare_scalars(struct diff *d)
                   b->payload_bytes);
 }
 
-/* Which planes are compared; those that one alone has, or of another shape, are listed. */
+/* Selects the planes to compare; lists those that only one snapshot has, or that differ in shape. */
 static void pair_planes(struct diff *d)
 {
     const struct job_spec_data *a = spec_a(d), *b = &d->b->manifest.spec;
@@ -592,7 +594,7 @@ static void release_diff(struct diff *d)
     json_decref(d->only);
 }
 
-/* -1: go on. */
+/* -1: continue. */
 static int find_both(struct ctl *ctl, char a[static PATH_MAX], char b[static PATH_MAX])
 {
     if (ctl->path_before != NULL && ctl->argc == 0) {
@@ -626,12 +628,12 @@ int ctl_snapshot_diff(struct ctl *ctl)
 
 /* ==== show ==== */
 
-/* cairn snapshot show: what is said of a snapshot; its tensors; what is in them. */
+/* cairn snapshot show: the description of a snapshot, its tensors, and statistics of their elements. */
 
-/* The snapshot that is shown. */
+/* The snapshot to show. */
 struct show {
-    const struct job_spec_data *spec; /* NULL: it cannot be read from here */
-    /* of --stats, [tensor][CAIRN_PLANE_COUNT], of each thread, then of all in the first; NULL: none */
+    const struct job_spec_data *spec; /* NULL: the snapshot cannot be read from this host */
+    /* for --stats, [tensor][CAIRN_PLANE_COUNT], one per thread, then the total in the first; NULL: none */
     struct ctl_stats *stats[CTL_SWEEP_THREADS_MAX];
 };
 
@@ -648,7 +650,7 @@ static bool is_stored(const struct job_spec_data *spec, size_t tensor, int plane
 
 /* ---- statistics ---- */
 
-/* The bytes of a blob are no numbers. */
+/* True unless the tensor is a blob, whose bytes are not numbers. */
 static bool has_stats(const void *context, uint32_t tensor, uint32_t plane)
 {
     const struct show *show = context;
@@ -808,9 +810,9 @@ static void print_json_show(const Cairn__SnapshotStatus *status, const struct sh
     ctl_print_json(object);
 }
 
-/* ---- where it is told ---- */
+/* ---- without a coordinator ---- */
 
-/* As the coordinator would say it; borrowed from the manifest and the folder's path. */
+/* Fills the status as the coordinator would report it; borrows from the manifest and the folder's path. */
 static void status_of(const struct manifest *m, const char *folder,
                       char nonfinite[static CAIRN_RESULTS_BYTES], Cairn__SnapshotStatus *out)
 {
@@ -834,7 +836,7 @@ static void status_of(const struct manifest *m, const char *folder,
     out->periodic = m->periodic != 0;
 }
 
-/* `told` is NULL without a coordinator. */
+/* `told`: the coordinator's status; NULL without a coordinator. */
 static void say_snapshot(const struct ctl *ctl, const char *folder,
                          const Cairn__SnapshotStatus *told, const struct manifest *manifest,
                          const struct show *show)
@@ -870,7 +872,8 @@ static int show_stats(struct ctl *ctl, const char *folder, const Cairn__Snapshot
     return done >= 0 ? done : 0;
 }
 
-/* The coordinator has read it: that it is not to be seen from here is no failure. */
+/* Succeeds even if the folder is not visible from this host, since the coordinator has read the
+ * snapshot. */
 static int show_tensors(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
 {
     struct manifest manifest;

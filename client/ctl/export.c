@@ -1,6 +1,6 @@
-/* cairn snapshot export: a snapshot as others read it. Blocks are read and judged ahead, in the order in
- * which they are written, and written beside that: memory is that of the blocks under way, whatever the
- * model's size. */
+/* cairn snapshot export: writes a snapshot in formats of other programs. Blocks are read and verified
+ * ahead, in the order in which they are written, while earlier blocks are written: the memory used is
+ * that of the blocks in flight, whatever the model's size. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,10 +23,10 @@
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/store/storage.h"
 
-#define FILE_BYTES_DEFAULT UINT64_C(5000000000) // as the Hub's tools have it
-#define AHEAD              16                   // blocks that are read ahead, and besides
-#define BLOCKS_MAX         32                   // all that are held; 128 MiB
-#define IN_FLIGHT          8                    // blocks that are written; 32 MiB
+#define FILE_BYTES_DEFAULT UINT64_C(5000000000) // like the Hub's tools
+#define AHEAD              16                   // blocks that are read ahead, plus two per shard
+#define BLOCKS_MAX         32                   // the most blocks held in memory; 128 MiB
+#define IN_FLIGHT          8                    // blocks being written; 32 MiB
 
 /* ==== buffers ==== */
 
@@ -45,8 +45,8 @@ const struct ctl_number_type *ctl_number_type(cairn_dtype dtype)
     return &types[dtype == CAIRN_BF16 ? 1 : 0];
 }
 
-/* The type and shape that the list gives for the buffer, if they make as many bytes as it has; else
- * type NULL. */
+/* Returns the type and shape that the list gives for the buffer, if they match its byte count; else type
+ * NULL. */
 static struct ctl_buffer listed(const json_t *entry, uint64_t bytes)
 {
     struct ctl_buffer b = { .type = NULL };
@@ -67,7 +67,7 @@ static struct ctl_buffer listed(const json_t *entry, uint64_t bytes)
     return fits && counted == bytes ? b : (struct ctl_buffer) { .type = NULL };
 }
 
-/* The blob's JSON, the caller's; NULL: there is none that can be read as that. */
+/* Reads the blob's JSON, which the caller owns; NULL: there is none, or it cannot be parsed. */
 static cairn_status read_list(struct snapshot *snapshot, json_t **out, struct sentence *why)
 {
     const struct job_spec_data *spec = &snapshot->manifest.spec;
@@ -86,7 +86,8 @@ static cairn_status read_list(struct snapshot *snapshot, json_t **out, struct se
     return status;
 }
 
-/* One entry for each tensor of the spec, malloc'd. CAIRN_ERR_NO_MEMORY, and the errors of snapshot_read. */
+/* Creates one entry for each tensor of the spec, malloc'd. CAIRN_ERR_NO_MEMORY, and the errors of
+ * snapshot_read. */
 static cairn_status read_buffers(struct snapshot *snapshot, struct ctl_buffer **out,
                                  struct sentence *why)
 {
@@ -114,7 +115,7 @@ struct planning {
     const struct ctl_export_wish *wish;
     struct ctl_export_plan *plan;
     uint64_t file_data_bytes; /* of the last file */
-    size_t file_header_bytes; /* at most; the same */
+    size_t file_header_bytes; /* an upper bound; also of the last file */
 };
 
 /* ---- files ---- */
@@ -140,7 +141,7 @@ static struct safetensors_entry *add_entry(struct snapshot_file *file)
     return entry;
 }
 
-/* Into the last file, or a new one if that is full. */
+/* Adds the entry to the last file, or to a new one if that file is full. */
 static bool place_plan(struct planning *p, struct safetensors_entry entry, uint64_t bytes)
 {
     struct ctl_export_plan *plan = p->plan;
@@ -165,7 +166,7 @@ static bool place_plan(struct planning *p, struct safetensors_entry entry, uint6
 
 /* ---- tensors ---- */
 
-/* `type`: of a buffer that is kept as its bytes; else NULL. */
+/* `type`: of a buffer that is stored as raw bytes; else NULL. */
 static bool place_tensor(struct planning *p, size_t tensor, const struct shape *shape,
                          const struct ctl_number_type *type)
 {
@@ -207,7 +208,7 @@ static void name_file(struct ctl_export_plan *plan, size_t at)
                  plan->file_count);
 }
 
-/* The aliases of all of a tensor that the file holds. *notes_out is malloc'd, its texts borrowed. */
+/* Lists the aliases of complete tensors that the file holds. *notes_out is malloc'd, its texts borrowed. */
 static bool list_aliases(const struct job_spec_data *spec, const struct snapshot_file *file,
                          struct safetensors_note **notes_out, size_t *count_out)
 {
@@ -272,7 +273,7 @@ static bool finish_plan(const struct planning *p)
     return plan->file_count < 2 || build_index(plan);
 }
 
-/* One file, with all of it; of a folder, .metadata beside it. */
+/* Plans a single file with everything; for a folder, also .metadata. */
 static cairn_status plan_torch(const struct manifest *manifest, const struct ctl_export_wish *wish,
                                struct ctl_export_plan *plan)
 {
@@ -311,9 +312,8 @@ static void export_plan_release(struct ctl_export_plan *plan)
     *plan = (struct ctl_export_plan) { .files = NULL };
 }
 
-/* Plans the export of the snapshot with this manifest, which must outlive the plan.
- * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to export. Release the plan only on
- * CAIRN_OK. */
+/* Plans the export of the snapshot with this manifest, which must outlive the plan. CAIRN_ERR_NO_MEMORY;
+ * CAIRN_ERR_NOT_FOUND: there is nothing to export. Release the plan only after CAIRN_OK. */
 static cairn_status export_plan_make(const struct manifest *manifest,
                                      const struct ctl_export_wish *wish,
                                      struct ctl_export_plan *plan_out)
@@ -345,9 +345,9 @@ static cairn_status fail_errno(struct sentence *why, const char *step, const cha
     return fail_with(why, status, "%s of %s: %s", step, path, strerror(error));
 }
 
-/* ---- what was left ---- */
+/* ---- leftovers ---- */
 
-/* A name that an export writes, or writes to before it has it. */
+/* True for a name that an export writes, and for the temporary name of such a file. */
 static bool is_ours(const char *name)
 {
     static const char *const wholes[] = { CTL_TORCH_FILE_NAME, CTL_TORCH_FOLDER_FILE,
@@ -365,7 +365,7 @@ static bool is_ours(const char *name)
     return false;
 }
 
-/* Removes the files in the folder whose names an export writes. Other files stay. */
+/* Removes the files in the folder whose names an export writes. Other files remain. */
 static void empty_folder(int fd)
 {
     const int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -378,7 +378,7 @@ static void empty_folder(int fd)
         close(again);
 }
 
-/* DIR.tmp was there: ours if nobody has it and nothing else is in it. */
+/* Takes over an existing DIR.tmp: allowed if it is not locked and has only files of an export. */
 static cairn_status take_over(struct ctl_made_folder *f, struct sentence *why)
 {
     f->fd = open(f->temp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -446,7 +446,7 @@ cairn_status ctl_made_folder_begin(const char *path, struct ctl_made_folder *out
     return status;
 }
 
-/* Durably, and over nothing that came meanwhile. */
+/* Moves the folder into place durably, without replacing anything that appeared meanwhile. */
 static cairn_status put_in_place(const struct ctl_made_folder *f, struct sentence *why)
 {
     char parent[PATH_MAX];
@@ -454,7 +454,7 @@ static cairn_status put_in_place(const struct ctl_made_folder *f, struct sentenc
     snprintf(parent, sizeof parent, "%.*s", slash > f->path ? (int)(slash - f->path) : 1, f->path);
     if (fsync(f->fd) != 0) return fail_errno(why, "fsync", f->temp);
     if (renameat2(AT_FDCWD, f->temp, AT_FDCWD, f->path, RENAME_NOREPLACE) != 0) {
-        // Not every file system knows the flag; without it no folder with something in it is replaced.
+        // Some file systems lack the flag; without it, a non-empty folder is still never replaced.
         if (errno != EINVAL || rename(f->temp, f->path) != 0)
             return fail_errno(why, "rename", f->temp);
     }
@@ -471,7 +471,7 @@ cairn_status ctl_made_folder_end(struct ctl_made_folder *f, cairn_status status,
     if (status == CAIRN_OK) status = put_in_place(f, why);
     if (status != CAIRN_OK) {
         empty_folder(f->fd);
-        if (rmdir(f->temp) != 0 && errno == ENOENT) (void)rmdir(f->path); // it had its name already
+        if (rmdir(f->temp) != 0 && errno == ENOENT) (void)rmdir(f->path); // it was already renamed
     }
     close(f->fd);
     f->fd = -1;
@@ -495,7 +495,7 @@ static void catch_signals(void)
     sigaction(SIGTERM, &action, NULL);
 }
 
-/* A place in what is written. */
+/* A position in the output. */
 struct place_export {
     size_t file, entry;
     uint64_t elem; /* of the entry */
@@ -504,11 +504,11 @@ struct place_export {
 struct exporting {
     struct snapshot *snapshot;
     const struct ctl_export_plan *plan;
-    struct place_export ahead; /* up to here it is read, or will be */
-    size_t file;               /* that is written */
+    struct place_export ahead; /* everything before this position is read or requested */
+    size_t file;               /* the file being written */
     struct ctl_progress progress;
     uint64_t done_bytes;
-    float *rounded; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES / 2], what is to be bf16 */
+    float *rounded; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES / 2], elements to convert to bf16 */
 };
 
 /* ---- reading ahead ---- */
@@ -519,7 +519,7 @@ static bool is_before(const struct place_export *a, const struct place_export *b
     return a->entry != b->entry ? a->entry < b->entry : a->elem < b->elem;
 }
 
-/* Asks for what is written behind `end`, as far as there is room for it. */
+/* Requests the blocks after `end`, as far as there is room for them. */
 static void look_ahead(struct exporting *x, struct place_export end)
 {
     struct place_export *at = &x->ahead;
@@ -593,7 +593,7 @@ static cairn_status write_all(struct exporting *x, const char *at, struct senten
 
 /* ---- the command ---- */
 
-/* The last of what a full disk's sentence of storage.h says is of snapshots. */
+/* Replaces storage.h's message about a full disk, whose advice is about snapshots. */
 static void say_full(const struct ctl_export_plan *plan, const char *folder, struct sentence *why)
 {
     sentence_set(why,
@@ -664,7 +664,7 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
     if (plan->blobs > 0) ctl_line("left out", "%zu blobs", plan->blobs);
 }
 
-/* -1: go on. */
+/* -1: continue. */
 static int check_wish(const struct ctl *ctl, struct ctl_export_wish *wish)
 {
     const struct ctl_export *e = &ctl->export;
@@ -692,7 +692,7 @@ int ctl_snapshot_export(struct ctl *ctl)
     if (done < 0) done = ctl_place_open(from, &snapshot);
     if (done >= 0) return done;
     const double begun = now_s();
-    // Two for each place that a tensor may be read from: the one in use, and the next.
+    // Two per location that a tensor may be read from: the current block, and the next.
     const size_t blocks = AHEAD + 2 * (size_t)snapshot.manifest.shard_count;
     snapshot.ahead = (uint32_t)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
     struct ctl_buffer *buffers = NULL;
@@ -720,7 +720,7 @@ int ctl_snapshot_export(struct ctl *ctl)
 
 /* ==== copy ==== */
 
-/* cairn snapshot copy: a snapshot into another storage. */
+/* cairn snapshot copy: copies a snapshot into another storage. */
 
 static bool on_progress(void *context, uint64_t done)
 {
@@ -728,7 +728,8 @@ static bool on_progress(void *context, uint64_t done)
     return !is_interrupted;
 }
 
-/* Whose the copy is: a coordinator of another user can neither list, restore nor remove it. */
+/* The owner of the copy: a coordinator that runs as another user could neither list, restore nor remove
+ * it. */
 struct owner {
     char text[200]; /* "cairn:cairn" */
     uid_t user;
@@ -787,7 +788,7 @@ static int print_copy(const struct ctl *ctl, const struct snapshot *snapshot, ui
     return 0;
 }
 
-/* Takes the snapshot. */
+/* Copies the snapshot, and takes ownership of it. */
 static int copy_to(struct ctl *ctl, struct snapshot *snapshot, const char *root)
 {
     struct ctl_progress progress;

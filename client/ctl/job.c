@@ -1,4 +1,4 @@
-/* cairn job list | show | digest; top and plan have files of their own */
+/* cairn job list | show | digest; top and plan have separate files */
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 /* ==== job memory ==== */
 
-/* The memory that a job takes on its shards, by kind. */
+/* The memory that a job uses on its shards, by kind. */
 
 uint64_t ctl_job_memory_sum(const Cairn__MemoryTold *m)
 {
@@ -98,7 +98,7 @@ static json_t *entry_json(const Cairn__BytesTold *b)
     return entry;
 }
 
-/* A new object; with how the bytes came by, of all and of each worker. */
+/* A new object with the bytes by transport, in total and for each worker. */
 static json_t *job_bytes_json(const Cairn__JobStatus *job)
 {
     json_t *workers = json_array();
@@ -154,7 +154,7 @@ static bool wants_groups(const Cairn__JobStatus *j)
     return j->spec != NULL && j->spec->reduce_groups != CAIRN_GROUPS_NONE;
 }
 
-/* "ranks 0-3 by shard s0", "rank 4" of one that is alone. */
+/* "ranks 0-3 by shard s0"; "rank 4" for a rank without a group. */
 static void add_group(const Cairn__ReduceGroup *group, struct sentence *out)
 {
     sentence_add(out, "rank%s ", group->n_ranks == 1 ? "" : "s");
@@ -185,7 +185,7 @@ static void groups_print(const Cairn__JobStatus *j)
 
 /* Prints a job's snapshot rules for `cairn job show`. */
 
-/* "90 s", "10 min", "7 d": in the greatest unit that it is whole in. */
+/* "90 s", "10 min", "7 d": in the greatest unit that divides the time. */
 static void add_time(struct sentence *out, uint32_t seconds)
 {
     static const struct {
@@ -250,7 +250,7 @@ static json_t *group_json_job(const Cairn__GroupSpec *g)
     return spec_fields_json(group, &group_fields, CAIRN_SPEC_ALL, &spec);
 }
 
-/* The fields of the spec that hold for the job as a whole. */
+/* The fields of the spec that apply to the complete job. */
 static json_t *spec_json(const Cairn__JobSpec *s)
 {
     struct job_spec_data spec;
@@ -260,7 +260,7 @@ static json_t *spec_json(const Cairn__JobSpec *s)
     return spec_fields_json(object, &spec_fields, CAIRN_SPEC_ALL, &spec);
 }
 
-/* All its shards have said what they hold and carried. */
+/* True if all the job's shards have reported what they hold and transferred. */
 static bool is_told(const Cairn__JobStatus *j)
 {
     return j->shards_told >= j->shards;
@@ -388,11 +388,11 @@ static void print_group(const Cairn__GroupSpec *g)
     if (g->n_points > 0)
         used += snprintf(text + used, sizeof text - (size_t)used, " %zu points", g->n_points / 2);
     if (g->lr_min > 0) snprintf(text + used, sizeof text - (size_t)used, " to %g", g->lr_min);
-    const bool driven = g->schedule == CAIRN_SCHEDULE_DRIVEN; // what comes next the trainer knows
+    const bool driven = g->schedule == CAIRN_SCHEDULE_DRIVEN; // the trainer sets the next value
     ctl_line("", "  %s; lr of the %s round %g", text, driven ? "last" : "next", g->lr_now);
 }
 
-/* With global_batch the round's micro-batches are those of all workers together. */
+/* With global_batch, the round's micro-batches are those of all workers together. */
 static void print_stage(const Cairn__JobSpec *s)
 {
     const uint32_t micros = s->global_batch > 0 ? s->global_batch : s->micro_batches;
@@ -579,7 +579,7 @@ const struct ctl_question ctl_job_unpark = CTL_QUESTION(JOB_PARK, job_park, "nam
 
 /* ==== amend ==== */
 
-/* cairn job amend: what may change about a job while it trains. */
+/* cairn job amend: changes a job's settings while it trains. */
 
 static cairn_status ask_job(struct ctl *ctl, ProtobufCMessage **reply_out)
 {
@@ -588,7 +588,7 @@ static cairn_status ask_job(struct ctl *ctl, ProtobufCMessage **reply_out)
     return ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &message.base, CAIRN_MSG_JOB_STATUS, reply_out);
 }
 
-/* The groups as they are, but for their lr. -1: go on. */
+/* Copies the groups and changes only their lr. -1: continue. */
 static int fill_groups(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAmend *amend)
 {
     for (size_t i = 0; i < job->n_groups; i++) {
@@ -607,7 +607,8 @@ static int fill_groups(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn
                     job->name, ctl->group != NULL ? ctl->group : "at all", job->name);
 }
 
-/* More workers than are attached: the job does what was asked, and the operator may not see that it waits. */
+/* Warns if fewer workers are attached than required: the job obeys, but the operator may not notice that
+ * it waits. */
 static void say_who_lacks(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
@@ -638,7 +639,7 @@ cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend, uint64_t *revisi
 {
     ProtobufCMessage *reply;
     randombytes_buf(&amend->key, sizeof amend->key);
-    amend->key |= 1; // not 0
+    amend->key |= 1; // never 0
     CAIRN_TRY(ctl_call(ctl, CAIRN_MSG_JOB_AMEND, &amend->base, CAIRN_MSG_JOB_AMENDED, &reply));
     *revision_out = ((const Cairn__JobAmended *)reply)->revision;
     message_free(reply);
@@ -658,7 +659,7 @@ static int send_amendment(struct ctl *ctl, Cairn__JobAmend *amend)
     "snapshot-staging snapshot-durable-within snapshot-fallback snapshot-scrub-every"
 #define LOSS_OPTIONS "on-shard-loss shard-loss-wait on-worker-loss worker-loss-wait"
 
-/* Options that are not given leave their field as it is; if periodic snapshots end, their rules are
+/* Options that are not given leave their field unchanged; if periodic snapshots end, their rules are
  * cleared, too. */
 static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
@@ -681,7 +682,7 @@ static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cai
 #undef FILL
 }
 
-/* The policy that was given by its name, or that the job has now. -1: go on. */
+/* Sets the policy to the named one, or to the job's current one. -1: continue. */
 static int fill_policy(enum capability_field field, const char *option, const char *allowed,
                        const char *given, uint32_t now, uint32_t *out)
 {
@@ -691,7 +692,7 @@ static int fill_policy(enum capability_field field, const char *option, const ch
     return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: %s are allowed", option, given, allowed);
 }
 
-/* The policies for a shard or a worker that is lost; as above. */
+/* Sets the policies for a lost shard and a lost worker; returns as above. */
 static int fill_losses(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
     amend->set_shard_loss = ctl->on_shard_loss != NULL || ctl->shard_loss_wait_s > 0;
@@ -712,8 +713,8 @@ static int fill_losses(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__
     return done;
 }
 
-/* Fills the amendment from the job as it is now; its revision makes the coordinator refuse it if
- * somebody has amended the job since. -1: go on. */
+/* Fills the amendment from the job's current state; its revision makes the coordinator refuse the
+ * amendment if the job was amended in the meantime. -1: continue. */
 static int fill_amendment(const struct ctl *ctl, const Cairn__JobStatus *job,
                           Cairn__JobAmend *amend)
 {

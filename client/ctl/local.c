@@ -1,4 +1,4 @@
-/* cairn local: the way of a cluster, from its folder to its end. */
+/* cairn local: the life of a cluster, from creating its folder to its end. */
 #include "client/ctl/ctl.h"
 
 #include <inttypes.h>
@@ -21,7 +21,7 @@
 
 /* ==== local folder ==== */
 
-/* cairn local: programs, its folder, its files. */
+/* cairn local: its programs, folder and files. */
 
 /* ---- programs ---- */
 
@@ -31,7 +31,7 @@ static bool is_program(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
 }
 
-/* As execvp looks. */
+/* Searches PATH like execvp. */
 static bool find_in_path(const char *name, char path_out[PATH_MAX])
 {
     const char *from = getenv("PATH");
@@ -52,7 +52,7 @@ static bool has_command(const char *command)
     return strchr(command, '/') != NULL ? access(command, X_OK) == 0 : find_in_path(command, path);
 }
 
-/* Finds a program beside this one, then in PATH; `why` says where it was looked for. */
+/* Finds a program beside this one, then in PATH; `why` lists the locations searched. */
 static bool find_program(const char *name, char path_out[PATH_MAX], struct sentence *why)
 {
     char found[PATH_MAX] = "";
@@ -60,13 +60,14 @@ static bool find_program(const char *name, char path_out[PATH_MAX], struct sente
     char *slash = length > 0 ? strrchr(found, '/') : NULL;
     if (slash != NULL) snprintf(slash + 1, 64, "%s", name);
     if ((slash != NULL && is_program(found)) || find_in_path(name, found))
-        if (realpath(found, path_out) != NULL) return true; // the daemons run in another folder
+        if (realpath(found, path_out) != NULL) return true; // daemons run elsewhere
     sentence_set(why, "there is no %s beside this program and none in PATH; build or install it",
                  name);
     return false;
 }
 
-/* The libcairn that was built with this program, in ../lib. False: it is where the linker looks. */
+/* Finds the libcairn that was built with this program, in ../lib. False: none there; the linker's
+ * default applies. */
 static bool find_library(char path_out[PATH_MAX])
 {
     char found[PATH_MAX] = "";
@@ -105,7 +106,8 @@ static bool take_kept(struct local *local, struct sentence *why)
     return false;
 }
 
-/* In the folder, if a socket's address and a line of the configuration can hold that name. */
+/* Places the socket in the folder, if a socket address and a line of the configuration can hold the
+ * name. */
 static bool place_socket(struct local *local, struct sentence *why)
 {
     snprintf(local->socket, sizeof local->socket, "%s/coordinator.sock", local->folder);
@@ -122,7 +124,7 @@ static bool place_socket(struct local *local, struct sentence *why)
     return true;
 }
 
-/* Makes the folder, mode 0700, or takes the one that is to be kept. */
+/* Creates the folder, mode 0700, or uses the one given by --keep. */
 static bool make_folder(struct local *local, struct sentence *why)
 {
     const bool is_there = local->ctl->keep != NULL ? take_kept(local, why)
@@ -130,7 +132,8 @@ static bool make_folder(struct local *local, struct sentence *why)
     return is_there && place_socket(local, why);
 }
 
-/* Where weights may be read from: --import, else the working folder if a configuration can hold its name. */
+/* Finds the folder that weights may be read from: --import, else the working folder if a configuration
+ * can hold its name. */
 static bool find_import(struct local *local, struct sentence *why)
 {
     const char *given = local->ctl->import;
@@ -139,7 +142,7 @@ static bool find_import(struct local *local, struct sentence *why)
         sentence_set(why, "--import %s: %s", given, strerror(errno));
         return given == NULL;
     }
-    // ':' stands between two folders there, ';' may begin a comment.
+    // In the configuration ':' separates two folders, and ';' may begin a comment.
     if (local->import[strcspn(local->import, ":;\r\n")] == 0) return true;
     sentence_set(why, "--import %s: a folder without : and ; in its name is allowed",
                  local->import);
@@ -156,11 +159,11 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return 0;
 }
 
-/* Removes what was made, unless it is to be kept. */
+/* Removes what was created, unless it is to be kept. */
 static void remove_folder(struct local *local)
 {
     if (local->socket_folder[0] != 0) {
-        unlink(local->socket); // of a coordinator that was killed
+        unlink(local->socket); // left by a killed coordinator
         rmdir(local->socket_folder);
         local->socket_folder[0] = 0;
     }
@@ -171,7 +174,7 @@ static void remove_folder(struct local *local)
 
 /* ---- files ---- */
 
-/* The whole file or nothing. */
+/* Writes the complete file or nothing. */
 static bool write_file(const char *path, const char *text, struct sentence *why)
 {
     char part[PATH_MAX + 16];
@@ -185,7 +188,7 @@ static bool write_file(const char *path, const char *text, struct sentence *why)
     return false;
 }
 
-/* A shard's share of four fifths of the memory, in MiB. */
+/* Returns a shard's share of four fifths of the memory, in MiB. */
 static uint64_t memory_mib(int shards)
 {
     struct sysinfo info;
@@ -195,7 +198,7 @@ static uint64_t memory_mib(int shards)
     return share > 0 ? share : 1;
 }
 
-/* Behind what was written to the text. */
+/* Appends a setting to the text. */
 static void add_setting(char *text, size_t text_bytes, const char *format, const char *value)
 {
     const size_t used = strlen(text);
@@ -209,7 +212,7 @@ static long thread_count(const struct local *local, int shards)
     return cores < 1 ? 1 : cores > 8 ? 8 : cores;
 }
 
-/* Writes FOLDER/NAME.conf; for a shard, the endpoint is known by now. */
+/* Writes FOLDER/NAME.conf; for a shard, the coordinator's endpoint must be known. */
 static bool write_config(const struct local *local, const char *name, struct sentence *why)
 {
     char path[PATH_MAX + 32], text[2 * PATH_MAX + 1024], home[320] = "";
@@ -232,13 +235,13 @@ static bool write_config(const struct local *local, const char *name, struct sen
                  name, local->endpoint, memory_mib(shards), thread_count(local, shards), home,
                  local->import);
     if (local->is_debug) add_setting(text, sizeof text, "[log]\nlevel = %s\n", "debug");
-    // A bench with --path measures that fabric, so the shards have to use it.
+    // A bench with --path measures that fabric, so the shards must use it.
     if (local->endpoint[0] != 0 && local->ctl->path != NULL)
         add_setting(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
     return write_file(path, text, why);
 }
 
-/* The first line of FOLDER/NAME.ready. False: it is not there yet. */
+/* Reads the first line of FOLDER/NAME.ready. False: the file does not exist yet. */
 static bool read_ready(const struct local *local, const char *name, char *line_out,
                        size_t line_bytes)
 {
@@ -254,7 +257,7 @@ static bool read_ready(const struct local *local, const char *name, char *line_o
 
 /* ==== local process ==== */
 
-/* cairn local: its children and its signals. */
+/* cairn local: its child processes and signals. */
 
 #define STOP_MS         10000
 #define PROCESS_TURN_MS 20
@@ -273,15 +276,15 @@ int local_signal(const struct local *local, int timeout_ms, bool *is_key_out)
 
 /* ---- starting ---- */
 
-/* The child dies with us: by `signal_number` where we end without a word. */
+/* Makes the child die with this process: by `signal_number` if this process ends without signaling it. */
 static void prepare_child(const struct local *local, pid_t parent, int signal_number)
 {
     prctl(PR_SET_PDEATHSIG, signal_number);
-    if (getppid() != parent) _exit(126); // it died before we asked
+    if (getppid() != parent) _exit(126); // the parent died before prctl
     sigprocmask(SIG_SETMASK, &local->old_signals, NULL);
 }
 
-/* In the child: exec, or a sentence. */
+/* In the child: executes the command, or prints the error. */
 static void become(char *const *argv)
 {
     execvp(argv[0], argv);
@@ -308,17 +311,17 @@ static void become_daemon(const struct local *local, const char *name, const cha
     if (chdir(local->folder) != 0 || dup2(null_fd, STDIN_FILENO) < 0 ||
         dup2(log_fd, STDOUT_FILENO) < 0 || dup2(log_fd, STDERR_FILENO) < 0)
         _exit(126);
-    setpgid(0, 0);             // Ctrl-C is for the command
-    unsetenv("NOTIFY_SOCKET"); // it is ours, if it is anyone's
+    setpgid(0, 0);             // Ctrl-C must reach only the command
+    unsetenv("NOTIFY_SOCKET"); // it belongs to this process, if to any
     become(argv);
 }
 
-/* False, and said: it cannot be started. */
+/* Starts a daemon. False, with the error printed: it cannot be started. */
 static bool start_daemon(struct local *local, struct local_daemon *daemon, int program)
 {
     char ready[PATH_MAX + 32];
     snprintf(ready, sizeof ready, "%s/%s.ready", local->folder, daemon->name);
-    unlink(ready); // of a folder that was kept
+    unlink(ready); // left in a kept folder
     const int log_fd = open_log(local, daemon->name);
     const pid_t parent = getpid();
     const pid_t pid = log_fd < 0 ? -1 : fork();
@@ -392,7 +395,7 @@ static int signal_daemons(const struct local *local, int number)
     return count;
 }
 
-/* True: no daemon is left. A daemon that ends after SIGTERM as it should is not reported. */
+/* True: no daemon is left. A daemon that ends normally after SIGTERM is not reported. */
 static bool reap_stopped(struct local *local)
 {
     bool none = true;
@@ -427,7 +430,7 @@ static void watch_child(struct local *local, pid_t pid)
     bool is_key;
     const int number = local_signal(local, -1, &is_key);
     if (number == SIGCHLD)
-        local_daemons_reap(local); // the command hears it from its own calls
+        local_daemons_reap(local); // the command notices from its own calls
     else if (number != 0 && !is_key)
         kill(pid, number);
 }
@@ -435,14 +438,14 @@ static void watch_child(struct local *local, pid_t pid)
 pid_t local_fork(struct local *local)
 {
     const pid_t parent = getpid();
-    fflush(NULL); // or it would be written twice
+    fflush(NULL); // else the child would print buffered output again
     const pid_t pid = fork();
     if (pid == 0) prepare_child(local, parent, SIGTERM);
     if (pid < 0) (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no process: %s", strerror(errno));
     return pid;
 }
 
-/* The exit status of a command run to its end, 128 + its signal; signals are passed on to it. */
+/* Runs a command to its end, and passes signals on to it. Returns its exit status, or 128 + its signal. */
 static int run_and_wait(struct local *local, char **argv)
 {
     const pid_t pid = local_fork(local);
@@ -466,26 +469,26 @@ static uint64_t now_ms(void)
 
 static void block_signals(struct local *local)
 {
-    if (local->is_blocked) return; // a second cluster: old_signals are those of the start
+    if (local->is_blocked) return; // a second cluster: old_signals are still the original ones
     local->is_blocked = true;
     sigemptyset(&local->signals);
     for (size_t i = 0; i < sizeof taken_signals / sizeof *taken_signals; i++)
         sigaddset(&local->signals, taken_signals[i]);
     sigset_t blocked = local->signals;
-    sigaddset(&blocked, SIGPIPE); // a closed stderr is no reason to leave things behind
+    sigaddset(&blocked, SIGPIPE); // a closed stderr must not prevent the cleanup
     sigprocmask(SIG_BLOCK, &blocked, &local->old_signals);
 }
 
 /* ---- up ---- */
 
-/* -1: go on, here and below; else the exit status. */
+/* -1: continue, here and below; else the exit status. */
 static int prepare_cluster(struct local *local)
 {
     const char *command = local->ctl->argc > 0 ? local->ctl->argv[0] : NULL;
     struct sentence why = { "" };
     if (command != NULL && !has_command(command)) {
         ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
-        return 127; // as a shell says it
+        return 127; // as a shell reports it
     }
     if (!find_program("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
         !find_program("cairn-shard", local->programs[LOCAL_SHARD], &why))
@@ -495,7 +498,7 @@ static int prepare_cluster(struct local *local)
     return -1;
 }
 
-/* Until its ready file is there. */
+/* Waits until the daemon's ready file exists. */
 static int await_ready(struct local *local, const char *name, char *line_out, size_t line_bytes)
 {
     const uint64_t deadline_ms = now_ms() + START_MS;
@@ -549,7 +552,7 @@ int local_shard_add(struct local *local)
 
 /* ---- meanwhile ---- */
 
-/* To what is run now. */
+/* Sets the environment of the command to run. */
 static void say_where(const struct local *local)
 {
     setenv("CAIRN_ENDPOINT", local->endpoint, 1);
@@ -562,7 +565,7 @@ static int announce(struct local *local)
     struct sentence why;
     char line[sizeof local->endpoint + 1], library[PATH_MAX];
     const char *file = local->ctl->endpoint_file;
-    if (find_library(library)) setenv("CAIRN_LIBRARY", library, 0); // of the Python package
+    if (find_library(library)) setenv("CAIRN_LIBRARY", library, 0); // for the Python package
     snprintf(line, sizeof line, "%s\n", local->endpoint);
     if (file == NULL) return -1;
     local->is_announced = write_file(file, line, &why);
@@ -591,7 +594,7 @@ static void print_screen(const struct local *local)
     fprintf(stderr, "\n");
 }
 
-/* Without a command: Ctrl-C is how it ends, and no failure. */
+/* Without a command, Ctrl-C ends the cluster and is not a failure. */
 static int await_end(struct local *local)
 {
     for (;;) {
@@ -610,7 +613,7 @@ static int run_command(struct local *local, void *context)
     return ctl->argc > 0 ? run_and_wait(local, ctl->argv) : await_end(local);
 }
 
-/* The cluster of another: nothing is started, stopped or made. */
+/* Runs the body against an existing cluster: nothing is started, stopped or created. */
 static int run_there(struct local *local, int (*body)(struct local *local, void *context),
                      void *context)
 {

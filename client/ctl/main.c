@@ -1,4 +1,5 @@
-/* cairn: the command line of a cluster. A table of subcommands, and how a line becomes one of them. */
+/* cairn: the command line of a cluster. Has the table of subcommands, and parses a line into one of
+ * them. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,8 +11,8 @@ struct subcommand {
     const char *noun, *verb; /* verb "": the noun alone */
     const char *arguments, *help;
     int min_args, max_args;
-    const char *takes; /* kinds of options, with a blank behind each */
-    ctl_command *run;  /* or, */
+    const char *takes; /* kinds of options, each followed by a space */
+    ctl_command *run;  /* or the question below */
     const struct ctl_question *question;
 };
 #define RUN(function) function, NULL
@@ -239,7 +240,8 @@ static const struct subcommand *find_subcommand(const char *noun, const char *ve
     return NULL;
 }
 
-/* A word of the line, after the options before it. -1: go on, *word_out is NULL at the line's end. */
+/* Reads a word of the line, after the options before it. -1: continue; *word_out is NULL at the line's
+ * end. */
 static int next_word(struct ctl *ctl, const char **word_out)
 {
     const int done = ctl_options_read(ctl, false);
@@ -271,7 +273,7 @@ static int no_subcommand(struct ctl *ctl, const char *noun, const char *verb)
     return ctl_usage_fail(ctl, "cairn %s needs a verb", noun);
 }
 
-/* From the line to a subcommand and its arguments. -1: go on. */
+/* Parses the line into a subcommand and its arguments. -1: continue. */
 static int parse_line(struct ctl *ctl, const struct subcommand **subcommand_out)
 {
     const char *noun = NULL, *verb = NULL;
@@ -284,7 +286,7 @@ static int parse_line(struct ctl *ctl, const struct subcommand **subcommand_out)
         s = verb != NULL ? find_subcommand(noun, verb) : NULL;
     }
     if (s == NULL) return no_subcommand(ctl, noun, verb);
-    done = ctl_options_read(ctl, s->max_args != ANY_ARGS); // a command has options of its own
+    done = ctl_options_read(ctl, s->max_args != ANY_ARGS); // a command has its own options
     if (done >= 0) return done;
     if (ctl->help) {
         usage(stdout, s->noun, s->verb);

@@ -1,5 +1,5 @@
-/* The options of the command line: one table, a row each, from which they are read, checked and
- * explained. */
+/* The options of the command line: a table with one row per option, which drives parsing, checking and
+ * help. */
 #include "client/ctl/ctl.h"
 
 #include <inttypes.h>
@@ -17,44 +17,44 @@
 #define WATCH_EVERY_S  2
 #define DEVICE_LETTERS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-/"
 
-/* The type of a value, and of the field of struct ctl that it goes to. */
+/* The type of a value, and of the field of struct ctl that receives it. */
 enum option_type {
     FLAG,         /* bool; takes no value */
     TEXT,         /* const char * */
-    CHOICE,       /* const char *: a word of those shown for the value, "f32|bf16" */
-    SWITCH,       /* bool: of two such words, is it number `max`, from 0? */
-    NAMES,        /* struct ctl_names: one more at each time */
-    NUMBER,       /* uint32_t, 1 to max, with K, M, G or T for thousands of it */
+    CHOICE,       /* const char *: one of the words shown for the value, "f32|bf16" */
+    SWITCH,       /* bool: of two such words, true for number `max`, counted from 0 */
+    NAMES,        /* struct ctl_names: each use adds one */
+    NUMBER,       /* uint32_t, 1 to max; K, M, G or T multiplies by powers of a thousand */
     COUNT,        /* uint64_t, the same */
     COUNT_OR_0,   /* the same, or 0 */
-    REAL,         /* double, 0 to max (0: to any number) */
-    PERCENT,      /* double: a part of 1, of at most max percent */
+    REAL,         /* double, 0 to max (max 0: no limit) */
+    PERCENT,      /* double: a fraction, at most max percent */
     SECONDS,      /* double, above 0 */
     MILLISECONDS, /* double */
     DURATION,     /* uint32_t, seconds, up to max: 90, 90s, 10min, 36h, 7d */
     PARSED,       /* read by a function */
 };
 
-/* One row. An option that means two things has two rows, of which the first says how it is read. */
+/* One row. An option with two meanings has two rows; the first one determines how it is parsed. */
 struct option_row {
     const char *name;
-    const char *value; /* as shown; "[SECONDS]": may be left out; NULL: takes none */
-    /* Words by which subcommands take it; NULL: its name; "": every subcommand does. */
+    const char *value; /* as shown; "[SECONDS]": may be omitted; NULL: takes no value */
+    /* The kinds by which subcommands accept it; NULL: its name; "": every subcommand accepts it. */
     const char *kinds;
-    int (*parse)(struct ctl *ctl, char *text); /* of PARSED; -1: go on; else the exit status */
+    int (*parse)(struct ctl *ctl, char *text); /* for PARSED; -1: continue; else the exit status */
     enum option_type type;
     size_t offset; /* in struct ctl */
     uint64_t max;
-    const char *help;  /* NULL: it is not shown */
-    const char *shown; /* NULL: by name and value */
+    const char *help;  /* NULL: not shown */
+    const char *shown; /* NULL: built from name and value */
     char letter;       /* -o */
 };
 
 /* ==== values ==== */
 
-/* Each: -1: go on; else the exit status, and it was said what is wrong. */
+/* All return -1: continue; or the exit status, after printing the error. */
 
-/* A number from `least` to `most`, with that behind it. */
+/* Reads a number from `least` to `most`, followed by `unit`. */
 static bool read_real(const char *text, const char *unit, double least, double most, double *out)
 {
     char *end;
@@ -77,7 +77,7 @@ static int parse_milliseconds(const char *name, const char *text, double *out)
                     text);
 }
 
-/* 1 to max, with K, M, G or T for thousands of it. */
+/* Reads a number from 1 to max; K, M, G or T multiplies by powers of a thousand. */
 static int parse_count(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
     static const char suffixes[] = "KMGT";
@@ -104,7 +104,7 @@ int ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t 
     return done;
 }
 
-/* The number is read as by parse_count, but may be 0. */
+/* Reads the number like parse_count, but allows 0. */
 static int parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
     *out = 0;
@@ -130,7 +130,7 @@ static int parse_percent(const char *name, const char *text, double most, double
                     most);
 }
 
-/* The text is "90", seconds, or has s, m, min, h or d behind it; 0 is allowed. */
+/* Reads "90", in seconds, or a number followed by s, m, min, h or d; 0 is allowed. */
 static int parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out)
 {
     static const struct {
@@ -176,7 +176,7 @@ static int parse_timeout(struct ctl *ctl, char *text)
     return -1;
 }
 
-/* The seconds may be the next word, if it is a number. */
+/* The seconds may be given as the next word, if that is a number. */
 static int parse_watch(struct ctl *ctl, char *text)
 {
     char *next = text == NULL && optind < ctl->argc ? ctl->argv[optind] : NULL;
@@ -201,7 +201,7 @@ static int parse_since(struct ctl *ctl, char *text)
                           text);
 }
 
-/* "4", or, of a job, "1:4". */
+/* Reads "4", or, for a job, "1:4". */
 static int parse_workers(struct ctl *ctl, char *text)
 {
     const char *colon = strchr(text, ':');
@@ -218,7 +218,7 @@ static int parse_workers(struct ctl *ctl, char *text)
     return ctl_fail(CAIRN_ERR_INVALID, "--workers %s: MIN must not be more than MAX", text);
 }
 
-/* "500", "500 steps", or a time: "10min", "10 min". */
+/* Reads "500", "500 steps", or a time: "10min", "10 min". */
 static int parse_every(struct ctl *ctl, char *text)
 {
     struct ctl_rules *rules = &ctl->rules;
@@ -242,7 +242,7 @@ static int parse_mtbf(struct ctl *ctl, char *text)
     return ctl_fail(CAIRN_ERR_INVALID, "--mtbf %s: a time longer than 0 is needed", text);
 }
 
-/* It goes into configurations as it is. */
+/* The value is copied into configurations unchanged. */
 static int parse_device(struct ctl *ctl, char *text)
 {
     const size_t length = strlen(text);
@@ -259,7 +259,7 @@ static int parse_stage(struct ctl *ctl, char *text)
     return ctl_fail(CAIRN_ERR_INVALID, "--stage %s: 0 to 3 is allowed", text);
 }
 
-/* As the Hub's tools write it: 5GB, 500MB; a B at the end may be left out. */
+/* Reads a size in the form of the Hub's tools: 5GB, 500MB; a B at the end may be omitted. */
 static int parse_max_file(struct ctl *ctl, char *text)
 {
     const size_t length = strlen(text);
@@ -500,7 +500,7 @@ static const struct option_row rows[] = {
 #define ROW_COUNT (sizeof rows / sizeof *rows)
 _Static_assert(ROW_COUNT <= CTL_OPTIONS_MAX, "a flag each");
 
-/* The first row of an option, which says how it is read. */
+/* Returns the first row of an option, which determines how it is parsed. */
 static size_t first_row(size_t row)
 {
     size_t first = 0;
@@ -517,7 +517,7 @@ bool ctl_takes(const char *takes, const char *kind)
     return false;
 }
 
-/* Does a subcommand that takes these kinds take the option as this row has it? */
+/* True if a subcommand that accepts these kinds accepts the option with the meaning of this row. */
 static bool is_taken(const struct option_row *row, const char *takes)
 {
     char kinds[32], *rest = kinds;
@@ -545,7 +545,7 @@ void ctl_options_print(FILE *out, const char *takes)
     }
 }
 
-/* Is the text one of the words of "f32|bf16"? *number_out: which, from 0. */
+/* Checks that the text is one of the words of "f32|bf16". *number_out: its number, from 0. */
 static int parse_choice(const struct option_row *row, const char *text, uint64_t *number_out)
 {
     struct sentence allowed = { "" };
@@ -608,8 +608,7 @@ int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
                     ctl->words[0] != 0 ? " " : "");
 }
 
-/* Refuses an option that getopt does not know or cannot read; `text` is the argument it stands
- * in. */
+/* Rejects an option that getopt does not know or cannot read; `text` is the argument that contains it. */
 static int refuse_option(const struct ctl *ctl, int answer, const char *text)
 {
     const bool is_short = optopt > 0 && optopt < 256 && optopt != 'q'; // it is --quiet=3, not -q
@@ -631,8 +630,8 @@ int ctl_options_read(struct ctl *ctl, bool all)
                                      .val = 256 + (int)first_row(i) };
     }
     opterr = 0;
-    optind = 0; // glibc's getopt starts over
-    // It takes argv[0] for a program's name: the word before.
+    optind = 0; // glibc's getopt restarts
+    // getopt skips argv[0] as the program's name; here that is the previous word.
     for (int c;
          (c = getopt_long(ctl->argc, ctl->argv, all ? ":o:q" : "+:o:q", known, NULL)) != -1;) {
         if (c == '?' || c == ':') return refuse_option(ctl, c, ctl->argv[optind - 1]);

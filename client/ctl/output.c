@@ -1,5 +1,5 @@
-/* The means that subcommands share: tables, lines and JSON; progress, confirmation, interrupts;
- * the one request; --watch. Two subcommands stand here, too: env and capabilities. */
+/* The helpers that subcommands share: tables, lines and JSON; progress, confirmation, interrupts; the
+ * single request; --watch. Also has two subcommands: env and capabilities. */
 #include <inttypes.h>
 #include <errno.h>
 #include <poll.h>
@@ -17,8 +17,8 @@
 #include "proto/spec/spec.h"
 
 struct ctl_table {
-    const char *const *headers;       /* or, */
-    const struct ctl_column *columns; /* of a table of messages */
+    const char *const *headers;       /* or the columns below */
+    const struct ctl_column *columns; /* for a table of messages */
     size_t column_count;
     char **cells; /* [cell_count] */
     size_t cell_count, capacity;
@@ -159,14 +159,15 @@ const char *ctl_bytes(uint64_t bytes)
 
 /* ==== messages ==== */
 
-/* JSON and cells of a message, by its descriptor. Fields are named as "[KEY=]FIELD[/HOW][?[OTHER]][!OTHER]":
- *   KEY      the name in JSON; else the field's
- *   FIELD    "part.name": of a message in it
- *   HOW      a word of `hows`; else as the field's type has it: bytes in hexadecimal
- *   ?        null, or "-", where it is 0, or empty; ?OTHER where another field is that
- *   !OTHER   null, or "-", where the other one is not */
+/* JSON and cells of a message, by its descriptor. The syntax of a field is
+ * "[KEY=]FIELD[/HOW][?[OTHER]][!OTHER]":
+ *   KEY      the name in JSON; default: the field's name
+ *   FIELD    "part.name" is a field of a nested message
+ *   HOW      a word of `texts` or number_json; default: by the field's type, bytes in hexadecimal
+ *   ?        null, or "-", if the field is 0 or empty; with ?OTHER, if the other field is
+ *   !OTHER   null, or "-", if the other field is neither 0 nor empty */
 
-/* The JSON of every message of which ctl_json makes an object; the messages in it have rows of their own. */
+/* The JSON fields of every message type that ctl_json supports; nested messages have their own rows. */
 static const struct {
     const ProtobufCMessageDescriptor *of;
     const char *fields;
@@ -229,7 +230,7 @@ static const struct {
 
 /* A value in a message. */
 struct value {
-    const ProtobufCFieldDescriptor *field; /* NULL: the message that has it is not there */
+    const ProtobufCFieldDescriptor *field; /* NULL: the message that contains the field is absent */
     const void *at;
 };
 
@@ -241,7 +242,7 @@ static struct value find_value(const ProtobufCMessage *message, const char *path
         snprintf(name, sizeof name, "%.*s", (int)length, path);
         const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
             message->descriptor, name);
-        if (field == NULL) abort(); // the tables name what is there
+        if (field == NULL) abort(); // the tables name only existing fields
         const void *at = (const char *)message + field->offset;
         if (path[length] == '\0') return (struct value) { field, at };
         message = *(ProtobufCMessage *const *)at;
@@ -250,7 +251,7 @@ static struct value find_value(const ProtobufCMessage *message, const char *path
     }
 }
 
-/* A number of any of the types for one; 1 for a text that is not empty. */
+/* Returns a number of any integer type; 1 for a text that is not empty. */
 static uint64_t number_of(struct value v)
 {
     switch (v.field->type) {
@@ -313,7 +314,7 @@ static const char *yes_text(uint64_t is_so)
     return is_so != 0 ? "yes" : "no";
 }
 
-/* Numbers as texts, */
+/* Converts numbers to texts. */
 static const struct {
     const char *how;
     const char *(*text)(uint64_t number);
@@ -329,7 +330,7 @@ static json_t *without_json(uint64_t without)
     return names;
 }
 
-/* and as JSON. */
+/* Converts numbers to JSON. */
 static json_t *number_json(uint64_t number, const char *how)
 {
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
@@ -353,7 +354,7 @@ static json_t *value_json(struct value v)
     }
 }
 
-/* A repeated field has pointers, or numbers of 32 bits. */
+/* The elements of a repeated field are pointers or 32-bit numbers. */
 static json_t *list_json(const ProtobufCMessage *message, struct value v)
 {
     const size_t count = *(const size_t *)(const void *)((const char *)message +
@@ -366,11 +367,11 @@ static json_t *list_json(const ProtobufCMessage *message, struct value v)
     return list;
 }
 
-/* A word of a table, taken apart. */
+/* A word of a table, parsed. */
 struct field_word {
     char text[96];
     const char *key, *path, *how;
-    char *other; /* NULL: it is not asked whether there is a value */
+    char *other; /* after ? or !; NULL: the value is always present */
     bool is_unless;
 };
 
@@ -522,8 +523,8 @@ void ctl_progress_end(struct ctl_progress *p)
 
 /* ==== confirm ==== */
 
-/* Asks for confirmation before a step that cannot be undone: on a terminal by the name of the thing
- * that goes, else by --yes. */
+/* Asks for confirmation before a step that cannot be undone: on a terminal the user types the name of
+ * the thing that is deleted; elsewhere --yes is needed. */
 
 int ctl_confirm(const struct ctl *ctl, const char *what, const char *name)
 {
@@ -542,7 +543,7 @@ int ctl_confirm(const struct ctl *ctl, const char *what, const char *name)
 
 /* ==== interrupt ==== */
 
-/* The sentence that a command says when a signal interrupts it. */
+/* The line printed when a signal interrupts the command. */
 
 static char farewell[512];
 
@@ -567,7 +568,7 @@ void ctl_on_interrupt(const char *fmt, ...)
 
 /* ==== absolute ==== */
 
-/* Paths that the coordinator is to open, which works in another folder. */
+/* Makes paths absolute for the coordinator, which opens them and runs in another folder. */
 
 int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX])
 {
@@ -582,7 +583,8 @@ int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX])
 
 /* ==== connection ==== */
 
-/* The command's one request, by the connection that calls of the library have, too (client/admin.h). */
+/* The command's single request, over the same kind of connection as calls of the library
+ * (client/admin.h). */
 
 int ctl_fail(cairn_status status, const char *fmt, ...)
 {
@@ -595,7 +597,7 @@ int ctl_fail(cairn_status status, const char *fmt, ...)
     return status_exit((int)status);
 }
 
-/* Says for whom a snapshot or digest waits, once: if they are not there, or it is late. */
+/* Prints once whom a snapshot or digest waits for, if they are away, or if it is late. */
 static void on_awaited(void *context, const Cairn__Awaited *awaited, bool is_late)
 {
     struct ctl *ctl = context;
@@ -639,7 +641,7 @@ cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *me
     return ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
 }
 
-/* `fields` as struct ctl_question has them. */
+/* `fields` has the syntax of struct ctl_question. */
 static json_t *answer_json(const struct ctl *ctl, const void *reply, const char *fields)
 {
     json_t *object = json_object();
@@ -732,7 +734,7 @@ static int print_json_env(const struct env_report *report)
         const bool is_number = key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
         json_t *text = is_number ? json_integer((json_int_t)value->number)
                                  : json_string(value->text);
-        if (text == NULL) // a device in bytes that are no UTF-8
+        if (text == NULL) // a device in bytes that are not UTF-8
             text = json_string("?");
         json_object_set_new(object, name,
                             json_pack("{s:o, s:s}", "value", text, "from", source_of(report, key)));
@@ -771,11 +773,11 @@ int ctl_env(struct ctl *ctl)
 
 /* ==== watch ==== */
 
-/* --watch and `job top`: a command again and again, until it is interrupted. */
+/* --watch and `job top`: repeat a command until it is interrupted. */
 
 #define HOME_AND_CLEAR "\033[H\033[J"
 
-/* At once, also in the middle of a call whose coordinator hangs. A picture that is not whole is not shown. */
+/* Exits immediately, even during a call whose coordinator hangs. An incomplete screen is not shown. */
 static void on_signal_watch(int signal)
 {
     (void)signal;
@@ -789,14 +791,14 @@ int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
     const struct sigaction action = { .sa_handler = on_signal_watch };
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    setvbuf(stdout, buffer, _IOFBF, sizeof buffer); // a picture at once
+    setvbuf(stdout, buffer, _IOFBF, sizeof buffer); // show a complete screen at once
     for (bool first = true;; first = false) {
         if (is_terminal)
             printf(HOME_AND_CLEAR);
         else if (!first)
             printf("\n");
         const int status = run(ctl);
-        if (fflush(stdout) != 0) return 1; // nobody reads it
+        if (fflush(stdout) != 0) return 1; // nobody reads the output
         // An unreachable coordinator may come back, as after a restart.
         if (status != 0 && (first || status != status_exit(CAIRN_ERR_UNREACHABLE))) return status;
         poll(NULL, 0, (int)(ctl->every_s * 1000));
@@ -805,7 +807,8 @@ int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
 
 /* ==== capabilities ==== */
 
-/* cairn capabilities: what this version supports, from the table that judges specs. Asks nobody. */
+/* cairn capabilities: what this version supports, from the table that validates specs. Needs no
+ * coordinator. */
 
 static int print_json_capabilities(const struct capability *rows, size_t count)
 {

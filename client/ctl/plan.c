@@ -1,4 +1,5 @@
-/* cairn job plan: what a job takes of its shards, by the functions by which they admit it. */
+/* cairn job plan: the memory that a job needs on its shards, computed by the functions that admit the
+ * job. */
 #include <inttypes.h>
 #include <errno.h>
 #include <stdio.h>
@@ -14,18 +15,18 @@
 #include "proto/spec/spec.h"
 #include "server/shard/need.h"
 
-#define WORKERS_MAX 64 /* round.workers_max, where no coordinator says it and no more are planned */
+#define WORKERS_MAX 64 /* round.workers_max, unless a coordinator reports it or more are planned */
 
 struct plan {
     struct job_spec_data spec; /* owned */
     uint32_t shards, workers, workers_max;
-    bool has_device; /* its state lies on GPUs */
+    bool has_device; /* its state is on GPUs */
     double heaviest_over_mean;
     Cairn__MemoryTold *told;  /* owned: [shards] */
     Cairn__MemoryTold **list; /* owned: [shards] */
 };
 
-/* Asks for the spec of a job that exists; CAIRN_OK, or the reason was said. */
+/* Fetches the spec of an existing job. CAIRN_OK, or the error was printed. */
 static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
 {
     Cairn__JobSpecGet get = CAIRN__JOB_SPEC_GET__INIT;
@@ -86,7 +87,7 @@ static cairn_status make_plan(struct plan *plan, struct sentence *why)
     return status;
 }
 
-/* Takes what the line says instead of what the spec does. */
+/* Overrides values of the spec with those of the command line. */
 static cairn_status change_spec(const struct ctl *ctl, struct plan *plan, struct sentence *why)
 {
     struct job_spec_data *spec = &plan->spec;
@@ -138,11 +139,11 @@ int ctl_job_plan(struct ctl *ctl)
     spec_init(&plan.spec);
     struct stat s;
     const bool from_file = stat(ctl->argv[0], &s) == 0;
-    if (!from_file && strchr(ctl->argv[0], '/') != NULL) // no job has it in its name
+    if (!from_file && strchr(ctl->argv[0], '/') != NULL) // no job name has a '/'
         return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s: there is no such file or folder", ctl->argv[0]);
     cairn_status status = from_file ? ctl_plan_spec(ctl->argv[0], &plan.spec, &why)
                                     : ask_spec(ctl, &plan);
-    bool is_said = !from_file; // what was asked for
+    bool is_said = !from_file; // ask_spec printed its own errors
     if (status == CAIRN_OK) {
         is_said = false;
         status = change_spec(ctl, &plan, &why);
@@ -169,7 +170,7 @@ int ctl_job_plan(struct ctl *ctl)
 
 /* ==== plan spec ==== */
 
-/* The caller's. NULL: `why` says it. */
+/* Reads a complete file, which the caller owns. NULL: `why` has the reason. */
 static char *read_all(const char *path, size_t *bytes_out, struct sentence *why)
 {
     struct stat s;
@@ -213,7 +214,7 @@ static cairn_status of_json(const char *path, struct job_spec_data *out, struct 
     return status;
 }
 
-/* Trained by AdamW, on the wire as it is stored, where that is possible. */
+/* Adds the weight as a tensor trained by AdamW, on the wire in its stored dtype, where that is possible. */
 static cairn_status add_weight(struct job_spec_data *spec, const struct weight *weight)
 {
     char *name = wire_text(weight->key), *group = wire_text("default");
@@ -231,7 +232,7 @@ static cairn_status add_weight(struct job_spec_data *spec, const struct weight *
     return spec_add_tensor(spec, &tensor);
 }
 
-/* All that a job could read. The rest, whole numbers, has no optimizer, and is said. */
+/* Adds all weights that a job could read. The rest, integers, has no optimizer, and is reported. */
 static cairn_status add_weights(struct job_spec_data *spec, const struct weights *weights)
 {
     struct sentence rest = { "" };
@@ -295,7 +296,7 @@ cairn_status ctl_plan_spec(const char *path, struct job_spec_data *out, struct s
 
 /* ==== top ==== */
 
-/* cairn job top: where the last steps of a job went, and for whom the others wait. */
+/* cairn job top: where the time of a job's last steps went, and whom the others wait for. */
 
 enum { PHASES = 4 };
 static const char *const worker_phases[PHASES] = { "compute", "push", "wait", "fetch" };
@@ -311,7 +312,7 @@ static uint32_t phase_us(const Cairn__StepTimes *t, size_t phase)
     return phase < t->n_us ? t->us[phase] : 0;
 }
 
-/* The bytes that the shards counted for a worker; NULL: it is none of the first 64. */
+/* Returns the bytes that the shards counted for a worker; NULL: the rank is not among the first 64. */
 static const Cairn__BytesTold *bytes_of(const Cairn__JobStatus *job, uint32_t rank)
 {
     for (size_t i = 0; i < job->n_bytes; i++)
@@ -319,7 +320,7 @@ static const Cairn__BytesTold *bytes_of(const Cairn__JobStatus *job, uint32_t ra
     return NULL;
 }
 
-/* False: the worker or shard does not tell. */
+/* Returns the memory of a worker or shard. False: it does not report any. */
 static bool memory_of(const Cairn__JobStatus *job, const Cairn__StepTimes *t, uint64_t *bytes_out)
 {
     const Cairn__WorkerMemory *worker = t->memory;

@@ -11,7 +11,7 @@
 
 /* ==== reshard print ==== */
 
-/* Prints a re-sharding: before it, while it goes on, and after it. */
+/* Prints a re-sharding: before it starts, while it runs, and after it ends. */
 
 static double seconds(uint64_t ms)
 {
@@ -25,8 +25,8 @@ static double percent_longer(double ratio)
 
 /* ---- for people ---- */
 
-/* The number of pieces in a fresh layout is known only where the plan was compared with one, which
- * is not done when only the least had to move. */
+/* The number of pieces in a fresh layout is known only if the plan was compared with one. A plan that was
+ * asked to move only the minimum is not compared. */
 static void print_pieces(const Cairn__ReshardJob *job)
 {
     char fresh[64] = "";
@@ -46,7 +46,7 @@ static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
     ctl_table_print(ctl, CTL_COLUMNS(columns), job->pairs, job->n_pairs);
 }
 
-/* In full: what is to move from where to where, and what is expected. */
+/* Prints everything: the moves from shard to shard, and what is expected. */
 static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
 {
     ctl_line("job", "%s", job->name);
@@ -93,7 +93,7 @@ static void add_longest(struct ctl_table *table, const void *message)
         ctl_table_cell(table, "-");
 }
 
-/* How far they are, a line each. */
+/* Prints the progress of the re-shardings, one line each. */
 static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
 {
     static const struct ctl_column columns[] = {
@@ -111,20 +111,20 @@ static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
 
 /* ==== reshard wait ==== */
 
-/* Waiting for a re-sharding: a bar on a terminal, elsewhere a line for each tenth of the way. */
+/* Waits for a re-sharding: shows a bar on a terminal, elsewhere a line for each tenth of the work. */
 
 enum { ASK_EVERY_MS = 200, BAR = 30, AWAY_MAX = 300 /* tries: a minute */ };
 
 struct progress {
     bool is_terminal, is_drawn;
-    unsigned tenths; /* that were told */
+    unsigned tenths; /* already printed */
 };
 
-/* All jobs together. */
+/* The totals of all jobs. */
 struct sum {
     uint64_t moved, all, elapsed_ms;
     uint32_t moving;
-    const Cairn__ReshardJob *one; /* of those that move */
+    const Cairn__ReshardJob *one; /* a job that is moving */
 };
 
 static struct sum sum_of(const Cairn__ReshardTold *told)
@@ -172,7 +172,7 @@ static void show_progress(struct progress *p, const struct sum *sum)
             ctl_bytes(sum->all), sum->one->slice, sum->one->slices);
 }
 
-/* A coordinator that was there may come back, as after a restart. -1: go on. */
+/* Asks again if a coordinator that was reached before is unreachable, as during a restart. -1: continue. */
 static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
 {
     for (int tries = 0;; tries++) {
@@ -185,8 +185,8 @@ static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMes
     }
 }
 
-/* Asks until none of them moves, and shows how far they are on stderr; *told_out is how they ended, the
- * caller's to free. -1: go on; else the exit status. */
+/* Polls until no job is moving, and shows the progress on stderr; *told_out has the final states, and
+ * the caller frees it. -1: continue; else the exit status. */
 static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
 {
     struct progress progress = { .is_terminal = isatty(STDERR_FILENO) == 1 };
@@ -205,7 +205,7 @@ static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufC
 
 /* ==== reshard ==== */
 
-/* The lists lie here, since a message only points at them. */
+/* Holds the lists, since a message only points to them. */
 struct question {
     Cairn__ReshardAsk ask;
     Cairn__ShardWeight weights[CTL_NAMES_MAX], *weight_list[CTL_NAMES_MAX];
@@ -217,7 +217,7 @@ static void copy_names(const struct ctl_names *names, char **out)
     for (size_t i = 0; i < names->count; i++) out[i] = wire_text(names->names[i]);
 }
 
-/* -1: go on; else the exit status. */
+/* -1: continue; else the exit status. */
 static int name_jobs(const struct ctl *ctl, Cairn__ReshardAsk *ask, bool optional)
 {
     if (ctl->argc == 1 && ctl->reshard.all)
@@ -253,7 +253,7 @@ static int fill_question(const struct ctl *ctl, struct question *q, uint32_t op)
     return name_jobs(ctl, &q->ask, op == CAIRN_RESHARD_STATUS);
 }
 
-/* -1: go on. */
+/* -1: continue. */
 static int ask_reshard(struct ctl *ctl, const Cairn__ReshardAsk *message,
                        ProtobufCMessage **told_out)
 {
@@ -277,7 +277,7 @@ static void print_plans(const struct ctl *ctl, const Cairn__ReshardTold *told)
     }
 }
 
-/* The exit status, of the job that did worst: what failed is said by its text. */
+/* Returns the exit status of the worst job; the failure is printed with the job's text. */
 static int say_ends(const Cairn__ReshardTold *told)
 {
     int worst = 0;
@@ -291,7 +291,7 @@ static int say_ends(const Cairn__ReshardTold *told)
     return worst;
 }
 
-/* Asks, and shows the answer, as JSON or by `print`, and what is wrong with it, by `check`. */
+/* Sends the request and shows the answer, as JSON or by `print`; `check` reports what is wrong with it. */
 static int ask_and_show(struct ctl *ctl, uint32_t op,
                         void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told),
                         int (*check)(const Cairn__ReshardTold *told))
@@ -321,8 +321,7 @@ static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told
     }
 }
 
-/* Canceling for all jobs ends the re-shardings that are under way; it fails only if there is
- * none. */
+/* Canceling for all jobs ends the running re-shardings; it fails only if none is running. */
 static int check_canceled(const Cairn__ReshardTold *told)
 {
     size_t refused = 0;
@@ -348,7 +347,7 @@ int ctl_reshard_cancel(struct ctl *ctl)
 
 /* ---- apply ---- */
 
-/* A job for which it could not begin is shown as that, and not as what it was before. */
+/* A job whose re-sharding could not begin is shown as refused, not in its earlier state. */
 static void keep_refused(Cairn__ReshardTold *begun, Cairn__ReshardTold *ended)
 {
     for (size_t b = 0; b < begun->n_jobs; b++)
@@ -361,8 +360,8 @@ static void keep_refused(Cairn__ReshardTold *begun, Cairn__ReshardTold *ended)
         }
 }
 
-/* For a single job the plan is shown first; its hash then makes sure that this plan is applied, or
- * none. -1: go on. */
+/* For a single job the plan is shown first; its hash then ensures that only this plan is applied. -1:
+ * continue. */
 static int show_plan(struct ctl *ctl, struct question *q)
 {
     ProtobufCMessage *reply;
@@ -410,7 +409,7 @@ int ctl_reshard_apply(struct ctl *ctl)
     return done;
 }
 
-/* ---- a whole shard ---- */
+/* ---- a complete shard ---- */
 
 static void print_drained(struct ctl *ctl, const void *reply)
 {

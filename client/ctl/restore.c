@@ -1,4 +1,4 @@
-/* cairn snapshot restore, and cairn job create, which is the same with a name of its own: ask before they
+/* cairn snapshot restore, and cairn job create, which restores under a new name: both ask before they
  * replace a job that is not lost. */
 #include <inttypes.h>
 #include <errno.h>
@@ -80,7 +80,8 @@ int ctl_key_show(struct ctl *ctl)
     return done;
 }
 
-/* A file of it, or the key itself. False: it is too large to be one; else what was given, or read. */
+/* Reads a key from a file, or copies the key itself. False: the text is too large for a key; else `text`
+ * has it. */
 static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
 {
     FILE *file = fopen(given, "re");
@@ -93,7 +94,7 @@ static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
     return fits;
 }
 
-/* A key, or the file that has it. */
+/* Parses a key, or the file that contains it. */
 static int key_read(const char *given, struct public_key *out)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
@@ -105,7 +106,7 @@ static int key_read(const char *given, struct public_key *out)
                     why.text);
 }
 
-/* The keys that the coordinator trusts. */
+/* Fetches the keys that the coordinator trusts. */
 static int key_ring(struct ctl *ctl, struct key_ring *out)
 {
     ProtobufCMessage *reply;
@@ -159,7 +160,7 @@ static cairn_status call_restore(struct ctl *ctl, const Cairn__SnapshotRestore *
     return status;
 }
 
-/* Asks before a restore that loses steps. -1: go on; else the exit status. A lost job has nothing
+/* Asks before a restore that loses steps. -1: continue; else the exit status. A lost job has nothing
  * more to lose, unless its parts return. */
 static int confirm_restore(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
 {
@@ -217,7 +218,7 @@ int ctl_snapshot_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAP
         job);
 }
 
-/* Restores it, or says what that would be. */
+/* Restores the snapshot, or prints what the restore would do. */
 static int restore_it(struct ctl *ctl, Cairn__SnapshotRestore *restore)
 {
     Cairn__SnapshotStatus *reply;
@@ -270,7 +271,8 @@ int ctl_snapshot_restore(struct ctl *ctl)
     return restore_it(ctl, &restore);
 }
 
-/* "JOB/ID" is one of the coordinator's; anything else a folder. -1: go on; else the exit status. */
+/* "JOB/ID" names a snapshot of the coordinator; anything else is a folder. -1: continue; else the exit
+ * status. */
 static int find_from(struct ctl *ctl, char folder_out[static PATH_MAX])
 {
     char job[CAIRN_NAME_MAX + 1];
@@ -316,12 +318,12 @@ int ctl_job_create(struct ctl *ctl)
     message_free(&plan->base);
     ctl->argv = (char **)(uintptr_t)argument;
     ctl->argc = 1;
-    return ctl_job_plan(ctl); // what it takes of the shards' memory
+    return ctl_job_plan(ctl); // the memory it needs on the shards
 }
 
 /* ==== verify ==== */
 
-/* cairn snapshot verify: every block of a snapshot against its checksum, and its signature. */
+/* cairn snapshot verify: checks every block of a snapshot against its checksum, and the signature. */
 
 struct verification {
     const struct ctl *ctl;
@@ -350,8 +352,8 @@ static void on_damage(void *context, const char *what)
     fprintf(stderr, "cairn: %s\n", what);
 }
 
-/* The keys to judge by: the one that is given, else those that the coordinator trusts, if it was asked.
- * -1: go on; else the exit status. */
+/* Finds the keys to verify with: the given one, else those that the coordinator trusts, if it was asked.
+ * -1: continue; else the exit status. */
 static int find_ring(struct ctl *ctl, bool *found_out, struct key_ring *ring)
 {
     *found_out = ctl->key != NULL || ctl->path == NULL;
@@ -395,8 +397,8 @@ static int print_verify(const struct verification *v, const char *folder, uint64
     return 0;
 }
 
-/* The folder of its job, and the snapshots' root above it. False: it lies elsewhere than snapshots do, and
- * nobody looks for a word of it there. */
+/* Splits the path into the snapshots' root and the id. False: the folder is not in a snapshots' root, so
+ * nobody would look for a check result there. */
 static bool split_place(const char *folder, const struct manifest *m, char root[PATH_MAX],
                         char id[CAIRN_SNAPSHOT_ID_BYTES])
 {
@@ -414,7 +416,8 @@ static bool split_place(const char *folder, const struct manifest *m, char root[
     return true;
 }
 
-/* By root: the word stays the coordinator's, who replaces and removes it. */
+/* When run as root: gives the check result to the owner of the job's folder, the coordinator, which
+ * replaces and removes it. */
 static void give_to_owner(const char *root, const char *job, const char *id)
 {
     char path[PATH_MAX + CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 16];
@@ -428,7 +431,8 @@ static void give_to_owner(const char *root, const char *job, const char *id)
     if (done != 0) fprintf(stderr, "cairn: %s stays root's: %s\n", path, strerror(errno));
 }
 
-/* Beside the snapshot, where the coordinator's own reading leaves its word: list and restore go by it. */
+/* Records the damage beside the snapshot, where the coordinator's own scrub stores its result: list and
+ * restore use it. */
 static void note_damage(const char *folder, const struct manifest *m)
 {
     struct snapshot_check check = { .is_good = false, .unix_s = (uint64_t)time(NULL) };

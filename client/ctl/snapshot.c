@@ -43,7 +43,7 @@ int ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX])
     return ctl_usage_fail(ctl, "cairn %s needs JOB ID, or --path FOLDER", ctl->words);
 }
 
-/* Says what was wrong with the folder, and returns the exit status. */
+/* Reports an error about the folder, and returns the exit status. */
 int ctl_place_fail(const char *folder, cairn_status status, const struct sentence *why)
 {
     if (status == CAIRN_ERR_NOT_FOUND)
@@ -64,7 +64,7 @@ int ctl_place_open(const char *folder, struct snapshot *snapshot_out)
 
 /* ==== snapshot ==== */
 
-/* "latest, paper"; "-": none. */
+/* "latest, paper"; "-" for none. */
 static void add_names(const Cairn__SnapshotStatus *s, struct sentence *out)
 {
     out->text[0] = '\0';
@@ -207,7 +207,7 @@ static void add_snapshot_row(struct ctl_table *table, const Cairn__SnapshotStatu
     ctl_table_cell(table, "%s", text.text);
 }
 
-/* As of a committed one, and how far it is; null: nobody has told yet. */
+/* The JSON of a committed snapshot, plus the progress; null: not reported yet. */
 static json_t *running_json(const Cairn__SnapshotStatus *s)
 {
     json_t *object = ctl_json(s);
@@ -280,7 +280,7 @@ const struct ctl_question ctl_snapshot_rm = CTL_QUESTION(
 
 /* cairn snapshot advise */
 
-/* The command that does what is advised. */
+/* The command that applies the advice. */
 static const char *advised_command(const Cairn__SnapshotAdvice *a)
 {
     static char line[CAIRN_NAME_MAX + 64];

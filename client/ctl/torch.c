@@ -9,20 +9,20 @@
 
 /* ==== torch parts ==== */
 
-/* The elements of torch's files: text, the opcodes of a pickle, archives. */
+/* The building blocks of torch's files: text, the opcodes of a pickle, archives. */
 
 /* A file of an archive. */
 struct ctl_torch_member {
     char name[40];
     uint64_t header_at, bytes; /* of the archive */
-    size_t sum_at[2];          /* where its CRC-32 stands in the text */
+    size_t sum_at[2];          /* where its CRC-32 is in the text */
     uint32_t sum;
 };
-/* A storage: a plane of a tensor. */
+/* A storage: one plane of a tensor. */
 struct ctl_torch_store {
     uint32_t tensor, plane;
-    cairn_dtype dtype;                  /* as it is read */
-    const struct ctl_number_type *type; /* as torch is told */
+    cairn_dtype dtype;                  /* the stored dtype */
+    const struct ctl_number_type *type; /* the type written for torch */
     uint64_t bytes;
 };
 
@@ -31,16 +31,17 @@ struct ctl_torch_file {
     struct ctl_torch_member *members; /* owned, of all archives */
     struct ctl_torch_store *stores;   /* owned */
     size_t text_bytes, text_capacity, member_count, member_capacity, store_count, store_capacity;
-    bool failed; /* there was no memory */
+    bool failed; /* memory ran out */
 };
 
-/* ---- torch.c: parameters and groups as torch's optimizer has them ---- */
+/* ---- torch.c: parameters and groups in the order of torch's optimizer ---- */
 
 struct ctl_torch_order {
     const struct manifest *manifest;
     const struct job_spec_data *spec;
-    size_t *tensors; /* owned: as their maker listed them, those of no place behind, by name */
-    size_t *groups;  /* owned: group by group, as torch has them */
+    /* owned: in their creator's order; tensors without a position follow, by name */
+    size_t *tensors;
+    size_t *groups; /* owned: the groups in torch's order */
 };
 
 enum ctl_torch_option_kind { CTL_OPTION_REAL, CTL_OPTION_PAIR, CTL_OPTION_FLAG, CTL_OPTION_NONE };
@@ -55,7 +56,7 @@ struct ctl_torch_option {
 
 /* ---- text ---- */
 
-/* NULL: zeros */
+/* NULL: writes zeros */
 static void ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes)
 {
     t->failed = t->failed || !ctl_grow(&t->text, &t->text_capacity, t->text_bytes + bytes, 1);
@@ -90,7 +91,7 @@ static void put_text(struct ctl_torch_file *t, const char *text)
     ctl_put(t, text, strlen(text));
 }
 
-/* ---- the pickle: the few opcodes that it takes ---- */
+/* ---- the pickle: the few opcodes that it needs ---- */
 
 static void ctl_say(struct ctl_torch_file *t, const char *text)
 {
@@ -99,7 +100,7 @@ static void ctl_say(struct ctl_torch_file *t, const char *text)
     put_text(t, text);
 }
 
-/* Opcodes, and between apostrophes texts. */
+/* Writes opcodes; parts between apostrophes are texts. */
 static void say_all_of(struct ctl_torch_file *t, const char *sentence)
 {
     for (bool is_text = false; *sentence != '\0'; is_text = !is_text) {
@@ -136,7 +137,7 @@ static void say_flag(struct ctl_torch_file *t, bool value)
     put_text(t, value ? "\x88" : "\x89");
 }
 
-/* A tensor of a storage: all of it, or a box. `first_of_archive`: the store that is data/0. */
+/* Writes a tensor of a storage: all of it, or a box. `first_of_archive`: the store that is data/0. */
 static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
                        const struct shape *shape, const struct cairn_box *box)
 {
@@ -154,7 +155,7 @@ static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_a
     ctl_say(t, key);
     ctl_say(t, "cpu");
     say_number(t, s->bytes / s->type->bytes);
-    put_text(t, "tQ"); // a reference to what lies beside the pickle
+    put_text(t, "tQ"); // a reference to data beside the pickle
     say_number(t, first);
     put_text(t, "(");
     for (uint32_t d = 0; d < shape->rank; d++)
@@ -175,8 +176,8 @@ static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store s
     return t->store_count++;
 }
 
-/* The text that was put since `from`, for an archive to come, becomes the caller's, and is no more
- * the file's. NULL: there was no memory. */
+/* Removes the text written since `from` from the file, for use in a later archive; the caller owns it.
+ * NULL: no memory. */
 static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out)
 {
     *bytes_out = t->text_bytes - from;
@@ -189,10 +190,10 @@ static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *b
 
 /* ==== torch archive ==== */
 
-/* A zip as torch has it: stored, not compressed. Sums of what is written are filled in behind it. */
+/* A zip in torch's form: stored, not compressed. Checksums of the written data are filled in after it. */
 
 #define PLANE_TEXT CAIRN_PLANE_COUNT
-#define ALIGN      64 // where a tensor begins, as torch has it
+#define ALIGN      64 // where torch aligns a tensor
 
 bool ctl_torch_is_text(const struct safetensors_entry *entry)
 {
@@ -207,9 +208,9 @@ void ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t cou
 struct packing {
     struct ctl_torch_file *t;
     struct snapshot_file *file;
-    const char *folder; /* of all its members */
-    uint64_t base;      /* where it begins in the file */
-    size_t text_from;   /* of text that no entry has yet */
+    const char *folder; /* the folder of all its members */
+    uint64_t base;      /* where the archive begins in the file */
+    size_t text_from;   /* the start of the text that has no entry yet */
 };
 
 static void add_entry(struct packing *k, struct safetensors_entry entry, uint64_t bytes)
@@ -224,7 +225,7 @@ static void add_entry(struct packing *k, struct safetensors_entry entry, uint64_
     f->entries[f->entry_count++] = entry;
 }
 
-/* Makes the text that was put since the last flush a piece of the file. */
+/* Makes the text written since the last flush an entry of the file. */
 static void flush(struct packing *k)
 {
     const size_t bytes = k->t->text_bytes - k->text_from;
@@ -236,20 +237,20 @@ static void flush(struct packing *k)
     k->text_from = k->t->text_bytes;
 }
 
-/* In the archive. */
+/* Returns the position in the archive. */
 static uint64_t position(const struct packing *k)
 {
     return k->file->file_bytes - k->base + (k->t->text_bytes - k->text_from);
 }
 
-/* Puts the fields that all headers of a member have alike, from the version to the CRC. */
+/* Writes the fields that all headers of a member share, from the version to the CRC. */
 static void put_head(struct ctl_torch_file *t)
 {
     put_number(t, 45, 2);                 // zip64
-    put_number(t, 1u << 3 | 1u << 11, 2); // the sum stands behind; names are UTF-8
+    put_number(t, 1u << 3 | 1u << 11, 2); // the CRC follows the data; names are UTF-8
     put_number(t, 0, 2);                  // stored
     put_number(t, 0, 2);                  // time
-    put_number(t, 0x21, 2);               // of 1980-01-01: the same snapshot, the same bytes
+    put_number(t, 0x21, 2);               // 1980-01-01: the same snapshot gives the same bytes
 }
 
 static void put_local(struct packing *k, struct ctl_torch_member *m)
@@ -265,7 +266,7 @@ static void put_local(struct packing *k, struct ctl_torch_member *m)
     put_text(t, m->name);
     // sizes of zip64
     PUT(t, { 1, 2 }, { 16, 2 }, { m->bytes, 8 }, { m->bytes, 8 });
-    put_text(t, "FB"); // torch's, for what is aligned
+    put_text(t, "FB"); // torch's field for alignment
     put_number(t, pad, 2);
     ctl_put(t, NULL, pad);
 }
@@ -304,7 +305,7 @@ static void put_end(struct packing *k, uint64_t central_at, size_t members)
     PUT(t, { 0, 4 }, { end_at, 8 }, { 1, 4 });
     put_text(t, "PK\5\6");
     ctl_put(t, NULL, 4);
-    // both counts, the size and the place: those of zip64
+    // both counts, the size and the offset are those of zip64
     PUT(t, { UINT64_MAX, 4 }, { UINT64_MAX, 8 }, { 0, 2 });
 }
 
@@ -315,7 +316,7 @@ static void set_sum(struct ctl_torch_file *t, const struct ctl_torch_member *m)
             t->text[m->sum_at[i] + byte] = (uint8_t)(m->sum >> 8 * byte);
 }
 
-/* A member whose bytes are text: put between its headers. */
+/* Writes a member whose bytes are text: the text between its headers. */
 static void pack_text(struct packing *k, struct ctl_torch_member *m, const char *name,
                       const void *from, size_t bytes)
 {
@@ -344,7 +345,7 @@ static void pack_store(struct packing *k, struct ctl_torch_member *m, size_t sto
     put_descriptor(k, m);
 }
 
-/* So many more, zeros; NULL: there was no memory. */
+/* Adds `count` members, zeroed; NULL: no memory. */
 static struct ctl_torch_member *add_members(struct ctl_torch_file *t, size_t count)
 {
     t->failed = t->failed || !ctl_grow(&t->members, &t->member_capacity, t->member_count + count,
@@ -356,7 +357,7 @@ static struct ctl_torch_member *add_members(struct ctl_torch_file *t, size_t cou
     return first;
 }
 
-/* An archive behind what the file has: the pickle, which was taken and is freed, and these stores. */
+/* Appends an archive to the file: the pickle, which is consumed and freed, and these stores. */
 static void torch_pack(struct ctl_torch_file *t, struct snapshot_file *file, const char *folder,
                        uint8_t *pickle, size_t pickle_bytes, size_t first_store, size_t store_count)
 {
@@ -390,7 +391,7 @@ void ctl_torch_pass(struct ctl_torch_file *t, const struct safetensors_entry *en
 
 struct sorting {
     const struct job_spec_data *spec;
-    size_t *first; // of a group: the least place of a tensor of it
+    size_t *first; // per group: the lowest position of a tensor in it
 };
 
 static uint32_t place_of(const struct tensor_spec *t)
@@ -407,7 +408,8 @@ static int by_order(const void *a, const void *b, void *context)
     return x < y ? -1 : x > y;
 }
 
-/* from_torch calls them default, group1, group2, ... by their place; others go by their first tensor. */
+/* from_torch names groups default, group1, group2, ... by position; other groups sort by their first
+ * tensor. */
 static uint64_t rank_of(const struct sorting *s, size_t group)
 {
     const char *name = s->spec->groups[group].name;
@@ -458,7 +460,7 @@ static void torch_order_release(struct ctl_torch_order *o)
     free(o->groups);
 }
 
-/* Whether torch's optimizer has this one in that group. */
+/* True if torch's optimizer has this tensor in that group. */
 static bool is_member(const struct ctl_torch_order *o, size_t tensor, size_t group)
 {
     const struct tensor_spec *t = &o->spec->tensors[tensor];
@@ -466,7 +468,7 @@ static bool is_member(const struct ctl_torch_order *o, size_t tensor, size_t gro
            spec_find_group(o->spec, t->group) == group;
 }
 
-/* Calls `each` for every parameter of the group, from number `next` on; the number behind them. */
+/* Calls `each` for every parameter of the group, numbered from `next` on; returns the next free number. */
 static size_t torch_walk(const struct ctl_torch_order *o, size_t group, size_t next,
                          void (*each)(void *context, size_t tensor, size_t number), void *context)
 {
@@ -483,8 +485,8 @@ static struct ctl_torch_option option(const char *name, enum ctl_torch_option_ki
     return (struct ctl_torch_option) { name, kind, value, second };
 }
 
-/* Gives the options of a group at the snapshot's step, and returns how many there are.
- * `always_initial`: initial_lr even without a schedule. */
+/* Stores the options of a group at the snapshot's step, and returns their count. `always_initial`:
+ * writes initial_lr even without a schedule. */
 static size_t torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
                             struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX])
 {
@@ -516,7 +518,7 @@ static size_t torch_options(const struct ctl_torch_order *o, size_t group, bool 
     return n;
 }
 
-/* Its value. */
+/* Writes the option's value. */
 static void say_option(struct ctl_torch_file *t, const struct ctl_torch_option *option)
 {
     switch (option->kind) {
@@ -533,26 +535,26 @@ static void say_option(struct ctl_torch_file *t, const struct ctl_torch_option *
 
 /* ==== planning ==== */
 
-/* The value of a key: a tensor or an option of a group, and where its archive lies. */
+/* The value of a key: a tensor or an option of a group, and the position of its archive. */
 struct item {
     char *key;        /* owned */
-    const char *name; /* of the tensor; NULL: an option */
-    const char *last; /* "exp_avg", "lr"; NULL: of the model */
-    size_t group;     /* of an option */
+    const char *name; /* the tensor's; NULL: an option */
+    const char *last; /* "exp_avg", "lr"; NULL: a model tensor */
+    size_t group;     /* for an option */
     struct shape shape;
-    const struct ctl_number_type *type; /* NULL: no tensor */
+    const struct ctl_number_type *type; /* NULL: not a tensor */
     uint64_t at, bytes;
 };
-/* The means of a plan, of a file or of a folder. */
+/* The state of planning a file or a folder. */
 struct planning {
     struct ctl_torch_file *t;
     struct snapshot_file *file;
     const struct ctl_torch_wish *wish;
     const struct job_spec_data *spec;
     struct ctl_torch_order order;
-    /* owned: by tensor, of a file the storage of its parameter, of a folder its item and 1 */
+    /* owned; by tensor: for a file, its parameter's storage; for a folder, its item + 1 */
     size_t *of_model;
-    struct item *items; /* owned; of a folder */
+    struct item *items; /* owned; for a folder */
     size_t item_count, item_capacity;
 };
 
@@ -573,8 +575,7 @@ static size_t add_plane(struct planning *p, size_t tensor, uint32_t plane, cairn
                                                             bytes_of(shape, type->bytes) });
 }
 
-/* The shape of a tensor of the model, or of a buffer that is kept as its bytes; NULL: it is
- * neither. */
+/* Returns the shape of a tensor of the model, or of a buffer stored as raw bytes; NULL: neither. */
 static const struct shape *model_shape(const struct planning *p, size_t tensor)
 {
     const struct tensor_spec *t = &p->spec->tensors[tensor];
@@ -626,7 +627,7 @@ static void say_state(void *context, size_t tensor, size_t number)
     struct planning *p = context;
     const uint32_t planes = spec_planes(p->spec, tensor);
     const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
-    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return; // none, as torch's SGD has it
+    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return; // no moment, like torch's SGD
     say_number(p->t, number);
     put_text(p->t, "}(");
     if (has_square) {
@@ -723,7 +724,7 @@ static void add_item(struct planning *p, struct item item)
 
 /* ---- archives: one of each ---- */
 
-/* The text since `from` is the pickle of an archive with these stores; the item is of it. */
+/* Makes the text since `from` the pickle of an archive with these stores, and adds the item for it. */
 static void pack(struct planning *p, size_t from, struct item item, size_t first_store,
                  size_t store_count)
 {
@@ -769,7 +770,7 @@ static void pack_of_model(struct planning *p, size_t tensor)
                                 .type = is_blob ? buffer->type : ctl_number_type(dtype) });
 }
 
-/* All of a tensor under another name: where that is. A part of one that has a name is in the tensor. */
+/* Adds an alias of a complete tensor: a key with the same position. An alias of a part needs no key. */
 static void add_alias(struct planning *p, size_t tensor)
 {
     const struct tensor_spec *t = &p->spec->tensors[tensor];
@@ -796,7 +797,7 @@ static void pack_state(struct planning *p, size_t tensor)
     const uint32_t planes = spec_planes(p->spec, tensor);
     const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
     if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return;
-    if (!has_square) { // SGD's: torch has no count of its steps
+    if (!has_square) { // SGD: torch does not count its steps
         pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
         return;
     }
@@ -851,13 +852,13 @@ static const char *const globals[] = {
 };
 enum { TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, ENCODING, STORAGE, SIZE, STRIDED, GLOBALS };
 
-/* One of these, which was said before. */
+/* Writes a reference to one of these globals, which was stored before. */
 static void say_global(struct planning *p, uint8_t which)
 {
     ctl_put(p->t, (uint8_t[]) { 'h', which }, 2);
 }
 
-/* An object of a class, whose attributes are to come. */
+/* Begins an object of a class; its attributes follow. */
 static void say_object(struct planning *p, uint8_t which)
 {
     say_global(p, which);
@@ -904,7 +905,7 @@ static void say_tensor_metadata(struct planning *p, const struct item *item)
     end_object(p);
 }
 
-/* Writes the path that the key had before the state dict was flattened. */
+/* Writes the path of the key in the state dict before it was flattened. */
 static void say_path(struct planning *p, const struct item *item)
 {
     put_text(p->t, "(");
@@ -953,7 +954,7 @@ static uint8_t *metadata_of(struct planning *p, size_t *bytes_out)
     for (uint8_t i = 0; i < GLOBALS; i++) {
         put_text(t, globals[i]);
         ctl_put(t, (uint8_t[]) { 'q', i, '0' },
-                3); // kept under that number, and off the stack
+                3); // stored under that number, and popped
     }
     put_text(t, METADATA "Metadata\n)\x81}(");
     say_all_of(t, "'state_dict_metadata'}(");

@@ -3,51 +3,52 @@
  * The state of a training run lives in shard daemons. A trainer (a worker) opens a session with the
  * coordinator, attaches to a job, and then repeats: round_begin, fetch the parameters of the
  * round's version, push gradients, commit. The trainer owns nothing that its death could lose. The
- * state may be spread over other shards meanwhile (client/README.md, "Shards that come and go"): no
- * call fails because of that.
+ * state may move to other shards while the job runs (client/README.md, "Shards that come and go"); no
+ * call fails because of such a move.
  *
- * Manners. Handles are opaque and may be used from several threads at once; a closed or wrong handle gives
- * CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named *_out is set only on
- * CAIRN_OK. Structs that may grow begin with struct_size: set it to sizeof the struct, and everything not set
- * to 0 (= the default, except for a group's numbers: see below). A buffer given to put, push or
- * fetch is on loan until its operation completes (cairn_wait); operations given as NULL are
- * completed by cairn_commit (pushes) or cairn_init_done (puts). Timeouts are milliseconds, finite
- * and not negative; CAIRN_ERR_TIMEOUT changes nothing, and cairn_error() then names who is awaited.
- * CAIRN_ERR_NO_MEMORY (memory, descriptors, threads) changes nothing either: the same call may be
- * made again, also within a round or a write; if a job has failed with it, close the job and open
- * it again. The library never aborts, forks, or touches signals. If cairn_opts.on_wait is NULL, the
- * library prints what on_wait would be told, that a shard is silent or heard again, and (once) that
- * it has no room to map shards' memory, which it then copies; else it prints nothing. It owns one
- * thread (two from the first cairn_stream_wait on) and one descriptor to poll. It cannot be used
- * after fork() without exec(): in the child the parent's handles are CAIRN_ERR_HANDLE, cairn_close
- * and cairn_job_close of them do nothing, and cairn_open may hang: UCX may have a thread from the
- * moment it is loaded, and a lock of that thread would stay held in the child (UCX_VFS_ENABLE=n
- * starts none). A signal handler may call cairn_status_name and cairn_version and, to end a wait
- * elsewhere, set what a thread looks at between calls with short timeouts; every other call takes
- * locks and memory. A thread must not be cancelled (pthread_cancel), nor leave by longjmp or a C++
- * exception, while it is in a call or in on_wait: a lock would stay held, and the session would
- * stand still. Where threads are cancelled, put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...)
- * around the calls.
+ * Conventions. Handles are opaque and may be used from several threads at once; a closed or wrong
+ * handle gives CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named
+ * *_out is set only on CAIRN_OK. Structs that may grow begin with struct_size: set it to sizeof the
+ * struct, and set every field that you do not use to 0 (= the default, except for a group's numbers:
+ * see below). A buffer given to put, push or fetch is on loan until its operation completes
+ * (cairn_wait); if op_out is NULL, cairn_commit (pushes) or cairn_init_done (puts) completes the
+ * operation. Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes nothing,
+ * and cairn_error() then names whom the call waited for. CAIRN_ERR_NO_MEMORY (memory, descriptors,
+ * threads) changes nothing either: the same call may be repeated, within a round or a write too; if a
+ * job has failed with this status, close the job and open it again. The library never aborts, forks,
+ * or touches signals. If cairn_opts.on_wait is NULL, the library prints the texts that on_wait would
+ * receive, a line when a shard falls silent or is heard again, and (once) a line that it has no room
+ * to map the shards' memory and copies it instead; otherwise the library prints nothing. The library
+ * owns one thread (two from the first cairn_stream_wait on) and one descriptor to poll. The library
+ * cannot be used after fork() without exec(): in the child the parent's handles give CAIRN_ERR_HANDLE,
+ * cairn_close and cairn_job_close do nothing with them, and cairn_open may hang: UCX may have a thread
+ * from the moment it is loaded, and a lock of that thread would stay held in the child
+ * (with UCX_VFS_ENABLE=n UCX starts no such thread). A signal handler may call cairn_status_name and
+ * cairn_version. To end the wait of a thread, the handler can set a flag that the thread checks
+ * between calls with short timeouts. Every other call takes locks and allocates memory. A thread must
+ * not be cancelled (pthread_cancel), nor leave by longjmp or a C++ exception, while it is in a call or
+ * in on_wait: a lock would stay held, and the session would hang. Where threads are cancelled,
+ * put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...) around the calls.
  *
- * Names: of a job 1 to 255 bytes of [A-Za-z0-9._-], not beginning with '.' or '-'; of tensors,
- * units and groups 1 to 255 bytes of UTF-8 without control characters. client/README.md, "The
- * arithmetic", has the formulas that an update computes: the optimizers, the mean, the norm and the
- * clip.
+ * Names: a job's name has 1 to 255 bytes of [A-Za-z0-9._-] and does not begin with '.' or '-'; a name
+ * of a tensor, unit or group has 1 to 255 bytes of UTF-8 without control characters. client/README.md,
+ * "The arithmetic", has the formulas that an update computes: the optimizers, the mean, the norm and
+ * the clip.
  *
- * The meaning of 0. In cairn_opts, cairn_tensor, cairn_mem and cairn_job_spec, wherever they say
- * so, and for a cairn_group's name, pattern and schedule, 0 means the default. For the group's lr,
- * beta1, beta2, eps, weight_decay and momentum 0 means 0, since most of these may be 0; and a group
- * has to name its optimizer. So begin a group with CAIRN_GROUP_INIT and change what is to be
- * different. With lr 0 nothing is learnt; an eps of 0 is refused for "adamw" and "adam", which
+ * The meaning of 0. In the fields of cairn_opts, cairn_tensor, cairn_mem and cairn_job_spec whose
+ * comments say so, and for a cairn_group's name, pattern and schedule, 0 means the default. For the
+ * group's lr, beta1, beta2, eps, weight_decay and momentum 0 means 0, since most of these may be 0;
+ * and a group has to name its optimizer. So begin a group with CAIRN_GROUP_INIT and change the fields
+ * that differ. With lr 0 nothing is learnt; an eps of 0 is refused for "adamw" and "adam", which
  * divide by it.
  *
- * GPUs (client/README.md, "Memory of a GPU"): wherever there is a `device`, 0 is the host and CAIRN_GPU(n)
- * GPU n, as CUDA_VISIBLE_DEVICES numbers them; anything else is CAIRN_ERR_INVALID.
+ * GPUs (client/README.md, "Memory of a GPU"): in every `device`, 0 is the host and CAIRN_GPU(n) is GPU
+ * n, as CUDA_VISIBLE_DEVICES numbers the GPUs; anything else is CAIRN_ERR_INVALID.
  * CAIRN_ERR_UNSUPPORTED: there is no driver. CAIRN_ERR_INVALID: there is no such GPU, the memory or
- * the stream does not belong to it (as far as the driver says; for a destroyed stream it may say
- * nothing, or crash), or the stream is being captured into a CUDA graph. CAIRN_ERR_IO: the GPU's
- * context is gone. Captures of other streams go on during a call, except that the default stream
- * then counts as captured. */
+ * the stream does not belong to that GPU (as far as the driver reports; for a destroyed stream the
+ * driver may report nothing, or crash), or the stream is being captured into a CUDA graph.
+ * CAIRN_ERR_IO: the GPU's context is gone. Captures of other streams go on during a call, except that
+ * the default stream then counts as captured. */
 #ifndef CAIRN_H
 #define CAIRN_H
 
@@ -74,7 +75,7 @@ extern "C" {
 typedef enum cairn_status {
     CAIRN_OK = 0,
     CAIRN_ERR_INVALID = 1,        /* an argument is not valid */
-    CAIRN_ERR_HANDLE = 2,         /* the handle is closed or is not one of this library */
+    CAIRN_ERR_HANDLE = 2,         /* the handle is closed or does not come from this library */
     CAIRN_ERR_UNSUPPORTED = 3,    /* not supported by this version */
     CAIRN_ERR_TIMEOUT = 4,        /* the deadline passed; nothing was changed */
     CAIRN_ERR_BUSY = 5,           /* busy; try again later */
@@ -87,24 +88,24 @@ typedef enum cairn_status {
     CAIRN_ERR_PROTOCOL = 20,      /* the peer broke the protocol */
     CAIRN_ERR_VERSION = 21,       /* the peer speaks another version of the protocol */
     CAIRN_ERR_MALFORMED = 22,     /* the message or file is malformed */
-    CAIRN_ERR_STALE = 23,         /* of a finished round or an older epoch; dropped */
-    CAIRN_ERR_DUPLICATE = 24,     /* had already; dropped */
+    CAIRN_ERR_STALE = 23,         /* belongs to a finished round or an older epoch; dropped */
+    CAIRN_ERR_DUPLICATE = 24,     /* already received; dropped */
     CAIRN_ERR_CHECKSUM = 25,      /* a checksum does not match */
     CAIRN_ERR_CORRUPT = 26,       /* stored data is damaged or incomplete */
     CAIRN_ERR_VERSION_GONE = 27,  /* that version is no longer kept */
     CAIRN_ERR_CANCELED = 28,      /* canceled */
     CAIRN_ERR_EPOCH_CHANGED = 40, /* the membership changed; nothing was applied: recompute */
     CAIRN_ERR_NONFINITE = 41,     /* a gradient or an initial weight is not finite */
-    CAIRN_ERR_MISMATCH = 60,      /* the job on the servers is another one than this spec */
+    CAIRN_ERR_MISMATCH = 60,      /* the job on the servers differs from this spec */
     CAIRN_ERR_FENCED = 61,        /* a newer member took this one's place */
     CAIRN_ERR_REFUSED = 62,       /* not allowed */
     CAIRN_ERR_NOT_READY = 63,     /* the job is not ready */
     CAIRN_ERR_JOB_LOST = 64,      /* a shard lost its part of the job; restore a snapshot */
     CAIRN_ERR_ROLLED_BACK = 65,   /* the job was restored from a snapshot; open it again */
     CAIRN_ERR_HALTED = 66,        /* the job is halted: no round opens until somebody acts */
-    CAIRN_ERR_PLACE_TAKEN = 67,   /* another process has this rank of the job, and lives */
-    CAIRN_ERR_REOPEN = 68,        /* close the job and open it again: it is another one now, or this
-                                   * worker was put out at the step's deadline */
+    CAIRN_ERR_PLACE_TAKEN = 67,   /* another live process has this rank of the job */
+    CAIRN_ERR_REOPEN = 68,        /* close the job and open it again: it was changed, or this worker
+                                   * was expelled at the step's deadline */
     CAIRN_ERR_UNREACHABLE = 80,   /* the peer cannot be reached */
     CAIRN_ERR_CLOSED = 81,        /* the connection or session is closed */
     CAIRN_ERR_INTERNAL = 99       /* a fault in Cairn; please report it */
@@ -118,7 +119,7 @@ typedef enum cairn_dtype {
     CAIRN_BF16 = 2,
     CAIRN_F16 = 3,
     CAIRN_F64 = 4,
-    CAIRN_U8 = 5 /* bytes: of a CAIRN_BLOB, and of nothing else */
+    CAIRN_U8 = 5 /* bytes: for a CAIRN_BLOB only */
 } cairn_dtype;
 typedef enum cairn_kind {
     CAIRN_TRAINED = 1,
@@ -126,8 +127,8 @@ typedef enum cairn_kind {
     CAIRN_BUFFER = 3,
     CAIRN_BLOB = 4
 } cairn_kind;
-/* Elements, per dimension. NULL where a call takes a box: what this worker holds, in every call. Without
- * cairn_tiles that is the whole tensor; of an alias of a box it is that box. */
+/* A box in elements, per dimension. In every call that takes a box, NULL means what this worker holds:
+ * the whole tensor without cairn_tiles; for an alias of a box, that box. */
 struct cairn_box {
     uint32_t rank;
     uint64_t start[8], extent[8];
@@ -140,17 +141,18 @@ struct cairn_version {
 
 #ifndef CAIRN_NONFINITE_DEFINED
 #define CAIRN_NONFINITE_DEFINED
-/* How a round with a non-finite gradient ends. SKIP changes nothing and goes on, FAIL reports it;
- * cairn_result, or cairn_error(), has the tensors. An update of finite gradients whose results are
- * not finite (cairn_result.nonfinite) stays: SKIP says so and goes on, FAIL opens no further round
- * (CAIRN_ERR_HALTED), unless the job has init_nonfinite_ok. */
+/* How a round with a non-finite gradient ends. SKIP changes nothing and goes on, FAIL reports an
+ * error; cairn_result, or cairn_error(), lists the tensors. An update of finite gradients whose
+ * results are not finite (cairn_result.nonfinite) is kept: with SKIP the result reports it and the job
+ * goes on, with FAIL no further round opens (CAIRN_ERR_HALTED), unless the job has
+ * init_nonfinite_ok. */
 typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
 #endif
 
 #ifndef CAIRN_LOSS_SCALE_DEFINED
 #define CAIRN_LOSS_SCALE_DEFINED
 /* FIXED never changes. DYNAMIC is halved when a round is skipped and doubled after
- * loss_scale_growth_steps applied ones in a row, within its bounds. */
+ * loss_scale_growth_steps applied rounds in a row, within its bounds. */
 typedef enum cairn_loss_scale {
     CAIRN_LOSS_SCALE_DEFAULT = 0, /* DYNAMIC if loss_scale is above 1, else FIXED */
     CAIRN_LOSS_SCALE_FIXED = 1,
@@ -162,8 +164,8 @@ typedef enum cairn_loss_scale {
 #define CAIRN_SHARD_LOSS_DEFINED
 /* How the job reacts when a shard has lost its part of the job: it came back without the part, or
  * is away for longer than shard_loss_wait_s. WAIT: the job waits for the part, or for an operator.
- * RESTORE_LATEST: the coordinator restores the job's newest whole snapshot onto the shards there
- * are, at most three times without an applied step in between; workers get
+ * RESTORE_LATEST: the coordinator restores the job's newest complete snapshot onto the available
+ * shards, at most three times without an applied step in between; workers get
  * CAIRN_ERR_ROLLED_BACK. */
 typedef enum cairn_shard_loss {
     CAIRN_SHARD_LOSS_WAIT = 0,
@@ -173,9 +175,9 @@ typedef enum cairn_shard_loss {
 
 #ifndef CAIRN_SNAPSHOT_STAGING_DEFINED
 #define CAIRN_SNAPSHOT_STAGING_DEFINED
-/* How much room there is for old values while a snapshot is saved: they are set aside when an
- * update is about to overwrite them. STATE: there is room for all of them, and no update waits for
- * the disk. SMALL: a shard has little room, and an update that finds it full waits. */
+/* The room for old values while a snapshot is saved: a shard sets old values aside when an update is
+ * about to overwrite them. STATE: there is room for all of them, and no update waits for the disk.
+ * SMALL: a shard has little room, and an update that finds it full waits. */
 typedef enum cairn_snapshot_staging {
     CAIRN_SNAPSHOT_STAGING_STATE = 0,
     CAIRN_SNAPSHOT_STAGING_SMALL = 1
@@ -184,13 +186,13 @@ typedef enum cairn_snapshot_staging {
 
 #ifndef CAIRN_WORKER_LOSS_DEFINED
 #define CAIRN_WORKER_LOSS_DEFINED
-/* How the job reacts when a worker was lost: its process or its connection ended, its lease ran
- * out, or it was put out. A worker that closes the job is not lost. The open round is void in any case
- * (CAIRN_ERR_EPOCH_CHANGED). REDO: the round is done again at once, by the workers that are left.
- * WAIT: no round opens before as many workers are there as were before the loss, worker_loss_wait_s
- * passed since, or the job was amended. FAIL: no round opens before the job is amended or restored,
- * or all its workers have gone and others come; cairn_round_begin says CAIRN_ERR_HALTED, and who
- * was lost. */
+/* How the job reacts when a worker was lost: its process or its connection ended, its lease ran out,
+ * or it was expelled. A worker that closes the job is not lost. The open round is void in any case
+ * (CAIRN_ERR_EPOCH_CHANGED). REDO: the remaining workers repeat the round at once. WAIT: no round
+ * opens until as many workers are attached as before the loss, or worker_loss_wait_s have passed since
+ * the loss, or the job is amended. FAIL: no round opens until the job is amended or restored, or all
+ * its workers have left and others attach; cairn_round_begin gives CAIRN_ERR_HALTED, and names the
+ * lost worker. */
 typedef enum cairn_worker_loss {
     CAIRN_WORKER_LOSS_REDO = 0,
     CAIRN_WORKER_LOSS_WAIT = 1,
@@ -212,15 +214,15 @@ typedef enum cairn_tiers {
 
 #ifndef CAIRN_GROUPS_DEFINED
 #define CAIRN_GROUPS_DEFINED
-/* Who adds gradients up before they reach the shard that owns them. HOST: on a host with two or
- * more workers and a shard of the job, the shards of that host add up what these workers push, and
- * fetch what other hosts have once for all of them: the host sends and fetches as much as one
- * worker would. A sum of floats depends on its order: the gradients of a host are added up by rank,
- * then the sums of the hosts by their least ranks. So the bits of a step depend on which ranks
- * share a host; `cairn job show` and the snapshots say which did. The same workers on the same
- * hosts give the same bits, whatever the number of shards there. */
+/* Selects whether gradients are added up before they reach the shard that owns them. HOST: on a host
+ * with two or more workers and a shard of the job, the shards of that host add up the gradients that
+ * these workers push, and fetch the data of other hosts once for all of these workers: the host sends
+ * and fetches as much as one worker would. A sum of floats depends on its order: the gradients of a
+ * host are added up by rank, then the sums of the hosts by their lowest ranks. So the bits of a step
+ * depend on which ranks share a host; `cairn job show` and the snapshots say which did. The same
+ * workers on the same hosts give the same bits, whatever the number of shards there. */
 typedef enum cairn_reduce_groups {
-    CAIRN_GROUPS_NONE = 0, /* nobody: all gradients are added up by rank, wherever they are */
+    CAIRN_GROUPS_NONE = 0, /* no sums on hosts: all gradients are added up by rank */
     CAIRN_GROUPS_HOST = 1
 } cairn_reduce_groups;
 #endif
@@ -290,44 +292,44 @@ typedef struct cairn_session cairn_session; /* a session with a cluster */
 typedef cairn_session cairn; /* its short name; in C++ it may be a namespace */
 #endif
 typedef struct cairn_job cairn_job; /* a job of a session */
-typedef struct cairn_op cairn_op;   /* something under way */
+typedef struct cairn_op cairn_op;   /* an operation in progress */
 typedef struct cairn_list
-    cairn_list; /* tensors that go together: cairn_push_list, cairn_fetch_list */
+    cairn_list; /* tensors pushed or fetched together: cairn_push_list, cairn_fetch_list */
 
 typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 
 /* Called by a call that waits, in that call's thread; the function must make no other call of this
- * library. `text`, valid until the function returns, says for whom and for what the call waits.
- * paused_ms above 0: a worker is in a pause (cairn_pause), and the call waits for it beyond its own
- * time, for at most so long from now. The function is called whenever the call's time is over again,
- * and every minute. If it returns false, the call ends with CAIRN_ERR_TIMEOUT.
- * paused_ms 0: the function is called when the call has waited for 5 s, and then every minute;
- * `text` is what its CAIRN_ERR_TIMEOUT would say. The returned value changes nothing: the call waits
- * until its own time is over. */
+ * library. `text`, valid until the function returns, names whom and what the call waits for. paused_ms
+ * above 0: a worker is in a pause (cairn_pause), and the call waits for that worker beyond the call's
+ * own timeout, for at most paused_ms from now. The function is called whenever the call's timeout has
+ * passed again, and every minute. If it returns false, the call ends with CAIRN_ERR_TIMEOUT.
+ * paused_ms 0: the function is called when the call has waited for 5 s, and then every minute; `text`
+ * is the text that its CAIRN_ERR_TIMEOUT would have. The returned value is ignored: the call waits
+ * until its own timeout. */
 typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, int paused_ms);
 
-/* Whatever is not set is taken from the environment, then from the default; NULL instead of the
- * struct takes all of it from there. */
+/* A field that is not set is taken from the environment, then from the default; NULL instead of the
+ * struct takes every field from there. */
 struct cairn_opts {
     size_t struct_size;
-    /* The coordinator's address: "host:port" or its socket's "/path"; CAIRN_ENDPOINT;
+    /* The coordinator's address: "host:port" or its socket's "/path". If NULL: CAIRN_ENDPOINT, then
      * cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run */
     const char *endpoint;
-    const char *name;       /* for logs and error texts; "pid N on HOST" */
+    const char *name;       /* for logs and error texts; default "pid N on HOST" */
     int connect_timeout_ms; /* 0 = 10,000: how long cairn_open tries */
-    uint32_t reserved;      /* 0, as all that is reserved: CAIRN_ERR_INVALID */
+    uint32_t reserved;      /* 0, like every reserved field; else CAIRN_ERR_INVALID */
     const char *fabric;     /* "auto", "mapped", "ucx"; CAIRN_FABRIC */
-    /* Network devices of the data path between hosts; CAIRN_FABRIC_DEVICE; those of the routes to the shards
-     * (cairn_data_path) */
+    /* Network devices of the data path between hosts. If NULL: CAIRN_FABRIC_DEVICE, then the devices
+     * of the routes to the shards (cairn_data_path) */
     const char *fabric_device;
-    uint32_t prefetch_units; /* 0 = 2: the window of cairn_prefetch, of each job */
+    uint32_t prefetch_units; /* the window of cairn_prefetch for each job; 0 = 2 */
     uint32_t reserved_too;
     cairn_wait_fn on_wait; /* NULL: a line a minute on standard error, and the call waits on */
     void *on_wait_context;
     /* CAIRN_GPU(n): this process computes on that GPU. Shards of this host whose state is on that
-     * GPU show this process what they publish there, and do not copy it to host memory if all
-     * members of a job read it so. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: as for cairn_alloc. 0:
-     * on none */
+     * GPU share with this process the copies that they publish there, and do not copy them to host
+     * memory if all members of a job read them on the GPU. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID:
+     * as for cairn_alloc. 0: on no GPU */
     int device;
     uint32_t reserved_last;
 };
@@ -338,46 +340,48 @@ struct cairn_opts {
  * on either. */
 struct cairn_env {
     size_t struct_size;
-    uint32_t rank, world; /* of one launcher; alone: 0, 1 */
+    uint32_t rank, world; /* as the launcher sets them; without a launcher: 0, 1 */
     uint32_t local_rank;  /* among the processes of its node */
     uint32_t node_rank;
-    uint64_t restarts;  /* how often the launcher has started it again, as far as it says */
-    char launcher[16];  /* of rank and world: "cairn", "torchrun", "slurm", "openmpi", "single" */
-    char run_id[128];   /* "" where there is none */
-    char endpoint[128]; /* what cairn_open takes where its options have none */
+    uint64_t restarts; /* how often the launcher has restarted this process, as far as it reports */
+    char launcher
+        [16]; /* source of rank and world: "cairn", "torchrun", "slurm", "openmpi", "single" */
+    char run_id[128];   /* "" if there is none */
+    char endpoint[128]; /* the endpoint that cairn_open uses if its options have none */
 };
 
 struct cairn_tensor {
     size_t struct_size;
     const char *name;  /* UTF-8, at most 255 bytes, unique in the job */
-    const char *unit;  /* fetched together; NULL = the tensor alone */
-    const char *group; /* hyper-parameters; NULL = "default"; only of what is trained */
-    cairn_dtype wire;  /* of what is fetched: CAIRN_F32 (0 means it), CAIRN_BF16; a blob CAIRN_U8 */
-    uint32_t rank;     /* 0 = a scalar */
+    const char *unit;  /* tensors of one unit are fetched together; NULL = the tensor alone */
+    const char *group; /* hyper-parameters; NULL = "default"; for trained tensors only */
+    cairn_dtype
+        wire; /* dtype of fetched values: CAIRN_F32 (0 means it), CAIRN_BF16; a blob CAIRN_U8 */
+    uint32_t rank; /* 0 = a scalar */
     uint64_t shape[8];
     cairn_kind kind; /* CAIRN_TRAINED (0 means it), CAIRN_FROZEN, CAIRN_BUFFER: put, fetched and
-                      * snapshotted, never optimized. CAIRN_BLOB: the same of opaque bytes, no numbers:
-                      * wire and master CAIRN_U8 (0 means it), rank 1, no init, no alias, held whole by
-                      * every worker, and put even where the others come from init_from */
+                      * snapshotted, never optimized. CAIRN_BLOB: the same for opaque bytes, not
+                      * numbers: wire and master CAIRN_U8 (0 means it), rank 1, no init, no alias, held
+                      * whole by every worker, and put even where the others come from init_from */
     /* Makes this tensor another name of `alias_of`, or of a box of it. `shape` is then the
      * target's, or the box's extents; an alias has no state, group or init of its own. An alias of
      * the whole: every call acts on the target. An alias of a box: a fetch, and a put in a write,
-     * acts on that box; initial puts and pushes are copied (their operations are over at once), and
-     * the target is sent when all of it has been given, with the same bits as from one memory. The
-     * boxes of a target must have no element in common (CAIRN_ERR_EXISTS) and be given in one
-     * dtype, and the target must not be held in tiles. When a micro-batch ends with some of the
-     * boxes pushed, the others count as zeros; with none of them pushed, the target is absent from
-     * the micro-batch. */
+     * acts on that box; initial puts and pushes are copied (their operations complete at once), and
+     * the target is sent when all of its boxes have been given, with the same bits as from one memory.
+     * The boxes of a target must have no element in common (CAIRN_ERR_EXISTS) and be given in one
+     * dtype, and the target must not be held in tiles. When a micro-batch ends with some of the boxes
+     * pushed, the others count as zeros; with none of them pushed, the target is absent from the
+     * micro-batch. */
     const char *alias_of;
     const struct cairn_box *alias_box; /* NULL = all of it */
     cairn_dtype reduce, master;        /* CAIRN_F32 (0 means it); the master of a blob CAIRN_U8 */
     cairn_placement place;             /* CAIRN_ROWS */
     struct cairn_init init;
-    /* For a run that began elsewhere and goes on: how many of cairn_job_spec.first_step steps
-     * passed this trained tensor by, because it was frozen or came late. Its own count of updates,
-     * which its bias corrections use, begins at first_step - steps_missed; its moments are put.
-     * With steps_missed = first_step it begins as a new tensor. Workers that open the job later
-     * leave this field out, as first_step. */
+    /* For a run that began elsewhere and goes on: how many of the cairn_job_spec.first_step steps did
+     * not update this trained tensor, because it was frozen or added later. Its own count of updates,
+     * which its bias corrections use, begins at first_step - steps_missed; its moments are put. With
+     * steps_missed = first_step it begins as a new tensor. Workers that open the job later leave this
+     * field out, like first_step. */
     uint64_t steps_missed;
 };
 
@@ -389,8 +393,8 @@ struct cairn_group {
     bool nesterov;
     uint8_t reserved[7]; /* 0 */
     /* Trained tensors that name no group belong to the first group in the list whose pattern matches their
-     * name (fnmatch: "*.bias"), without one to "default". A pattern that no tensor takes is
-     * CAIRN_ERR_INVALID. NULL = only tensors that name the group. */
+     * name (fnmatch: "*.bias"), or to "default" if no pattern matches. A pattern that selects no
+     * tensor is CAIRN_ERR_INVALID. NULL = only tensors that name the group. */
     const char *pattern;
     uint64_t warmup_steps, total_steps, decay_steps; /* see cairn_schedule_kind */
     double lr_min;
@@ -405,7 +409,7 @@ struct cairn_group {
             { 0, 0, 0, 0, 0, 0, 0 }, NULL, 0, 0, 0, 0.0, NULL, 0, CAIRN_SCHEDULE_CONSTANT, 0 \
     }
 
-/* How much a worker keeps, adds up and pushes (named stage n: CAIRN_STAGE(n), so that 0 is the
+/* How much a worker keeps, adds up and pushes (stage n is written CAIRN_STAGE(n), so that 0 is the
  * default; any other number is CAIRN_ERR_INVALID).
  *   0  one shard holds all of the state; micro-batches are added up in fp32 and pushed once a round
  *   1  the state is cut over the shards; gradients are pushed once a round, as in stage 0
@@ -422,47 +426,47 @@ struct cairn_job_spec {
     size_t tensor_count;
     const struct cairn_group *groups; /* [group_count] */
     size_t group_count;
-    uint32_t rank;                /* this worker's; unique in the job: see open_flags */
-    uint32_t workers_min;         /* a round opens with at least so many; 0 = 1 */
+    uint32_t rank;                /* this worker's rank; unique in the job: see open_flags */
+    uint32_t workers_min;         /* the fewest workers with which a round opens; 0 = 1 */
     double clip_norm;             /* of the global gradient norm; 0 = none */
     double loss_scale;            /* 0 = 1 */
     cairn_nonfinite on_nonfinite; /* 0 = CAIRN_NONFINITE_SKIP */
-    uint32_t chunk_leaves;        /* of 4096 elements, in a message; 0 = 64 */
-    /* chunks in flight to each shard; 0 = 8; beside them of up to 16 KiB 64, if there are so many, and of
-     * memory that the shard reads where it lies as many as keep a card at work */
+    uint32_t chunk_leaves;        /* leaves of 4096 elements in a message; 0 = 64 */
+    /* Chunks in flight to each shard; 0 = 8. In addition up to 64 chunks of at most 16 KiB, and as
+     * many chunks of memory that the shard reads in place as keep a card busy */
     uint32_t window;
     double loss_scale_min,
         loss_scale_max; /* DYNAMIC: its bounds; 0 = 1 (or loss_scale) and loss_scale */
     cairn_loss_scale loss_scale_policy;
     uint32_t loss_scale_growth_steps; /* DYNAMIC; 0 = 2000 */
     uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
-    /* The most micro-batches that each worker has in a round: a push into one beyond is
-     * CAIRN_ERR_INVALID. 0 = 1, or any number in stages 2 and 3, which add nothing up. Leave it 0
-     * or 1 with global_batch */
+    /* The most micro-batches that each worker has in a round: a push into a later micro-batch is
+     * CAIRN_ERR_INVALID. 0 = 1, or any number in stages 2 and 3, which add nothing up. With
+     * global_batch leave this field 0 or 1 */
     uint32_t micro_batches;
     /* Weights that the shards begin with, each reading its own part: a .safetensors file, a folder
      * of Hugging Face, or the folder of a snapshot, whose optimizer state and step are left out.
      * The path is absolute, on the shards' hosts, in a folder that their import.folders allows.
-     * Dtypes: F32, BF16, F16 and F64. Every tensor must be there, by its name or by init_prefix +
-     * its name, or have an initializer (else CAIRN_ERR_MISMATCH). Trained and frozen tensors must
-     * be finite as fp32, unless init_nonfinite_ok (else CAIRN_ERR_NONFINITE). The files must have
-     * no weight of these dtypes that no tensor takes, unless init_extra_ok (else
-     * CAIRN_ERR_MISMATCH). cairn_error() has the list. NULL = none. */
+     * Dtypes: F32, BF16, F16 and F64. Every tensor must be in the files, by its name or by init_prefix
+     * + its name, or have an initializer (else CAIRN_ERR_MISMATCH). Trained and frozen tensors must be
+     * finite as fp32, unless init_nonfinite_ok (else CAIRN_ERR_NONFINITE). Every weight of these
+     * dtypes in the files must belong to a tensor, unless init_extra_ok (else CAIRN_ERR_MISMATCH).
+     * cairn_error() has the list. NULL = none. */
     const char *init_from;
     const char *init_prefix; /* "model."; NULL = none */
-    /* bytes that cairn_commit may give of the trainer's own; 0: none, at most 65536 */
+    /* The most bytes of client state that cairn_commit may give; 0 = none; at most 65536 */
     uint32_t client_state_max;
     bool init_nonfinite_ok;
     /* CAIRN_GROUPS_NONE, or CAIRN_GROUPS_HOST; there are no groups while the workers hold tiles
      * (cairn_tiles). No amendment changes it. */
     cairn_reduce_groups reduce_groups;
-    /* The most rounds that may be skipped in a row with the loss scale at its least (or fixed).
+    /* The most rounds that may be skipped in a row with the loss scale at its minimum (or fixed).
      * After that no further round opens: cairn_round_begin says CAIRN_ERR_HALTED, until the job is
      * amended, written or restored. 0 = 100 */
     uint64_t skips_max;
     /* Periodic snapshots are taken of each version whose step is a multiple of snapshot_every (the
      * same steps are saved in every run; 0 = none, or by time, below); the newest snapshot_keep of
-     * them stay (0 = all). A snapshot that somebody asked for is never removed. If a periodic
+     * them are retained (0 = all). A snapshot that somebody asked for is never removed. If a periodic
      * snapshot fails, the coordinator's log and `cairn job show` say so, and training goes on; the
      * next one is tried at its step. None is taken while results are not finite
      * (cairn_result.nonfinite). */
@@ -471,69 +475,72 @@ struct cairn_job_spec {
     uint32_t shard_loss_wait_s;             /* with RESTORE_LATEST: seconds; 0 = 300 */
     /* The most workers at a time: one more waits in cairn_job_open for a place, until
      * CAIRN_ERR_TIMEOUT. 0 = as many as the cluster's round.workers_max. If workers_min is equal to
-     * it (n workers, always), the spec also goes with a job whose bounds allow n (another launch,
+     * it (n workers, always), the spec also matches a job whose bounds allow n (another launch,
      * after an amendment). */
     uint32_t workers_max;
-    /* How many workers come together; not part of the job. The first round after all workers were
-     * gone waits for so many, so that the first to arrive does not train alone, but for no longer
-     * than start_wait_ms after one of them came. Workers above workers_max cannot come: with a
-     * world above workers_max the round waits for all of start_wait_ms. 0 = wait for nobody beyond
-     * workers_min. After CAIRN_ERR_ROLLED_BACK give the world of the last round, so that nobody is
-     * awaited who had left before. */
+    /* How many workers start together; not part of the job. The first round after all workers were
+     * gone waits for this many workers, so that the first to arrive does not train alone, but for no
+     * longer than start_wait_ms after one of them arrived. No more than workers_max can attach: with a
+     * world above workers_max the round waits for all of start_wait_ms. 0 = wait for no worker beyond
+     * workers_min. After CAIRN_ERR_ROLLED_BACK give the world of the last round, so that no round
+     * waits for workers that had left before. */
     uint32_t world;
     uint64_t start_wait_ms; /* with world; 0 = 30000 */
-    /* How a worker opens the job; no part of the job. CAIRN_OPEN_RESUME: if the cluster has no such
-     * job, or has lost it, the coordinator first restores its newest whole snapshot, once for all
-     * workers that come with this flag; without a snapshot the job is begun anew.
+    /* How a worker opens the job; not part of the job. CAIRN_OPEN_RESUME: if the cluster has no such
+     * job, or has lost it, the coordinator first restores the job's newest complete snapshot, once for
+     * all workers that open it with this flag; without a snapshot the job is begun anew.
      * CAIRN_OPEN_MUST_EXIST: CAIRN_ERR_NOT_FOUND instead of beginning the job anew.
-     * CAIRN_OPEN_MUST_NOT_EXIST: CAIRN_ERR_EXISTS if the job has taken a step, or is lost; so
-     * several workers may begin a job with it. With any flags a job that is not the spec's is
+     * CAIRN_OPEN_MUST_NOT_EXIST: CAIRN_ERR_EXISTS if the job has taken a step, or is lost; so several
+     * workers may begin a job with this flag. With any flags a job that differs from the spec gives
      * CAIRN_ERR_MISMATCH, restored or not.
-     *   A rank belongs to one process. Another process that opens the job with it waits until that
-     * one is gone, for lease.timeout at most, and then gets CAIRN_ERR_PLACE_TAKEN. It takes the
-     * place at once with CAIRN_OPEN_TAKEOVER; in the session that has the place; or if the launcher
-     * has started it anew, which shows in the same run id with a higher restart count (struct
-     * cairn_env). The process that lost the place gets CAIRN_ERR_FENCED, and has to end. */
+     *   A rank belongs to one process. Another process that opens the job with this rank waits until
+     * the first process is gone, for lease.timeout at most, and then gets CAIRN_ERR_PLACE_TAKEN. An
+     * open takes the place at once with CAIRN_OPEN_TAKEOVER; in the session that has the place; or if
+     * the launcher has restarted the process, which shows in the same run id with a higher restart
+     * count (struct cairn_env). The process that lost the place gets CAIRN_ERR_FENCED, and has to
+     * exit. */
     uint64_t open_flags;
     /* The fraction of each shard's part of the job, 0 to 1, that lies in host memory while the rest
-     * lies on a GPU: whole chunks, at least so many, which the CPU folds and updates while the GPU
-     * does the others. The bits are the same at any fraction; the GPU has so much less to hold. At
+     * lies on a GPU: whole chunks, at least this fraction, which the CPU folds and updates while the
+     * GPU does the others. The bits are the same at any fraction; the GPU holds that much less. At
      * 1 nothing of the job is on the GPU, and the job goes on if the GPU fails. Where state lies in
-     * host memory anyway (compute.backend = host) the fraction means nothing, and the shard's log
-     * says so. No amendment changes it; a restored job has the same fraction again. */
+     * host memory anyway (compute.backend = host) the fraction means nothing, and the shard's log says
+     * so. No amendment changes it; a restored job has the same fraction again. */
     double offload_fraction;
     cairn_tiers tiers; /* 0 = CAIRN_TIERS_TOGETHER */
-    /* Elastic workers with the same bits: a step is so many micro-batches, numbered from 0,
-     * whatever workers there are (1 to 65536; 0 = none, each worker has its micro_batches). struct
-     * cairn_round says which of them are this worker's, and each is pushed by itself, with its
-     * weight. The result of N steps then does not depend on how many workers there were, nor on
-     * when they came and went, if the gradients of a micro-batch depend on nothing but the round's
-     * version, the micro-batch and its seed (cairn_micro_seed). Learning rates and schedules go by
-     * steps: another number of workers changes neither. If there are more workers than
-     * micro-batches, the surplus workers are told so, idle, and take part when others leave. Needs
-     * stage 2 or 3, micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). An
-     * amendment changes it by its name (cairn_amend.settings), and the seed likewise. */
+    /* Elastic workers with the same bits: a step consists of this many micro-batches, numbered from 0,
+     * whatever the number of workers (1 to 65536; 0 = none, each worker has its micro_batches). struct
+     * cairn_round says which of them are this worker's, and each is pushed by itself, with its weight.
+     * The result of N steps then does not depend on how many workers there were, nor on when they
+     * joined and left, if the gradients of a micro-batch depend on nothing but the round's version,
+     * the micro-batch and its seed (cairn_micro_seed). Learning rates and schedules depend on steps:
+     * another number of workers changes neither. If there are more workers than micro-batches, the
+     * surplus workers are told so, idle, and take part when others leave. Needs stage 2 or 3,
+     * micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). An amendment changes
+     * global_batch by its name (cairn_amend.settings), and the seed likewise. */
     uint64_t global_batch;
-    uint64_t seed;                    /* of cairn_micro_seed; below 2^53 */
+    uint64_t seed;                    /* for cairn_micro_seed; below 2^53 */
     cairn_worker_loss on_worker_loss; /* 0 = CAIRN_WORKER_LOSS_REDO */
     uint32_t worker_loss_wait_s;      /* with WAIT: seconds; 0 = 300 */
-    /* Rules for which periodic snapshots stay, beside the newest snapshot_keep; any of the rules is
-     * enough to keep a snapshot, and without a rule all stay. keep_every: of every so many steps
-     * the first snapshot stays, for good. max_bytes bounds all snapshots of the job together; above
-     * it the oldest go that neither keep_every nor a tag keeps. In any case snapshots that somebody
-     * asked for or that have a tag stay, and so does the newest verified one; a snapshot goes only
-     * after a newer one was verified. These four only with snapshot_every or snapshot_every_s */
+    /* Rules that retain periodic snapshots beside the newest snapshot_keep; any one rule is enough to
+     * retain a snapshot, and without a rule all are retained. keep_every: the first snapshot in every
+     * interval of this many steps is retained for good. max_bytes bounds all snapshots of the job
+     * together; above this bound the oldest snapshots that neither keep_every nor a tag retains are
+     * removed. Snapshots that somebody asked for or that have a tag are always retained, and so is the
+     * newest verified one; a snapshot is removed only after a newer one was verified. These four only
+     * with snapshot_every or snapshot_every_s */
     uint64_t snapshot_keep_every; /* steps; 0 = no such rule */
     uint64_t snapshot_max_bytes;  /* 0 = no bound */
-    /* Seconds from the begin of one periodic snapshot to the next, at the first step then; instead of
-     * snapshot_every */
+    /* Seconds from the start of one periodic snapshot to the next, which is taken at the first step
+     * after them; instead of snapshot_every */
     uint32_t snapshot_every_s;
-    uint32_t snapshot_keep_within_s;    /* all younger than so many seconds; 0 = no such rule */
-    uint32_t snapshot_durable_within_s; /* seconds, of every snapshot of the job; 0 = not given */
+    uint32_t snapshot_keep_within_s; /* seconds: retains all that are younger; 0 = no such rule */
+    uint32_t
+        snapshot_durable_within_s; /* of every snapshot: seconds from its cut; 0 = no deadline */
     uint32_t
         snapshot_scrub_every_s; /* every snapshot is read again and checked; 0 = by command only */
     cairn_snapshot_staging snapshot_staging; /* 0 = CAIRN_SNAPSHOT_STAGING_STATE */
-    /* A restore that finds a snapshot damaged takes the newest good one before it, and says so */
+    /* A restore that finds a snapshot damaged takes the newest good one before it, and reports this */
     bool snapshot_fallback;
     /* For a run that began elsewhere and goes on: the step of the version that the job begins with,
      * from which schedules and the optimizer's corrections go on; its moments are written
@@ -544,9 +551,9 @@ struct cairn_job_spec {
     cairn_missing missing_gradients;
     bool init_extra_ok; /* init_from may have more weights than the job has tensors */
     /* If not 0, a worker of the job writes its buffers (cairn_write_begin) after each applied step
-     * that is a multiple of this or of snapshot_every, before the next round: the periodic snapshot
-     * of that step is then of the version that the write makes; without a write, of the next
-     * step's. 0: nobody writes. */
+     * that is a multiple of this or of snapshot_every, before the next round: the periodic snapshot of
+     * that step then saves the version that the write makes; without a write, the version of the next
+     * step. 0: nobody writes. */
     uint64_t buffers_every;
 };
 #define CAIRN_OPEN_MUST_EXIST     1
@@ -554,7 +561,7 @@ struct cairn_job_spec {
 #define CAIRN_OPEN_MUST_NOT_EXIST 4
 #define CAIRN_OPEN_TAKEOVER       8
 
-/* The box of a tensor that a worker holds. An extent of 0: it holds nothing of the tensor. */
+/* The box of a tensor that a worker holds. An extent of 0: the worker holds nothing of the tensor. */
 struct cairn_tile {
     size_t struct_size;
     const char *tensor;
@@ -565,47 +572,48 @@ struct cairn_tile {
 struct cairn_mem {
     size_t struct_size;
     void *ptr; /* the box's first element; put and push only read it */
-    /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's. A blob is CAIRN_U8, and a
-     * box from 0 to its end is refused if it has another length */
+    /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's dtype. A blob is CAIRN_U8, and
+     * a box from 0 to the blob's end is refused if the blob has another length */
     cairn_dtype dtype;
     /* Elements from one index of a dimension to the next, as torch's tensor.stride(). All 0: dense,
      * row-major in the box. Strides are not negative, and in a fetch no two elements may share
      * memory (CAIRN_ERR_INVALID). Memory that is not dense is copied chunk by chunk on its way
      * (cairn_stats.packed_bytes). */
     int64_t stride[8];
-    int device; /* 0 = host; CAIRN_GPU(n): cairn_alloc's or anybody's */
-    /* cudaStream_t that writes or reads the memory, NULL: the default one. For host memory: NULL */
+    int device; /* 0 = host; CAIRN_GPU(n): memory of cairn_alloc or any other */
+    /* The cudaStream_t that writes or reads the memory; NULL: the default stream. For host memory:
+     * NULL */
     void *stream;
-    /* How many bytes there are at ptr; 0: not said. If it is given, put, push and fetch compare it
-     * with what they would read or write (CAIRN_ERR_INVALID): dense memory must have exactly the
-     * box's bytes, memory with strides must reach at least to behind the last element. Give it
-     * always: nothing else shows that the memory belongs to another tensor, box or dtype than the
-     * call */
+    /* The number of bytes at ptr; 0: not given. If it is given, put, push and fetch compare it with
+     * what they would read or write (CAIRN_ERR_INVALID): dense memory must have exactly the box's
+     * bytes, memory with strides must include at least the last element. Give it always: nothing else
+     * shows that the memory belongs to another tensor, box or dtype than the call */
     size_t bytes;
 };
-/* In every `device` of this interface: 0 is the host. A plain number is no GPU, and is refused. */
+/* In every `device` of this interface: 0 is the host. A plain number names no GPU, and is refused. */
 #define CAIRN_GPU(n) ((n) + 0x100)
 
 struct cairn_round {
     size_t struct_size;
-    uint64_t round;               /* from 1; never twice in a job, those that were void included */
-    uint64_t step;                /* updates applied so far: this round makes step + 1 */
-    uint64_t epoch;               /* of the membership: one more when somebody came or went */
-    struct cairn_version version; /* compute with this one */
-    /* This worker's place among the round's contributors, 0 to world - 1, and their number: address
-     * the batch by them. A surplus worker has a rank of world or more: it contributes nothing */
+    uint64_t round; /* from 1; never used twice in a job, not even after a void round */
+    uint64_t step;  /* updates applied so far: this round makes step + 1 */
+    uint64_t epoch; /* of the membership: grows by one when a member joins or leaves */
+    struct cairn_version version; /* compute with this version */
+    /* This worker's place among the round's contributors, 0 to world - 1, and the number of
+     * contributors: address the batch by both. A surplus worker has a rank of world or more: it
+     * contributes nothing */
     uint32_t rank, world;
     double loss_scale; /* multiply the loss by it before backward */
-    uint64_t revision; /* of the spec: one more with every amendment */
+    uint64_t revision; /* of the spec: grows by one with every amendment */
     /* How many micro-batches this worker has. With global_batch they are numbered over all workers,
      * and this worker's are rank, rank + world, rank + 2 * world, ... below global_batch; 0: this
-     * worker is surplus. A surplus worker commits as the others do, which waits for the round's
+     * worker is surplus. A surplus worker commits as the others do; its commit waits for the round's
      * end */
     uint32_t micro_batches;
-    uint32_t job; /* which open job of this process it is of: no other takes it */
+    uint32_t job; /* the open job of this process that the round belongs to; other jobs refuse it */
     /* How many rounds of the job were skipped so far, and the number of the batch, which is step +
-     * skips. A skip leaves the step and uses its batch up; a void round does not count, its batch
-     * comes again. */
+     * skips. A skipped round leaves the step unchanged and uses up its batch; a void round does not
+     * count, and its batch is repeated. */
     uint64_t skips, index;
     uint64_t seed;         /* the job's; see cairn_micro_seed */
     uint64_t global_batch; /* micro-batches of the step; 0: each worker has micro_batches */
@@ -624,34 +632,37 @@ struct cairn_result {
     /* If applied: the number of elements whose parameter, moment or published copy is not finite,
      * although the gradients were. If skipped: the number of elements whose gradient, summed over
      * the workers, is not finite. The tensors are listed as "a.weight (3), b (9) and others", by
-     * elements; "": none, or the call came too late: the version was not the newest any more, or
-     * the coordinator had started anew since the skip. */
+     * elements; "": none, or the call was made too late: the version was no longer the newest, or the
+     * coordinator had restarted since the skip. */
     uint64_t nonfinite;
     char nonfinite_tensors[512];
 };
 
 struct cairn_stats {
     size_t struct_size;
-    uint64_t pushed_bytes, fetched_bytes, put_bytes; /* payload, resent ones included */
+    uint64_t pushed_bytes, fetched_bytes, put_bytes; /* payload, resent bytes included */
     uint64_t accumulated_bytes; /* memory of gradients that are added up, stages 0 and 1 */
-    /* Memory of gathered units, prefetched or mapped, now and at most: without a map over the window at
-     * most window times the largest unit. */
+    /* Memory of gathered units, prefetched or mapped, now and at its peak: at most window times the
+     * largest unit, unless a map exceeds the window. */
     uint64_t mapped_bytes, mapped_bytes_peak;
     uint64_t maps, maps_prefetched, maps_over_window;
     uint64_t prefetches_dropped; /* for lack of room in the window, or of memory */
-    /* Copies, now and at most: chunks of memory with strides; tensors given by aliases of boxes. */
+    /* Copies, now and at their peak: chunks of memory with strides; tensors given by aliases of
+     * boxes. */
     uint64_t packed_bytes, packed_bytes_peak, assembled_bytes, assembled_bytes_peak;
     uint64_t maps_lent; /* units mapped where shards of this host published them */
     /* The parts of pushed_bytes and fetched_bytes that went through memory which this process
-     * shares with shards. A unit that is lent counts when it is lent. */
+     * shares with shards. A lent unit is counted when it is lent. */
     uint64_t shared_pushed_bytes, shared_fetched_bytes;
-    uint64_t device_pushed_bytes, device_fetched_bytes; /* of these: on a card, past the host */
+    uint64_t device_pushed_bytes,
+        device_fetched_bytes; /* of these: on a card, never through the host */
 };
 
 /* A tensor of a unit that cairn_map gathered: dense, row-major, aligned to 64 bytes, read only. */
 struct cairn_view {
     size_t struct_size;
-    const char *tensor; /* the library's, as ptr: until cairn_unmap or cairn_job_close */
+    const char
+        *tensor; /* owned by the library, like ptr: valid until cairn_unmap or cairn_job_close */
     const void *ptr;
     cairn_dtype dtype; /* the tensor's wire dtype */
     uint32_t rank;
@@ -661,28 +672,29 @@ struct cairn_view {
 
 /* Reads CAIRN_ENDPOINT and the first of these that is set: CAIRN_RANK CAIRN_WORLD CAIRN_LOCAL_RANK
  * CAIRN_RUN_ID, or the variables of torchrun, of Slurm, of Open MPI. CAIRN_ERR_INVALID names a
- * variable that cannot be read, its value and what is allowed, or the one of rank and world that is
- * missing. `cairn env` prints the result. */
+ * variable that cannot be read, its value and what is allowed, or names the variable of rank or world
+ * that is missing. `cairn env` prints the result. */
 CAIRN_EXPORT cairn_status cairn_env_read(struct cairn_env *out) CAIRN_CHECKED;
 /* Connects to the coordinator; opts may be NULL. CAIRN_ERR_UNREACHABLE after connect_timeout_ms,
- * CAIRN_ERR_VERSION, CAIRN_ERR_INVALID; CAIRN_ERR_REFUSED: this user may not use its socket. A session
- * outlives the coordinator: it reconnects by itself, and calls wait for that until their own deadline. */
+ * CAIRN_ERR_VERSION, CAIRN_ERR_INVALID; CAIRN_ERR_REFUSED: this user may not use the coordinator's
+ * socket. A session outlives the coordinator: the session reconnects by itself, and calls wait for the
+ * connection until their own deadline. */
 CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts,
                                      cairn_session **out) CAIRN_CHECKED;
-/* Closes jobs that are open, fails what is under way and every call that waits, and returns loans;
- * takes about a second at most, even if a shard or the coordinator is stopped. For a GPU's memory
- * of cairn_alloc the rule of cairn_free holds: nothing that is queued on a stream may touch it any
- * more. */
+/* Closes jobs that are open, fails operations in progress and every call that waits, and returns
+ * loans; takes about a second at most, even if a shard or the coordinator is stopped. For GPU memory
+ * of cairn_alloc the rule of cairn_free holds: nothing that is still queued on a stream may touch
+ * it. */
 CAIRN_EXPORT void cairn_close(cairn_session *session);
-/* "CAIRN_ERR_BUSY"; "CAIRN_ERR_?" for a number that is none of these. The string is the library's
- * and always valid; the function may be called anywhere. */
+/* "CAIRN_ERR_BUSY"; "CAIRN_ERR_?" for a number that is no cairn_status. The library owns the string,
+ * which is always valid; the function may be called anywhere. */
 CAIRN_EXPORT const char *cairn_status_name(int status);
-/* "0.1.0", the version of the loaded library, where CAIRN_VERSION is that of the header. String and
- * callers as for cairn_status_name. */
+/* "0.1.0", the version of the loaded library; CAIRN_VERSION is the version of the header. The string
+ * is always valid, and the function may be called anywhere, as cairn_status_name. */
 CAIRN_EXPORT const char *cairn_version(void);
 /* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
 CAIRN_EXPORT const char *cairn_error(void);
-/* How the job can be made what a spec says. */
+/* How the job can be changed to match a spec. */
 typedef enum cairn_change {
     CAIRN_CHANGE_NEXT_ROUND = 0, /* an amendment, in force from the next round on */
     CAIRN_CHANGE_REOPENED = 1,   /* an amendment, after which every handle is opened again */
@@ -690,66 +702,66 @@ typedef enum cairn_change {
         2, /* `cairn job create NAME --from JOB/ID --set KEY=VALUE`: a job of its snapshot */
     CAIRN_CHANGE_NEVER = 3 /* nothing: give what the job has, or choose another name */
 } cairn_change;
-/* One of the differences that CAIRN_ERR_MISMATCH of cairn_job_open is about. */
+/* One of the differences behind a CAIRN_ERR_MISMATCH of cairn_job_open. */
 struct cairn_difference {
     size_t struct_size;
     const char *text; /* "job mnist: stage 3 here, 2 on the servers" */
-    /* The setting (struct cairn_setting) that makes the job what the spec says: "stage", "3". key
-     * NULL: no setting does. value NULL: the value is no short text (a schedule's points, say) */
+    /* The setting (struct cairn_setting) that makes the job match the spec: "stage", "3". key NULL: no
+     * setting does. value NULL: the value is not a short text (a schedule's points, say) */
     const char *key, *value;
     cairn_change change;
     /* If a tensor differs: its name, the field in which it differs ("kind", "group", "wire dtype",
-     * "shape"), and the value that the servers have there; field "only here" or "only there": one
-     * side alone has the tensor. NULL: the difference is in the job or a group, or there is no more
-     * to say */
+     * "shape"), and the value of that field on the servers; field "only here" or "only there": only
+     * one side has the tensor. NULL: the difference is in the job or a group, or nothing more is
+     * known */
     const char *tensor, *field, *there;
 };
 /* Gives the index-th difference of this thread's last error, if that is CAIRN_ERR_MISMATCH of
- * cairn_job_open; there are as many as fit, 64 at most. Strings are valid until the thread's next
- * call. CAIRN_ERR_NOT_FOUND: index is behind the last one; the thread's error stays what it is. Set
+ * cairn_job_open; as many as fit are kept, 64 at most. Strings are valid until the thread's next call.
+ * CAIRN_ERR_NOT_FOUND: index is past the last difference; the thread's error does not change. Set
  * out->struct_size first. */
 CAIRN_EXPORT cairn_status cairn_error_difference(size_t index,
                                                  struct cairn_difference *out) CAIRN_CHECKED;
 
-/* Gives memory of the library, whole pages of zeros, until cairn_free or the end of cairn_close:
- * shared memory, which shards of this host may map. It is taken at once, not when it is touched, in
- * large pages if the kernel has them. Giving it to put, push or fetch lends it like any other
- * memory; a piece that reaches beyond its end is CAIRN_ERR_INVALID. CAIRN_ERR_NO_MEMORY: there is
- * not as much, or the process may not have it. The limit of a container is enforced by the kernel,
- * which may end a process there instead.
- * device: 0 = host; CAIRN_GPU(n): memory that shards on that GPU read in place, in units of 2
- * MiB. A driver may let this call, as cairn_map_device, wait for the streams that wait there
- * (cairn_stream_wait); the session goes on. */
+/* Allocates memory of the library, whole pages of zeros, valid until cairn_free or the end of
+ * cairn_close: shared memory, which shards of this host may map. The memory is allocated at once, not
+ * when it is touched, in large pages if the kernel has them. Giving it to put, push or fetch lends it
+ * like any other memory; a range that extends beyond its end is CAIRN_ERR_INVALID.
+ * CAIRN_ERR_NO_MEMORY: not enough memory is free, or the process may not have it. The limit of a
+ * container is enforced by the kernel, which may end a process there instead. device: 0 = host;
+ * CAIRN_GPU(n): memory that shards on that GPU read in place, in units of 2 MiB. A driver may make
+ * this call, like cairn_map_device, wait for the streams that wait on that GPU (cairn_stream_wait);
+ * the session goes on. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn_session *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
-/* Gives memory of cairn_alloc back. CAIRN_ERR_BUSY: an operation has it on loan, and it stays.
- * CAIRN_ERR_INVALID: cairn_alloc did not give it. Before a GPU's memory is freed, nothing that is
- * queued on any stream may touch it any more; this call waits for no stream, and the memory goes
- * when no stream waits. */
+/* Frees memory of cairn_alloc. CAIRN_ERR_BUSY: an operation has the memory on loan, and it is not
+ * freed. CAIRN_ERR_INVALID: the memory does not come from cairn_alloc. Before GPU memory is freed,
+ * nothing that is still queued on any stream may touch it; this call waits for no stream, and the
+ * memory is released when no stream waits. */
 CAIRN_EXPORT cairn_status cairn_free(cairn_session *session, void *ptr) CAIRN_CHECKED;
-/* Announces that memory will be pushed and fetched to again and again. CAIRN_ERR_UNSUPPORTED,
+/* Announces that memory will be pushed from and fetched into repeatedly. CAIRN_ERR_UNSUPPORTED,
  * always in this version: the memory is staged, and may be used without it. */
 CAIRN_EXPORT cairn_status cairn_register(cairn_session *session, void *ptr, size_t bytes,
                                          int device) CAIRN_CHECKED;
-/* Ends a registration: the memory may go, and is the caller's alone again. CAIRN_ERR_INVALID,
- * always in this version: the memory is not registered. */
+/* Ends a registration: the memory may be freed, and belongs to the caller alone again.
+ * CAIRN_ERR_INVALID, always in this version: the memory is not registered. */
 CAIRN_EXPORT cairn_status cairn_unregister(cairn_session *session, void *ptr) CAIRN_CHECKED;
 
-/* detach lets go of everything that shards of this host show this process, on GPUs too, and attach
- * takes it again: a process that maps another process's GPU memory cannot be restored from a
- * checkpoint (cuda-checkpoint). Memory of cairn_alloc stays: free a GPU's before. In between
- * nothing comes from these shards, and calls that need them wait. CAIRN_ERR_BUSY names what is
- * open: a round that is not committed, an operation, a mapped unit. Prefetched units are given up.
+/* detach unmaps all memory that shards of this host share with this process, on GPUs too, and attach
+ * maps it again: a process that maps another process's GPU memory cannot be restored from a checkpoint
+ * (cuda-checkpoint). Memory of cairn_alloc stays: free GPU memory before detach. Between the two calls
+ * nothing arrives from these shards, and calls that need them wait. CAIRN_ERR_BUSY names what is open:
+ * a round that is not committed, an operation, a mapped unit. Prefetched units are dropped.
  * CAIRN_ERR_TIMEOUT: nothing has changed. */
 CAIRN_EXPORT cairn_status cairn_detach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_attach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
 
-/* A descriptor, borrowed, that is readable when an operation completed (read 8 bytes to clear it).
- * -1: wrong handle. */
+/* Returns a borrowed descriptor that becomes readable when an operation completes (read 8 bytes to
+ * clear it). -1: wrong handle. */
 CAIRN_EXPORT int cairn_event_fd(const cairn_session *session);
 
-/* For a log: how bulk data travels, as "auto; between hosts by 10.77.0.1 eth1 tcp, chosen by the routes to
- * the shards". Constant, borrowed until cairn_close. NULL: wrong handle. */
+/* Returns, for a log, how bulk data travels, as "auto; between hosts by 10.77.0.1 eth1 tcp, chosen by
+ * the routes to the shards". Constant, borrowed until cairn_close. NULL: wrong handle. */
 CAIRN_EXPORT const char *cairn_data_path(const cairn_session *session);
 
 /* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH
@@ -760,12 +772,13 @@ CAIRN_EXPORT const char *cairn_data_path(const cairn_session *session);
  * CAIRN_ERR_UNSUPPORTED; CAIRN_ERR_NO_MEMORY, CAIRN_ERR_NO_SPACE: the shards have no room;
  * CAIRN_ERR_NONFINITE, CAIRN_ERR_IO: init_from cannot be used; CAIRN_ERR_JOB_LOST.
  * CAIRN_ERR_PLACE_TAKEN, CAIRN_ERR_EXISTS: see open_flags. CAIRN_ERR_TIMEOUT: nothing is open here;
- * a job that was not there may have been made, or may yet be made, with this spec; the call may be
- * repeated, and finds it. */
+ * a job that did not exist may have been created, or may still be created, with this spec; the call
+ * may be repeated, and finds that job. */
 CAIRN_EXPORT cairn_status cairn_job_open(cairn_session *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
-/* The job as the servers have it. Strings are the library's until cairn_job_close. */
+/* The job as the servers have it. The library owns the strings, which are valid until
+ * cairn_job_close. */
 struct cairn_job_info {
     size_t struct_size;
     const char *name;
@@ -774,7 +787,7 @@ struct cairn_job_info {
     /* clip_norm: of the last round, amendment or attach of this session; loss_scale: at the job's start */
     double clip_norm, loss_scale;
     cairn_nonfinite on_nonfinite;
-    struct cairn_version newest; /* that this session heard of */
+    struct cairn_version newest; /* the newest version that this session knows of */
     bool initialized;
     uint32_t stage; /* CAIRN_STAGE(n) */
     uint32_t micro_batches;
@@ -782,21 +795,21 @@ struct cairn_job_info {
     cairn_reduce_groups reduce_groups;
     uint32_t workers_max; /* 0: as many as the cluster's round.workers_max */
     uint64_t global_batch, seed;
-    uint64_t revision; /* counts amendments; that of when this handle was opened */
-    /* When the job was first opened here: the worker that had made it ("worker trainer-4711"; "":
-     * not known), and, if it had taken steps by then (found), its step */
+    uint64_t revision; /* counts amendments; as of when this handle was opened */
+    /* As of when this session first opened the job: the worker that had created it ("worker
+     * trainer-4711"; "": not known), and, if the job had taken steps by then (found), its step */
     const char *made_by;
     uint64_t found_step;
     bool found;
 };
 CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
                                              struct cairn_job_info *out) CAIRN_CHECKED;
-/* The index-th tensor, by name in bytewise order. CAIRN_ERR_NOT_FOUND behind the last one. Set
- * out->struct_size first. */
+/* Gives the index-th tensor, by name in bytewise order. CAIRN_ERR_NOT_FOUND: index is past the last
+ * tensor. Set out->struct_size first. */
 CAIRN_EXPORT cairn_status cairn_job_tensor(cairn_job *job, size_t index,
                                            struct cairn_tensor *out) CAIRN_CHECKED;
-/* Leaves the job. A round that this worker has not committed is abandoned for the others. Operations that are
- * open fail with CAIRN_ERR_CANCELED, and are still to be given to cairn_wait, which frees them. */
+/* Leaves the job. A round that this worker has not committed is abandoned for the others. Open
+ * operations fail with CAIRN_ERR_CANCELED, and must still be given to cairn_wait, which frees them. */
 CAIRN_EXPORT void cairn_job_close(cairn_job *job);
 
 /* Tensor parallelism: declares which boxes this worker holds, of ranks 0 to world - 1; a tensor
@@ -804,23 +817,23 @@ CAIRN_EXPORT void cairn_job_close(cairn_job *job);
  * common element, and all ranks together hold every tensor; CAIRN_ERR_MISMATCH names the tensor,
  * the ranks, the overlap or the hole. The call is collective: every worker makes it after opening
  * the job, and may make it again (all of them, with other boxes if need be) between rounds (within
- * one it is CAIRN_ERR_BUSY); it returns when all have called. CAIRN_ERR_TIMEOUT names who is
- * awaited. Rounds then consist of exactly these ranks; a worker that takes the place of one that
- * died declares, too. Without the call, and after it with world 0, every worker holds whole
+ * one it is CAIRN_ERR_BUSY); it returns when all have called. CAIRN_ERR_TIMEOUT names the workers that
+ * have not called. Rounds then consist of exactly these ranks; a worker that takes the place of one
+ * that died declares, too. Without the call, and after it with world 0, every worker holds whole
  * tensors. A job with global_batch has no tiles: CAIRN_ERR_REFUSED. */
 CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *tiles,
                                       size_t tile_count, uint32_t world,
                                       int timeout_ms) CAIRN_CHECKED;
 
-/* Makes `name` another name of `alias_of`, which must have its shape, kind and wire dtype; the
- * state of `name` goes. */
+/* Makes `name` another name of `alias_of`, which must have the same shape, kind and wire dtype; the
+ * state of `name` is dropped. */
 struct cairn_tie {
     const char *name, *alias_of;
 };
-/* A field of the job's spec, in words: key "stage", value "3". Keys are the names of the scalars of struct
- * cairn_job_spec; "GROUP.lr" and the other hyper-parameters of a group, "GROUP.schedule" ("cosine", say) and
- * its numbers; "wire" ("f32", "bf16"), of all tensors but blobs, or "TENSOR.wire". Values are numbers, the
- * words that `cairn capabilities` lists, "yes" and "no". */
+/* A field of the job's spec, in words: key "stage", value "3". Keys are the names of the scalars of
+ * struct cairn_job_spec; "GROUP.lr" and the other hyper-parameters of a group, "GROUP.schedule"
+ * ("cosine", say) and its numbers; "wire" ("f32", "bf16"), for all tensors but blobs, or
+ * "TENSOR.wire". Values are numbers, the words that `cairn capabilities` lists, "yes" and "no". */
 struct cairn_setting {
     const char *key, *value;
 };
@@ -833,27 +846,27 @@ struct cairn_amend {
      * same, and keep the same state: SGD cannot get or lose its momentum */
     const struct cairn_group *groups;
     size_t group_count;
-    /* Groups whose tensors stay what they are from now on: no gradient (cairn_push gives
+    /* Groups whose tensors do not change from now on: no gradient (cairn_push gives
      * CAIRN_ERR_REFUSED), no decay, no part in the norm. Their state is kept */
     const char *const *freeze;
     size_t freeze_count;
     const char *const *unfreeze;
     size_t unfreeze_count;
-    double clip_norm; /* if set_clip_norm; 0 = no clipping */
+    double clip_norm; /* used if set_clip_norm; 0 = no clipping */
     bool set_clip_norm;
-    uint8_t reserved[7]; /* 0, as all that is reserved: CAIRN_ERR_INVALID */
+    uint8_t reserved[7]; /* 0, like every reserved field; else CAIRN_ERR_INVALID */
     /* The same as freeze and unfreeze, for single trained tensors; whether their group is frozen
      * does not change */
     const char *const *freeze_tensors;
     size_t freeze_tensor_count;
     const char *const *unfreeze_tensors;
     size_t unfreeze_tensor_count;
-    /* [unfreeze_tensor_count] or NULL: the group that a tensor joins which was declared
-     * CAIRN_FROZEN and is trained from now on, with its moments beginning at 0. NULL: the job's
-     * only group, else "default" */
+    /* [unfreeze_tensor_count] or NULL: the group for each tensor that was declared CAIRN_FROZEN and is
+     * trained from now on; the tensor's moments begin at 0. NULL: the job's only group, else
+     * "default" */
     const char *const *unfreeze_tensor_groups;
-    /* New tensors, each with an init, since nobody puts them; a trained one that names no group is of
-     * "default". No alias: add it, and tie it */
+    /* New tensors, each with an init, since no worker puts them; a trained tensor that names no group
+     * joins "default". An alias is refused: add the tensor, and tie it */
     const struct cairn_tensor *add;
     size_t add_count;
     const struct cairn_tie *ties; /* done after add */
@@ -863,10 +876,9 @@ struct cairn_amend {
     uint32_t shard_loss_wait_s;
     bool set_snapshots, set_shard_loss;
     uint8_t reserved_losses[2];
-    /* Bounds of the number of workers, as in cairn_job_spec. They count at once: workers that wait
-     * for workers_min, when it is lowered, go on without those who are missing. Attached workers
-     * stay: a workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both stay what they
-     * are. */
+    /* Bounds of the number of workers, as in cairn_job_spec. They take effect at once: if workers_min
+     * is lowered, workers that wait for it go on without the missing ones. Attached workers stay: a
+     * workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both bounds stay unchanged. */
     uint32_t workers_min, workers_max;
     cairn_worker_loss on_worker_loss; /* if set_worker_loss, and worker_loss_wait_s */
     uint32_t worker_loss_wait_s;
@@ -879,100 +891,100 @@ struct cairn_amend {
     cairn_snapshot_staging snapshot_staging;
     bool snapshot_fallback, set_snapshot_rules;
     uint8_t reserved_settings[2];
-    /* Fields by their names, done last; at most 1,024. The new generation that cairn_job_amend speaks of is
-     * made for stage (1, 2 and 3), micro_batches, global_batch, seed, wire, window, client_state_max,
-     * on_nonfinite, skips_max, missing_gradients, and loss_scale (which begins anew) with its policy and
-     * bounds. CAIRN_ERR_UNSUPPORTED: a field that a job of its snapshot has otherwise (chunk_leaves, spread,
-     * reduce_groups, offload_fraction, buffers_every, stage 0), with the `cairn job create` that makes it; or
-     * one that says how the job began, and never changes. CAIRN_ERR_INVALID names field, value and what is
-     * allowed. */
+    /* Fields by their names, done last; at most 1,024. cairn_job_amend makes its new generation for
+     * stage (1, 2 and 3), micro_batches, global_batch, seed, wire, window, client_state_max,
+     * on_nonfinite, skips_max, missing_gradients, and loss_scale (which begins anew) with its policy
+     * and bounds. CAIRN_ERR_UNSUPPORTED: a field that only a new job made from a snapshot can have
+     * changed (chunk_leaves, spread, reduce_groups, offload_fraction, buffers_every, stage 0), with
+     * the `cairn job create` that makes that job; or a field that says how the job began, and never
+     * changes. CAIRN_ERR_INVALID names field, value and what is allowed. */
     const struct cairn_setting *settings;
     size_t setting_count;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that the amendment is durable and that the next
- * round that opens goes by it; an open round ends by the terms it began with. Workers attach with
- * the spec as it was or as it is. Schedules go by the step of the job, not by steps since the
- * amendment. Bias corrections, and SGD's first momentum, go by each tensor's own count of updates,
- * as in torch: a step in which the tensor was frozen does not count, and a tensor that is added, or
- * trained for the first time, begins at its first. An amendment is refused as a whole or done as a
- * whole: CAIRN_ERR_INVALID (also: more than 24,576 runs of neighbours, by name, would stand at
- * counts of their own), CAIRN_ERR_NOT_FOUND (no such group or tensor), CAIRN_ERR_EXISTS (a tensor
- * of that name), CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE.
- *   Tensors that are added, tied, or trained for the first time, and settings that say so, make a
- * new version, (generation + 1, the same step), of what the shards have. An open round of the
- * caller is void (CAIRN_ERR_EPOCH_CHANGED); then every handle of the job, the caller's too, has
- * CAIRN_ERR_REOPEN, because its tensors or terms are others: close it and open it again. A worker
- * with the spec of before may go on with it, and may push and fetch the new tensors as well; to
- * tensors that it does not push it contributes nothing. A worker that lists the new tensors may
- * leave their init out. CAIRN_ERR_BUSY: a snapshot or digest is being taken. CAIRN_ERR_NOT_READY: a
- * shard is away. CAIRN_ERR_NO_MEMORY: a shard has no room for the old and the new part beside each
- * other, with the numbers. After these the job goes on as it was; after CAIRN_ERR_TIMEOUT it may
- * still be amended. */
+ * round that opens uses it; an open round ends by the terms it began with. Workers attach with the
+ * spec from before or after the amendment. Schedules depend on the step of the job, not on steps since
+ * the amendment. Bias corrections, and SGD's first momentum, depend on each tensor's own count of
+ * updates, as in torch: a step in which the tensor was frozen does not count, and a tensor that is
+ * added, or trained for the first time, begins at its first. An amendment is refused as a whole or
+ * done as a whole: CAIRN_ERR_INVALID (also: more than 24,576 runs of neighbours, by name, would have
+ * counts of their own), CAIRN_ERR_NOT_FOUND (no such group or tensor), CAIRN_ERR_EXISTS (a tensor of
+ * that name), CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE.
+ *   Tensors that are added, tied, or trained for the first time, and settings that need it
+ * (cairn_amend.settings), make a new version, (generation + 1, the same step), of the state that the
+ * shards have. An open round of the caller is void (CAIRN_ERR_EPOCH_CHANGED); then every handle of the
+ * job, the caller's too, gives CAIRN_ERR_REOPEN, because the job's tensors or terms have changed:
+ * close the handle and open the job again. A worker with the spec from before may go on with that
+ * spec, and may push and fetch the new tensors as well; to tensors that it does not push it
+ * contributes nothing. A worker that lists the new tensors may leave their init out. CAIRN_ERR_BUSY: a
+ * snapshot or digest is being taken. CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a
+ * shard has no room for the old and the new part together; the error gives the numbers. After these
+ * errors the job goes on unchanged; after CAIRN_ERR_TIMEOUT it may still be amended. */
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* Puts initial state: `plane` is "param", `box` what this worker holds (NULL means it). The worker
- * of rank 0 may also put whole "exp_avg" and "exp_avg_sq" of trained tensors, in CAIRN_F32, as from
- * a checkpoint; moments that are not put are 0, and so are those of a worker that was gone before
+/* Puts initial state: `plane` is "param", `box` is what this worker holds (NULL means the same). The
+ * worker of rank 0 may also put whole "exp_avg" and "exp_avg_sq" of trained tensors, in CAIRN_F32, as
+ * from a checkpoint; moments that are not put are 0, and so are those of a worker that was gone before
  * its cairn_init_done. Without tiles the worker of rank 0 puts everything. With tiles every worker
  * puts what it holds (replicas put the same values: cairn_init_done compares them), or rank 0 puts
  * every tensor whole, giving a box that says so. Each plane is put once: CAIRN_ERR_EXISTS if it was
- * put already, if the shards make it (init, init_from), or if the job is initialized: there is
- * nothing to put. A job whose tensors are all made by the shards initializes itself. Without tiles
- * a worker of another rank may put the same tensors before the first update: nothing of them is
- * sent, and cairn_init_done compares them with those of rank 0; moments are not compared. The
- * values are not checked: with a NaN in them the gradients are not finite, and rounds are skipped,
- * or fail, by on_nonfinite. The call waits for no shard and hashes the tensor; for a GPU's memory
- * it waits for mem.stream, and copies the memory. */
+ * put already, if the shards make it (init, init_from), or if the job is initialized, so nothing is
+ * left to put. A job whose tensors are all made by the shards initializes itself. Without tiles a
+ * worker of another rank may put the same tensors before the first update: they are not sent, and
+ * cairn_init_done compares them with the tensors of rank 0; moments are not compared. The values are
+ * not checked: with a NaN in them the gradients are not finite, and rounds are skipped, or fail, by
+ * on_nonfinite. The call waits for no shard and hashes the tensor; for a GPU's memory it waits for
+ * mem.stream, and copies the memory. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;
 /* Every worker calls it before its first round. The call waits for this worker's puts, then until
- * the job is sealed, which is when rank 0 (with tiles: every worker) has come so far; it returns at
- * once if the job is initialized already. CAIRN_ERR_NOT_READY names tensors that were not put: put
- * them. Tensors that were put before stay, and may be put again with the same values only
- * (CAIRN_ERR_EXISTS: the values are others; `cairn job drop` to begin anew). A put that failed
- * makes this call fail, too, until that tensor is put again. CAIRN_ERR_MISMATCH: this rank put
- * other tensors, or other bits (BLAKE2b), than rank 0. With tiles the error comes on all ranks, and
- * names a tensor and two ranks that hold the same box and put other bits; all may put again (not
- * compared beyond 32,768 tensors). `digest`: NULL, or 32 bytes of the caller that must be the same
- * on all ranks that give some. The coordinator that took them compares them, and does not keep them
- * over its end. */
+ * the job is sealed, which happens when rank 0 (with tiles: every worker) has reached this call; it
+ * returns at once if the job is initialized already. CAIRN_ERR_NOT_READY names tensors that were not
+ * put: put them. Tensors that were put before are kept, and may be put again with the same values only
+ * (CAIRN_ERR_EXISTS: the values differ; `cairn job drop` to begin anew). A put that failed makes this
+ * call fail, too, until that tensor is put again. CAIRN_ERR_MISMATCH: this rank put other tensors, or
+ * other bits (BLAKE2b), than rank 0. With tiles the error comes on all ranks, and names a tensor and
+ * two ranks that hold the same box and put other bits; all may put again (not compared beyond 32,768
+ * tensors). `digest`: NULL, or 32 bytes of the caller that must be the same on all ranks that give a
+ * digest. The coordinator compares the digests that it received, and does not keep them over a
+ * restart. */
 CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 
 /* Writes planes at a step boundary, outside the optimizer. begin waits for the open round to end (a
- * round that would wait for this worker is void); until end, no round opens (others wait in
- * round_begin). Between them cairn_put gives tensors of any kind, in CAIRN_F32, "param", "exp_avg"
- * or "exp_avg_sq": any boxes of them (NULL: what this worker holds, then with mem.bytes if that is
- * a tile) that have no element in common (CAIRN_ERR_EXISTS); blobs in CAIRN_U8, whole. Elements
- * that are not put keep their values. With global_batch a buffer is put by the worker that had the
- * last micro-batch in its last round, and has to come from that micro-batch (CAIRN_ERR_REFUSED:
- * another worker put it). end makes all of it one new version, (generation + 1, the same step), on
- * all shards alike; fetches see the old version or the new one. A writer that dies, fails a put, or
- * takes longer than the cluster's step_deadline has written nothing. Any worker may write when it
- * has no round open. begin: CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT, the request is
- * withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again; CAIRN_ERR_TIMEOUT,
- * call it again. */
+ * round that would wait for this worker is void); until end, no round opens (other workers wait in
+ * round_begin). Between begin and end cairn_put gives tensors of any kind, in CAIRN_F32, "param",
+ * "exp_avg" or "exp_avg_sq": any boxes of them that have no element in common (else CAIRN_ERR_EXISTS;
+ * box NULL: what this worker holds, and if that is a tile, mem.bytes must be given); blobs in
+ * CAIRN_U8, whole. Elements that are not put keep their values. With global_batch a buffer is put by
+ * the worker that had the last micro-batch in its last round, and must come from that micro-batch
+ * (CAIRN_ERR_REFUSED: another worker put it). end makes all that was put one new version, (generation
+ * + 1, the same step), on all shards alike; fetches see the old version or the new one. A writer that
+ * dies, fails a put, or takes longer than the cluster's step_deadline has written nothing. Any worker
+ * may write when it has no round open. begin: CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT,
+ * the request is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again;
+ * CAIRN_ERR_TIMEOUT, call it again. */
 CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;
 
-/* Waits for the next round to open; if this worker has a round open, gives that one again.
- * CAIRN_ERR_TIMEOUT names who is awaited (workers below workers_min, a shard that is away, an open
- * write, this worker's own included); CAIRN_ERR_NOT_READY: cairn_init_done was not called;
+/* Waits for the next round to open; if this worker has a round open, gives that round again.
+ * CAIRN_ERR_TIMEOUT names what the call waited for (workers below workers_min, a shard that is away,
+ * an open write, this worker's own included); CAIRN_ERR_NOT_READY: cairn_init_done was not called;
  * CAIRN_ERR_FENCED: another worker has this one's rank now; CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED:
- * skips_max rounds in a row were skipped, or the last update left what is not finite, or a worker
- * was lost, and the job's policy is to fail; CAIRN_ERR_ROLLED_BACK, from every call with the job's
- * handle: the job was, or is being, restored from a snapshot. Close the handle and open the job
- * again, in the same session and with the same spec: that waits for the restore, and the newest
- * version (cairn_version_wait, cairn_client_state) says from where the trainer goes on. */
+ * skips_max rounds in a row were skipped, or the last update left results that are not finite, or a
+ * worker was lost, and the job's policy is to fail; CAIRN_ERR_ROLLED_BACK, from every call with the
+ * job's handle: the job was, or is being, restored from a snapshot. Close the handle and open the job
+ * again, in the same session and with the same spec: cairn_job_open waits for the restore, and the
+ * newest version (cairn_version_wait, cairn_client_state) says where the trainer continues. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
-/* Gives a seed for what is random in a micro-batch (dropout, the order of the rows), below 2^63: a
- * function of the job's seed, the round's index and the number of the micro-batch, so it is the
- * same whoever computes it, and when a void round is computed again. With global_batch `micro` is
- * that number; else `micro` is one of this worker's and the number is micro * world + rank. With
+/* Returns a seed, below 2^63, for what is random in a micro-batch (dropout, the order of the rows): a
+ * function of the job's seed, the round's index and the number of the micro-batch, so the seed is the
+ * same on every worker, and when a void round is computed again. With global_batch `micro` is that
+ * number; else `micro` is one of this worker's and the number is micro * world + rank. With
  * splitmix64's mix(x),
  *   x += 0x9e3779b97f4a7c15; x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
  *   x = (x ^ x >> 27) * 0x94d049bb133111eb; x ^ x >> 31
@@ -985,25 +997,25 @@ CAIRN_EXPORT uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t
  * order, with global_batch by their numbers in the step (CAIRN_ERR_INVALID: the micro-batch is
  * another worker's). CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: no round is
  * begun. CAIRN_ERR_STALE: the round is committed, or is not the open one; call cairn_round_begin.
- * In stages 0 and 1 with several micro-batches the call copies: the operation is over at once. A
+ * In stages 0 and 1 with several micro-batches the call copies: the operation completes at once. A
  * micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. The call does not wait for a
  * shard.
  *   A GPU's memory is pushed as it is when all that was queued on mem.stream before the call is
- * done. The call does not wait for that, unless the host has to read the memory: in stages 0 and 1
- * with several micro-batches, with strides, and for aliases of boxes. Everything of the round that
- * is given later is sent behind it. If what is queued fails, the job's handle fails, too, with
+ * done. The call does not wait for the stream, unless the host has to read the memory: in stages 0 and
+ * 1 with several micro-batches, with strides, and for aliases of boxes. Everything that is given later
+ * in the round is sent after it. If the queued work fails, the job's handle fails, too, with
  * CAIRN_ERR_IO. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
                                      cairn_op **op_out) CAIRN_CHECKED;
 /* Many tensors at once: a list is described once, and then pushed or fetched as often as wanted, as
- * one operation, at the cost of a few microseconds a tensor. Everything is copied but the memory
- * itself, whose address stays. A list is judged as a whole, when it is described and again when it
- * is posted: if one entry is wrong, nothing of any is sent, and cairn_error() begins "entry 3 of
- * the list (name): ". A list of pushes must not have a tensor twice (CAIRN_ERR_EXISTS), nor an
- * alias of a box (CAIRN_ERR_UNSUPPORTED). A list may be posted by several threads, and posted again
- * before its operation is over. */
+ * one operation, at the cost of a few microseconds a tensor. The description is copied, but not the
+ * memory itself, whose address must stay valid. A list is checked as a whole, when it is described and
+ * again when it is posted: if one entry is wrong, no entry is sent, and cairn_error() begins
+ * "entry 3 of the list (name): ". A list of pushes must not have a tensor twice (CAIRN_ERR_EXISTS),
+ * nor an alias of a box (CAIRN_ERR_UNSUPPORTED). A list may be posted by several threads, and posted
+ * again before its operation is over. */
 struct cairn_part {
     size_t struct_size;
     const char *tensor;
@@ -1016,40 +1028,38 @@ CAIRN_EXPORT cairn_status cairn_fetch_list(cairn_job *job, const char *plane,
                                            const struct cairn_part *parts, size_t count,
                                            cairn_list **out) CAIRN_CHECKED;
 /* Closes a list; operations that were posted with it go on. A list does not end with its job: after
- * the job's end its calls say CAIRN_ERR_HANDLE. NULL is allowed. */
+ * the job's end, calls with the list give CAIRN_ERR_HANDLE. NULL is allowed. */
 CAIRN_EXPORT void cairn_list_close(cairn_list *list);
-/* Do, and fail, as cairn_push and cairn_fetch of each tensor; for pushes op_out may be NULL, and
- * the commit then waits for them. CAIRN_ERR_HANDLE also says that the list is of the other kind. An
- * operation of which an entry failed has that entry's status, and ends when all entries have
- * ended. */
+/* Push or fetch each tensor of the list, and fail, as cairn_push and cairn_fetch do; for pushes op_out
+ * may be NULL, and the commit then waits for them. CAIRN_ERR_HANDLE is also the error for a list of
+ * the other kind. If an entry fails, the operation has that entry's status, and ends when all entries
+ * have ended. */
 CAIRN_EXPORT cairn_status cairn_push_many(cairn_list *list, const struct cairn_round *round,
                                           uint32_t micro, cairn_op **op_out) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_fetch_many(cairn_list *list, struct cairn_version version,
                                            cairn_op **op_out) CAIRN_CHECKED;
-/* Ends micro-batch `micro`: tensors not pushed are absent from it. Fails as cairn_push; CAIRN_ERR_INVALID,
- * too, if another micro-batch is being filled. */
+/* Ends micro-batch `micro`: tensors not pushed are absent from it. Fails as cairn_push does;
+ * CAIRN_ERR_INVALID, too, if another micro-batch is being filled. */
 CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_round *round,
                                           uint32_t micro) CAIRN_CHECKED;
 /* Commits this worker's part with an integer weight (0 = one a micro-batch, CAIRN_WEIGHT_NONE = 0,
  * for a worker that counts tokens and has none), ends the last micro-batch if that is not done, and
  * waits for the round's end. The sum of all contributions is divided by the sum of all weights (and
- * the loss scale): where several workers compute parts of one batch, as in tensor parallelism, one
- * of them counts it and the others give CAIRN_WEIGHT_NONE. A weight is at most 2^53, and so is the
- * sum of all workers' weights (else CAIRN_ERR_INVALID: for one weight at once here, for the sum at
- * the worker that exceeded it, whose round is given up for all). CAIRN_OK: the update is applied
- * and published (or skipped: out->applied), and every push's buffer is the caller's again.
+ * the loss scale): where several workers compute parts of one batch, as in tensor parallelism, one of
+ * them counts the batch and the others give CAIRN_WEIGHT_NONE. A weight is at most 2^53, and so is the
+ * sum of all workers' weights (else CAIRN_ERR_INVALID: for one weight at once here, for the sum at the
+ * worker that exceeded it, and the round is void for all). CAIRN_OK: the update is applied and
+ * published (or skipped: out->applied), and every push's buffer is the caller's again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round and weight to wait
- * on.
- * CAIRN_ERR_INVALID: the weight is not the one that the round was committed with; nothing changes.
- * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused this worker's data; the round is given
- * up too.
+ * on. CAIRN_ERR_INVALID: the weight is not the one that the round was committed with; nothing changes.
+ * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused this worker's data; the round is given up
+ * too.
  *   A commit without any push is a contribution of zeros with its weight (or leaves tensors alone,
  * by cairn_job_spec.missing_gradients). With global_batch the weight is that of this worker's
- * micro-batches together, all of which have to be ended, except the last one (else
- * CAIRN_ERR_INVALID); the weight of a surplus worker does not count. If all weights add up to 0,
- * there is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale
- * stays.
+ * micro-batches together, and all of these but the last one must have been ended (else
+ * CAIRN_ERR_INVALID); the weight of a surplus worker does not count. If all weights add up to 0, there
+ * is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale stays.
  *
  * client_state: bytes of the trainer's own (where the data loader stands, a random state) that
  * belong to the version which this round makes: they are in its snapshots and content root, and are
@@ -1057,7 +1067,8 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * worker that is: so with global_batch they must depend on the step alone. Given by another rank,
  * or without client_state_max, they are CAIRN_ERR_REFUSED; more than client_state_max are
  * CAIRN_ERR_INVALID. NULL: the version has none. A skipped round and a write keep the last ones. No
- * round ends before its rank 0 is here; the bytes go to every shard, so keep them small. */
+ * round ends before its rank 0 has committed; the bytes are sent to every shard, so keep them
+ * small. */
 #define CAIRN_WEIGHT_NONE UINT64_MAX
 CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
                                        uint64_t weight, const void *client_state,
@@ -1065,43 +1076,43 @@ CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round 
                                        struct cairn_result *out) CAIRN_CHECKED;
 
 /* Begins a pause: this worker is at work on something else (an evaluation, say), for at_most_ms (a
- * day at most), in a round or between two. Until cairn_pause_end the other workers wait for it,
- * however long their calls were to wait (cairn_opts.on_wait), and the step's deadline is suspended
- * for this worker alone, for which it would not be enough that its process lives. After at_most_ms
- * the pause ends by itself, and the usual rules hold; a worker that dies in a pause is given up as
- * any other. `what`: "evaluating", 1 to 63 bytes of UTF-8 without control characters. A second call
- * replaces the pause before. */
+ * day at most), in a round or between two. Until cairn_pause_end the other workers wait for this
+ * worker, beyond the timeouts of their calls (cairn_opts.on_wait), and the step's deadline is
+ * suspended for this worker alone (without a pause, a live process does not suspend it). After
+ * at_most_ms the pause ends by itself, and the usual rules hold; a worker that dies in a pause is lost
+ * like any other. `what`: "evaluating", 1 to 63 bytes of UTF-8 without control characters. A second
+ * call replaces the earlier pause. */
 CAIRN_EXPORT cairn_status cairn_pause(cairn_job *job, const char *what, int at_most_ms,
                                       int timeout_ms) CAIRN_CHECKED;
-/* CAIRN_OK if there was none. */
+/* Ends the pause; CAIRN_OK, too, if there was none. */
 CAIRN_EXPORT cairn_status cairn_pause_end(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 /* Sets the learning rate of a group (NULL = "default") whose schedule is CAIRN_SCHEDULE_DRIVEN,
  * from the next cairn_commit on until another is given. Every worker gives it before its first
- * commit (else that commit is CAIRN_ERR_INVALID), from its own scheduler, which it moves on when a
- * round was applied (cairn_result.applied). The rate of the round's rank 0 counts, the same double
- * for all shards; it is kept with the version as client_state is, and a spec that begins with
- * another lr is no mismatch. The call does not wait. CAIRN_ERR_INVALID: the rate is no number from
+ * commit (else that commit is CAIRN_ERR_INVALID), from its own scheduler, which the worker advances
+ * when a round was applied (cairn_result.applied). The rate of the round's rank 0 counts, the same
+ * double for all shards; it is kept with the version as client_state is, and a spec that begins with
+ * another lr is no mismatch. The call does not wait. CAIRN_ERR_INVALID: the rate is not a number from
  * 0 to 1e18; CAIRN_ERR_NOT_FOUND: no such group; CAIRN_ERR_REFUSED: the group's schedule is not
  * driven, or this is a reader. */
 CAIRN_EXPORT cairn_status cairn_group_lr(cairn_job *job, const char *group,
                                          double lr) CAIRN_CHECKED;
 
 /* Gives up a round that this worker has not committed, and stays in the job. Gradients that were
- * pushed cannot be taken back: the round is void for all workers, who do the step again. CAIRN_OK:
+ * pushed cannot be taken back: the round is void for all workers, which repeat the step. CAIRN_OK:
  * the round is void, and every push's buffer is the caller's again. CAIRN_ERR_STALE: the round is
  * committed, or not open. CAIRN_ERR_TIMEOUT: call again. A surplus worker has nothing to give up:
  * the round goes on. */
 CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn_round *round,
                                               int timeout_ms) CAIRN_CHECKED;
 
-/* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is what this worker
- * holds: the whole tensor, or its tile, whose size mem.bytes then has to give (else
- * CAIRN_ERR_INVALID: a caller that has the whole tensor in mind would find the rest of its memory
- * as it was). A worker that holds a tile reads the whole tensor by a box that says so. `mem` is the
- * memory of the box. `plane`: "wire" (the published copy, NULL means it), "param", "exp_avg",
- * "exp_avg_sq" (these only at the newest version). The operation fails with CAIRN_ERR_VERSION_GONE
- * if the version is no longer kept, and with CAIRN_ERR_NOT_READY if it is not published yet. op_out
- * must be given: nothing else says when the memory is filled.
+/* Reads a tensor or any box of it at a version, whichever workers hold it. `box` NULL is what this
+ * worker holds: the whole tensor, or its tile, whose size mem.bytes must then give (else
+ * CAIRN_ERR_INVALID: a caller that expects the whole tensor would find the rest of its memory
+ * unchanged). A worker that holds a tile reads the whole tensor by giving a box of the whole. `mem` is
+ * the memory of the box. `plane`: "wire" (the published copy, NULL means it), "param", "exp_avg",
+ * "exp_avg_sq" (these only at the newest version). The operation fails with CAIRN_ERR_VERSION_GONE if
+ * the version is no longer kept, and with CAIRN_ERR_NOT_READY if it is not published yet. op_out must
+ * be given: nothing else says when the memory is filled.
  *   A GPU's memory must be dense (else CAIRN_ERR_UNSUPPORTED), and is written when all that is
  * queued on mem.stream at the call is done. Whole tensors of the wire plane that the shards publish
  * on that GPU (cairn_opts.device) are copied on the GPU, past the host
@@ -1120,44 +1131,45 @@ CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version versi
 CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_version at_least,
                                              int timeout_ms,
                                              struct cairn_version *out) CAIRN_CHECKED;
-/* Leases a version of the published copies (plane "wire", cairn_map), so that a reader that is
- * slower than two updates keeps it: `version`, or {0, 0} for the newest (out: which), for ttl_ms
- * from now. A second call renews the lease, until ttl_ms from then if that is later; a job handle
- * has one lease of a version. The library renews nothing: a reader that hangs must not hold memory.
- * All shards keep the version or none does: CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NO_MEMORY (a shard's
- * memory.limit has no room for one copy more), CAIRN_ERR_BUSY (leases.versions_max, 4, versions are
- * leased), CAIRN_ERR_INVALID (over leases.ttl_max, 10 min). A lease ends by cairn_lease_end, with
- * its time, the job handle, or the connection to the coordinator (renew it then: shards hold the
- * version for a quarter longer, unless others need its room). No update waits for a lease. */
+/* Leases a version of the published copies (plane "wire", cairn_map), so that the version stays
+ * readable for a reader slower than two updates: `version`, or {0, 0} for the newest (out: which
+ * version), for ttl_ms from now. A second call renews the lease, until ttl_ms from then if that is
+ * later; a job handle has at most one lease of a version. The library renews no lease: a reader that
+ * hangs must not hold memory. All shards keep the version or none does: CAIRN_ERR_VERSION_GONE,
+ * CAIRN_ERR_NO_MEMORY (a shard's memory.limit has no room for one copy more), CAIRN_ERR_BUSY
+ * (leases.versions_max, 4, versions are leased), CAIRN_ERR_INVALID (over leases.ttl_max, 10 min). A
+ * lease ends with cairn_lease_end, when its time is over, with the job handle, or with the connection
+ * to the coordinator (renew it then: shards hold the version for a quarter longer, unless others need
+ * its room). No update waits for a lease. */
 CAIRN_EXPORT cairn_status cairn_lease(cairn_job *job, struct cairn_version version, int ttl_ms,
                                       int timeout_ms, struct cairn_version *out) CAIRN_CHECKED;
-/* Ends a lease; CAIRN_OK, too, if there is none. CAIRN_ERR_TIMEOUT: the lease ends with its
- * time. */
+/* Ends a lease; CAIRN_OK, too, if there is none. CAIRN_ERR_TIMEOUT: the lease ends when its time is
+ * over. */
 CAIRN_EXPORT cairn_status cairn_lease_end(cairn_job *job, struct cairn_version version,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* Units are what a trainer of stage 3 has in memory a few at a time: fetch one, compute, give it
- * back.
+/* A trainer of stage 3 has only a few units in memory at a time: it fetches one, computes, and gives
+ * it back.
  *
- * cairn_prefetch says that these units will be mapped soon. It is a hint, and begins to gather
- * those that fit into the window (cairn_opts.prefetch_units), where the oldest ones that are not
- * mapped make room. Units of an older version that are gathered but not mapped are given up. Name a
+ * cairn_prefetch says that these units will be mapped soon. The call is a hint, and begins to gather
+ * the units that fit into the window (cairn_opts.prefetch_units), where the oldest units that are not
+ * mapped make room. Units of an older version that are gathered but not mapped are dropped. Name a
  * unit as its tensors do; else CAIRN_ERR_NOT_FOUND. */
 CAIRN_EXPORT cairn_status cairn_prefetch(cairn_job *job, struct cairn_version version,
                                          const char *const *units, size_t unit_count) CAIRN_CHECKED;
-/* Lends all tensors of a unit, gathered in the library's memory: `views` are filled at once, the
- * data they point to is there when the operation is complete. A unit mapped twice at a version is
- * one memory. *view_count: in, the room there is; out, the unit's tensors, in bytewise order of
- * their names; CAIRN_ERR_INVALID tells how many there are if there is no room for them. Set
- * views[0].struct_size. A map is never refused because of the window, but counted
+/* Lends all tensors of a unit, gathered in the library's memory: `views` are filled at once, the data
+ * that they point to is valid when the operation is complete. A unit mapped twice at a version shares
+ * one memory. *view_count: in, the room in `views`; out, the unit's tensors, in bytewise order of
+ * their names; CAIRN_ERR_INVALID, with the number needed, if there is no room for them. Set
+ * views[0].struct_size. A map beyond the window is not refused, but counted
  * (cairn_stats.maps_over_window).
  *   Views hold until cairn_unmap, or cairn_job_close. Views of the version of the worker's open
  * round have its values until the next cairn_round_begin. Views that shards of this host lend
  * (cairn_stats.maps_lent) are the shards' memory, without a lease: at another version they have its
  * values until two updates later, when a new version takes its place, or longer with cairn_lease,
  * until the lease ends; cairn_unmap then says CAIRN_ERR_VERSION_GONE, and what was read since may
- * be of either version. Gathered views are the library's memory, and hold in any case. The
- * operation fails as one of cairn_fetch would; then nothing is on loan. */
+ * be of either version. Gathered views are the library's memory, and hold in any case. The operation
+ * fails as an operation of cairn_fetch does; then nothing is on loan. */
 CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version, const char *unit,
                                     struct cairn_view *views, size_t *view_count,
                                     cairn_op **op_out) CAIRN_CHECKED;
@@ -1169,25 +1181,25 @@ CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version
 CAIRN_EXPORT cairn_status cairn_map_device(cairn_job *job, struct cairn_version version,
                                            const char *unit, int device, struct cairn_view *views,
                                            size_t *view_count, cairn_op **op_out) CAIRN_CHECKED;
-/* Gives one cairn_map back, by any of its views. The memory goes when nobody has it on loan, unless
- * it was prefetched again since. CAIRN_ERR_INVALID: the view is not on loan.
- * CAIRN_ERR_VERSION_GONE: given back, but a later version took its memory meanwhile (never in the
- * round whose version it is). For views on a GPU the call waits until all that is queued on
- * `stream`, a cudaStream_t of that GPU, is done; for views on the host `stream` is NULL. Nothing
- * that is queued on another stream may read the views any more: afterwards the memory may go, or be
- * written. */
+/* Gives one cairn_map back, by any of its views. The memory is freed when no loan of it is left,
+ * unless the unit was prefetched again since. CAIRN_ERR_INVALID: the view is not on loan.
+ * CAIRN_ERR_VERSION_GONE: the map was given back, but a later version took its memory meanwhile (never
+ * in the round whose version it is). For views on a GPU the call waits until all that is queued on
+ * `stream`, a cudaStream_t of that GPU, is done; for views on the host `stream` is NULL. Nothing that
+ * is still queued on another stream may read the views: afterwards the memory may be freed or
+ * overwritten. */
 CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *view,
                                       void *stream) CAIRN_CHECKED;
 
-/* Waits for an operation, gives its result, and frees it unless that is CAIRN_ERR_TIMEOUT. Two
- * threads may wait for one operation: both get its result if both wait when it ends; a thread that
- * comes later gets CAIRN_ERR_HANDLE. */
+/* Waits for an operation, returns its result, and frees the operation unless the result is
+ * CAIRN_ERR_TIMEOUT. Two threads may wait for one operation: both get its result if both wait when it
+ * ends; a thread that calls later gets CAIRN_ERR_HANDLE. */
 CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED;
 /* Makes a stream wait for an operation: all that is queued on `stream`, a cudaStream_t of the
  * thread's current GPU (else of the operation's), after this call runs when the operation is over,
- * whether it succeeded or not; only cairn_wait, which is still to be called, says which. A stream
- * goes on after 60 s at the latest, or 1 s after cairn_close began, whoever is dead and whatever
- * the driver holds up; then the operation is CAIRN_ERR_CANCELED, if not worse.
+ * whether it succeeded or not; only cairn_wait, which must still be called, says which. A stream goes
+ * on after 60 s at the latest, or 1 s after cairn_close began, even if a peer is dead or the driver
+ * hangs; the operation then has CAIRN_ERR_CANCELED, or a worse status.
  *   Do not give the stream that the operation itself waits for, nor one that the operation comes to
  *   wait for by way of the hardware: streams of one priority share CUDA_DEVICE_MAX_CONNECTIONS
  *   queues (8; some trainers set 1), and all that is behind a wait in one of these queues waits,
@@ -1196,26 +1208,26 @@ CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED
  *   CAIRN_ERR_UNSUPPORTED without CUDA. */
 CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
 
-/* Waits until one of the operations, all of one session, is over; gives its result, and frees it,
- * as cairn_wait does. ops[i] may be NULL, and is then passed over. *index_out: which operation it
- * was; user_out, unless NULL: what cairn_op_set_user gave for it. CAIRN_ERR_TIMEOUT: none is over;
- * *index_out is `count` then, as for every error of the call itself. The first in the list that is
- * over counts, so begin with another one where all are to have their turn. */
+/* Waits until one of the operations, all of one session, is over; returns its result, and frees it, as
+ * cairn_wait does. ops[i] may be NULL, and is then skipped. *index_out: the index of that operation;
+ * user_out, unless NULL: the pointer that cairn_op_set_user set for it. CAIRN_ERR_TIMEOUT: none is
+ * over; *index_out is `count` then, as for every error of the call itself. The call takes the first
+ * operation in the list that is over, so rotate the list if all operations are to have their turn. */
 CAIRN_EXPORT cairn_status cairn_wait_any(cairn_op *const *ops, size_t count, int timeout_ms,
                                          size_t *index_out, void **user_out) CAIRN_CHECKED;
-/* A pointer of the caller's own, for cairn_wait_any. */
+/* Sets a pointer of the caller's own, for cairn_wait_any. */
 CAIRN_EXPORT cairn_status cairn_op_set_user(cairn_op *op, void *user) CAIRN_CHECKED;
-/* Cancels a fetch, or the fetch of a list, that is not wanted any more: it ends soon, with
- * CAIRN_ERR_CANCELED unless it was over. If it is canceled, the contents of its memory are
- * undefined; the memory is on loan until cairn_wait, which is still to be called, says that the
- * operation is over. CAIRN_ERR_UNSUPPORTED: the operation is something else (a push belongs to its
- * round: cairn_round_abandon). The call does not wait. */
+/* Cancels a fetch, or the fetch of a list, that is no longer wanted: the operation ends soon, with
+ * CAIRN_ERR_CANCELED unless it was over. If it is canceled, the contents of its memory are undefined;
+ * the memory is on loan until cairn_wait, which must still be called, says that the operation is over.
+ * CAIRN_ERR_UNSUPPORTED: the operation is something else (a push belongs to its round:
+ * cairn_round_abandon). The call does not wait. */
 CAIRN_EXPORT cairn_status cairn_cancel(cairn_op *op) CAIRN_CHECKED;
 
-/* Gives the client state of the newest version (from round_begin to commit: of the round's), to
- * readers, too. *bytes_out: how many bytes, 0 if the version has none; also set if
- * CAIRN_ERR_INVALID says that they are more than `capacity`. buffer may be NULL with capacity 0,
- * and version_out NULL. Waits while a round is ending. */
+/* Gives the client state of the newest version (from round_begin to commit: of the round's version),
+ * to readers, too. *bytes_out: the number of bytes, 0 if the version has none; also set if the call
+ * gives CAIRN_ERR_INVALID because they exceed `capacity`. buffer may be NULL with capacity 0, and
+ * version_out NULL. Waits while a round is ending. */
 CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_t capacity,
                                              int timeout_ms, size_t *bytes_out,
                                              struct cairn_version *version_out) CAIRN_CHECKED;
@@ -1224,45 +1236,45 @@ CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_
  * `cairn snapshot restore` takes. CAIRN_ERR_BUSY: another snapshot or digest is being taken, or an
  * amendment made. CAIRN_ERR_NOT_READY, CAIRN_ERR_JOB_LOST, CAIRN_ERR_IO: there is nothing to save,
  * or a shard cannot. After CAIRN_ERR_TIMEOUT the snapshot goes on: see `cairn snapshot list`. */
-#define CAIRN_SNAPSHOT_WAIT 1u /* return when it is committed, else when it is begun */
+#define CAIRN_SNAPSHOT_WAIT 1u /* return when the snapshot is committed; without it, when begun */
 CAIRN_EXPORT cairn_status cairn_snapshot(cairn_job *job, uint32_t flags, int timeout_ms,
                                          char id_out[64]) CAIRN_CHECKED;
 
 /* The cluster's jobs, open in this session or not. The calls do what `cairn job list`, `cairn job
- * drop` and `cairn snapshot restore` do, by the same right, over a connection of their own to the
+ * drop` and `cairn snapshot restore` do, with the same rights, over a connection of their own to the
  * session's coordinator. They end with their timeout, or soon after cairn_close.
- * CAIRN_ERR_UNREACHABLE: no coordinator is there; these calls wait for none. */
+ * CAIRN_ERR_UNREACHABLE: the coordinator cannot be reached; these calls do not wait for it. */
 struct cairn_job_entry {
     size_t struct_size;
     char name[256];
     char state[32];    /* "running", "lost", ...: as `cairn job list` has it */
-    char awaited[512]; /* for whom or what it waits; "": it goes on */
+    char awaited[512]; /* whom or what the job waits for; "": it goes on */
     struct cairn_version version;
-    bool version_known; /* false: its shards have not told yet, and version means nothing */
+    bool version_known; /* false: its shards have not reported yet, and version means nothing */
     bool reserved[7];
     uint32_t workers, workers_min, shards, reserved_too;
     uint64_t tensors, elems, state_bytes;
 };
-/* Lists all jobs, by name. *entry_count: in, the room there is; out, how many jobs there are, with
+/* Lists all jobs, by name. *entry_count: in, the room in `entries`; out, the number of jobs, with
  * CAIRN_ERR_INVALID if that is more than the room. Set entries[0].struct_size; entries may be NULL
  * with room 0. */
 CAIRN_EXPORT cairn_status cairn_job_list(cairn_session *session, struct cairn_job_entry *entries,
                                          size_t *entry_count, int timeout_ms) CAIRN_CHECKED;
 /* Removes the job from the cluster; its snapshots stay. CAIRN_ERR_NOT_FOUND; CAIRN_ERR_BUSY names
- * who has the job open, or what is being done with it: CAIRN_DROP_FORCE puts the members out, and
- * their calls are then CAIRN_ERR_CANCELED. After CAIRN_ERR_TIMEOUT the drop goes on. */
+ * who has the job open, or the operation on it that is in progress. CAIRN_DROP_FORCE expels the
+ * members, and their calls then give CAIRN_ERR_CANCELED. After CAIRN_ERR_TIMEOUT the drop goes on. */
 #define CAIRN_DROP_FORCE 1u
 CAIRN_EXPORT cairn_status cairn_job_drop(cairn_session *session, const char *name, uint32_t flags,
                                          int timeout_ms) CAIRN_CHECKED;
 /* Makes the job from a snapshot: `snapshot` is an id of the job's own, "latest", or the path from
- * '/' of a snapshot's folder where the coordinator is (name NULL: the snapshot's name of the job).
- * Workers open the job as ever, and those that had it open get CAIRN_ERR_ROLLED_BACK.
- * CAIRN_ERR_EXISTS: the job is there, and would lose what it learned since; CAIRN_RESTORE_REPLACE
- * allows that. CAIRN_RESTORE_FALLBACK: if the snapshot is damaged, take the newest good one before
- * it; CAIRN_RESTORE_UNSIGNED, CAIRN_RESTORE_UNTRUSTED: take one without a signature, or one by a
- * key that the cluster does not trust. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_CORRUPT. After
- * CAIRN_ERR_TIMEOUT the restore goes on. Both results may be NULL: id_out, the snapshot that it
- * was, and version_out, the version that the job has now. */
+ * '/' of a snapshot's folder where the coordinator is (name NULL: the job name in the snapshot).
+ * Workers open the job as usual, and those that had it open get CAIRN_ERR_ROLLED_BACK.
+ * CAIRN_ERR_EXISTS: the job exists, and would lose what it has learned since; CAIRN_RESTORE_REPLACE
+ * allows that. CAIRN_RESTORE_FALLBACK: if the snapshot is damaged, take the newest good one before it;
+ * CAIRN_RESTORE_UNSIGNED, CAIRN_RESTORE_UNTRUSTED: take a snapshot without a signature, or one signed
+ * by a key that the cluster does not trust. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_CORRUPT. After
+ * CAIRN_ERR_TIMEOUT the restore goes on. Both results may be NULL: id_out, the snapshot that was
+ * restored, and version_out, the version that the job has now. */
 #define CAIRN_RESTORE_REPLACE   1u
 #define CAIRN_RESTORE_FALLBACK  2u
 #define CAIRN_RESTORE_UNSIGNED  4u

@@ -1,19 +1,20 @@
-/* The home on a card: what the files of gpu/cuda share. Private to it.
+/* The home on a card: shared by the files of gpu/cuda, and private to them.
  *
- *   home.c   the card: which, its name
+ *   home.c   the card: its selection and name
  *     │      planes: handles of at most 64 MiB, side by side in one reservation
  *      │      imports: memory of the card that other processes own
- *     │      pins: host memory that the card reads by itself
- *     └──► run.c   works ─► what fits a plan ─► copies in, kernels, copies out
+ *     │      pins: host memory that the card reads directly
+ *     └──► run.c   work items ─► parts that fit a plan ─► copies in, kernels, copies out
  *
- * One reservation of addresses has all that a home gives: what lies in it lies in the home. The part of it
- * that imports get is their own: whoever shows much takes none of the planes' addresses.
+ * A single reservation of addresses holds all memory of the home: an address belongs to the home exactly if
+ * it is in the reservation. Imports have a separate part of it, so they cannot use up the planes'
+ * addresses.
  *
- * The context is the card's primary one, so that other libraries of this process can share it; each entry
- * makes it the calling thread's (cuda_enter).
+ * The context is the card's primary context, so that other libraries of this process can share it; each
+ * entry function makes it current in the calling thread (cuda_enter).
  *
- * Who waits for the card sleeps: all waits are for events that were made with CAIRN_CUDA_EVENT, as
- * cuStreamSynchronize, and an event of another kind, would keep a processor busy. */
+ * A thread that waits for the card sleeps: all waits are for events that were created with
+ * CAIRN_CUDA_EVENT, since cuStreamSynchronize and other kinds of events would keep a processor busy. */
 #ifndef CAIRN_GPU_CUDA_CUDA_H
 #define CAIRN_GPU_CUDA_CUDA_H
 
@@ -27,11 +28,11 @@
 
 #define CAIRN_CUDA_EVENT (CAIRN_CU_EVENT_BLOCKING_SYNC | CAIRN_CU_EVENT_DISABLE_TIMING)
 
-/* Bytes of addresses, from at on. */
+/* A range of addresses: `bytes` from `at` on. */
 struct cuda_span {
     uint64_t at, bytes;
 };
-/* Spans that lie apart, in order. */
+/* Disjoint spans, in order. */
 struct cuda_spans {
     struct cuda_span *list; /* owned */
     size_t count, capacity;
@@ -39,9 +40,9 @@ struct cuda_spans {
 
 struct cuda {
     struct home home;     /* first */
-    struct driver driver; /* constant, as all up to the lock */
+    struct driver driver; /* constant, like all fields before imported_bytes */
     int device;
-    int peers[CAIRN_HOME_PEERS_MAX]; /* devices, as info.peer_uuids */
+    int peers[CAIRN_HOME_PEERS_MAX]; /* device numbers, parallel to info.peer_uuids */
     bool is_retained;
     struct CUctx_st *context;
     struct CUlib_st *library;
@@ -50,20 +51,20 @@ struct cuda {
     struct CUevent_st *zeroed;
     unsigned multiprocessors;
     uint64_t granularity;                    /* of memory */
-    uint64_t imported_max;                   /* bytes: what the card and those that it reads have */
-    struct cuda_span space, planes, imports; /* all; its parts */
+    uint64_t imported_max;                   /* bytes: the memory of the card and its peers */
+    struct cuda_span space, planes, imports; /* the reservation, and its two parts */
 
-    uint64_t imported_bytes; /* now: of the thread that imports */
+    uint64_t imported_bytes; /* now; used only by the thread that imports */
 
     struct {
         atomic_uint_fast64_t runs, launches, bytes_in, bytes_out, pinned_bytes, unpinned_bytes;
-    } use; /* as of struct home_use */
+    } use; /* see struct home_use */
 
     atomic_bool has_failed; /* set once, after `failure` */
-    pthread_mutex_t lock;   /* guards what follows */
+    pthread_mutex_t lock;   /* guards the fields below */
     struct sentence failure;
-    struct cuda_spans used;   /* of the space */
-    struct cuda_spans pinned; /* of host memory */
+    struct cuda_spans used;   /* in `space` */
+    struct cuda_spans pinned; /* in host memory */
 };
 
 static inline struct cuda *home_cuda(struct home *home)
@@ -73,24 +74,24 @@ static inline struct cuda *home_cuda(struct home *home)
 
 /* ---- home.c ---- */
 
-/* Makes the context the thread's. CAIRN_ERR_IO: the card has failed before. */
+/* Makes the context current in this thread. CAIRN_ERR_IO: the card has failed before. */
 CAIRN_MUST_CHECK cairn_status cuda_enter(struct cuda *cuda, struct sentence *why);
-/* The same for calls that give resources back: they enter also if the card has failed. */
+/* The same for calls that free resources: enters even if the card has failed. */
 void cuda_enter_anyway(struct cuda *cuda);
-/* Turns a driver's result into a status: out of memory is CAIRN_ERR_NO_MEMORY, every other failure
- * CAIRN_ERR_IO; a result that breaks the context (driver.h) breaks the home for good. `doing` is
- * for the error: "a launch of fold". */
+/* Converts a driver's result to a status: out of memory is CAIRN_ERR_NO_MEMORY, every other failure is
+ * CAIRN_ERR_IO; a result that breaks the context (driver.h) breaks the home permanently. `doing` names the
+ * operation in the error: "a launch of fold". */
 CAIRN_MUST_CHECK cairn_status cuda_check(struct cuda *cuda, int result, const char *doing,
                                          struct sentence *why);
 
-/* Waits until all that is in the stream now is done; returns the driver's result. The thread sleeps
- * meanwhile, as the event is made for it, so that threads which wait for a card leave the
- * processors to others. */
+/* Waits until all work that is in the stream now is done; returns the driver's result. The thread sleeps
+ * meanwhile, because of the kind of event, so that threads that wait for a card leave the processors to
+ * others. */
 int cuda_wait(const struct cuda *cuda, struct CUstream_st *stream, struct CUevent_st *event);
 
-/* ---- home.c, run.c: of the kind (gpu/home_kind.h) ---- */
+/* ---- home.c, run.c: functions of the kind (gpu/home_kind.h) ---- */
 
-/* True if the card copies from and to all of these bytes of the host by itself. */
+/* True if the card can copy from and to all of these host bytes directly. */
 bool cuda_is_pinned(struct cuda *cuda, const void *host, uint64_t bytes);
 
 cairn_status cuda_stream_open(struct home *home, struct home_stream **stream_out,
@@ -102,26 +103,26 @@ cairn_status cuda_run_finish(struct home_stream *stream, struct sentence *why);
 
 /* ==== plan ==== */
 
-/* A plan: what one slice of a run is to do, of at most `bytes` in and out. It is made on the host,
- * without the driver, of works that are cut to fit (cuda_plan_add); run.c carries it out; then
- * cuda_plan_end gives the host what was made.
+/* A plan: the work of one slice of a run, with at most `bytes` in and out. The plan is made on the host,
+ * without the driver, from work items that are split to fit (cuda_plan_add); run.c executes the plan; then
+ * cuda_plan_end delivers the results to the host.
  *
- * A side is memory of the host, pinned, and as much of the device, at the same offsets:
- *   in    [0, used): sources that the host staged, lists of sources, items: one copy brings all of it
- *         [top, end): of the device, where pinned host memory goes; of the host, what goes to a plane
- *   out   [0, used): results, and what the host unpacks afterwards: one copy
- *         [top, end): of the device, what goes to pinned host memory; of the host, what comes from a plane
+ * A side consists of pinned host memory and the same amount of device memory, at the same offsets:
+ *   in    [0, used): sources that the host staged, lists of sources, items: one copy moves them all
+ *         [top, end): device: copies of pinned host memory; host: bytes that are copied to a plane
+ *   out   [0, used): results, and bytes that the host unpacks afterwards: one copy
+ *         [top, end): device: bytes for pinned host memory; host: bytes that are copied from a plane
  * One thread at a time. */
 
-#ifndef CAIRN_CUDA_PLAN_BYTES_MAX /* a test has smaller ones, so that a list takes several */
+#ifndef CAIRN_CUDA_PLAN_BYTES_MAX /* a test uses smaller plans, so that a list needs several */
 #define CAIRN_CUDA_PLAN_BYTES_MAX ((size_t)4 << 20)
 #endif
 #define CAIRN_CUDA_PLAN_PARTS \
-    ((size_t)512) /* items of a kernel, copies each way, and ends: at most */
+    ((size_t)512) /* the most items of a kernel, copies in each direction, and ends */
 
 struct cuda_plan_side {
     uint8_t *host;   /* borrowed: [plan.bytes] */
-    uint64_t device; /* the same */
+    uint64_t device; /* the device memory, of the same size */
     size_t used, top;
 };
 
@@ -131,48 +132,48 @@ struct cuda_plan_copy {
     size_t bytes;
 };
 
-/* A step for the host when the slice is over. */
+/* A step of the host after the slice is done. */
 struct cuda_plan_end {
     enum { CAIRN_END_COPY, CAIRN_END_COUNT, CAIRN_END_SUMS } kind;
     void *to; /* COPY: bytes; COUNT: a uint64_t to add to; SUMS: struct sums */
     const void *from,
-        *squares; /* in the host's memory of `out`; SUMS: the counts, and the squares */
+        *squares; /* in the host memory of `out`; SUMS: `from` has the non-finite counts */
     size_t count; /* COPY: bytes; SUMS: leaves */
 };
 
 struct cuda_plan_items {
-    uint8_t *list; /* owned: [CAIRN_CUDA_PLAN_PARTS] of the kernel's item */
+    uint8_t *list; /* owned: [CAIRN_CUDA_PLAN_PARTS] items of the kernel's type */
     uint64_t count, pieces;
 };
 
 struct cuda_plan {
     /* constant */
     size_t bytes;           /* of each side */
-    struct cuda_span space; /* what lies in it lies in the home */
+    struct cuda_span space; /* all addresses of the home */
     bool (*is_pinned)(struct cuda *cuda, const void *host, uint64_t bytes);
     struct cuda *cuda; /* for is_pinned */
-    /* what is to be done */
+    /* the work */
     struct cuda_plan_side in, out;
     struct cuda_plan_items kernels[CAIRN_KERNEL_COUNT];
-    size_t item_bytes; /* of all items: they go to the end of [0, in.used) */
+    size_t item_bytes; /* of all items, which are placed at the end of [0, in.used) */
     struct cuda_plan_copy *copies_in, *copies_out; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
     size_t in_count, out_count;
     struct cuda_plan_end *ends; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
     size_t end_count;
-    bool counts; /* [0, out.used) of the device is to be 0 before kernels run */
+    bool counts; /* device memory [0, out.used) must be 0 before kernels run */
 };
 
-/* How far a work is in plans. */
+/* The progress of putting a work item into plans. */
 struct cuda_plan_cursor {
     uint64_t done;  /* elements, leaves or bytes */
-    bool is_folded; /* of a fold with sums of more sources than fit: only the sums are left */
+    bool is_folded; /* for a fold with sums whose sources do not fit: only the sums are left */
 };
 
 /* ==== lower ==== */
 
-/* How works are cut into what fits a plan. Private to run.c. */
+/* Splits work items into parts that fit a plan. Private to run.c. */
 
-/* More than an item takes, and the rounding of a buffer or two. */
+/* An upper bound for an item, with the rounding of one or two buffers. */
 #define CAIRN_CUDA_PLAN_ITEM_ROOM ((size_t)256)
 
 struct cuda_plan_fold {
@@ -196,17 +197,17 @@ static inline struct kernel_geometry cuda_plan_geometry(const struct geometry *g
 
 /* ==== stream ==== */
 
-/* A stream of the home: three of the driver's, and slices that follow each other through them.
+/* A stream of the home: three streams of the driver, and slices that pass through them one after the other.
  *
  *   in        copies of slice 2 ─┐ loaded
  *   compute   kernels of slice 1 ┴─────────┐ computed
  *   out       copies of slice 0 ───────────┴─► done ─► the host unpacks, and fills it again
  *
- * An event orders each step behind the one before of the same slice; the host waits for `done` before it
- * touches the slice's memory again. Kernels of a later slice run behind those of an earlier one. Small
- * copies to and from the device go on `compute`, which saves two events. A list that is begun takes the
- * slices behind those of the list that is under way; both lists may have some of the three. One thread
- * at a time. */
+ * An event orders each step after the previous step of the same slice; the host waits for `done` before it
+ * touches the slice's memory again. Kernels of a later slice run after those of an earlier slice. Small
+ * copies to and from the device use the stream `compute`, which saves two events. A new list uses the
+ * slices after those of the running list; the two lists may share the three slices. One thread at a
+ * time. */
 
 #define CAIRN_CUDA_SLICES 3
 #define CAIRN_CUDA_LISTS  2 /* begun, and not finished */
@@ -215,38 +216,38 @@ struct cuda_slice {
     struct cuda_plan plan;
     struct CUevent_st *loaded, *computed, *done;
     bool is_under_way; /* begun, and not yet finished */
-    uint64_t list;     /* whose it is, if so */
+    uint64_t list;     /* the list that the slice belongs to, if it is under way */
 };
 
 struct cuda_stream {
     struct home_stream stream; /* first */
     struct CUstream_st *in, *compute, *out;
-    struct home_memory staging; /* of the device: each slice's in, then each slice's out */
-    uint8_t *pinned;            /* of the host: the same; NULL: not begun yet */
+    struct home_memory staging; /* device memory: each slice's in, then each slice's out */
+    uint8_t *pinned;            /* host memory with the same layout; NULL: not begun yet */
     struct cuda_slice slices[CAIRN_CUDA_SLICES];
-    uint32_t next; /* the slice that is to be filled */
+    uint32_t next; /* the slice to fill next */
     /* lists, numbered from 1 in their order */
     uint64_t lists_begun, lists_finished;
-    uint64_t list_failed; /* before its finish, by which it is told; else 0 */
+    uint64_t list_failed; /* a list whose failure its finish must still report; else 0 */
     cairn_status failed_status;
     struct sentence failed_why;
 };
 
-/* The bytes that a stream stages in, on the card and again in pinned host memory: in and out of
- * each slice. A small card (a MIG slice) gets less: the six streams of a shard take half a percent,
- * or 36 MiB. */
+/* Returns the bytes of a stream's staging memory, on the card and again in pinned host memory: in and out
+ * of each slice. A small card (a MIG slice) gets less: the six streams of a shard use half a percent of the
+ * card, or 36 MiB. */
 uint64_t cuda_staging_bytes(uint64_t card_bytes);
-/* Every run calls this, too: the first call gives the stream its staging. */
+/* Allocates the stream's staging memory at the first call; every run calls this, too. */
 CAIRN_MUST_CHECK cairn_status cuda_stream_begin(struct home_stream *begun, struct sentence *why);
 
 /* ==== image ==== */
 
-/* The image of kernels in this program: what cuLibraryLoadData takes. image.cmake makes it. Static memory. */
+/* The image of kernels in this program, for cuLibraryLoadData. image.cmake generates it. Static memory. */
 
 struct cuda_image {
     const void *bytes; /* NULL: this build has no kernels */
     size_t size;
-    int toolkit; /* 13000: compiled by that of CUDA 13.0; 0: not known */
+    int toolkit; /* 13000: compiled by the toolkit of CUDA 13.0; 0: unknown */
 };
 
 struct cuda_image cuda_image(void);

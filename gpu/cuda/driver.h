@@ -1,12 +1,12 @@
-/* The door to CUDA: the calls of the driver's interface that Cairn uses, found at run time in libcuda.so.1.
- * Nothing is linked, no header of a toolkit is read: the same daemon runs where there is no driver.
+/* The interface to CUDA: the driver calls that Cairn uses, resolved at run time in libcuda.so.1. Nothing is
+ * linked and no toolkit header is included, so the same daemon runs on machines without a driver.
  *
- * The oldest driver that will do is that of CUDA 12.0 (cuLibrary*; R525). The image of kernels has code for
- * the devices of today, which a driver of the same major version as the toolkit that made it loads, or a
- * newer one; and PTX for devices to come, for a driver that is not older than the toolkit.
+ * The oldest supported driver is that of CUDA 12.0 (cuLibrary*; R525). The image of kernels has code for
+ * current devices, which loads in a driver of the toolkit's major version or a newer one; and PTX for
+ * future devices, which needs a driver that is not older than the toolkit.
  *
- * Everything here is as in cuda.h (tests/gpu/test_cuda_header.c holds one against the other), with handles by
- * cuda.h's own struct tags, and CUdeviceptr as uint64_t. Any thread. */
+ * All declarations match cuda.h (tests/gpu/test_cuda_header.c compares them), with handles by cuda.h's own
+ * struct tags, and CUdeviceptr as uint64_t. Any thread. */
 #ifndef CAIRN_GPU_CUDA_DRIVER_H
 #define CAIRN_GPU_CUDA_DRIVER_H
 
@@ -23,9 +23,9 @@ struct CUstream_st;
 struct CUevent_st;
 struct CUlib_st;
 struct CUfunc_st;
-struct CUkern_st; /* cuLaunchKernel takes one where its header says CUfunction */
+struct CUkern_st; /* cuLaunchKernel accepts one where its header says CUfunction */
 
-/* CUresult, those that are told from others. */
+/* The values of CUresult that Cairn handles specifically. */
 enum {
     CAIRN_CU_OK = 0,
     CAIRN_CU_INVALID_VALUE = 1,
@@ -40,7 +40,7 @@ enum {
     CAIRN_CU_ALREADY_REGISTERED = 712,
     CAIRN_CU_NOT_SUPPORTED = 801,
     CAIRN_CU_CAPTURE_UNSUPPORTED =
-        900, /* up to 908: a graph is captured, which the call may not be in */
+        900, /* up to 908: a graph is being captured, and the call is not allowed in it */
     CAIRN_CU_CAPTURE_IMPLICIT = 906,
     CAIRN_CU_CAPTURE_WRONG_THREAD = 908,
 };
@@ -55,10 +55,10 @@ enum {
     CAIRN_CU_HAS_POSIX_HANDLES = 103,
     CAIRN_CU_MAKES_REACHED_MEMORY = 110, /* cuMemCreate with gpu_direct_rdma */
     CAIRN_CU_IS_REACHED = 116,           /* by network cards (GPUDirect RDMA) */
-    CAIRN_CU_FLUSHES = 117,              /* bits: how what they wrote is made seen */
-    CAIRN_CU_WRITES_ORDER = 118,         /* who sees what they wrote without that */
-    CAIRN_CU_HAS_DMA_BUF = 124,          /* memory goes to other devices' drivers as a dma-buf */
-    CAIRN_CU_IS_UNDER_MPS = 133,         /* older drivers do not know it */
+    CAIRN_CU_FLUSHES = 117,              /* bits: how the cards' writes can be made visible */
+    CAIRN_CU_WRITES_ORDER = 118,         /* for whom the writes are visible without a flush */
+    CAIRN_CU_HAS_DMA_BUF = 124,          /* memory can be exported to other drivers as a dma-buf */
+    CAIRN_CU_IS_UNDER_MPS = 133,         /* unknown to older drivers */
 };
 
 enum {
@@ -69,7 +69,7 @@ enum {
     CAIRN_CU_HOST_REGISTER_DEVICEMAP = 2,
     CAIRN_CU_CAPTURES_NOTHING = 0, /* CUstreamCaptureStatus */
     CAIRN_CU_CAPTURE_RELAXED =
-        2, /* CUstreamCaptureMode: the thread's calls end no capture of others */
+        2, /* CUstreamCaptureMode: the thread's calls do not abort other captures */
     CAIRN_CU_LOCATION_DEVICE = 1,
     CAIRN_CU_ALLOCATION_PINNED = 1,
     CAIRN_CU_HANDLE_POSIX = 1,
@@ -81,7 +81,7 @@ enum {
     CAIRN_CU_POINTER_DEVICE = 9,      /* likewise: an int, the device's number */
     CAIRN_CU_MEMORY_DEVICE = 2,       /* CUmemorytype */
     CAIRN_CU_FLUSHES_BY_HOST = 1,     /* a bit of CAIRN_CU_FLUSHES */
-    CAIRN_CU_ORDER_OWNER = 100,       /* the card itself; more: others, too */
+    CAIRN_CU_ORDER_OWNER = 100,       /* the card itself; greater values: others, too */
     CAIRN_CU_FLUSH_CONTEXT = 0,
     CAIRN_CU_FLUSH_TO_OWNER = 100,
     CAIRN_CU_STREAM_WAIT_GEQ = 0, /* (int32_t)(*at - value) >= 0 */
@@ -89,7 +89,7 @@ enum {
 
 struct cu_location {
     int type; /* CAIRN_CU_LOCATION_DEVICE */
-    int id;   /* of the device */
+    int id;   /* the device's number */
 };
 
 struct cu_allocation {
@@ -113,9 +113,9 @@ struct cu_uuid {
     unsigned char bytes[16];
 };
 
-/* call(name, suffix of the symbol, (parameters)): every call that is made to a driver, except
- * cuGetProcAddress_v2, through which these are found (each by its name, as of CUDA 12.0); without
- * it dlsym(name and suffix) finds them. driver.c says what a result of these calls breaks. */
+/* call(name, suffix of the symbol, (parameters)): every driver call that Cairn uses, except
+ * cuGetProcAddress_v2, which resolves these (each by its name, as of CUDA 12.0); without it
+ * dlsym(name and suffix) resolves them. driver.c defines which results break the context. */
 // clang-format off
 #define CAIRN_DRIVER_CALLS(call)                                                                            \
     call(cuInit, , (unsigned flags))                                                                        \
@@ -191,7 +191,8 @@ struct cu_uuid {
                             struct CUstream_st *stream, void **parameters, void **extra))
 // clang-format on
 
-/* cuGetProcAddress_v2: as of which version, and flags 0; state_out: why there is none. */
+/* cuGetProcAddress_v2. version: the CUDA version of the call; flags: 0; state_out: why the call is
+ * missing. */
 typedef int (*driver_find_fn)(const char *name, void **at_out, int version, uint64_t flags,
                               int *state_out);
 
@@ -200,36 +201,38 @@ struct driver {
 #define CAIRN_CALL(name, suffix, parameters) int(*name) parameters;
     CAIRN_DRIVER_CALLS(CAIRN_CALL)
 #undef CAIRN_CALL
-    int version; /* 12040: of CUDA 12.4 */
+    int version; /* 12040: CUDA 12.4 */
 };
 
-/* Opens libcuda.so.1, or the library that the environment's CAIRN_CUDA_DRIVER names, and calls cuInit. It is
- * never closed: the driver's threads would not survive it. CAIRN_ERR_NOT_FOUND: no such library or device;
- * CAIRN_ERR_UNSUPPORTED: it is too old, or lacks a call; CAIRN_ERR_IO: it does not begin. */
+/* Opens libcuda.so.1, or the library that the environment variable CAIRN_CUDA_DRIVER names, and calls
+ * cuInit. The library is never closed, since the driver's threads would not survive that.
+ * CAIRN_ERR_NOT_FOUND: no such library or device; CAIRN_ERR_UNSUPPORTED: the driver is too old, or lacks a
+ * call; CAIRN_ERR_IO: the driver does not start. */
 CAIRN_MUST_CHECK cairn_status driver_open(struct driver *driver_out, struct sentence *why);
-/* The node of memory that the device is next to (proto/base/machine.h); CAIRN_NUMA_NONE: not known. */
+/* Returns the memory node nearest to the device (proto/base/machine.h); CAIRN_NUMA_NONE: unknown. */
 int driver_numa_node(const struct driver *driver, int device);
-/* True if the environment names the library: one that stands in for a driver has the kernels itself. */
+/* True if the environment names the library: a substitute for a driver, which contains the kernels. */
 int driver_stands_in(void);
-/* "CUDA_ERROR_OUT_OF_MEMORY", or the number if the driver does not know it. text: room for the number. */
+/* Returns "CUDA_ERROR_OUT_OF_MEMORY", or the number if the driver has no name. text: room for the
+ * number. */
 const char *driver_error(const struct driver *driver, int result, char text[32]);
 
-/* The same, and what to do about it, if something is known (driver_advice). */
+/* The same, with advice on what to do, if there is any (driver_advice). */
 #define CAIRN_DRIVER_TEXT_BYTES 512
 const char *driver_explain(const struct driver *driver, int result,
                            char text[CAIRN_DRIVER_TEXT_BYTES]);
 
 /* ---- driver.c ---- */
 
-/* Advice for the administrator of the machine about a result; "": there is none. Static. */
+/* Returns advice for the administrator of the machine about a result; "": none. Static. */
 const char *driver_advice(int result);
-/* True if the result breaks the context, and all memory in it; else only the call failed. */
+/* True if the result breaks the context and all its memory; else only the call failed. */
 bool driver_breaks(int result);
 
 /* ==== results ==== */
 
-/* The meaning of the driver's results, by what cuda.h says of each: whether the context goes on, and
- * what the administrator of the machine can do. A table, which tests read, too. */
+/* The meaning of the driver's results, according to cuda.h: whether the context survives, and what the
+ * administrator of the machine can do. Tests read this table, too. */
 
 // clang-format off
 #define CAIRN_ADVICE_SEE     "look for NVRM and Xid in dmesg"
@@ -245,7 +248,7 @@ bool driver_breaks(int result);
     "a kernel of this process did what may not be, or under MPS one of another client: " CAIRN_ADVICE_SEE \
     ", and start this process again"
 
-/* meaning(CUDA_ERROR_..., its number, true: the context is gone, advice or "") */
+/* meaning(CUDA_ERROR_..., its number, true: the context is broken, advice or "") */
 #define CAIRN_MEANINGS(meaning)                                                                            \
     meaning(INVALID_VALUE, 1, false, "")                                                                   \
     meaning(OUT_OF_MEMORY, 2, false, "look at nvidia-smi for who has it")                                  \
@@ -343,9 +346,9 @@ bool driver_breaks(int result);
 
 /* ==== memory by handles ==== */
 
-/* Memory of a device by handles (VMM), as a home and the client library take and read it. Any thread. */
+/* Memory of a device by handles (VMM), as a home and the client library allocate and map it. Any thread. */
 
-/* Network cards may read and write memory that is made for it, by themselves (GPUDirect RDMA). */
+/* True if network cards can directly access memory that was created for this (GPUDirect RDMA). */
 static inline bool vmm_is_reached(const struct driver *driver, int device)
 {
     int is = 0, makes = 0;
@@ -362,11 +365,11 @@ static inline bool vmm_has_dma_buf(const struct driver *driver, int device)
            has != 0;
 }
 
-/* Whether work that the card does next sees what network cards have written to its memory. */
+/* When the card's next work sees the data that network cards have written to its memory. */
 enum vmm_order {
-    CAIRN_VMM_ORDERED, /* by itself */
-    CAIRN_VMM_FLUSHED, /* when cuFlushGPUDirectRDMAWrites has returned */
-    CAIRN_VMM_NEVER    /* nothing here can make it so: nobody receives there */
+    CAIRN_VMM_ORDERED, /* always, without a flush */
+    CAIRN_VMM_FLUSHED, /* after cuFlushGPUDirectRDMAWrites has returned */
+    CAIRN_VMM_NEVER    /* no call can ensure it, so network cards must not receive there */
 };
 static inline enum vmm_order vmm_order(const struct driver *driver, int device)
 {
@@ -378,8 +381,9 @@ static inline enum vmm_order vmm_order(const struct driver *driver, int device)
     return (flushes & CAIRN_CU_FLUSHES_BY_HOST) != 0 ? CAIRN_VMM_FLUSHED : CAIRN_VMM_NEVER;
 }
 
-/* Describes memory for cuMemCreate. Whether other processes may map it, and whether network cards reach it,
- * is fixed when it is made: memory that is shown to others is the memory that is sent to them. */
+/* Describes memory for cuMemCreate. The creation fixes whether other processes may map the memory and
+ * whether network cards can access it: the memory that is exported to others is also the memory that is
+ * sent to them. */
 static inline struct cu_allocation vmm_allocation(int device, bool is_exportable, bool is_reached)
 {
     return (struct cu_allocation) {
@@ -390,8 +394,8 @@ static inline struct cu_allocation vmm_allocation(int device, bool is_exportable
     };
 }
 
-/* Lets the device read what is mapped there. A driver that cannot grant reading alone grants
- * reading and writing. Returns a CUresult. */
+/* Lets the device read the memory that is mapped at `at`. If the driver cannot grant read-only access, it
+ * grants reading and writing. Returns a CUresult. */
 static inline int vmm_open_to_read(const struct driver *driver, int device, uint64_t at,
                                    uint64_t bytes)
 {

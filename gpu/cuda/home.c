@@ -1,4 +1,4 @@
-/* The home on a card: opened in the order of struct cuda, closed in reverse. */
+/* The home on a card: opened in the order of the fields of struct cuda, closed in reverse. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #include "gpu/cuda/cuda.h"
 #include "proto/base/mutant.h"
 
-/* Addresses cost nothing: so many that what comes and goes leaves gaps that are large enough, and where a
- * process may not have so many, half of them. */
+/* Addresses cost nothing, so the reservation is large enough that allocations and frees always leave
+ * sufficient gaps; if a process may not have that many addresses, half of them are reserved. */
 #define SPACE_PER_MEMORY 4
 #define SPACE_PER_IMPORT 2
 #define SPACE_HALVINGS   1
@@ -21,9 +21,9 @@ static void cuda_find_peers(struct cuda *cuda, int device_count);
 
 /* ==== spans ==== */
 
-/* Spans of addresses: few, so that a list in order does. */
+/* Spans of addresses: there are few, so an ordered list is sufficient. */
 
-/* The first span that ends behind the address; count if none does. */
+/* Returns the index of the first span that ends after the address; count if there is none. */
 static size_t first_behind(const struct cuda_spans *spans, uint64_t at)
 {
     size_t low = 0, high = spans->count;
@@ -37,7 +37,7 @@ static size_t first_behind(const struct cuda_spans *spans, uint64_t at)
     return low;
 }
 
-/* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it lies on others. */
+/* Adds a span. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it overlaps another span. */
 static cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span span)
 {
     const size_t index = first_behind(spans, span.at);
@@ -51,7 +51,7 @@ static cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span sp
     return CAIRN_OK;
 }
 
-/* The one that begins there, taken out; 0 bytes: none does. */
+/* Removes and returns the span that begins at the address; 0 bytes: none does. */
 static struct cuda_span cuda_spans_take(struct cuda_spans *spans, uint64_t at)
 {
     const size_t index = first_behind(spans, at);
@@ -63,7 +63,7 @@ static struct cuda_span cuda_spans_take(struct cuda_spans *spans, uint64_t at)
     return span;
 }
 
-/* The first one that has some of those bytes; 0 bytes: none has. */
+/* Returns the first span that overlaps `with`; 0 bytes: none does. */
 static struct cuda_span cuda_spans_overlapping(const struct cuda_spans *spans,
                                                struct cuda_span with)
 {
@@ -73,7 +73,7 @@ static struct cuda_span cuda_spans_overlapping(const struct cuda_spans *spans,
     return spans->list[index];
 }
 
-/* Takes off what spans have at both ends of it; 0 bytes: they have all. */
+/* Removes the parts at both ends of `span` that are already covered; 0 bytes: all of it is covered. */
 static void cuda_spans_trim(const struct cuda_spans *spans, struct cuda_span *span)
 {
     uint64_t at = span->at, end = span->at + span->bytes;
@@ -91,7 +91,7 @@ static void cuda_spans_trim(const struct cuda_spans *spans, struct cuda_span *sp
     *span = (struct cuda_span) { at, at < end ? end - at : 0 };
 }
 
-/* True if one span has all of it. */
+/* True if a single span contains the complete range. */
 static bool cuda_spans_have(const struct cuda_spans *spans, uint64_t at, uint64_t bytes)
 {
     const size_t index = first_behind(spans, at);
@@ -99,7 +99,7 @@ static bool cuda_spans_have(const struct cuda_spans *spans, uint64_t at, uint64_
     return bytes <= spans->list[index].at + spans->list[index].bytes - at;
 }
 
-/* The first place among `within` that has so many free bytes; 0: none. */
+/* Returns the first gap in `within` with that many free bytes; 0: none. */
 static uint64_t cuda_spans_gap(const struct cuda_spans *spans, struct cuda_span within,
                                uint64_t bytes)
 {
@@ -115,7 +115,7 @@ static uint64_t cuda_spans_gap(const struct cuda_spans *spans, struct cuda_span 
 
 /* ==== device ==== */
 
-/* Which card: a number, a UUID, or the first; and what it is. */
+/* Selects the card by a number, by a UUID, or as the first one; and describes it. */
 
 #define NAME_BYTES 64
 #define UUID_BYTES 48 /* "GPU-", 36 characters, NUL */
@@ -129,7 +129,7 @@ static void write_uuid(const struct cu_uuid *uuid, bool is_slice, char text[UUID
              b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-/* Name and UUID of a device; empty, and 0, where the driver does not say. */
+/* Finds the name and UUID of a device; empty, and 0, if the driver does not report them. */
 static void describe_device(const struct driver *driver, int device, char name[NAME_BYTES],
                             char uuid_text[UUID_BYTES], struct cu_uuid *uuid_out)
 {
@@ -188,7 +188,7 @@ static int attribute(const struct cuda *cuda, int which)
     return value;
 }
 
-/* Before a driver can say it: whether a control daemon of MPS has its pipes there. */
+/* True if a control daemon of MPS has its pipes there. Used when no driver call can tell it yet. */
 static bool has_control_daemon(void)
 {
     const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
@@ -218,7 +218,7 @@ static void warn(struct cuda *cuda)
 static cairn_status look(struct cuda *cuda, struct sentence *why)
 {
     struct home_info *info = &cuda->home.info;
-    // Pages of memory with a handle are at least as large as others: their granularity serves both.
+    // Exportable memory has the largest pages, so its granularity is valid for all memory.
     const struct cu_allocation how = vmm_allocation(cuda->device, info->exports, info->is_reached);
     size_t granularity = 0, total = 0;
     if (attribute(cuda, CAIRN_CU_HAS_VIRTUAL_MEMORY) == 0)
@@ -239,7 +239,7 @@ static cairn_status look(struct cuda *cuda, struct sentence *why)
     return CAIRN_OK;
 }
 
-/* The device and what is known of it: info, granularity, multiprocessors. As home_open_cuda. */
+/* Finds the device and its properties: info, granularity, multiprocessors. Errors as for home_open_cuda. */
 static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sentence *why)
 {
     char name[NAME_BYTES], uuid[UUID_BYTES];
@@ -270,15 +270,15 @@ static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sent
 
 /* ==== memory ==== */
 
-/* Planes on a card: segments of at most 64 MiB, each a handle of its own, mapped side by side. */
+/* Planes on a card: segments of at most 64 MiB, each with its own handle, mapped side by side. */
 
 struct home_segment {
     unsigned long long handle;
-    uint64_t bytes; /* 0: it is not there */
+    uint64_t bytes; /* 0: not allocated */
     bool is_mapped;
 };
 
-/* An allocation in the making: whole pages at its addresses. */
+/* An allocation in progress: complete pages at its addresses. */
 struct taken {
     uint64_t at, bytes;
     bool is_exportable;
@@ -290,7 +290,7 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
     return (bytes + unit - 1) / unit * unit;
 }
 
-/* ---- the way back: what fails is lost, with the card ---- */
+/* ---- freeing: resources that cannot be freed are lost with the card ---- */
 
 static void release_segment(struct cuda *cuda, struct home_segment *segment, uint64_t at)
 {
@@ -313,7 +313,7 @@ static void cuda_give_addresses(struct cuda *cuda, uint64_t at)
     pthread_mutex_unlock(&cuda->lock);
 }
 
-/* ---- the way there ---- */
+/* ---- allocating ---- */
 
 static uint64_t cuda_take_addresses(struct cuda *cuda, struct cuda_span part, uint64_t bytes)
 {
@@ -361,7 +361,7 @@ static int open_and_zero(struct cuda *cuda, uint64_t at, uint64_t bytes)
     if (result == CAIRN_CU_OK)
         result = cuda->driver.cuMemsetD8Async(at, 0, (size_t)bytes, cuda->zeroing);
     if (GPU_MUTANT(12)) return result;
-    // The stream is everybody's: zeros that another thread queues in between are waited for, too.
+    // The stream is shared: this also waits for zeros that another thread queues in between.
     return result == CAIRN_CU_OK ? cuda_wait(cuda, cuda->zeroing, cuda->zeroed) : result;
 }
 
@@ -384,7 +384,7 @@ static cairn_status fill_memory(struct cuda *cuda, const char *label, const stru
     const bool is_out = result == CAIRN_CU_OUT_OF_MEMORY;
     const cairn_status status = is_out ? is_full(cuda, label, taken->bytes, why)
                                        : cuda_check(cuda, result, "taking memory", why);
-    if (!atomic_load(&cuda->has_failed)) // else it may be filled still, and goes with the context
+    if (!atomic_load(&cuda->has_failed)) // else freed with the context, as it may be in use
         release_segments(cuda, taken->segments, memory_segments(taken->bytes), taken->at);
     return status;
 }
@@ -442,7 +442,7 @@ static void cuda_memory_close(struct home_memory *memory)
     struct cuda *cuda = home_cuda(memory->home);
     const uint64_t at = (uint64_t)(uintptr_t)memory->base;
     cuda_enter_anyway(cuda);
-    if (!atomic_load(&cuda->has_failed)) // else it goes with the context
+    if (!atomic_load(&cuda->has_failed)) // else it is freed with the context
         release_segments(cuda, memory->segments,
                          memory_segments(round_up(memory->bytes, cuda->granularity)), at);
     cuda_give_addresses(cuda, at);
@@ -451,9 +451,9 @@ static void cuda_memory_close(struct home_memory *memory)
 
 /* ==== pin ==== */
 
-/* Host memory that the card copies from and to by itself. The driver pins whole pages, each once: what is
- * asked for is rounded to them, and pages that are pinned already are left out. A copy goes by itself if one
- * span has all of it. */
+/* Host memory that the card copies from and to directly. The driver pins complete pages, each once: a
+ * request is rounded to pages, and pages that are already pinned are skipped. A copy is direct if a
+ * single span contains all of it. */
 
 #define PAGE_BYTES ((uint64_t)4096)
 
@@ -466,13 +466,14 @@ static struct cuda_span pages_of(const void *host, uint64_t bytes)
 
 static void count(struct cuda *cuda, uint64_t pinned, uint64_t refused)
 {
-    atomic_fetch_add(&cuda->use.pinned_bytes, pinned); // what is taken away wraps around
+    atomic_fetch_add(&cuda->use.pinned_bytes, pinned); // subtraction wraps around
     atomic_fetch_add(&cuda->use.unpinned_bytes, refused);
 }
 
 /* ---- pinning ---- */
 
-/* Ends of the span that are pinned are taken off; what is left is noted, as nobody else may pin it now. */
+/* Trims the ends of the span that are already pinned, and records the rest so that no other thread pins
+ * it. */
 static cairn_status claim(struct cuda *cuda, struct cuda_span *span)
 {
     cairn_status status = CAIRN_OK;
@@ -501,7 +502,7 @@ static cairn_status refuse_pin(struct cuda *cuda, uint64_t bytes, const char *re
                      bytes, cuda->home.info.device, reason, advice[0] == '\0' ? "" : ": ", advice);
 }
 
-/* A refusal by the driver does not break the home: if the card has failed, the next run says so. */
+/* A refusal by the driver does not break the home: if the card has failed, the next run reports that. */
 static cairn_status pin_span(struct cuda *cuda, struct cuda_span span, struct sentence *why)
 {
     char text[32];
@@ -547,11 +548,11 @@ static struct cuda_span take_overlapping(struct cuda *cuda, struct cuda_span wit
     return span;
 }
 
-/* A part of what was pinned stays so; if the driver does not do that again, copies of it are slower. */
+/* Pins a remaining part of an unpinned span again; if the driver refuses, copies of it are slower. */
 static void pin_again(struct cuda *cuda, uint64_t at, uint64_t end)
 {
     if (at < end && pin_span(cuda, (struct cuda_span) { at, end - at }, NULL) != CAIRN_OK)
-        return; // counted
+        return; // counted as unpinned
 }
 
 static void cuda_unpin(struct home *home, void *host, uint64_t bytes)
@@ -563,7 +564,7 @@ static void cuda_unpin(struct home *home, void *host, uint64_t bytes)
     cuda_enter_anyway(cuda);
     while ((span = take_overlapping(cuda, all)).bytes > 0) {
         count(cuda, -span.bytes, 0);
-        if (atomic_load(&cuda->has_failed)) continue; // it may be copied still: with the context
+        if (atomic_load(&cuda->has_failed)) continue; // a copy may still use it
         (void)cuda->driver.cuMemHostUnregister((void *)(uintptr_t)span.at);
         pin_again(cuda, span.at, all.at);
         pin_again(cuda, all.at + all.bytes, span.at + span.bytes);
@@ -580,13 +581,13 @@ bool cuda_is_pinned(struct cuda *cuda, const void *host, uint64_t bytes)
 
 /* ==== import ==== */
 
-/* Memory of the card, or of others that it reads by itself, which other processes own: a handle that came as
- * a descriptor, mapped to be read in the home's own reservation, so that works find it there. A bad
- * descriptor harms nothing: no result here breaks the home. Nor does it harm if too much is shown: at
- * most as much as the cards have is mapped at a time, at addresses that planes do not use. */
+/* Memory of the card, or of its peers, that other processes own: a handle that was received as a descriptor
+ * is mapped for reading in the home's own reservation, so that work items can use it. A bad descriptor does
+ * no harm: no result here breaks the home. Exporting too much does no harm either: at most as many bytes as
+ * the cards have are mapped at a time, at addresses that planes do not use. */
 
-/* The driver does not say whether the descriptor is wrong or this process lacks something: in both cases its
- * owner is told that nothing is imported here, and goes through the host. */
+/* The driver does not report whether the descriptor is invalid or this process lacks a resource: in both
+ * cases the owner is told that nothing can be imported, and sends its data through the host. */
 static cairn_status refuse_import(const struct cuda *cuda, int result, const char *what,
                                   struct sentence *why)
 {
@@ -595,7 +596,7 @@ static cairn_status refuse_import(const struct cuda *cuda, int result, const cha
                      "%s: %s", what, driver_error(&cuda->driver, result, text));
 }
 
-/* 0: so much is not to be had. */
+/* Reserves addresses for an import; 0: there are not enough. */
 static uint64_t take_addresses(struct cuda *cuda, uint64_t bytes)
 {
     if (bytes > cuda->imported_max - cuda->imported_bytes) return 0;
@@ -635,7 +636,7 @@ static cairn_status map_import(struct cuda *cuda, unsigned long long handle, uin
     return CAIRN_OK;
 }
 
-/* The devices whose memory this one reads by itself. */
+/* Finds the devices whose memory this one reads directly. */
 static void cuda_find_peers(struct cuda *cuda, int device_count)
 {
     struct home_info *info = &cuda->home.info;
@@ -696,7 +697,7 @@ static cairn_status cuda_import(struct home *home, int fd, uint64_t bytes, const
 {
     uint64_t at = 0;
     const cairn_status status = import_handle(home_cuda(home), fd, bytes, &at, why);
-    close(fd); // an open one keeps the memory taken
+    close(fd); // an open descriptor would keep the memory allocated
     if (status == CAIRN_OK) *address_out = (const void *)(uintptr_t)at;
     return status;
 }
@@ -706,7 +707,7 @@ static void cuda_import_release(struct home *home, const void *address, uint64_t
     struct cuda *cuda = home_cuda(home);
     const uint64_t at = (uint64_t)(uintptr_t)address;
     cuda_enter_anyway(cuda);
-    if (!atomic_load(&cuda->has_failed)) // else it goes with the context
+    if (!atomic_load(&cuda->has_failed)) // else it is unmapped with the context
         (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
     give_addresses(cuda, at, bytes);
 }
@@ -721,7 +722,7 @@ static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
 
 /* ---- failures ---- */
 
-/* "a launch of fold failed on CARD: CUDA_ERROR_...", what comes of it, and what to do. */
+/* Writes "a launch of fold failed on CARD: CUDA_ERROR_...", the consequence, and what to do. */
 static void describe_home(const struct cuda *cuda, int result, const char *doing,
                           const char *what_comes, struct sentence *out)
 {
@@ -743,7 +744,7 @@ static void note_failure(struct cuda *cuda, int result, const char *doing)
     pthread_mutex_unlock(&cuda->lock);
 }
 
-/* The call failed, and nothing else. */
+/* Reports a call that failed without further damage. */
 static cairn_status tell_refusal(const struct cuda *cuda, int result, const char *doing,
                                  struct sentence *why)
 {
@@ -754,7 +755,7 @@ static cairn_status tell_refusal(const struct cuda *cuda, int result, const char
 
 static cairn_status tell_failure(struct cuda *cuda, struct sentence *why)
 {
-    return fail_with(why, CAIRN_ERR_IO, "%s", cuda->failure.text); // constant since has_failed
+    return fail_with(why, CAIRN_ERR_IO, "%s", cuda->failure.text); // now constant
 }
 
 cairn_status cuda_check(struct cuda *cuda, int result, const char *doing, struct sentence *why)
@@ -787,7 +788,7 @@ int cuda_wait(const struct cuda *cuda, struct CUstream_st *stream, struct CUeven
     return result == CAIRN_CU_OK ? cuda->driver.cuEventSynchronize(event) : result;
 }
 
-/* ---- what the kind gives ---- */
+/* ---- the functions of the kind ---- */
 
 static uint64_t free_bytes(struct home *home)
 {
@@ -800,7 +801,7 @@ static uint64_t free_bytes(struct home *home)
 static const char *failure(struct home *home)
 {
     const struct cuda *cuda = home_cuda(home);
-    return atomic_load(&cuda->has_failed) ? cuda->failure.text : NULL; // constant since has_failed
+    return atomic_load(&cuda->has_failed) ? cuda->failure.text : NULL; // now constant
 }
 
 static struct home_use cuda_use(struct home *home)
@@ -816,7 +817,7 @@ static struct home_use cuda_use(struct home *home)
     };
 }
 
-/* Closes a home also if its card has failed, or if it was opened only in part. */
+/* Closes a home, even if its card has failed, or if it was opened only partially. */
 static void close_home(struct home *home)
 {
     struct cuda *cuda = home_cuda(home);
@@ -857,7 +858,8 @@ static const struct home_kind kind = {
 
 /* ---- opening ---- */
 
-/* A driver of an older major version than the toolkit loads nothing of it, whatever it says why. */
+/* True if the image and the driver do not match: a driver of an older major version than the toolkit
+ * cannot load the image, whatever reason it gives. */
 static bool is_of_other_time(int result, int version, int toolkit)
 {
     return version / 1000 < toolkit / 1000 || result == CAIRN_CU_NO_BINARY_FOR_GPU ||
@@ -880,10 +882,10 @@ static cairn_status refuse_image(struct cuda *cuda, int result, struct sentence 
         driver_error(&cuda->driver, result, text), version / 1000, version % 1000 / 10);
 }
 
-/* All at once: none is loaded for the first time in the middle of a step. */
+/* Loads all kernels at once, so that none is loaded for the first time during a step. */
 static cairn_status load_kernels(struct cuda *cuda, struct sentence *why)
 {
-    static const char no_image[8] = { 0 }; // for a library that has the kernels itself
+    static const char no_image[8] = { 0 }; // for a library that contains the kernels itself
     const void *image = cuda_image().bytes;
     const struct driver *driver = &cuda->driver;
     struct CUfunc_st *loaded;
@@ -896,7 +898,8 @@ static cairn_status load_kernels(struct cuda *cuda, struct sentence *why)
     return result == CAIRN_CU_OK ? CAIRN_OK : refuse_image(cuda, result, why);
 }
 
-/* Whole segments are found sooner, but nothing needs them: a driver may refuse the alignment. CUresult. */
+/* Reserves addresses. Alignment to segments makes searches faster but is not required, so a driver may
+ * refuse it. Returns a CUresult. */
 static int reserve_bytes(struct cuda *cuda, uint64_t bytes)
 {
     uint64_t *at_out = &cuda->space.at;
@@ -907,7 +910,7 @@ static int reserve_bytes(struct cuda *cuda, uint64_t bytes)
     return result;
 }
 
-/* No memory of the card is asked for here, whatever the driver calls that which is lacking. */
+/* Reports that addresses are lacking: no card memory was requested, whatever error the driver gives. */
 static cairn_status refuse_addresses(struct cuda *cuda, int result, uint64_t bytes,
                                      struct sentence *why)
 {

@@ -1,5 +1,5 @@
-/* A run: works are cut into plans, and slice after slice is carried out while the next one is filled. A list
- * that is begun before the one ahead of it is finished goes on in the same ring of slices. */
+/* A run: work items are split into plans, and one slice is executed while the next one is filled. A list
+ * that is begun before the previous list is finished continues in the same ring of slices. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static size_t round_up(size_t bytes)
     return (bytes + 15) / 16 * 16;
 }
 
-/* Nothing is to be done. */
+/* Empties the plan. */
 static void cuda_plan_clear(struct cuda_plan *plan)
 {
     for (int i = 0; i < CAIRN_KERNEL_COUNT; i++)
@@ -36,7 +36,8 @@ static void cuda_plan_clear(struct cuda_plan *plan)
     plan->counts = false;
 }
 
-/* Constants, and the sides' host and device, are set. CAIRN_ERR_NO_MEMORY: release it. */
+/* Initializes a plan whose constants, and whose sides' host and device memory, are set.
+ * CAIRN_ERR_NO_MEMORY: release the plan. */
 static cairn_status cuda_plan_init(struct cuda_plan *plan)
 {
     bool ok = true;
@@ -69,7 +70,7 @@ static bool cuda_plan_is_empty(const struct cuda_plan *plan)
 
 /* ---- room ---- */
 
-/* the home does */
+/* True if the address is in the home. */
 static bool cuda_plan_has(const struct cuda_plan *plan, const void *address)
 {
     return (uint64_t)(uintptr_t)address - plan->space.at < plan->space.bytes;
@@ -86,7 +87,7 @@ static size_t cuda_plan_out_room(const struct cuda_plan *plan)
     return plan->out.top - plan->out.used;
 }
 
-/* `bytes` of [0, used) of a side, at a multiple of 16: the offset. */
+/* Takes `bytes` from [0, used) of a side, at a multiple of 16, and returns their offset. */
 static size_t cuda_plan_take(struct cuda_plan_side *side, size_t bytes)
 {
     const size_t offset = side->used;
@@ -102,15 +103,15 @@ static size_t cuda_plan_take_top(struct cuda_plan_side *side, size_t bytes)
     return side->top;
 }
 
-/* An item of the kernel, and what goes with it, can be added, if there is room. */
+/* True if the plan has room for one more item of the kernel, with its copies and ends. */
 static bool cuda_plan_has_parts(const struct cuda_plan *plan, enum kernel_number kernel)
 {
     return plan->kernels[kernel].count < CAIRN_CUDA_PLAN_PARTS &&
            plan->end_count + 2 <= CAIRN_CUDA_PLAN_PARTS;
 }
 
-/* Returns how many of `left` units fit into `room` at `each` bytes (0: all do). Returns 0 rather
- * than a sliver at the end of a plan that holds something already. */
+/* Returns how many of `left` units fit into `room` at `each` bytes (0: all do). Returns 0 instead of a
+ * small remainder at the end of a plan that already has content. */
 static uint64_t cuda_plan_fit(const struct cuda_plan *plan, uint64_t left, size_t room,
                               size_t overhead, size_t each, uint64_t unit)
 {
@@ -137,7 +138,7 @@ static struct cuda_plan_end *cuda_plan_new_end(struct cuda_plan *plan)
     return &plan->ends[plan->end_count++];
 }
 
-/* item: its first_piece is set here. pieces: of it. */
+/* Adds an item and sets its first_piece; `pieces` is the item's number of pieces. */
 static void cuda_plan_item(struct cuda_plan *plan, enum kernel_number kernel, void *item,
                            uint64_t pieces)
 {
@@ -145,14 +146,14 @@ static void cuda_plan_item(struct cuda_plan *plan, enum kernel_number kernel, vo
     const size_t bytes = item_bytes[kernel];
     if (pieces == 0) return;
     assert(items->count < CAIRN_CUDA_PLAN_PARTS);
-    memcpy(item, &items->pieces, sizeof items->pieces); // first_piece is the first field of each
+    memcpy(item, &items->pieces, sizeof items->pieces); // first_piece is every item's first field
     memcpy(items->list + items->count * bytes, item, bytes);
     items->count++;
     items->pieces += pieces;
     plan->item_bytes += bytes;
 }
 
-/* Where the device finds the bytes: host memory is brought. */
+/* Returns the address of the data on the device: host memory is copied there. */
 static uint64_t cuda_plan_bring(struct cuda_plan *plan, const void *data, size_t bytes)
 {
     if (cuda_plan_has(plan, data)) return (uint64_t)(uintptr_t)data;
@@ -166,7 +167,7 @@ static uint64_t cuda_plan_bring(struct cuda_plan *plan, const void *data, size_t
     return plan->in.device + offset;
 }
 
-/* Where the device writes what is to come to this address: host memory is filled afterwards. */
+/* Returns the address where the device writes data for `to`: host memory is filled afterwards. */
 static uint64_t cuda_plan_give(struct cuda_plan *plan, void *to, size_t bytes)
 {
     if (cuda_plan_has(plan, to)) return (uint64_t)(uintptr_t)to;
@@ -182,9 +183,10 @@ static uint64_t cuda_plan_give(struct cuda_plan *plan, void *to, size_t bytes)
     return plan->out.device + offset;
 }
 
-/* ---- when all is in it, and when all is done ---- */
+/* ---- when the plan is full, and when it is done ---- */
 
-/* Puts the items into `in`; lists_out: what launches are given, pieces 0 where there is nothing to launch. */
+/* Places the items into `in`; lists_out: the parameters of the launches, with pieces 0 if nothing is
+ * launched. */
 static void cuda_plan_place(struct cuda_plan *plan,
                             struct kernel_list lists_out[CAIRN_KERNEL_COUNT])
 {
@@ -208,12 +210,12 @@ static void add_sums(const struct cuda_plan_end *end)
         sums->nonfinite += nonfinite[i];
         if (nonfinite[i] > 0) continue;
         const cairn_status status = exact_add_double(&sums->sum_squares, squares[i]);
-        assert(status == CAIRN_OK); // 2^74 of the largest leaves fit
+        assert(status == CAIRN_OK); // 2^74 of the largest leaves would fit
         (void)status;
     }
 }
 
-/* The slice is over: gives the host what was made. */
+/* Delivers the results to the host after the slice is done. */
 static void cuda_plan_end(const struct cuda_plan *plan)
 {
     for (size_t i = 0; i < plan->end_count; i++) {
@@ -228,8 +230,8 @@ static void cuda_plan_end(const struct cuda_plan *plan)
 
 /* ==== lower ==== */
 
-/* Works, cut into what fits a plan. Each function adds some of what is left of a work, and returns how much:
- * 0 if nothing fits any more. */
+/* Work items, split into parts that fit a plan. Each function adds a part of the rest of a work item,
+ * and returns the size of that part: 0 if nothing more fits. */
 
 /* ---- updates ---- */
 
@@ -379,7 +381,8 @@ static uint64_t add_copy(struct cuda_plan *plan, const struct home_work *work, u
                      work->copy.bytes - done);
 }
 
-/* Runs of which some fit a plan; what lies in host memory is brought, or taken out, as it is packed. */
+/* Adds runs of which several fit a plan; runs in host memory are packed, and are copied in or out as
+ * they are. */
 static uint64_t add_whole_runs(struct cuda_plan *plan, uint8_t *to, const uint8_t *from,
                                struct copy_item item)
 {
@@ -401,7 +404,7 @@ static uint64_t add_whole_runs(struct cuda_plan *plan, uint8_t *to, const uint8_
     return bytes;
 }
 
-/* done: bytes of the runs, without what is between them. */
+/* done: bytes of the runs, without the gaps between them. */
 static uint64_t add_runs(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
 {
     const uint64_t run = done / work->runs.run_bytes, within = done % work->runs.run_bytes;
@@ -411,7 +414,7 @@ static uint64_t add_runs(struct cuda_plan *plan, const struct home_work *work, u
         home_copy_runs(work);
         return work->runs.run_count * work->runs.run_bytes;
     }
-    if (work->runs.run_bytes > plan->bytes / 4) // a part of one, as bytes
+    if (work->runs.run_bytes > plan->bytes / 4) // a part of a run, as bytes
         return copy_some(plan, to, from, work->runs.run_bytes - within);
     const struct copy_item item = { .run_bytes = work->runs.run_bytes,
                                     .run_count = work->runs.run_count - run,
@@ -473,7 +476,7 @@ static uint64_t add_init(struct cuda_plan *plan, const struct home_work *work)
     return work->init.elems;
 }
 
-/* ---- any work ---- */
+/* ---- any work item ---- */
 
 static uint64_t size_of(const struct home_work *work)
 {
@@ -514,8 +517,8 @@ static uint64_t add_some(struct cuda_plan *plan, struct home_work *work, uint64_
     return 0;
 }
 
-/* Adds as much of the work as fits. True: all that was left. False: go on in an empty plan that
- * runs after this one. */
+/* Adds as much of the work item as fits. True: all the rest was added. False: continue in an empty plan
+ * that runs after this one. */
 static bool cuda_plan_add(struct cuda_plan *plan, struct home_work *work,
                           struct cuda_plan_cursor *cursor)
 {
@@ -532,16 +535,16 @@ static bool cuda_plan_add(struct cuda_plan *plan, struct home_work *work,
         is_all = cursor->done == size_of(work);
     }
     assert(!was_empty || cursor->done > before.done ||
-           cursor->is_folded); // or it would go on for ever
+           cursor->is_folded); // else the loop would never end
     (void)was_empty, (void)before;
     return is_all;
 }
 
 /* ==== lower fold ==== */
 
-/* Folds, cut into what fits a plan. */
+/* Folds, split into parts that fit a plan. */
 
-/* Bytes that an element of each source takes on the way to the device. */
+/* Returns the bytes that one element of every source needs in the copies to the device. */
 static size_t bytes_to_bring(const struct cuda_plan *plan, const struct fold_source *sources,
                              size_t count)
 {
@@ -551,13 +554,14 @@ static size_t bytes_to_bring(const struct cuda_plan *plan, const struct fold_sou
     return bytes;
 }
 
-/* The room that a fold needs besides its elements: the list of sources, and each source's rounding. */
+/* Returns the room that a fold needs besides its elements: the list of sources, and each source's
+ * rounding. */
 static size_t fold_overhead(size_t source_count)
 {
     return CAIRN_CUDA_PLAN_ITEM_ROOM + source_count * (sizeof(struct kernel_source) + 16);
 }
 
-/* The list of sources, from element `first` on; 0 if there are none. */
+/* Copies the list of sources, from element `first` on, to the device; 0 if there are no sources. */
 static uint64_t bring_sources(struct cuda_plan *plan, const struct fold_source *sources,
                               size_t count, uint64_t first, uint64_t elems)
 {
@@ -573,7 +577,7 @@ static uint64_t bring_sources(struct cuda_plan *plan, const struct fold_source *
     return plan->in.device + offset;
 }
 
-/* Each adds some of what is left of a work, and returns how much: 0 if nothing fits any more. */
+/* Adds a part of the rest of the fold, and returns its size: 0 if nothing more fits. */
 static uint64_t cuda_plan_add_fold(struct cuda_plan *plan, const struct cuda_plan_fold *fold,
                                    uint64_t done)
 {
@@ -599,7 +603,7 @@ static uint64_t leaf_elems(const struct leaf_fold *fold)
            leaf_start(fold->geometry, fold->first_leaf);
 }
 
-/* Where the kernel puts the leaves' sums: they are added up when the slice is over. */
+/* Reserves room for the leaves' sums; the host adds them up after the slice is done. */
 static void take_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
                       struct fold_sums_item *item)
 {
@@ -643,15 +647,15 @@ static uint64_t add_leaves(struct cuda_plan *plan, const struct leaf_fold *fold,
     return leaves;
 }
 
-/* True if a leaf of all sources does not fit an empty plan. */
+/* True if one leaf of all sources does not fit an empty plan. */
 static bool has_too_many(const struct cuda_plan *plan, const struct leaf_fold *fold)
 {
     const size_t each = bytes_to_bring(plan, fold->sources, fold->source_count);
     return fold_overhead(fold->source_count) + CAIRN_LEAF_ELEMS * each > plan->bytes - 1024;
 }
 
-/* True: all is added. If one plan cannot hold all sources, the first plans fold, and later ones
- * make the sums from the result. */
+/* True: everything was added. If one plan cannot hold all sources, the first plans fold, and later ones
+ * compute the sums from the result. */
 static bool cuda_plan_add_fold_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
                                     struct cuda_plan_cursor *cursor)
 {
@@ -678,7 +682,7 @@ static void cuda_slices_drop(struct cuda_stream *stream, uint64_t list);
 
 /* ---- slices, in their ring ---- */
 
-/* Told by the finish of that list, which is under way still. */
+/* Records the failure of a list that is still running; the finish of that list reports it. */
 static void note_failed(struct cuda_stream *stream, uint64_t list, cairn_status status,
                         const struct sentence *why)
 {
@@ -687,7 +691,8 @@ static void note_failed(struct cuda_stream *stream, uint64_t list, cairn_status 
     stream->failed_why = *why;
 }
 
-/* Before the next slice is filled: whoever had it, this list or the one ahead, has what it made. */
+/* Empties the next slice before it is filled: delivers the results of its previous list, which may be
+ * the current one. */
 static cairn_status empty_next(struct cuda_stream *stream, struct sentence *why)
 {
     struct cuda_slice *slice = &stream->slices[stream->next];
@@ -762,7 +767,7 @@ cairn_status cuda_run_finish(struct home_stream *of, struct sentence *why)
 
 /* ==== slice ==== */
 
-/* Carries out what a plan says: copies in, kernels, copies out. */
+/* Executes a plan: copies in, kernels, copies out. */
 
 #define SMALL_BYTES         ((size_t)64 << 10)
 #define WARPS_PER_PROCESSOR 128u
@@ -780,8 +785,8 @@ static const char *const launch_names[CAIRN_KERNEL_COUNT] = {
 
 /* ---- order ---- */
 
-/* Orders two streams: all that is put into `later` from now on runs behind all that is in `earlier`
- * now. */
+/* Orders two streams: all work that is put into `later` from now on runs after all work that is in
+ * `earlier` now. */
 static int order_behind(const struct driver *driver, struct CUstream_st *earlier,
                         struct CUevent_st *event, struct CUstream_st *later)
 {
@@ -877,7 +882,7 @@ static int unload_slice(const struct cuda_stream *stream, const struct cuda_slic
                : result;
 }
 
-/* ---- all of it ---- */
+/* ---- the complete plan ---- */
 
 static uint64_t bytes_of(const struct cuda_plan_copy *copies, size_t count)
 {
@@ -894,7 +899,7 @@ static void count_copies(struct cuda *cuda, const struct cuda_plan *plan)
                      plan->out.used + bytes_of(plan->copies_out, plan->out_count));
 }
 
-/* Carries the plan out: returns at once. */
+/* Starts the execution of the plan, and returns immediately. */
 static cairn_status cuda_slice_begin(struct cuda_stream *stream, struct cuda_slice *slice,
                                      struct sentence *why)
 {
@@ -911,7 +916,8 @@ static cairn_status cuda_slice_begin(struct cuda_stream *stream, struct cuda_sli
     return status;
 }
 
-/* Waits, if it is under way, and gives the host what it made; the plan is empty then. */
+/* Waits for the slice, if it is under way, and delivers its results to the host; the plan is empty
+ * afterwards. */
 static cairn_status cuda_slice_finish(struct cuda_stream *stream, struct cuda_slice *slice,
                                       struct sentence *why)
 {
@@ -925,8 +931,8 @@ static cairn_status cuda_slice_finish(struct cuda_stream *stream, struct cuda_sl
     return CAIRN_OK;
 }
 
-/* Waits until all that is under way has ended, well or not, and empties the slices of the list: the
- * host gets nothing of what they made. */
+/* Waits until all running work has ended, successfully or not, and empties the slices of the list: the
+ * host gets none of their results. */
 static void cuda_slices_drop(struct cuda_stream *stream, uint64_t list)
 {
     const struct cuda *cuda = cuda_of(stream);
@@ -1011,11 +1017,11 @@ static cairn_status open_all(struct cuda_stream *stream, struct sentence *why)
     return cuda_check(cuda, result, "opening a stream", why);
 }
 
-/* On the card's side of the host, whose thread this is for so long. */
+/* Pins host memory near the card: this thread moves there meanwhile. */
 static int pin_staging(struct cuda *cuda, uint8_t **pinned_out, size_t bytes)
 {
     struct numa_before before;
-    (void)numa_go(cuda->home.info.numa_node, &before); // or it lies where it lies
+    (void)numa_go(cuda->home.info.numa_node, &before); // if this fails, any node is used
     const int result = cuda->driver.cuMemAllocHost((void **)pinned_out, bytes);
     numa_return(&before);
     return result;

@@ -1,4 +1,4 @@
-/* The host's home: memory of this process, and works that the thread which runs them does at once. */
+/* The host's home: memory of this process, and work items that run at once in the calling thread. */
 #if defined(__SSE2__)
 #include <inttypes.h>
 #include <xmmintrin.h>
@@ -21,10 +21,10 @@
 
 /* ==== memory ==== */
 
-/* Memory of the host's home: segments of at most 64 MiB, each a memfd of its own, mapped side by side. */
+/* Memory of the host's home: segments of at most 64 MiB, each in its own memfd, mapped side by side. */
 
 struct home_segment {
-    int fd; /* owned; -1: not made yet, or given back */
+    int fd; /* owned; -1: not created yet, or returned to the system */
 };
 
 static uint64_t room_of(const struct home_memory *memory)
@@ -32,9 +32,9 @@ static uint64_t room_of(const struct home_memory *memory)
     return memory->room_bytes != 0 ? memory->room_bytes : memory->bytes;
 }
 
-/* The bytes of a segment's memfd. A segment that other processes have mapped cannot change its
- * size. So an exportable segment has from the first the size that the room allows; only the pages
- * that are touched take memory. */
+/* Returns the size of a segment's memfd. A segment that other processes have mapped cannot change its
+ * size, so an exportable segment has the size that the room allows from the start; only touched pages
+ * use memory. */
 static uint64_t bytes_of(const struct home_memory *memory, uint64_t segment)
 {
     return segment_bytes(memory->is_exportable ? room_of(memory) : memory->bytes, segment);
@@ -45,7 +45,7 @@ static uint8_t *address_of(const struct home_memory *memory, uint64_t segment)
     return (uint8_t *)memory->base + segment * CAIRN_SEGMENT_BYTES;
 }
 
-/* The segment's bytes from `from` on, a multiple of a page: those before it are there. */
+/* Maps the segment's bytes from `from` on, a multiple of a page; the bytes before are already mapped. */
 static bool map_from(const struct home_memory *memory, uint64_t segment, size_t from)
 {
     const int fd = memory->segments[segment].fd;
@@ -107,13 +107,13 @@ static cairn_status host_memory_open(struct home *home, const char *label,
     return status;
 }
 
-/* Processes that have mapped the segment keep it. */
+/* Returns a segment to the system. Processes that have mapped the segment keep it. */
 static void host_memory_give(struct home_memory *memory, uint64_t segment)
 {
     if (memory->segments[segment].fd < 0) return;
     void *none = mmap(address_of(memory, segment), (size_t)bytes_of(memory, segment), PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-    if (none == MAP_FAILED) return; // it has them still, until it is closed
+    if (none == MAP_FAILED) return; // it stays mapped until the memory is closed
     close(memory->segments[segment].fd);
     memory->segments[segment].fd = -1;
 }
@@ -161,7 +161,8 @@ static cairn_status host_memory_export(const struct home_memory *memory, uint64_
 
 /* ==== digest ==== */
 
-/* Leaf hashes: the elements as little-endian bytes, every NaN as the one of its dtype; bytes as they are. */
+/* Leaf hashes: the elements as little-endian bytes, every NaN as its dtype's canonical NaN; bytes
+ * unchanged. */
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state is hashed as it lies in memory");
 
@@ -233,7 +234,7 @@ void host_hash_each(const void *plane, cairn_dtype dtype, const struct geometry 
         in = hash_leaf(in, dtype, geometry, first_leaf + i, &hashes_out[i]);
 }
 
-/* Leaves that are hashed before they are pushed. */
+/* The leaves that are hashed per push to the tree. */
 #define BATCH_LEAVES ((uint64_t)256)
 
 void backend_hash_leaves(const struct backend *backend, const void *plane, cairn_dtype dtype,
@@ -255,7 +256,7 @@ void backend_hash_leaves(const struct backend *backend, const void *plane, cairn
 
 /* ==== backend ==== */
 
-/* Which of the host's tables is used, and what a thread must be like to use it. */
+/* Selects the host's table of kernels, and checks that a thread may use it. */
 
 _Static_assert(FLT_EVAL_METHOD == 0, "fp32 operations round to fp32, not to x87 registers");
 
@@ -281,7 +282,7 @@ const struct backend *backend_host_at(uint32_t isa)
 
 const struct backend *backend_host(void)
 {
-    static const struct backend *chosen; // whoever chooses at the same time chooses the same
+    static const struct backend *chosen; // concurrent threads choose the same table
     const struct backend *host = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
     if (host != NULL) return host;
     const char *wanted = getenv("CAIRN_HOST_ISA");
@@ -303,8 +304,8 @@ bool wire_dtype_ok(int dtype)
 bool float_env_ok(void)
 {
 #if defined(__SSE2__)
-    // All exceptions masked, to nearest, no flush to zero, subnormals are not read as zero. The low
-    // six bits are sticky flags that any operation may have set.
+    // All exceptions are masked, rounding is to nearest, and subnormals are neither flushed to zero nor
+    // read as zero. The low six bits are sticky flags that any operation may have set.
     return (_mm_getcsr() & ~0x3fu) == 0x1f80;
 #else
     volatile float least_normal = FLT_MIN;
@@ -350,7 +351,7 @@ static void unpin(struct home *home, void *host, uint64_t bytes)
 /* ---- streams ---- */
 
 static struct home host_home;
-static struct home_stream the_stream = { .home = &host_home }; // nothing more is to be known of one
+static struct home_stream the_stream = { .home = &host_home }; // a host stream has no further state
 
 static cairn_status stream_open(struct home *home, struct home_stream **stream_out,
                                 struct sentence *why)
@@ -366,7 +367,7 @@ static void stream_close(struct home_stream *closed)
     (void)closed;
 }
 
-/* ---- works ---- */
+/* ---- work items ---- */
 
 static void fold_sums(const struct backend *host, const struct leaf_fold *fold)
 {

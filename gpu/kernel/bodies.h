@@ -1,5 +1,5 @@
-/* The bodies of all kernels: <name>_body(list, warp, warps) has a warp take the pieces warp, warp +
- * warps, ... of the list. Included once, by what makes kernels of them: gpu/cuda/kernels.cu and
+/* The bodies of all kernels: in <name>_body(list, warp, warps), a warp processes the pieces warp, warp +
+ * warps, ... of the list. Included only by the files that define the kernels: gpu/cuda/kernels.cu and
  * tests/gpu/kernels/host.c. */
 #ifndef CAIRN_GPU_KERNEL_BODIES_H
 #define CAIRN_GPU_KERNEL_BODIES_H
@@ -9,12 +9,12 @@
 
 /* ==== copies ==== */
 
-/* Bytes from here to there, zeros, and elements from one dtype to another. */
+/* Copies bytes, writes zeros, and converts elements from one dtype to another. */
 
 #define COPY_ROWS    4 /* accesses in flight */
 #define CONVERT_ROWS 8
 
-/* Units of `type`, to and from aligned to it, by a lane. */
+/* A lane's copies of units of `type`, to whose alignment `to` and `from` are aligned. */
 #define COPY_UNITS(type)                                                                          \
     for (uint64_t i = lane; i < bytes / sizeof(type); i += COPY_ROWS * CAIRN_KERNEL_WARP) {       \
         type x[COPY_ROWS];                                                                        \
@@ -30,7 +30,7 @@
         }                                                                                         \
     }
 
-/* The widest unit at which both are aligned, once the first bytes are copied. */
+/* Returns the widest unit to which both are aligned after the first bytes are copied. */
 KERNEL_FN uint64_t copy_unit(uint64_t to, uint64_t from)
 {
     const uint64_t apart = (to ^ from) | 16;
@@ -134,7 +134,7 @@ KERNEL_FN void convert_piece(const struct convert_item *item, uint64_t piece)
 
 #define FOLD_ROWS 4
 
-/* The sources and the sums of a fold, from some element of the item on. */
+/* The sources and the accumulator of a fold, from some element of the item on. */
 struct fold_of {
     uint64_t acc, sources;
     uint32_t source_count;
@@ -157,7 +157,7 @@ KERNEL_FN void fold_add(struct four *x, const struct four *y, int rows, bool cop
     }
 }
 
-/* x = x + a, and + b if there are `both`; bf16 that is whole. All rows are in flight before the first is
+/* x = x + a, and + b if `both`; the rows are bf16 and whole. All rows are in flight before the first one is
  * added. */
 KERNEL_FN void fold_halves(struct four *x, int rows, uint64_t a, uint64_t b, bool both,
                            uint64_t elem, uint64_t apart, bool copies)
@@ -173,14 +173,14 @@ KERNEL_FN void fold_halves(struct four *x, int rows, uint64_t a, uint64_t b, boo
     fold_add(x, y, rows, false);
 }
 
-/* The source is bf16 of which each row is read by one access. */
+/* True if the source is bf16 and each row can be read by one access. */
 KERNEL_FN bool fold_is_whole(const struct kernel_source *source, uint64_t elem)
 {
     return source->dtype == CAIRN_BF16 && bf16_rows_are_whole(source->data, elem);
 }
 
-/* acc + s0 + s1 + ... of a lane's rows, at most ROWS_MAX, in registers: acc goes through memory once. skip:
- * elements of the sources before those of acc's first one. */
+/* Computes acc + s0 + s1 + ... for a lane's rows, at most ROWS_MAX, in registers: acc is loaded and stored
+ * once. skip: the number of source elements before the one that belongs to acc's first element. */
 KERNEL_FN void fold_rows(struct four *x, int rows, const struct fold_of *f, uint64_t skip,
                          uint64_t elem, uint64_t apart)
 {
@@ -243,17 +243,17 @@ KERNEL_FN void fold_piece(const struct fold_item *item, uint64_t piece)
 
 /* ==== folds with sums ==== */
 
-/* The fold of whole leaves with their sums of squares, in the order of gpu/host/isa/table.c: the square of
- * element i is added to sum i mod 32, in order; then sum k += sum k + w for w = 16, 8, 4, 2, 1.
+/* The fold of complete leaves with their sums of squares, in the order of gpu/host/isa/table.c: the square
+ * of element i is added to sum i mod 32, in order; then sum k += sum k + w for w = 16, 8, 4, 2, 1.
  *
- * A warp does four leaves at once, eight lanes each: a lane has the sums 4 * (lane mod 8) and the three
- * behind it, so it reads 16 bytes at a time, eight lanes read a line, and sums never change hands before
+ * A warp processes four leaves at once, with eight lanes each: a lane has the sum 4 * (lane mod 8) and the
+ * next three, so it reads 16 bytes at a time, eight lanes read a line, and sums stay in their lane until
  * the tree. */
 
 #define LEAF_LANES (CAIRN_KERNEL_WARP / (uint32_t)CAIRN_PIECE_LEAVES)
-#define LEAF_APART ((uint64_t)32) /* elements from one of a sum to the next */
+#define LEAF_APART ((uint64_t)32) /* distance between successive elements of one sum */
 #define LEAF_ROWS \
-    8 /* the sums leave room for fewer warps than fold has, so each reads more at a time */
+    8 /* the sums' registers allow fewer warps than in fold, so each warp reads more at a time */
 
 /* leaf_start */
 KERNEL_FN uint64_t leaf_first_elem(const struct kernel_geometry *g, uint64_t leaf)
@@ -262,8 +262,8 @@ KERNEL_FN uint64_t leaf_first_elem(const struct kernel_geometry *g, uint64_t lea
     return least(quantum * g->quantum_elems + within * CAIRN_LEAF_ELEMS, g->elems);
 }
 
-/* One leaf of an item: its first element, counted from the item's first element, and its elements.
- * A leaf that the item does not have is empty. */
+/* One leaf of an item: its first element, counted from the item's first element, and its number of
+ * elements. A leaf beyond the item's end is empty. */
 struct leaf_run {
     uint64_t begin, elems;
 };
@@ -284,7 +284,8 @@ KERNEL_FN double square(float x)
     return (double)x * (double)x; // exact
 }
 
-/* A lane's share of a leaf; f: of the leaf's own elements in acc, `skip` elements into the sources. */
+/* Folds a lane's share of a leaf; f->acc is at the leaf's first element, the sources at the item's
+ * first. */
 KERNEL_FN void fold_leaf(const struct fold_of *f, struct leaf_run leaf, uint32_t eighth,
                          double *sum)
 {
@@ -310,7 +311,7 @@ KERNEL_FN void fold_leaf(const struct fold_of *f, struct leaf_run leaf, uint32_t
     }
 }
 
-/* Sums 4 * eighth + c in sum[c]; the leaf's is in sum[0] of its eight lanes. */
+/* Input: sums 4 * eighth + c in sum[c]. Result: the leaf's sum, in sum[0] of its eight lanes. */
 KERNEL_FN void leaf_tree(double sum[4][LANES_HERE])
 {
     for (uint32_t w = 16; w >= 4; w /= 2) {
@@ -333,8 +334,8 @@ KERNEL_FN bool f64_is_finite(double x)
     return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
-/* Counts the non-finite elements of a lane's share of the leaf. It reads them once more, but only
- * where the leaf's sum says that there is one. */
+/* Counts the non-finite elements of a lane's share of the leaf. Reads the elements again, so it is called
+ * only if the leaf's sum shows that there is one. */
 KERNEL_FN uint32_t leaf_nonfinite(uint64_t acc, uint64_t elems, uint32_t eighth)
 {
     uint32_t count = 0;
@@ -385,12 +386,12 @@ KERNEL_FN void fold_sums_piece(const struct fold_sums_item *item, uint64_t piece
 
 /* ==== updates ==== */
 
-/* The optimizers, in the order of gpu/host/isa/table.c, where it is written out; with the
- * published copy, and the exact count of results that are not finite. Every operation rounds once. */
+/* The optimizers, with the order of operations that gpu/host/isa/table.c documents; with the published
+ * copy, and the exact count of results that are not finite. Every operation rounds once. */
 
 #define UPDATE_ROWS 2
 
-/* Known when it is compiled: of each the planes that it keeps, too. */
+/* The rule is a compile-time constant, and so are the planes that it uses. */
 enum update_rule { RULE_ADAMW, RULE_ADAM, RULE_SGD_PLAIN, RULE_SGD_MOMENTUM };
 
 struct update_constants {
@@ -398,7 +399,7 @@ struct update_constants {
     bool decays, first_step, nesterov;
 };
 
-/* Element by element: the parameter and the moments, which become new, and the gradient. */
+/* One element: the parameter and the moments, which are updated, and the gradient. */
 struct update_elem {
     float p, m, v, g;
 };
@@ -421,7 +422,7 @@ KERNEL_FN struct update_constants update_constants_of(const struct group_scalars
     return k;
 }
 
-/* Adam from the scaled gradient on; p: decayed if that is the rule. */
+/* Adam from the scaled gradient on; p: already decayed if the rule decays it. */
 KERNEL_FN void adam_step(struct update_elem *x, float p, float grad,
                          const struct update_constants *k)
 {
@@ -468,7 +469,7 @@ KERNEL_FN bool update_is_finite(const struct update_elem *x, bool narrows)
     return f32_is_finite(x->p) && f32_is_finite(x->m) && f32_is_finite(x->v);
 }
 
-/* A lane's fours: returns of how many elements a result is not finite. */
+/* Updates a lane's fours. Returns the number of elements with a non-finite result. */
 KERNEL_FN uint32_t update_rows(const struct update_item *u, uint64_t i, enum update_rule rule,
                                const struct update_constants *k)
 {
@@ -561,9 +562,9 @@ KERNEL_FN void update_sgd_piece(const struct update_item *item, uint64_t piece)
 
 /* ==== hashes ==== */
 
-/* Leaf hashes: BLAKE2b-256 (RFC 7693) of 0x00 and the leaf's elements, every NaN as the one of its dtype.
- * A lane has a leaf: what a hash waits for is its own last block, and a warp has 32 of them to go on
- * with. */
+/* Leaf hashes: BLAKE2b-256 (RFC 7693) of 0x00 and the leaf's elements, every NaN as its dtype's canonical
+ * NaN. A lane hashes one leaf: each block depends on the previous block of the same hash, and a warp has 32
+ * independent hashes to work on. */
 
 /* ---- BLAKE2b ---- */
 
@@ -605,7 +606,7 @@ KERNEL_FN struct hash_iv hash_iv(void)
     return iv;
 }
 
-/* bytes: of the message up to the end of this block. */
+/* bytes: the length of the message up to the end of this block. */
 KERNEL_FN void hash_block(uint64_t *state, const uint64_t *word, uint64_t bytes, bool last)
 {
     const struct hash_iv iv = hash_iv();
@@ -668,7 +669,7 @@ KERNEL_FN uint64_t load_element(uint64_t at, uint64_t width)
     }
 }
 
-/* Up to 8 bytes of whole elements; zeros behind them. */
+/* Loads up to 8 bytes of complete elements, followed by zeros. */
 KERNEL_FN_APART uint64_t load_word(uint64_t at, uint64_t bytes, uint64_t width)
 {
     uint64_t word = 0;
@@ -677,7 +678,7 @@ KERNEL_FN_APART uint64_t load_word(uint64_t at, uint64_t bytes, uint64_t width)
     return word;
 }
 
-/* Up to BLAKE2B_BLOCK of them. */
+/* Loads up to BLAKE2B_BLOCK bytes. */
 KERNEL_FN void load_words(uint64_t *word, uint64_t at, uint64_t bytes, uint64_t width)
 {
     if (bytes >= BLAKE2B_BLOCK && at % 16 == 0) {
@@ -694,8 +695,8 @@ KERNEL_FN void load_words(uint64_t *word, uint64_t at, uint64_t bytes, uint64_t 
         word[i] = load_word(at + 8 * i, bytes > 8 * i ? bytes - 8 * i : 0, width);
 }
 
-/* The message is one byte longer than the leaf, so its words lie across the leaf's: each one's upper byte
- * is carried to the next. The first carry is the 0x00 that stands before the elements. */
+/* The message is one byte longer than the leaf, so its words are shifted by a byte against the leaf's
+ * words: the upper byte of each is carried to the next. The first carry is the 0x00 before the elements. */
 KERNEL_FN void hash_leaf(uint64_t at, uint64_t elems, uint64_t dtype, uint64_t out)
 {
     const uint64_t width = bytes_of_dtype(dtype), size = elems * width;
@@ -735,9 +736,10 @@ KERNEL_FN void hash_piece(const struct hash_item *item, uint64_t piece)
 
 /* ==== initial values ==== */
 
-/* Initial values of a tensor, made where they are kept: proto/spec/scalars.h, an element a lane. */
+/* Initial values of a tensor, computed where they are stored: proto/spec/scalars.h, one element per
+ * lane. */
 
-/* Each element makes its block by itself: integers cost nothing beside the logarithm. */
+/* Each element computes its block of random words itself: integer work is cheap beside the logarithm. */
 KERNEL_FN float init_one(const struct init_source *source, uint64_t elem)
 {
     uint32_t words[4];
@@ -759,7 +761,7 @@ KERNEL_FN void init_piece(const struct init_item *item, uint64_t piece)
 
 /* ==== lists ==== */
 
-/* The last item that begins at the piece or before it: the lanes look at 32 items at once. */
+/* Returns the last item that begins at the piece or before it: the lanes check 32 items at once. */
 KERNEL_FN uint64_t item_of_piece(const struct kernel_list *list, uint64_t item_bytes,
                                  uint64_t piece)
 {

@@ -1,20 +1,20 @@
 /* The language that device kernels are written in: nvcc compiles them for a device (gpu/cuda/kernels.cu),
  * and a C compiler for tests and the emulated driver (tests/gpu/kernels/host.c). The bits are the same.
  *
- * A kernel says what a warp does with one piece of one item (gpu/kernel/list.h), KERNEL_FN void
- * fold_piece(item, piece); gpu/kernel/bodies.h goes through the list. Warps know nothing of each other,
- * so any order of them and any number gives the same bits. The 32 lanes of a warp are threads on a
- * device, and the turns of a loop here:
+ * A kernel defines a warp's work on one piece of one item (gpu/kernel/list.h), KERNEL_FN void
+ * fold_piece(item, piece); gpu/kernel/bodies.h iterates over the list. Warps are independent of each other,
+ * so any order and any number of warps gives the same bits. The 32 lanes of a warp are threads on a device,
+ * and the iterations of a loop in C:
  *
- *   LANE_ARRAY(double, sum);          a variable of each lane: on a device one, here an array of 32
- *   EACH_LANE(lane)                   the lane's number, in order here; what is in the block is the lane's
- *       sum[LANE(lane)] = f(lane);    own, and no lane reads there what another one writes in that block
+ *   LANE_ARRAY(double, sum);          a variable per lane: a scalar on a device, an array of 32 in C
+ *   EACH_LANE(lane)                   the lane's number, in order in C; the block runs once per lane, and
+ *       sum[LANE(lane)] = f(lane);    no lane may read in it what another lane writes in the same block
  *   lanes_add_f64(sum, 16);           between blocks: lane k += lane k + 16
  *
- * Memory is reached by MEMORY_AT(type, address) alone, for an address of a list: on a device the pointer;
- * here CAIRN_KERNEL_AT of tests/gpu/kernels/host.h, the pointer at a distance, for an emulated device whose
- * memory cannot be touched where it seems to lie. The address is aligned as the type is: a device ends a
- * launch where it is not, and here it is noted. */
+ * Memory is accessed only by MEMORY_AT(type, address), for an address of a list. On a device this is the
+ * pointer itself; in C it is CAIRN_KERNEL_AT of tests/gpu/kernels/host.h, the pointer plus an offset, since
+ * the memory of an emulated device cannot be accessed at its nominal address. The address must have the
+ * type's alignment: otherwise a device aborts the launch, and the C version records the error. */
 #ifndef CAIRN_GPU_KERNEL_KERNEL_H
 #define CAIRN_GPU_KERNEL_KERNEL_H
 
@@ -58,7 +58,7 @@ struct four {
     float of[4];
 };
 
-/* The unit that one access moves. */
+/* The units that one access moves. */
 struct f32x4 {
     float of[4];
 } __attribute__((aligned(16)));
@@ -88,8 +88,8 @@ KERNEL_FN bool f32_is_finite(float x)
     return (bits_of_f32(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-/* To nearest even: adding 0x7fff carries when the lower half is above one half, and the kept part's last
- * bit makes the tie even. Overflow gives infinity; NaN becomes the quiet one. */
+/* Rounds to nearest even: adding 0x7fff carries if the lower half is above one half, and adding the upper
+ * half's last bit makes ties even. Overflow gives infinity; every NaN becomes the same quiet NaN. */
 KERNEL_FN uint16_t bf16_of_f32(float x)
 {
     const uint32_t u = bits_of_f32(x);
@@ -184,7 +184,7 @@ KERNEL_FN void store_four_bf16(uint64_t base, uint64_t elem, struct four x)
     }
 }
 
-/* ---- of either dtype ---- */
+/* ---- one element of either dtype ---- */
 
 KERNEL_FN float load_one(uint64_t base, uint64_t dtype, uint64_t elem)
 {
@@ -199,11 +199,11 @@ KERNEL_FN void store_one(uint64_t base, uint64_t dtype, uint64_t elem, float x)
         store_f32(base, elem, x);
 }
 
-/* ---- rows of fours, `apart` elements, a multiple of 4, from one to the next ----
+/* ---- rows of fours; each row begins `apart` elements, a multiple of 4, after the previous one ----
  *
- * All rows are aligned alike. One test for all of them keeps their accesses in flight together: with a test
- * in each, a compiler merges what both ways load, and waits for every row before it asks for the next
- * (tests/gpu/flight.py counts them in the machine code). */
+ * All rows have the same alignment. A single test for all rows keeps their accesses in flight together:
+ * with a test per row, the compiler merges the loads of both branches, and waits for each row before it
+ * requests the next one (tests/gpu/flight.py counts the accesses in flight in the machine code). */
 
 #define ROWS_MAX 8
 
@@ -212,7 +212,7 @@ KERNEL_FN bool bf16_rows_are_whole(uint64_t base, uint64_t elem)
     return (base + 2 * elem) % sizeof(struct u16x4) == 0;
 }
 
-/* As they lie, where they are whole. */
+/* Loads the rows without conversion, if bf16_rows_are_whole. */
 KERNEL_FN void load_halves(struct u16x4 *rows, int count, uint64_t base, uint64_t elem,
                            uint64_t apart)
 {
@@ -293,7 +293,7 @@ KERNEL_FN void store_rows(const struct four *rows, int count, uint64_t base, uin
 
 /* ---- pieces of elements ---- */
 
-/* Elements from one four of a lane to the next, where a warp goes through elements in order. */
+/* The distance in elements from one four of a lane to its next, if a warp processes elements in order. */
 #define WARP_ELEMS ((uint64_t)4 * CAIRN_KERNEL_WARP)
 
 KERNEL_FN uint64_t least(uint64_t a, uint64_t b)
@@ -312,7 +312,7 @@ KERNEL_FN bool rows_fit(uint64_t elem, int rows, uint64_t apart, uint64_t end)
 /* Operations of all lanes of a warp together. A lane that has no partner gets an unspecified
  * value. */
 
-/* The lanes in which it is true. */
+/* Returns the number of lanes whose value is true. */
 KERNEL_FN uint32_t lanes_count(const bool *of)
 {
 #ifdef __CUDACC__
@@ -324,7 +324,7 @@ KERNEL_FN uint32_t lanes_count(const bool *of)
 #endif
 }
 
-/* Lane k += lane k + distance, where that is a lane. */
+/* Lane k += lane k + distance, if that lane exists. */
 KERNEL_FN void lanes_add_f64(double *of, uint32_t distance)
 {
 #ifdef __CUDACC__
@@ -343,7 +343,7 @@ KERNEL_FN void lanes_add_u32(uint32_t *of, uint32_t distance)
 #endif
 }
 
-/* All lanes of a group of `width` have what its first one has. */
+/* All lanes of a group of `width` get the value of its first lane. */
 KERNEL_FN void lanes_spread_f64(double *of, uint32_t width)
 {
 #ifdef __CUDACC__

@@ -1,14 +1,14 @@
-/* Lists of work for the kernels of a device: what a launch is given.
+/* Lists of work for the kernels of a device: the parameters of a launch.
  *
- * A kernel works through a list of items in one launch. An item is a plain struct in device memory (or in
+ * A kernel processes a list of items in one launch. An item is a plain struct in device memory (or in
  * pinned host memory that the device can read), and all addresses in it are 64-bit numbers: of the
- * device's memory, or of pinned host memory. An item is cut into pieces, and a warp takes piece after
- * piece, of all items as if they were one row: so a list may have items of very different sizes. For who
- * launches:
+ * device's memory, or of pinned host memory. An item is split into pieces, and each warp processes one
+ * piece after another from the concatenation of all items' pieces, so a list may have items of very
+ * different sizes. To launch a kernel:
  *
- *   1. fill an array of items; of each, first_piece = the pieces of all items before it in the list
- *      (cairn_*_pieces below says how many an item has; an item with none does no harm)
- *   2. copy it, and the arrays of sources that it points to, to the device
+ *   1. fill an array of items; in each, first_piece = the pieces of all items before it in the list
+ *      (the functions *_pieces below compute an item's pieces; an item without pieces does no harm)
+ *   2. copy the array, and the arrays of sources that it points to, to the device
  *   3. struct kernel_list list = { address of the items, count, pieces of all };
  *      void *parameters[] = { &list };
  *      cuLaunchKernel(kernel "cairn_kernel_<name>", kernel_blocks(number, list.pieces, most), 1, 1,
@@ -17,10 +17,10 @@
  *      of blocks gives the same bits.
  *
  * No two items of a list touch the same bytes, unless both only read. Addresses are aligned to their
- * element; where planes and sources all lie at multiples of 16 bytes (bf16: of 8) kernels are fastest.
- * Numbers of results (`nonfinite` of an update) are added to what is there: set them to 0 before.
+ * element; kernels are fastest if all planes and sources are at multiples of 16 bytes (bf16: of 8).
+ * Counts in results (`nonfinite` of an update) are added to the old value: set them to 0 before.
  *
- * Plain C that C++ reads too: the door, the emulator and nvcc include it. */
+ * Plain C that C++ also accepts: the home on a card, the emulator and nvcc include this header. */
 #ifndef CAIRN_GPU_KERNEL_LIST_H
 #define CAIRN_GPU_KERNEL_LIST_H
 
@@ -30,9 +30,10 @@
 #include "proto/geometry/tensor.h"
 #include "proto/spec/scalars.h"
 
-/* name, the item's struct, the warps of a block, what it does. The symbol of the device is
- * cairn_kernel_<name>. A block's warps share a processor, and a piece of hash is as long as 32 leaves:
- * with eight of them, a list of 256 chunks (16,384 leaves) would be 64 blocks, and half of a card idle. */
+/* name, the item's struct, the warps per block, what it does. The symbol of the device is
+ * cairn_kernel_<name>. A block's warps share a processor, and a piece of hash covers 32 leaves: with eight
+ * warps per block, a list of 256 chunks (16,384 leaves) would have only 64 blocks, and half a card would be
+ * idle. */
 #define CAIRN_KERNELS(X)                                                                    \
     X(fold, struct fold_item, 8)           /* .fold; adds sums of relays, too: fp32 */      \
     X(fold_sums, struct fold_sums_item, 8) /* .fold_leaves; without a source .sum_leaves */ \
@@ -86,22 +87,23 @@ struct fold_sums_item {
     uint64_t first_piece;
     uint64_t acc;          /* address: the first element of first_leaf */
     uint64_t sources;      /* address: [source_count] struct kernel_source */
-    uint32_t source_count; /* 0: acc is only read, and its sums are made */
+    uint32_t source_count; /* 0: acc is only read, and its sums are computed */
     uint32_t first;
     struct kernel_geometry geometry;
     uint64_t first_leaf, leaf_count;
-    /* address: [leaf_count] double, each leaf's sum, set; 0 if nonfinite is not 0 */
+    /* address: [leaf_count] double, set to each leaf's sum; 0 if the leaf's nonfinite is not 0 */
     uint64_t squares;
-    uint64_t nonfinite; /* address: [leaf_count] uint32_t, elements that are NaN or infinite, set */
+    uint64_t
+        nonfinite; /* address: [leaf_count] uint32_t, set to the count of NaNs and infinities */
 };
 
 struct update_item {
     uint64_t first_piece;
     uint64_t grad, param, exp_avg,
-        exp_avg_sq; /* addresses: [elems] f32; of what is not kept: not read */
+        exp_avg_sq; /* addresses: [elems] f32; planes that the optimizer lacks are not read */
     uint64_t wire;  /* address: [elems] wire_dtype; 0: none */
     uint64_t elems;
-    uint64_t nonfinite;  /* address: one uint64_t, what update_fn returns, added */
+    uint64_t nonfinite;  /* address: one uint64_t; the return value of update_fn is added to it */
     uint64_t wire_dtype; /* CAIRN_F32 or CAIRN_BF16 */
     struct group_scalars scalars;
 };
@@ -110,17 +112,17 @@ struct convert_item {
     uint64_t first_piece;
     uint64_t dst, src; /* addresses: [elems] */
     uint64_t elems;
-    uint32_t dst_dtype,
-        src_dtype; /* the same, whichever it is; or one CAIRN_F32 and one CAIRN_BF16 */
+    uint32_t dst_dtype, src_dtype; /* any two equal dtypes; or one CAIRN_F32 and one CAIRN_BF16 */
 };
 
-/* Runs of bytes at even distances: run i is copied from from + i * from_stride to to + i * to_stride. A
- * box of a tensor, packed or unpacked, is such an item for each of its planes of two dimensions. */
+/* Runs of bytes at constant distances: run i is copied from `from` + i * from_stride to `to` + i *
+ * to_stride. Packing or unpacking a box of a tensor takes one such item for each of its two-dimensional
+ * planes. */
 struct copy_item {
     uint64_t first_piece;
     uint64_t to, from; /* addresses, of any alignment */
     uint64_t run_bytes, run_count;
-    uint64_t to_stride, from_stride; /* bytes; of no use if run_count is 1 */
+    uint64_t to_stride, from_stride; /* bytes; unused if run_count is 1 */
 };
 
 struct zero_item {
@@ -140,11 +142,11 @@ struct hash_item {
 struct init_item {
     uint64_t first_piece;
     uint64_t out;               /* address: [elems] f32 */
-    uint64_t first_elem, elems; /* first_elem: of the whole tensor */
+    uint64_t first_elem, elems; /* first_elem: its index in the tensor */
     struct init_source source;
 };
 
-/* ---- pieces: what a warp does at a time ---- */
+/* ---- pieces: the unit of a warp's work ---- */
 
 #define CAIRN_PIECE_ELEMS  ((uint64_t)4096)  /* of fold, update, convert, init */
 #define CAIRN_PIECE_LEAVES ((uint64_t)4)     /* of fold_sums */
@@ -209,8 +211,8 @@ static inline uint32_t kernel_block_threads(enum kernel_number kernel)
     return CAIRN_KERNEL_WARP * kernel_block_warps(kernel);
 }
 
-/* Blocks of a launch: a warp for each piece, and `most` warps at most, rounded up to whole blocks. 0:
- * nothing is to be launched. */
+/* Returns the blocks of a launch: one warp per piece, but at most `most` warps, rounded up to full blocks.
+ * 0: there is nothing to launch. */
 static inline uint32_t kernel_blocks(enum kernel_number kernel, uint64_t pieces, uint32_t most)
 {
     const uint32_t warps = kernel_block_warps(kernel);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define F64_MANTISSA_BITS 52
-#define F64_EXP_BIAS      1075 /* of the mantissa read as an integer */
+#define F64_EXP_BIAS      1075 /* for the mantissa read as an integer */
 
 /* Adds `part` << (64 * at) to a scratch copy, so that an overflow leaves the sum as it was. */
 static bool add_at(struct exact *sum, size_t at, uint64_t part)
@@ -22,7 +22,7 @@ cairn_status exact_add_double(struct exact *sum, double x)
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     uint64_t mantissa = bits & (((uint64_t)1 << F64_MANTISSA_BITS) - 1);
-    int exp_field = (int)(bits >> F64_MANTISSA_BITS); // the sign is its bit 11
+    int exp_field = (int)(bits >> F64_MANTISSA_BITS); // bit 11 of the field is the sign
     if (bits == 0 || bits == (uint64_t)1 << 63) return CAIRN_OK;
     if (exp_field >= 0x7ff || exp_field == 0) return CAIRN_ERR_INVALID;
 
@@ -52,14 +52,14 @@ cairn_status exact_add(struct exact *sum, const struct exact *more)
         uint64_t part = more->limb[i] + carry;
         carry = part < carry;
         next.limb[i] = sum->limb[i] + part;
-        carry += next.limb[i] < part; // never both: a part that wrapped is 0
+        carry += next.limb[i] < part; // never both carries: a part that wrapped is 0
     }
     if (carry != 0) return CAIRN_ERR_INVALID;
     *sum = next;
     return CAIRN_OK;
 }
 
-/* Bits [low, low + 64) of the number; bits outside it are 0. */
+/* Returns bits [low, low + 64) of the number; bits outside the number are 0. */
 static uint64_t bits_from(const struct exact *sum, int low)
 {
     if (low < 0) return sum->limb[0] << -low;
@@ -85,7 +85,7 @@ double exact_to_double(const struct exact *sum)
     if (top < 0) return 0.0;
     int high = 64 * top + 63 - __builtin_clzll(sum->limb[top]); // index of the highest set bit
 
-    // 64 bits from the highest down: 53 are kept, then the half bit, the rest is below it.
+    // 64 bits from the highest down: 53 are kept, then the half bit, then the rest.
     uint64_t window = bits_from(sum, high - 63);
     uint64_t mantissa = window >> 11;
     bool half = (window >> 10 & 1) != 0;
@@ -93,7 +93,7 @@ double exact_to_double(const struct exact *sum)
     uint64_t exp_field = (uint64_t)(high + CAIRN_EXACT_LEAST_EXP + 1023);
     uint64_t bits = (exp_field << F64_MANTISSA_BITS) +
                     (mantissa & (((uint64_t)1 << F64_MANTISSA_BITS) - 1));
-    if (half && (below || (mantissa & 1) != 0)) bits++; // a carry runs into the exponent, rightly
+    if (half && (below || (mantissa & 1) != 0)) bits++; // a carry correctly runs into the exponent
     double x;
     memcpy(&x, &bits, sizeof x);
     return x;

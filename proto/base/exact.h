@@ -4,7 +4,7 @@
  *   value = sum of limb[i] * 2^(64 i - 298),  limb[0] is the least
  *
  * 2^-298 is the square of the smallest fp32 number (2^-149), so every sum of squares of fp32 numbers
- * is a multiple of it. A leaf's sum is below 2^268; 2^74 of them fit. A number off the wire can still
+ * is a multiple of it. A leaf's sum is below 2^268; 2^74 such sums fit. A number from the wire can still
  * be anything, so additions report overflow. Pure; no allocation; one thread at a time. */
 #ifndef CAIRN_BASE_EXACT_H
 #define CAIRN_BASE_EXACT_H

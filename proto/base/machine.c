@@ -19,7 +19,7 @@
 #define LARGE CAIRN_PAGES_LARGE_BYTES
 #define SMALL ((size_t)4096)
 
-/* Linux's, for headers that are older than it. */
+/* Linux's values, for older headers. */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -53,11 +53,11 @@ void *pages_map(size_t bytes, int protection, int flags, int fd)
     void *base = pages_reserve(bytes);
     if (base == MAP_FAILED) return MAP_FAILED;
     if (mmap(base, bytes, protection, flags | MAP_FIXED, fd, 0) != MAP_FAILED) return base;
-    munmap(base, bytes); // a file of larger pages still: the kernel knows where they may begin
+    munmap(base, bytes); // the file has even larger pages: the kernel knows where they may begin
     return mmap(NULL, bytes, protection, flags, fd, 0);
 }
 
-/* Not by mremap: UCX puts a function of its own in its place (1.13), which forgets `to`. */
+/* Uses no mremap: UCX replaces it with a function of its own (1.13), which ignores `to`. */
 bool pages_double(void *to, const void *from, size_t bytes)
 {
     const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
@@ -69,14 +69,14 @@ bool pages_back(void *base, size_t bytes)
     const uintptr_t first = large_up((uintptr_t)base),
                     end = ((uintptr_t)base + bytes) / LARGE * LARGE;
     if (first >= end) return true;
-    // A part of a file that has nothing at all is not collapsed: one page makes it something.
+    // A part of a file without any page is not collapsed: one page is enough to change that.
     for (uintptr_t at = first; at < end; at += LARGE)
         if (madvise((void *)at, SMALL, MADV_POPULATE_WRITE) != 0) return false;
-    // In one call: each waits for every core of the machine. It ends where there are no more large pages.
+    // One call for all: each call waits for every core of the machine. It ends when no large page is free.
     return madvise((void *)first, end - first, MADV_COLLAPSE) == 0;
 }
 
-/* Before Linux 5.14. Where there is no memory this is a SIGBUS, as it was. */
+/* For Linux before 5.14. Without memory this raises SIGBUS, as any touch does. */
 static void touch_each(volatile uint8_t *base, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += SMALL) base[at] = base[at];
@@ -103,16 +103,16 @@ bool pages_touch(void *base, size_t bytes)
 #define NODES_MAX 1024u
 #define WORD_BITS (8 * sizeof(unsigned long))
 
-/* As the kernel takes it: a bit a node. */
+/* Nodes in the kernel's format: one bit per node. */
 struct nodes {
     unsigned long words[NODES_MAX / WORD_BITS];
 };
 
 const char *numa_sysfs = "/sys";
 
-/* ---- what the kernel tells ---- */
+/* ---- the kernel's information ---- */
 
-/* The file's only line; false: there is none. */
+/* Reads the file's only line; false: there is none. */
 static bool read_line(const char *path, char *line, int bytes)
 {
     FILE *file = fopen(path, "re");
@@ -136,7 +136,7 @@ int numa_of_pci(const char *pci)
     return is_number && node >= 0 && node < (long)NODES_MAX ? (int)node : CAIRN_NUMA_NONE;
 }
 
-/* Sets the CPUs of a list "0-3,8,12-15"; the first text that is not such a list ends it. */
+/* Sets the CPUs of a list such as "0-3,8,12-15"; stops at the first text that is no part of a list. */
 static void set_listed(const char *list, cpu_set_t *out)
 {
     CPU_ZERO(out);
@@ -168,7 +168,7 @@ static struct nodes only(int node)
     return nodes;
 }
 
-/* True: nobody chose where this thread's memory lies. */
+/* True: no policy for this thread's memory was set. */
 static bool is_by_default(void)
 {
     int mode = MPOL_DEFAULT;

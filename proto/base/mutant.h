@@ -1,6 +1,6 @@
 /* Known bugs, seeded one at a time: a program is built with one of these macros set to a number, and its
- * test has to fail. One line each, where a tired programmer would make it. A daemon and the library are
- * always built with none, and every ..MUTANT(n) folds to 0 there. */
+ * test has to fail. Each is one line, where a tired programmer would make the mistake. Daemons and the
+ * library are always built with none, and every ..MUTANT(n) folds to 0 there. */
 #ifndef CAIRN_BASE_MUTANT_H
 #define CAIRN_BASE_MUTANT_H
 
@@ -18,84 +18,84 @@
  *  5  a carry between the limbs of the exact sum is lost
  *  6  a new incarnation starts its round numbers where the old one started
  *  7  a worker ignores the window (and the shard's refusals with it)
- *  8  a chunk that nobody contributed keeps its old sum
+ *  8  a chunk that no worker contributed keeps its old sum
  *  9  a prepared shard gives its round up on a fence
  * 10  a skipped round advances the step
  * 11  the weight of the first contributor counts for all
- * 12  after a reconnect a worker does not send again what was unanswered
+ * 12  after a reconnect a worker does not send unanswered messages again
  * 13  the round opens for a shard while it still drains the void one
  * 14  workers hear "committed" when the first shard has published
  * 15  the loss scale is forgotten by a new coordinator
- * 16  the end of a micro-batch counts as its last chunk: what is late is absent
+ * 16  the end of a micro-batch counts as its last chunk: late chunks are absent
  * 17  a duplicate of a chunk that is being received is refused when the round is void
- * 18  a worker that came back gets its GRANT while a receive of its past is under way
- * 19  a GRANT of a new endpoint only sets the window: what the lost one answered is waited for
- * 20  in a void round nothing is asked again when the shard's endpoint was lost
- * 21  what a member does not hold counts as passed in its first micro-batch only
- * 22  what landed and waits for company is forgotten
- * 23  a skipped round takes the client state that came with it
+ * 18  a worker that reconnected gets its GRANT while an earlier receive from it is under way
+ * 19  a GRANT of a new endpoint only sets the window: the worker waits for answers that the lost one sent
+ * 20  in a void round nothing is asked again after the shard's endpoint was lost
+ * 21  tensors that a member does not hold count as passed in its first micro-batch only
+ * 22  a chunk that landed and waits for other contributions is forgotten
+ * 23  a skipped round takes the client state that was sent with it
  * 24  a round is decided before its rank 0 has given the client state
- * 25  a relay adds the next micro-batch to the sum at hand: it does not wait for the end of this one
+ * 25  a relay adds the next micro-batch to the current sum: it does not wait for the end of this one
  * 26  a relay passes a sum on while the last contribution is being added
  * 27  a relay commits with the weight of its first member
- * 28  what a relay added up in a void round begins the sum of the next one
- * 29  a relay's end of a micro-batch counts what it passed on in those before, too
- * 30  a relay goes on with the sum that it has passed on
- * 31  what comes again when a relay has committed is refused
- * 32  a relay ends micro-batches of which nobody knows whether there are any
+ * 28  a relay's sum from a void round is the start of the next round's sum
+ * 29  a relay's end of a micro-batch counts the chunks that it passed on in earlier ones, too
+ * 30  a relay continues with the sum that it has passed on
+ * 31  chunks that arrive again after a relay has committed are refused
+ * 32  a relay ends micro-batches although nobody knows whether they exist
  * 33  an end that was refused for now is not sent again
- * 34  a newcomer of its name has a shard's seat while that shard lives
- * 35  who holds the state does not get its seat back from an empty newcomer
+ * 34  a newcomer of the same name gets a shard's seat while that shard lives
+ * 35  the shard that holds the state does not get its seat back from an empty newcomer
  * 36  an empty process counts as the shard whose name it has
- * 37  how a round ended is forgotten with the next one
+ * 37  the result of a round is forgotten with the next one
  * 38  a fence of the epoch that a shard is in is obeyed
- * 39  at the step's deadline who waits for others is dropped, too
+ * 39  at the step's deadline members that wait for others are dropped, too
  * 40  a shard obeys the coordinator of another store
- * 41  a store whose epochs the shards are past acts on what they hold
+ * 41  a store with older epochs than its shards' acts on the state that they hold
  * 42  a store that was rebuilt begins with the epoch of its first shard
  * 43  a store that was rebuilt begins with a round number that was used
  * 44  the number of skips is forgotten by a new coordinator
  * 45  a round opens after too many skips in a row
- * 46  other terms do not let it go on after too many skips in a row
- * 47  the first of a launch begins without those who come with it
- * 48  who waits for workers_min does not hear that it was lowered
- * 49  who said that it is at work is dropped at the step's deadline, too
+ * 46  new terms do not let it continue after too many skips in a row
+ * 47  the first of a launch begins without the others of the launch
+ * 48  a member that waits for workers_min does not hear that it was lowered
+ * 49  a member that reported it is at work is dropped at the step's deadline, too
  * 50  the learning rates that the trainer gave are forgotten by a new coordinator
- * 51  who commits last gives the learning rate of a driven group, not the round's rank 0
- * 52  a skipped round takes the learning rates that came with it
+ * 51  the last member to commit gives the learning rate of a driven group, not the round's rank 0
+ * 52  a skipped round takes the learning rates that were sent with it
  * 53  a relay's fold waits for a buffer although no answer of the owner will free one
- * 54  an owner holds more buffers of a relay than it has chunks
- * 55  what is being sent to one owner keeps a buffer from another
+ * 54  an owner holds more of a relay's buffers than it has chunks
+ * 55  a chunk that is being sent to one owner keeps a buffer from another
  * 56  a buffer of a void round is free while a fold writes it
- * 57  a fold that waits for a buffer is forgotten when a later one comes
- * 58  how long a relay has had no room is counted on when it had room between
- * 59  after a loss a round opens without those who are waited for
- * 60  an amendment does not end what a lost worker brought about
- * 61  a worker for whom there is no micro-batch counts as a contributor
- * 62  a worker deals by its rank in the job, not by its place among those who contribute
+ * 57  a fold that waits for a buffer is forgotten when a later fold waits, too
+ * 58  the time that a relay has had no room continues although it had room in between
+ * 59  after a loss a round opens without the members that it waits for
+ * 60  an amendment does not end the effects of a lost worker
+ * 61  a worker that gets no micro-batch counts as a contributor
+ * 62  a worker takes micro-batches by its rank in the job, not by its place among the contributors
  * 63  another layout comes into force while a round is open
  * 64  a layout is not durable with its epoch
  * 65  a shard that has left is awaited
  * 66  a shard is prepared while state is on its way to it
- * 67  a shard that joins keeps the version that it was made with
- * 68  a slice is settled when the first shard is whole
+ * 67  a shard that joins keeps the version that it was created with
+ * 68  a slice is settled when the first shard is complete
  * 69  a layout comes into force when the first shard has prepared it
  * 70  a new coordinator takes a slice for settled
- * 71  a shard counts as whole in a layout when it was in the one before
+ * 71  a shard counts as complete in a layout when it was in the one before
  * 72  the sums of a void round are reported when the state is there
- * 73  a layout that was taken back comes into force all the same
- * 74  a shard that goes on with other chunks forgets the last decision
- * 75  a shard that joins is judged by what it knows
+ * 73  a layout that was withdrawn comes into force all the same
+ * 74  a shard that continues with other chunks forgets the last decision
+ * 75  a shard that joins must know the last round, as any other
  * 76  a shard that has left is owed the ends of micro-batches, as any other
- * 77  what the shards had when a layout came is told as of the layout before
+ * 77  the version at which a layout came into force is reported as that of the layout before
  * 78  the steps that passed tensors by are forgotten by a new coordinator
- * 79  a tensor of which one shard has a part that nobody touched is left alone
- * 80  the update of a tensor that missed steps goes by the job's step
+ * 79  a tensor is left alone if no worker touched the part that one shard has of it
+ * 80  the update of a tensor that missed steps uses the job's step
  * 81  a member that attaches again does not take the newest version from the layout that it is told
- * 82  a member goes on by a later layout than the one in force
- * 83  what has to be received takes a slot that has no memory
- * 84  what was sent to be read in place is counted on after the connection was lost
- * 85  what may hold a slot with memory is forgotten when it is sent to be read in place */
+ * 82  a member continues with a later layout than the one in force
+ * 83  a chunk that has to be received takes a slot that has no memory
+ * 84  chunks that were sent to be read in place are still counted after the connection was lost
+ * 85  a chunk that may hold a slot with memory is forgotten when it is sent to be read in place */
 #define CAIRN_MUTANT_COUNT 85
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
@@ -106,23 +106,23 @@
 #define GPU_MUTANT(n) (CAIRN_GPU_MUTANT == (n))
 
 /*  1  an event is recorded in the stream that waits for it
- *  2  kernels do not wait for what is being loaded
+ *  2  kernels do not wait for the load
  *  3  an event is waited for before it is recorded
  *  4  copies out do not wait for the kernels
  *  5  the event behind a slice is not recorded
  *  6  the host does not wait for a slice
  *  7  the event behind a slice is recorded behind its kernels
  *  8  the event behind a slice is recorded before its copies to pinned memory
- *  9  kernels do not wait for what comes from pinned memory
- * 10  copies out wait for what was loaded, not for the kernels
+ *  9  kernels do not wait for the copies from pinned memory
+ * 10  copies out wait for the load, not for the kernels
  * 11  counts are zeroed beside the kernels that count
- * 12  memory is given out while it is being zeroed
+ * 12  memory is handed out while it is being zeroed
  * 13  a run returns while its last slice is under way
- * 14  the event of another slice stands for that of what was loaded
- * 15  a run that fails returns while its works are under way
+ * 14  the event of another slice is used as that of the load
+ * 15  a run that fails returns while its work is under way
  * 16  a run that fails waits for its kernels alone, not for its copies out
  * 17  the event behind zeroed memory is recorded in another stream
- * 18  a list fills a slice that the list ahead of it has under way */
+ * 18  a list fills a slice that the list ahead of it still uses */
 #define CAIRN_GPU_MUTANT_COUNT 18
 
 /* ==== order in the client library: test_device_wait_mutant_<n> (tests/gpu) ==== */
@@ -132,7 +132,7 @@
 #endif
 #define DEVICE_MUTANT(n) (CAIRN_DEVICE_MUTANT == (n))
 
-/*  1  who sets a word maps memory while a stream waits for one
+/*  1  a thread that sets a word maps memory while a stream waits for one
  *  2  a stream begins to wait while memory is being mapped
  *  3  a word that is set counts as one that is waited for */
 #define CAIRN_DEVICE_MUTANT_COUNT 3
@@ -145,7 +145,7 @@
 #define READ_MUTANT(n) (CAIRN_READ_MUTANT == (n))
 
 /*  1  a chunk counts as brought before its copy is done
- *  2  what was brought of the version before counts for the one that is written over it */
+ *  2  chunks brought for the version before count for the version that is written over it */
 #define CAIRN_READ_MUTANT_COUNT 2
 
 #endif

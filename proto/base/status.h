@@ -3,7 +3,7 @@
  * A code says what kind of thing went wrong; the sentence beside it (an `error` string in a message,
  * cairn_error() in a client) says which one, why, and what to do. Codes are grouped by the largest
  * thing that is permanently broken, so that a caller knows what to throw away: nothing, the
- * operation, the round, the member, the job, the peer. Numbers go over the wire and into scripts:
+ * operation, the round, the member, the job, the peer. Numbers are sent over the wire and used in scripts:
  * they are never reused and never change.
  *
  * X(name, number, exit status of the CLI, "meaning") */
@@ -52,7 +52,7 @@
     X(ERR_CLOSED, 81, 10, "the connection or session is closed")                          \
     X(ERR_INTERNAL, 99, 1, "a fault in Cairn; please report it")
 
-#ifndef CAIRN_STATUS_DEFINED /* cairn.h, which stands alone, has the same numbers (tested) */
+#ifndef CAIRN_STATUS_DEFINED /* cairn.h, which includes no header of ours, has the same numbers (tested) */
 #define CAIRN_STATUS_DEFINED
 typedef enum cairn_status {
 #define X(name, number, exit_code, text) CAIRN_##name = (number),
@@ -65,12 +65,12 @@ typedef enum cairn_status {
 const char *status_code_name(int status);
 /* The table's sentence. Never NULL. */
 const char *status_text(int status);
-/* The exit status of the CLI for it; 1 for an unknown number. */
+/* The exit status of the CLI for this status; 1 for an unknown number. */
 int status_exit(int status);
-/* 1 if the number is in the table: a number off the wire is checked with this before it is used. */
+/* 1 if the number is in the table: call it for a number from the wire before using that number. */
 int status_known(int status);
 
-/* Every function whose status matters carries this. */
+/* An attribute for every function whose status must not be ignored. */
 #define CAIRN_MUST_CHECK __attribute__((warn_unused_result))
 
 /* Returns the status of `expression` from this function unless it is CAIRN_OK: for functions that hold

@@ -9,7 +9,7 @@
 #include "proto/base/status.h"
 #include "proto/base/xxh.h"
 
-/* Bytes of the well-formed UTF-8 sequence at s, which ends in NUL; 0 if there is none. */
+/* Returns how many bytes the well-formed UTF-8 sequence at s has; 0: there is none. s ends in NUL. */
 static size_t sequence_at(const unsigned char *s)
 {
     if (s[0] < 0x80) return 1;
@@ -26,8 +26,8 @@ static size_t sequence_at(const unsigned char *s)
     return length;
 }
 
-/* True if a well-formed sequence is a control character; the second byte of U+0080 to U+009F is
- * their number. */
+/* True if a well-formed sequence is a control character; for U+0080 to U+009F the second byte is
+ * the character's number. */
 static bool is_control(const unsigned char *s)
 {
     return s[0] < 0x20 || s[0] == 0x7f || (s[0] == 0xc2 && s[1] < 0xa0);
@@ -39,7 +39,7 @@ size_t text_beyond_ascii(const char *text)
     return s[0] >= 0x80 && !is_control(s) ? sequence_at(s) : 0;
 }
 
-/* The first byte that is not part of text, or the NUL. */
+/* Returns the first byte that is not part of text, or the NUL. */
 static const unsigned char *find_fault(const char *text)
 {
     const unsigned char *s = (const unsigned char *)text;
@@ -89,12 +89,12 @@ void text_mend(char *text, const char *keep)
 
 #define CUT "…" /* three bytes */
 
-/* `text` has `bytes` of a longer one: what of it is left ends behind a word, or where there is none for long,
- * behind a character. With the mark it has `bytes` at most. */
+/* `text` holds the first `bytes` of a longer text: cuts it after a word, or, if the last word is very long,
+ * after a character. With the mark it has at most `bytes`. */
 static void cut_at_word(char *text, size_t bytes)
 {
     size_t end = bytes - (sizeof CUT - 1);
-    while (end > 0 && ((unsigned char)text[end] & 0xc0) == 0x80) end--; // within a character
+    while (end > 0 && ((unsigned char)text[end] & 0xc0) == 0x80) end--; // inside a character
     size_t word = end;
     while (word > end / 2 && text[word] != ' ') word--;
     if (text[word] == ' ') end = word;
@@ -209,7 +209,7 @@ void checksum_free(struct checksum *sum)
     XXH3_freeState((XXH3_state_t *)sum);
 }
 
-/* The calls of XXH3 fail on NULL only. */
+/* The calls of XXH3 fail only for NULL. */
 void checksum_begin(struct checksum *sum)
 {
     XXH3_64bits_reset((XXH3_state_t *)sum);

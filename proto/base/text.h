@@ -1,6 +1,7 @@
-/* Text that strangers give and people read: names, paths, notes. It goes into logs, tables on a terminal and
- * JSON, so that text is UTF-8 without control characters (U+0000 to U+001F, U+007F to U+009F). Well-formed
- * is what Unicode 15, table 3-7, says: no overlong forms, no surrogates, nothing over U+10FFFF.
+/* Text that strangers supply and people read: names, paths, notes. It is written to logs, tables on a
+ * terminal and JSON, so "text" here is UTF-8 without control characters (U+0000 to U+001F, U+007F to
+ * U+009F). Well-formed means as in Unicode 15, table 3-7: no overlong forms, no surrogates, nothing over
+ * U+10FFFF.
  * Pure; no ownership; any thread. */
 #ifndef CAIRN_BASE_TEXT_H
 #define CAIRN_BASE_TEXT_H
@@ -19,15 +20,15 @@
  *
  * Functions that can fail in a way an operator or a user must understand take a
  * `struct sentence *why` as their last parameter; it may be NULL. It is written only on
- * failure. Whoever decides the error writes it, with the numbers; others pass it on. Text of a
- * stranger may stand in it, cut anywhere, so a sentence is never trusted to be printable: the log
- * escapes it, and who shows it to people makes text of it (below). Pure; no ownership; any thread. */
+ * failure. The function that decides the error writes it, with the numbers; others pass it on. It may
+ * contain a stranger's text, cut anywhere, so a sentence is never trusted to be printable: the log
+ * escapes it, and code that shows it to people makes text of it (below). Pure; no ownership; any thread. */
 
 #define CAIRN_SENTENCE_BYTES 2048 /* holds a list of twenty tensors */
 
 struct sentence {
     char text
-        [CAIRN_SENTENCE_BYTES]; /* always ends in NUL; a longer one ends behind a word, in "…" */
+        [CAIRN_SENTENCE_BYTES]; /* always ends in NUL; a longer one is cut after a word, with "…" */
 };
 
 /* Writes the sentence, cut to fit. `s` may be NULL: then nothing happens. An argument may be the
@@ -39,8 +40,9 @@ void sentence_set(struct sentence *s, const char *format, ...)
 void sentence_add(struct sentence *s, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* `text` for within another sentence: of at most `bytes_max` bytes, a longer one cut behind a word, with "…".
- * Its .text lives as long as the expression that it stands in. Never cut a sentence with "%.300s". */
+/* Returns `text` for use within another sentence: at most `bytes_max` bytes, a longer one cut after a word,
+ * with "…". Its .text lives as long as the full expression with the call. Never cut a sentence with
+ * "%.300s". */
 struct sentence sentence_brief(const char *text, size_t bytes_max);
 
 /* Writes the sentence and returns `status`: `return fail_with(why, CAIRN_ERR_CONFIG, "...");` */
@@ -51,21 +53,21 @@ cairn_status fail_with(struct sentence *s, cairn_status status, const char *form
 
 /* True if `text` is text of 1 to bytes_max bytes. False for NULL. */
 bool text_ok(const char *text, size_t bytes_max);
-/* The same as CAIRN_OK or CAIRN_ERR_INVALID. `why` begins with `what` ("opts.name"), says which byte is wrong
- * and what is allowed, and quotes nothing of the text. */
+/* The same check, as CAIRN_OK or CAIRN_ERR_INVALID. `why` begins with `what` ("opts.name"), says which byte
+ * is wrong and what is allowed, and quotes nothing of the text. */
 cairn_status text_check(const char *what, const char *text, size_t bytes_max,
                         struct sentence *why) CAIRN_MUST_CHECK;
-/* Bytes of the character at `text` if it is text beyond ASCII; else 0. */
+/* Returns how many bytes the character at `text` has if it is text beyond ASCII; else 0. */
 size_t text_beyond_ascii(const char *text);
-/* Makes text of any string: a '?' for every byte that is part of none. Control characters of `keep` stay:
- * "\n" in what may have several lines, "" in a line. */
+/* Makes text of any string: writes a '?' for every byte that is not part of text. Control characters in
+ * `keep` stay: "\n" for text of several lines, "" for one line. */
 void text_mend(char *text, const char *keep);
 
 /* ==== whole ==== */
 
-/* Reads and writes of a descriptor that go on where the kernel stops short or a signal interrupts. */
+/* Reads and writes of a descriptor that continue after a short count or a signal. */
 
-/* False: errno says why, and some of it may be written. */
+/* False: errno says why, and some of the bytes may be written. */
 static inline bool write_fully(int fd, const void *bytes, size_t count)
 {
     const uint8_t *next = bytes;
@@ -79,7 +81,7 @@ static inline bool write_fully(int fd, const void *bytes, size_t count)
     return true;
 }
 
-/* To the end of the file, or of the room. How many bytes; -1: errno says why. */
+/* Reads to the end of the file, or of the room. Returns how many bytes; -1: errno says why. */
 static inline ssize_t read_fully(int fd, void *room, size_t count)
 {
     size_t have = 0;
@@ -95,10 +97,10 @@ static inline ssize_t read_fully(int fd, void *room, size_t count)
 
 /* ==== lower bound ==== */
 
-/* The search in arrays of structs that are sorted by a number. Pure. */
+/* Binary search in arrays of structs that are sorted by a number. Pure. */
 
-/* The index of the first of array[count] whose number, the uint32_t at `key_at`, is not below `key`; count if
- * there is none. The array is sorted by that number. `size`: bytes of a struct. */
+/* Returns the index of the first of array[count] whose number, the uint32_t at `key_at`, is not below
+ * `key`; count if there is none. The array is sorted by that number. `size`: bytes of a struct. */
 static inline size_t lower_bound(const void *array, size_t count, size_t size, size_t key_at,
                                  uint32_t key)
 {
@@ -115,9 +117,9 @@ static inline size_t lower_bound(const void *array, size_t count, size_t size, s
 
 /* ==== little endian ==== */
 
-/* Numbers as bytes, the least first, as they stand in messages and files. Pure. */
+/* Numbers as bytes, the least first, as in messages and files. Pure. */
 
-/* The low `bytes` of the value, 8 at most. */
+/* Writes the low `bytes` of the value, 8 at most. */
 static inline void le_put(uint8_t *out, uint64_t value, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
@@ -132,7 +134,7 @@ static inline uint64_t le_get(const uint8_t *in, size_t bytes)
 
 /* ==== checksum ==== */
 
-/* The checksum of a chunk (chunk_checksum, XXH3-64), made as the bytes come by. Any thread, one at a
+/* The checksum of a chunk (chunk_checksum, XXH3-64), computed as the bytes arrive. Any thread, one at a
  * time. */
 
 struct checksum;
@@ -142,13 +144,14 @@ void checksum_free(struct checksum *sum);
 
 void checksum_begin(struct checksum *sum);
 void checksum_add(struct checksum *sum, const void *bytes, size_t count);
-/* The checksum of all bytes added since checksum_begin; there must be at least one. */
+/* Returns the checksum of all bytes added since checksum_begin; at least one must have been added. */
 uint64_t checksum_end(const struct checksum *sum);
 
 /* ==== arrays that grow ==== */
 
-/* Room for `more` elements of elem_bytes behind the first `count`. `array` is where the pointer to them is
- * kept, which changes, as *capacity does, to twice as many at least. CAIRN_ERR_NO_MEMORY: nothing changed. */
+/* Makes room for `more` elements of elem_bytes behind the first `count`. `array` is the address of the
+ * pointer to them, which changes; *capacity changes, too, at least to its double. CAIRN_ERR_NO_MEMORY:
+ * nothing changed. */
 CAIRN_MUST_CHECK cairn_status array_reserve(void *array, size_t count, size_t more,
                                             size_t *capacity, size_t elem_bytes);
 

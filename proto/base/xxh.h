@@ -1,13 +1,13 @@
 /* xxHash, in the widest instruction set that the CPU has: on x86-64 the library itself chooses among
  * SSE2, AVX2 and AVX-512, if it was built with its dispatcher (Debian's is). The values are the same.
- * Read from memory (256 MiB in pieces of 512 KiB) SSE2 gives half of what AVX-512 does. */
+ * When it reads from memory (256 MiB in pieces of 512 KiB) SSE2 reaches half the speed of AVX-512. */
 #ifndef CAIRN_BASE_XXH_H
 #define CAIRN_BASE_XXH_H
 
 #include <xxhash.h>
 
 #ifdef CAIRN_XXH_DISPATCH
-#include <xxh_x86dispatch.h> /* puts its functions in place of those of xxhash.h, by macros */
+#include <xxh_x86dispatch.h> /* replaces the functions of xxhash.h with its own, by macros */
 #endif
 
 #endif

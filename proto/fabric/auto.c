@@ -1,18 +1,18 @@
-/* The auto fabric: the mapped fabric for peers of this host that can be reached so, a ucx fabric
+/* The auto fabric: the mapped fabric for peers on this host that it can reach, a ucx fabric
  * for all others. It is several fabrics behind one interface; a peer or a message belongs to one of
- * them, and calls with it go there by themselves. A region is one region in each fabric.
+ * them, and calls with it go directly to that fabric. A region is one region in each fabric.
  *
- * Nobody from another host comes over loopback. So on "lo" alone there is no ucx fabric: every user
- * of this host could speak to its port, and end the process by it (README.md). Three cases need a
+ * No peer on another host connects over loopback. So on "lo" alone there is no ucx fabric: every user
+ * of this host could connect to its port, and thereby end the process (README.md). Three cases need a
  * ucx fabric all the same: the mapped fabric cannot be opened, or hosts are told apart by names
- * (options.host), several of which share a loopback, or peers are known to be ucx there
- * (options.has_loopback).
+ * (options.host), several of which share a loopback, or some peers are known to be reached by ucx over
+ * loopback (options.has_loopback).
  *
- * There is a ucx one for each network that is not reached from the others ("eth1;eth2"): of a fabric on
- * several devices UCX takes any pair, and a peer on one network alone may be given the address on another
+ * There is one ucx fabric for each network that the others do not reach ("eth1;eth2"): in a fabric on
+ * several devices UCX pairs any two, and may give a peer on one network alone the address on another
  * (1.13, seen). Here the kernel's routes pair them.
  *
- * Each of the fabrics has the bounds (sends_max, held_max) for itself. Each end chooses for the
+ * Each of the fabrics has its own bounds (sends_max, held_max). Each end chooses the fabric for the
  * messages that it sends: one direction may be mapped and the other not. */
 #include "proto/fabric/backend.h"
 
@@ -27,14 +27,15 @@ enum { UCX_FIRST = 1, INSIDES_MAX = UCX_FIRST + CAIRN_NETWORKS_MAX };
 
 struct auto_fabric {
     struct fabric common;
-    /* owned; [0] the mapped one, or NULL: it could not be opened; then the ucx ones. At least one of all */
+    /* owned; [0] the mapped fabric, or NULL: it could not be opened; then the ucx ones. At least one
+     * exists */
     struct fabric *insides[INSIDES_MAX];
     int count; /* of insides */
 };
 
 struct auto_region {
     struct fabric_region common;
-    struct fabric_region *insides[INSIDES_MAX]; /* owned by theirs; NULL: none */
+    struct fabric_region *insides[INSIDES_MAX]; /* owned by the fabrics inside; NULL: none */
 };
 
 static struct auto_fabric *auto_of(struct fabric *fabric)
@@ -50,7 +51,8 @@ static bool watch_inside(int epoll, const struct fabric *inside)
     return inside == NULL || epoll_ctl(epoll, EPOLL_CTL_ADD, inside->event_fd, &event) == 0;
 }
 
-/* Without a network it is the mapped one's, so that everybody sees by which way we can be reached. */
+/* Without a network publishes the mapped fabric's address, so that every node sees how we can be
+ * reached. */
 static cairn_status publish_address(struct auto_fabric *fabric)
 {
     uint8_t all[CAIRN_FABRIC_ADDRESS_MAX];
@@ -87,8 +89,8 @@ static bool is_network_needed(const struct auto_fabric *fabric,
            fabric->insides[0] == NULL;
 }
 
-/* Device memory is taken only if every UCX fabric inside takes it, as the owner has peers on all of
- * them. If one does not, device_why is its reason. */
+/* Device memory is taken only if every UCX fabric inside takes it, since the owner has peers on all of
+ * them. If one does not, device_why is that fabric's reason. */
 static void publish_device(struct auto_fabric *fabric)
 {
     for (int i = fabric->count - 1; i >= UCX_FIRST; i--) {
@@ -99,7 +101,7 @@ static void publish_device(struct auto_fabric *fabric)
     }
 }
 
-/* One for each network that the options name. */
+/* Opens one ucx fabric for each network that the options name. */
 static cairn_status open_ucx(struct auto_fabric *fabric, const struct fabric_options *options,
                              struct sentence *why)
 {
@@ -164,7 +166,7 @@ err_close:
     return status;
 }
 
-/* All first: a callback of the one must not begin anything with the other. */
+/* Marks all fabrics as closing first: a callback of one must not begin anything with another. */
 static void auto_stop(struct fabric *common)
 {
     struct auto_fabric *fabric = auto_of(common);
@@ -182,8 +184,8 @@ static bool is_on(const struct fabric *ucx, const char *device)
            devices_have(own.devices, device);
 }
 
-/* Which of ours, to which of theirs: as the kernel's routes go; else the first to the first. NULL: we have
- * none. */
+/* Returns our ucx fabric, and in *address theirs, that a kernel route connects; else the first of each.
+ * NULL: we have no ucx fabric. */
 static struct fabric *find_way(struct auto_fabric *fabric, const void **address, size_t *bytes)
 {
     struct fabric_place theirs;
@@ -212,7 +214,7 @@ static cairn_status auto_connect(struct fabric *common, const void *address, siz
                                  fabric_down_fn *on_down, void *arg, struct fabric_peer **peer_out)
 {
     struct auto_fabric *fabric = auto_of(common);
-    cairn_status mapped = CAIRN_ERR_MALFORMED; // a fabric that is not there finds no address
+    cairn_status mapped = CAIRN_ERR_MALFORMED; // as if a missing fabric had found no address
     if (fabric->insides[0] != NULL)
         mapped = fabric_connect_to(fabric->insides[0], address, bytes, on_down, arg, peer_out);
     if (mapped == CAIRN_OK) return CAIRN_OK;
@@ -238,8 +240,8 @@ static cairn_status add_inside(struct fabric *inside, const struct fabric_region
                              region->note_bytes, region_out);
 }
 
-/* A ucx one keeps what it is told and registers it when it is first read, so that this costs nothing
- * where nobody reads it so. */
+/* A ucx fabric only keeps the region, and registers it at the first read, so that this costs nothing
+ * where no peer reads it one-sidedly. */
 static cairn_status auto_region_add(struct fabric_region *common)
 {
     struct auto_fabric *fabric = auto_of(common->fabric);

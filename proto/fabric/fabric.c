@@ -1,4 +1,4 @@
-/* The functions that all fabrics have in common. See backend.h for the division of work. */
+/* The functions that all fabrics have in common. backend.h describes the division of work. */
 #include "proto/fabric/backend.h"
 
 #include <assert.h>
@@ -16,7 +16,7 @@
 static const struct fabric_backend *const backends[] = { &fabric_auto, &fabric_mapped,
                                                          &fabric_ucx };
 
-enum { COUNT_MAX = 1 << 20 }; /* of held_max and sends_max */
+enum { COUNT_MAX = 1 << 20 }; /* the largest held_max and sends_max */
 enum { PATIENCE_MIN_MS = 1000, PATIENCE_MAX_MS = 600000 };
 
 static const struct fabric_backend *find_backend(const char *kind, const struct fabric_hub *hub)
@@ -30,7 +30,7 @@ static const struct fabric_backend *find_backend(const char *kind, const struct 
 static const char *const one_sided_names[] = { "auto", "on", "off" };
 static const char *const device_memory_names[] = { "auto", "device", "host" };
 
-/* The index of `text` among `count` names; `count`: it is none of them. */
+/* Returns the index of `text` among `count` names; `count`: it is none of them. */
 static unsigned find_name(const char *const *names, unsigned count, const char *text)
 {
     unsigned i = 0;
@@ -75,7 +75,7 @@ bool fabric_peer_takes_device(const struct fabric_peer *peer)
            (backend->takes_device == NULL || backend->takes_device(peer));
 }
 
-/* True for memory of a card that the decision about device_memory was made for. */
+/* True for memory of a card that the decision about device_memory covers. */
 static bool is_of_options(const struct fabric_region *region)
 {
     const struct fabric_device *device = region->fabric->options.device;
@@ -84,7 +84,7 @@ static bool is_of_options(const struct fabric_region *region)
     return false;
 }
 
-/* True if a payload of the region goes to the peer over the network from where it lies. */
+/* True if a payload of the region is sent to the peer over the network directly from the card. */
 static bool goes_directly(const struct fabric_peer *peer, const struct fabric_region *region,
                           size_t bytes)
 {
@@ -129,7 +129,7 @@ cairn_status fabric_open(const char *kind, const struct fabric_options *options,
     struct fabric *fabric = calloc(1, backend->fabric_bytes);
     if (fabric == NULL)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: out of memory", kind);
-    fabric->spare_message = calloc(1, backend->message_bytes + 1); // auto has none of its own
+    fabric->spare_message = calloc(1, backend->message_bytes + 1); // auto has no own messages
     if (fabric->spare_message == NULL) {
         free(fabric);
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: out of memory", kind);
@@ -184,8 +184,8 @@ cairn_status fabric_connect_to(struct fabric *fabric, const void *address, size_
     return CAIRN_OK;
 }
 
-/* Backends must not lose an endpoint inside their own callbacks, so that lost and closed peers queue
- * up here until fabric_deliver. */
+/* Backends must not lose an endpoint inside their own callbacks, so lost and closed peers are queued
+ * here until fabric_deliver. */
 static void attend(struct fabric_peer *peer)
 {
     if (peer->is_queued) return;
@@ -288,7 +288,7 @@ static void tell_done(struct fabric_op *op)
     if (!op->is_send && status == CAIRN_OK) fabric->stats.bytes_received += op->payload_bytes;
     if (op->checksum_out != NULL && !op->is_summed && status == CAIRN_OK)
         *op->checksum_out = chunk_checksum(op->buffer, op->payload_bytes);
-    op_retire(op, &fabric->done); // first: the callback may send again, and finds it spare
+    op_retire(op, &fabric->done); // first: the callback may send again, and can reuse this op
     if (on_done != NULL) on_done(arg, status);
 }
 
@@ -375,7 +375,7 @@ void fabric_offer(struct fabric *fabric, const void *header, size_t header_bytes
                                message);
 }
 
-/* No host code follows addresses of a card. */
+/* True for an address of a card, which no host code may dereference. */
 static bool is_of_card(const struct fabric *fabric, const void *buffer)
 {
     if (fabric->device_region_count == 0) return false;
@@ -473,7 +473,7 @@ void fabric_hold_off(struct fabric *fabric, bool is_off)
 
 /* -- driving ------------------------------------------------------------------------------------ */
 
-/* Only what is queued now: a callback that sends to itself must not keep us here for ever. */
+/* Runs only the callbacks queued now: a callback that sends to itself must not keep us here for ever. */
 unsigned fabric_deliver(struct fabric *fabric)
 {
     unsigned count = 0;
@@ -550,11 +550,11 @@ void fabric_close(struct fabric *fabric)
     if (fabric == NULL) return;
     assert(!fabric->is_inside);
     fabric->is_inside = true;
-    fabric->is_closing = true; // nothing new is sent or taken from here on
+    fabric->is_closing = true; // from here on nothing new is sent or received
     struct fabric_message *message;
     LIST_FOREACH (message, &fabric->held, link) {
         fabric->backend->drop(message);
-        message->is_gone = true; // a callback below may still name it
+        message->is_gone = true; // a callback below may still refer to it
     }
     struct fabric_peer *peer;
     LIST_FOREACH (peer, &fabric->peers, link) cut_peer(peer);
@@ -570,10 +570,10 @@ void fabric_close(struct fabric *fabric)
 
 /* ==== region ==== */
 
-/* Regions: shared memory of ours that peers of this host may map. Common to all fabrics; fabrics
- * that cannot map keep the object and do no more. */
+/* Regions: shared memory of ours that peers on this host may map. Common to all fabrics; fabrics
+ * that cannot map only keep the object. */
 
-/* F_GET_SEALS fails on all but memfds and files of tmpfs, and the latter cannot get these seals. */
+/* F_GET_SEALS fails except on memfds and on files of tmpfs, and the latter cannot get these seals. */
 cairn_status fabric_judge_memory(int fd, uint64_t bytes)
 {
     struct stat file;
@@ -582,13 +582,13 @@ cairn_status fabric_judge_memory(int fd, uint64_t bytes)
     if (seals == -1 || (seals & CAIRN_FABRIC_SEALS) != CAIRN_FABRIC_SEALS) return CAIRN_ERR_INVALID;
     if (fstat(fd, &file) != 0 || fstatfs(fd, &system) != 0) return CAIRN_ERR_INVALID;
     if (bytes == 0 || bytes > (uint64_t)file.st_size) return CAIRN_ERR_INVALID;
-    // The pool of huge pages may be empty when one is touched first, which would be a SIGBUS.
+    // The pool of huge pages may be empty when a page is first touched, which would raise SIGBUS.
     return system.f_type == HUGETLBFS_MAGIC ? CAIRN_ERR_INVALID : CAIRN_OK;
 }
 
 /* -- by address --------------------------------------------------------------------------------- */
 
-/* How many regions begin at or before this address. */
+/* Returns how many regions begin at or before this address. */
 static uint32_t rank_of(const struct fabric *fabric, const void *address)
 {
     uint32_t low = 0, high = fabric->region_count;
@@ -613,7 +613,7 @@ struct fabric_region *fabric_region_find(const struct fabric *fabric, const void
     return is_inside ? region : NULL;
 }
 
-/* Two regions at one address would make it a matter of luck which of them a payload is of. */
+/* Two regions at one address would leave it to chance which of them a payload belongs to. */
 static bool region_overlaps(const struct fabric *fabric, const void *base, size_t bytes)
 {
     const uint32_t rank = rank_of(fabric, base);
@@ -664,7 +664,7 @@ static cairn_status judge_common(const struct fabric *fabric, const struct fabri
     return region_overlaps(fabric, wanted->base, wanted->bytes) ? CAIRN_ERR_INVALID : CAIRN_OK;
 }
 
-/* A backend that takes no memory of cards keeps the address all the same: it knows what not to read. */
+/* A backend that imports no memory of cards keeps the address all the same: it knows what not to read. */
 static cairn_status tell_backend(struct fabric_region *region)
 {
     const struct fabric_backend *backend = region->fabric->backend;
@@ -725,7 +725,8 @@ bool fabric_peer_imports(const struct fabric_peer *peer, const uint8_t *uuid)
     return backend->imports != NULL && backend->imports(peer, uuid);
 }
 
-/* False: it lies in memory of a card (*device_out: the region, else NULL), which this peer does not take. */
+/* False: the payload is memory of a card (*device_out: the region, else NULL) that this peer does not
+ * take. */
 static bool fabric_region_goes(const struct fabric_peer *peer, const void *payload, size_t bytes,
                                const struct fabric_region **device_out)
 {
@@ -755,7 +756,7 @@ void fabric_region_drop(struct fabric_region *region)
     free(region);
 }
 
-/* At the end: regions that the owner did not drop. */
+/* Frees, at the end, the regions that the owner did not drop. */
 static void fabric_free_regions(struct fabric *fabric)
 {
     for (uint32_t i = 0; i < fabric->region_count; i++) free(fabric->regions[i]);
@@ -796,7 +797,7 @@ bool fabric_slots_reserve(void *slots, uint32_t *count, uint16_t slot, size_t el
     return true;
 }
 
-/* Bounded by sends_max and by the pages of the staging area: there are never more at a time. */
+/* The table is bounded: sends_max and the pages of the staging area limit the flights at any moment. */
 cairn_status fabric_flight_begin(struct fabric_flights *flights, uint64_t *serial_out)
 {
     if (flights->capacity == 0 || flights->first_free == NONE) CAIRN_TRY(flights_grow(flights));
@@ -819,7 +820,7 @@ struct fabric_flight *fabric_flight_find(struct fabric_flights *flights, uint64_
 void fabric_flight_end(struct fabric_flights *flights, struct fabric_flight *flight)
 {
     flight->is_used = false;
-    if (++flight->generation == 0) flight->generation = 1; // serial 0 is nobody's
+    if (++flight->generation == 0) flight->generation = 1; // serial 0 belongs to no flight
     flight->next_free = flights->first_free;
     flights->first_free = (uint32_t)(flight - flights->all);
 }
@@ -830,13 +831,13 @@ void fabric_flight_end(struct fabric_flights *flights, struct fabric_flight *fli
 #include <emmintrin.h>
 
 #define LINE CAIRN_LINE_BYTES
-/* Read at a time: a core has more lines under way than it asks for of one. */
+/* Streams read at a time: a core keeps more lines under way in several streams than in one. */
 #define STREAMS     ((size_t)4)
 #define AHEAD_BYTES 2048 /* the hardware's own prefetch ends with the page */
 
 static void stream_line(uint8_t *to, const uint8_t *from)
 {
-    __builtin_prefetch(from + AHEAD_BYTES); // beyond the end it does nothing
+    __builtin_prefetch(from + AHEAD_BYTES); // beyond the end this has no effect
     const __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
     const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + 16));
     const __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(from + 32));
@@ -859,7 +860,7 @@ void far_copy(void *to, const void *from, size_t bytes)
     size_t done = before + STREAMS * each;
     for (; bytes - done >= LINE; done += LINE) stream_line(out + done, in + done);
     memcpy(out + done, in + done, bytes - done);
-    _mm_sfence(); // whoever hears that it is copied sees it
+    _mm_sfence(); // a thread that is told of the copy sees it
 }
 #else
 void far_copy(void *to, const void *from, size_t bytes)

@@ -1,31 +1,31 @@
 /* The fabric: how bulk data moves between daemons and workers.
  *
  * One table of functions, several ways to carry bytes: "ucx" (active messages over TCP today, the
- * network's own transports later), "mapped" (peers of one host read each other's memory where it
- * lies; descriptors and headers go over Unix sockets), and "auto" (the better of these two for each
+ * network's own transports later), "mapped" (peers of one host read each other's memory in place;
+ * descriptors and headers travel over Unix sockets), and "auto" (the better of these two for each
  * peer). Tests bring one of their own, "mem" (a seeded network inside one process, tests/support/mem.h).
- * Nobody above this header knows which one it has.
+ * Code above this header does not know which kind it uses.
  *
  * A message is a small header (<= 256 bytes, the application's own format) and a payload of 0 to
- * max_payload bytes. It either arrives whole or not at all. There is no answer in it: that a peer
- * *received* or *applied* something is said by a message of the application.
+ * max_payload bytes. It either arrives whole or not at all. The fabric sends no acknowledgment: a peer
+ * reports that it *received* or *applied* something by a message of the application.
  *
  * ORDER: messages to one peer MAY OVERTAKE EACH OTHER (a small one passes a large one that is
  * waiting for its receiver), and after a reconnect an older one may arrive again from an
- * application that repeats it. Put into the header whatever orders and names a message. The mem
- * fabric reorders and duplicates on purpose, so that code which forgets this fails its tests.
+ * application that repeats it. The header must hold everything that identifies and orders a message. The
+ * mem fabric reorders and duplicates on purpose, so that code which forgets this fails its tests.
  *
  * THREADS: a fabric belongs to one thread, the one that opens it or takes it over. All calls and
- * all callbacks happen on that thread; nothing here takes a lock. Another thread speaks to it by
- * uv_async and a queue (proto/loop).
+ * all callbacks happen on that thread; nothing here takes a lock. Another thread reaches the fabric
+ * through uv_async and a queue (proto/loop).
  *
  * CALLBACKS run only inside fabric_progress() and fabric_close(), never inside the call
  * that caused them. Inside a callback every function of this header may be called except progress
  * and close.
  *
- * LOANS: a buffer given to send or receive belongs to the fabric until its done callback runs,
- * which it does exactly once if the call returned CAIRN_OK and never otherwise. A dead peer, a
- * closed peer and a closed fabric all run it, with an error. */
+ * LOANS: a buffer given to send or receive belongs to the fabric until its done callback runs. The
+ * callback runs exactly once if the call returned CAIRN_OK, and never otherwise. When the peer dies, or the
+ * peer or the fabric is closed, the callback runs with an error. */
 #ifndef CAIRN_FABRIC_FABRIC_H
 #define CAIRN_FABRIC_FABRIC_H
 
@@ -42,61 +42,61 @@ enum {
     CAIRN_FABRIC_HEADER_MAX = 256,      /* bytes of a message's header */
     CAIRN_FABRIC_ADDRESS_MAX = 4096,    /* bytes of an address as it travels */
     CAIRN_FABRIC_DESCRIBE_MAX = 512,    /* bytes of fabric_describe, with its NUL */
-    CAIRN_FABRIC_HOST_BYTES = 64,       /* of the name of a host, with its NUL */
+    CAIRN_FABRIC_HOST_BYTES = 64,       /* bytes of a host's name, with its NUL */
     CAIRN_FABRIC_PAYLOAD_MAX = 1 << 20, /* default of max_payload: 1 MiB keeps a loop responsive */
-    CAIRN_FABRIC_DIRECT_MIN = 32 << 10, /* bytes: of CAIRN_FABRIC_PATH_DIRECT */
-    CAIRN_FABRIC_UUID_BYTES = 16,       /* of a card: its UUID as the driver has it */
+    CAIRN_FABRIC_DIRECT_MIN = 32 << 10, /* bytes: the least for CAIRN_FABRIC_PATH_DIRECT */
+    CAIRN_FABRIC_UUID_BYTES = 16,       /* bytes of a card's UUID, as the driver reports it */
     CAIRN_FABRIC_UUIDS_MAX = 8,         /* cards whose memory one fabric imports */
 };
 
 struct fabric;         /* one node of the network: an address, an inbox, its peers */
-struct fabric_peer;    /* somebody we send to */
+struct fabric_peer;    /* a node that we send to */
 struct fabric_message; /* a payload that has been announced and not yet received or dropped */
-struct fabric_region;  /* shared memory of ours that peers of this host may map */
-struct fabric_mapping; /* shared memory of a peer of this host, mapped here to be read */
+struct fabric_region;  /* shared memory of ours that peers on this host may map */
+struct fabric_mapping; /* shared memory of a peer on this host, mapped here to be read */
 struct fabric_hub;     /* backend.h */
 
 /* A send or a receive is over and its buffer is the caller's again.
- *   sent:     CAIRN_OK says only that the buffer may be reused. The peer may never have it.
- *   received: CAIRN_OK says the payload lies in the buffer; else its content is undefined.
+ *   sent:     CAIRN_OK says only that the buffer may be reused. The peer may never receive the message.
+ *   received: CAIRN_OK says the payload is in the buffer; on an error the buffer's content is undefined.
  * Errors: CAIRN_ERR_CLOSED (the peer or the fabric is gone), CAIRN_ERR_NO_MEMORY. */
 typedef void fabric_done_fn(void *arg, cairn_status status);
 
 /* The peer is gone, or could not be reached: CAIRN_ERR_CLOSED or CAIRN_ERR_UNREACHABLE. Called once per
- * peer, and not after fabric_peer_close. Its sends complete with an error, before or after this. The
- * peer stays valid (every send answers CAIRN_ERR_CLOSED) until it is closed, which may be done right here. A
- * peer that is stopped is NOT noticed: leases and deadlines are the application's. One that a silent network
- * cuts off is noticed (fabric_set_patience). */
+ * peer, and not after fabric_peer_close. The peer's sends complete with an error, before or after this
+ * call. The peer stays valid (every send returns CAIRN_ERR_CLOSED) until it is closed, which this callback
+ * may do. The fabric does NOT notice a peer whose process is stopped: the application uses leases and
+ * deadlines. The fabric does notice a peer that a silent network cuts off (fabric_set_patience). */
 typedef void fabric_down_fn(void *arg, struct fabric_peer *peer, cairn_status why);
 
 /* A message arrived. `header` is valid inside this call only: copy what is needed.
  * payload_bytes == 0: message is NULL and there is nothing to do.
- * payload_bytes  > 0: the receiver owns `message` and must, now or later, receive or drop it.
- * Until then the sender's buffer is pinned (rendezvous) or some of our memory is (small payloads):
- * hold few. Past options.held_max (held and being received) more are refused, unseen by this callback.
- * Who sent it is said by the header, if the application puts it there: the fabric does not know. */
+ * payload_bytes  > 0: the receiver owns `message` and must, now or later, receive or drop it. Until then
+ * the message pins the sender's buffer (rendezvous) or some of our memory (small payloads): hold few.
+ * Beyond options.held_max (held and being received) the fabric refuses messages without this callback.
+ * The fabric does not know who sent the message; the application puts the sender into the header. */
 typedef void fabric_message_fn(void *arg, const void *header, size_t header_bytes,
                                size_t payload_bytes, struct fabric_message *message);
 
-/* Whether peers over "ucx" read each other's regions by themselves (one-sided), instead of being sent
- * what lies there. Both ends must allow it; it is agreed on for each endpoint. */
+/* Whether peers over "ucx" read each other's regions by themselves (one-sided), instead of receiving
+ * their content in messages. Both ends must allow it; they agree on it for each endpoint. */
 enum one_sided {
     CAIRN_ONE_SIDED_AUTO, /* where the endpoint's lanes do it natively (InfiniBand, RoCE); not over TCP */
     CAIRN_ONE_SIDED_ON, /* always: over TCP UCX emulates it, which gains nothing, and UCX 1.13 may crash
-                         * whoever is read as an endpoint ends. For tests */
+                         * the process that is being read when an endpoint ends. For tests */
     CAIRN_ONE_SIDED_OFF,
 };
 const char *one_sided_name(enum one_sided value); /* "auto", "on", "off" */
-/* "7100-7199": a range of ports. */
+/* True: the text is a range of ports, such as "7100-7199". */
 bool port_range_ok(const char *text);
 #define CAIRN_PORT_RANGE_ALLOWED \
     "allowed: first-last, of 1 to 65535, such as 7100-7199, or empty: any port"
 bool one_sided_parse(const char *text, enum one_sided *out);
 
-/* Whether what lies on a card goes to peers over "ucx" right from there. Each end chooses for what it
- * sends. */
+/* Whether a card's memory is sent to peers over "ucx" directly, without a copy in host memory. Each end
+ * chooses for the memory that it sends. */
 enum device_memory {
-    CAIRN_DEVICE_MEMORY_AUTO, /* where UCX has CUDA, and the network card reaches that memory by itself */
+    CAIRN_DEVICE_MEMORY_AUTO, /* where UCX has CUDA, and the network card can access that memory directly */
     /* wherever UCX has CUDA: over TCP UCX copies it through host memory, in the owner's thread, and gains
      * nothing. For tests */
     CAIRN_DEVICE_MEMORY_DEVICE,
@@ -108,7 +108,7 @@ bool device_memory_parse(const char *text, enum device_memory *out);
 
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 
-/* Memory of a card, as its owner shows it. Not judged yet: any of it may be a lie. */
+/* A card's memory, as its owner offers it. Not validated yet: any field may be false. */
 struct fabric_offer {
     const uint8_t *uuid; /* [CAIRN_FABRIC_UUID_BYTES] of the card: one of the importer's */
     uint64_t bytes;
@@ -116,23 +116,23 @@ struct fabric_offer {
     size_t note_bytes;
 };
 
-/* The callbacks that import memory of cards which peers of this host show ("mapped" and "auto"):
- * the fabric itself follows no address of a card, and knows no driver. Borrowed: must outlive the
- * fabric and the mappings that are held. All are called on the owner's thread. */
+/* The callbacks that import the memory of cards which peers on this host show ("mapped" and "auto"):
+ * the fabric itself never dereferences an address of a card, and knows no driver. Borrowed: must outlive
+ * the fabric and the mappings that are held. All are called on the owner's thread. */
 struct fabric_device {
-    uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* of which cards */
+    uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* the cards */
     uint32_t uuid_count;
     bool is_reached;  /* network cards may read and write their memory (GPUDirect RDMA) */
-    bool has_dma_buf; /* their driver gives it to those of network cards as a dma-buf */
+    bool has_dma_buf; /* their driver exports it to the drivers of network cards as a dma-buf */
     void *context;
-    /* Judges the descriptor, which is used up in any case, and maps it, now or later. If the
-     * descriptor is wrong, `why` says how, and the connection that it came by ends.
-     * CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO instead say that something is lacking here: the memory
-     * is not mapped, and its owner hears that this node imports no more. */
+    /* Validates the descriptor, which it consumes in any case, and maps it, now or later. If the
+     * descriptor is wrong, `why` says how, and the connection that delivered it ends.
+     * CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO instead say that this node lacks a resource: the memory
+     * is not mapped, and the fabric tells its owner that this node imports no more. */
     cairn_status (*import)(void *context, const struct fabric_offer *offer, int fd,
                            void **address_out, struct sentence *why);
     void (*release)(void *context, void *address, uint64_t bytes);
-    /* Returns when the bytes are in host memory. CAIRN_ERR_IO: the card has failed. */
+    /* Returns once the bytes are in host memory. CAIRN_ERR_IO: the card has failed. */
     cairn_status (*copy)(void *context, void *to_host, const void *from_device, size_t bytes);
 };
 
@@ -144,227 +144,230 @@ struct fabric_options {
     uint32_t held_max;  /* messages held or being received at a time. Default 4096 */
     uint32_t sends_max; /* sends in flight at a time, to all peers. Default 4096 */
 
-    /* "ucx" only. All of these win over UCX_* of the environment: see README.md */
+    /* "ucx" only. All of these override UCX_* of the environment: see README.md */
     const char *transports; /* UCX_TLS. Default "tcp"; no sysv, posix (README.md) */
     /* UCX_NET_DEVICES. Default "lo"; a list such as "eth1" or "mlx5_0:1" */
     const char *net_devices;
-    const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", so that a firewall can name it.
+    const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", for firewall rules.
                               * Default: any free port */
     enum one_sided one_sided;
     enum device_memory device_memory;
-    /* Something of a peer's regions was refused, or of ours, or is read by copies for want of addresses: a
-     * sentence for a log that says what becomes of it. May be NULL */
+    /* A region of a peer, or one of ours, was refused, or is read by copies for lack of address space:
+     * `what` is a sentence for a log that says how the region is handled instead. May be NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
 
-    bool
-        has_loopback; /* "auto": some peers are reached by ucx over "lo", so that it is opened there, too */
+    bool has_loopback; /* "auto": ucx reaches some peers over "lo", so it opens "lo", too */
 
-    /* A network of the caller's own: used for its kind. NULL: none. Borrowed, must outlive the fabric */
+    /* The caller's own network, used for fabrics of its kind. NULL: none. Borrowed, must outlive the
+     * fabric */
     struct fabric_hub *hub;
 
     /* "mapped" and "auto" */
-    const char *socket_folder; /* where our Unix socket is made. Default: no file, the abstract
-                                * namespace; why, and when not: README.md */
-    /* Which host this is, if the default does not tell: peers of another host are not mapped. Default: the
-     * kernel's id of this boot, and with an abstract socket the network namespace, which it does not leave */
+    const char *socket_folder; /* where our Unix socket is created. Default: no file, the abstract
+                                * namespace; README.md says why, and when not to use it */
+    /* The name of this host, where the default cannot tell hosts apart: peers on another host are not
+     * mapped. Default: the kernel's boot id, and with an abstract socket the network namespace, since such
+     * a socket is visible only inside it */
     const char *host;
-    /* Bytes that one peer may have us map, or that one of its regions may have to be read one-sidedly.
+    /* The most bytes of a peer that we map, or that one of its regions may have for one-sided reads.
      * Default 1 TiB of addresses */
     uint64_t mapped_max;
-    /* A peer showed us a region, and took it back; may be NULL */
+    /* A peer showed us a region, and withdrew it; may be NULL */
     void (*on_mapping)(void *on_message_arg, struct fabric_mapping *mapping);
     void (*on_mapping_gone)(void *on_message_arg, struct fabric_mapping *mapping);
-    const struct fabric_device *device; /* NULL: memory of cards is not imported */
+    const struct fabric_device *device; /* NULL: this fabric does not import the memory of cards */
 };
 
 /* kind is "ucx", "mapped" (peers of this host only), "auto" (mapped to peers of this host that can be
- * reached so, ucx to all others; on "lo" alone, without host and has_loopback, there are no others, and it
- * opens no port), or that of options.hub. CAIRN_ERR_INVALID: unknown kind or an option out of range.
+ * reached so, ucx to all others; on "lo" alone, without host and has_loopback, there are no others, and
+ * "auto" opens no port), or that of options.hub. CAIRN_ERR_INVALID: unknown kind or an option out of range.
  * CAIRN_ERR_UNREACHABLE: no such network device or port. CAIRN_ERR_NO_MEMORY.
- * UCX changes its process: it is kept from installing signal handlers, see README.md. */
+ * UCX changes the process that uses it: we keep it from installing signal handlers, see README.md. */
 CAIRN_MUST_CHECK cairn_status fabric_open(const char *kind, const struct fabric_options *options,
                                           struct fabric **fabric_out, struct sentence *why);
 
 /* Closes every peer by force, drops every held message, runs every outstanding done callback with
  * CAIRN_ERR_CLOSED (their buffers are free then), and frees everything. Peers and messages are
  * invalid after it. on_down is not called. Takes at most a second. NULL is allowed.
- * A peer that must have got our last message has to have said so before this. */
+ * If a peer must receive our last message, wait for its confirmation before this call. */
 void fabric_close(struct fabric *fabric);
 
 /* Our address as bytes, for others to connect to; send it over the authenticated control channel.
  * Borrowed, constant, at most CAIRN_FABRIC_ADDRESS_MAX bytes. */
 const void *fabric_own_address(const struct fabric *fabric, size_t *bytes_out);
 
-/* The kind of fabric that an address is of: the ways by which its owner can be reached ("auto": mapped and
- * ucx). Static; "" if it is no address. Needs no fabric. */
+/* The kind of fabric that an address belongs to, which says how its owner can be reached ("auto": mapped
+ * and ucx). Static; "" if the bytes are no address. Needs no fabric. */
 const char *fabric_address_kind(const void *address, size_t bytes);
 /* The same for people; "ucx, one-sided": its owner may read and be read one-sidedly;
- * "auto, device": it reads memory of a card, which peers of its host show, where it lies. */
+ * "auto, device": its owner reads in place the memory of cards that peers on its host show. */
 const char *fabric_address_ways(const void *address, size_t bytes);
-/* The host that the owner of an address is on, ended by NUL: those of one host map each other's memory.
- * False: it has none (not "mapped" or "auto"), or is no address, or the name does not fit. */
+/* The host of the owner of an address, ended by NUL: nodes of one host map each other's memory.
+ * False: the address has no host (not "mapped" or "auto"), is invalid, or the name does not fit. */
 bool fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes);
-/* May be the name of a host: 1 to 63 visible characters of ASCII. */
+/* True: the text is valid as the name of a host: 1 to 63 visible characters of ASCII. */
 bool fabric_host_is_name(const char *host);
 
-/* Somebody's address becomes a peer; several of one address share a connection (UCX). Does not wait for an
- * answer: the first sends are queued. Nobody there: CAIRN_ERR_UNREACHABLE now or on_down later, both happen.
- * The bytes are copied. CAIRN_ERR_MALFORMED: not an address (wrong magic, length or checksum) or of another
- * kind of fabric. The checksum keeps accidents from UCX, which aborts on them. It does not stop a liar:
- * connect only to addresses that came from an authenticated member. Packets that are dropped on the way:
- * CAIRN_ERR_UNREACHABLE after 100 ms, and at once when it is tried again; a late answer counts then. */
+/* Makes a peer of a node's address; several peers of one address share a connection (UCX). Does not wait
+ * for an answer: the first sends are queued. If no node listens: CAIRN_ERR_UNREACHABLE now or on_down
+ * later, both happen. The bytes are copied. CAIRN_ERR_MALFORMED: not an address (wrong magic, length or
+ * checksum) or of another kind of fabric. The checksum keeps accidents from UCX, which aborts on them. It
+ * does not stop a liar: connect only to addresses that an authenticated member sent. If packets are dropped
+ * on the way: CAIRN_ERR_UNREACHABLE after 100 ms, and at once on the next attempt; a late answer counts
+ * then. */
 CAIRN_MUST_CHECK cairn_status fabric_connect_to(struct fabric *fabric, const void *address,
                                                 size_t bytes, fabric_down_fn *on_down, void *arg,
                                                 struct fabric_peer **peer_out);
 
-/* Gives the peer up. Sends in flight complete in a later progress, with CAIRN_OK or CAIRN_ERR_CLOSED, and
- * may or may not arrive; what the other side neither takes nor drops ends with CAIRN_ERR_CLOSED after half a
- * second. The other side's peer for us may go down by it (mem) or stay up (UCX, where all peers of one
- * address share a connection, which lives as long as both nodes do): say goodbye in a message, if it
- * matters. Where something has to be ended for it, that connection ends, and all who share it hear of that.
- * NULL is allowed. */
+/* Closes the peer. Sends in flight complete in a later progress, with CAIRN_OK or CAIRN_ERR_CLOSED, and
+ * may or may not arrive; messages that the other side neither receives nor drops end with
+ * CAIRN_ERR_CLOSED after half a second. The other side's peer for us may go down (mem) or stay up (UCX,
+ * where all peers of one address share a connection, which lives as long as both nodes do): say goodbye in
+ * a message, if it matters. Where a send or a receive can be ended only with the connection, the connection
+ * ends, and all peers that share it get on_down. NULL is allowed. */
 void fabric_peer_close(struct fabric_peer *peer);
 
 /* Sends header and payload. The header is copied; the payload is on loan until on_sent, which for a
- * large payload is when its receiver takes or drops it, however late that is.
+ * large payload runs when the receiver receives or drops the message, however late that is.
  * header_bytes in [1, 256], payload_bytes in [0, max_payload]: else CAIRN_ERR_INVALID.
  * CAIRN_ERR_CLOSED: the peer is down. CAIRN_ERR_BUSY: sends_max are in flight. CAIRN_ERR_NO_MEMORY.
- * CAIRN_ERR_UNSUPPORTED: it is memory of a card that this peer does not import.
+ * CAIRN_ERR_UNSUPPORTED: the payload is memory of a card that this peer does not import.
  * on_sent may be NULL if payload_bytes is 0. */
 CAIRN_MUST_CHECK cairn_status fabric_send(struct fabric_peer *peer, const void *header,
                                           size_t header_bytes, const void *payload,
                                           size_t payload_bytes, fabric_done_fn *on_sent, void *arg);
 
 /* Receives a held message into buffer, which is on loan until on_received; the message is used up.
- * A buffer in a region of a card that CAIRN_FABRIC_PATH_DIRECT is for is written by the network
- * card, if it may be and the payload waits for it (it is not small); else CAIRN_ERR_UNSUPPORTED,
- * and the message is as it was. The card's next work may have to wait until it sees such writes
- * (gpu/cuda/driver.h). CAIRN_ERR_INVALID: capacity is smaller than the payload; the message is still
- * held. CAIRN_ERR_CLOSED (by the callback) if its sender died in the meantime. */
+ * If the buffer is in a region of a card that CAIRN_FABRIC_PATH_DIRECT applies to, the network card
+ * writes it, provided that it may and that the payload waits at the sender (is not small); else
+ * CAIRN_ERR_UNSUPPORTED, and the message is unchanged. The card's next work may have to wait until it sees
+ * such writes (gpu/cuda/driver.h). CAIRN_ERR_INVALID: capacity is smaller than the payload; the message is
+ * still held. CAIRN_ERR_CLOSED (by the callback) if its sender died in the meantime. */
 CAIRN_MUST_CHECK cairn_status fabric_receive(struct fabric_message *message, void *buffer,
                                              size_t capacity, fabric_done_fn *on_received,
                                              void *arg);
 
-/* As fabric_receive, into memory that will not be read before the caches have forgotten it: it is
- * written around them where that is faster. *checksum_out, on loan, too, is set before on_received says
- * CAIRN_OK: chunk_checksum of the payload as it came. */
+/* As fabric_receive, into memory that will not be read before the caches have evicted it: the fabric writes
+ * it around the caches where that is faster. *checksum_out, on loan, too, is set before on_received reports
+ * CAIRN_OK: chunk_checksum of the payload as it arrived. */
 CAIRN_MUST_CHECK cairn_status fabric_receive_far(struct fabric_message *message, void *buffer,
                                                  size_t capacity, uint64_t *checksum_out,
                                                  fabric_done_fn *on_received, void *arg);
 
-/* Gives a held message up; NULL: there is none. Its sender's on_sent says CAIRN_OK all the same: tell it in a
- * message. */
+/* Drops a held message; NULL: there is none. The sender's on_sent reports CAIRN_OK all the same: if the
+ * sender must know, tell it in a message. */
 void fabric_drop(struct fabric_message *message);
 
 /* ---- memory that peers map, or read ----
  *
- * A payload that lies in a region goes to a peer that maps (fabric_peer_path) by reference: its
- * receiver reads it where it lies (fabric_message_view), and on_sent comes when the receiver has
+ * A payload that lies in a region is sent by reference to a peer that maps (fabric_peer_path): the
+ * receiver reads it in place (fabric_message_view), and on_sent runs when the receiver has
  * received or dropped the message, which is the release of design 2. Any other payload is copied once,
  * or carried.
  *
- * Over "ucx" it goes by reference to a peer that reads one-sidedly (options.one_sided): the peer's receive
- * reads it, and on_sent is again the release. A peer that is lost or closed is not waited for: it may
- * still be reading what is written then, so whoever receives checks what it got by a checksum in the
- * header. No memory is registered to be written by others.
+ * Over "ucx" it is sent by reference to a peer that reads one-sidedly (options.one_sided): the peer's
+ * receive reads it, and on_sent is again the release. The fabric does not wait for a peer that is lost or
+ * closed: the peer may still be reading when the sender writes the memory again, so every receiver compares
+ * what it read with a checksum in the header. No memory is registered to be written by others.
  *
- * All other rules of this header hold; a fabric without such a way ("mem") ignores regions. */
+ * All other rules of this header hold; a fabric without references ("mem") ignores regions. */
 
 /* The seals of a region's memfd, set once its owner has mapped it for writing: its size stays,
- * peers cannot write, and nobody, its maker included, can take a page out of it, which would be a
- * SIGBUS for a reader. */
+ * peers cannot write, and nobody, its maker included, can take a page out of it, which would raise
+ * SIGBUS in a reader. */
 #define CAIRN_FABRIC_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 
-/* Tells of shared memory. `fd`: a memfd of at least `bytes`, not of huge pages, sealed by
+/* Registers shared memory. `fd`: a memfd of at least `bytes`, not of huge pages, sealed by
  * CAIRN_FABRIC_SEALS once it was mapped here at `base`; fd and memory are borrowed until
- * fabric_region_drop. Bytes that are sent by reference must have their pages: a peer that
- * maps refuses the connection otherwise. `note` describes the region, in words of the application,
+ * fabric_region_drop. Bytes that are sent by reference must have their pages: otherwise a peer that
+ * maps refuses the connection. `note` describes the region, in words of the application,
  * for the receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or some of these addresses
- * belong to another region. CAIRN_ERR_BUSY: 4092 regions are there. CAIRN_ERR_NO_MEMORY. */
+ * belong to another region. CAIRN_ERR_BUSY: 4092 regions exist. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status fabric_region_add(struct fabric *fabric, const void *base,
                                                 size_t bytes, int fd, const void *note,
                                                 size_t note_bytes,
                                                 struct fabric_region **region_out);
-/* Tells of memory of a card: `base` is an address that no host code follows, `fd` a handle of all
- * of the memory that the card's driver exported. The fabric keeps a duplicate of it until
- * fabric_region_drop: an open handle keeps the memory taken. `uuid`: the card whose memory it
- * is. The region is shown to peers of this host that import memory of that card
- * (fabric_peer_imports), and to no other; to these a payload in it of any size goes by
- * reference, to others it is CAIRN_ERR_UNSUPPORTED: bring it to host memory first. All writes of
- * the card to a payload must be done before it is sent: nothing here orders cards. Errors as
+/* Registers memory of a card: `base` is an address that no host code dereferences, `fd` a handle of all
+ * of the memory, which the card's driver exported. The fabric keeps a duplicate of `fd` until
+ * fabric_region_drop: an open handle keeps the memory allocated. `uuid`: the card that has the
+ * memory. The fabric shows the region to peers on this host that import memory of that card
+ * (fabric_peer_imports), and to no other peer. To these a payload in the region, of any size, is sent by
+ * reference; a send to another peer returns CAIRN_ERR_UNSUPPORTED: copy it to host memory first. All writes
+ * of the card to a payload must be done before it is sent: nothing here orders cards. Errors as
  * above. */
 CAIRN_MUST_CHECK cairn_status fabric_region_add_device(struct fabric *fabric, const void *base,
                                                        size_t bytes, int fd, const uint8_t *uuid,
                                                        const void *note, size_t note_bytes,
                                                        struct fabric_region **region_out);
-/* True: the peer takes memory of that card by reference, since its address says so and it has not
- * said since that it cannot any more, for want of room or because the card has failed. When a peer
- * says so, payloads on their way by reference end the connection; the next connection knows that it
- * does not take them. */
+/* True: the peer takes memory of that card by reference: its address says so, and it has not
+ * reported since that it cannot any more, for lack of room or because the card has failed. When a peer
+ * reports this, payloads in flight by reference end the connection; the next connection knows that the
+ * peer does not take them. */
 bool fabric_peer_imports(const struct fabric_peer *peer, const uint8_t *uuid);
-/* True: device memory that goes to this peer has the path CAIRN_FABRIC_PATH_DIRECT. */
+/* True: device memory that is sent to this peer takes the path CAIRN_FABRIC_PATH_DIRECT. */
 bool fabric_peer_takes_device(const struct fabric_peer *peer);
-/* True: memory of options.device goes to peers over "ucx" from where it lies. *why_out says why, or why
- * not: a clause for people, owned by the fabric. */
+/* True: memory of options.device is sent to peers over "ucx" without a copy in host memory. *why_out says
+ * why, or why not: a clause for people, owned by the fabric. */
 bool fabric_takes_device(const struct fabric *fabric, const char **why_out);
 /* Shows the region to a peer before anything of it is sent, so that the peer gets on_mapping.
  * Without effect on a peer that does not map, or does not import memory of that card.
  * CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY, CAIRN_ERR_NO_MEMORY as in a send. */
 CAIRN_MUST_CHECK cairn_status fabric_region_show(struct fabric_region *region,
                                                  struct fabric_peer *peer);
-/* Nothing of the region is sent any more; peers are told, and let go when they have released what
+/* Ends the region: no more of it is sent; peers are told, and unmap it when they have released what
  * they read. Payloads in flight stay readable for the peers, also after this call. NULL is
  * allowed. */
 void fabric_region_drop(struct fabric_region *region);
 
-/* Where the payload lies, to be read by any thread until the message is received or dropped. NULL:
- * it has to be received. The payload is the sender's memory: judge it only after copying it; a
- * faulty sender may change it, and a page that the sender's host cannot supply is SIGBUS in the
- * thread that reads (server/base/listener.h). For path "device" the result is an address of
+/* Returns the address of the payload, which any thread may read until the message is received or dropped.
+ * NULL: the message has to be received. The payload is the sender's memory: validate it only after copying
+ * it, since a faulty sender may change it; and a page that the sender's host cannot supply raises SIGBUS in
+ * the thread that reads (server/base/listener.h). For path "device" the result is an address of
  * options.device, for its card to read. */
 const void *fabric_message_view(const struct fabric_message *message);
 
-/* A peer showed a region (options.on_mapping), and took it back or is gone (options.on_mapping_gone; once
+/* A peer showed a region (options.on_mapping), and withdrew it or is gone (options.on_mapping_gone; once
  * for each, in fabric_close at the latest). The mapping is readable from on_mapping on, and after
  * on_mapping_gone as long as it is held, also after fabric_close. Owner's thread only. */
 const void *fabric_mapping_memory(const struct fabric_mapping *mapping, size_t *bytes_out);
 const void *fabric_mapping_note(const struct fabric_mapping *mapping, size_t *note_bytes_out);
-/* The card whose memory it is, at an address that options.device gave; NULL: host memory. */
+/* The card that has this memory, at an address that options.device gave; NULL: host memory. */
 const uint8_t *fabric_mapping_uuid(const struct fabric_mapping *mapping);
-/* options.device did not map it after all: as if its import had failed. */
+/* options.device could not map it after all: handled as if its import had failed. */
 void fabric_mapping_refuse(struct fabric_mapping *mapping, const char *why);
 void fabric_mapping_hold(struct fabric_mapping *mapping);
 void fabric_mapping_release(struct fabric_mapping *mapping);
 
-/* How long a node may acknowledge nothing of what was sent to it before it is taken for gone, from
- * 1 s to 10 minutes: the lease after which the application gives it up. The value holds for
+/* How long a node may acknowledge nothing that was sent to it before the fabric considers it gone, from
+ * 1 s to 10 minutes: the lease after which the application gives the node up. The value holds for
  * connections made from now on, over "ucx" by TCP. Default 5 s. */
 void fabric_set_patience(struct fabric *fabric, uint32_t ms);
 
-/* true: the connections that peers made end, what they showed is taken back (on_mapping_gone), and none
- * is taken until this is called with false; in the next progress. Ours stay, and so does the address: the
- * peers connect again by themselves, since to them it is a connection that was lost. Without effect on a
- * fabric that does not map. */
+/* true: in the next progress, ends the connections that peers made, withdraws the regions that they showed
+ * (on_mapping_gone), and accepts no connection until this is called with false. Our own connections stay,
+ * and so does the address: the peers connect again by themselves, since they see a lost connection. Without
+ * effect on a fabric that does not map. */
 void fabric_hold_off(struct fabric *fabric, bool is_off);
 
-/* The way that a peer's messages go: "mapped", "ucx", or a hub's. Static. */
+/* The path that messages to a peer take: "mapped", "ucx", or a hub's. Static. */
 const char *fabric_peer_path(const struct fabric_peer *peer);
 
-/* The path of a card's memory that goes over "ucx" right from where it lies: payloads of at least
+/* The path of a card's memory that is sent over "ucx" directly: payloads of at least
  * CAIRN_FABRIC_DIRECT_MIN bytes, since a processor would have to copy smaller ones all the same. */
 #define CAIRN_FABRIC_PATH_DIRECT "ucx, device"
-/* The way that a message came, or that a payload would go now: as above, "one-sided", or "device" (memory of
- * a card, by reference); of a payload CAIRN_FABRIC_PATH_DIRECT, or "" if it would not go. Static. */
+/* The path that a message took, or that a payload would take now: as above, "one-sided", or "device"
+ * (memory of a card, by reference); for a payload also CAIRN_FABRIC_PATH_DIRECT, or "" if it cannot be
+ * sent. Static. */
 const char *fabric_message_path(const struct fabric_message *message);
 const char *fabric_payload_path(const struct fabric_peer *peer, const void *payload, size_t bytes);
 
-/* Does what there is to do without waiting; returns how many things were done, 0 if none. */
+/* Does all work that needs no waiting; returns how many things were done, 0 if none. */
 unsigned fabric_progress(struct fabric *fabric);
 
 /* To sleep: call progress until it returns 0, then arm. CAIRN_OK: event_fd becomes readable when
- * there is something to do, wait for it (level-triggered). CAIRN_ERR_BUSY: there is already, call
- * progress again. The descriptor stays readable until the next successful arm. Any other function
- * called in between makes another progress and arm necessary. proto/loop/loop.h does all this
+ * there is work, wait for it (level-triggered). CAIRN_ERR_BUSY: there is work already, call
+ * progress again. The descriptor stays readable until the next successful arm. After any other
+ * function is called, progress and arm are necessary again. proto/loop/loop.h does all this
  * in a libuv loop. */
 CAIRN_MUST_CHECK cairn_status fabric_arm(struct fabric *fabric);
 int fabric_event_fd(const struct fabric *fabric);
@@ -379,10 +382,10 @@ struct fabric_stats {
     uint64_t connections_refused;               /* mapped: closed for what came, or silence */
     uint64_t endpoints_made;                    /* ucx: connections, which peers share */
     uint64_t references_sent,
-        references_declined;          /* one-sided: messages by reference; sent whole then */
+        references_declined;          /* one-sided: messages by reference; then sent with payload */
     uint64_t bytes_read;              /* of bytes_received: one-sidedly */
     uint32_t sends_now, receives_now; /* in flight at this moment */
-    uint32_t held_now, peers_now;     /* messages not yet taken; peers not yet closed */
+    uint32_t held_now, peers_now;     /* messages not yet received; peers not yet closed */
     uint32_t endpoints_now;           /* ucx */
 };
 void fabric_stats(const struct fabric *fabric, struct fabric_stats *stats_out);
@@ -392,19 +395,20 @@ const char *fabric_describe(const struct fabric *fabric);
 
 /* ==== places ==== */
 
-/* Where a fabric is in the network: its devices and their addresses. It travels with the fabric's address,
- * for people, and for those who choose the device that leads there; nobody connects by it.
+/* Where a fabric is in the network: its devices and their addresses. The place is part of the fabric's
+ * address, for people, and for nodes that choose the device that leads there; nobody connects by it.
  *
- * A worker's device, unless it is set: that of the route to each shard. UCX's devices are fixed when a fabric
- * is opened, so the shards are asked for first (Welcome.places). Thread-safe; waits for nothing. */
+ * A worker's device, unless it is set, is that of the route to each shard. UCX's devices are fixed when a
+ * fabric is opened, so the worker asks for the shards' places first (Welcome.places). Thread-safe; waits
+ * for nothing. */
 
 enum {
-    CAIRN_PLACE_BYTES = 192,        /* of a place as text, its NUL included */
-    CAIRN_PLACE_DEVICES_BYTES = 96, /* of devices, or of transports */
-    CAIRN_NETWORKS_MAX = 4          /* of an auto fabric, with ';' between them */
+    CAIRN_PLACE_BYTES = 192,        /* bytes of a place as text, its NUL included */
+    CAIRN_PLACE_DEVICES_BYTES = 96, /* bytes of a list of devices, or of transports */
+    CAIRN_NETWORKS_MAX = 4          /* networks of an auto fabric, with ';' between them */
 };
 
-/* As text: "10.77.0.2 eth1 tcp". */
+/* A place, as text for example: "10.77.0.2 eth1 tcp". */
 struct fabric_place {
     char ip[INET6_ADDRSTRLEN];               /* of the first device that has one; "-": none does */
     char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "mlx5_0:1,eth1", as they were set */
@@ -413,29 +417,29 @@ struct fabric_place {
 /* The transports of a place whose fabric listens on no network: "127.0.0.1 lo mapped". */
 #define CAIRN_PLACE_MAPPED "mapped"
 
-/* The place of a fabric on these devices of this host. False: a name is too long. */
+/* Writes the place of a fabric on these devices of this host. False: a name is too long. */
 bool fabric_place_of(const char *devices, const char *transports, struct fabric_place *out);
 void place_print(const struct fabric_place *place, char out[CAIRN_PLACE_BYTES]);
 bool place_parse(const char *text, struct fabric_place *out);
 
-/* The place of ucx fabric number `index`, from 0, in a fabric's address. False: the address has
- * fewer, or is of a version that does not say it. */
+/* Finds the place of ucx fabric number `index`, from 0, in a fabric's address. False: the address has
+ * fewer, or is of a version that has no places. */
 bool fabric_address_place(const void *address, size_t bytes, int index, struct fabric_place *out);
-/* All of them, for people: "10.77.0.2 eth1 tcp; 10.78.0.2 eth2 tcp". */
+/* Prints all places of an address, for people: "10.77.0.2 eth1 tcp; 10.78.0.2 eth2 tcp". */
 void fabric_address_print_places(const void *address, size_t bytes, char out[CAIRN_PLACE_BYTES]);
 
-/* The IP in an address; false: it has none, or one that means something on its link only. */
+/* Prints the IP of an address; false: it has none, or one that is valid on its link only. */
 bool ip_print(const struct sockaddr *address, char out[INET6_ADDRSTRLEN]);
-/* The other way, with the port of "discard". False: it is no IP. */
+/* The reverse, with the port of "discard". False: the text is no IP. */
 bool ip_parse(const char *ip, struct sockaddr_storage *out, socklen_t *bytes_out);
 
-/* Is it one of "mlx5_0:1,eth1"? */
+/* True: `device` is in a list such as "mlx5_0:1,eth1". */
 bool devices_have(const char *devices, const char *device);
 
-/* Which way the kernel's packets to an IP go. */
+/* The route of the kernel's packets to an IP. */
 struct route {
     char device[IF_NAMESIZE];
-    char source[INET6_ADDRSTRLEN]; /* our IP; not always one of the device */
+    char source[INET6_ADDRSTRLEN]; /* our IP; not always an address of the device */
 };
 /* False: there is no route to it. */
 bool route_find(const char *ip, struct route *out);
@@ -443,11 +447,11 @@ bool route_find(const char *ip, struct route *out);
 /* The devices and transports that a fabric opens to reach all of these places. */
 struct choice {
     char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "" : no place has a route */
-    const char *transports;                  /* of a place; NULL: tcp */
+    const char *transports;                  /* those of a place; NULL: tcp */
 };
 /* Chooses from the routes to the places: each route once, with ';' between them
- * (proto/fabric/auto.c), and the first ones if there are more than CAIRN_NETWORKS_MAX. Where a
- * place takes InfiniBand or RoCE, too, its transports and, in front, this host's active ports, all
+ * (proto/fabric/auto.c), and the first CAIRN_NETWORKS_MAX if there are more. Where a
+ * place accepts InfiniBand or RoCE, too, its transports and, in front, this host's active ports, all
  * with ',': `infiniband` is /sys/class/infiniband. */
 void fabric_choose(const struct fabric_place *places, size_t count, const char *infiniband,
                    struct choice *out);

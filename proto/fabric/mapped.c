@@ -1,13 +1,12 @@
-/* The mapped fabric: peers of one host, who read each other's memory where it lies. Headers, small
- * payloads and descriptors go over Unix sockets, one connection for each direction (as UCX has an
+/* The mapped fabric: peers of one host, which read each other's memory in place. Headers, small
+ * payloads and descriptors travel over Unix sockets, one connection for each direction (as UCX has an
  * endpoint for each).
  *
  * A node listens under a random name of the abstract namespace: no file stays behind, no folder has to be
- * shared with whom a daemon's PrivateTmp keeps apart, and no mode decides who connects: that does the key in
- * the address (mapped.h). Who connects and does not prove that it knows the key delays at most those of
- * its own user (mapped_flow.c). With options.socket_folder it is a socket file there, for
- * containers that share
- * a folder but no network namespace. */
+ * shared with processes that a daemon's PrivateTmp hides, and no mode decides who may connect: the key in
+ * the address decides (mapped.h). A process that connects without proving that it knows the key delays at
+ * most connections of its own user (mapped_flow.c). With options.socket_folder the socket is a file in that
+ * folder, for containers that share a folder but no network namespace. */
 #include "proto/fabric/mapped.h"
 
 #include <fcntl.h>
@@ -72,7 +71,7 @@ static void free_ended(struct mapped_fabric *fabric)
     while (fabric->ended != NULL) {
         struct mapped_link *link = fabric->ended;
         fabric->ended = link->next;
-        free(link); // the first member of what it is
+        free(link); // the first member of the object around it
     }
 }
 
@@ -95,7 +94,7 @@ static unsigned accept_some(struct mapped_fabric *fabric)
            fabric->in_count < MAPPED_CONNECTIONS_MAX) {
         int fd = accept4(fabric->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
-            // Out of descriptors or memory: not again before the next tick.
+            // Out of descriptors or memory: no new attempt before the next tick.
             fabric->is_accepting = errno == EAGAIN || errno == ECONNABORTED || errno == EINTR;
             break;
         }
@@ -126,7 +125,7 @@ static unsigned on_timer(struct mapped_fabric *fabric)
     return 1;
 }
 
-/* Who may still come, and whether time matters: only while somebody has to prove himself. */
+/* Decides whether more may connect, and runs the timer only while some connection has to give a proof. */
 static void see_to_door(struct mapped_fabric *fabric)
 {
     const bool is_open = fabric->is_accepting && !fabric->is_held_off &&
@@ -140,7 +139,7 @@ static void see_to_door(struct mapped_fabric *fabric)
 
 static unsigned serve(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events)
 {
-    if (link->is_ended) return 0; // by an event before it
+    if (link->is_ended) return 0; // an earlier event ended it
     switch (link->kind) {
     case MAPPED_LISTENER: return accept_some(fabric);
     case MAPPED_TIMER: return on_timer(fabric);
@@ -208,8 +207,7 @@ static unsigned mapped_progress(struct fabric *common)
     return count;
 }
 
-/* Data that waits for us in a socket keeps event_fd readable by itself, so it is not looked at
- * here. */
+/* Data that waits for us in a socket keeps event_fd readable by itself, so it is not checked here. */
 static cairn_status mapped_arm(struct fabric *common)
 {
     const struct mapped_fabric *fabric = mapped_of(common);
@@ -220,12 +218,12 @@ static cairn_status mapped_arm(struct fabric *common)
 
 /* ==== mapped memory ==== */
 
-/* The memory that we share with peers: regions of the owner, and the staging area, into which
- * payloads are copied that lie in no region.
+/* The memory that we share with peers: regions of the owner, and the staging area, into which we copy
+ * payloads that lie in no region.
  *
- * The staging area is up to four memfds, made when they are needed, handed out in pages, first fit (what
- * was read last is taken again first, while it is in the cache). A peer may have as many pages as are
- * left for all others: however many never release, the next one finds some. */
+ * The staging area is up to four memfds, created when needed, handed out in pages, first fit (the pages
+ * that were read last are reused first, while they are in the cache). A peer may have as many pages as are
+ * left for all others: however many peers never release, the next one finds some. */
 
 /* -- shares ------------------------------------------------------------------------------------- */
 
@@ -266,7 +264,7 @@ static cairn_status mapped_region_add(struct fabric_region *common)
     share->frame.note_bytes = (uint32_t)common->note_bytes;
     memcpy(share->frame.note, common->note, sizeof common->note);
     if (common->is_device) share->frame.memory = FRAME_MEMORY_DEVICE;
-    memcpy(share->frame.uuid, common->uuid, sizeof common->uuid); // zero of host memory
+    memcpy(share->frame.uuid, common->uuid, sizeof common->uuid); // zero for host memory
     region->share = fabric->shares[slot] = share;
     return CAIRN_OK;
 }
@@ -284,7 +282,7 @@ static void mapped_region_drop(struct fabric_region *common)
 
 /* -- the staging area --------------------------------------------------------------------------- */
 
-/* FUTURE_WRITE comes after our own map: from then on nobody gets another that can write. */
+/* The FUTURE_WRITE seal is set after our own map: from then on no other map can write. */
 static cairn_status arena_open(struct mapped_fabric *fabric, uint16_t slot)
 {
     struct mapped_arena *arena = &fabric->arenas[slot];
@@ -395,12 +393,12 @@ static void mapped_memory_close(struct mapped_fabric *fabric)
 /* ==== mapped mapping ==== */
 
 /* Memory of peers, mapped here to be read, or read by copies where there is no room to map it. A mapping
- * lives as long as its slot, a message or a holder refers to it, so that nobody who reads is harmed by its
- * maker's end. Nor by its emptiness: a page that is missing would be made for whoever reads it, at the cost
- * of the reader's control group, which may kill it for that; so nothing is read that is not there, and seals
- * keep it there. */
+ * lives as long as its slot, a message or a holder refers to it, so that the end of its maker harms no
+ * reader. Missing pages harm no reader either: the kernel would create a missing page for the reader, at
+ * the cost of the reader's control group, which may kill it for that; so only existing pages are read, and
+ * seals keep them there. */
 
-/* Once: a limit of this process holds for all that comes. */
+/* Reports this once: a limit of this process holds for all later memory, too. */
 static void tell_unmapped(struct mapped_fabric *fabric, uint64_t bytes, int why)
 {
     const struct fabric_options *options = &fabric->common.options;
@@ -415,8 +413,8 @@ static void tell_unmapped(struct mapped_fabric *fabric, uint64_t bytes, int why)
     options->on_refused(options->on_message_arg, text.text);
 }
 
-/* OK: the descriptor is the mapping's. Without room in this process's addresses the memory stays unmapped,
- * and is read through the descriptor. */
+/* OK: the descriptor belongs to the mapping. Without room in this process's address space the memory stays
+ * unmapped, and is read through the descriptor. */
 static cairn_status map_host(struct fabric_mapping *mapping, struct mapped_fabric *fabric,
                              uint64_t bytes, int fd)
 {
@@ -462,9 +460,9 @@ static void tell_refused(const struct fabric_options *options, const char *what_
     options->on_refused(options->on_message_arg, text.text);
 }
 
-/* It is right, but there is no room for it here, or the card has failed: whoever shows it is told once, and
- * then sends what lies there through the host. If the socket is full it is not told, and loses a connection
- * by what it sends of it. */
+/* The memory is valid, but there is no room for it here, or the card has failed: its owner is told once,
+ * and then sends the memory's content through the host. If the socket is full the owner is not told, and
+ * loses a connection with the next message from that memory. */
 void mapped_import_none_of(struct mapped_in *in, const char *why)
 {
     const struct frame_head head = frame_head(FRAME_NO_IMPORTS);
@@ -476,7 +474,7 @@ void mapped_import_none_of(struct mapped_in *in, const char *why)
 
 static bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid);
 
-/* Uses the descriptor up. */
+/* Consumes the descriptor. */
 static cairn_status import_device(struct fabric_mapping *mapping, struct mapped_in *in,
                                   const struct frame_region *frame, int fd)
 {
@@ -494,7 +492,7 @@ static cairn_status import_device(struct fabric_mapping *mapping, struct mapped_
         status = device->import(device->context, &offer, fd, &mapping->memory, &why);
     else
         close(fd);
-    if (in->imports_none) return CAIRN_OK; // shown before it heard of that
+    if (in->imports_none) return CAIRN_OK; // shown before the peer heard of that
     if (status == CAIRN_ERR_NO_MEMORY || status == CAIRN_ERR_IO) {
         mapped_import_none_of(in, why.text);
         return CAIRN_OK;
@@ -510,7 +508,7 @@ static cairn_status import_device(struct fabric_mapping *mapping, struct mapped_
     return CAIRN_OK;
 }
 
-/* Uses the descriptor up if it is not OK. */
+/* Consumes the descriptor if the result is not OK. */
 static cairn_status map_shown(struct fabric_mapping *mapping, struct mapped_in *in,
                               const struct frame_region *frame, int fd)
 {
@@ -629,7 +627,7 @@ static bool name_socket(struct mapped_fabric *fabric, const char *folder, struct
     return true;
 }
 
-/* Anybody may connect to a socket file, too: the key decides, as with the abstract name. */
+/* Any user may connect to a socket file, too: the key decides, as with the abstract name. */
 static cairn_status listen_at(struct mapped_fabric *fabric, const struct sockaddr_un *name,
                               uint32_t path_bytes)
 {
@@ -656,7 +654,8 @@ static bool read_boot(char boot_out[37])
     return count == 36;
 }
 
-/* An abstract socket is reached within one network namespace only, a file by all that share its folder. */
+/* An abstract socket is reachable within one network namespace only, a file by all that share its
+ * folder. */
 static bool mapped_host_find(const struct fabric_options *options,
                              char host_out[CAIRN_FABRIC_HOST_BYTES])
 {
@@ -672,7 +671,7 @@ static bool mapped_host_find(const struct fabric_options *options,
         snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s", boot);
         return true;
     }
-    // Not to be read: a kernel without namespaces, which has one network.
+    // Not readable: a kernel without namespaces, which has one network.
     if (stat("/proc/self/ns/net", &namespace) != 0) namespace.st_ino = 0;
     snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s:%" PRIu64, boot, namespace.st_ino);
     return true;
@@ -714,7 +713,7 @@ static void size_arenas(struct mapped_fabric *fabric)
 {
     size_t bytes = fabric->common.options.max_payload;
     if (bytes < MAPPED_ARENA_BYTES) bytes = MAPPED_ARENA_BYTES;
-    const size_t granule = 64 * MAPPED_PAGE; // whole words of bits
+    const size_t granule = 64 * MAPPED_PAGE; // complete words of bits
     fabric->arena_pages = (uint32_t)((bytes + granule - 1) / granule * 64);
 }
 
@@ -827,7 +826,7 @@ static int connect_socket(const struct mapped_address *address)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
     if (connect(fd, (const struct sockaddr *)&to, bytes) == 0) return fd;
-    close(fd); // nobody there, not allowed, or more than 4096 connect at this moment
+    close(fd); // nobody listens, not allowed, or more than 4096 connect at this moment
     return -1;
 }
 
@@ -908,8 +907,8 @@ static void end_frames(struct mapped_out *out, struct mapped_frames *frames)
     }
 }
 
-/* The owner's buffers are its own again now. Copies that the peer may still read stay until it is done with
- * them: it hears that nothing more comes, and answers what it holds. */
+/* The owner's buffers are its own again now. Copies that the peer may still read stay until it has read
+ * them: the peer sees that nothing more follows, and releases the messages it holds. */
 static void mapped_disconnect(struct fabric_peer *peer)
 {
     struct mapped_out *out = ((struct mapped_peer *)peer)->out;
@@ -920,7 +919,7 @@ static void mapped_disconnect(struct fabric_peer *peer)
         struct fabric_flight *flight = &out->flights.all[i];
         if (!flight->is_used || flight->op == NULL) continue;
         fabric_op_done(flight->op, CAIRN_ERR_CLOSED);
-        flight->op = NULL; // its release, if it still comes, is of interest to nobody
+        flight->op = NULL; // nobody needs its release, if it still arrives
     }
     out->peer = NULL;
     if (out->is_lost || out->staged_written == 0) {

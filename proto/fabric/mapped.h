@@ -1,11 +1,12 @@
 /* The inside of the mapped fabric, shared by mapped*.c. Private to proto/fabric.
  *
- *   mapped.c       a node: its socket, its epoll descriptor, who is served in a progress; connections that we
- *                  make: their beginning and end; what we share, what peers share; which host this is
- *   mapped_flow.c  what goes over connections, those that we made and those that we accepted; frames
+ *   mapped.c       a node: its socket, its epoll descriptor, which links a progress serves; our
+ *                  connections: their beginning and end; what we share and what peers share; this host's
+ *                  identity
+ *   mapped_flow.c  frames on connections, those that we made and those that we accepted
  *
  * Objects with a socket end by mapped_link_end and are freed at the end of a progress: an event that
- * epoll has already reported may still name them. */
+ * epoll has already reported may still refer to them. */
 #ifndef CAIRN_FABRIC_MAPPED_H
 #define CAIRN_FABRIC_MAPPED_H
 
@@ -19,34 +20,34 @@
 
 /* ==== mapped frame ==== */
 
-/* The frames of the mapped fabric: one per message of a Unix SOCK_SEQPACKET connection, numbers as this host
- * has them (both ends are on it). Private to proto/fabric.
+/* The frames of the mapped fabric: one per message of a Unix SOCK_SEQPACKET connection, numbers in this
+ * host's byte order (both ends are on it). Private to proto/fabric.
  *
- *   who connects (sends messages)             who accepted (receives them)
+ *   connector (sends messages)                acceptor (receives them)
  *                                        <-   CHALLENGE  { nonce }
  *   HELLO { nonce, proof }               ->
  *                                        <-   WELCOME    { proof }
  *   REGION { slot, bytes, note } + fd    ->
  *   MESSAGE { serial, where } header ... ->
- *   BUNDLE { MESSAGE, MESSAGE, ... }     ->   what was sent in one turn, in order
+ *   BUNDLE { MESSAGE, MESSAGE, ... }     ->   the messages of one turn, in order
  *   REGION_GONE { slot }                 ->
  *                                        <-   RELEASE    { serials }
  *                                        <-   NO_IMPORTS, if it lacks room for memory of a card
  *
- * The proofs are HMAC-SHA-512-256 over both nonces, keyed with the 32 random bytes of the acceptor's address:
- * each shows that it knows the address, which only members have, without sending it to a stranger who took
- * the socket's name. A descriptor comes with REGION, one, and with nothing else: a
- * memfd, or of memory of a card what its driver exported. */
+ * The proofs are HMAC-SHA-512-256 over both nonces, keyed with the 32 random bytes of the acceptor's
+ * address: each shows that its sender knows the address, which only members have, without sending it to a
+ * stranger who took the socket's name. Only REGION carries a descriptor, exactly one: a memfd, or for
+ * memory of a card the handle that its driver exported. */
 
 enum {
-    FRAME_SLOTS = CAIRN_FABRIC_SLOTS_MAX, /* a slot is used again */
+    FRAME_SLOTS = CAIRN_FABRIC_SLOTS_MAX, /* slots are reused */
     FRAME_INLINE_MAX = 8192,              /* payloads up to here travel in their frame */
-    FRAME_REFER_MIN = 1024,               /* payloads from here on go by reference where they can */
-    FRAME_RELEASES_MAX = 128,             /* in one frame */
-    FRAME_BUNDLE_MAX = 256,               /* messages in one frame */
-    FRAME_KEY_BYTES = 32,                 /* as crypto_auth has them */
-    FRAME_NONCE_BYTES = 32,               /**/
-    FRAME_PROOF_BYTES = 32,               /**/
+    FRAME_REFER_MIN = 1024,    /* payloads from here on are sent by reference where possible */
+    FRAME_RELEASES_MAX = 128,  /* in one frame */
+    FRAME_BUNDLE_MAX = 256,    /* messages in one frame */
+    FRAME_KEY_BYTES = 32,      /* as in crypto_auth */
+    FRAME_NONCE_BYTES = 32,    /**/
+    FRAME_PROOF_BYTES = 32,    /**/
     FRAME_INLINE = UINT16_MAX, /* a message's slot: the payload is in the frame, or there is none */
 };
 static_assert(FRAME_SLOTS <= FRAME_INLINE, "a slot is never FRAME_INLINE");
@@ -60,8 +61,8 @@ enum frame_kind {
     FRAME_REGION_GONE = 5,
     FRAME_MESSAGE = 6,
     FRAME_RELEASE = 7,
-    FRAME_NO_IMPORTS = 8, /* a head: memory of cards is not taken any more */
-    FRAME_BUNDLE = 9,     /* a head; whole MESSAGE frames follow, each filled up to 8 bytes */
+    FRAME_NO_IMPORTS = 8, /* a head: memory of cards is not imported any more */
+    FRAME_BUNDLE = 9,     /* a head; complete MESSAGE frames follow, each padded to 8 bytes */
 };
 
 struct frame_head {
@@ -69,7 +70,7 @@ struct frame_head {
     uint32_t kind;
 };
 struct
-    frame_greeting { /* CHALLENGE (no proof), HELLO, WELCOME (no nonce): zero what is not there */
+    frame_greeting { /* CHALLENGE (no proof), HELLO, WELCOME (no nonce): a missing field is zero */
     struct frame_head head;
     uint8_t nonce[FRAME_NONCE_BYTES];
     uint8_t proof[FRAME_PROOF_BYTES];
@@ -77,7 +78,7 @@ struct
 enum frame_memory {
     FRAME_MEMORY_HOST = 0,
     FRAME_MEMORY_STAGING = 1, /* the sender's own copies of payloads, not shown to the owner */
-    FRAME_MEMORY_DEVICE = 2,  /* of the card of this UUID */
+    FRAME_MEMORY_DEVICE = 2,  /* memory of the card with this UUID */
 };
 struct frame_region {
     struct frame_head head;
@@ -93,9 +94,9 @@ struct frame_gone {
     uint16_t slot;
     uint16_t zero[3];
 };
-struct frame_message { /* header_bytes of header follow, then the payload if it is inline */
+struct frame_message { /* header_bytes of header follow, then an inline payload */
     struct frame_head head;
-    uint64_t serial; /* for RELEASE; 0 if inline, which is not released */
+    uint64_t serial; /* for RELEASE; 0 if inline, since an inline payload is not released */
     uint64_t offset; /* in the region */
     uint32_t payload_bytes;
     uint16_t header_bytes;
@@ -121,7 +122,7 @@ static_assert(offsetof(struct frame_message, slot) == 30, "wire format");
 static_assert(offsetof(struct frame_release, serials) == 8, "wire format");
 
 enum {
-    FRAME_BYTES_MAX = 64 << 10, /* of a bundle; of a message: */
+    FRAME_BYTES_MAX = 64 << 10, /* bytes of a bundle; those of a message: */
     FRAME_MESSAGE_BYTES_MAX = sizeof(struct frame_message) + CAIRN_FABRIC_HEADER_MAX +
                               FRAME_INLINE_MAX
 };
@@ -143,7 +144,7 @@ static inline size_t frame_filled(size_t bytes)
     return (bytes + 7) / 8 * 8;
 }
 
-/* The length of a MESSAGE, by its own numbers. */
+/* The length of a MESSAGE, computed from its own fields. */
 static inline size_t frame_message_bytes(const struct frame_message *message)
 {
     return sizeof *message + message->header_bytes +
@@ -155,10 +156,10 @@ static inline size_t frame_release_count(size_t bytes)
     return (bytes - sizeof(struct frame_head)) / sizeof(uint64_t);
 }
 
-/* Call it before the first of the following; again is harmless. False: there is no randomness. */
+/* Call it before the first of the following; repeated calls are harmless. False: there is no randomness. */
 bool frame_begin(void);
 void frame_random(void *bytes, size_t count);
-/* `by_acceptor`: the proof of WELCOME, which nobody can make of that of HELLO. */
+/* `by_acceptor`: makes the proof of WELCOME, which nobody can derive from that of HELLO. */
 void frame_prove(const uint8_t key[FRAME_KEY_BYTES], bool by_acceptor,
                  const uint8_t acceptor_nonce[FRAME_NONCE_BYTES],
                  const uint8_t connector_nonce[FRAME_NONCE_BYTES],
@@ -176,31 +177,31 @@ enum frame_fate frame_write_one(int socket, const void *frame, size_t bytes, int
 
 enum {
     MAPPED_CONNECTIONS_MAX = 8192, /* accepted */
-    /* accepted, and have not proved yet that they know our address: of users whom we know, and as many of
-     * others */
+    /* accepted connections that have not proved yet that they know our address: those of known users, and
+     * as many of other users */
     MAPPED_STRANGERS_MAX = 64,
-    MAPPED_USERS_MAX = 16,      /* that are known since one of theirs proved it; the oldest goes */
-    MAPPED_STRANGER_MS = 5000,  /* to do so */
-    MAPPED_RELEASES_MAX = 1024, /* that a peer does not take, before we stop reading its messages */
-    MAPPED_CONTROL_MAX = 8192,  /* REGION and REGION_GONE that a peer does not take */
+    MAPPED_USERS_MAX = 16,      /* users that a proof made known; the oldest is dropped */
+    MAPPED_STRANGER_MS = 5000,  /* the time for the proof */
+    MAPPED_RELEASES_MAX = 1024, /* that a peer has not taken, before we stop reading its messages */
+    MAPPED_CONTROL_MAX = 8192,  /* REGION and REGION_GONE that a peer has not taken */
     MAPPED_UNWILLING_MAX = 64,  /* peers that are known not to import any more */
-    MAPPED_ARENAS = 4,          /* of the staging area, in the first slots; 64 MiB in all, or */
+    MAPPED_ARENAS = 4,          /* in the staging area, in the first slots; 64 MiB in all, or */
     MAPPED_ARENA_BYTES = 16 << 20, /* as many times max_payload, if that is larger */
 };
 
 enum mapped_kind { MAPPED_LISTENER, MAPPED_TIMER, MAPPED_IN, MAPPED_OUT };
 
-/* First in everything that epoll knows. */
+/* The first member of every object that epoll knows. */
 struct mapped_link {
     enum mapped_kind kind;
     int fd;          /* owned; -1 once ended */
-    uint32_t events; /* that epoll watches; HUP always, while is_watched */
+    uint32_t events; /* the events that epoll watches; HUP always, while is_watched */
     bool is_watched;
     bool is_ended;
     struct mapped_link *next; /* fabric->ended */
 };
 
-/* Memory of ours as the wire knows it; outlives its region while frames of it are queued. */
+/* Memory of ours as peers know it; outlives its region while frames that refer to it are queued. */
 struct mapped_share {
     unsigned references;
     int fd; /* owned */
@@ -231,30 +232,30 @@ struct mapped_frame {
 };
 TAILQ_HEAD(mapped_frames, mapped_frame);
 
-/* Cards by UUID, as an address has them. */
+/* Cards by UUID, in the format of an address. */
 struct mapped_cards {
     uint32_t count; /* at most CAIRN_FABRIC_UUIDS_MAX */
     uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES];
 };
 
-/* A connection that we made. It outlives its peer while that has copies of ours unread. */
+/* A connection that we made. It outlives its peer while the other side still reads copies of ours. */
 struct mapped_out {
     struct mapped_link link;
     LIST_ENTRY(mapped_out) entry; /* fabric->outs */
     struct mapped_fabric *fabric;
-    struct fabric_peer *peer; /* NULL: closed, and lingers for releases */
+    struct fabric_peer *peer; /* NULL: closed, and the connection stays open for releases */
     bool is_welcome;          /* the handshake is over */
     bool is_lost;
     uint8_t key[FRAME_KEY_BYTES], challenge[FRAME_NONCE_BYTES], nonce[FRAME_NONCE_BYTES];
-    struct mapped_cards cards;    /* whose memory the peer imports */
-    struct mapped_frames queue;   /* for the socket, in order */
-    struct mapped_frames waiting; /* for room */
-    uint32_t control_count;       /* of queue: REGION and REGION_GONE */
-    uint32_t fresh_count;         /* of queue: put there since the last write, and not tried yet */
-    bool is_fresh;                /* in fabric->fresh: it has some */
+    struct mapped_cards cards;    /* the cards whose memory the peer imports */
+    struct mapped_frames queue;   /* waiting for the socket, in order */
+    struct mapped_frames waiting; /* waiting for room in the staging area */
+    uint32_t control_count;       /* REGION and REGION_GONE in queue */
+    uint32_t fresh_count;         /* frames in queue since the last write, not tried yet */
+    bool is_fresh;                /* in fabric->fresh: fresh_count is not 0 */
     TAILQ_ENTRY(mapped_out) fresh;
-    uint32_t staged_pages;   /* that it has not released */
-    uint32_t staged_written; /* messages with pages, told */
+    uint32_t staged_pages;   /* that the peer has not released */
+    uint32_t staged_written; /* messages with pages whose frame was written */
     struct fabric_flights flights;
     uint64_t shown[FRAME_SLOTS / 64]; /* bits: REGION is queued or written */
 };
@@ -264,26 +265,26 @@ struct mapped_peer {
     struct mapped_out *out;
 };
 
-/* A connection that we accepted. It outlives its socket while messages of it are held. */
+/* A connection that we accepted. It outlives its socket while its messages are held. */
 struct mapped_in {
     struct mapped_link link;
     LIST_ENTRY(mapped_in) entry; /* fabric->ins */
     struct mapped_fabric *fabric;
     bool is_proven, is_over; /* over: nothing more is read */
-    bool is_unknown;         /* in fabric->unknown: a stranger of a user whom we do not know */
-    uid_t user;              /* who connected; (uid_t)-1: the kernel does not say */
+    bool is_unknown;         /* in fabric->unknown: no proof yet, from a user we do not know */
+    uid_t user;              /* the connecting user; (uid_t)-1: the kernel does not say */
     TAILQ_ENTRY(mapped_in) unknown;
-    bool is_gone;      /* nor is anybody there to be released */
-    bool imports_none; /* it was told so: what it shows of cards is not mapped any more */
+    bool is_gone;      /* the peer is gone, too: nobody needs a release */
+    bool imports_none; /* we sent NO_IMPORTS: memory of cards that it shows is no longer mapped */
     bool is_dirty;     /* in fabric->dirty: has releases to write */
     TAILQ_ENTRY(mapped_in) dirty;
     uint64_t since_ms;
     uint8_t challenge[FRAME_NONCE_BYTES];
-    struct fabric_mapping **mappings; /* [slot_count], by slot; NULL: none there */
+    struct fabric_mapping **mappings; /* [slot_count], by slot; NULL: none in this slot */
     uint32_t slot_count;
     LIST_HEAD(, fabric_mapping) all; /* also those whose slot is empty again */
     uint64_t mapped_bytes;           /* of all */
-    uint32_t held;                   /* messages by reference, to be released */
+    uint32_t held;                   /* messages by reference that are still to be released */
     uint64_t *releases;              /* [release_capacity], not written yet; room for `held` more */
     uint32_t release_count, release_capacity;
 };
@@ -300,15 +301,16 @@ struct mapped_message {
 
 struct fabric_mapping {
     LIST_ENTRY(fabric_mapping) entry; /* in->all, while `in` is set */
-    unsigned references;              /* of its slot, its messages and its holders */
-    struct mapped_in *in; /* whose mapped_bytes it is part of; NULL once that is freed */
-    /* owned, [bytes], read-only; of a card: an address of `device`; NULL: it is read through `fd` */
+    unsigned references;              /* held by its slot, its messages and its holders */
+    struct mapped_in *in; /* whose mapped_bytes includes this mapping; NULL once `in` is freed */
+    /* owned, [bytes], read-only; of a card: an address of `device`; NULL: the memory is read through
+     * `fd` */
     void *memory;
     size_t bytes;
     const struct fabric_device *device;    /* borrowed: it imported this; NULL: host memory */
     uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* of the card */
-    int fd;                                /* owned; -1: it is_whole and mapped, or of a card */
-    /* every page is there, and for good: nobody can take one out of what is sealed so */
+    int fd;                                /* owned; -1: is_whole and mapped, or memory of a card */
+    /* every page exists, and stays: the seals forbid taking one out */
     bool is_whole;
     bool is_staging, is_shown;
     size_t note_bytes;
@@ -320,29 +322,29 @@ struct mapped_fabric {
     char host[CAIRN_FABRIC_HOST_BYTES]; /* which host this is, padded with NUL */
     char socket_path[108];              /* to be unlinked; "" if the name is abstract */
     uint8_t key[FRAME_KEY_BYTES];
-    struct mapped_cards cards; /* whose memory is imported */
-    /* peers that said NO_IMPORTS, whatever cards their addresses have */
+    struct mapped_cards cards; /* the cards whose memory we import */
+    /* peers that sent NO_IMPORTS, whatever cards their addresses name */
     struct {
-        /* of their addresses; the oldest goes */
+        /* the keys of their addresses; the oldest is replaced */
         uint8_t keys[MAPPED_UNWILLING_MAX][FRAME_KEY_BYTES];
-        uint32_t count; /* ever told */
+        uint32_t count; /* NO_IMPORTS recorded so far */
     } unwilling;
     struct mapped_link listener, timer;
     LIST_HEAD(, mapped_in) ins;
     LIST_HEAD(, mapped_out) outs;
     TAILQ_HEAD(, mapped_in) dirty;
-    TAILQ_HEAD(, mapped_out) fresh;  /* what was sent in this turn is written together at its end */
+    TAILQ_HEAD(, mapped_out) fresh; /* messages sent in this turn are written together at its end */
     TAILQ_HEAD(, mapped_in) unknown; /* [unknown_count], the oldest first */
     uint32_t in_count;
-    uint32_t stranger_count; /* of users whom we know: nobody is let in while there are too many */
-    uint32_t unknown_count;  /* of others: these push out each other, and hold up nobody */
+    uint32_t stranger_count; /* of known users: we accept nobody while there are too many */
+    uint32_t unknown_count;  /* of other users: these push out each other, and delay nobody else */
     struct {
         uid_t ids[MAPPED_USERS_MAX];
-        uint32_t count; /* ever known */
+        uint32_t count; /* users recorded so far */
     } users;
-    bool is_accepting, is_ticking, is_room; /* room: staging pages were given back */
-    bool has_told_unmapped;                 /* that memory of a peer is read by copies */
-    bool is_held_off; /* who connected is sent away, and nobody else is let in */
+    bool is_accepting, is_ticking, is_room; /* is_room: staging pages were given back */
+    bool has_told_unmapped; /* on_refused has said that memory of a peer is read by copies */
+    bool is_held_off;       /* accepted connections are ended, and no new ones are accepted */
     struct mapped_link *ended;
     struct mapped_frames spare;
 
@@ -351,8 +353,8 @@ struct mapped_fabric {
     uint32_t arena_pages; /* of each */
     uint32_t staged_pages;
 
-    struct checksum *sum; /* owned: of what is being received far */
-    union frame frame;    /* what was read last */
+    struct checksum *sum; /* owned: of the payload that is being received far */
+    union frame frame;    /* the frame that was read last */
 };
 
 static inline struct mapped_fabric *mapped_of(struct fabric *fabric)
@@ -365,21 +367,21 @@ struct mapped_address {
     char host[CAIRN_FABRIC_HOST_BYTES]; /* which host this is, padded with NUL */
     uint8_t key[FRAME_KEY_BYTES];
     uint32_t path_bytes;
-    char path[108]; /* as sun_path: begins with NUL if it is abstract */
+    char path[108]; /* as in sun_path: begins with NUL if it is abstract */
     struct mapped_cards cards;
 };
 static_assert(sizeof(struct mapped_address) == 340, "wire format");
 static_assert(offsetof(struct mapped_address, cards) == 208, "wire format");
 void mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events);
 void mapped_link_unwatch(struct mapped_fabric *fabric, struct mapped_link *link);
-/* Closes the socket; the object around it is freed at the end of this progress or of the next. */
+/* Closes the socket; the object around the link is freed at the end of this progress or of the next. */
 void mapped_link_end(struct mapped_fabric *fabric, struct mapped_link *link);
 uint64_t mapped_now_ms(void);
 
 /* mapped.c */
 bool mapped_imports(const struct fabric_peer *peer, const uint8_t *uuid);
 void mapped_out_end(struct mapped_out *out);
-/* It takes no memory of cards any more, now and when it is connected again. */
+/* Records that the peer imports no memory of cards any more, now and after a new connection. */
 void mapped_import_none(struct mapped_out *out);
 
 /* mapped_flow.c */
@@ -387,10 +389,9 @@ cairn_status mapped_send(struct fabric_peer *peer, struct fabric_op *op, const v
 cairn_status mapped_region_show(struct fabric_region *region, struct fabric_peer *peer);
 void mapped_take_back(struct mapped_out *out, uint16_t slot); /* REGION_GONE, if it was shown */
 unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events);
-unsigned
-mapped_out_write(struct mapped_out *out); /* what waits for the socket; not fresh any more */
+unsigned mapped_out_write(struct mapped_out *out); /* the queue; `out` is not fresh any more */
 unsigned mapped_out_stage_waiting(struct mapped_out *out);
-/* Gives a frame back that was written or never will be. */
+/* Gives back a frame that was written or never will be. */
 void mapped_frame_put(struct mapped_out *out, struct mapped_frame *frame);
 void mapped_in_accept(struct mapped_fabric *fabric, int fd);
 unsigned mapped_in_on_event(struct mapped_in *in, uint32_t events);
@@ -405,26 +406,27 @@ const char *mapped_message_path(const struct fabric_message *message);
 /* mapped.c */
 enum { MAPPED_PAGE = 4096 };
 void mapped_share_release(struct mapped_share *share);
-/* Room for a copy of `bytes` for a peer that has `own_pages` of it: CAIRN_ERR_BUSY if it has to wait. */
+/* Reserves room for a copy of `bytes` for a peer that has `own_pages`: CAIRN_ERR_BUSY if the copy has to
+ * wait. */
 CAIRN_MUST_CHECK cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages,
                                            size_t bytes, struct fabric_pages *pages_out);
 uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages pages);
 void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages);
-/* Judges the descriptor, which is used up in any case, and maps it. Memory of a card for which there is no
- * room, or whose card has failed, becomes a mapping of 0 bytes, and the peer is told. */
+/* Validates the descriptor, which is consumed in any case, and maps it. Memory of a card becomes a mapping
+ * of 0 bytes if there is no room for it or the card has failed, and the peer is told. */
 CAIRN_MUST_CHECK cairn_status mapped_mapping_open(struct mapped_in *in,
                                                   const struct frame_region *frame, int fd,
                                                   struct fabric_mapping **mapping_out);
-/* From now on maps no memory of cards that the peer shows, and tells the peer so. `why` goes to
+/* From now on maps no memory of cards that the peer shows, and tells the peer so. `why` is passed to
  * options.on_refused. */
 void mapped_import_none_of(struct mapped_in *in, const char *why);
-/* Copies out of memory that is not mapped. False: the kernel does not give it. */
+/* Copies from memory that is not mapped. False: the kernel cannot supply it. */
 bool mapped_mapping_copy(const struct fabric_mapping *mapping, uint64_t offset, void *to,
                          size_t bytes);
-/* True: every page of these bytes is there, so reading them takes no memory and cannot fail for
- * want of it. */
+/* True: every page of these bytes exists, so reading them takes no memory and cannot fail for
+ * lack of it. */
 bool mapped_mapping_has(const struct fabric_mapping *mapping, uint64_t offset, size_t bytes);
-/* The peer took it back or is gone; its slot's reference is given up. */
+/* The peer withdrew the mapping or is gone; gives up the reference of its slot. */
 void mapped_mapping_end(struct fabric_mapping *mapping);
 
 #endif

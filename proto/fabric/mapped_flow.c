@@ -14,7 +14,7 @@
 
 /* ==== mapped frame ==== */
 
-/* Frames of the mapped fabric: judged, proved, read and written. */
+/* Frames of the mapped fabric: validated, proved, read and written. */
 
 enum { MAGIC = 0x32504d43 }; /* "CMP2": another number is another version */
 
@@ -32,7 +32,7 @@ static bool is_region(const struct frame_region *frame, size_t bytes)
            frame->memory <= FRAME_MEMORY_DEVICE && frame->note_bytes <= CAIRN_FABRIC_NOTE_MAX;
 }
 
-/* It is one that the bytes have room for. */
+/* True: the bytes are long enough for this message. */
 static bool is_message_in(const struct frame_message *frame, size_t bytes)
 {
     if (bytes < sizeof *frame) return false;
@@ -43,8 +43,8 @@ static bool is_message_in(const struct frame_message *frame, size_t bytes)
     return bytes >= frame_message_bytes(frame);
 }
 
-/* The message of a bundle that begins at `at`, which moves to where the next one begins; NULL: no
- * whole message begins there. A bundle is sound if its messages fill it exactly, up to its
+/* Returns the message of a bundle that begins at `at`, and advances `at` to the next message; NULL: no
+ * complete message begins there. A bundle is valid if its messages fill it exactly, up to its
  * `bytes`. */
 static const struct frame_message *frame_bundled(const union frame *frame, size_t bytes, size_t *at)
 {
@@ -69,7 +69,7 @@ static bool is_release(size_t bytes)
     return serials > 0 && serials % sizeof(uint64_t) == 0 && bytes <= sizeof(struct frame_release);
 }
 
-/* Judges bytes: returns the kind of a whole frame whose numbers agree with its length and with the
+/* Validates bytes: returns the kind of a complete frame whose fields agree with its length and with the
  * limits above, or FRAME_MALFORMED. Only its connection knows the meaning of a slot or a serial. */
 static enum frame_kind frame_judge(const union frame *frame, size_t bytes)
 {
@@ -148,8 +148,8 @@ union one_fd {
     char bytes[CMSG_SPACE(sizeof(int))];
 };
 
-/* The room is for one descriptor on purpose: the kernel closes what does not fit and says MSG_CTRUNC. Two
- * would fit into its padding on some machines: then both are in the length. */
+/* The buffer has room for one descriptor on purpose: the kernel closes descriptors that do not fit and sets
+ * MSG_CTRUNC. On some machines two fit into its padding: then the length shows both. */
 static int take_fd(struct msghdr *message, bool *is_one_out)
 {
     struct cmsghdr *control = CMSG_FIRSTHDR(message);
@@ -167,9 +167,9 @@ static int take_fd(struct msghdr *message, bool *is_one_out)
     return fd;
 }
 
-/* One frame of a non-blocking socket. Returns its length; 0: the other end is gone; -1: nothing there.
- * *fd_out: a descriptor that came along, the caller's, or -1. *is_whole_out: false if it was longer than
- * any frame or brought more than one descriptor. */
+/* Reads one frame from a non-blocking socket. Returns its length; 0: the other end is gone; -1: nothing
+ * arrived. *fd_out: the descriptor of the frame, which the caller owns, or -1. *is_whole_out: false if the
+ * frame was longer than any valid frame or had more than one descriptor. */
 static long frame_read(int socket, union frame *frame, int *fd_out, bool *is_whole_out)
 {
     union one_fd control;
@@ -178,7 +178,7 @@ static long frame_read(int socket, union frame *frame, int *fd_out, bool *is_who
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control
     };
     ssize_t count;
-    // ECONNRESET is told once, before what the other end sent last: it closed with something unread.
+    // ECONNRESET is reported once, before the last data of the other end, which closed with data unread.
     do count = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (count < 0 && (errno == EINTR || errno == ECONNRESET));
     *fd_out = -1;
@@ -189,7 +189,7 @@ static long frame_read(int socket, union frame *frame, int *fd_out, bool *is_who
     return count;
 }
 
-/* `fd` -1: none goes along. */
+/* `fd` -1: the frame carries none. */
 static enum frame_fate frame_write(int socket, const struct iovec *parts, size_t count, int fd)
 {
     union one_fd control = { .bytes = { 0 } };
@@ -206,8 +206,8 @@ static enum frame_fate frame_write(int socket, const struct iovec *parts, size_t
     ssize_t sent;
     do sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    if (sent >= 0) return FRAME_WRITTEN; // a SOCK_SEQPACKET message goes whole
-    // ETOOMANYREFS: too many descriptors under way; the receiver takes some out.
+    if (sent >= 0) return FRAME_WRITTEN; // a SOCK_SEQPACKET message is sent completely
+    // ETOOMANYREFS: too many descriptors under way; the receiver will take some out.
     return errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM ? FRAME_LATER : FRAME_NOBODY;
 }
 
@@ -219,7 +219,7 @@ enum frame_fate frame_write_one(int socket, const void *frame, size_t bytes, int
 
 /* ==== mapped out ==== */
 
-/* Connections that we made: our messages leave by them, releases come back. */
+/* Connections that we made: we send messages on them, and receive releases. */
 
 enum { OUT_FRAMES_PER_TURN = 64, FRESH_MAX = 64 };
 
@@ -276,11 +276,11 @@ static enum frame_fate write_message(struct mapped_out *out, const struct mapped
 {
     struct iovec parts[PARTS_OF_MESSAGE];
     size_t count = add_parts(frame, parts);
-    if (frame_message_bytes(&frame->message) % 8 != 0) count--; // alone it is not filled up
+    if (frame_message_bytes(&frame->message) % 8 != 0) count--; // alone it needs no padding
     return frame_write(out->link.fd, parts, count, -1);
 }
 
-/* As many messages as stand at the head of the queue and fit into one datagram. */
+/* Writes as many messages from the head of the queue as fit into one datagram. */
 static enum frame_fate write_messages(struct mapped_out *out, uint32_t *count_out)
 {
     const struct frame_head head = frame_head(FRAME_BUNDLE);
@@ -300,7 +300,7 @@ static enum frame_fate write_messages(struct mapped_out *out, uint32_t *count_ou
     return frame_write(out->link.fd, parts, part_count, -1);
 }
 
-/* Writes the frame at the head of the queue, or several messages from there. */
+/* Writes the frame at the head of the queue, or several messages from there on. */
 static enum frame_fate write_frames(struct mapped_out *out, uint32_t *count_out)
 {
     const struct mapped_frame *frame = TAILQ_FIRST(&out->queue);
@@ -314,7 +314,7 @@ static enum frame_fate write_frames(struct mapped_out *out, uint32_t *count_out)
 }
 
 /* Bytes that were carried or copied are the caller's again; bytes that the peer reads in place are
- * so only once it releases them. */
+ * the caller's only once the peer releases them. */
 static void message_written(struct mapped_out *out, struct mapped_frame *frame)
 {
     struct fabric_flight *flight = NULL;
@@ -361,8 +361,8 @@ unsigned mapped_out_write(struct mapped_out *out)
     return count;
 }
 
-/* Written at the end of the turn with what else is sent in it, or when there is much. Behind what the socket
- * does not take it waits for that. */
+/* Queues a frame, to be written at the end of the turn with the other frames of the turn, or earlier if
+ * there are many. Behind frames that the socket does not take it waits for the socket. */
 static void enqueue(struct mapped_out *out, struct mapped_frame *frame)
 {
     const bool is_stuck = !out->is_fresh && !TAILQ_EMPTY(&out->queue);
@@ -395,13 +395,13 @@ static cairn_status show_share(struct mapped_out *out, struct mapped_share *shar
     return CAIRN_OK;
 }
 
-/* One for each REGION that was accepted, so that it needs no bound of its own. Without memory for it the
- * connection ends: the slot must not come to mean two things. */
+/* Queues one REGION_GONE for each REGION that was accepted, so it needs no bound of its own. Without memory
+ * for it the connection ends: the slot must not get two meanings. */
 void mapped_take_back(struct mapped_out *out, uint16_t slot)
 {
     if ((out->shown[slot / 64] & bit_of(slot)) == 0) return;
     out->shown[slot / 64] &= ~bit_of(slot);
-    if (out->is_lost || out->peer == NULL) return; // it will hear of the end
+    if (out->is_lost || out->peer == NULL) return; // the end of the connection tells the peer
     struct mapped_frame *frame = frame_get(out->fabric, FRAME_REGION_GONE);
     if (frame == NULL) {
         lose_out(out);
@@ -413,7 +413,7 @@ void mapped_take_back(struct mapped_out *out, uint16_t slot)
 
 cairn_status mapped_region_show(struct fabric_region *region, struct fabric_peer *peer)
 {
-    if (peer->fabric != region->fabric) return CAIRN_OK; // one of "auto" that does not map
+    if (peer->fabric != region->fabric) return CAIRN_OK; // a peer of "auto" that does not map
     if (region->is_device && !mapped_imports(peer, region->uuid)) return CAIRN_OK;
     return show_share(((struct mapped_peer *)peer)->out, ((struct mapped_region *)region)->share);
 }
@@ -497,7 +497,7 @@ cairn_status mapped_send(struct fabric_peer *peer, struct fabric_op *op, const v
     return status;
 }
 
-/* Somebody released pages. A message whose turn it is and that finds no memory at all ends here. */
+/* Called when pages were released. A message whose turn it is ends here if there is no memory at all. */
 unsigned mapped_out_stage_waiting(struct mapped_out *out)
 {
     struct mapped_frame *frame;
@@ -517,7 +517,7 @@ unsigned mapped_out_stage_waiting(struct mapped_out *out)
     return count;
 }
 
-/* -- what comes back ---------------------------------------------------------------------------- */
+/* -- answers ------------------------------------------------------------------------------------ */
 
 static void release_out(struct mapped_out *out, struct fabric_flight *flight)
 {
@@ -591,14 +591,14 @@ unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events)
 
 /* ==== mapped in ==== */
 
-/* Connections that we accepted: messages of peers come by them, our releases leave.
+/* Connections that we accepted: peers send messages on them, and we send releases.
  *
- * Whatever is wrong with a frame ends its connection, and nothing else. Messages that are held stay readable
- * then, and the socket stays open, unread, until they are dropped: a sender that hears of the end
- * uses its memory again. */
+ * Any fault in a frame ends its connection, and nothing else. Held messages stay readable
+ * then, and the socket stays open, unread, until they are dropped: a sender that sees the end
+ * reuses its memory. */
 
 enum { IN_FRAMES_PER_TURN = 16 };
-/* Half of the smallest first cache that there is. */
+/* Half of the smallest first-level cache in use. */
 #define FAR_BLOCK ((size_t)16 << 10)
 
 /* -- strangers ---------------------------------------------------------------------------------- */
@@ -610,7 +610,7 @@ static uid_t user_of(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 ? who.uid : (uid_t)-1;
 }
 
-/* Members are of our own user, of root, or of one of whom a member was here. */
+/* True: members run as our own user, as root, or as a user who had a member here before. */
 static bool is_known(const struct mapped_fabric *fabric, uid_t user)
 {
     if (user == geteuid() || user == 0) return true;
@@ -619,7 +619,7 @@ static bool is_known(const struct mapped_fabric *fabric, uid_t user)
     return false;
 }
 
-/* Neither does it take a place of strangers any more. */
+/* The connection is not a stranger any more: it no longer counts among the strangers. */
 static void leave_strangers(struct mapped_in *in)
 {
     struct mapped_fabric *fabric = in->fabric;
@@ -653,8 +653,8 @@ static uint32_t count_of_user(const struct mapped_fabric *fabric, uid_t user)
     return count;
 }
 
-/* Closes the oldest connection of the user who has most of the unknown ones: a crowd pushes out its
- * own. */
+/* Closes the oldest connection of the user who has most of the unknown ones: a crowd pushes out only its
+ * own connections. */
 static void push_one_out(struct mapped_fabric *fabric)
 {
     struct mapped_in *in, *out = NULL;
@@ -688,7 +688,7 @@ static void in_free(struct mapped_in *in)
 {
     struct mapped_fabric *fabric = in->fabric;
     struct fabric_mapping *mapping;
-    while ((mapping = LIST_FIRST(&in->all)) != NULL) { // somebody holds it
+    while ((mapping = LIST_FIRST(&in->all)) != NULL) { // the owner still holds it
         LIST_REMOVE(mapping, entry);
         mapping->in = NULL;
     }
@@ -711,7 +711,7 @@ static void end_mappings(struct mapped_in *in)
     in->slot_count = 0;
 }
 
-/* Nothing more is read. HUP, which is always told, says that the other end is closed, too. */
+/* Reads nothing more. HUP, which epoll always reports, then says that the other end is closed, too. */
 static void finish_in(struct mapped_in *in)
 {
     if (in->is_over) return;
@@ -777,11 +777,11 @@ void mapped_in_flush(struct mapped_in *in)
     if (fate == FRAME_NOBODY) in->release_count = 0;
     if (in->is_over && in->held == 0 && in->release_count == 0)
         in_free(in);
-    else if (fate != FRAME_NOBODY) // the end of that one is told by a read
+    else if (fate != FRAME_NOBODY) // otherwise a read reports the end of the connection
         watch_in(in, fate == FRAME_LATER);
 }
 
-/* Room for the release of one more message, before it is held. */
+/* Reserves room for the release of one more message, before it is held. */
 static bool reserve_release(struct mapped_in *in)
 {
     const uint32_t needed = in->release_count + in->held + 1;
@@ -835,8 +835,8 @@ void mapped_drop(struct fabric_message *message)
     let_go((struct mapped_message *)message);
 }
 
-/* A sender ends its connection before its owner may touch the memory again: if it is there after the
- * copy, the copy is whole. Copies of its own (staging) it keeps until they are released. */
+/* A sender ends its connection before its owner may touch the memory again: if the connection exists after
+ * the copy, the copy is intact. The sender keeps copies of its own (staging) until they are released. */
 static bool is_whole(const struct mapped_message *message)
 {
     if (message->in == NULL || message->mapping->is_staging) return true;
@@ -844,7 +844,7 @@ static bool is_whole(const struct mapped_message *message)
     return poll(&end, 1, 0) == 0;
 }
 
-/* A block is summed, and then written from the first cache: each line is read once from memory. */
+/* Sums a block, and then writes it from the first-level cache: each line is read once from memory. */
 static void copy_far(struct mapped_fabric *fabric, struct fabric_op *op, uint8_t *to,
                      const uint8_t *from)
 {
@@ -865,7 +865,7 @@ void mapped_receive(struct fabric_message *common, struct fabric_op *op, void *b
     cairn_status status = CAIRN_OK;
     if (device != NULL)
         status = device->copy(device->context, buffer, message->view, common->payload_bytes);
-    else if (message->view == NULL) // its sum, if it is wanted, is fabric.c's to make
+    else if (message->view == NULL) // fabric.c computes its checksum, if it is wanted
         status = mapped_mapping_copy(message->mapping, message->offset, buffer,
                                      common->payload_bytes)
                      ? CAIRN_OK
@@ -884,8 +884,8 @@ void mapped_receive(struct fabric_message *common, struct fabric_op *op, void *b
     refuse_in(unread);
 }
 
-/* False: no memory for it. A message that is dropped would be awaited for good; the end of the connection
- * makes both sides ask again. */
+/* False: no memory for the message. Its sender would wait for a dropped message for ever; the end of the
+ * connection makes both sides ask again. */
 static bool offer_inline(struct mapped_in *in, const struct frame_message *frame)
 {
     struct fabric *fabric = &in->fabric->common;
@@ -913,7 +913,7 @@ static bool offer_inline(struct mapped_in *in, const struct frame_message *frame
     return true;
 }
 
-/* Likewise. */
+/* The same for a message by reference. */
 static bool offer_reference(struct mapped_in *in, const struct frame_message *frame,
                             struct fabric_mapping *mapping)
 {
@@ -957,7 +957,7 @@ static bool on_message(struct mapped_in *in, const struct frame_message *frame)
     return offer_reference(in, frame, mapping);
 }
 
-/* Whoever is told of one message may end the connection: the others are not told then. */
+/* The owner may end the connection when it is shown one message: then the others are not shown. */
 static bool on_bundle(struct mapped_in *in, const union frame *frame, size_t bytes)
 {
     const struct frame_message *message;
@@ -969,7 +969,7 @@ static bool on_bundle(struct mapped_in *in, const union frame *frame, size_t byt
 
 /* -- regions ------------------------------------------------------------------------------------ */
 
-/* Uses the descriptor up. */
+/* Consumes the descriptor. */
 static bool on_region(struct mapped_in *in, const struct frame_region *frame, int fd)
 {
     const struct fabric_options *options = &in->fabric->common.options;
@@ -1012,7 +1012,7 @@ static bool on_hello(struct mapped_in *in, const struct frame_greeting *hello)
     return frame_write_one(in->link.fd, &welcome, sizeof welcome, -1) == FRAME_WRITTEN;
 }
 
-/* A stranger may say HELLO and nothing else; a descriptor comes with REGION and nothing else. */
+/* A stranger may send HELLO and nothing else; a descriptor may arrive with REGION and nothing else. */
 static bool on_frame_in(struct mapped_in *in, const union frame *frame, size_t bytes, int fd)
 {
     const enum frame_kind kind = frame_judge(frame, bytes);
@@ -1049,7 +1049,7 @@ unsigned mapped_in_on_event(struct mapped_in *in, uint32_t events)
     unsigned count = 0;
     if (in->is_over && (events & (EPOLLHUP | EPOLLERR)) != 0) {
         in->is_gone = true;
-        mapped_link_unwatch(in->fabric, &in->link); // held messages stay
+        mapped_link_unwatch(in->fabric, &in->link); // held messages stay readable
         in->release_count = 0;
     }
     if (in->is_over || (events & EPOLLOUT) != 0) {

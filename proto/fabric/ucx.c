@@ -1,4 +1,4 @@
-/* The ucx fabric: the only door to UCX (with its ucx_*.c). One context and one worker per fabric,
+/* The ucx fabric: the only files that call UCX (with ucx_*.c). One context and one worker per fabric,
  * endpoints from worker addresses with peer-failure handling, never a ucp_listener: its port aborts
  * the process on garbage. */
 #include "proto/fabric/ucx.h"
@@ -43,12 +43,12 @@ cairn_status ucx_status(ucs_status_t status)
 
 /* ==== ucx socket ==== */
 
-/* The TCP sockets of UCX, which UCX shows to nobody: found among our descriptors, by whom they are connected
- * to.
+/* The TCP sockets of UCX, which UCX does not expose: we find them among our descriptors by the address that
+ * they are connected to.
  *
  * Two things are done to them. A connection ends when its peer acknowledges nothing for too long: a
- * node that vanished without a word (power, cable) tells nobody, and the kernel would try for a
- * quarter of an hour. And a connection that we end is shut down: its endpoint must not be closed
+ * node that vanished silently (power, cable) sends no notice, and the kernel would retry for a
+ * quarter of an hour. And we shut down a connection that we end: its endpoint must not be closed
  * (ucx_link.c). */
 
 enum { NEW_MAX = 16 }; /* descriptors that other threads may open in the meantime */
@@ -67,7 +67,8 @@ static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_stor
            memcmp(&one->sin6_addr, &other->sin6_addr, sizeof one->sin6_addr) == 0;
 }
 
-/* The kernel knows the peer of a connection that has ended, too, until its owner closes it. */
+/* The kernel knows the peer of a connection that has ended, too, until the owner of the socket closes
+ * it. */
 static bool is_over(int fd)
 {
     struct tcp_info info;
@@ -76,8 +77,8 @@ static bool is_over(int fd)
            info.tcpi_state == TCP_CLOSE;
 }
 
-/* Also while it connects: then getpeername does not know yet where to (UCX from 1.14 on waits for no
- * connection). */
+/* True also while the socket connects: getpeername does not know the peer yet (UCX from 1.14 on does not
+ * wait for the connection). */
 static bool leads_to(int fd, const struct sockaddr_storage *listener)
 {
     struct sockaddr_storage there;
@@ -113,7 +114,7 @@ in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, uns
     return 0;
 }
 
-/* Unsent bytes are of no use: the peer is to hear of the end at once (RST), not after them. */
+/* Drops unsent bytes: the peer must see the end at once (RST), not after them. */
 static void shut(int fd)
 {
     const struct linger none = { .l_onoff = 1, .l_linger = 0 };
@@ -121,7 +122,7 @@ static void shut(int fd)
     (void)shutdown(fd, SHUT_RDWR);
 }
 
-/* Accepted where we listen, from that port. */
+/* True: the connection was accepted on our port, and comes from that port of the listener's host. */
 static bool comes_from(const struct ucx_fabric *ucx, int fd,
                        const struct sockaddr_storage *listener, in_port_t port)
 {
@@ -163,8 +164,8 @@ bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage
  *   #                 lane[0]:  0:tcp/lo.0 md[0]           -> md[0]/tcp/sysdev[255] am am_bw#0 wireup
  *   #                 lane[1]:  4:rc_mlx5/mlx5_0:1.0 md[4] -> md[4]/ib/sysdev[1] rma_bw#0 rma#0
  *
- * index, resource, transport/device, memory domains, uses. It is text for people: what is not understood
- * counts as no native lane, and then messages go as they always did. */
+ * index, resource, transport/device, memory domains, uses. It is text for people: text that is not
+ * understood counts as no native lane, and then payloads are sent in messages. */
 
 bool ucx_transport_is_native(const char *name)
 {
@@ -176,7 +177,7 @@ bool ucx_transport_is_native(const char *name)
     return false;
 }
 
-/* The transport of a line behind its "lane["; false: it is no such line. */
+/* Reads the transport from a line behind its "lane["; false: it is no such line. */
 static bool read_transport(const char *line, const char *end, char *name_out, size_t name_bytes)
 {
     const char *at = memchr(line, ']', (size_t)(end - line));
@@ -216,10 +217,10 @@ bool ucx_lanes_are_native(const char *text)
 
 /* ==== ucx settings ==== */
 
-/* How Cairn runs UCX. The settings that the measurements of this project forced, each with its reason;
- * README.md says which of the environment's UCX_* still count. */
+/* How Cairn runs UCX: the settings that the measurements of this project made necessary, each with its
+ * reason; README.md says which of the environment's UCX_* still count. */
 
-/* -- what depends on the version of UCX that runs (not on the one that we were compiled with) ------ */
+/* -- what depends on the version of UCX at run time (not the one that we were compiled with) -------- */
 
 static bool ucx_is_older_than(unsigned major_wanted, unsigned minor_wanted)
 {
@@ -228,9 +229,10 @@ static bool ucx_is_older_than(unsigned major_wanted, unsigned minor_wanted)
     return major < major_wanted || (major == major_wanted && minor < minor_wanted);
 }
 
-/* A connect() that is not waited for. Without it UCX aborts when the peer resets the connection while it is
- * being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). With it 1.12 and 1.13 abort at least as
- * often, when a peer goes down with an answer to it under way (ucp_request.c: got REP message). */
+/* True: connect() does not make us wait. A UCX that waits aborts when the peer resets the connection while
+ * it is being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). Without waiting 1.12 and 1.13
+ * abort at least as often, when a peer goes down with an answer to it under way (ucp_request.c: got REP
+ * message). */
 bool ucx_connects_on_its_own(void)
 {
     return !ucx_is_older_than(1, 14);
@@ -238,24 +240,24 @@ bool ucx_connects_on_its_own(void)
 
 /* -- settings ----------------------------------------------------------------------------------- */
 
-/* Values that do not depend on options. They win over the environment: a forgotten UCX_* in a job
+/* Values that do not depend on options. They override the environment: a forgotten UCX_* in a job
  * script must not change how a cluster behaves. */
 static const struct {
     const char *name, *value;
 } settings[] = {
-    { "RX_MPOOL_SIZES", "64,1k,64k" }, // else a payload of 2k that is held takes a segment
+    { "RX_MPOOL_SIZES", "64,1k,64k" }, // else a held payload of 2k takes a segment
     { "RNDV_THRESH", "32k" },          // larger payloads wait at their sender, not in our pools
     { "RNDV_SCHEME", "auto" },         //
     { "PROTO_ENABLE", "n" },           // 1.13: a fifth of the speed when on
-    { "HANDLE_ERRORS", "none" },       // no backtraces, no freezing: we may be a guest in a trainer
+    { "HANDLE_ERRORS", "none" },       // no backtraces, no freezing: we may run inside a trainer
     { "WARN_UNUSED_ENV_VARS", "n" },   // another UCX version's variable is not our user's problem
 }, settings_of_tcp[] = {
-    // A tenth more than with 64k, more than twice as much as with 8k, the default. A connection has
-    // one while it is in the middle of a message. All nodes must have the same: see auto.c.
+    // A tenth faster than with 64k, more than twice as fast as with 8k, the default. A connection uses
+    // one segment while it is in the middle of a message. All nodes must have the same: see auto.c.
     { "TX_SEG_SIZE", "256k" },
     { "RX_SEG_SIZE", "256k" },
-    // One event at a time: the second of two may be of a connection that the first one ended (a killed
-    // peer has two to us), which aborts (1.13, tcp_iface.c:307) or reads freed memory.
+    // One event at a time: the second of two events may be of a connection that the first one ended (a
+    // killed peer has two to us), which aborts (1.13, tcp_iface.c:307) or reads freed memory.
     { "MAX_POLL", "1" },
 };
 
@@ -264,8 +266,7 @@ static const char *or_default(const char *value, const char *fallback)
     return value != NULL && value[0] != '\0' ? value : fallback;
 }
 
-/* The network devices and transports of the options, or the defaults where the options name
- * none. */
+/* Returns the network devices of the options, or the default where the options name none. */
 static const char *ucx_devices(const struct fabric_options *options)
 {
     return or_default(options->net_devices, "lo");
@@ -278,7 +279,7 @@ static const char *ucx_transports(const struct fabric_options *options)
 
 /* ---- signals ---- */
 
-/* Only UCX's own: the host may have put its handler there since. */
+/* True only for a handler of UCX's own: the host may have installed its handler since. */
 static bool handler_is_of_ucx(int signum)
 {
     struct sigaction action;
@@ -298,9 +299,10 @@ static bool handler_is_of_ucx(int signum)
            where.dli_fbase == ucx.dli_fbase;
 }
 
-/* UCX installs handlers when it is loaded, before main: of crashes, and of SIGHUP, which its handler survives
- * (UCX_HANDLE_ERRORS, UCX_DEBUG_SIGNO). The signals of a process are its own, so they are given back as they
- * were before, as soon as UCX is there: its constructor runs before those of whoever is linked with it. */
+/* UCX installs handlers when it is loaded, before main: for crashes, and for SIGHUP, which its handler
+ * survives (UCX_HANDLE_ERRORS, UCX_DEBUG_SIGNO). The signals of a process are its own, so we restore them
+ * as soon as UCX is loaded: UCX's constructor runs before the constructors of programs that are linked with
+ * it. */
 __attribute__((constructor)) static void give_signals_back(void)
 {
     for (int signum = 1; signum <= SIGRTMAX; signum++)
@@ -312,14 +314,15 @@ __attribute__((constructor)) static void give_signals_back(void)
 static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const char *value)
 {
     char full[64];
-    // Before 1.17 the settings of a transport must not have its prefix, and then must: others are unused.
+    // Before 1.17 the settings of a transport must not have its prefix, from then on they must: otherwise
+    // they stay unused.
     snprintf(full, sizeof full, "%s%s", ucx_is_older_than(1, 17) ? "" : "TCP_", name);
     return ucp_config_modify(config, full, value);
 }
 
-/* A connect() that is waited for holds the loop up: so for 3 s where nothing answers, not for 127, if it
- * comes to that in spite of the asking (ucx reach). The tries are written as 8 bytes into the 4
- * that UCX 1.12 and 1.13 have for them: what is behind is said again. */
+/* A connect() that waits blocks the loop: so it waits 3 s where nothing answers, not 127, if UCX connects
+ * in spite of our test (ucx reach). UCX writes the number of tries as 8 bytes into the 4 that 1.12 and 1.13
+ * have for it: so the setting behind it is set again. */
 static ucs_status_t give_up_connecting(ucp_config_t *config)
 {
     const ucs_status_t status = set_of_tcp(config, "SYN_CNT", "1");
@@ -337,7 +340,7 @@ static ucs_status_t apply_fixed(ucp_config_t *config)
     return status;
 }
 
-/* cuda_copy: without it UCX knows no memory of cards, and looks at nothing for what it may be. */
+/* cuda_copy: without it UCX knows no memory of cards, and never checks the type of an address. */
 static ucs_status_t set_transports(ucp_config_t *config, const char *transports, bool has_cuda)
 {
     char with_cuda[512];
@@ -359,21 +362,22 @@ static ucs_status_t apply(ucp_config_t *config, const struct fabric_options *opt
     if (status == UCS_OK)
         status = set_of_tcp(config, "CONN_NB", ucx_connects_on_its_own() ? "y" : "n");
     if (status == UCS_OK && !ucx_connects_on_its_own()) status = give_up_connecting(config);
-    // A segment of ours instead of writev() out of the payload: uct_tcp_ep_sendv() ends a send twice,
-    // and aborts, when its peer is killed just then (1.12 to 1.18, uct_iface.h: comp->count > 0).
+    // A segment of ours instead of writev() from the payload: uct_tcp_ep_sendv() ends a send twice,
+    // and aborts, if its peer is killed just then (1.12 to 1.18, uct_iface.h: comp->count > 0).
     if (status == UCS_OK && is_tcp) status = ucp_config_modify(config, "ZCOPY_THRESH", "inf");
-    // The cache of registered memory listens to every munmap of the process. TCP registers nothing.
-    // UCX 1.18 without it crashes when an endpoint is closed with a rendezvous under way (seen); not 1.13.
+    // The cache of registered memory hooks every munmap of the process. TCP registers nothing.
+    // UCX 1.18 without it crashes if an endpoint is closed with a rendezvous under way (seen); 1.13 does
+    // not.
     if (status == UCS_OK && options->transports == NULL && ucx_is_older_than(1, 14))
         status = ucp_config_modify(config, "RCACHE_ENABLE", "n");
-    // A peer that is gone is an "error" to UCX, with wrong advice, on stdout. We say it in our words.
+    // UCX logs a peer that is gone as an "error", with wrong advice, on stdout. We report it ourselves.
     if (status == UCS_OK && getenv("UCX_LOG_LEVEL") == NULL)
         status = ucp_config_modify(config, "LOG_LEVEL", "fatal");
     return status;
 }
 
-/* Opens one context with our settings, whatever the environment says; with UCX's part for CUDA, if that is
- * there, for has_cuda. */
+/* Opens one context with our settings, whatever the environment says; for has_cuda with UCX's part for
+ * CUDA, if it exists. */
 static cairn_status ucx_context_open(const struct fabric_options *options, bool has_cuda,
                                      ucp_context_h *context_out, struct sentence *why)
 {
@@ -384,7 +388,7 @@ static cairn_status ucx_context_open(const struct fabric_options *options, bool 
         .name = "cairn",
     };
     ucp_config_t *config;
-    const cairn_status room = threads_at_hand(1, "UCX", why); // without it UCX aborts
+    const cairn_status room = threads_at_hand(1, "UCX", why); // without a thread UCX aborts
     if (room != CAIRN_OK) return room;
     ucs_status_t status = ucp_config_read(NULL, NULL, &config);
     if (status != UCS_OK)
@@ -417,34 +421,34 @@ static void ucx_describe(struct fabric *fabric, const struct fabric_options *opt
 
 /* ==== ucx reach ==== */
 
-/* Whether anything answers where a peer listens, asked before UCX connects to it.
+/* Tests whether anything answers where a peer listens, before UCX connects to it.
  *
  * UCX before 1.14 waits inside ucp_ep_create until connect() is over: 3 s where
- * packets are dropped and nobody says so, and all who share our loop wait with it. Worse, UCX never
+ * packets are silently dropped, and everything on our loop waits with it. Worse, UCX never
  * hears that peer from then on, though the peer may well connect to us; and it keeps the socket of
- * every try that fails, also of one that is refused. So a socket of ours asks first, without
- * waiting, and UCX connects when it was answered. An address says the port for that: behind UCX's
+ * every failed attempt, also of a refused one. So a socket of ours tries first, without
+ * waiting, and UCX connects once that socket was answered. An address holds the port for that: behind UCX's
  * bytes, before the place.
  *
- * UCX from 1.14 on waits for nobody. Yet a link that is made while its node is away gets through at
- * some later moment, when the node has made one as well: the two are no pair, which takes PROOF_MS
- * to be known, and again where both begin anew (ucx_link.c). So our socket asks there, too.
+ * UCX from 1.14 on does not wait. Yet a link that is made while its node is away gets through at
+ * some later moment, when the node has made one as well: the two are no pair, which is known only after
+ * PROOF_MS, and again where both begin anew (ucx_link.c). So our socket tries there, too.
  *
- * A peer that does not answer within REACH_WAIT_MS is refused. Its socket is kept, and looked at
- * when the same address comes again; nobody is waited for a second time. */
+ * A peer that does not answer within REACH_WAIT_MS is refused. Its socket is kept, and checked
+ * when the same address is tried again; no address is waited for a second time. */
 
 enum {
-    REACH_WAIT_MS = 100,     /* of the loop's time: more than any way to a peer and back takes */
-    REACH_FORGET_MS = 60000, /* after which an address is a new one */
-    BLOCKED_MS = 500,        /* ucp_ep_create that takes longer waited for nobody */
-    BLOCKED_REST = 10,       /* times as long that address is left alone */
+    REACH_WAIT_MS = 100,     /* of the loop's time: longer than any round trip to a peer */
+    REACH_FORGET_MS = 60000, /* after which an address counts as new */
+    BLOCKED_MS = 500,        /* a ucp_ep_create that takes longer waited in vain */
+    BLOCKED_REST = 10,       /* factor: the address is left alone for so many times the wait */
 };
 
 /* ---- the port ---- */
 
-static const char port_magic[8] = "CAIRNPT1"; /* behind the port, as the network writes it */
+static const char port_magic[8] = "CAIRNPT1"; /* behind the port, in network byte order */
 
-/* The port and the IP address of a socket that listens; false: `fd` is none. */
+/* Finds the port and the IP address of a listening socket; false: `fd` is none. */
 static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTRLEN])
 {
     struct sockaddr_storage address;
@@ -458,9 +462,9 @@ static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTR
     return true;
 }
 
-/* UCX tells nobody where it listens: that is the one socket of ours whose port stands in UCX's
- * address. If there are two, or other transports than TCP, UCX takes the way that it likes: then no
- * port is said. */
+/* UCX does not say where it listens: its socket is the one of ours whose port appears in UCX's
+ * address. If there are two, or other transports than TCP, UCX chooses the path by itself: then the address
+ * holds no port. */
 static size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes,
                            size_t room)
 {
@@ -503,7 +507,7 @@ static void ucx_bound_listeners(struct ucx_fabric *ucx)
     closedir(folder);
 }
 
-/* Where a peer listens. False: its address does not say it. */
+/* Finds where a peer listens. False: its address does not say it. */
 static bool find_port(const uint8_t *raw, size_t bytes, struct sockaddr_storage *out,
                       socklen_t *out_bytes)
 {
@@ -526,7 +530,7 @@ bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *o
 
 /* ---- asking ---- */
 
-/* -1: no socket, or refused at once. */
+/* Returns the connecting socket; -1: no socket, or refused at once. */
 static int begin_asking(const struct sockaddr_storage *to, socklen_t bytes)
 {
     const int fd = socket(to->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), tries = 1;
@@ -550,7 +554,7 @@ static struct ucx_asked *find_asked(struct ucx_fabric *ucx, uint64_t node)
     return NULL;
 }
 
-/* In the place of the one that was asked the longest ago. */
+/* Takes the place of the address that was tried the longest ago. */
 static struct ucx_asked *take_asked(struct ucx_fabric *ucx, uint64_t node, uint64_t now_ms,
                                     int *wait_ms_out)
 {
@@ -558,7 +562,7 @@ static struct ucx_asked *take_asked(struct ucx_fabric *ucx, uint64_t node, uint6
     for (size_t i = 1; i < UCX_ASKED_MAX; i++)
         if (ucx->asked[i].at_ms < oldest->at_ms) oldest = &ucx->asked[i];
     const bool is_free = oldest->at_ms == 0 || now_ms - oldest->at_ms > REACH_FORGET_MS;
-    *wait_ms_out = is_free ? REACH_WAIT_MS : 0; // so many that are silent are not waited for
+    *wait_ms_out = is_free ? REACH_WAIT_MS : 0; // with so many silent addresses none is waited for
     if (oldest->at_ms != 0) end_asking(oldest);
     *oldest = (struct ucx_asked) { .node = node, .fd = -1 };
     return oldest;
@@ -607,14 +611,14 @@ void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t
 
 /* -- opening ------------------------------------------------------------------------------------ */
 
-/* UCX starts a thread of its own with the worker (it accepts connections). It inherits our mask:
- * all blocked, so that no signal of the process is ever handled on it. */
+/* With the worker UCX starts a thread of its own (it accepts connections). The thread inherits our mask:
+ * all signals blocked, so that it never handles a signal of the process. */
 static ucs_status_t create_worker(struct ucx_fabric *ucx)
 {
     const ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
-        // one thread at a time, but not always the one that opened it: a client's caller opens, its
-        // thread drives. SINGLE names the opener, and UCX 1.18 aborts when it is another one
+        // one thread at a time, but not always the one that opened it: a client's caller opens it, its
+        // thread drives it. SINGLE names the opener, and UCX 1.18 aborts when another thread calls
         .thread_mode = UCS_THREAD_MODE_SERIALIZED,
         .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
     };
@@ -626,7 +630,7 @@ static ucs_status_t create_worker(struct ucx_fabric *ucx)
     return status;
 }
 
-/* UCX's address, and where that is, in words. */
+/* Publishes UCX's address, with the port and the place behind it. */
 static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
                                     const char *transports)
 {
@@ -650,14 +654,14 @@ static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
 
 /* ==== ucx device ==== */
 
-/* Whether memory of cards goes to peers from where it lies. Three have to do their part: the card,
- * whose memory network cards may reach (GPUDirect RDMA); UCX, of which Debian's builds have nothing
+/* Whether memory of cards is sent to peers directly. Three parts have to support it: the card,
+ * whose memory network cards may reach (GPUDirect RDMA); UCX, whose Debian builds have no part
  * for CUDA; and the network card, whose driver registers such memory, by a module of NVIDIA's
- * (nvidia_peermem) or as a dma-buf. If any of them cannot, the memory goes through the host, which
- * is said with the reason.
+ * (nvidia_peermem) or as a dma-buf. If any of them does not, the memory is copied through the host, and
+ * the reason is reported.
  *
- * UCX is asked, not guessed at: for CUDA a context that is opened for the question; for the network card its
- * memory domain, which UCX's lower interface (uct) describes. */
+ * We ask UCX instead of guessing: for CUDA, by opening a context for the question; for the network card, by
+ * its memory domain, which UCX's lower interface (uct) describes. */
 
 /* -- UCX's part --------------------------------------------------------------------------------- */
 
@@ -677,7 +681,7 @@ static bool has_cuda(const struct fabric_options *options, struct sentence *why)
 
 enum takes { IS_NO_SUCH_CARD, TAKES_NOT, TAKES };
 
-/* Whether the driver registers memory of cards: by a module of NVIDIA's, whose file UCX looks for,
+/* True: the driver registers memory of cards: by a module of NVIDIA's, whose file UCX looks for,
  * or as a dma-buf. */
 static bool registers(const uct_md_attr_t *attr, bool has_dma_buf)
 {
@@ -703,7 +707,7 @@ static enum takes ask_domain(uct_component_h component, const char *domain, bool
     return status == UCS_OK && registers(&attr, has_dma_buf) ? TAKES : TAKES_NOT;
 }
 
-/* UCX calls the memory domain of an RDMA card as the card: "mlx5_0". */
+/* UCX names the memory domain of an RDMA card like the card: "mlx5_0". */
 static enum takes ask_component(uct_component_h component, const char *card, bool has_dma_buf)
 {
     uct_component_attr_t attr = { .field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT };
@@ -730,7 +734,7 @@ static enum takes ask_card(const char *card, bool has_dma_buf)
     return takes;
 }
 
-/* True: among `devices` (such as "mlx5_0:1,eth1") is an RDMA card, and all RDMA cards take memory
+/* True: `devices` (such as "mlx5_0:1,eth1") contains an RDMA card, and all its RDMA cards take memory
  * of cards. */
 static bool ask_cards(const char *devices, bool has_dma_buf, struct sentence *why)
 {
@@ -792,7 +796,7 @@ static cairn_status ucx_start(struct fabric *fabric, const struct fabric_options
                               struct sentence *why)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
-    STAILQ_INIT(&ucx->reads_later); // all other lists are empty as they are: zero
+    STAILQ_INIT(&ucx->reads_later); // all other lists are empty when zero
     STAILQ_INIT(&ucx->graves);
     fabric->is_one_sided = ucx_one_sided_is_possible(options);
     ucx->refer_min = options->one_sided == CAIRN_ONE_SIDED_ON ? 1 : UCX_REFER_MIN;
@@ -838,13 +842,13 @@ err_cleanup_context:
 
 /* -- the end ------------------------------------------------------------------------------------ */
 
-/* A worker that is destroyed while a receive waits for its sender aborts the process (UCX 1.12 to 1.18:
+/* Destroying a worker while a receive waits for its sender aborts the process (UCX 1.12 to 1.18:
  * proto_reqs is not empty), unless the receive came by an endpoint of ours, which is closed before. The
- * others came by endpoints that UCX made when a peer connected. UCX keeps such a one as long as a receive
- * is under way by it: so it is there to be closed.
+ * other receives came by endpoints that UCX made when a peer connected. UCX keeps such an endpoint as long
+ * as a receive is under way by it, so it can be closed here.
  *
- * Every receive of a rendezvous has its endpoint in `by` (ucx_receive: also one into a far buffer), while it
- * flies. Endpoints of ours are closed already: what flew by them has none any more. */
+ * Every receive of a rendezvous has its endpoint in `by` (ucx_receive: also a receive into a far buffer)
+ * while it flies. Endpoints of ours are closed already: `by` of their ops is NULL. */
 static void close_receives(struct ucx_fabric *ucx)
 {
     struct fabric_op *op = TAILQ_FIRST(&ucx->common.flying);
@@ -883,7 +887,7 @@ static void ucx_set_patience(struct fabric *fabric, uint32_t ms)
     ucx_bound_listeners(ucx);
 }
 
-/* Operations that are canceled end within a few progresses. An operation that does not
+/* Canceled operations end within a few calls of progress. An operation that does not
  * ends with the worker, after which UCX writes no more. */
 static void ucx_stop(struct fabric *fabric)
 {

@@ -1,9 +1,10 @@
 /* The inside of the ucx fabric, shared by ucx*.c. No other file may include a header of UCX.
  *
  *   ucx.c         a node: settings, socket, lanes; whether a peer answers, before UCX waits for it;
- *                 whether memory of cards goes to other hosts from where it lies
+ *                 whether memory of cards is sent to other hosts directly
  *   ucx_link.c    the one connection to each other node, its handles; active messages, bundles
- *   ucx_read.c    one-sided reads: whether, what of ours peers may read, messages by reference, reads
+ *   ucx_read.c    one-sided reads: whether they are possible, which memory of ours peers may read,
+ *                 messages by reference, reads
  *   ucx_memory.c  receives around the caches; memory of cards */
 #ifndef CAIRN_FABRIC_UCX_H
 #define CAIRN_FABRIC_UCX_H
@@ -21,9 +22,9 @@
 
 /* ==== ucx frame ==== */
 
-/* Frames that ucx nodes send each other beside messages, so that one may read the other's memory
- * (one-sided reads): one frame in the header of an active message, numbers little-endian; and how
- * small messages are bundled. Pure; private to proto/fabric.
+/* Frames that ucx nodes send each other beside messages, so that one node may read the other's memory
+ * (one-sided reads): one frame in the header of an active message, numbers little-endian; and the format of
+ * bundles of small messages. Pure; private to proto/fabric.
  *
  *   who has the memory (sends messages)             who reads it (receives them)
  *                                               <-  HELLO { number of my endpoint, whether I read }
@@ -33,19 +34,19 @@
  *                                               <-  DECLINE { serial, why }: send it whole
  *   REGION_GONE { slot, generation }            ->
  *
- * Each node says HELLO over each endpoint that it makes, and answers the other's if it asks: so
- * both know, in whatever order they were connected. Each of two nodes has one endpoint to the other
- * (ucx_link.c). UCX takes these for a pair, by the order in which either node made them: a read
- * over the one is answered over the other, and never ends if that is gone (UCX 1.13). So every
- * frame about reads is of the endpoint that it came by, which UCX tells. The end of an endpoint
- * ends the other one of its pair: a node that closes one without an end of the connection says BYE
- * { its number }, and HELLO says which is the oldest that is left. BYE and PORT { of its socket }
- * are said without reads, too: a node that ends a link looks for the socket, which either of the
- * two has made. PROOF follows PORT on the same endpoint, and comes only if the other endpoint of
- * the pair is there: else BYE.
+ * Each node sends HELLO over each endpoint that it makes, and answers the other's if it asks: so
+ * both nodes know, in whatever order they were connected. Each of two nodes has one endpoint to the other
+ * (ucx_link.c). UCX pairs these endpoints by the order in which either node made them: a read
+ * over the one is answered over the other, and never ends if the other is gone (UCX 1.13). So every
+ * frame about reads refers to the endpoint that it arrived by, which UCX reports. When an endpoint ends,
+ * the other one of its pair ends, too: a node that closes an endpoint while the connection lives sends BYE
+ * { its number }, and HELLO says which endpoint is the oldest that is left. BYE and PORT { of its socket }
+ * are sent without reads, too: a node that ends a link looks for the socket, which either of the
+ * two has made. PROOF follows PORT on the same endpoint, and arrives only if the other endpoint of
+ * the pair exists; the node that waits for PROOF in vain sends BYE.
  *
  * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE
- * EACH OTHER: slots carry generations, serials too, and a REFERENCE of a region that is not known (yet)
+ * EACH OTHER: slots carry generations, serials too, and a REFERENCE to a region that is not known (yet)
  * is declined, which costs no more than sending the payload. */
 
 enum {
@@ -68,8 +69,8 @@ enum ucx_frame_kind {
 };
 
 enum ucx_decline {                          /* DECLINE: why */
-                   UCX_DECLINE_UNKNOWN = 0, /* no such region was told: tell of it again */
-                   UCX_DECLINE_CANNOT = 1,  /* it cannot be read: refer to nothing any more */
+                   UCX_DECLINE_UNKNOWN = 0, /* the region is unknown: send REGION again */
+                   UCX_DECLINE_CANNOT = 1,  /* the memory cannot be read: send no more references */
 };
 
 struct ucx_frame_head {
@@ -77,19 +78,19 @@ struct ucx_frame_head {
     uint32_t kind;
     uint64_t from;
 };
-struct ucx_frame_hello { /* and BYE, which says no more than its number */
+struct ucx_frame_hello { /* and BYE, which holds only the number */
     struct ucx_frame_head head;
-    uint32_t endpoint; /* its number: grows with every one that the node makes */
-    uint32_t oldest;   /* of those to you that are left; BYE: 0 */
-    uint8_t reads;     /* 1: refer to your memory */
-    uint8_t asks;      /* 1: say HELLO, too */
+    uint32_t endpoint; /* its number: grows with every endpoint that the node makes */
+    uint32_t oldest;   /* the oldest of the endpoints to you that are left; BYE: 0 */
+    uint8_t reads;     /* 1: you may send references to your memory */
+    uint8_t asks;      /* 1: send HELLO, too */
     uint8_t zero[6];
 };
 struct ucx_frame_region { /* key_bytes of packed key follow */
     struct ucx_frame_head head;
     uint64_t address; /* of the memory in its process, as reads name it */
     uint64_t bytes;
-    uint64_t key_checksum; /* XXH3-64: UCX believes the lengths inside a key */
+    uint64_t key_checksum; /* XXH3-64: UCX trusts the lengths inside a key */
     uint32_t generation;   /* not 0 */
     uint16_t slot;
     uint16_t key_bytes;
@@ -120,7 +121,7 @@ struct ucx_frame_release { /* and DECLINE */
 struct ucx_frame_port {
     struct ucx_frame_head head;
     uint16_t
-        port; /* of the TCP connection that the sender has made to you; 0: you have made it, say yours */
+        port; /* that of the TCP connection that the sender made to you; 0: you made it, send yours */
     uint16_t zero[3];
 };
 
@@ -148,29 +149,29 @@ union ucx_frame {
 };
 
 /* A bundle of messages (ucx_link.c): an active message of its own. */
-struct ucx_frame_bundle { /* .. and then each message */
+struct ucx_frame_bundle { /* the messages follow */
     uint32_t magic;
     uint32_t count; /* at least one */
 };
-struct ucx_frame_bundled { /* header and payload follow, filled up to 8 bytes */
+struct ucx_frame_bundled { /* header and payload follow, padded to 8 bytes */
     uint32_t header_bytes; /* at least one */
     uint32_t payload_bytes;
 };
 static_assert(sizeof(struct ucx_frame_bundle) == 8, "wire format");
 static_assert(sizeof(struct ucx_frame_bundled) == 8, "wire format");
 
-/* With its lengths and what it is filled up with. */
+/* The bytes of a bundled message, its lengths and padding included. */
 static inline size_t ucx_frame_bundled_bytes(const struct ucx_frame_bundled *lengths)
 {
     const size_t bytes = (size_t)lengths->header_bytes + lengths->payload_bytes;
     return sizeof *lengths + (bytes + 7) / 8 * 8;
 }
 
-/* The lengths of the message that begins at `at`, which becomes where the next one does; false: none that is
- * whole begins there. */
+/* Returns the lengths of the message that begins at `at`, and advances `at` to the next message; false: no
+ * complete message begins there. */
 bool ucx_frame_next_bundled(const void *bytes, size_t count, size_t *at,
                             struct ucx_frame_bundled *lengths_out);
-/* It is whole: as many messages as it says, up to its last byte. */
+/* True: the bundle is complete: as many messages as it says, up to its last byte. */
 bool ucx_frame_is_bundle(const void *bytes, size_t count);
 
 static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uint64_t from)
@@ -178,9 +179,9 @@ static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uin
     return (struct ucx_frame_head) { .magic = UCX_FRAME_MAGIC, .kind = kind, .from = from };
 }
 
-/* The kind of a frame that is whole and of one of the forms above, copied into `frame_out` without
- * what follows it, which begins at `bytes + *size_out`. Slots and sizes are not judged, as only the
- * receiver of the frame knows which are right. */
+/* Returns the kind of a frame that is complete and of one of the forms above, and copies the frame into
+ * `frame_out` without the bytes that follow it, which begin at `bytes + *size_out`. Slots and sizes are not
+ * validated, as only the receiver of the frame knows which are right. */
 enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_frame *frame_out,
                                     size_t *size_out);
 
@@ -188,31 +189,31 @@ enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_f
 
 enum {
     UCX_NODES = 256,       /* lists of links by the hash of their node */
-    UCX_UNACKED_MS = 5000, /* after which a node that acknowledges nothing is gone: the default */
+    UCX_UNACKED_MS = 5000, /* default: after this a node that acknowledges nothing is gone */
     UCX_HEARD = 4096,
     UCX_READS_MAX = 64,       /* in flight at a time; others wait for their turn */
-    UCX_CONTROLS_MAX = 16384, /* frames that a peer does not take, before it is given up */
+    UCX_CONTROLS_MAX = 16384, /* frames that a peer has not taken, before we give the peer up */
     UCX_FAR_MIN =
         256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
-    /* bytes with the header; less goes along (eager) */
+    /* bytes with the header; a smaller message carries its payload along (eager) */
     UCX_RENDEZVOUS_MIN = CAIRN_FABRIC_DIRECT_MIN,
     UCX_REFER_MIN = UCX_RENDEZVOUS_MIN,
-    UCX_BUNDLED_MAX = 8 << 10,   /* bytes of payload; a larger message goes by itself */
-    UCX_BUNDLE_BYTES = 60 << 10, /* of a bundle: one that is held fits a buffer of UCX's */
+    UCX_BUNDLED_MAX = 8 << 10,   /* bytes of payload; a larger message is sent by itself */
+    UCX_BUNDLE_BYTES = 60 << 10, /* of a bundle: a held bundle fits a buffer of UCX's */
     UCX_BUNDLE_COUNT = 256,      /* messages in a bundle */
     UCX_BUNDLES_MAX = 4,         /* to a peer, under way */
     UCX_ASKED_MAX = 32,          /* addresses that did not answer at once */
 };
 
-/* The state of the message that on_message is being shown right now. UCX wants to hear it as the
+/* The state of the message that on_message is being shown right now. UCX expects the state as the
  * handler's return value, not by a call. */
 enum ucx_fate {
-    FATE_HELD,     /* nothing yet: UCX keeps it */
-    FATE_TAKEN,    /* an eager payload was copied, or either kind dropped: UCX frees it */
-    FATE_RECEIVING /* a rendezvous receive is under way: UCX keeps it until that is over */
+    FATE_HELD,  /* neither received nor dropped yet: UCX keeps it */
+    FATE_TAKEN, /* an eager payload was copied, or either kind dropped: UCX frees it */
+    FATE_RECEIVING /* a rendezvous receive is under way: UCX keeps the message until the receive is over */
 };
 
-/* Memory of ours that peers may read; outlives its region while something of it is being read. */
+/* Memory of ours that peers may read; outlives its region while a peer is still reading it. */
 struct ucx_share {
     LIST_ENTRY(ucx_share) link; /* fabric->shares */
     unsigned references;        /* of its region and of flights */
@@ -226,7 +227,7 @@ struct ucx_share {
     uint16_t slot;
 };
 
-/* Memory of a card, registered; outlives its region while something of it is being sent. */
+/* Memory of a card, registered; outlives its region while some of it is being sent. */
 struct ucx_card {
     LIST_ENTRY(ucx_card) link; /* fabric->cards */
     unsigned references;       /* of its region and of sends */
@@ -235,12 +236,12 @@ struct ucx_card {
 
 struct ucx_region {
     struct fabric_region common;
-    struct ucx_card *sent, *landed; /* of memory of a card; NULL: nothing went, or came, yet */
-    struct ucx_share *share;        /* NULL: nobody was told of it yet */
-    bool is_refused;                /* its share cannot be registered: it is sent by messages */
+    struct ucx_card *sent, *landed; /* memory of a card; NULL: nothing sent, or received, yet */
+    struct ucx_share *share;        /* NULL: no peer was told of it yet */
+    bool is_refused; /* UCX cannot register its share: payloads are sent in messages */
 };
 
-/* Where memory was that is no share any more: zeros, for a read that comes too late. */
+/* Zeros at the address of a share that has ended, for a read that arrives too late. */
 struct ucx_grave {
     STAILQ_ENTRY(ucx_grave) link; /* fabric->graves */
     void *view;
@@ -254,22 +255,22 @@ struct ucx_control {
     uint8_t bytes[];
 };
 
-/* Whether there is an answer from an address, asked by a socket of ours. */
+/* Whether an address answers, tested with a socket of ours. */
 struct ucx_asked {
     uint64_t node;          /* hash of the address */
-    uint64_t at_ms;         /* when it was last; 0: unused */
-    uint64_t rest_until_ms; /* UCX waited for it in vain: it is left alone */
-    int fd;                 /* owned: connects; -1: none does */
+    uint64_t at_ms;         /* when it was tested last; 0: unused */
+    uint64_t rest_until_ms; /* UCX waited for it in vain: no attempt before this time */
+    int fd;                 /* owned: the socket that is connecting; -1: none */
 };
 
-/* A node's word about its end of our connection, kept whether we have a link to the node or not. */
+/* A node's report about its end of our connection, kept whether we have a link to the node or not. */
 struct ucx_heard {
     uint64_t node;
-    in_port_t port; /* from which it has connected to us; 0: it has not */
+    in_port_t port; /* the port from which it connected to us; 0: it has not */
     struct sockaddr_storage
         listener; /* of the node, of family 0 where we have never connected to it */
-    ucp_ep_h ep;  /* UCX's end here of what it said PROOF by: may be gone, to be compared only */
-    uint64_t proof_by_ms; /* it said PORT, and PROOF has to come; 0: it has */
+    ucp_ep_h ep;  /* UCX's end here that PROOF arrived by: may be gone, only to be compared */
+    uint64_t proof_by_ms; /* when PROOF must have arrived after PORT; 0: it has arrived */
 };
 
 struct ucx_fabric {
@@ -283,16 +284,16 @@ struct ucx_fabric {
 
     /* links */
     LIST_HEAD(, ucx_link) links[UCX_NODES]; /* by node */
-    struct ucx_heard heard[UCX_HEARD];      /* by node; a newer one takes the place */
-    in_port_t own_port;                     /* that we listen on; 0: not known */
+    struct ucx_heard heard[UCX_HEARD];      /* by node; a newer node replaces an older one */
+    in_port_t own_port;                     /* the port that we listen on; 0: not known */
     uint32_t unacked_ms; /* after which a node that acknowledges nothing is gone */
-    bool has_lost;       /* one that has to be seen to */
-    uint64_t due_ms;     /* when there is something to do; 0: there is not */
-    int timer_fd;        /* owned: wakes us then */
+    bool has_lost;       /* a lost link has to be processed */
+    uint64_t due_ms;     /* when the next work is due; 0: none is planned */
+    int timer_fd;        /* owned: wakes us at due_ms */
 
     /* receives around the caches */
     ucp_datatype_t far_type;
-    bool has_far_type; /* else there are none */
+    bool has_far_type; /* else no receive goes around the caches */
     LIST_HEAD(, ucx_far) fars;
     LIST_HEAD(, ucx_far) fars_spare;
 
@@ -303,60 +304,60 @@ struct ucx_fabric {
     LIST_HEAD(, ucx_card) cards;
 
     /* one-sided reads */
-    /* common.is_one_sided: else nothing below is used */
+    /* used only if common.is_one_sided */
     uint32_t endpoints, generations, reads_now;
     size_t refer_min; /* bytes */
     uint64_t grave_bytes;
     uint32_t grave_count;
-    bool has_told_unregistered; /* that memory of ours is sent whole: once */
+    bool has_told_unregistered; /* on_refused has said that our memory is sent in messages */
     struct ucx_share *slots[UCX_FRAME_SLOTS];
     LIST_HEAD(, ucx_share) shares;
     LIST_HEAD(, ucx_control) controls;
     LIST_HEAD(, ucx_read) reads;         /* in flight */
-    STAILQ_HEAD(, ucx_read) reads_later; /* for their turn */
+    STAILQ_HEAD(, ucx_read) reads_later; /* waiting for their turn */
     STAILQ_HEAD(, ucx_grave) graves;
-    uint8_t key_room[64 * 256 + 256]; /* a key and zeros: lengths in it lead no further */
+    uint8_t key_room[64 * 256 + 256]; /* a key and zeros: lengths in the key lead no further */
 };
 
-/* Memory of a peer, as it told us. */
+/* Memory of a peer, as the peer described it to us. */
 struct ucx_remote {
-    unsigned references; /* of its slot, of held messages and of reads */
+    unsigned references; /* held by its slot, by held messages and by reads */
     ucp_rkey_h key;      /* of the peer's endpoint */
     uint64_t address, bytes;
     uint32_t generation;
 };
 
-/* The one connection to a node, and what both have said of themselves on it (ucx_link.c). */
+/* The one connection to a node, and what both nodes have said of themselves on it (ucx_link.c). */
 struct ucx_link {
     LIST_ENTRY(ucx_link) entry; /* fabric->links, by node */
     struct ucx_fabric *ucx;
     LIST_HEAD(, ucx_peer) handles; /* may be none */
     ucp_ep_h ep;
     uint64_t node;
-    struct sockaddr_storage listener; /* of the node, if has_listener: where UCX connects to */
-    uint64_t end_by_ms;               /* we end it: it is lost by then; 0: we do not */
-    in_port_t made;                   /* our port, if we made the connection, else 0 */
+    struct sockaddr_storage listener; /* of the node, if has_listener: UCX connects to it */
+    uint64_t end_by_ms; /* when a link that we end must be lost; 0: we do not end it */
+    in_port_t made;     /* our port, if we made the connection, else 0 */
     bool has_listener;
     bool has_said_port;
-    bool is_lost;   /* no handle is made on it any more, and those that it has are told */
-    bool is_shut;   /* at the end: its connection was shut down here */
-    bool is_down;   /* UCX said so */
-    bool is_closed; /* its endpoint is not there */
+    bool is_lost;              /* no handle is made on it any more, and its handles are told */
+    bool is_shut;              /* while ending: we shut its connection down */
+    bool is_down;              /* UCX reported the failure */
+    bool is_closed;            /* its endpoint is closed */
     struct ucx_bundle *bundle; /* owned: open; or NULL */
     uint32_t bundles_out;
 
     /* one-sided reads */
     uint32_t endpoint; /* number of this one; 0: no reads */
     uint32_t controls; /* under way */
-    bool may_read;     /* we may read its memory: our lanes, or the owner's word */
-    bool is_native;    /* RDMA leads there: memory of a card need not go through a host */
-    /* what it said of itself, and what we told it */
+    bool may_read;     /* we may read its memory: our lanes allow it, or the owner's setting does */
+    bool is_native;    /* RDMA leads there: memory of a card need not be copied through a host */
+    /* what the node said of itself, and what we told it */
     bool reads;
-    uint32_t paired;               /* number of its endpoint; 0: it said nothing yet */
-    struct fabric_flights flights; /* its serials */
+    uint32_t paired;               /* number of the node's endpoint; 0: it has not said HELLO yet */
+    struct fabric_flights flights; /* of references that we sent to the node */
     uint32_t *shown;               /* [shown_count] generations by slot; 0: none */
     uint32_t shown_count;
-    /* what it told us */
+    /* what the node told us */
     struct ucx_remote **regions; /* [region_count] by slot; NULL: none */
     uint32_t region_count;
     LIST_HEAD(, ucx_message) referred; /* held */
@@ -365,20 +366,20 @@ struct ucx_link {
 /* A handle of the owner on a link. */
 struct ucx_peer {
     struct fabric_peer common;
-    struct ucx_link *link; /* NULL: it is cut */
+    struct ucx_link *link; /* NULL: the peer is cut */
     LIST_ENTRY(ucx_peer) of_link;
 };
 
 struct ucx_message {
     struct fabric_message common;
     void *data;   /* UCX's: the payload (eager) or a descriptor (rendezvous) */
-    void *bundle; /* UCX's: that the payload is in; NULL: in none */
+    void *bundle; /* UCX's: the bundle that holds the payload; NULL: in none */
     bool is_rendezvous;
-    ucp_ep_h ep; /* UCX's end of the connection that a rendezvous came by; may be gone */
+    ucp_ep_h ep; /* UCX's end of the connection that a rendezvous arrived by; may be gone */
     /* by reference */
     struct ucx_remote *region;     /* with a reference; else NULL */
-    struct ucx_link *by;           /* NULL: it is closed */
-    LIST_ENTRY(ucx_message) entry; /* by->referred, while that is set */
+    struct ucx_link *by;           /* the link that it arrived by; NULL: closed */
+    LIST_ENTRY(ucx_message) entry; /* by->referred, while `by` is set */
     uint64_t serial, offset;
 };
 
@@ -420,84 +421,87 @@ static inline ucs_memory_type_t ucx_memory_of(const struct fabric_op *op)
     return op->is_device ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
 }
 
-/* A foreign code becomes ours at the door. */
+/* Translates a status of UCX into ours. */
 cairn_status ucx_status(ucs_status_t status);
 
 /* ucx.c */
-/* Does this UCX connect without waiting for it? */
+/* True: this UCX connects without making us wait. */
 bool ucx_connects_on_its_own(void);
 
 /* ucx_memory.c */
-/* From 1.14 on a send names the handle of what it sends. Left to itself UCX registers memory when it is sent
- * first, and keeps that by address: of a card it may not hear that other memory lies there since. */
+/* From 1.14 on a send names the memory handle of its payload. Without a handle UCX registers memory at the
+ * first send, and caches that by address: for a card UCX may not notice that other memory is there
+ * since. */
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
 #define SENDS_BY_HANDLE 1
 #else
 #define SENDS_BY_HANDLE 0
 #endif
 
-/* The handle that UCX is to send or receive such a payload by, held until ucx_card_release; NULL: UCX finds
- * one, of its cache. */
+/* Returns the handle by which UCX is to send or receive such a payload, held until ucx_card_release; NULL:
+ * UCX finds one in its cache. */
 struct ucx_card *ucx_card_hold(struct ucx_fabric *ucx, const struct fabric_op *op,
                                const void *payload);
-/* Has a send or receive go by it; NULL: without effect. */
+/* Makes a send or receive use the handle; NULL: without effect. */
 void ucx_card_name(const struct ucx_card *card, ucp_request_param_t *param);
 void ucx_card_release(struct ucx_fabric *ucx, struct ucx_card *card); /* NULL is allowed */
-/* Takes the registration from its region, since a peer may have its key whose operation failed: it ends with
- * the last operation that holds it. NULL is allowed. */
+/* Detaches the registration from its region after a failed operation, since a peer may have its key: the
+ * registration ends with the last operation that holds it. NULL is allowed. */
 void ucx_card_retire(struct ucx_fabric *ucx, const struct ucx_card *card);
 void ucx_card_region_drop(struct ucx_region *region);
 void ucx_cards_close(
-    struct ucx_fabric *ucx); /* when the worker is not there, and the context still is */
+    struct ucx_fabric *ucx); /* after the worker is destroyed, before the context is */
 
 /* ucx.c */
-/* CAIRN_OK: UCX may connect to it. CAIRN_ERR_UNREACHABLE: nothing answered, so far. It waits 100 ms at most,
- * and for the same address once. */
+/* CAIRN_OK: UCX may connect to the address. CAIRN_ERR_UNREACHABLE: nothing answered, so far. Waits 100 ms
+ * at most, and once for the same address. */
 CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes);
-/* UCX could not connect, and waited this long: much is not to come again soon. */
+/* UCX could not connect, and waited this long: if that was long, the next attempt is delayed. */
 void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms);
 
-/* Where the owner of an address listens. False: its address does not say it. */
+/* Finds where the owner of an address listens. False: the address does not say it. */
 bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out);
 
 /* ucx_link.c */
 CAIRN_MUST_CHECK bool ucx_links_open(struct ucx_fabric *ucx);
-void ucx_links_stop(struct ucx_fabric *ucx);  /* while the worker is there */
-void ucx_links_close(struct ucx_fabric *ucx); /* when it is not */
-/* Does what is due on all links; returns how much was done. Outside of UCX's callbacks. */
+void ucx_links_stop(struct ucx_fabric *ucx);  /* before the worker is destroyed */
+void ucx_links_close(struct ucx_fabric *ucx); /* afterwards */
+/* Does the work that is due on all links; returns how much was done. Outside of UCX's callbacks. */
 unsigned ucx_links_tend(struct ucx_fabric *ucx);
-/* The record of what a node said, to be written to. If its place held another node's, that is
- * forgotten. */
+/* Returns the record of a node's reports, for writing. If its slot held another node's record, that record
+ * is dropped. */
 struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node);
-/* The link to a node that lives on; NULL: there is none. */
+/* Returns the link to a node that is neither lost nor ending; NULL: there is none. */
 struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
-/* Both ends are to begin anew: its handles are told soon. is_told: the node wants it so, or takes no word. */
+/* Ends the link so that both ends begin anew: its handles are told soon. is_told: the node asked for it, or
+ * takes no frames. */
 void ucx_link_end(struct ucx_link *link, bool is_told);
-/* The node has said PORT; where PROOF does not follow, its end of the link is of no use, and is told so as
- * soon as there is a link. */
+/* The node has sent PORT; if PROOF does not follow, its end of the link is useless, and the node is told so
+ * as soon as there is a link. */
 void ucx_link_await_proof(struct ucx_fabric *ucx, uint64_t node);
-/* Forced: waits for nobody. Flying sends, and receives that came by it, are canceled by the next
- * progresses. */
+/* Forced: waits for nobody. The next calls of progress cancel flying sends, and receives that arrived by
+ * the endpoint. */
 void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep);
 cairn_status ucx_connect(struct fabric_peer *peer, const void *address, size_t bytes);
 void ucx_disconnect(struct fabric_peer *peer);
 
 /* ucx.c */
-/* The descriptor that the next socket of this process gets, unless another thread is faster. Then bounds the
- * one that leads to the listener and was made since, and returns its port on this side; 0: there is none. */
+/* Returns the descriptor that the next socket of this process gets, unless another thread is faster.
+ * ucx_socket_made then bounds the one socket that was made since and leads to the listener, and returns its
+ * port on this side; 0: there is none. */
 int ucx_socket_next(void);
 in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms);
-/* Shuts down what this process has connected to the listener (NULL: nothing), and what was accepted from that
- * port (0: nothing) of its host, if there is a listener. False: there was neither. */
+/* Shuts down the connections of this process to the listener (NULL: none), and those accepted from that
+ * port (0: none) of its host, if there is a listener. False: there was neither. */
 bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage *listener,
                      in_port_t accepted);
 
 /* ucx_link.c */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx);
-/* Active messages of that number go to `on_message`, with the fabric. */
+/* Active messages of that number are passed to `on_message`, with the fabric. */
 ucs_status_t ucx_listen_to(struct ucx_fabric *ucx, unsigned id, uint32_t flags,
                            ucp_am_recv_callback_t on_message);
-/* The payload goes along, or waits at its sender for UCX's rendezvous. */
+/* Sends the message without a reference: the payload is carried along, or waits for UCX's rendezvous. */
 cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload);
 cairn_status ucx_send(struct fabric_peer *peer, struct fabric_op *op, const void *payload);
 void ucx_receive(struct fabric_message *message, struct fabric_op *op, void *buffer);
@@ -507,55 +511,55 @@ bool ucx_takes_device(const struct fabric_peer *peer);
 
 /* ucx_link.c */
 ucs_status_t ucx_bundles_listen(struct ucx_fabric *ucx);
-/* Sends what is open, where the peer takes it; returns how many that were. */
+/* Sends the open bundles that their peers can take; returns how many it sent. */
 unsigned ucx_bundles_flush(struct ucx_fabric *ucx);
-void ucx_bundles_close(struct ucx_fabric *ucx); /* when the worker is not there */
+void ucx_bundles_close(struct ucx_fabric *ucx); /* after the worker is destroyed */
 
 /* ucx_memory.c */
-/* False: there will be none. */
+/* False: no receive will go around the caches. */
 bool ucx_far_open(struct ucx_fabric *ucx, const struct fabric_options *options);
-void ucx_far_close(struct ucx_fabric *ucx); /* when the worker is not there */
-/* False: it is to be received as all others. */
+void ucx_far_close(struct ucx_fabric *ucx); /* after the worker is destroyed */
+/* False: the message has to be received like all others. */
 bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op, void *buffer);
 
 /* ucx_read.c */
-/* May this fabric ever read, or be read? Before its context is made. */
+/* True: this fabric may read, or be read. Called before its context is made. */
 bool ucx_one_sided_is_possible(const struct fabric_options *options);
 ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx);
 void ucx_meet(struct ucx_link *link);
 void ucx_part(struct ucx_link *link);
-/* Asks the node to end the link: its own end of it is of no use any more. */
+/* Asks the node to end the link: the node's end of it has become useless. */
 void ucx_say_bye(struct ucx_link *link);
-/* Says which connection the node has from us, before the first message, and that the link is a pair. */
+/* Tells the node our port of the connection, before the first message, and that the link is a pair. */
 void ucx_say_port(struct ucx_link *link);
-/* Sends a frame; `rest` follows it. CAIRN_ERR_BUSY: the peer takes none. */
+/* Sends a frame; `rest` follows it. CAIRN_ERR_BUSY: too many frames to the peer are under way. */
 cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t frame_bytes,
                               const void *rest, size_t rest_bytes);
-void ucx_one_sided_begin_stop(struct ucx_fabric *ucx); /* while the worker is there */
-void ucx_one_sided_settle(struct ucx_fabric *ucx);     /* last before it is destroyed */
-void ucx_one_sided_end_stop(struct ucx_fabric *ucx);   /* when it is not */
+void ucx_one_sided_begin_stop(struct ucx_fabric *ucx); /* before the worker is destroyed */
+void ucx_one_sided_settle(struct ucx_fabric *ucx);     /* last before the worker is destroyed */
+void ucx_one_sided_end_stop(struct ucx_fabric *ucx);   /* after the worker is destroyed */
 const char *ucx_message_path(const struct fabric_message *message);
 const char *ucx_payload_path(const struct fabric_peer *peer, const void *payload, size_t bytes);
 void ucx_region_drop(struct fabric_region *region);
 bool ucx_may_refer(const struct ucx_link *link, size_t bytes);
-/* CAIRN_ERR_UNSUPPORTED: the payload lies in no memory that can be read. */
+/* CAIRN_ERR_UNSUPPORTED: the payload is in no memory that the peer can read. */
 cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *payload);
-/* Ends the references that were sent by a handle that is being closed. */
+/* Ends the references that were sent through a handle that is being closed. */
 void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *handle);
 void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *buffer);
 void ucx_read_drop(struct ucx_message *message);
 
 /* ==== ucx lanes ==== */
 
-/* Which lanes an endpoint of UCX has, out of what UCX prints of it. Pure; private to proto/fabric. */
+/* Finds out which lanes an endpoint of UCX has, from UCX's printed description. Pure; private to
+ * proto/fabric. */
 
 /* A transport whose network card reads the peer's memory by itself: RC and DC of InfiniBand and
- * RoCE (ud has no reads), Cray's, AWS's. False for a name that is not known. */
+ * RoCE (ud has no reads), Cray's, AWS's. False for an unknown name. */
 bool ucx_transport_is_native(const char *name);
 
 /* `text` is what ucp_ep_print_info printed. True: a lane is of a native transport, and UCX uses it for
- * remote memory access. Otherwise UCX would emulate a read by messages, for which there is nothing to
- * gain. */
+ * remote memory access. Otherwise UCX would emulate a read by messages, which gains nothing. */
 bool ucx_lanes_are_native(const char *text);
 
 #endif

@@ -1,22 +1,22 @@
-/* Links: one connection of UCX for each node that we speak to, whatever jobs and purposes share it.
+/* Links: one connection of UCX to each node, whatever jobs and purposes share it.
  *
  * A fabric_peer is a handle on a link. The first handle to an address makes the link, and
  * every later one shares it, also when the former ones are closed: a link lives as long as its
  * node. Closing an endpoint of UCX to a node that lives on does harm: the node's own endpoint to
- * us, which UCX pairs with it, sends into nothing from then on, and nobody tells the node before
+ * us, which UCX pairs with it, sends into nothing from then on, and the node does not learn this before
  * UCX's next keepalive round (20 s). Training used to stop whenever a re-sharding closed
  * connections of its own.
  *
- * A link ends with its node, which UCX tells us, or because we end it: somebody who has closed a
- * handle waits for memory that the node does not give back. Then we shut the TCP connection down.
- * UCX on both ends takes that for the death of the other one, which it handles well, and new links
+ * A link ends with its node, which UCX reports, or because we end it: the owner has closed a
+ * handle and waits for memory that the node does not give back. Then we shut the TCP connection down.
+ * UCX on both ends takes that for the death of the other end, which it handles well, and new links
  * are made. UCX 1.13 does not survive the closing of an endpoint instead, while data waits to be
  * sent: it says goodbye on the connection, waits for that in a busy loop, and uses the connection
  * after it has freed it when the other end says goodbye as well (SIGSEGV in
  * uct_tcp_iface_progress).
  *
  * The two endpoints of a pair share the TCP connection that either of them has made. The node that
- * made it knows the socket, and says its port to the other one (PORT). Where we know none, we ask
+ * made it knows the socket, and tells the other node its port (PORT). If we know no socket, we ask
  * the node to shut it (BYE). */
 #include <assert.h>
 #include <stdlib.h>
@@ -28,17 +28,17 @@
 #include "proto/fabric/ucx.h"
 
 enum {
-    SEND_GRACE_MS = 500,    /* after its handle was closed a send may wait for its receiver */
-    RECEIVE_GRACE_MS = 700, /* and a receive for a sender of which a handle was closed */
+    SEND_GRACE_MS = 500,    /* a send may wait for its receiver after its handle was closed */
+    RECEIVE_GRACE_MS = 700, /* a receive for its sender after a handle to it was closed */
     PROOF_MS = 1500, /* behind PORT, on the same connection: the node may still be connecting */
-    SHUT_MS = 200,   /* in which UCX notices that a socket was shut down here */
+    SHUT_MS = 200,   /* in which UCX notices that we shut a socket down */
     BYE_MS =
-        6000 /* or by the peer; more than UCX_UNACKED_MS: what is closed then has nothing to send */
+        6000 /* or that the peer did; more than UCX_UNACKED_MS: a link closed then has nothing to send */
 };
 
 /* ---- time ---- */
 
-/* Wakes the loop at that time, by a descriptor among those of UCX. */
+/* Wakes the loop at that time, through a descriptor among those of UCX. */
 static void plan(struct ucx_fabric *ucx, uint64_t at_ms)
 {
     if (ucx->due_ms != 0 && ucx->due_ms <= at_ms) return;
@@ -56,7 +56,7 @@ bool ucx_links_open(struct ucx_fabric *ucx)
            epoll_ctl(ucx->common.event_fd, EPOLL_CTL_ADD, ucx->timer_fd, &event) == 0;
 }
 
-/* ---- what nodes say ---- */
+/* ---- what nodes report ---- */
 
 struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node)
 {
@@ -66,7 +66,7 @@ struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node)
 }
 
 /* Shuts down every connection between that node and us, whoever made it. `link`: NULL, if there is none; an
- * endpoint that UCX made to answer the node by may have a connection of its own all the same. */
+ * endpoint that UCX made to answer the node may have a connection of its own all the same. */
 static bool shut_node(struct ucx_fabric *ucx, uint64_t node, const struct ucx_link *link)
 {
     const struct ucx_heard *heard = ucx_hear(ucx, node);
@@ -74,7 +74,7 @@ static bool shut_node(struct ucx_fabric *ucx, uint64_t node, const struct ucx_li
     return ucx_socket_shut(ucx, listener->ss_family != AF_UNSPEC ? listener : NULL, heard->port);
 }
 
-/* ---- making one ---- */
+/* ---- making a link ---- */
 
 static struct ucx_link *find_living(struct ucx_fabric *ucx, uint64_t node)
 {
@@ -90,7 +90,7 @@ struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node)
     return link != NULL && link->end_by_ms == 0 ? link : NULL;
 }
 
-/* It is of no use any more: those who have handles on it are told why. */
+/* Gives up the link: its handles are told why. */
 static void ucx_link_lose(struct ucx_link *link, cairn_status why)
 {
     struct ucx_peer *handle;
@@ -115,7 +115,7 @@ static cairn_status connect_link(struct ucx_link *link, const void *address, siz
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER,
         .address =
-            address, // UCX believes the lengths inside; the envelope's checksum stands for them
+            address, // UCX trusts the lengths inside; the envelope's checksum vouches for them
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = { .cb = on_ucx_down, .arg = link },
     };
@@ -135,7 +135,7 @@ static cairn_status connect_link(struct ucx_link *link, const void *address, siz
     return CAIRN_OK;
 }
 
-/* A link that is ending makes room: what UCX will say of it is known. */
+/* Opens a link. A link to the same node that is ending is declared lost first, since its end is certain. */
 static cairn_status open_link(struct ucx_fabric *ucx, const void *address, size_t bytes,
                               struct ucx_link **out)
 {
@@ -171,7 +171,7 @@ cairn_status ucx_connect(struct fabric_peer *peer, const void *address, size_t b
     return CAIRN_OK;
 }
 
-/* ---- ending one ---- */
+/* ---- ending a link ---- */
 
 void ucx_link_end(struct ucx_link *link, bool is_told)
 {
@@ -200,7 +200,7 @@ void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep)
     TAILQ_FOREACH (op, &ucx->common.flying, link)
         if (op->by == ep) op->by = NULL;
     ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-    if (UCS_PTR_IS_PTR(request)) ucp_request_free(request); // freed by UCX when it is over
+    if (UCS_PTR_IS_PTR(request)) ucp_request_free(request); // UCX frees it when it is over
 }
 
 static void ucx_bundles_part(struct ucx_link *link);
@@ -209,7 +209,7 @@ static void close_link(struct ucx_link *link)
 {
     if (link->is_closed) return;
     link->is_closed = true;
-    ucx_bundles_part(link); // it may say PORT first: a frame, which ucx_part takes the link from
+    ucx_bundles_part(link); // may send PORT first: a frame, which ucx_part detaches
     ucx_part(link);
     ucx_endpoint_close(link->ucx, link->ep);
     link->ucx->common.stats.endpoints_now--;
@@ -222,12 +222,11 @@ static void free_link(struct ucx_link *link)
     free(link);
 }
 
-/* Sets a deadline for what was sent by a handle that is closed, and for what is received from its
- * node. */
+/* Sets a deadline for sends by a handle that is closed, and for receives from its node. */
 static void bound_flying(struct ucx_link *link, const struct fabric_peer *handle)
 {
     const uint64_t now_ms = ucx_now_ms();
-    const ucp_ep_h other = ucx_hear(link->ucx, link->node)->ep; // where the two are no pair
+    const ucp_ep_h other = ucx_hear(link->ucx, link->node)->ep; // in case the two are no pair
     struct fabric_op *op;
     TAILQ_FOREACH (op, &link->ucx->common.flying, link) {
         const bool is_sent = op->is_send && op->to == handle;
@@ -254,7 +253,7 @@ void ucx_disconnect(struct fabric_peer *peer)
     if (link->is_closed && LIST_EMPTY(&link->handles)) free_link(link);
 }
 
-/* ---- what time brings ---- */
+/* ---- what is due at a time ---- */
 
 static struct ucx_link *link_of(struct ucx_fabric *ucx, const void *ep)
 {
@@ -265,7 +264,7 @@ static struct ucx_link *link_of(struct ucx_fabric *ucx, const void *ep)
     return NULL;
 }
 
-/* A receive that came by no endpoint of ours: UCX made its own as the node connected. */
+/* Ends a receive that came by no endpoint of ours: UCX made its own when the node connected. */
 static void end_stray(struct ucx_fabric *ucx, ucp_ep_h ep)
 {
     for (size_t i = 0; i < UCX_HEARD; i++) {
@@ -294,13 +293,14 @@ static void judge_flying(struct ucx_fabric *ucx, uint64_t now_ms)
         if (op->due_ms > now_ms) plan(ucx, op->due_ms);
         if (op->due_ms == 0 || op->due_ms > now_ms) continue;
         op->due_ms = 0;
-        if (op->by == NULL) continue; // UCX cancels it
+        if (op->by == NULL) continue; // UCX cancels the op
         end_by(ucx, op->by);
-        next = TAILQ_FIRST(&ucx->common.flying); // others may have ended with it
+        next = TAILQ_FIRST(&ucx->common.flying); // other ops may have ended with it
     }
 }
 
-/* UCX gave the node an endpoint that is a pair with one that we have closed: it sends into nothing. */
+/* Without PROOF, UCX gave the node an endpoint paired with one that we have closed: it sends into
+ * nothing. */
 static void judge_proof(struct ucx_link *link, uint64_t now_ms)
 {
     struct ucx_heard *heard = ucx_hear(link->ucx, link->node);
@@ -313,7 +313,7 @@ static void judge_proof(struct ucx_link *link, uint64_t now_ms)
     ucx_say_bye(link);
 }
 
-/* Handles of a link that was lost are told by fabric.c, and the last one frees it. */
+/* Declares a link lost when its time to end is over. fabric.c tells its handles; the last frees it. */
 static void judge_links(struct ucx_fabric *ucx, uint64_t now_ms)
 {
     struct ucx_link *link, *next;
@@ -339,13 +339,13 @@ unsigned ucx_links_tend(struct ucx_fabric *ucx)
     if (!ucx->has_lost && !is_due) return 0;
     if (is_due) {
         ucx->due_ms = 0;
-        // The timer is disarmed and not read: where the clock is there before the timer's interrupt there is
-        // nothing to be read yet, and what came after that would wake the loop for ever.
+        // The timer is disarmed and not read: if the clock is ahead of the timer's interrupt there is
+        // nothing to read yet, and an expiry after that read would wake the loop for ever.
         if (ucx->timer_fd >= 0) timerfd_settime(ucx->timer_fd, 0, &never, NULL);
         judge_flying(ucx, now_ms);
     }
     judge_links(ucx, now_ms);
-    ucx->has_lost = false; // ucx_link_lose in judge_links tells handles, which are seen to next
+    ucx->has_lost = false; // ucx_link_lose in judge_links queues handles, which come next
     return 1;
 }
 
@@ -360,7 +360,7 @@ static bool is_sending(const struct ucx_link *link)
     return false;
 }
 
-/* UCX has yet to notice that a link was shut down. */
+/* True: UCX has not noticed yet that a link was shut down. */
 static bool awaits_shut(const struct ucx_fabric *ucx)
 {
     const struct ucx_link *link;
@@ -371,7 +371,7 @@ static bool awaits_shut(const struct ucx_fabric *ucx)
 }
 
 /* Shuts down the links that are still sending, and gives UCX the time to notice. UCX does not
- * survive it if such a link is closed as it is while its node closes at the same time (1.18:
+ * survive it if such a link is closed without that while its node closes at the same time (1.18:
  * SIGSEGV, too). */
 static void shut_sending(struct ucx_fabric *ucx)
 {
@@ -402,22 +402,22 @@ void ucx_links_close(struct ucx_fabric *ucx)
 /* ==== ucx bundle ==== */
 
 /* Small messages that leave together. UCX sends each active message by a system call of its own, and wakes
- * the other end for it: of a step with thousands of small tensors that is nearly all of the time. So what is
- * sent to a peer in one turn of the loop is put into one bundle, which leaves at the turn's end, or when it
- * is full.
+ * the other end for it: for a step with thousands of small tensors that is nearly all of the time. So the
+ * messages sent to a peer in one turn of the loop are put into one bundle, which leaves at the turn's end,
+ * or when it is full.
  *
- * A bundle is an active message: a head, then each message with its lengths in front, filled up to 8 bytes.
- * The operations of its messages are over when it is sent, so limits on what is under way hold as for others.
- * A peer that does not take what it is sent gets UCX_BUNDLES_MAX at most; then its bundle stays open, and
- * what finds no room there goes by itself.
+ * A bundle is an active message: a head, then each message with its lengths in front, padded to 8 bytes.
+ * The operations of its messages end when the bundle is sent, so limits on operations under way hold as
+ * usual. A peer that does not take its messages gets UCX_BUNDLES_MAX bundles at most; then its open bundle
+ * stays open, and messages that find no room in it are sent by themselves.
  *
- * A receiver that holds a message holds the bundle: the head counts who does, from then on. */
+ * A receiver that holds a message holds the bundle: from then on the bundle's head counts the holds. */
 
-enum { BUNDLE_ID = 9 }; /* of active messages, beside MESSAGE_ID below and those of ucx_read.c */
+enum { BUNDLE_ID = 9 }; /* of active messages, beside MESSAGE_ID below and that of ucx_read.c */
 
 struct ucx_bundle {
     LIST_ENTRY(ucx_bundle) entry; /* fabric->bundles_open or bundles_out */
-    struct ucx_link *link;        /* of one under way, NULL: closed since */
+    struct ucx_link *link;        /* of a bundle under way; NULL: closed since */
     uint32_t count;
     size_t bytes;
     struct fabric_op *ops[UCX_BUNDLE_COUNT];
@@ -446,7 +446,7 @@ static void on_ucx_sent_bundle(void *request, ucs_status_t status, void *arg)
     ucp_request_free(request);
 }
 
-/* The bundle that is open leaves. */
+/* Sends the open bundle. */
 static void post(struct ucx_link *link)
 {
     struct ucx_bundle *bundle = link->bundle;
@@ -469,11 +469,11 @@ static void post(struct ucx_link *link)
     if (UCS_PTR_IS_PTR(request)) return;
     const cairn_status status = ucx_status(UCS_PTR_STATUS(request));
     finish_bundle(bundle, status);
-    // Who sent was told that they go: what is lost is said by the loss of the peer.
+    // The senders were told that their messages are sent: the loss of the peer reports a loss of these.
     if (status != CAIRN_OK) ucx_link_lose(link, CAIRN_ERR_CLOSED);
 }
 
-/* One with room for so many bytes; NULL: there is none. */
+/* Returns a bundle with room for so many bytes; NULL: there is none. */
 static struct ucx_bundle *open_for(struct ucx_link *link, size_t bytes)
 {
     struct ucx_bundle *bundle = link->bundle;
@@ -498,7 +498,7 @@ static void append(struct ucx_bundle *bundle, const void *bytes, size_t count)
     bundle->bytes += count;
 }
 
-/* False: it is too large, or there is no room: it goes by itself. */
+/* False: the message is too large, or there is no room: it is sent by itself. */
 static bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const void *payload)
 {
     static const uint8_t zero[8];
@@ -514,7 +514,7 @@ static bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const vo
     append(bundle, payload, op->payload_bytes);
     append(bundle, zero, end - bundle->bytes);
     bundle->ops[bundle->count++] = op;
-    op->by = link->ep; // as of what goes by itself
+    op->by = link->ep; // as for a message that is sent by itself
     return true;
 }
 
@@ -534,8 +534,8 @@ unsigned ucx_bundles_flush(struct ucx_fabric *ucx)
     return count;
 }
 
-/* UCX does not survive the end of an endpoint that has much to send (above): what waits for a node
- * that is lost is not given to it any more. */
+/* UCX does not survive the end of an endpoint that has much to send (above): UCX is no longer given
+ * messages that wait for a lost node. */
 static void ucx_bundles_part(struct ucx_link *link)
 {
     struct ucx_bundle *bundle = link->bundle;
@@ -551,7 +551,7 @@ static void ucx_bundles_part(struct ucx_link *link)
 
 void ucx_bundles_close(struct ucx_fabric *ucx)
 {
-    assert(LIST_EMPTY(&ucx->bundles_open)); // its peers are closed
+    assert(LIST_EMPTY(&ucx->bundles_open)); // the peers of all bundles are closed
     while (!LIST_EMPTY(&ucx->bundles_out)) {
         struct ucx_bundle *bundle = LIST_FIRST(&ucx->bundles_out);
         LIST_REMOVE(bundle, entry);
@@ -561,7 +561,7 @@ void ucx_bundles_close(struct ucx_fabric *ucx)
 
 /* -- receiving ---------------------------------------------------------------------------------- */
 
-/* One more, or one less, holds it; returns how many do. */
+/* Adds or removes one hold of the bundle; returns how many there are. */
 static uint32_t count_hold(void *data, bool more)
 {
     struct ucx_frame_bundle head;
@@ -589,13 +589,13 @@ static void take_bundled(struct ucx_fabric *ucx, void *data,
         count_hold(data, true);
 }
 
-/* As on_ucx_message below; of a stranger. */
+/* As on_ucx_message below; the bytes are a stranger's. */
 static ucs_status_t on_ucx_bundle(void *arg, const void *header, size_t header_bytes, void *data,
                                   size_t bytes, const ucp_am_recv_param_t *param)
 {
     (void)header, (void)header_bytes;
     struct ucx_fabric *ucx = arg;
-    struct ucx_frame_bundle head = { .magic = UCX_FRAME_MAGIC, .count = 1 }; // we do, meanwhile
+    struct ucx_frame_bundle head = { .magic = UCX_FRAME_MAGIC, .count = 1 }; // our own hold
     struct ucx_frame_bundled lengths;
     size_t at = sizeof head;
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || !ucx_frame_is_bundle(data, bytes)) {
@@ -619,18 +619,18 @@ ucs_status_t ucx_bundles_listen(struct ucx_fabric *ucx)
 
 /* Messages over UCX active messages: one id, eager for small payloads, rendezvous for the rest.
  *
- * UCX behaves so (1.13.1, measured): a receive into too small a buffer aborts the process, so
- * fabric.c compares first. An unread descriptor that is released completes its sender with OK. A
- * message that is held costs us pool memory (eager) or pins the sender's buffer (rendezvous). */
+ * Behavior of UCX (1.13.1, measured): a receive into too small a buffer aborts the process, so
+ * fabric.c compares first. Releasing an unread descriptor completes its sender with OK. A
+ * held message costs us pool memory (eager) or pins the sender's buffer (rendezvous). */
 
-enum { MESSAGE_ID = 7 }; /* the only id in use; all Cairn nodes agree on it */
+enum { MESSAGE_ID = 7 }; /* beside BUNDLE_ID and CONTROL_ID; all Cairn nodes agree on it */
 
 /* -- sending ------------------------------------------------------------------------------------ */
 
 static void end_message(struct fabric_op *op, ucs_status_t status)
 {
     struct ucx_fabric *ucx = ucx_of(op->fabric);
-    // The peer may still have the key of what it was given up with: that memory is registered anew.
+    // The peer may still have the key of a failed operation's memory: that memory is registered anew.
     if (status != UCS_OK) ucx_card_retire(ucx, op->held);
     ucx_card_release(ucx, op->held);
     op->held = NULL;
@@ -646,15 +646,16 @@ static void on_ucx_sent_message(void *request, ucs_status_t status, void *arg)
 cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload)
 {
     struct ucx_card *card = op->is_device ? ucx_card_hold(link->ucx, op, payload) : NULL;
-    if (op->is_device && card == NULL && SENDS_BY_HANDLE) return CAIRN_ERR_BUSY; // by the host next
+    // Without a handle the owner tries again, and then sends through the host.
+    if (op->is_device && card == NULL && SENDS_BY_HANDLE) return CAIRN_ERR_BUSY;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-        // tells the receiver by which of its ends, which it may have to close
+        // tells the receiver which of its endpoints it came by, which the receiver may have to close
         .flags = op->header_bytes + op->payload_bytes < UCX_RENDEZVOUS_MIN ? 0
                                                                            : UCP_AM_SEND_FLAG_REPLY,
         .cb.send = on_ucx_sent_message,
-        .memory_type = ucx_memory_of(op), // else a UCX that has CUDA asks the driver about each
+        .memory_type = ucx_memory_of(op), // else a UCX with CUDA asks the driver each time
         .user_data = op,
     };
     ucx_card_name(card, &param);
@@ -718,7 +719,7 @@ static void start_rendezvous(struct ucx_fabric *ucx, void *descriptor, struct fa
 
 static void let_go(struct ucx_fabric *ucx, const struct ucx_message *message)
 {
-    // The last message of a bundle that was held ends the bundle.
+    // The last held message of a bundle ends the bundle.
     if (message->bundle == NULL)
         ucp_am_data_release(ucx->worker, message->data);
     else if (count_hold(message->bundle, false) == 0)
@@ -736,7 +737,7 @@ void ucx_receive(struct fabric_message *common, struct fabric_op *op, void *buff
     }
     if (message->is_rendezvous) {
         if (is_shown) ucx->fate = FATE_RECEIVING;
-        op->by = message->ep; // of either receive, before it flies: close_receives looks for it
+        op->by = message->ep; // for either receive, before it flies: close_receives looks for it
         if (!ucx_far_receive(ucx, message->data, op, buffer))
             start_rendezvous(ucx, message->data, op, buffer);
         return;
@@ -774,19 +775,19 @@ void ucx_drop(struct fabric_message *common)
 }
 
 /* Shows a message to the owner; `message` NULL: it has no payload. UCX has to keep the payload of a
- * message that is held. */
+ * held message. */
 static enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
                               size_t payload_bytes, struct ucx_message *message)
 {
     ucx->shown = message;
     ucx->fate = message != NULL ? FATE_HELD : FATE_TAKEN;
     fabric_offer(&ucx->common, header, header_bytes, payload_bytes,
-                 message != NULL ? &message->common : NULL); // it may be freed after this
+                 message != NULL ? &message->common : NULL); // the message may be freed after this
     ucx->shown = NULL;
     return ucx->fate;
 }
 
-/* UCS_OK: UCX may free `data` (and tells a rendezvous sender so). UCS_INPROGRESS: it is kept for us. */
+/* UCS_OK: UCX may free `data` (and tells a rendezvous sender so). UCS_INPROGRESS: UCX keeps it for us. */
 static ucs_status_t on_ucx_message(void *arg, const void *header, size_t header_bytes, void *data,
                                    size_t payload_bytes, const ucp_am_recv_param_t *param)
 {
@@ -851,7 +852,7 @@ static bool judge_hello(const struct ucx_frame_hello *f)
            memcmp(f->zero, zero, sizeof zero) == 0;
 }
 
-/* An address range that ends behind the last address is none. */
+/* An address range that ends behind the last address is refused. */
 static bool judge_region(const struct ucx_frame_region *f, size_t rest)
 {
     return f->generation != 0 && f->slot < UCX_FRAME_SLOTS && f->bytes > 0 &&

@@ -1,4 +1,4 @@
-/* Payloads in memory that UCX is not left alone with: receives around the caches, and memory of cards. */
+/* Payload memory that UCX alone handles badly: receives around the caches, and memory of cards. */
 #include "proto/fabric/ucx.h"
 
 #include <stdlib.h>
@@ -8,13 +8,13 @@
 
 /* Receives into memory that is not read soon (fabric_receive_far), over TCP.
  *
- * UCX reads a rendezvous from its socket into a segment and copies that into the buffer. Left to itself it
- * brings each line of the buffer into the cache first, where the checksum is the only one to read it. A
- * datatype of our own makes that copy ours: the checksum reads the segment, which is in the cache, and the
- * copy goes around it. Into 64 MiB that is a third more goodput than UCX's copy and a pass over the buffer,
- * and a sixth more than UCX's copy without one (raw loop of active messages, 1 MiB each).
+ * UCX reads a rendezvous from its socket into a segment and copies that into the buffer. UCX by default
+ * brings each line of the buffer into the cache first, although only the checksum reads it there. With a
+ * datatype of our own we make that copy: the checksum reads the segment, which is in the cache, and the
+ * copy goes around the cache. Into 64 MiB that gives a third more goodput than UCX's copy and a pass over
+ * the buffer, and a sixth more than UCX's copy without a pass (raw loop of active messages, 1 MiB each).
  *
- * Only over TCP: a network that could write the buffer itself would be kept from it by such a datatype. */
+ * Only over TCP: such a datatype would keep a network that can write the buffer itself from doing so. */
 
 struct ucx_far {
     LIST_ENTRY(ucx_far) link; /* fabric->fars or fabric->fars_spare */
@@ -22,10 +22,10 @@ struct ucx_far {
     struct fabric_op *op;
     uint8_t *buffer;      /* [op->payload_bytes], on loan */
     struct checksum *sum; /* owned: of the first `at` bytes */
-    size_t at;            /* SIZE_MAX: something came out of turn */
+    size_t at;            /* SIZE_MAX: data arrived out of order */
 };
 
-/* -- the datatype: one element is a whole payload ----------------------------------------------- */
+/* -- the datatype: one element is a complete payload -------------------------------------------- */
 
 static void *start_unpack(void *context, void *far, size_t count)
 {
@@ -53,7 +53,7 @@ static void far_finish(void *state)
     (void)state; // on_received follows
 }
 
-/* Nothing of it is ever sent. */
+/* The datatype is never used to send. */
 static void *start_pack(void *context, const void *buffer, size_t count)
 {
     (void)context, (void)buffer, (void)count;
@@ -166,8 +166,8 @@ bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op 
 
 /* -- registered memory -------------------------------------------------------------------------- */
 
-/* As a rendezvous has it: the receiver reads what is sent, or the sender writes where it is to land. Nothing
- * that is only sent can be written. */
+/* Registers memory for a rendezvous: the receiver reads the sent memory, or the sender writes the memory
+ * where the payload lands. Memory that is only sent cannot be written. */
 static struct ucx_card *register_card(struct ucx_fabric *ucx, const struct fabric_region *region,
                                       bool lands)
 {
@@ -198,9 +198,10 @@ static void close_card(struct ucx_fabric *ucx, struct ucx_card *card)
     free(card);
 }
 
-/* Registers the memory when something goes there first: as long as nobody of another host has to do with it,
- * it costs nothing. Memory that UCX refuses to register is not sent or received into by its address, since
- * UCX may still know other memory there: it stays, and goes through the host from then on. */
+/* Registers the memory at the first send or receive over the network: as long as no peer on another host
+ * uses it, it costs nothing. Memory that UCX refuses to register is neither sent nor received into by its
+ * address, since UCX may still know other memory there: from then on its payloads are copied through the
+ * host. */
 struct ucx_card *ucx_card_hold(struct ucx_fabric *ucx, const struct fabric_op *op,
                                const void *payload)
 {
@@ -254,7 +255,7 @@ void ucx_card_region_drop(struct ucx_region *region)
 
 void ucx_cards_close(struct ucx_fabric *ucx)
 {
-    for (uint32_t i = 0; i < ucx->common.region_count; i++) { // a callback may still drop them
+    for (uint32_t i = 0; i < ucx->common.region_count; i++) { // a callback may still drop regions
         struct ucx_region *region = (struct ucx_region *)ucx->common.regions[i];
         region->sent = region->landed = NULL;
     }

@@ -1,11 +1,11 @@
-/* Messages that came by reference: their payload is read out of the peer's memory into the buffer that
- * the owner chooses, when it chooses, and the peer is told (RELEASE) that the memory is its own again:
+/* Messages that arrived by reference: their payload is read from the peer's memory into the buffer that
+ * the owner chooses, when it chooses, and the peer is told (RELEASE) that it may reuse the memory:
  * after the read, or when the message is dropped.
  *
  * A read that fails leaves its buffer undefined and its message lost, as a receive does whose sender
- * died. One that ends well has read what lay there: whether that is what was meant is said by the
- * checksum and the version in the message's header, which whoever receives it checks
- * (proto/wire/wire.h): memory of others, which they may have got back because they lost us and we did
+ * died. A read that succeeds returns the current bytes of the memory: whether these are the intended ones
+ * is decided by the checksum and the version in the message's header, which every receiver checks
+ * (proto/wire/wire.h). The memory is others', who may have reused it because they lost us and we did
  * not know. */
 #include "proto/fabric/ucx.h"
 
@@ -23,7 +23,7 @@
 #include "proto/base/text.h"
 #include "proto/fabric/backend.h"
 
-/* -- what the peer has -------------------------------------------------------------------------- */
+/* -- the peer's memory -------------------------------------------------------------------------- */
 
 static void remote_release(struct ucx_remote *remote)
 {
@@ -38,7 +38,7 @@ static struct ucx_remote *remote_of(const struct ucx_link *link, uint16_t slot, 
     return remote != NULL && remote->generation == generation ? remote : NULL;
 }
 
-/* UCX reads lengths out of the key without knowing where it ends: behind it are zeros. */
+/* UCX reads lengths from the key without knowing where it ends: zeros follow the key. */
 static ucs_status_t unpack_key(struct ucx_link *link, const void *key, size_t bytes,
                                ucp_rkey_h *out)
 {
@@ -48,7 +48,7 @@ static ucs_status_t unpack_key(struct ucx_link *link, const void *key, size_t by
     return ucp_ep_rkey_unpack(link->ep, ucx->key_room, out);
 }
 
-/* Says that a frame of a peer was refused. */
+/* Reports that a frame of a peer was refused. */
 __attribute__((format(printf, 3, 4))) static void
 tell_refused(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
 {
@@ -63,8 +63,8 @@ tell_refused(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
     options->on_refused(options->on_message_arg, text);
 }
 
-/* A region that cannot be read is not kept: references to it are declined, and the payloads come
- * whole. */
+/* A region that cannot be read is not kept: references to it are declined, and the payloads are sent in
+ * messages. */
 static void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *frame,
                           const void *key)
 {
@@ -123,7 +123,7 @@ static void answer_reference(struct ucx_link *link, enum ucx_frame_kind kind, ui
         .why = kind == UCX_FRAME_DECLINE ? why : 0,
     };
     const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
-    (void)status; // the endpoint is lost: our next one lets go of everything
+    (void)status; // the endpoint is lost: our next one releases everything
 }
 
 static void release_reference(struct ucx_link *link, uint64_t serial)
@@ -131,7 +131,7 @@ static void release_reference(struct ucx_link *link, uint64_t serial)
     if (link != NULL) answer_reference(link, UCX_FRAME_RELEASE, serial, 0);
 }
 
-/* True: the payload lies inside the region. Subtracts, so that no number of a stranger
+/* True: the payload lies inside the region. Subtracts, so that no number from a stranger
  * overflows. */
 static bool is_inside(const struct ucx_remote *remote, const struct ucx_frame_reference *frame)
 {
@@ -189,7 +189,7 @@ void ucx_read_drop(struct ucx_message *message)
 
 /* -- reads -------------------------------------------------------------------------------------- */
 
-/* It is in no list any more. */
+/* Ends a read that is in no list any more. */
 static void end_read(struct ucx_read *read, cairn_status status)
 {
     if (status == CAIRN_OK) read->op->fabric->stats.bytes_read += read->op->payload_bytes;
@@ -230,7 +230,7 @@ static void start_read(struct ucx_fabric *ucx, struct ucx_read *read)
     }
 }
 
-/* A bounded number at a time, in the order in which they were asked for. */
+/* Starts reads, a bounded number at a time, in the order in which they were requested. */
 static void pump(struct ucx_fabric *ucx)
 {
     while (ucx->reads_now < UCX_READS_MAX && !STAILQ_EMPTY(&ucx->reads_later)) {
@@ -269,7 +269,7 @@ void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *b
 
 /* -- the end ------------------------------------------------------------------------------------ */
 
-/* Nothing is told to the peer. */
+/* Drops reads that wait, without telling the peer. */
 static void give_up_waiting(struct ucx_fabric *ucx, const struct ucx_link *link)
 {
     struct ucx_read *read = STAILQ_FIRST(&ucx->reads_later), *next;
@@ -282,7 +282,7 @@ static void give_up_waiting(struct ucx_fabric *ucx, const struct ucx_link *link)
     }
 }
 
-/* The link is being closed: what it told is forgotten, reads in flight end by themselves. */
+/* The link is being closed: forgets the regions that the peer showed; reads in flight end by themselves. */
 static void ucx_forget_remotes(struct ucx_link *link)
 {
     struct ucx_fabric *ucx = link->ucx;
@@ -310,27 +310,28 @@ static void ucx_reads_end_stop(struct ucx_fabric *ucx)
 /* ==== ucx share ==== */
 
 /* Memory of ours that peers read by themselves: a region of the owner is registered when the first peer
- * is told of it, and until it is dropped and nothing of it is being read.
+ * is told of it, and stays so until it is dropped and no peer is reading it.
  *
- * UCX registers a map of our own that cannot be written to: nothing that a peer does, and nothing
- * that UCX asks of a card beyond what we ask of UCX, makes memory of ours writable from outside.
+ * UCX registers a map of our own that cannot be written to: neither a peer's request nor
+ * a right that UCX asks of a card beyond our request makes memory of ours writable from outside.
  * Where a card wants more than such a map can give (EFAULT of ibv_reg_mr), peers are not told of
- * the region: its payloads are sent whole, for as long as it is there. The owner is told so once
+ * the region: its payloads are sent in messages, as long as it exists. The owner is told so once
  * (on_refused), with the reason.
  *
- * Over TCP UCX emulates reads: our own progress copies out of the address that a request names,
- * without looking whether it is still registered (UCX 1.13). A request that is late, from a peer
+ * Over TCP UCX emulates reads: our own progress copies from the address that a request names,
+ * without checking whether it is still registered (UCX 1.13). A late request, from a peer
  * whose connection to us is not the one that we lost, must not end this process: so the address
- * stays, and gives zeros (a "grave", which costs addresses only). Such a reader gets bytes that do
- * not match its checksum, and none that are the owner's. */
+ * stays mapped, and reads as zeros (a "grave", which costs addresses only). Such a reader gets bytes that
+ * do not match its checksum, and none that are the owner's. */
 
-/* Then the oldest goes. A process may have some 65,000 maps. */
+/* Beyond these limits the oldest grave is unmapped. A process may have some 65,000 maps. */
 #define GRAVES_BYTES_MAX (UINT64_C(1) << 40) /* of addresses */
 #define GRAVES_MAX       4096
 
 /* -- registering -------------------------------------------------------------------------------- */
 
-/* Never to be written by others: UCX may ask its card for more all the same (1.13 does of verbs). */
+/* Registers memory that others must never write: UCX may ask its card for more all the same (1.13 does with
+ * verbs). */
 static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *share, void *address)
 {
     const ucp_mem_map_params_t params = {
@@ -350,7 +351,7 @@ static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *sh
     return UCS_ERR_UNSUPPORTED;
 }
 
-/* NULL, or why not. */
+/* Returns NULL, or the reason of the failure. */
 static const char *open_share(struct ucx_fabric *ucx, struct ucx_share *share, int fd)
 {
     void *view = pages_map(share->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd);
@@ -362,7 +363,7 @@ static const char *open_share(struct ucx_fabric *ucx, struct ucx_share *share, i
     return ucs_status_string(status);
 }
 
-/* Tells of the first memory only, as other memory is likely to be refused for the same reason. */
+/* Reports the first refused memory only, as other memory is likely to be refused for the same reason. */
 static void tell_unregistered(struct ucx_fabric *ucx, size_t bytes, const char *reason)
 {
     if (ucx->has_told_unregistered) return;
@@ -387,14 +388,14 @@ static bool find_slot(const struct ucx_fabric *ucx, uint16_t *slot_out)
     return false;
 }
 
-/* NULL: it cannot be registered, and is not tried again. */
+/* NULL: the region cannot be registered, and is not tried again. */
 static struct ucx_share *ucx_share_of(struct ucx_region *region)
 {
     struct ucx_fabric *ucx = ucx_of(region->common.fabric);
     const size_t bytes = region->common.bytes;
     uint16_t slot;
     if (region->share != NULL || region->is_refused) return region->share;
-    region->is_refused = true; // until it is one
+    region->is_refused = true; // until it is registered
     const bool has_slot = find_slot(ucx, &slot);
     struct ucx_share *share = has_slot ? calloc(1, sizeof *share) : NULL;
     if (share == NULL) {
@@ -430,13 +431,13 @@ static void unmap_oldest(struct ucx_fabric *ucx)
     free(grave);
 }
 
-/* Nothing of the memory is kept by it, only its addresses. */
+/* Keeps the addresses of the memory, and none of its content. */
 static void bury(struct ucx_fabric *ucx, void *view, size_t bytes)
 {
     struct ucx_grave *grave = malloc(sizeof *grave);
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     if (mmap(view, bytes, PROT_READ, flags, -1, 0) == MAP_FAILED || grave == NULL) {
-        free(grave); // the map stays until the process ends: without memory there is no better
+        free(grave); // the map stays until the process ends: there is no memory
         return;
     }
     *grave = (struct ucx_grave) { .view = view, .bytes = bytes };
@@ -473,7 +474,7 @@ static void take_back(struct ucx_link *link, const struct ucx_share *share)
     };
     link->shown[slot] = 0;
     const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
-    (void)status; // the next REGION of this slot says it, too
+    (void)status; // the next REGION of this slot tells the peer, too
 }
 
 void ucx_region_drop(struct fabric_region *common)
@@ -494,8 +495,8 @@ void ucx_region_drop(struct fabric_region *common)
 
 /* ==== ucx refer ==== */
 
-/* Messages by reference: the payload stays where it lies, its receiver reads it, and RELEASE is on_sent.
- * Whoever cannot read declines, and gets the payload as any other message. */
+/* Messages by reference: the payload stays in place, its receiver reads it, and RELEASE runs on_sent.
+ * A receiver that cannot read declines, and gets the payload like that of any other message. */
 
 bool ucx_may_refer(const struct ucx_link *link, size_t bytes)
 {
@@ -560,7 +561,7 @@ cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *
     return status;
 }
 
-/* -- what comes back ---------------------------------------------------------------------------- */
+/* -- answers ------------------------------------------------------------------------------------ */
 
 static void end_flight(struct ucx_link *link, struct fabric_flight *flight)
 {
@@ -571,7 +572,7 @@ static void end_flight(struct ucx_link *link, struct fabric_flight *flight)
 static void ucx_on_release(struct ucx_link *link, const struct ucx_frame_release *frame)
 {
     struct fabric_flight *flight = fabric_flight_find(&link->flights, frame->serial);
-    if (flight == NULL) return; // of an earlier endpoint
+    if (flight == NULL) return; // a serial of an earlier endpoint
     fabric_op_done(flight->op, CAIRN_OK);
     end_flight(link, flight);
 }
@@ -592,7 +593,7 @@ static void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release
     if (status != CAIRN_OK) fabric_op_done(op, status);
 }
 
-/* The reader may read on, and get what is no longer what was said. */
+/* The reader may continue to read, and then gets bytes that do not match its checksum. */
 void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *handle)
 {
     for (uint32_t i = 0; i < link->flights.capacity; i++) {
@@ -603,7 +604,7 @@ void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *hand
     }
 }
 
-/* The same of all handles. */
+/* The same for all handles of the link. */
 static void ucx_forget_reader(struct ucx_link *link)
 {
     for (uint32_t i = 0; i < link->flights.capacity; i++) {
@@ -625,14 +626,14 @@ static void ucx_forget_reader(struct ucx_link *link)
 /* One-sided reads: whether the peers of an endpoint read each other's memory, and the frames by which
  * they agree on it (ucx.h). Nothing here moves a payload.
  *
- * A peer's memory is read if the owner says so (options.one_sided is "on": over TCP UCX emulates
- * it, for tests), or if it says nothing and the endpoint has lanes whose card does it. UCX is asked
- * for the lanes of each endpoint. */
+ * A peer's memory is read if the owner requires it (options.one_sided is "on": over TCP UCX emulates
+ * it, for tests), or if the owner leaves the choice to us and the endpoint has lanes whose card reads by
+ * itself. UCX reports the lanes of each endpoint. */
 
-enum { CONTROL_ID = 8 }; /* of active messages, beside that of ucx_link.c */
+enum { CONTROL_ID = 8 }; /* of active messages, beside those of ucx_link.c */
 enum { SETTLE_TURNS = 200, SETTLE_TURN_US = 500 };
 
-/* TCP has no lanes that read, so that nothing has to be asked or said. */
+/* TCP has no lanes that read, so it needs no request and no frame. */
 bool ucx_one_sided_is_possible(const struct fabric_options *options)
 {
     const char *transports = options->transports;
@@ -644,7 +645,7 @@ bool ucx_one_sided_is_possible(const struct fabric_options *options)
 
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
 
-/* Their uses are not told; a native transport that UCX took has reads. */
+/* UCX does not report the lanes' uses; a native transport that UCX chose has reads. */
 static bool has_native_lanes(ucp_ep_h ep)
 {
     ucp_transport_entry_t entries[16];
@@ -687,7 +688,7 @@ static void control_free(struct ucx_control *control)
 
 static void on_control_sent(void *request, ucs_status_t status, void *arg)
 {
-    (void)status; // a lost one is a lost endpoint: on_ucx_down says it
+    (void)status; // a lost frame is a lost endpoint, which on_ucx_down reports
     control_free(arg);
     ucp_request_free(request);
 }
@@ -702,8 +703,8 @@ static enum ucx_frame_kind kind_of(const void *frame)
     return (enum ucx_frame_kind)((const struct ucx_frame_head *)frame)->kind;
 }
 
-/* UCX tells the receiver by which of its endpoints a frame comes (REPLY), and drops the frame where that
- * endpoint is closed. BYE and PORT are to come in any case. */
+/* UCX tells the receiver which of its endpoints a frame arrived by (REPLY), and drops the frame if that
+ * endpoint is closed. BYE and PORT must arrive in any case. */
 cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t frame_bytes,
                               const void *rest, size_t rest_bytes)
 {
@@ -714,7 +715,7 @@ cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t f
         .cb.send = on_control_sent,
     };
     struct ucx_fabric *ucx = link->ucx;
-    if (link->controls >= UCX_CONTROLS_MAX) { // it takes nothing, and makes us keep more and more
+    if (link->controls >= UCX_CONTROLS_MAX) { // the peer takes nothing, and our queue only grows
         ucx_link_end(link, true);
         return CAIRN_ERR_BUSY;
     }
@@ -746,7 +747,7 @@ static void say_hello(struct ucx_link *link, bool asks)
         .asks = asks,
     };
     const cairn_status status = ucx_control_send(link, &hello, sizeof hello, NULL, 0);
-    (void)status; // without it messages come whole
+    (void)status; // without it payloads are sent in messages
 }
 
 void ucx_say_bye(struct ucx_link *link)
@@ -756,7 +757,7 @@ void ucx_say_bye(struct ucx_link *link)
         .endpoint = link->endpoint,
     };
     const cairn_status status = ucx_control_send(link, &bye, sizeof bye, NULL, 0);
-    (void)status; // without it the next HELLO tells, or UCX's keepalive
+    (void)status; // without it the next HELLO reports the end, or UCX's keepalive does
 }
 
 void ucx_say_port(struct ucx_link *link)
@@ -774,15 +775,15 @@ void ucx_say_port(struct ucx_link *link)
 
 /* -- frames in ---------------------------------------------------------------------------------- */
 
-/* A HELLO of a newer endpoint: the one that ours was a pair with is gone. `link`: NULL, if the frame came by
- * no endpoint of ours. */
+/* A HELLO from a newer endpoint: the endpoint that ours was paired with is gone. `link`: NULL, if the frame
+ * arrived by no endpoint of ours. */
 static void on_hello(struct ucx_fabric *ucx, struct ucx_link *link,
                      const struct ucx_frame_hello *hello)
 {
     struct ucx_link *living = ucx_link_find(ucx, hello->head.from);
     if (living != NULL && living->paired != 0 && living->paired < hello->oldest)
         ucx_link_end(living, true);
-    if (link == NULL || hello->endpoint < link->paired) return; // not ours yet; was overtaken
+    if (link == NULL || hello->endpoint < link->paired) return; // not ours yet; or overtaken
     link->paired = hello->endpoint;
     link->reads = hello->reads != 0;
     if (hello->asks != 0) say_hello(link, false);
@@ -810,7 +811,7 @@ static void on_proof(struct ucx_fabric *ucx, uint64_t node, ucp_ep_h ep)
     heard->proof_by_ms = 0;
 }
 
-/* A frame about reads is for the link whose endpoint it came by. */
+/* A frame about reads belongs to the link whose endpoint it arrived by. */
 static void take_frame(struct ucx_fabric *ucx, ucp_ep_h ep, enum ucx_frame_kind kind,
                        const union ucx_frame *frame, const void *rest)
 {
@@ -852,13 +853,13 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
     return UCS_OK;
 }
 
-/* Always: without a handler UCX would log every frame of a peer that is set otherwise. */
+/* Always called: without a handler UCX would log every frame of a peer with other settings. */
 ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx)
 {
     return ucx_listen_to(ucx, CONTROL_ID, UCP_AM_FLAG_WHOLE_MSG, on_control);
 }
 
-/* -- peers come and go -------------------------------------------------------------------------- */
+/* -- peers arrive and leave --------------------------------------------------------------------- */
 
 void ucx_meet(struct ucx_link *link)
 {
@@ -890,13 +891,13 @@ void ucx_one_sided_begin_stop(struct ucx_fabric *ucx)
     struct ucx_read *read;
     if (!ucx->common.is_one_sided) return;
     LIST_FOREACH (read, &ucx->reads, link) remote_release(read->region);
-    for (uint32_t i = 0; i < ucx->common.region_count; i++) // a callback may still drop them
+    for (uint32_t i = 0; i < ucx->common.region_count; i++) // a callback may still drop regions
         ((struct ucx_region *)ucx->common.regions[i])->share = NULL;
     while (!LIST_EMPTY(&ucx->shares)) close_share(ucx, LIST_FIRST(&ucx->shares));
 }
 
-/* UCX 1.13 aborts a process that destroys its worker before its answer is out to another's first wish
- * to be answered, which may have come just now. Takes a bounded time. */
+/* UCX 1.13 aborts a process that destroys its worker while its answer to another node's first request for
+ * an answer, which may have arrived just now, is not sent yet. Takes a bounded time. */
 void ucx_one_sided_settle(struct ucx_fabric *ucx)
 {
     const ucp_request_param_t param = { .op_attr_mask = 0 };

@@ -36,7 +36,7 @@ static bool is_of_device(const struct ifaddrs *one, const char *device, size_t l
     return strcspn(one->ifa_name, ":") == length && strncmp(one->ifa_name, device, length) == 0;
 }
 
-/* IPv4 first, as UCX does. */
+/* Finds IPv4 addresses first, as UCX does. */
 static bool find_ip(const struct ifaddrs *all, const char *device, size_t length,
                     char out[INET6_ADDRSTRLEN])
 {
@@ -102,7 +102,7 @@ bool ip_parse(const char *ip, struct sockaddr_storage *out, socklen_t *bytes_out
     return true;
 }
 
-/* A datagram socket that is connected sends nothing, and has the source address of its route. */
+/* Connects a datagram socket, which sends nothing, to learn the source address of the route. */
 static bool find_source(const char *ip, char out[INET6_ADDRSTRLEN])
 {
     struct sockaddr_storage to, from;
@@ -117,7 +117,7 @@ static bool find_source(const char *ip, char out[INET6_ADDRSTRLEN])
     return ok;
 }
 
-/* The kernel's answer to the question for a route, and where its attributes begin. */
+/* The kernel's answer to a route request, and where its attributes begin. */
 struct route_answer {
     struct nlmsghdr head;
     struct rtmsg route;
@@ -151,7 +151,7 @@ static bool ask_route(const struct sockaddr_storage *to, struct route_answer *an
            answer->head.nlmsg_type == RTM_NEWROUTE && answer->head.nlmsg_len <= (size_t)count;
 }
 
-/* False: the kernel does not say it, or the IP is one of ours, to which its route is loopback. */
+/* False: the kernel does not say it, or the IP is ours, so that its route is loopback. */
 static bool find_device_of_route(const char *ip, char out[IF_NAMESIZE])
 {
     struct sockaddr_storage to;
@@ -212,7 +212,7 @@ static int count_networks(const char *devices)
     return count;
 }
 
-/* Adds a device, or leaves it out if there is no room for it. */
+/* Adds a device, or omits it if there is no room for it. */
 static void add_device(char devices[CAIRN_PLACE_DEVICES_BYTES], const char *device, char between)
 {
     const size_t used = strlen(devices);
@@ -276,7 +276,8 @@ void fabric_choose(const struct fabric_place *places, size_t count, const char *
 
 /* ---- with an address ---- */
 
-/* Behind UCX's own bytes, which know their length: the text, its length as one byte, and this. */
+/* Behind UCX's own bytes, which contain their length, an address has the place as text, the text's length
+ * as one byte, and this. */
 static const char tail_magic[8] = "CAIRNAT1";
 
 size_t fabric_add_place(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room)
@@ -331,22 +332,24 @@ void fabric_address_print_places(const void *address, size_t bytes, char out[CAI
 
 /* ==== address ==== */
 
-/* The envelope around a backend's address: UCX takes the lengths inside its own addresses on trust and
- * aborts on nonsense, so that garbage has to be refused before UCX sees it. */
+/* The envelope around a backend's address: UCX trusts the lengths inside its own addresses and
+ * aborts on nonsense, so garbage has to be refused before UCX sees it. */
 
-/* How an address travels: this, then the backend's own bytes. Little endian, as all hosts here. */
+/* The form in which an address travels: this, then the backend's own bytes. Little endian, as all hosts
+ * here. */
 struct envelope {
     char magic[8];
     char kind[7];
-    uint8_t flags;  /* of enum flag; others are of later versions, and mean nothing to this one */
-    uint64_t bytes; /* of the address behind this */
-    uint64_t checksum; /* XXH3-64 of those, seeded with their number, plus the flags */
+    uint8_t flags;     /* of enum flag; other bits are of later versions, and ignored here */
+    uint64_t bytes;    /* of the address behind this */
+    uint64_t checksum; /* XXH3-64 of these bytes, seeded with their number, plus the flags */
 };
 static_assert(sizeof(struct envelope) == 32, "wire format");
-/* The number grows with what two ends have to have alike. 2: UCX's segments are 256 KiB; one that is
- * longer than its receiver's aborts the receiver. 3: over UCX small messages come in bundles. */
+/* The number grows with every property that two ends must share. 2: UCX's segments are 256 KiB; a segment
+ * that is longer than its receiver's aborts the receiver. 3: over UCX small messages are sent in
+ * bundles. */
 static const char envelope_magic[8] = "CAIRNFA3";
-enum flag { FLAG_ONE_SIDED = 1 }; /* it may read, and be read */
+enum flag { FLAG_ONE_SIDED = 1 }; /* the owner may read, and be read, one-sidedly */
 
 /* The kind as 7 bytes, padded with NUL; names of backends are shorter. */
 static void write_kind(const char *kind, char kind_out[7])
@@ -374,7 +377,7 @@ cairn_status fabric_set_address(struct fabric *fabric, const void *raw, size_t b
     return CAIRN_OK;
 }
 
-/* Opens an address: gives its envelope and returns the bytes inside; NULL: it is not whole. */
+/* Opens an address: writes its envelope and returns the bytes inside; NULL: the address is incomplete. */
 static const uint8_t *open_envelope(const uint8_t *address, size_t bytes,
                                     struct envelope *envelope_out)
 {
@@ -399,7 +402,7 @@ const void *fabric_find_part(const void *address, size_t bytes, const char *of_k
     write_kind(of_kind, kind);
     const uint8_t *at = open_envelope(address, bytes, &part);
     if (at == NULL) return NULL;
-    if (memcmp(part.kind, several, sizeof several) != 0) { // it is its only part
+    if (memcmp(part.kind, several, sizeof several) != 0) { // the address is its only part
         *part_bytes_out = bytes;
         return memcmp(part.kind, kind, sizeof kind) == 0 && index == 0 ? address : NULL;
     }
@@ -470,7 +473,7 @@ const void *fabric_own_address(const struct fabric *fabric, size_t *bytes_out)
 
 /* ==== mapped host ==== */
 
-/* Which host this is: peers of another one are not mapped, nor tried in vain. */
+/* Identifies this host: peers on another host are not mapped, nor tried in vain. */
 
 bool fabric_host_is_name(const char *host)
 {
@@ -480,7 +483,7 @@ bool fabric_host_is_name(const char *host)
     return length > 0 && length < CAIRN_FABRIC_HOST_BYTES;
 }
 
-/* Looks the part up by the name of the kind, not by fabric_mapped: a program that only reads
+/* Finds the part by the name of the kind, not by fabric_mapped: a program that only reads
  * addresses, as the coordinator does, links no fabric, and so loads no UCX. */
 static bool find_mapped(const void *address, size_t bytes, struct mapped_address *out)
 {
@@ -491,7 +494,7 @@ static bool find_mapped(const void *address, size_t bytes, struct mapped_address
     return true;
 }
 
-/* The owner of this address imports memory of some card. */
+/* True: the owner of this address imports memory of some card. */
 static bool fabric_address_imports(const void *address, size_t bytes)
 {
     struct mapped_address mapped;

@@ -27,7 +27,7 @@ static cairn_status measure_tensors(struct layout *layout, const struct layout_t
     return CAIRN_OK;
 }
 
-/* Checks that the extents [at, ...) begin with an exact cover of tensor t; gives its end. */
+/* Checks that the extents [at, ...) begin with an exact cover of tensor t; sets *end_out to its end. */
 static cairn_status judge_tensor(const struct layout *layout, uint32_t t, size_t at,
                                  size_t *end_out)
 {
@@ -96,7 +96,7 @@ static void hash_tensor(crypto_generichash_state *state, const struct layout *la
     }
 }
 
-/* Tensors by name, so that the order of the job's list does not matter. */
+/* Hashes tensors by name, so that the order of the job's list does not matter. */
 static cairn_status hash_table(struct layout *layout, const struct layout_tensor *tensors)
 {
     const uint32_t count = layout->tensor_count;
@@ -157,7 +157,7 @@ cairn_status layout_make(const struct layout_tensor *tensors, uint32_t tensor_co
     if (status == CAIRN_OK) status = index_tensors(layout);
     if (status == CAIRN_OK) status = hash_table(layout, tensors);
     if (status != CAIRN_OK) {
-        layout->extents = NULL; // stays the caller's
+        layout->extents = NULL; // they stay the caller's
         layout_close(layout);
         return status;
     }
@@ -203,7 +203,7 @@ void layout_encode(const struct layout *layout, uint8_t *out)
     memcpy(out, layout->hash, sizeof layout->hash);
 }
 
-/* The bytes hold exactly the counts they announce; nothing is allocated before this. */
+/* True if the bytes hold exactly the counts that they announce; nothing is allocated before this check. */
 static int counts_fit(const uint8_t *data, size_t bytes, uint32_t tensor_count)
 {
     const size_t fixed = HEADER_BYTES + tensor_count * COUNT_BYTES + CAIRN_LAYOUT_HASH_BYTES;
@@ -214,7 +214,7 @@ static int counts_fit(const uint8_t *data, size_t bytes, uint32_t tensor_count)
     return le_get(data + 24, 8) == (bytes - fixed) / EXTENT_BYTES;
 }
 
-/* Gives the extents their tensors and first quanta. The counts of extents are the stranger's. */
+/* Gives the extents their tensors and first quanta. The counts of extents are untrusted. */
 static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count, struct extent *extents,
                                  size_t extent_count)
 {
@@ -234,7 +234,7 @@ static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count, str
     return at == extent_count ? CAIRN_OK : CAIRN_ERR_MALFORMED;
 }
 
-/* A table we refuse is the sender's fault unless our own tensors are no good. */
+/* A table that we refuse is the sender's fault unless our own tensors are invalid. */
 static int tensors_are_sound(const struct layout_tensor *tensors, uint32_t tensor_count)
 {
     for (uint32_t t = 0; t < tensor_count; t++)
@@ -400,8 +400,9 @@ const struct local_extent *shard_map_find(const struct shard_map *map, uint32_t 
     return e->tensor == tensor && leaf - e->first_leaf < e->leaf_count ? e : NULL;
 }
 
-/* Each extent has a chunk at least. So as many extents as chunks come before a chunk, but for the chunks that
- * extents have beyond their first: among many small tensors there is little to search. */
+/* Each extent has at least one chunk. So the number of extents before a chunk is at least the chunk's
+ * number less the chunks that extents have beyond their first, and at most the chunk's number: with many
+ * small tensors there is little to search. */
 const struct local_extent *shard_map_extent(const struct shard_map *map, uint64_t chunk)
 {
     assert(chunk < map->chunk_count);
@@ -418,7 +419,7 @@ const struct local_extent *shard_map_extent(const struct shard_map *map, uint64_
     return &map->extents[low];
 }
 
-/* Leaves of the chunk that begins `within` leaves into the extent. */
+/* Returns how many leaves the chunk has that begins `within` leaves into the extent. */
 static uint64_t chunk_size(const struct shard_map *map, const struct local_extent *e,
                            uint64_t within)
 {
@@ -429,7 +430,7 @@ static uint64_t chunk_size(const struct shard_map *map, const struct local_exten
 struct chunk_place shard_map_chunk(const struct shard_map *map, uint64_t chunk)
 {
     const struct local_extent *e = shard_map_extent(map, chunk);
-    if (e->chunk_count == 1) // the extent says it all: a small tensor's geometry need not be read
+    if (e->chunk_count == 1) // the extent suffices: a small tensor's geometry need not be read
         return (struct chunk_place) { .tensor = e->tensor,
                                       .first_leaf = e->first_leaf,
                                       .leaf_count = e->leaf_count,
@@ -463,7 +464,7 @@ cairn_status shard_map_chunk_number(const struct shard_map *map, uint32_t tensor
 
 /* ---- a map that follows another ---- */
 
-/* Local elements. */
+/* A range of local elements. */
 struct range {
     uint64_t first, end;
 };
@@ -488,7 +489,7 @@ static void add_ranges(struct ranges *ranges, const struct shard_map *map)
     }
 }
 
-/* The gaps between what two maps have; the last one has no end. */
+/* Finds the gaps between the local elements of two maps; the last gap has no end. */
 static cairn_status find_gaps(const struct shard_map *before, const struct shard_map *beside,
                               struct ranges *gaps)
 {
@@ -513,7 +514,8 @@ static cairn_status find_gaps(const struct shard_map *before, const struct shard
     return CAIRN_OK;
 }
 
-/* The extent of `before` that the extent lies in, in whole; NULL: none. CAIRN_ERR_INVALID: in part. */
+/* Finds the extent of `before` in which all of the extent lies; NULL: none. CAIRN_ERR_INVALID: only a part
+ * of the extent lies in `before`, or it lies in two. */
 static cairn_status find_before(const struct shard_map *before, const struct local_extent *extent,
                                 const struct local_extent **out)
 {
@@ -530,7 +532,7 @@ static cairn_status find_before(const struct shard_map *before, const struct loc
 static void place(struct ranges *gaps, struct local_extent *extent)
 {
     struct range *gap = gaps->list;
-    while (gap->end - gap->first < extent->elem_count) gap++; // the last one has room
+    while (gap->end - gap->first < extent->elem_count) gap++; // the last gap always has room
     extent->local_elem = gap->first;
     gap->first += extent->elem_count;
 }
@@ -567,8 +569,8 @@ cairn_status shard_map_init_from(struct shard_map *map, const struct layout *lay
 
 /* ==== published ==== */
 
-/* ThreadSanitizer knows no fences; its builds run on x86 only, where the one below compiles to nothing,
- * and the other is implied by the exchange. */
+/* ThreadSanitizer does not support fences. Its builds run only on x86, where the fences in this file
+ * compile to nothing or are implied by the exchange. */
 #if defined(__SANITIZE_THREAD__)
 #define TSAN 1
 #elif defined(__has_feature)
@@ -622,7 +624,7 @@ void published_write_begin(struct published_head *head)
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_relaxed);
     (void)atomic_exchange(&head->sequence, sequence | 1);
-    FENCE(memory_order_release); // the mark is seen before anything of the new version
+    FENCE(memory_order_release); // readers see the odd sequence before anything of the new version
 }
 
 void published_write_end(struct published_head *head, struct cairn_version version, uint32_t sides)
@@ -637,7 +639,7 @@ void published_write_end(struct published_head *head, struct cairn_version versi
 
 void published_set_sides(struct published_head *head, uint32_t sides)
 {
-    atomic_store_explicit(&head->sides, sides, memory_order_release); // behind what they have
+    atomic_store_explicit(&head->sides, sides, memory_order_release); // after the sides' contents
 }
 
 bool published_read_begin(const struct published_head *head, uint32_t copy,
@@ -646,7 +648,7 @@ bool published_read_begin(const struct published_head *head, uint32_t copy,
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_acquire);
     if (sequence % 2 == 1) return false;
-    // Behind the sequence: a version that was written to new regions comes with their number.
+    // Read after the sequence: a version that was written to new regions has their number.
     if (atomic_load_explicit(&head->copy, memory_order_relaxed) != copy) return false;
     if (atomic_load_explicit(&head->generation, memory_order_relaxed) != version.generation ||
         atomic_load_explicit(&head->step, memory_order_relaxed) != version.step ||
@@ -658,6 +660,6 @@ bool published_read_begin(const struct published_head *head, uint32_t copy,
 
 bool published_read_end(const struct published_head *head, uint64_t sequence)
 {
-    FENCE(memory_order_acquire); // what was read comes before this look
+    FENCE(memory_order_acquire); // the reads of the copy come before this read of the sequence
     return atomic_load_explicit(&head->sequence, memory_order_acquire) == sequence;
 }

@@ -1,17 +1,17 @@
-/* A layout: which shard owns which quanta of a job's tensors. It is data, made by the planner
- * (proto/plan/plan.h), sent to members, kept by the coordinator; everything else reads the table.
+/* A layout: which shard owns which quanta of a job's tensors. It is data: the planner makes it
+ * (proto/plan/plan.h), members get it, the coordinator stores it; everything else reads the table.
  *
- *   tensor     a number: the place in the job's tensor list, [0, tensor_count)
- *   extent     a run of quanta of one tensor on one shard; two on one shard may follow each other, as
- *              they do after one was cut: their state may lie apart there
- *   state      the arrays of a shard (parameters, moments, sums) are its extents, in a fresh job one after
- *              another in the table's order; "local" counts elements there, and chunks in the map's order
+ *   tensor     a number: the index in the job's tensor list, [0, tensor_count)
+ *   extent     a run of quanta of one tensor on one shard. Two extents of one shard may follow each other,
+ *              for instance after one was cut: their state may lie apart in the shard's memory
+ *   state      the arrays of a shard (parameters, moments, sums). They hold the shard's extents, in a fresh
+ *              job in the table's order; "local" counts elements there, and chunks in the map's order
  *   chunk      consecutive leaves of one extent, counted from the extent's first leaf in steps of
- *              chunk_leaves; the last of an extent may be shorter. Client and shard cut with the
+ *              chunk_leaves; the last chunk of an extent may be shorter. Client and shard both cut with the
  *              functions below, so that a chunk number means the same on both ends.
  *
- * Every query costs its answer (a binary search); nothing walks quanta. Pure: no input or output.
- * A layout never changes once made, so threads may share it. */
+ * Every query costs a binary search and its answer; nothing walks over quanta. Pure: no input or output. A
+ * layout never changes once it is made, so threads may share it. */
 #ifndef CAIRN_GEOMETRY_LAYOUT_H
 #define CAIRN_GEOMETRY_LAYOUT_H
 
@@ -29,12 +29,12 @@
 #define CAIRN_LAYOUT_TENSORS_MAX ((uint32_t)1 << 20)
 #define CAIRN_LAYOUT_HASH_BYTES  32
 
-/* The properties of a tensor that layout and planner need. All borrowed, for the call only. */
+/* The properties of a tensor that layout and planner need. All pointers are borrowed, for the call only. */
 struct layout_tensor {
-    const char *name; /* unique in the job; orders the tensors wherever their numbers must not */
+    const char *name; /* unique in the job; sorts tensors where their numbers must not matter */
     const char *unit; /* read by the planner only */
     struct shape shape;
-    uint32_t elem_bytes; /* read by the planner only: what an element weighs, at least 1 */
+    uint32_t elem_bytes; /* read by the planner only: what an element costs, at least 1 */
 };
 
 struct extent {
@@ -54,32 +54,32 @@ struct layout {
     struct extent *extents;    /* [extent_count], by tensor, then first_quantum */
     size_t *tensor_extents;    /* [tensor_count + 1], tensor t has extents [t], ..., [t + 1] - 1 */
     uint32_t *by_shard;        /* [extent_count], numbers of extents, by shard, then as above */
-    size_t *shard_extents;     /* [shard_count + 1], where a shard begins in by_shard */
+    size_t *shard_extents;     /* [shard_count + 1], where a shard's part of by_shard begins */
     struct geometry *geometry; /* [tensor_count] */
 
-    /* BLAKE2b-256 over shard_count and, by name, every tensor's name, shape and owners. Not over
-     * version or the order of the list: two layouts with one hash are the same table. */
+    /* BLAKE2b-256 over shard_count and, by name, every tensor's name, shape and owners. The version and the
+     * order of the list are left out: two layouts with the same hash are the same table. */
     uint8_t hash[CAIRN_LAYOUT_HASH_BYTES];
 };
 
-/* Makes a layout of a table. `extents` is malloc'ed memory and becomes the layout's on success; it
- * stays the caller's otherwise. CAIRN_ERR_INVALID: a limit, a shape, two tensors of one name, or a
+/* Makes a layout from a table. `extents` is malloc'ed memory; on success it belongs to the layout,
+ * otherwise it stays the caller's. CAIRN_ERR_INVALID: a limit, a shape, two tensors with one name, or a
  * table that does not cover every quantum of every tensor exactly once, in order. CAIRN_ERR_NO_MEMORY. */
 cairn_status layout_make(const struct layout_tensor *tensors, uint32_t tensor_count,
                          uint32_t shard_count, uint64_t version, struct extent *extents,
                          size_t extent_count, struct layout **layout_out) CAIRN_MUST_CHECK;
-/* NULL is fine. */
+/* NULL is allowed. */
 void layout_close(struct layout *layout);
 
-/* Bytes, little-endian: "CLAY", u32 format 1, u64 version, u32 shard_count, u32 tensor_count,
+/* The encoding, little-endian: "CLAY", u32 format 1, u64 version, u32 shard_count, u32 tensor_count,
  * u64 extent_count; for each tensor a u32 count of extents; for each extent u64 quantum_count and
- * u32 shard (the first quantum follows from the ones before); the 32 bytes of the hash. */
+ * u32 shard (the first quantum follows from the extents before); the 32 bytes of the hash. */
 size_t layout_encoded_bytes(const struct layout *layout);
 /* Writes layout_encoded_bytes bytes. */
 void layout_encode(const struct layout *layout, uint8_t *out);
-/* `data` may come from a stranger; the tensors are ours. Memory is bounded by 4 times `bytes` plus a
- * constant for each of our tensors. CAIRN_ERR_MALFORMED: not a layout of these tensors, or its hash
- * is another one. CAIRN_ERR_INVALID: our tensors are at fault. CAIRN_ERR_NO_MEMORY. */
+/* `data` may come from an untrusted peer; the tensors are ours. Memory is bounded by 4 times `bytes` plus a
+ * constant for each of our tensors. CAIRN_ERR_MALFORMED: not a layout of these tensors, or the hash does
+ * not match. CAIRN_ERR_INVALID: our tensors are at fault. CAIRN_ERR_NO_MEMORY. */
 cairn_status layout_decode(const uint8_t *data, size_t bytes, const struct layout_tensor *tensors,
                            uint32_t tensor_count, struct layout **layout_out) CAIRN_MUST_CHECK;
 
@@ -89,14 +89,14 @@ const struct extent *layout_tensor_extents(const struct layout *layout, uint32_t
 /* The extent that holds a leaf: its shard is the owner. NULL if there is no such tensor or leaf. */
 const struct extent *layout_find(const struct layout *layout, uint32_t tensor, uint64_t leaf);
 
-/* The shard, of any number, has an extent. */
+/* True if the shard, whose number may be any, has an extent. */
 bool layout_owns(const struct layout *layout, uint32_t shard);
-/* Runs of neighbours of one owner: in how many pieces its tensors lie. Extents of one shard that follow each
- * other are one. */
+/* Counts the pieces in which the tensors lie: a run of neighbouring extents of one owner is one piece. */
 size_t layout_pieces(const struct layout *layout);
-/* The same owners, perhaps under another number: a version of the one is read by the other. */
+/* True if both have the same owners, even if their numbers differ: what is published in one can then be
+ * read by the other's table. */
 bool layout_same(const struct layout *a, const struct layout *b);
-/* The first 8 bytes of its hash, little-endian: names the table in messages. */
+/* Returns the first 8 bytes of the hash, little-endian; messages name the table by this number. */
 uint64_t layout_number(const struct layout *layout);
 
 /* An extent as its shard sees it. */
@@ -104,7 +104,7 @@ struct local_extent {
     uint32_t tensor;
     uint64_t first_leaf, leaf_count;   /* in the tensor */
     uint64_t first_elem, elem_count;   /* in the tensor */
-    uint64_t local_elem;               /* where its first element stands in the shard's state */
+    uint64_t local_elem;               /* the place of its first element in the shard's state */
     uint64_t first_chunk, chunk_count; /* local */
 };
 
@@ -114,7 +114,7 @@ struct shard_map {
     uint32_t chunk_leaves;
     size_t extent_count;
     uint64_t elem_count; /* of the shard's state */
-    uint64_t local_end;  /* behind its last local element: more than elem_count if there are gaps */
+    uint64_t local_end;  /* after the last local element: more than elem_count if there are gaps */
     uint64_t leaf_count;
     uint64_t chunk_count;
     struct local_extent *extents; /* owned: [extent_count], by tensor, then first_leaf */
@@ -134,11 +134,11 @@ struct chunk_place {
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status shard_map_init(struct shard_map *map, const struct layout *layout, uint32_t shard,
                             uint32_t chunk_leaves) CAIRN_MUST_CHECK;
-/* The same of a layout that follows others: an extent that is one of `before`, or a part of one, keeps its
- * local elements; any other gets some that neither `before` nor `beside` (may be NULL) has, the first that
- * fit. So does a part that does not begin with the extent, where `dense` [tensor_count] (may be NULL) says so
- * of its tensor. All three are of one shard, and of the same tensors. CAIRN_ERR_INVALID, too: an extent that
- * is partly in `before`, or in two extents of it. */
+/* Makes the map of a layout that follows others: an extent that is one of `before`, or a part of one, keeps
+ * its local elements; any other extent gets the first free ones that fit, which are neither in `before` nor
+ * in `beside` (may be NULL). A part that does not begin where its old extent began also gets new ones if
+ * `dense` [tensor_count] (may be NULL) is set for its tensor. All three maps are of one shard and of the
+ * same tensors. CAIRN_ERR_INVALID also if an extent is partly in `before`, or in two of its extents. */
 cairn_status shard_map_init_from(struct shard_map *map, const struct layout *layout, uint32_t shard,
                                  uint32_t chunk_leaves, const struct shard_map *before,
                                  const struct shard_map *beside,
@@ -152,36 +152,37 @@ const struct local_extent *shard_map_find(const struct shard_map *map, uint32_t 
 const struct local_extent *shard_map_extent(const struct shard_map *map, uint64_t chunk);
 /* Chunk number -> its place. chunk < chunk_count. */
 struct chunk_place shard_map_chunk(const struct shard_map *map, uint64_t chunk);
-/* A range of leaves -> the number of the chunk. CAIRN_ERR_NOT_FOUND: this shard does not own the
+/* A range of leaves -> the number of its chunk. CAIRN_ERR_NOT_FOUND: this shard does not own the
  * first leaf; CAIRN_ERR_INVALID: it does, but the range is not exactly one chunk of the grid. The
- * numbers may come from a stranger. */
+ * numbers may come from an untrusted peer. */
 cairn_status shard_map_chunk_number(const struct shard_map *map, uint32_t tensor,
                                     uint64_t first_leaf, uint64_t leaf_count,
                                     uint64_t *chunk_out) CAIRN_MUST_CHECK;
 
 /* ==== published ==== */
 
-/* A published copy of a job's part on one shard, as processes of the shard's host map it: read-only,
- * without asking.
+/* A published copy of a job's part on one shard, as processes on the shard's host map it: read-only, and
+ * without asking the shard.
  *
- *   the head         a page: struct published_head: which version this is, now
- *   the segments     the shard's extents in the order of its map, each in its tensor's wire dtype, as if
- *                    there were one array: it is cut every CAIRN_SEGMENT_BYTES
+ *   the head         one page, a struct published_head: which version the copy has now
+ *   the segments     the shard's extents in the order of its map, each in its tensor's wire dtype, as
+ *                    one array that is cut every CAIRN_SEGMENT_BYTES
  *
- * Head and segments are shown as regions, each with a note, in any order; a reader that has all of a copy
- * maps its segments side by side. A copy of state on a card has its segments there, too, for processes that
- * use that card: its other side. The head, in host memory, says which sides have the version.
+ * Head and segments are shown as regions, each with a note, in any order; a reader that has all regions of
+ * a copy maps its segments side by side. A copy of state on a card also has its segments there, for
+ * processes that use that card: the device side. The head, in host memory, tells which sides have the
+ * version.
  *
- * An extent that is a whole tensor begins at a multiple of 64 bytes. One that is a part of its tensor
- * begins where (its place in the copy) and (its first byte's place in the tensor) agree modulo the page:
- * so a reader can map the parts of several shards one behind another, page by page, and has the tensor in
- * one piece; only the pages in which two parts meet have to be copied. published_place is the one
- * rule, for both ends.
+ * An extent that is a whole tensor begins at a multiple of 64 bytes. An extent that is a part of its tensor
+ * begins where its place in the copy and its first byte's place in the tensor agree modulo the page: so a
+ * reader can map the parts of several shards one after another, page by page, and has the tensor in one
+ * piece; only the pages in which two parts meet have to be copied. Both ends use published_place, which
+ * implements this rule.
  *
- * A copy is overwritten by a later version while somebody may be reading it. It is a sequence lock
- * (Lameter, "Effective synchronization on Linux/NUMA systems", 2005): what was read is of the version
- * that was asked for if the sequence is even and the same before and after. A reader that keeps pointers
- * into it asks again after use. */
+ * A later version overwrites a copy while somebody may be reading it. The copy is a sequence lock (Lameter,
+ * "Effective synchronization on Linux/NUMA systems", 2005): what was read belongs to the version that was
+ * asked for if the sequence is even and the same before and after. A reader that keeps pointers into the
+ * copy checks again after use. */
 
 #define CAIRN_PUBLISHED_PAGE_BYTES 4096
 #define CAIRN_PUBLISHED_MAGIC      0x434e5251u /* "QRNC" */
@@ -189,131 +190,134 @@ cairn_status shard_map_chunk_number(const struct shard_map *map, uint32_t tensor
 struct published_head {
     uint32_t magic;
     uint32_t shard;            /* index in the layout */
-    uint64_t job;              /* its number */
-    uint64_t layout_hash;      /* first 8 bytes of the layout's */
-    uint64_t bytes;            /* of all its segments */
+    uint64_t job;              /* the job's number */
+    uint64_t layout_hash;      /* first 8 bytes of the layout's hash */
+    uint64_t bytes;            /* of all segments */
     _Atomic uint64_t sequence; /* odd: being written, or never written */
     _Atomic uint64_t generation, step;
-    _Atomic uint32_t sides; /* of enum published_side */
-    _Atomic uint32_t copy;  /* as in the notes of its regions: those of before are of it no more */
+    _Atomic uint32_t sides; /* bits of enum published_side */
+    _Atomic uint32_t copy;  /* as in its regions' notes; older numbers are out of use */
 };
 
 enum published_side {
     CAIRN_PUBLISHED_HOST = 1,
-    CAIRN_PUBLISHED_DEVICE = 2, /* its memory has no seals: see gpu/gpu.h */
+    CAIRN_PUBLISHED_DEVICE = 2, /* the card's memory has no seals: see gpu/gpu.h */
 };
 
-/* The note of each region (proto/fabric/fabric.h) that such a copy is. */
+/* The note of each region (proto/fabric/fabric.h) of such a copy. */
 struct published_note {
     uint32_t magic; /* CAIRN_PUBLISHED_MAGIC */
     uint32_t shard;
     uint64_t job;
     uint64_t layout_hash;
     uint64_t incarnation; /* of the shard */
-    uint32_t copy;        /* no other of this incarnation has the number */
-    uint32_t segment;     /* which it is; segment_count: the head */
+    uint32_t copy;        /* the copy's number, unique in this incarnation */
+    uint32_t segment;     /* which segment this is; segment_count: the head */
     uint32_t segment_count;
-    uint32_t side; /* of enum published_side; the head's: HOST */
+    uint32_t side; /* one of enum published_side; the head has HOST */
 };
 
-/* Where an extent of the map stands, in bytes, behind *end; *end becomes its end. Begin with *end = 0 and go
- * through the map's extents in order. The bytes of all segments are the last *end. */
+/* Returns the byte in the copy at which an extent of the map begins, after *end; *end becomes the extent's
+ * end. Begin with *end = 0 and take the map's extents in order. The last *end is the bytes of all
+ * segments. */
 uint64_t published_place(const struct shard_map *map, size_t extent, size_t elem_bytes,
                          uint64_t *end);
 
-/* A page of zeros becomes the head of a copy that was never written. */
+/* Turns a page of zeros into the head of a copy that was never written. */
 void published_head_init(struct published_head *head, const struct shard_map *map, uint64_t job,
                          uint64_t bytes);
-/* It is shown under this number from now on, before anything is written to regions that have it. */
+/* Gives the copy a new number. Call it before anything is written to the regions that have this number. */
 void published_set_copy(struct published_head *head, uint32_t copy);
-/* The writer, around a new version. One at a time. */
+/* The writer calls these around a new version; only one writer at a time. */
 void published_write_begin(struct published_head *head);
 void published_write_end(struct published_head *head, struct cairn_version version, uint32_t sides);
-/* The same version, on other sides from now on: what was read of it is whole all the same. */
+/* Changes the sides that have the current version; what a reader has read of it stays valid. */
 void published_set_sides(struct published_head *head, uint32_t sides);
-/* The reader of regions whose notes have the number `copy`. False: it is another version, or being written,
- * or that side has it not, or it is shown under another number. */
+/* A reader calls this before it reads regions whose notes have the number `copy`. False: the copy has
+ * another version, is being written, does not have the version on that side, or now has another number. */
 bool published_read_begin(const struct published_head *head, uint32_t copy,
                           struct cairn_version version, enum published_side side,
                           uint64_t *sequence_out);
-/* True: all that was read since read_begin is whole. */
+/* True: everything read since read_begin belongs to one version. */
 bool published_read_end(const struct published_head *head, uint64_t sequence);
 
 /* ==== since ==== */
 
-/* From which version on a layout serves, as a member knows it that keeps the layouts of its job:
- * LayoutChanged says it, and Attached does by the layout that it names. Pure. */
+/* From which version on a layout is in use, for a member that keeps the layouts of its job. LayoutChanged
+ * names that version; for Attached it follows from the layout that the message names. Pure. */
 
 /* Attached names the layout in which the newest version is published. A member that knows that layout may
- * have heard that it serves later versions only: the version was published in it once more while the
- * member was not attached, and who had the version before may be gone. */
+ * have heard that it is in use only from a later version on. Then that version was published again in this
+ * layout while the member was not attached, and the shards that had the version before may be gone. */
 struct cairn_version since_attached(struct cairn_version since, struct cairn_version newest);
 
-/* Attached tells the number of the layout in force, too. True: the member knows a later one, by
- * which it must not push. The later layout was durable before anyone heard of it, so the
- * coordinator's store is an older copy, or was made of what shards hold. */
+/* Attached also tells the number of the layout in force. True: the member knows a later one, and
+ * must not push by it. The later layout was durable before anyone heard of it, so the
+ * coordinator's store is an older copy, or was rebuilt from what shards hold. */
 bool layout_goes_back(uint64_t newest_known, uint64_t in_force);
 
 /* ==== boxes ==== */
 
-/* Boxes of a tensor: what a worker that holds only a part of it holds (struct cairn_box, tensor.h).
+/* Boxes of a tensor: the part that a worker holds if it does not hold all of it (struct cairn_box,
+ * tensor.h).
  *
- *   box memory    the box's elements, dense and row-major: what a worker has
- *   box element   a place there, [0, box_element_count)
- *   tensor index  a place in the row-major tensor, [0, elements of the shape)
+ *   box memory    the box's elements, dense and row-major: the memory that a worker has
+ *   box element   an index there, [0, box_element_count)
+ *   tensor index  an index in the row-major tensor, [0, elements of the shape)
  *
- * Row-major order of the tensor and of the box agree on the box's elements. So what a box has in common
- * with a range of tensor indices (a chunk) is one contiguous piece of box memory:
- * [before(first), before(first + count)). A worker sends it as it lies; who has the tensor in memory
- * walks the runs. A box with an extent of 0 is empty: valid, and nothing.
+ * Row-major order of the tensor and of the box agree on the box's elements. So the elements that a box
+ * shares with a range of tensor indices (a chunk) are one contiguous piece of box memory: [before(first),
+ * before(first + count)). A worker sends that piece as it lies; a process that has the whole tensor in
+ * memory walks the runs. A box with an extent of 0 is empty, which is valid.
  *
- * Pure: no allocation, no input or output, no state. Unless said otherwise boxes are judged ones
- * (box_check) of a judged shape. */
+ * Pure: no allocation, no input or output, no state. Unless said otherwise, boxes have passed box_check,
+ * and shapes shape_check. */
 
-/* Judges a stranger's box of a judged shape: as many dimensions, and none reaches beyond the tensor.
- * CAIRN_ERR_INVALID; `why` names the dimension and the numbers. */
+/* Checks a box from an untrusted peer against a checked shape: it must have as many dimensions, and must
+ * not reach beyond the tensor. CAIRN_ERR_INVALID; `why` names the dimension and the numbers. */
 cairn_status box_check(const struct cairn_box *box, const struct shape *shape,
                        struct sentence *why) CAIRN_MUST_CHECK;
 /* The box that is the whole tensor. */
 struct cairn_box box_of_shape(const struct shape *shape);
-/* Elements of the box; 1 of a box without dimensions (a scalar). */
+/* Elements of the box; 1 for a box without dimensions (a scalar). */
 uint64_t box_element_count(const struct cairn_box *box);
 bool box_is_whole(const struct cairn_box *box, const struct shape *shape);
 bool box_equal(const struct cairn_box *a, const struct cairn_box *b);
-/* True if the two, of one tensor, have an element in common. */
+/* True if the two boxes of one tensor have an element in common. */
 bool box_overlap(const struct cairn_box *a, const struct cairn_box *b);
 
-/* How many of the box's elements have a tensor index < index, for index <= elements of the tensor. In
- * the time of one division a dimension. */
+/* Returns how many of the box's elements have a tensor index < index, for index <= elements of the tensor.
+ * Costs one division for each dimension. */
 uint64_t box_before(const struct cairn_box *box, const struct shape *shape, uint64_t index);
 
-/* Walks what a box and a range of tensor indices have in common: the fewest runs that are contiguous in
- * the tensor, ascending. Each next costs one division a dimension. */
+/* Walks the elements that a box and a range of tensor indices share, in the fewest runs that are contiguous
+ * in the tensor, ascending. Each call of box_runs_next costs one division for each dimension. */
 struct box_runs {
     struct cairn_box box;
-    uint64_t stride[CAIRN_RANK_MAX]; /* elements of the tensor, of one index of a dimension */
+    uint64_t stride[CAIRN_RANK_MAX]; /* elements of the tensor in one index of a dimension */
     uint32_t outer;                  /* dimensions that a run does not span */
-    uint64_t run_elems;              /* of a whole run */
+    uint64_t run_elems;              /* elements of a full run */
     uint64_t base;                   /* tensor index of the box's first element */
-    uint64_t next, end;              /* box elements */
+    uint64_t next, end;              /* box elements still to walk */
 };
-/* The range is within the tensor. */
+/* The range must be within the tensor. */
 void box_runs_begin(struct box_runs *runs, const struct cairn_box *box, const struct shape *shape,
                     uint64_t first_elem, uint64_t elem_count);
-/* False when there is none left; then nothing is set. */
+/* False if no run is left; then nothing is set. */
 bool box_runs_next(struct box_runs *runs, uint64_t *tensor_elem_out, uint64_t *box_elem_out,
                    uint64_t *count_out);
 
-/* Bytes, little-endian: u32 rank, u64 start a dimension, u64 extent a dimension. */
+/* The encoding, little-endian: u32 rank, a u64 start for each dimension, a u64 extent for each
+ * dimension. */
 #define CAIRN_BOX_BYTES_MAX (4 + 16 * CAIRN_RANK_MAX)
 /* Returns how many bytes were written. */
 size_t box_encode(const struct cairn_box *box, uint8_t out[CAIRN_BOX_BYTES_MAX]);
-/* Decodes a box that a stranger sent: the caller has to judge the result. CAIRN_ERR_MALFORMED: not
+/* Decodes a box from an untrusted peer: the caller must check the result. CAIRN_ERR_MALFORMED: not
  * exactly one box. */
 cairn_status box_decode(const uint8_t *bytes, size_t size,
                         struct cairn_box *box_out) CAIRN_MUST_CHECK;
 
-/* Prints any box as "[0:512, 128:256]": the first index, and the first that is not in it. Returns
+/* Prints any box as "[0:512, 128:256]": for each dimension the first index, and the first after it. Returns
  * out. */
 #define CAIRN_BOX_TEXT_BYTES 352
 const char *box_text(const struct cairn_box *box, char out[CAIRN_BOX_TEXT_BYTES]);

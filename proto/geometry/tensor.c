@@ -64,8 +64,7 @@ static int is_empty(const struct shape *shape)
 cairn_status shape_check(const struct shape *shape)
 {
     if (shape->rank > CAIRN_RANK_MAX) return CAIRN_ERR_INVALID;
-    if (is_empty(shape))
-        return CAIRN_OK; // whatever the other dimensions are: nothing is multiplied
+    if (is_empty(shape)) return CAIRN_OK; // the other dimensions may be any: nothing is multiplied
 
     uint64_t elems = 1;
     for (uint32_t d = 0; d < shape->rank; d++) {
@@ -122,7 +121,7 @@ uint64_t leaf_start(const struct geometry *g, uint64_t leaf)
     if (g->leaf_count == 0) return 0;
     const uint64_t quantum = leaf / g->leaves_per_quantum;
     const uint64_t within = leaf % g->leaves_per_quantum;
-    // Past the end only for leaf == leaf_count behind a short quantum or leaf.
+    // The product is past the end only for leaf == leaf_count after a short quantum or leaf.
     return at_most(quantum * g->quantum_elems + within * CAIRN_LEAF_ELEMS, g->elems);
 }
 
@@ -145,8 +144,8 @@ uint64_t leaf_of_elem(const struct geometry *g, uint64_t elem)
            elem % g->quantum_elems / CAIRN_LEAF_ELEMS;
 }
 
-/* The largest box of whole rows that starts at `row` and holds at most `row_count` of them: single
- * indices down to some dimension, a run along it, everything inside. Returns the rows it holds. */
+/* Finds the largest box of whole rows that starts at `row` and holds at most `row_count` of them: single
+ * indices down to some dimension, a run along it, everything inside. Returns how many rows it holds. */
 static uint64_t largest_box(const struct shape *shape, uint32_t row_dim, uint64_t row,
                             uint64_t row_count, struct cairn_box *box_out)
 {
@@ -220,7 +219,7 @@ struct cairn_box box_of_shape(const struct shape *shape)
 
 uint64_t box_element_count(const struct cairn_box *box)
 {
-    // An empty box first: the other extents may be of an empty tensor, and so of any size.
+    // Empty boxes first: their other extents may come from an empty tensor, and so have any size.
     for (uint32_t d = 0; d < box->rank; d++)
         if (box->extent[d] == 0) return 0;
     uint64_t elems = 1;
@@ -255,10 +254,10 @@ bool box_overlap(const struct cairn_box *a, const struct cairn_box *b)
 
 uint64_t box_before(const struct cairn_box *box, const struct shape *shape, uint64_t index)
 {
-    uint64_t inner = box_element_count(box); // of the box, in one index of the dimensions so far
+    uint64_t inner = box_element_count(box); // elements in one index of the dimensions so far
     if (inner == 0) return 0;
     const struct cairn_box whole = box_of_shape(shape);
-    uint64_t stride = box_element_count(&whole); // the same, of the tensor
+    uint64_t stride = box_element_count(&whole); // the same for the tensor
     if (index >= stride) return inner;
 
     uint64_t count = 0;
@@ -285,7 +284,7 @@ void box_runs_begin(struct box_runs *runs, const struct cairn_box *box, const st
         runs->stride[d] = stride;
         runs->base += box->start[d] * stride;
     }
-    // A run spans the inner dimensions that are whole, and goes along the one before them.
+    // A run spans the inner dimensions that are whole, and runs along the dimension before them.
     runs->outer = shape->rank;
     for (bool whole = true; whole && runs->outer > 0;) {
         const uint32_t d = --runs->outer;

@@ -6,11 +6,12 @@
 
 #define RETRY_MIN_MS 20
 #define RETRY_MAX_MS 1000
-#define QUIET_MAX_MS 1000 /* that a shard's silence lasts before it is broken */
-#define STARVED_MS   1000 /* without memory, before it is told */
-#define LATE_MS      1000 /* between two looks: this process did not run, and read nothing */
+#define QUIET_MAX_MS 1000 /* how long a shard may be silent before we send HELLO */
+#define STARVED_MS   1000 /* how long without memory before that is reported */
+#define LATE_MS      1000 /* between two checks: this process did not run, and read nothing */
 
-/* Without memory a payload may not go where a header does: a size is known to go by one that went. */
+/* Without memory a payload may not be sendable when a header is: only a send of at least the failed size
+ * shows that the shortage is over. */
 void chunk_link_note_memory(struct chunk_link *link, cairn_status status, size_t payload_bytes)
 {
     if (status == CAIRN_ERR_NO_MEMORY) {
@@ -29,7 +30,7 @@ uint64_t chunk_link_starved_ms(const struct chunk_link *link, uint64_t now_ms)
 static void judge_memory(struct chunk_link *link, uint64_t now_ms)
 {
     if (!link->starved.is_short || !link->callbacks->waits(link)) {
-        // While nothing is awaited, the send that failed is not tried again; its size would be held
+        // While nothing is awaited, the failed send is not tried again; its size would then count
         // against all smaller sends that succeed.
         link->starved.is_short = false;
         link->starved.since_ms = 0;
@@ -122,7 +123,7 @@ static void break_silence(struct chunk_link *link, bool speaks, uint64_t now_ms)
     if (now_ms - link->quiet_since_ms < QUIET_MAX_MS) return;
     link->quiet_since_ms = now_ms;
     cairn_status status = say_hello(link);
-    (void)status; // BUSY: there is another time; CLOSED: on_down follows
+    (void)status; // BUSY: the next attempt follows; CLOSED: on_down follows
 }
 
 void chunk_link_tick(struct chunk_link *link, struct fabric *fabric, const uint8_t *address,
@@ -164,9 +165,9 @@ bool chunk_link_on_hello(struct chunk_link *link, uint64_t way)
     return true;
 }
 
-/* True if the payload's checksum is compared. A chunk that the shard folds in place goes no way on
- * which it could be damaged. A chunk that is received into other memory is compared there, unless its
- * sender had no checksum of it. */
+/* True if the payload's checksum is compared. A chunk that the shard folds in place is not transferred, so
+ * it cannot be damaged. A chunk that is received into other memory is compared there, unless its
+ * sender computed no checksum of it. */
 static bool is_compared(const struct chunk_link *link, const struct chunk_header *header)
 {
     if (header->kind != CAIRN_CHUNK_PUSH) return true;
@@ -215,8 +216,8 @@ void chunk_link_sent(struct chunk_link *link, cairn_status status)
 
 /* ==== asker ==== */
 
-#define DAMAGED_MAX 16 /* then the way there is broken */
-#define SENT_MAX    8  /* a shard holds at most twice as many for us */
+#define DAMAGED_MAX 16 /* then the path to the shard is broken */
+#define SENT_MAX    8  /* a shard holds at most twice as many of our requests */
 
 void asker_open(struct asker *asker, cairn_status (*send)(struct chunk_request *))
 {
@@ -296,7 +297,7 @@ bool asker_waits(const struct asker *asker)
 
 #define WINDOW_MAX 1024
 
-/* ---- what the machine says ---- */
+/* ---- the machine's actions ---- */
 
 static struct chunk_header header_of(const struct pusher *pusher, uint8_t kind,
                                      const struct push_action *action)
@@ -371,7 +372,7 @@ static void send_commit(struct pusher *pusher, const struct push_action *action)
         pusher->callbacks->link_failed(pusher, link);
 }
 
-/* Does what the machine said, and empties the list. */
+/* Carries out the machine's actions, and empties the list. */
 static void act(struct pusher *pusher)
 {
     for (size_t i = 0; i < pusher->actions.count; i++) {
@@ -381,7 +382,7 @@ static void act(struct pusher *pusher)
         case CAIRN_PUSH_SEND_MICRO_END: send_micro_end(pusher, action); break;
         case CAIRN_PUSH_SEND_COMMIT: send_commit(pusher, action); break;
         case CAIRN_PUSH_RELEASED: pusher->callbacks->released(pusher, action); break;
-        case CAIRN_PUSH_VOID: // how the round ended is the coordinator's to say
+        case CAIRN_PUSH_VOID: // only the coordinator knows how the round ended
             if (pusher->callbacks->refused != NULL) pusher->callbacks->refused(pusher, action);
             break;
         }
@@ -462,7 +463,7 @@ void pusher_resolved(struct pusher *pusher)
 
 /* ---- the shards ---- */
 
-/* Others come and go: what they say is not for this machine. */
+/* True: the machine has this shard. Other shards join and leave: their messages are not for the machine. */
 static bool is_its(const struct pusher *pusher, uint32_t shard)
 {
     return pusher->push != NULL && shard < pusher->config.shard_count;

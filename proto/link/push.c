@@ -11,16 +11,16 @@ enum kind { CHUNK, MICRO_END, COMMIT };
 
 struct entry {
     uint32_t prev, next; /* in its shard's queue, or in the free list; NONE ends it */
-    uint32_t serial;     /* of this use of the entry, not 0: the upper half of `request` */
+    uint32_t serial;     /* number of this use of the entry, not 0: the upper half of `request` */
     uint32_t shard;
     uint32_t micro;
-    uint32_t chunk; /* of an end: how many chunks it ends */
+    uint32_t chunk; /* for an end: how many chunks it ends */
     uint8_t kind;
     uint8_t lies; /* enum push_lies */
     bool is_small;
     bool sent;     /* and not answered */
-    bool in_place; /* it was sent so */
-    bool lands;    /* it was sent otherwise: the shard may have a slot with memory for it */
+    bool in_place; /* it was sent to be read in place */
+    bool lands;    /* it was sent to be received: the shard may have a slot with memory for it */
     uint64_t cookie;
     uint64_t weight;
 };
@@ -28,29 +28,29 @@ struct entry {
 struct shard {
     uint32_t head, tail;          /* of the queue, oldest first */
     struct push_window window;    /* chunks 0: no GRANT */
-    uint32_t unanswered;          /* chunks that are not read in place, .. */
-    uint32_t unanswered_small;    /* and of these */
-    uint32_t unanswered_in_place; /* chunks that are */
-    uint32_t next;        /* everything before it is sent: where pump goes on; NONE: all of it is */
-    bool next_behind_end; /* an unanswered end is before that */
+    uint32_t unanswered;          /* chunks that are not read in place */
+    uint32_t unanswered_small;    /* the small ones among these */
+    uint32_t unanswered_in_place; /* chunks that are read in place */
+    uint32_t next; /* everything before it is sent: where pump continues; NONE: all is sent */
+    bool next_behind_end; /* an unanswered end is before `next` */
     uint32_t filled;      /* chunks queued in the micro-batch that is being filled */
     uint32_t chunks;      /* in the queue, sent or not */
-    uint64_t endpoint;    /* that what is `sent` will be answered on, or a later one */
-    uint64_t newest;      /* endpoint heard of: if higher, answers may be lost */
-    bool absent;          /* there is none: nothing of a round is for it */
-    bool sends_again;     /* what lands is to be sent again, ahead of all else */
+    uint64_t endpoint;    /* the `sent` entries will be answered on this one, or a later one */
+    uint64_t newest;      /* the newest known endpoint: if higher, answers may be lost */
+    bool absent;          /* the shard does not exist: nothing of a round is for it */
+    bool sends_again;     /* entries that land must be sent again, ahead of all others */
 };
 
 struct push_round {
     struct shard *shards;  /* [shard_count] */
     struct entry *entries; /* [queue_max] */
     uint32_t shard_count;
-    uint32_t present; /* shards that there are */
+    uint32_t present; /* shards that exist */
     uint32_t queue_max;
     uint32_t free_head;
     uint32_t free_count;
     uint32_t serial;
-    uint32_t micro; /* being filled */
+    uint32_t micro; /* the micro-batch being filled */
     bool committed;
     bool voided;
 };
@@ -98,7 +98,7 @@ void push_absent(struct push_round *push, uint32_t shard)
     push->present--;
 }
 
-/* A shard that there is. */
+/* True: the shard exists. */
 static bool has_shard(const struct push_round *push, uint32_t shard)
 {
     return shard < push->shard_count && !push->shards[shard].absent;
@@ -117,7 +117,7 @@ static struct push_action *act(struct push_actions *actions, enum push_action_ki
 
 /* ---- the queues ---- */
 
-/* From its oldest on: what was sent is to be sent again, or an end was answered. */
+/* Starts from the oldest entry again: sent entries must be sent again, or an end was answered. */
 static void look_again(struct shard *shard)
 {
     shard->next = shard->head;
@@ -178,7 +178,7 @@ static void unlink_entry(struct push_round *push, struct shard *shard, uint32_t 
     push->free_count++;
 }
 
-/* Takes the entry out and, if it is a chunk, gives its buffer back. */
+/* Removes the entry and, if it is a chunk, releases its buffer. */
 static void finish_entry(struct push_round *push, uint32_t shard_index, uint32_t index,
                          cairn_status status, struct push_actions *actions)
 {
@@ -193,7 +193,7 @@ static void finish_entry(struct push_round *push, uint32_t shard_index, uint32_t
     unlink_entry(push, &push->shards[shard_index], index);
 }
 
-/* It counts as one that the shard reads where it lies. */
+/* True: the entry counts as a chunk that the shard reads in place. */
 static bool is_in_place(const struct shard *shard, const struct entry *e)
 {
     if (shard->window.in_place == 0 || e->lands) return false;
@@ -211,7 +211,7 @@ static void send_entry(struct push_round *push, uint32_t shard_index, uint32_t i
     };
     struct entry *e = &push->entries[index];
     e->sent = true;
-    // In a void round a chunk goes again by the same connection, as it went before.
+    // In a void round a chunk is sent again by the same connection, in the same way as before.
     if (!push->voided) e->in_place = is_in_place(&push->shards[shard_index], e);
     e->lands = !e->in_place && !MUTANT(85);
     count_unanswered(&push->shards[shard_index], e, true);
@@ -225,7 +225,7 @@ static void send_entry(struct push_round *push, uint32_t shard_index, uint32_t i
     action->in_place = e->in_place;
 }
 
-/* As many chunks of its kind as may be are unanswered. */
+/* True: the window for chunks of its kind is full. */
 static bool is_full(const struct shard *shard, const struct entry *e)
 {
     const struct push_window *window = &shard->window;
@@ -249,7 +249,8 @@ static void send_lands_again(struct push_round *push, uint32_t shard_index,
     }
 }
 
-/* Sends what may be sent, in the queue's order. An unanswered end lets a commit pass, but no chunk. */
+/* Sends the entries that may be sent, in the queue's order. A commit passes an unanswered end, a chunk does
+ * not. */
 static void pump(struct push_round *push, uint32_t shard_index, struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
@@ -325,9 +326,9 @@ cairn_status push_commit(struct push_round *push, uint64_t weight, struct push_a
     return CAIRN_OK;
 }
 
-/* ---- what shards answer ---- */
+/* ---- answers of shards ---- */
 
-/* The chunk that `request` names, or NONE: answered already, or made up. */
+/* Returns the chunk that `request` names, or NONE: answered already, or invented. */
 static uint32_t find_chunk(const struct push_round *push, uint32_t shard, uint64_t request)
 {
     const uint32_t index = (uint32_t)request - 1;
@@ -347,7 +348,7 @@ static void unsend(struct push_round *push, struct shard *shard)
         push->entries[i].sent = false;
 }
 
-/* In a void round chunks are sent again for the sake of their answer: only an answer, or the loss
+/* In a void round chunks are sent again only to get their answers: only an answer, or the loss
  * of our own connection, says that nobody reads the buffer. */
 static void send_all_again(struct push_round *push, uint32_t shard_index,
                            struct push_actions *actions)
@@ -367,8 +368,8 @@ static void ask_again_void(struct push_round *push, uint32_t shard_index,
     if (shard->newest > shard->endpoint) send_all_again(push, shard_index, actions);
 }
 
-/* A shard that was still receiving on its lost endpoint took what was sent again for a duplicate, and no
- * answer came of that receive: its GRANT says that it has ended. */
+/* A shard that was still receiving on its lost endpoint took the repeated chunks for duplicates, and that
+ * receive got no answer: the shard's GRANT says that the receive has ended. */
 static void on_grant_void(struct push_round *push, uint32_t shard_index, uint64_t endpoint,
                           struct push_actions *actions)
 {
@@ -409,7 +410,7 @@ void push_on_ack(struct push_round *push, uint32_t shard, uint64_t request,
     if (!has_shard(push, shard)) return;
     const uint32_t index = find_chunk(push, shard, request);
     if (index == NONE) return;
-    // Not sent (again) yet, but folded: the answer to an earlier sending. It is done all the same.
+    // A chunk that is not sent (again) yet is done, too: the ACK answers an earlier sending.
     finish_entry(push, shard, index, push->voided ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK, actions);
     pump(push, shard, actions);
 }
@@ -427,7 +428,7 @@ void push_on_micro_ack(struct push_round *push, uint32_t shard, uint32_t micro,
     pump(push, shard, actions);
 }
 
-/* Releases what shards do not hold: of a void round what was not sent, of a resolved one everything. */
+/* Releases entries that shards do not hold: in a void round the unsent ones, in a resolved round all. */
 static void release_entries(struct push_round *push, uint32_t shard_index, bool sent_too,
                             cairn_status status, struct push_actions *actions)
 {
@@ -455,8 +456,9 @@ void push_on_result(struct push_round *push, struct push_actions *actions)
         release_entries(push, s, true, CAIRN_OK, actions);
 }
 
-/* In a void round, too: this refusal may be a late answer to a sending before the last one, which the shard
- * is reading now. Only ACK and the other refusals say that it will not read the buffer any more. */
+/* Sends a refused chunk again, in a void round, too: the refusal may be a late answer to an earlier
+ * sending, while the shard reads the last one. Only ACK and the other refusals say that the shard will not
+ * read the buffer any more. */
 static void send_again(struct push_round *push, uint32_t shard, uint32_t index, cairn_status status,
                        struct push_actions *actions)
 {
@@ -468,7 +470,7 @@ static void send_again(struct push_round *push, uint32_t shard, uint32_t index, 
         e->lies = CAIRN_PUSH_LIES_APART;
         e->in_place = false;
     }
-    // Ahead of others: a sending of it may have a slot.
+    // Ahead of others: an earlier sending of it may hold a slot.
     if (e->lands) push->shards[shard].sends_again = true;
     look_again(&push->shards[shard]);
     if (push->voided)
@@ -477,7 +479,7 @@ static void send_again(struct push_round *push, uint32_t shard, uint32_t index, 
         pump(push, shard, actions);
 }
 
-/* Only the oldest end is out, and nobody waits for it in a void round. */
+/* Sends the oldest end again: only one end is under way, and nobody waits for it in a void round. */
 static void end_again(struct push_round *push, uint32_t shard, struct push_actions *actions)
 {
     uint32_t i = push->shards[shard].head;
@@ -501,7 +503,7 @@ void push_on_refuse(struct push_round *push, uint32_t shard, uint64_t request, c
     if (index != NONE && push->voided)
         finish_entry(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
     if (push->voided) return;
-    if (index == NONE && request != 0) return; // of a sending that was answered since
+    if (index == NONE && request != 0) return; // the sending was answered since
     struct push_action *action = act(actions, CAIRN_PUSH_VOID, shard);
     action->status = status;
     if (index != NONE) finish_entry(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
@@ -513,7 +515,7 @@ void push_on_lost(struct push_round *push, uint32_t shard_index, struct push_act
     if (!has_shard(push, shard_index)) return;
     struct shard *shard = &push->shards[shard_index];
     shard->window = (struct push_window) { 0 };
-    shard->endpoint = shard->newest = 0; // all of it is asked again, by whichever GRANT comes
+    shard->endpoint = shard->newest = 0; // the next GRANT of any endpoint sends all again
     if (push->voided) {
         release_entries(push, shard_index, true, CAIRN_ERR_EPOCH_CHANGED, actions);
         return;

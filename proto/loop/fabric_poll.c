@@ -1,23 +1,23 @@
-/* The pattern that measured well: progress in the prepare phase, arm, and let epoll sleep.
+/* Drives a fabric in the way that measured best: progress in the prepare phase, arm, and let epoll sleep.
  *
- * prepare runs just before every wait of the loop, so whatever a timer or a stream sent through the
- * fabric is pushed on before the loop sleeps. An active idle handle is libuv's word for "do not wait".
+ * prepare runs just before every wait of the loop, so messages that a timer or a stream sent through the
+ * fabric are pushed on before the loop sleeps. An active idle handle means "do not wait" to libuv.
  * The descriptor stays readable until the next arm, so a wake-up alone must not extend the spin:
  * only real progress does (else the loop would spin for ever, measured 12-90 % of a core). */
 #include "proto/loop/loop.h"
 
 #include <stdbool.h>
 
-enum { PROGRESS_MAX = 64 }; /* at most so many before others of the loop get their turn */
+enum { PROGRESS_MAX = 64 }; /* calls in one turn, before other handles of the loop get their turn */
 
 static void on_idle(uv_idle_t *idle)
 {
-    (void)idle; // being active is its work
+    (void)idle; // it only has to be active
 }
 
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
-    (void)poll, (void)status, (void)events; // the wake-up is all: prepare does the work
+    (void)poll, (void)status, (void)events; // it only wakes the loop: prepare does the work
 }
 
 static bool is_closing(const struct fabric_poll *poll)
@@ -36,8 +36,8 @@ static unsigned progress(struct fabric_poll *poll)
     return sum;
 }
 
-/* After progress the loop goes round once without waiting: a callback may have asked for something
- * outside of the fabric (uv_stop, a flag of UV_RUN_ONCE) that has to be seen before it sleeps. */
+/* After progress the loop runs once without waiting: a callback may have requested something
+ * outside of the fabric (uv_stop, a flag of UV_RUN_ONCE) that has to be seen before the loop sleeps. */
 static bool may_sleep(struct fabric_poll *poll, unsigned progressed)
 {
     if (poll->spin_ns > 0) {
@@ -72,7 +72,7 @@ cairn_status fabric_poll_init(struct fabric_poll *poll, uv_loop_t *loop, struct 
     poll->handles_open = 3;
     uv_poll_start(&poll->poll, UV_READABLE, on_readable);
     uv_prepare_start(&poll->prepare, on_prepare);
-    uv_idle_start(&poll->idle, on_idle); // the first wait is not one: connections may be under way
+    uv_idle_start(&poll->idle, on_idle); // no wait in the first turn: peers may be connecting
     return CAIRN_OK;
 }
 

@@ -16,18 +16,18 @@
 /* A framed connection over TCP or a Unix socket, on one libuv loop. Used by daemons, client and CLI.
  *
  * Everything here, callbacks too, runs on the loop's thread. A stream is a heap object that frees
- * itself: on_close is the last callback, it comes exactly once for every stream that connect or
+ * itself: on_close is the last callback, it runs exactly once for every stream that connect or
  * accept returned, never from inside another call of this header, and the pointer is dead when it
- * returns. Closing is asking: stream_close may be called anywhere, any number of times; the
+ * returns. stream_close only requests the end: it may be called anywhere, any number of times; the
  * first reason wins.
  *
  * Writing to a peer that is gone raises SIGPIPE: the loop's thread must ignore it (daemons) or block
  * it (the client library, which may not touch its host's signal handlers).
  *
  * Memory is bounded: a receive buffer of at most one frame (4 KiB when idle), a send queue, one page of
- * what is sent in pages, and CAIRN_STREAM_PAGED_BYTES that are held to be sent so. A peer that does not read
- * is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY. There are no
- * heartbeats here: leases are the members' own business.
+ * the data that is sent in pages, and CAIRN_STREAM_PAGED_BYTES of such data that wait. A peer that does not
+ * read is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY. Streams send no
+ * heartbeats: leases are the members' own business.
  *
  * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and
  * what arrived beyond that waits for the next turn, so that one peer's million questions delay no other
@@ -36,58 +36,59 @@
 /* ==== address ==== */
 
 /* Where a daemon listens: "host:port", "[v6 address]:port", or "/path" of a Unix socket. One written form,
- * used in configurations, on command lines and in messages. Pure, but _resolve and _find. */
+ * used in configurations, on command lines and in messages. Pure, except _resolve and _find. */
 
 struct addrinfo;
 
 #define CAIRN_ADDRESS_TEXT_BYTES 272 /* "[" 255 "]:" 5 NUL, rounded up */
 #define CAIRN_ADDRESS_PATH_BYTES \
-    106 /* of a socket: what the kernel takes, less one for a name beside it */
+    106 /* of a socket: the kernel's limit, less one for a second name beside it */
 
 struct stream_address {
     char host[256]; /* name or number, without brackets; the path if is_unix */
-    uint16_t port;  /* 0 in a listener: any free one */
+    uint16_t port;  /* 0 in a listener: any free port */
     bool is_unix;
 };
 
-/* Reads the written form; "unix:/path" is another of a path. CAIRN_ERR_INVALID with a sentence quoting the
- * text. */
+/* Reads the written form; "unix:/path" is another form of a path. CAIRN_ERR_INVALID with a sentence that
+ * quotes the text. */
 CAIRN_MUST_CHECK cairn_status address_parse(const char *text, struct stream_address *address_out,
                                             struct sentence *why);
-/* The same of where a listener listens: *:port is every IPv4 address of this host. */
+/* The same for the address of a listener: *:port is every IPv4 address of this host. */
 CAIRN_MUST_CHECK cairn_status address_parse_listen(const char *text,
                                                    struct stream_address *address_out,
                                                    struct sentence *why);
-/* The written form of it. */
+/* Writes the written form of the address. */
 void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
-/* A socket address of it; of several of a host the first v4 one, so that "localhost" means the same for
- * a listener and its peers. Blocks (name service): for start-up only. CAIRN_ERR_UNREACHABLE. */
+/* Finds a socket address for it; if a host has several, the first v4 one, so that "localhost" means the
+ * same for a listener and its peers. Blocks (name service): for start-up only. CAIRN_ERR_UNREACHABLE. */
 CAIRN_MUST_CHECK cairn_status address_resolve(const struct stream_address *address,
                                               struct sockaddr_storage *addr_out,
                                               socklen_t *addr_bytes_out, struct sentence *why);
 
-/* The socket of a host's coordinator, where none is named: coordinator.sock in RUNTIME_DIR/cairn, which is
- * the user's own; without a RUNTIME_DIR (XDG_RUNTIME_DIR of the environment; NULL or "") in /run/cairn. */
+/* The socket of a host's coordinator, if no address is configured: coordinator.sock in RUNTIME_DIR/cairn,
+ * which is the user's own; without a RUNTIME_DIR (XDG_RUNTIME_DIR of the environment; NULL or "") in
+ * /run/cairn. */
 void address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
-/* Where a peer looks for it: in these two, in this order, the first that is there; if none is, the first
- * that it could be. True: it is the user's own. */
+/* Finds the coordinator's socket for a peer: the first of these two paths, in this order, that exists; if
+ * none does, the first path that is possible. True: it is the user's own. */
 bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
 /* True for 127.0.0.0/8, ::1 and their v4-mapped form. */
 bool address_is_loopback(const struct sockaddr_storage *addr);
 
-/* The written form of a TCP socket address. */
+/* Writes the written form of a TCP socket address. */
 void address_print_socket(const struct sockaddr_storage *addr,
                           char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
 /* ==== outbox ==== */
 
 /* The queue of a connection's writes, in order: frames, and pages, which are cut from packed bytes
- * when their turn comes, so that a peer that reads slowly costs one page and not all of them. Loop
+ * when their turn comes, so that a slow reader costs the memory of one page and not of all. Loop
  * thread. */
 
-/* Whole frames, one after the other. */
+/* Complete frames, one after the other. */
 struct outbox_frames {
     uint8_t *bytes; /* owned; [capacity_bytes] */
     size_t used_bytes;
@@ -95,10 +96,10 @@ struct outbox_frames {
 };
 
 struct outbox {
-    struct outbox_frames frames;       /* they go first */
+    struct outbox_frames frames;       /* they are sent first */
     struct outbox_pages *first, *last; /* owned */
-    size_t frame_bytes;                /* of all frames that wait, pages not counted */
-    uint64_t paged_bytes;              /* of all that is held to be sent in pages */
+    size_t frame_bytes;                /* of all waiting frames, without pages */
+    uint64_t paged_bytes;              /* of all data held to be sent in pages */
 };
 
 /* ==== stream ==== */
@@ -109,30 +110,30 @@ struct outbox {
 
 struct stream;
 
-/* The receive buffers of several streams together. The owner of the streams has it, and counts nothing
+/* The receive buffers of several streams together. The owner of the streams owns it, and counts nothing
  * itself. */
 struct stream_room {
     size_t used_bytes, max_bytes;
-    /* More is used than max_bytes, after a read: the owner closes whom it likes, the reader as well. */
+    /* A read made used_bytes exceed max_bytes: the owner closes any streams it chooses, also the reader. */
     void (*on_full)(void *context);
     void *context;
 };
 
 struct stream_options {
-    struct frame_limits limits; /* what it takes now; see stream_limit */
+    struct frame_limits limits; /* the frames that it accepts now; see stream_limit */
     size_t send_queue_bytes;    /* 0 = CAIRN_STREAM_SEND_QUEUE_BYTES */
-    struct stream_room *room;   /* borrowed, for as long as the stream is; NULL: not counted */
+    struct stream_room *room;   /* borrowed, as long as the stream lives; NULL: not counted */
 };
 
 struct stream_events {
-    /* The connection stands (only after connect). May be NULL. */
+    /* The connection is established (only after connect). May be NULL. */
     void (*on_open)(struct stream *stream, void *context);
-    /* A whole frame; its payload is borrowed until this returns. */
+    /* A complete frame; its payload is borrowed until this returns. */
     void (*on_frame)(struct stream *stream, const struct wire_frame *frame, void *context);
-    /* The end. CAIRN_OK: this side closed it so; CAIRN_ERR_CLOSED: the peer did;
-     * CAIRN_ERR_PROTOCOL: garbage; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY: did not read. */
+    /* The end. CAIRN_OK: this side closed it with that status; CAIRN_ERR_CLOSED: the peer did;
+     * CAIRN_ERR_PROTOCOL: garbage; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY: the peer did not read. */
     void (*on_close)(struct stream *stream, cairn_status status, const char *why, void *context);
-    /* Its socket is there, and about to be connected (only of connect, also within it). May be NULL. */
+    /* The socket exists, and is about to be connected (only of connect, also within it). May be NULL. */
     void (*on_dial)(struct stream *stream, void *context);
 };
 
@@ -145,65 +146,66 @@ CAIRN_MUST_CHECK cairn_status stream_connect(uv_loop_t *loop, const struct strea
                                              const struct stream_events *events, void *context,
                                              struct stream **stream_out, struct sentence *why);
 
-/* Takes the next connection of a listening uv_tcp_t or uv_pipe_t, in its connection callback. */
+/* Accepts the next connection of a listening uv_tcp_t or uv_pipe_t, in its connection callback. */
 CAIRN_MUST_CHECK cairn_status stream_accept(uv_stream_t *server,
                                             const struct stream_options *options,
                                             const struct stream_events *events, void *context,
                                             struct stream **stream_out, struct sentence *why);
 
 /* Queues a frame; `message` is the caller's again at once. Frames of one stream arrive in order.
- * CAIRN_OK says queued, no more. CAIRN_ERR_BUSY: over the queue's bound, the stream is being closed.
- * CAIRN_ERR_CLOSED: it is closing. CAIRN_ERR_INVALID: the message is larger than a frame may be. */
+ * CAIRN_OK says only that it is queued. CAIRN_ERR_BUSY: over the queue's bound, the stream is being closed.
+ * CAIRN_ERR_CLOSED: the stream is closing. CAIRN_ERR_INVALID: the message is larger than a frame may be. */
 CAIRN_MUST_CHECK cairn_status stream_send(struct stream *stream, uint16_t type, uint32_t request,
                                           const ProtobufCMessage *message, struct sentence *why);
-/* The same with any bytes as payload, as tests send them. */
+/* The same with any bytes as payload, as tests need it. */
 CAIRN_MUST_CHECK cairn_status stream_send_bytes(struct stream *stream, uint16_t type,
                                                 uint32_t request, const void *payload,
                                                 size_t payload_bytes, struct sentence *why);
 
-/* Queues packed bytes as Page frames of CAIRN_PAGE_BYTES. They are held, not copied, and each page is made
- * when its turn comes: they do not count in the queue's bound, frames behind them do. Errors as of
+/* Queues packed bytes as Page frames of CAIRN_PAGE_BYTES. They are held, not copied, and each page is
+ * created when its turn comes: pages do not count in the queue's bound, frames behind them do. Errors as in
  * stream_send; CAIRN_ERR_BUSY: over CAIRN_STREAM_PAGED_BYTES. */
 CAIRN_MUST_CHECK cairn_status stream_send_pages(struct stream *stream, uint32_t request,
                                                 enum page_what what, struct packed *packed,
                                                 struct sentence *why);
 
-/* Changes what is taken from the next frame on. */
+/* Changes the limits from the next frame on. */
 void stream_limit(struct stream *stream, struct frame_limits limits);
 
-/* Asks for the end now; frames in the queue are lost. on_close comes later, with this reason. */
+/* Requests the end now; frames in the queue are lost. on_close runs later, with this reason. */
 void stream_close(struct stream *stream, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same, but frames in the queue go out first (at most 2 s): to tell a peer why. No on_frame
- * comes any more. */
+/* The same, but frames in the queue are sent first (at most 2 s): to tell a peer why. No on_frame
+ * runs any more. */
 void stream_finish(struct stream *stream, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* "127.0.0.1:41234", "pid=123,uid=1000", the path that it connected to. Valid as long as the stream. */
+/* "127.0.0.1:41234", "pid=123,uid=1000", the path that it connected to. Valid as long as the stream
+ * lives. */
 const char *stream_peer(const struct stream *stream);
-/* Its socket, the stream's own; -1 when it is closed. */
+/* The stream's socket, which stays the stream's; -1 when it is closed. */
 int stream_descriptor(const struct stream *stream);
-/* The bytes of a frame that has begun to arrive and is not whole, and in *since_ms_out when it began, of the
- * loop's clock; 0: there is none. */
+/* Returns how many bytes of an incomplete frame have arrived, and in *since_ms_out when the frame began, by
+ * the loop's clock; 0: there is none. */
 size_t stream_unfinished_bytes(const struct stream *stream, uint64_t *since_ms_out);
-/* Bytes queued and not yet given to the kernel, without pages whose turn has not come. */
+/* Returns the bytes queued and not yet given to the kernel, without pages whose turn has not come. */
 size_t stream_queued_bytes(const struct stream *stream);
 
 /* ==== a fabric in a loop ==== */
 
 /* Drives a fabric from a libuv loop: progress before each wait, sleep on the fabric's descriptor.
  *
- * The caller's memory, one per fabric; loop thread only. `init` starts it; it keeps the loop alive
- * until closed (uv_unref is not used: a daemon that has a fabric has a reason to live). While nothing
+ * The struct is the caller's memory, one per fabric; loop thread only. `init` starts it; it keeps the loop
+ * alive until closed (uv_unref is not used: a daemon that has a fabric has a reason to live). While nothing
  * arrives it costs no CPU.
  *
- * The order of goodbye: fabric_poll_close, then (in or after its callback, or at once after the
+ * The order of closing: fabric_poll_close, then (in or after its callback, or at once after the
  * call) fabric_close. */
 
 struct fabric_poll {
     /* private */
     uv_prepare_t prepare;  /* before each wait: progress, then arm */
-    uv_idle_t idle;        /* active = do not wait, there is more to do */
+    uv_idle_t idle;        /* active = do not wait, there is more work */
     uv_poll_t poll;        /* wakes the wait; the work is done in prepare */
     struct fabric *fabric; /* borrowed */
     uint64_t spin_ns;      /* 0: never spin */

@@ -15,13 +15,13 @@
 
 #include "proto/wire/wire.h"
 
-/* The inside of a stream, shared by stream.c (moving frames, the end). */
+/* The inside of a stream: moving frames, and the end. */
 
 enum stream_state {
     CAIRN_STREAM_CONNECTING, /* frames wait in `pending` */
     CAIRN_STREAM_OPEN,
-    CAIRN_STREAM_FINISHING, /* what is queued goes out, what arrives is dropped */
-    CAIRN_STREAM_CLOSING,   /* handles are being closed; on_close comes when `open_count` is 0 */
+    CAIRN_STREAM_FINISHING, /* queued frames are sent, arriving ones are dropped */
+    CAIRN_STREAM_CLOSING,   /* handles are being closed; on_close runs when `open_count` is 0 */
 };
 
 struct stream {
@@ -32,7 +32,7 @@ struct stream {
         uv_tcp_t tcp;
         uv_pipe_t pipe;
     } io;
-    uv_timer_t timer; /* of the connection's beginning, then of its end */
+    uv_timer_t timer; /* the deadline of connecting, then that of finishing */
     uv_idle_t turn; /* runs while frames that arrived wait for the next turn, and nothing is read */
     struct frame_decoder decoder;
     struct outbox pending; /* grows while `writing` is with the kernel */
@@ -43,16 +43,16 @@ struct stream {
     uv_getaddrinfo_t resolve;
 
     enum stream_state state;
-    int open_count; /* io, timer, turn and resolve, as far as libuv still knows them */
+    int open_count; /* how many of io, timer, turn and resolve libuv still knows */
     bool is_resolving;
     bool is_writing;
-    bool is_shut;        /* our direction was ended (FINISHING) */
-    bool peer_shut;      /* the peer's was */
-    cairn_status status; /* the reason of the end, once there is one */
+    bool is_shut;        /* we ended our direction (FINISHING) */
+    bool peer_shut;      /* the peer ended its direction */
+    cairn_status status; /* the reason of the end, once it is decided */
     struct sentence why;
     size_t send_queue_bytes;
-    size_t room_bytes;      /* of `room` that the decoder has */
-    uint64_t unfinished_ms; /* when the frame began that is not whole, of the loop's clock */
+    size_t room_bytes;      /* of `room` that the decoder uses */
+    uint64_t unfinished_ms; /* when the incomplete frame began, by the loop's clock */
     uint64_t timeout_ms;
     char peer[CAIRN_ADDRESS_TEXT_BYTES];
 
@@ -77,10 +77,10 @@ static void write_pending(struct stream *stream);
 struct outbox_pages {
     struct outbox_pages *next;
     struct packed *packed; /* held */
-    size_t offset;         /* what was taken */
+    size_t offset;         /* up to here the bytes were taken */
     uint32_t request;
     enum page_what what;
-    struct outbox_frames behind; /* until the next pages */
+    struct outbox_frames behind; /* frames between these pages and the next */
 };
 
 static void outbox_frames_release(struct outbox_frames *frames)
@@ -89,7 +89,7 @@ static void outbox_frames_release(struct outbox_frames *frames)
     *frames = (struct outbox_frames) { 0 };
 }
 
-// Growth doubles; who sends has checked the queue's bound.
+// Growth doubles; the sender has checked the queue's bound.
 static cairn_status reserve(struct outbox_frames *frames, size_t more_bytes)
 {
     if (more_bytes <= frames->capacity_bytes - frames->used_bytes) return CAIRN_OK;
@@ -108,7 +108,7 @@ static void append(struct outbox_frames *frames, const uint8_t *bytes, size_t by
     frames->used_bytes += byte_count;
 }
 
-/* Adds a frame: its header and what follows. CAIRN_ERR_NO_MEMORY: nothing was added. */
+/* Adds a frame: its header and the bytes that follow. CAIRN_ERR_NO_MEMORY: nothing was added. */
 static cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t head_bytes,
                                const uint8_t *tail, size_t tail_bytes)
 {
@@ -139,7 +139,7 @@ static cairn_status outbox_add_pages(struct outbox *box, uint32_t request, enum 
     return CAIRN_OK;
 }
 
-/* The first pages are gone: the frames behind them go first. */
+/* Drops the first pages, which were sent: the frames behind them are next. */
 static void drop_first(struct outbox *box)
 {
     struct outbox_pages *pages = box->first;
@@ -169,7 +169,7 @@ static cairn_status take_page(struct outbox *box, struct outbox_frames *out)
     return CAIRN_OK;
 }
 
-/* Moves what is to be written next to `out`, which is empty: all frames at the front, or one page.
+/* Moves the next data to write to `out`, which is empty: all frames at the front, or one page.
  * CAIRN_ERR_NOT_FOUND: nothing waits. CAIRN_ERR_NO_MEMORY: nothing was moved. */
 static cairn_status outbox_take(struct outbox *box, struct outbox_frames *out)
 {
@@ -310,7 +310,7 @@ cairn_status address_resolve(const struct stream_address *address,
     return CAIRN_OK;
 }
 
-/* Which of the addresses that the name service gave is taken. Never NULL for a list that is not. */
+/* Chooses one of the addresses that the name service returned. Never NULL for a list that is not. */
 static const struct addrinfo *address_choose(const struct addrinfo *list)
 {
     for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
@@ -399,7 +399,7 @@ static struct stream *stream_new(uv_loop_t *loop, bool is_unix,
     return stream;
 }
 
-/* One of the counted handles is closed; the last one frees the stream. */
+/* Counts one handle as closed; the last one frees the stream. */
 static void stream_drop(struct stream *stream)
 {
     if (--stream->open_count > 0) return;
@@ -417,7 +417,7 @@ static void on_handle_closed(uv_handle_t *handle)
     stream_drop(handle->data);
 }
 
-// `why` was written already.
+// `why` is already written.
 static void close_now(struct stream *stream)
 {
     if (stream->state == CAIRN_STREAM_CLOSING) return;
@@ -441,7 +441,7 @@ static void write_reason(struct stream *stream, cairn_status status, const char 
 
 void stream_close(struct stream *stream, cairn_status status, const char *format, ...)
 {
-    if (stream->state < CAIRN_STREAM_FINISHING) { // later the first reason stands
+    if (stream->state < CAIRN_STREAM_FINISHING) { // later the first reason stays
         va_list args;
         va_start(args, format);
         write_reason(stream, status, format, args);
@@ -460,11 +460,11 @@ static void on_shutdown(uv_shutdown_t *request, int error)
     struct stream *stream = request->data;
     if (stream->state != CAIRN_STREAM_FINISHING) return;
     if (error != 0 || stream->peer_shut) close_now(stream);
-    // Otherwise the peer reads to our end and closes: closing first could destroy what it has not
-    // read (a reset, if it had sent more).
+    // Otherwise the peer reads to our end and closes: if we closed first, a reset could destroy unread
+    // data (if the peer had sent more).
 }
 
-// Everything queued was written: end our direction.
+// Everything queued was written: ends our direction.
 static void finish_sending(struct stream *stream)
 {
     if (stream->is_shut) return;
@@ -484,7 +484,7 @@ void stream_finish(struct stream *stream, cairn_status status, const char *forma
         close_now(stream);
         return;
     }
-    stream->state = CAIRN_STREAM_FINISHING; // a turn that is due drops what arrived, and reads on
+    stream->state = CAIRN_STREAM_FINISHING; // a due turn drops what arrived, and reads on
     uv_timer_start(&stream->timer, on_finish_late, FINISH_MS, 0);
     if (!stream->is_writing) finish_sending(stream);
 }
@@ -496,11 +496,11 @@ static void on_room_wanted(uv_handle_t *handle, size_t wanted, uv_buf_t *buf_out
     size_t room_bytes = 0;
     (void)wanted;
     if (frame_decoder_reserve(&stream->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
-        room_bytes = 0; // comes back as UV_ENOBUFS
+        room_bytes = 0; // libuv then calls back with UV_ENOBUFS
     *buf_out = uv_buf_init((char *)room, (unsigned)room_bytes);
 }
 
-// Frames of one turn. False: there are more, and the turn is over.
+// Delivers the frames of one turn. False: there are more, and the turn is over.
 static bool deliver_turn(struct stream *stream)
 {
     const uint64_t end_ns = uv_hrtime() + TURN_NS;
@@ -519,7 +519,7 @@ static bool deliver_turn(struct stream *stream)
     return true;
 }
 
-// Counts what the decoder has of the common room.
+// Counts the decoder's share of the common room.
 static void count_room(struct stream *stream)
 {
     if (stream->room == NULL) return;
@@ -554,7 +554,7 @@ static void on_end_of_input(struct stream *stream, ssize_t error)
     if (error == UV_ENOBUFS) {
         stream_close(stream, CAIRN_ERR_NO_MEMORY, "out of memory to receive from %s", stream->peer);
     } else if (stream->state == CAIRN_STREAM_FINISHING && error == UV_EOF && !stream->is_shut) {
-        stream->peer_shut = true; // it still reads what we have for it
+        stream->peer_shut = true; // the peer still reads our frames
         uv_read_stop(&stream->io.stream);
     } else if (error == UV_EOF) {
         stream_close(stream, CAIRN_ERR_CLOSED, "%s closed the connection", stream->peer);
@@ -604,7 +604,7 @@ static void on_written(uv_write_t *request, int error)
     if (stream->state == CAIRN_STREAM_FINISHING && !stream->is_writing) finish_sending(stream);
 }
 
-// One write at a time: frames that come meanwhile go out together in the next.
+// One write at a time: frames that are queued meanwhile are sent together in the next.
 static void write_pending(struct stream *stream)
 {
     if (stream->is_writing) return;
@@ -628,7 +628,7 @@ size_t stream_unfinished_bytes(const struct stream *stream, uint64_t *since_ms_o
 {
     *since_ms_out = stream->unfinished_ms;
     if (stream->state != CAIRN_STREAM_OPEN || uv_is_active((const uv_handle_t *)&stream->turn))
-        return 0; // nothing is awaited of the peer
+        return 0; // nothing is awaited from the peer
     return stream->decoder.end - stream->decoder.start;
 }
 
@@ -637,7 +637,7 @@ size_t stream_queued_bytes(const struct stream *stream)
     return stream->pending.frame_bytes + uv_stream_get_write_queue_size(&stream->io.stream);
 }
 
-// `queued` of `limit` bytes wait, and `more` are to.
+// Checks `more` bytes to send: `queued` of `limit` bytes wait already.
 static cairn_status judge_send(struct stream *stream, uint64_t queued, uint64_t more,
                                uint64_t limit, struct sentence *why)
 {
@@ -651,7 +651,7 @@ static cairn_status judge_send(struct stream *stream, uint64_t queued, uint64_t 
     return fail_with(why, CAIRN_ERR_BUSY, "%s", stream->why.text);
 }
 
-// A whole frame in one or two pieces.
+// Queues a complete frame in one or two pieces.
 static cairn_status queue_frame(struct stream *stream, const uint8_t *head, size_t head_bytes,
                                 const uint8_t *tail, size_t tail_bytes, struct sentence *why)
 {
@@ -699,7 +699,7 @@ cairn_status stream_send_pages(struct stream *stream, uint32_t request, enum pag
     return CAIRN_OK;
 }
 
-/* The connection stands: read, and write what waits. */
+/* The connection is established: reads, and writes the waiting frames. */
 static void stream_begin(struct stream *stream)
 {
     stream->state = CAIRN_STREAM_OPEN;
@@ -727,7 +727,8 @@ int stream_descriptor(const struct stream *stream)
 
 /* How a stream begins: connecting (with name service and a deadline) and accepting. */
 
-/* No later try helps against it. `path`: of the socket, which says who may. */
+/* Closes the stream: permission is denied, and no later attempt helps. `path`: the socket, whose mode
+ * decides. */
 static void refuse_path(struct stream *stream, const char *path)
 {
     struct stat socket;
@@ -854,11 +855,11 @@ cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *addres
         connect_unix(stream, address);
     else
         connect_tcp(stream, address);
-    *stream_out = stream; // a failure so far is told by on_close
+    *stream_out = stream; // on_close reports a failure so far
     return CAIRN_OK;
 }
 
-/* Who connected, as the kernel saw it then. */
+/* Names the process that connected, as the kernel saw it then. */
 static void name_process(struct stream *stream)
 {
     struct ucred who = { 0 };
@@ -891,7 +892,7 @@ cairn_status stream_accept(uv_stream_t *server, const struct stream_options *opt
     if (stream == NULL) return CAIRN_ERR_NO_MEMORY;
     const int error = uv_accept(server, &stream->io.stream);
     if (error != 0) {
-        stream->events.on_close = NULL; // the caller never had it
+        stream->events.on_close = NULL; // the caller never got the stream
         stream_close(stream, CAIRN_ERR_CLOSED, "accept: %s", uv_strerror(error));
         return fail_with(why, CAIRN_ERR_CLOSED, "cannot accept a connection: %s",
                          uv_strerror(error));

@@ -93,7 +93,8 @@ static int compare_tensors(const void *a, const void *b, void *tensors)
     return by_unit != 0 ? by_unit : strcmp(list[i].name, list[j].name);
 }
 
-/* Everything below goes by this order, so that the order of the list cannot matter. */
+/* Sorts the tensors by unit, then by name. Everything below uses this order, so the order of the list does
+ * not matter. */
 static void order_tensors(struct plan_cut *cut)
 {
     const struct layout_tensor *tensors = cut->request->tensors;
@@ -110,7 +111,7 @@ static void order_tensors(struct plan_cut *cut)
     }
 }
 
-/* Shares by running prefix: they add up to the job exactly. */
+/* Shares are differences of running sums, so they add up to the job's bytes exactly. */
 static void share_bytes(struct plan_cut *cut)
 {
     const uint32_t *weights = cut->request->weights;
@@ -183,7 +184,7 @@ static int compare_quanta(const void *a, const void *b)
     return x->first_quantum < y->first_quantum ? -1 : x->first_quantum > y->first_quantum;
 }
 
-/* Most tensors were cut from front to back; only what a re-plan mixed needs sorting. */
+/* Most tensors were cut from front to back; only a tensor that a re-plan has mixed up needs sorting. */
 static void sort_within_tensor(struct extent *extents, size_t count)
 {
     for (size_t i = 1; i < count; i++) {
@@ -270,7 +271,7 @@ static cairn_status close_table(struct plan_cut *cut, struct layout **layout_out
     const uint64_t version = request->previous == NULL ? 1 : request->previous->version + 1;
     cairn_status status = layout_make(request->tensors, request->tensor_count, request->shard_count,
                                       version, cut->table.items, cut->table.count, layout_out);
-    if (status == CAIRN_OK) cut->table = (struct extent_list) { 0 }; // the layout's now
+    if (status == CAIRN_OK) cut->table = (struct extent_list) { 0 }; // it belongs to the layout now
     return status;
 }
 
@@ -313,8 +314,8 @@ cairn_status plan_make(const struct plan_request *request, struct layout **layou
 
 /* ==== plan place ==== */
 
-/* Free units onto the receivers: the first and the third way of plan.h; the section
- * plan line has the second. */
+/* Places free units on the receivers: ways 1 and 3 of a fresh table in plan.h; the section plan line
+ * has way 2. */
 
 #define SINGLE_LAP_TRIES 8
 
@@ -333,7 +334,7 @@ uint64_t plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t firs
 }
 
 /* Gives the shard everything up to the quantum's edge nearest to `end` bytes of the unit; returns the
- * bytes given. A failure is kept in p->status. */
+ * bytes given. A failure is stored in p->status. */
 static uint64_t plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard)
 {
     struct plan_cut *cut = p->cut;
@@ -373,8 +374,8 @@ static void cut_over_window(struct placing *p, const struct free_unit *unit, uin
 
 /* --- goals -------------------------------------------------------------------------------------- */
 
-/* Sets what each receiver should get of the free bytes so that all end level by weight. Receivers
- * above the level get nothing, which lowers the level for the rest: until none is above. */
+/* Sets how many of the free bytes each receiver should get so that all end level by weight. A receiver
+ * above the level gets nothing, which lowers the level for the others; this repeats until none is above. */
 static void level(struct placing *p)
 {
     struct plan_cut *cut = p->cut;
@@ -407,8 +408,8 @@ static void level(struct placing *p)
     }
 }
 
-/* How many bytes a shard is short of its goal once `bytes` more have been placed, the rounding so
- * far included. */
+/* Returns how many bytes a shard is below its goal after `bytes` more have been placed; the goal includes
+ * the rounding so far. */
 static uint64_t plan_short(const struct plan_cut *cut, uint32_t s, uint64_t bytes)
 {
     if (cut->wanted_bytes == 0) return 0;
@@ -440,7 +441,7 @@ void plan_heap_push(struct placing *p, uint32_t s)
     p->heap[i] = s;
 }
 
-/* The shard goes in place i of the heap, or further down. */
+/* Puts the shard in place i of the heap, or further down. */
 static void heap_sink(struct placing *p, uint32_t i, uint32_t s)
 {
     for (uint32_t child = 2 * i + 1; child < p->heap_count; child = 2 * i + 1) {
@@ -505,7 +506,7 @@ static void place_whole(struct placing *p, const struct free_unit *unit, uint32_
 
 /* --- all ---------------------------------------------------------------------------------------- */
 
-/* Groups the free runs, which stand in canonical order, by unit. */
+/* Groups the free runs, which are in canonical order, by unit. */
 static void find_units(struct placing *p)
 {
     const struct plan_cut *cut = p->cut;
@@ -523,7 +524,7 @@ static void find_units(struct placing *p)
                                            cut->receiver_count);
 }
 
-/* Units that may use only one shard, but where there is only one. */
+/* Places the units that may use only one shard, unless there is only one receiver. */
 static void place_single(struct placing *p)
 {
     size_t count = 0;
@@ -533,9 +534,10 @@ static void place_single(struct placing *p)
     if (count > 0) place_stiff(p, p->sorted, count);
 }
 
-/* Units that may use some shards. A unit too long for the shares of the shards it may use would not
- * fit the line: it goes first, and what that leaves may make others too long. The tries are few: the
- * line itself holds to the limit, a late one costs balance only. */
+/* Places the units that may use some of the shards. A unit that is longer than the shares of the shards
+ * that it may use would not fit the line: it is placed first, and what it takes may make other units too
+ * long. The number of tries is small because the line itself keeps the limit: a unit found too late costs
+ * only balance. */
 static void place_some(struct placing *p)
 {
     size_t count = 0;
@@ -609,20 +611,20 @@ static cairn_status plan_place(struct plan_cut *cut)
 
 /* ==== plan line ==== */
 
-/* The second way of plan.h: units one after another on a line, the line wound around the receivers in
- * laps. In a lap every receiver gets a piece in proportion to what it wants, less what it is ahead, so
- * that laps of any length end level; a unit's end and a shard's end fall together only by chance, so
- * a unit of b bytes needs pieces of b / (may_use - 1) to be sure of its limit: its step. */
+/* Way 2 of a fresh table in plan.h: the units lie one after another on a line, which is wound around the
+ * receivers in laps. In a lap every receiver gets a piece in proportion to what it wants, less what it is
+ * ahead, so that laps of any length end level. The end of a unit and the end of a piece coincide only by
+ * chance, so a unit of b bytes needs pieces of b / (may_use - 1) to be sure of its limit: its step. */
 
 struct line {
     struct placing *p;
     struct free_unit **units; /* [count], smallest step first */
     size_t count;
     size_t next;           /* the unit being placed */
-    struct cursor at;      /* in it */
-    uint64_t nominal;      /* bytes of it handed out, before rounding to quanta */
-    uint32_t used;         /* shards it has used */
-    uint64_t longer, from; /* its pieces are stretched by longer / from >= 1 */
+    struct cursor at;      /* the place in that unit */
+    uint64_t nominal;      /* bytes of the unit handed out, before rounding to quanta */
+    uint32_t used;         /* shards that the unit has used */
+    uint64_t longer, from; /* the unit's pieces are stretched by longer / from >= 1 */
 };
 
 static uint64_t step_of(const struct free_unit *unit)
@@ -647,11 +649,11 @@ static void plan_order_line(struct free_unit **units, size_t count)
 /* A walk along what the receivers want. */
 struct walk {
     const struct plan_cut *cut;
-    uint32_t next; /* receiver after the present one */
-    uint64_t room; /* left in the present one */
+    uint32_t next; /* the receiver after the current one */
+    uint64_t room; /* left in the current one */
 };
 
-/* Walks `bytes` on; returns how many receivers gave room. */
+/* Walks on by `bytes`; returns how many receivers gave room. */
 static uint32_t walk_on(struct walk *walk, uint64_t bytes)
 {
     uint32_t used = 0;
@@ -667,8 +669,8 @@ static uint32_t walk_on(struct walk *walk, uint64_t bytes)
     }
 }
 
-/* The units that would use more shards than they may, were the line wound in one lap: moves them
- * behind the others, [count - returned, count). */
+/* Finds the units that would use more shards than they may if the line were wound in one lap, and moves
+ * them behind the others, to [count - returned, count). */
 static size_t plan_find_stiff(struct placing *p, struct free_unit **units, size_t count)
 {
     if (count == 0 || step_of(units[count - 1]) <= p->cut->free_bytes / p->cut->receiver_count)
@@ -685,8 +687,8 @@ static size_t plan_find_stiff(struct placing *p, struct free_unit **units, size_
     return stiff;
 }
 
-/* The next lap's bytes: pieces as long as the longest step of the units in it, on average; all that
- * is left if a lap after this one would be too short for the longest step of all. */
+/* Returns the bytes of the next lap: its pieces are on average as long as the longest step of the units in
+ * it. Returns all that is left if a lap after this one would be too short for the longest step of all. */
 static uint64_t lap_bytes(const struct line *line)
 {
     const struct plan_cut *cut = line->p->cut;
@@ -700,7 +702,7 @@ static uint64_t lap_bytes(const struct line *line)
     return step * cut->receiver_count;
 }
 
-/* p->pieces: what each receiver gets of this lap, together `bytes`. */
+/* Sets p->pieces: how many bytes each receiver gets in this lap, `bytes` in total. */
 static void share_lap(struct placing *p, uint64_t bytes)
 {
     const uint32_t count = p->cut->receiver_count;
@@ -725,8 +727,8 @@ static void begin_unit(struct line *line)
     line->longer = line->from = 0;
 }
 
-/* If the pieces ahead in this lap are too short for the unit's limit, all of them are stretched
- * alike. `room` is what is left of piece i. */
+/* If the remaining pieces of this lap are too short for the unit's limit, stretches all of them by the same
+ * factor. `room` is what is left of piece i. */
 static void stretch_unit(struct line *line, uint32_t i, uint64_t room)
 {
     const struct free_unit *unit = line->at.unit;
@@ -777,7 +779,7 @@ static void plan_wind(struct placing *p, struct free_unit **units, size_t count)
 
 /* ==== plan job ==== */
 
-/* The bytes that an element costs its shard: master, sum, two published versions, the optimizer's
+/* Returns the bytes that an element costs its shard: master, sum, two published versions, the optimizer's
  * planes. */
 static uint32_t plan_elem_weight(const struct job_spec_data *spec, size_t tensor)
 {
@@ -792,7 +794,7 @@ static uint32_t plan_elem_weight(const struct job_spec_data *spec, size_t tensor
     return bytes;
 }
 
-/* Their weights are 1. */
+/* Lists the spec's tensors with an element weight of 1. */
 static struct layout_tensor *list_tensors(const struct job_spec_data *spec)
 {
     struct layout_tensor *tensors = calloc(spec->tensor_count + 1, sizeof *tensors);

@@ -1,12 +1,12 @@
-/* The planner: (tensors, weights of shards, previous layout or none) -> layout. Pure, and the same
- * table for any order of the tensor list. Only the coordinator plans; everybody else reads tables.
+/* The planner: (tensors, weights of shards, previous layout or none) -> layout. Pure, and the same table
+ * for any order of the tensor list. Only the coordinator plans; everybody else reads tables.
  *
- * Load is counted in bytes: elements x elem_bytes of the tensor. The share of a shard is the job's
- * bytes by its weight. Cuts are arithmetic on prefix sums, made at quanta; quanta are never listed.
+ * Load is counted in bytes: elements x elem_bytes of the tensor. The share of a shard is the job's bytes by
+ * its weight. Cuts are arithmetic on prefix sums, made at quanta; quanta are never listed.
  *
- * A fresh table. A unit may use at most min(ceil(bytes / 256 KiB), spread, shards) shards. This
- * limit is hard; within it the running prefix of the job's bytes is cut so that each shard is
- * within one quantum of its share wherever such cuts exist:
+ * A fresh table. A unit may use at most min(ceil(bytes / 256 KiB), spread, shards) shards. This limit is
+ * hard; within it the running prefix of the job's bytes is cut so that each shard is within one quantum of
+ * its share wherever such cuts exist:
  *   1. a unit that may use one shard, or whose fair cut would use more than it may, goes to the
  *      shards that are furthest below their share, largest pieces first;
  *   2. units that may use some of the shards lie on one line, the line is wound around the shards in
@@ -15,21 +15,23 @@
  *   3. units that may use every shard are cut over all of them, beginning at a rotating shard, and
  *      level what 1 and 2 left. Each cut aims at the running goal, so rounding never adds up.
  *
- * A re-plan keeps what it can, and moves it in few pieces: neighbours of one shard are one piece, however
- * they came there. Shards above their share shed first what they have of a tensor beside their largest piece
- * of it, then whole pieces along their bytes in proportion, or, where a piece is twice a shard's part of the
- * unit, its end, in 256 KiB or more, carrying the rounding from shard to shard; what gone shards held is
- * free; and what is free goes to the shards below their share, whole where it can and next to what they have
- * (plan_keep.c), or, where that would not level them, as above. So what moves never exceeds the bound, Σ
- * max(0, share - old), and nothing at all moves while every shard is within one quantum (the job's heaviest)
- * of its share. Balance is that of the fresh table or better, or one quantum off, give or take another
- * quantum. It does not promise the limit on spread, which it applies only to what moves.
+ * A re-plan keeps what it can, and moves the rest in few pieces: neighbouring extents on one shard count as
+ * one piece. A shard above its share first sheds whole pieces of the tensors of which it has several, never
+ * the largest of a tensor. Then it sheds whole pieces, spread in proportion over all that it has; of a
+ * piece that is at least twice a shard's part of the unit it sheds only the end, in 256 KiB or more. The
+ * rounding is carried from shard to shard. Everything on shards that are gone becomes free. Free
+ * quanta go to the shards below their share, as whole parts where possible and next to what those shards
+ * have (plan_keep.c); if that would not level the shards, the quanta are placed as in a fresh table. So the
+ * bytes that move never exceed the bound, Σ max(0, share - old), and nothing moves while every shard is
+ * within one quantum (the job's heaviest) of its share. No shard is further from its share than in the
+ * fresh table, or than one quantum if that is more; either may be exceeded by one more quantum. The limit
+ * on spread is not promised for the whole layout: a re-plan applies it only to what moves.
  *
- * In the long run pieces grow in number all the same. Where a re-plan would have more than
- * CAIRN_PLAN_PIECES_MOST times the pieces of the fresh table, or the files that a snapshot of it has,
- * nothing is kept of as few tensors as bring it well below that (plan_keep.c): then more moves than the
- * bound. `least` asks for the bound whatever the pieces; `compact` ignores the previous table and gives
- * exactly the fresh one. */
+ * Over many re-plans the pieces still grow in number. If a re-plan would have more than
+ * CAIRN_PLAN_PIECES_MOST times the pieces of the fresh table, or that many times the files of a snapshot of
+ * the fresh table, the planner keeps nothing of some tensors, as few as bring it well below the limit
+ * (plan_keep.c): then more moves than the bound. `least` keeps the bound however many pieces there are;
+ * `compact` ignores the previous table and gives exactly the fresh one. */
 #ifndef CAIRN_PLAN_PLAN_H
 #define CAIRN_PLAN_PLAN_H
 
@@ -43,23 +45,23 @@
 
 /* ==== moves ==== */
 
-/* Inside the planner: two layouts of the same tensors walked side by side, by runs of quanta that lie within
- * one extent of each. */
+/* Inside the planner: two layouts of the same tensors are walked side by side, in runs of quanta that lie
+ * within one extent of each. */
 
 struct plan_run {
-    const struct extent *extent; /* of the current layout: the run lies in it */
-    const struct extent *target; /* of the target: likewise */
+    const struct extent *extent; /* the extent of the current layout in which the run lies */
+    const struct extent *target; /* the extent of the target in which the run lies */
     uint64_t first, count;       /* quanta, at least 1 */
-    uint32_t to;                 /* the owner in the target; extent->shard = it stays */
+    uint32_t to;                 /* owner in the target; if it is extent->shard, the run stays */
 };
 
 struct plan_walk {
-    const struct layout_tensor *tensors; /* borrowed, as the layouts */
+    const struct layout_tensor *tensors; /* borrowed, like the layouts */
     const struct layout *current, *target;
     size_t at_current, at_target; /* extents */
 };
 
-/* 0: that was the last one. */
+/* Fills in the next run; returns 0 if there is none left. */
 int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out);
 
 /* ==== plan ==== */
@@ -69,7 +71,7 @@ int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out);
 #define CAIRN_PLAN_BYTES_MAX     ((uint64_t)1 << 60) /* of a job */
 #define CAIRN_SHARD_GONE         UINT32_MAX
 
-/* All borrowed, for the call only. */
+/* All pointers are borrowed, for the call only. */
 struct plan_request {
     const struct layout_tensor *tensors; /* [tensor_count], names unique */
     uint32_t tensor_count;
@@ -81,8 +83,8 @@ struct plan_request {
     /* NULL for a fresh table; else a layout of the same tensors in the same order. */
     const struct layout *previous;
     const uint32_t *renumbered; /* [previous->shard_count], the new number of each old shard or
-                                 * CAIRN_SHARD_GONE; NULL = same number, gone if there is none */
-    int compact;                /* 1 = back to the fresh form, whatever moves */
+                                 * CAIRN_SHARD_GONE; NULL = same number, or gone if it is too high */
+    int compact;                /* 1 = plan the fresh table again, however much moves */
     int least; /* 1 = no more moves than the bound, however many pieces there are */
 };
 
@@ -93,14 +95,14 @@ struct plan_report {
     uint64_t quantum_bytes_max;   /* of the heaviest quantum */
     double heaviest_over_mean;    /* largest load / share, over shards with a weight; 1 if empty */
     uint64_t off_share_bytes_max; /* the furthest any shard is from its share */
-    uint64_t moved_bytes;         /* with a previous layout: quanta with another owner */
+    uint64_t moved_bytes;         /* with a previous layout: bytes that change their owner */
     uint64_t moved_bytes_bound;   /* Σ max(0, share - old), the least that levels the shards */
     uint32_t unit_spread_max;     /* the most shards that hold a piece of one unit */
     double unit_spread_of_possible; /* mean over units: shards used / shards it may use */
     uint64_t pieces;                /* layout_pieces */
-    uint64_t files;                 /* of a snapshot: of each shard the most pieces of one tensor */
-    uint64_t pieces_fresh, files_fresh; /* a re-plan: of the fresh table */
-    uint32_t afresh_count; /* tensors of which nothing was kept, since there were too many pieces */
+    uint64_t files; /* of a snapshot: Σ over shards of the most pieces of a tensor */
+    uint64_t pieces_fresh, files_fresh; /* only of a re-plan: the same counts for the fresh table */
+    uint32_t afresh_count; /* tensors of which nothing was kept, to have fewer pieces */
 };
 
 /* The new layout's version is 1, or one above the previous one's. report_out may be NULL.
@@ -110,22 +112,23 @@ cairn_status plan_make(const struct plan_request *request, struct layout **layou
                        struct plan_report *report_out) CAIRN_MUST_CHECK;
 
 #define CAIRN_TENSOR_NEW UINT32_MAX
-/* A layout of the tensors over the shards of `previous`, in which nothing moves: tensor t keeps the
- * table of tensor was[t], which has the same shape; where was[t] is CAIRN_TENSOR_NEW it is planned as a
- * fresh table of the new ones alone is, weighed so that it fills the least loaded shards first, and
- * never a hole: holes[s] is 1 where no shard has the number s any longer (NULL: none is). Tensors that
- * nobody was are gone. Pure; the same for any order of the list. `spread` as above. CAIRN_ERR_INVALID:
- * as above, or a tensor had another shape, or there are new ones and only holes. CAIRN_ERR_NO_MEMORY. */
+/* Makes a layout of the tensors over the shards of `previous`, in which nothing moves: tensor t keeps the
+ * table of tensor was[t], which must have the same shape. Tensors whose was[t] is CAIRN_TENSOR_NEW are
+ * placed as in a fresh table of the new ones alone, with weights that fill the least loaded shards first.
+ * Nothing new is placed on a hole: holes[s] is 1 if the shard number s is no longer in use (NULL: there are
+ * no holes). Tensors of `previous` that no was[t] names are dropped. Pure; the same for any order of the
+ * list. `spread` as above. CAIRN_ERR_INVALID: as above, or a tensor had another shape, or there are new
+ * tensors and only holes. CAIRN_ERR_NO_MEMORY. */
 cairn_status plan_extend(const struct layout_tensor *tensors, uint32_t tensor_count,
                          const struct layout *previous, const uint32_t *was, const uint8_t *holes,
                          uint32_t spread, struct layout **layout_out) CAIRN_MUST_CHECK;
 
 /* ==== plan job ==== */
 
-/* The planner (above) for the tensors of a job: what an element of each costs, and the fresh
- * table. Pure. */
+/* The planner (above) for the tensors of a job: it knows how many bytes an element of each costs, and plans
+ * the fresh table. Pure. */
 
-/* For the planner, [tensor_count], the caller's; NULL: no memory. */
+/* Returns the job's tensors for the planner, [tensor_count]; the caller frees the list. NULL: no memory. */
 struct layout_tensor *plan_tensors(const struct job_spec_data *spec);
 /* The bytes that an extent of a layout of the spec costs its shard; a tensor's last quantum counts
  * as whole. */
@@ -139,42 +142,43 @@ cairn_status plan_job_widen(const struct job_spec_data *spec, const struct layou
                             uint32_t shard_count, struct layout **layout_out) CAIRN_MUST_CHECK;
 /* How many of `shard_count` shards a job may use. */
 uint32_t plan_job_shards(const struct job_spec_data *spec, uint32_t shard_count);
-/* Plans a canonical, judged spec over so many shards; as plan_make. */
+/* Plans a layout of a canonical, checked spec over `shard_count` shards; as plan_make. */
 cairn_status plan_job(const struct job_spec_data *spec, uint32_t shard_count,
                       struct layout **layout_out, struct plan_report *report_out) CAIRN_MUST_CHECK;
 
 /* ==== resharding ==== */
 
-/* The plan of a re-sharding: where a job's quanta shall be (the target), and the slices in which they
- * get there while training goes on. Pure; the same for the same arguments.
+/* The plan of a re-sharding: which shard shall own each of a job's quanta (the target), and the slices in
+ * which the quanta move there while training goes on. Pure; the same for the same arguments.
  *
- * The target is the planner's re-plan (plan.h): what moves is at most what levels the shards, but where that
- * would lie in too many pieces, and there is room. Shards keep their numbers; a shard of weight 0 gives up
- * all that it has and stays as a hole.
+ * The target is the planner's re-plan (plan.h): it moves only what levels the shards, or more if the layout
+ * would otherwise be in too many pieces and the shards have room for that. Shards keep their numbers; a
+ * shard of weight 0 gives up all that it has and its number stays as a hole.
  *
- * A slice is a layout, one version above the one before it. An extent of it either stays on its
- * shard or comes to it, as a whole. One that stays lies within one extent of the layout before, so
- * it keeps its place in the shard's memory: extents that were cut are not joined again where they
- * are. Quanta that come to a shard beside each other are one extent, however many givers they have.
- * A run that is cut short loses its tail, on the giver's grid of chunks where it can, so that no
- * chunk is asked for twice. The slices end in the target's owners, not in its table. No shard has
- * more on the way than before it, or a slice more than in the target.
+ * A slice is a layout, one version above the layout before it. Each of its extents either stays on its
+ * shard or moves to it, as a whole. An extent that stays lies within one extent of the layout before, so it
+ * keeps its place in the shard's memory: extents that were cut are not joined again on the shard that holds
+ * them. Neighbouring quanta that move to a shard are one extent, however many shards give them. If only
+ * part of a run fits into the slice, its tail moves, cut on the giver's grid of chunks where possible, so
+ * that no chunk is asked for twice. After the last slice the owners are the target's, but the table need
+ * not be. On the way no shard has more than the larger of two: what it had before, and what it has in the
+ * target plus one slice.
  *
- * Bytes are elements x elem_bytes of the tensor (proto/plan/plan.h: all that an element costs a
+ * Bytes are elements x elem_bytes of the tensor (proto/plan/plan.h: everything that an element costs a
  * shard). */
 
-/* All borrowed, for the call only. */
+/* All pointers are borrowed, for the call only. */
 struct reshard_request {
     const struct layout_tensor *tensors; /* [tensor_count], in the order of the layout */
     uint32_t tensor_count;
     const struct layout *current;
     uint32_t shard_count;  /* at least the current one: numbers are kept */
     const double *weights; /* [shard_count], 0 = gives up all and gets nothing; NULL = equal */
-    /* [shard_count], the most that a shard may own, 0 = no bound; NULL = none has one. A shard may
-     * keep all that it owns already. */
+    /* [shard_count], the most bytes that a shard may own, 0 = no bound; NULL = no shard has a bound. A
+     * shard may always keep what it owns already. */
     const uint64_t *capacity_bytes;
-    /* The bytes of a capacity that must be free beside what a shard owns for more to move than the
-     * least: a slice. */
+    /* The bytes of one slice: more than the least moves only if every shard with a capacity has this much
+     * of it free beside what it will own. */
     uint64_t slice_bytes;
     int least;                /* as plan_request's */
     const char *const *names; /* [shard_count], for sentences; NULL = numbers */
@@ -190,11 +194,11 @@ struct reshard_report {
     uint64_t total_bytes;
     uint64_t moved_bytes;
     uint64_t least_bytes; /* the least that levels the shards: Σ max(0, share - what it owns) */
-    /* Tensors of which more moves, since their layout had too many pieces (plan.h); and the pieces and the
-     * files of the target, and of a fresh table. */
+    /* The tensors that are placed afresh although more moves then, because their layout had too many pieces
+     * (plan.h); and the pieces and files of the target, and of a fresh table. */
     uint32_t afresh_count;
     uint64_t pieces, files, pieces_fresh, files_fresh;
-    /* The largest load / fair load; before: by the weights asked for, a shard that leaves counted as an
+    /* The largest load / fair load, by the weights asked for. In `before` a shard that leaves counts as an
      * average one. 1 if the job is empty. */
     double heaviest_before, heaviest_after;
     struct reshard_pair *pairs; /* owned: [pair_count], by from, then to */
@@ -202,44 +206,46 @@ struct reshard_report {
 };
 void reshard_report_release(struct reshard_report *report);
 
-/* The target: a layout one version above the current one. report_out may be NULL; else the caller
- * releases it. CAIRN_ERR_INVALID: a count, a weight that is no number or below 0, no weight above 0, a
- * layout of other tensors. CAIRN_ERR_NO_MEMORY: the capacities are too small, or memory ran out here.
- * `why` says it with the shard and the numbers. */
+/* Plans the target: a layout one version above the current one. report_out may be NULL; otherwise the
+ * caller releases the report. CAIRN_ERR_INVALID: a count, a weight that is not a number or is below 0, no
+ * weight above 0, a layout of other tensors. CAIRN_ERR_NO_MEMORY: the capacities are too small, or memory
+ * ran out here. `why` tells the reason, with the shard and the numbers. */
 cairn_status plan_reshard(const struct reshard_request *request, struct layout **target_out,
                           struct reshard_report *report_out, struct sentence *why) CAIRN_MUST_CHECK;
 
-/* All borrowed, for the call only. */
+/* All pointers are borrowed, for the call only. */
 struct slice_request {
     const struct layout_tensor *tensors; /* [tensor_count], in the order of the layouts */
     uint32_t tensor_count;
     const struct layout *current;
     const struct layout *target; /* of the same tensors; any version */
-    /* [shards of the larger layout], the most that a shard gives in a slice, and the most that it takes;
-     * NULL = all at once. A pair that has not moved anything moves a quantum, whatever its limit. */
+    /* [shards of the larger layout], the most bytes that a shard gives in a slice, and the most that it
+     * takes; NULL = everything at once. If the giver has given nothing in this slice and the taker has
+     * taken nothing, one quantum moves between them whatever their limits. */
     const uint64_t *limit_bytes;
     uint32_t chunk_leaves; /* of the job: at least 1 */
 };
 
-/* The bytes that still have to move between two layouts, and in how many slices by a slice's
- * limits. */
+/* The bytes that still have to move between two layouts, and the number of slices that the limits of a
+ * slice make of them. */
 struct slice_left {
     uint64_t bytes;
     uint32_t slices; /* at least */
 };
 
-/* The next layout on the way to the target, with the shards of the larger layout; *moved_out (or NULL):
- * its bytes. *next_out is NULL, and the answer CAIRN_OK, if the owners are the target's already. To take
- * a slice back ask for the layout before it as the target, without limits: its owners, in extents that
- * every shard can follow. CAIRN_ERR_INVALID, CAIRN_ERR_NO_MEMORY. */
+/* Makes the next layout on the way to the target, with the shards of the larger layout. *moved_out (it may
+ * be NULL) is the bytes that it moves. If the owners are the target's already, *next_out is NULL and
+ * CAIRN_OK is returned. To take a slice back, pass the layout before it as the target, without limits: the
+ * result has that layout's owners, in extents that every shard can follow. CAIRN_ERR_INVALID,
+ * CAIRN_ERR_NO_MEMORY. */
 cairn_status plan_slice(const struct slice_request *request, struct layout **next_out,
                         uint64_t *moved_out) CAIRN_MUST_CHECK;
-/* As above. */
+/* Counts what is still to move: as plan_slice, but no layout is made. */
 cairn_status plan_slices_left(const struct slice_request *request,
                               struct slice_left *left_out) CAIRN_MUST_CHECK;
 
-/* The same table over more shards, one version on: nothing moves. CAIRN_ERR_INVALID: fewer shards than
- * it has. CAIRN_ERR_NO_MEMORY. */
+/* Makes the same table over more shards, one version above: nothing moves. CAIRN_ERR_INVALID: fewer shards
+ * than the table has. CAIRN_ERR_NO_MEMORY. */
 cairn_status plan_widen(const struct layout_tensor *tensors, uint32_t tensor_count,
                         const struct layout *current, uint32_t shard_count,
                         struct layout **next_out) CAIRN_MUST_CHECK;

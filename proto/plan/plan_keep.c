@@ -1,20 +1,20 @@
-/* A re-plan keeps quanta on every shard up to its share, and frees the rest. */
+/* A re-plan: each shard keeps quanta up to its share, the rest is freed and placed again. */
 #include "proto/plan/plan_private.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The previous table in pieces: neighbours of one shard are one, however many extents they came in. */
+/* The previous table in pieces: neighbouring extents on one shard are joined into one piece. */
 struct keeping {
     struct plan_cut *cut;     /* borrowed */
     const struct layout *old; /* borrowed */
-    /* owned: [.count], in canonical order: the order of the list must not matter here either */
+    /* owned: [.count], in canonical order: the order of the tensor list must not matter here either */
     struct extent_list pieces;
     uint64_t *front,
-        *back;        /* owned: [pieces], quanta that each loses at its beginning and its end */
+        *back;        /* owned: [pieces], quanta that each sheds at its beginning and at its end */
     size_t *of_shard; /* owned: [pieces], numbers of pieces by old shard, then canonical */
-    size_t *begin;    /* owned: [old shards + 1], where a shard begins in of_shard */
-    struct weighed *extras; /* owned: [pieces], room for one shard's */
+    size_t *begin;    /* owned: [old shards + 1], where a shard's pieces begin in of_shard */
+    struct weighed *extras; /* owned: [pieces], room for the extra pieces of one shard */
     uint32_t *old_of;       /* owned: [shard_count], old number or CAIRN_SHARD_GONE */
 };
 
@@ -103,7 +103,8 @@ static int is_neighbour(const struct keeping *k, size_t i, size_t j)
            k->pieces.items[i].tensor == k->pieces.items[j].tensor;
 }
 
-/* True if the quanta before the piece in its tensor are free, or those behind it. */
+/* _before: true if the quanta before the piece in its tensor are free; _behind: the same for the quanta
+ * after it. */
 static int is_free_before(const struct keeping *k, size_t i)
 {
     return i > 0 && is_neighbour(k, i - 1, i) && (k->back[i - 1] > 0 || quanta_left(k, i - 1) == 0);
@@ -114,8 +115,8 @@ static int is_free_behind(const struct keeping *k, size_t i)
     return is_neighbour(k, i + 1, i) && (k->front[i + 1] > 0 || quanta_left(k, i + 1) == 0);
 }
 
-/* Sheds the most quanta that weigh `limit` bytes or less, at the end where the free quanta beside
- * the piece already go on, else at the piece's end; returns their bytes. */
+/* Sheds as many quanta as weigh `limit` bytes or less. They are taken from the front if only the quanta
+ * before the piece are free, else from the end; returns their bytes. */
 static uint64_t shed_some(struct keeping *k, size_t i, uint64_t limit)
 {
     const struct plan_cut *cut = k->cut;
@@ -141,8 +142,8 @@ static uint64_t shed_some(struct keeping *k, size_t i, uint64_t limit)
 
 /* --- what a shard sheds --------------------------------------------------------------------------- */
 
-/* The pieces of one old shard, counted around from `start`, so that shards do not all shed the same
- * units. */
+/* The pieces of one old shard in a ring that begins at `start`; `start` differs between shards, so that
+ * they do not all shed the same units. */
 struct ring {
     const size_t *pieces; /* [count] */
     size_t start, count;
@@ -172,7 +173,7 @@ static int compare_weighed(const void *a, const void *b)
     return x->piece < y->piece ? -1 : x->piece > y->piece;
 }
 
-/* Lists all pieces of a tensor but the largest: [first, end) of the shard's. */
+/* Lists all pieces of a tensor but the largest; the tensor's pieces are [first, end) of the shard's. */
 static size_t list_extras(struct keeping *k, const struct ring *ring, size_t first, size_t end,
                           size_t count)
 {
@@ -186,7 +187,7 @@ static size_t list_extras(struct keeping *k, const struct ring *ring, size_t fir
     return count;
 }
 
-/* First goes, whole, what a shard has of a tensor beside its largest piece, the smallest first. */
+/* First, a shard sheds whole pieces: all pieces of a tensor except the largest, the smallest first. */
 static void shed_extras(struct keeping *k, struct ring *ring)
 {
     size_t count = 0;
@@ -200,8 +201,8 @@ static void shed_extras(struct keeping *k, struct ring *ring)
         ring->left -= shed_some(k, k->extras[n].piece, k->extras[n].bytes);
 }
 
-/* Then along the shard's bytes in proportion: whole pieces, but where one is twice as large as a shard's
- * part of its unit is to be, its end, in 256 KiB or more. */
+/* Second, sheds in proportion along the shard's bytes: whole pieces; if a piece is at least twice a shard's
+ * part of its unit, only the end of the piece, in 256 KiB or more. */
 static void shed_evenly(struct keeping *k, struct ring *ring)
 {
     uint64_t all = 0, passed = 0, shed = 0;
@@ -220,7 +221,8 @@ static void shed_evenly(struct keeping *k, struct ring *ring)
     ring->left = budget - shed;
 }
 
-/* At last what is still owed, but for less than a quantum: where it goes on in what is free, if it does. */
+/* Last, sheds what is still owed, down to less than a quantum. With only_beside_free it sheds only from
+ * pieces that have free quanta beside them. */
 static void shed_rest(struct keeping *k, struct ring *ring, int only_beside_free)
 {
     for (size_t n = ring->count; n-- > 0 && ring->left >= k->cut->quantum_bytes_max;) {
@@ -231,7 +233,7 @@ static void shed_rest(struct keeping *k, struct ring *ring, int only_beside_free
     }
 }
 
-/* Sheds `budget` bytes of a shard at most, and no quantum less. */
+/* Sheds at most `budget` bytes of a shard; what is left of the budget is less than the heaviest quantum. */
 static uint64_t shed_bytes(struct keeping *k, uint32_t old, uint64_t budget)
 {
     struct ring ring = ring_of(k, old, budget);
@@ -242,9 +244,9 @@ static uint64_t shed_bytes(struct keeping *k, uint32_t old, uint64_t budget)
     return budget - ring.left;
 }
 
-/* Shards over their share shed the surplus. If a shard could not shed some of it because its quanta
- * are too big, the next one tries, so that the sum is right within one quantum and never above the
- * surplus. */
+/* Makes the shards above their share shed the surplus. If a shard could not shed some of it because its
+ * quanta are too big, the next shard above its share tries, so that the sum is right within one quantum and
+ * never above the surplus. */
 static void shed_surplus(struct keeping *k)
 {
     struct plan_cut *cut = k->cut;
@@ -277,7 +279,8 @@ static void weigh_old_loads(struct keeping *k)
     }
 }
 
-/* Nothing to do: no gone shard had anything, nobody is further than a quantum from its share. */
+/* True if there is nothing to do: nothing is free, no shard is further than a quantum from its share, and a
+ * shard without a share has nothing. */
 static int is_level_keep(const struct plan_cut *cut)
 {
     if (cut->free_bytes > 0) return 0;
@@ -330,38 +333,39 @@ cairn_status plan_keep(struct plan_cut *cut)
 
 /* ==== plan fill ==== */
 
-/* Places the quanta that a re-plan frees on the receivers, in as few pieces as level them. A unit's
- * free quanta are handed out in parts as large as a shard's part of the unit in a fresh table.
- * Where some receiver still wants as much as a part has, the part goes there whole: to a receiver
- * that has the part's neighbour in the tensor, so that the two are one piece; else to one that has
- * nothing of the unit yet, else to one that has nothing of the tensor. Where none wants so much,
- * one is filled up from the part, and the rest is placed next: each cut fills a receiver, so there
- * are fewer cuts than receivers. A unit is cut no further than it may be. */
+/* Places the quanta that a re-plan frees on the receivers, in as few pieces as level them. A unit's free
+ * quanta are handed out in parts as large as a shard's part of the unit in a fresh table. If some receiver
+ * still wants as many bytes as a part has, it gets the whole part: preferably a receiver that has the
+ * part's neighbour in the tensor, so that the two are one piece; else one that has nothing of the unit yet;
+ * else one that has nothing of the tensor. If no receiver wants so much, one receiver is filled up from the
+ * part, and the rest of the part is placed next: each cut fills a receiver, so there are fewer cuts than
+ * receivers. A unit goes to no more shards than it may use. */
 
-#define CANDIDATES_MAX 8 /* the neediest receivers that are looked at */
+#define CANDIDATES_MAX 8 /* how many of the neediest receivers are looked at */
 
 struct filling {
-    struct placing *p; /* borrowed, as the cut */
+    struct placing *p; /* borrowed, like the cut */
     struct plan_cut *cut;
-    size_t kept_count;   /* the first ones of the table were kept, in canonical order */
-    uint32_t *unit_at;   /* owned: [shard_count], the last unit, from 1, known to be there */
-    uint32_t *tensor_at; /* owned: [shard_count], likewise */
-    uint64_t slack;      /* bytes that a receiver may get more than it wants */
-    const struct free_unit *unit; /* being placed */
-    uint32_t *given_at;           /* owned: [shard_count], the last unit, from 1, that went there */
-    uint32_t used;                /* receivers that the unit has gone to: p->window */
+    size_t kept_count;   /* the first kept_count of the table were kept, in canonical order */
+    uint32_t *unit_at;   /* owned: [shard_count], the last unit, from 1, known to lie there */
+    uint32_t *tensor_at; /* owned: [shard_count], the same for tensors */
+    uint64_t slack;      /* how many bytes more than it wants a receiver may get */
+    const struct free_unit *unit; /* the unit being placed */
+    uint32_t *given_at;           /* owned: [shard_count], the last unit, from 1, placed there */
+    uint32_t used;                /* receivers that got some of the unit: p->window */
 };
 
 /* The quanta of a free run that are still to be placed, and the shards that have its neighbours. */
 struct rest {
     uint32_t tensor;
     uint64_t first, count;
-    uint32_t before, behind; /* CAIRN_SHARD_GONE: nobody */
+    uint32_t before, behind; /* CAIRN_SHARD_GONE: no shard */
 };
 
 /* --- what was kept ------------------------------------------------------------------------------- */
 
-/* The first kept piece that ends behind the quantum of the tensor of that rank, or stands in a later one. */
+/* Finds the first kept piece that ends after this quantum of the tensor with this rank, or that lies in a
+ * later tensor. */
 static size_t find_kept(const struct filling *f, uint64_t rank, uint64_t quantum)
 {
     size_t low = 0, high = f->kept_count;
@@ -415,7 +419,7 @@ static int is_receiver(const struct filling *f, uint32_t shard)
     return shard != CAIRN_SHARD_GONE && f->cut->shards[shard].want > 0;
 }
 
-/* The needier one of those beside it that want `bytes`. */
+/* Returns the shard beside the rest that wants `bytes`; if both do, the needier one. */
 static uint32_t neighbour_that_wants(const struct filling *f, const struct rest *rest,
                                      uint64_t bytes)
 {
@@ -427,8 +431,8 @@ static uint32_t neighbour_that_wants(const struct filling *f, const struct rest 
     return before ? rest->before : behind ? rest->behind : CAIRN_SHARD_GONE;
 }
 
-/* For a tensor of which nothing is kept: the shard that had the middle of the part, if it wants the
- * part, and got nothing of the unit yet. */
+/* For a tensor of which nothing is kept: returns the shard that had the middle of the part, if that shard
+ * wants the part and has nothing of the unit yet. */
 static uint32_t holder_that_wants(const struct filling *f, const struct rest *rest, uint64_t quanta,
                                   uint64_t bytes)
 {
@@ -444,8 +448,8 @@ static uint32_t holder_that_wants(const struct filling *f, const struct rest *re
                : CAIRN_SHARD_GONE;
 }
 
-/* One of the neediest receivers that wants `bytes`: best one with nothing of the unit or of the
- * tensor yet. */
+/* Returns one of the neediest receivers that wants `bytes`, preferably one that has nothing of the unit or
+ * of the tensor yet. */
 static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t bytes)
 {
     uint32_t looked[CANDIDATES_MAX], count = 0, best = CAIRN_SHARD_GONE;
@@ -453,7 +457,7 @@ static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t by
     while (count < CANDIDATES_MAX && f->p->heap_count > 0) {
         const uint32_t s = plan_heap_pop(f->p);
         looked[count++] = s;
-        if (!wants(f, s, bytes)) break; // nor do those behind it
+        if (!wants(f, s, bytes)) break; // the less needy ones after it do not either
         const int rating = (f->unit_at[s] != f->unit->number + 1) + (f->tensor_at[s] != tensor + 1);
         if (rating <= best_rating) continue;
         best = s;
@@ -465,7 +469,7 @@ static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t by
 
 /* --- handing out --------------------------------------------------------------------------------- */
 
-/* The shard's need is another one now: the heap is made anew around it. */
+/* Restores the heap after the need of the shard has become smaller. */
 static void settle_heap(struct filling *f, uint32_t shard)
 {
     struct placing *p = f->p;
@@ -475,7 +479,7 @@ static void settle_heap(struct filling *f, uint32_t shard)
     plan_heap_sink(p, i);
 }
 
-/* Gives the shard `quanta` of the rest: from its end, if the shard has what stands behind it. */
+/* Gives the shard `quanta` of the rest: from the rest's end if the shard has only the quanta behind it. */
 static void give(struct filling *f, struct rest *rest, uint64_t quanta, uint32_t shard)
 {
     struct plan_cut *cut = f->cut;
@@ -506,8 +510,9 @@ static uint32_t neediest_used(const struct filling *f)
     return best;
 }
 
-/* Nobody wants all of it: the neediest one, or one beside it that wants a good part, is filled up. A unit
- * that is on as many as it may be goes on with those. */
+/* Called when no receiver wants the whole part: fills up a shard beside it that wants a good part of it,
+ * else the neediest receiver. A unit that already lies on as many shards as it may use goes only to
+ * those. */
 static void fill_one(struct filling *f, struct rest *rest, uint64_t quanta)
 {
     const int is_spread = f->used >= f->unit->may_use;
@@ -523,7 +528,8 @@ static void fill_one(struct filling *f, struct rest *rest, uint64_t quanta)
     give(f, rest, some, shard);
 }
 
-/* Quanta of the rest that go on as a part: all, if they are not much more than one. */
+/* Returns how many quanta of the rest make the next part: all of them if they are not much more than
+ * one. */
 static uint64_t part_of(const struct filling *f, const struct rest *rest)
 {
     const struct plan_cut *cut = f->cut;
@@ -558,7 +564,7 @@ static void hand_out(struct filling *f, const struct extent *run)
 
 /* --- all ----------------------------------------------------------------------------------------- */
 
-/* Units that may use few receivers first: those that may use more level what the others leave. */
+/* Orders units: first those that may use few receivers, because the others can level what these leave. */
 static int compare_units(const void *a, const void *b)
 {
     const struct free_unit *x = *(struct free_unit *const *)a, *y = *(struct free_unit *const *)b;
@@ -583,7 +589,7 @@ static void fill_all(struct filling *f)
     }
 }
 
-/* No receiver is further than a quantum from what it wants. */
+/* True if no receiver is further than a quantum from what it wants. */
 static int is_level_fill(const struct plan_cut *cut)
 {
     for (uint32_t i = 0; i < cut->receiver_count; i++) {
@@ -593,12 +599,12 @@ static int is_level_fill(const struct plan_cut *cut)
     return 1;
 }
 
-/* As before anything was placed: base is what each had. */
+/* Undoes the placing: `base` is the load that each receiver had before. */
 static void take_all_back(struct filling *f, struct extent last)
 {
     struct plan_cut *cut = f->cut;
     cut->table.count = f->kept_count;
-    if (f->kept_count > 0) cut->table.items[f->kept_count - 1] = last; // joined, perhaps
+    if (f->kept_count > 0) cut->table.items[f->kept_count - 1] = last; // it may have been joined
     cut->free_bytes = cut->levelled_bytes;
     for (uint32_t i = 0; i < cut->receiver_count; i++)
         cut->shards[cut->receivers[i]].load = cut->shards[cut->receivers[i]].base;
@@ -628,31 +634,31 @@ int plan_fill(struct placing *p)
 
 /* ==== plan gather ==== */
 
-/* In how many pieces a layout lies, and a re-plan that keeps less where there are too many:
- * CAIRN_PLAN_PIECES_MOST times those of the fresh table. Nothing is kept then of the tensors that have the
- * most pieces by their bytes, so that they are placed as in a fresh table; as few as bring the whole below
- * the limit by so much that it is long until it is reached again. Where a few do not suffice more are taken,
- * and at last all: the fresh table. */
+/* Counts the pieces of a layout, and makes a re-plan that keeps less if there are too many: more than
+ * CAIRN_PLAN_PIECES_MOST times the pieces of the fresh table. Then nothing is kept of the tensors that have
+ * the most pieces for their bytes, so that they are placed as in a fresh table. As few tensors are chosen
+ * as bring the layout so far below the limit that it takes long to reach it again. If a few tensors do not
+ * suffice, more are chosen, and in the end all of them: the fresh table. */
 
-/* The most pieces that the whole layout shall have, in quarters of the fresh table's; one try
- * each. */
+/* The most pieces that the whole layout shall have, in quarters of the fresh table's pieces; one try for
+ * each goal. */
 static const uint64_t goals[] = { 7, 6, 4 };
 #define GOAL_COUNT (sizeof goals / sizeof goals[0])
 
 struct tensor_pieces {
     uint32_t tensor;
     uint64_t bytes;
-    uint64_t pieces, more; /* more: than in the fresh table */
-    uint64_t most;         /* pieces on one shard */
+    uint64_t pieces, more; /* more: how many more than in the fresh table */
+    uint64_t most;         /* the most pieces on one shard */
     const char *name;      /* borrowed */
 };
 
-/* On one shard, of the tensor that is being counted. */
+/* The pieces on one shard; `tensor` and `count` are of the tensor that is being counted. */
 struct shard_pieces {
     uint32_t tensor;      /* from 1 */
-    uint64_t count, most; /* most: of one tensor */
-    uint64_t all;         /* most, with all that the layout has */
-    uint64_t cost;        /* bytes to be placed afresh so that there is one less */
+    uint64_t count, most; /* most: the most pieces of one tensor that the shard shall have */
+    uint64_t all;         /* the most pieces of one tensor that it has in the layout */
+    uint64_t cost;        /* bytes to be placed afresh so that `most` is one less */
     int is_done;
 };
 
@@ -668,7 +674,7 @@ struct gathering {
 
 /* --- counting ------------------------------------------------------------------------------------ */
 
-/* A piece begins with the extent. */
+/* True if a piece begins with the extent. */
 static int is_piece(const struct layout *layout, size_t e)
 {
     const struct extent *x = &layout->extents[e];
@@ -684,7 +690,7 @@ static void count_piece(const struct layout *layout, size_t e, struct shard_piec
     shard->count++;
 }
 
-/* Counts the pieces of one tensor; how many lie on which shard goes to `shards`. */
+/* Counts the pieces of one tensor, and in `shards` how many of them lie on each shard. */
 static struct tensor_pieces count_tensor(const struct layout *layout, uint32_t tensor,
                                          struct shard_pieces *shards)
 {
@@ -719,7 +725,7 @@ static int is_within(const struct gathering *g, const struct plan_report *report
 
 /* --- which tensors are placed afresh -------------------------------------------------------------- */
 
-/* Orders tensors: first those with the most pieces too many for their bytes. */
+/* Orders tensors: first those with the most surplus pieces for their bytes. */
 static int compare_tensors(const void *a, const void *b)
 {
     const struct tensor_pieces *x = a, *y = b;
@@ -747,7 +753,8 @@ static void count_all(struct gathering *g, const struct layout *layout, const st
         qsort(g->tensors, layout->tensor_count, sizeof *g->tensors, compare_tensors);
 }
 
-/* Bytes of the tensors that would have to be placed afresh so that a shard has a file less. */
+/* Sets each shard's cost: the bytes of the tensors to be placed afresh so that the shard has one file
+ * less. */
 static void weigh_files(struct gathering *g, const struct layout *layout)
 {
     for (uint32_t s = 0; s < layout->shard_count; s++) g->shards[s].cost = g->shards[s].tensor = 0;
@@ -767,7 +774,7 @@ static void weigh_files(struct gathering *g, const struct layout *layout)
     }
 }
 
-/* The shard that has a file less at the lowest cost; none: shard_count. */
+/* Returns the shard that gets one file less at the lowest cost; shard_count: there is none. */
 static uint32_t cheapest(const struct gathering *g, uint32_t shard_count)
 {
     uint32_t best = shard_count;
@@ -778,7 +785,7 @@ static uint32_t cheapest(const struct gathering *g, uint32_t shard_count)
     return best;
 }
 
-/* Places afresh all tensors that have the most pieces on the shard. */
+/* Marks all tensors that have the most pieces on the shard to be placed afresh. */
 static void free_most(struct gathering *g, const struct layout *layout, uint32_t shard)
 {
     for (uint32_t n = 0; n < layout->tensor_count; n++) {
@@ -792,7 +799,8 @@ static void free_most(struct gathering *g, const struct layout *layout, uint32_t
     g->shards[shard].most--;
 }
 
-/* Until there are no more files than `goal`, if what is placed afresh has one on each shard. */
+/* Chooses tensors until there are at most `goal` files, assuming that a tensor placed afresh has one piece
+ * on each shard. */
 static void choose_by_files(struct gathering *g, const struct layout *layout, uint64_t goal)
 {
     uint64_t files = 0;
@@ -805,7 +813,7 @@ static void choose_by_files(struct gathering *g, const struct layout *layout, ui
         for (uint32_t i = 0; i < at_once && files > goal; i++) {
             const uint32_t shard = cheapest(g, layout->shard_count);
             if (shard == layout->shard_count) {
-                if (i == 0) return; // one each
+                if (i == 0) return; // every shard has only one file
                 break;
             }
             g->shards[shard].is_done = 1;

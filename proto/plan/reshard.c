@@ -1,4 +1,4 @@
-/* Layouts that change while a job runs: tensors are added while nothing moves, parts move to a target. */
+/* Layouts that change while a job runs: tensors are added while nothing moves, quanta move to a target. */
 #include "proto/plan/plan.h"
 
 #include <math.h>
@@ -11,11 +11,11 @@
 
 /* ==== extend ==== */
 
-/* A layout to which tensors are added, and from which some are gone, while nothing moves. */
+/* Makes a layout with tensors added and others dropped, while nothing moves. */
 
 #define WEIGHT_MAX ((uint64_t)1 << 20) /* of a shard, relative to others */
 
-/* A plan in the making. Borrowed, but for what is said to be owned. */
+/* The state of such a plan. Pointers are borrowed unless they are marked as owned. */
 struct extending {
     const struct layout_tensor *tensors; /* [tensor_count] */
     uint32_t tensor_count;
@@ -25,12 +25,12 @@ struct extending {
     uint32_t spread;
 
     struct layout_tensor *added; /* owned: [added_count] */
-    uint32_t *place_of;          /* owned: [tensor_count], of a new one in `added` */
+    uint32_t *place_of;          /* owned: [tensor_count], index of a new tensor in `added` */
     uint32_t added_count;
     uint64_t added_bytes;
-    uint64_t *loads;      /* owned: [shard_count] of what stays */
+    uint64_t *loads;      /* owned: [shard_count], bytes of the kept tensors */
     uint32_t *weights;    /* owned: [shard_count] */
-    struct layout *fresh; /* owned: of `added`; NULL if there are none */
+    struct layout *fresh; /* owned: the layout of `added`; NULL if there are none */
 };
 
 static void release_extending(struct extending *x)
@@ -91,7 +91,7 @@ static int compare_loads(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The level up to which the added bytes fill the shards that are below it. */
+/* Returns the level up to which the added bytes fill the shards that are below it. */
 static uint64_t level_of(const uint64_t *sorted, uint32_t shard_count, uint64_t bytes)
 {
     uint64_t below = 0; // bytes of the shards that are filled up
@@ -100,7 +100,7 @@ static uint64_t level_of(const uint64_t *sorted, uint32_t shard_count, uint64_t 
         const uint64_t level = (below + bytes) / (s + 1);
         if (s + 1 == shard_count || level <= sorted[s + 1]) return level + 1;
     }
-    return 0; // no shard
+    return 0; // there is no shard
 }
 
 static bool is_hole(const struct extending *x, uint32_t shard)
@@ -143,7 +143,7 @@ static cairn_status plan_added(struct extending *x)
     return plan_make(&request, &x->fresh, NULL);
 }
 
-/* Joins the kept and the fresh extents by tensor, the order that a table needs. */
+/* Joins the kept and the fresh extents in the order of the tensors, as a table needs it. */
 static cairn_status join(const struct extending *x, struct layout **layout_out)
 {
     const size_t fresh_count = x->fresh != NULL ? x->fresh->extent_count : 0;
@@ -220,7 +220,7 @@ static void weigh_shards_report(const struct plan_cut *cut, const struct layout 
     report->quantum_bytes_max = cut->quantum_bytes_max;
 }
 
-/* Bytes of one tensor whose shard is another one now: both tables are walked side by side. */
+/* Returns the bytes of one tensor that have another shard now: both tables are walked side by side. */
 static uint64_t moved_of_tensor(const struct plan_cut *cut, const struct layout *layout,
                                 uint32_t tensor)
 {
@@ -258,7 +258,8 @@ static void report_moves(const struct plan_cut *cut, const struct layout *layout
         report->moved_bytes_bound += minus(cut->shards[s].share, old_loads[s]);
 }
 
-/* seen: [shard_count], zeros; the last unit, counted from 1, that has a piece on the shard. */
+/* seen: [shard_count], all 0 at first; the last unit, counted from 1, found to have a piece on the
+ * shard. */
 static void measure_spread(const struct plan_cut *cut, const struct layout *layout, uint32_t *seen,
                            struct plan_report *report)
 {
@@ -306,7 +307,7 @@ cairn_status plan_describe(const struct plan_cut *cut, const struct layout *layo
 
 /* ==== moves ==== */
 
-/* Both tables cover the same quanta in the same order, so the walk needs no look at the tensors. */
+/* Both tables cover the same quanta in the same order, so the walk need not look at the tensors. */
 int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
 {
     if (walk->at_current == walk->current->extent_count) return 0;
@@ -323,7 +324,7 @@ int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
     return 1;
 }
 
-/* Bytes of the quanta [first, first + count) of the tensor that the run is of. */
+/* Returns the bytes of the quanta [first, first + count) of the run's tensor. */
 static uint64_t plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run,
                                uint64_t first, uint64_t count)
 {
@@ -334,7 +335,7 @@ static uint64_t plan_run_bytes(const struct plan_walk *walk, const struct plan_r
 
 /* ==== reshard ==== */
 
-/* A target in the making. */
+/* The state of planning a target. */
 struct aiming {
     const struct reshard_request *request; /* borrowed */
     struct sentence *why;                  /* borrowed */
@@ -342,11 +343,11 @@ struct aiming {
     uint64_t quantum_bytes_max; /* of the heaviest quantum */
 
     /* owned: [shard_count] */
-    uint64_t *before, *after; /* bytes that a shard owns */
-    double *shares;           /* bytes that it should own; they add up to the total */
+    uint64_t *before, *after; /* bytes that each shard owns */
+    double *shares;           /* bytes that each should own; they add up to the total */
     uint32_t *weights;        /* for the planner */
 
-    /* owned, the caller's on success */
+    /* owned; the caller's on success */
     struct layout *target;
     struct reshard_pair *pairs;
     size_t pair_count, pair_limit;
@@ -439,8 +440,8 @@ static void weigh_before(struct aiming *a)
 
 /* --- shares that fit ------------------------------------------------------------------------------ */
 
-/* The most that a share may be: two quanta below the bound, since the planner may miss a share by
- * as much. */
+/* Returns the most that a share may be: two quanta below the capacity, since the planner may miss a share
+ * by that much. */
 static double ceiling_of(const struct aiming *a, uint32_t shard)
 {
     const uint64_t *capacities = a->request->capacity_bytes;
@@ -451,8 +452,8 @@ static double ceiling_of(const struct aiming *a, uint32_t shard)
     return most > slack ? (double)(most - slack) : 0;
 }
 
-/* Gives every shard that is not full its part of what the full ones left, by weight; returns how many
- * are full now and were not. `full`: [shard_count]. */
+/* Gives every shard that is not full its part, by weight, of what the full ones leave; returns how many
+ * shards became full by that. `full`: [shard_count]. */
 static uint32_t pour(struct aiming *a, uint8_t *full)
 {
     double left = (double)a->total_bytes, weights = 0;
@@ -490,7 +491,8 @@ static cairn_status share_out(struct aiming *a)
         mib(given), mib((double)a->total_bytes));
 }
 
-/* The planner counts in whole numbers. A job of no bytes has no shares. */
+/* Turns the shares into weights in whole numbers, as the planner wants them. In a job without bytes the
+ * shares are set to the weights. */
 static void scale_weights(struct aiming *a)
 {
     double most = 0;
@@ -513,7 +515,7 @@ static int compare_pairs(const void *a, const void *b)
     return x->to < y->to ? -1 : x->to > y->to;
 }
 
-/* Sums pairs up that are the same; they are in any order before, and sorted after. */
+/* Adds up pairs with the same shards. The pairs may be in any order before, and are sorted after. */
 static void merge_pairs(struct aiming *a)
 {
     if (a->pair_count > 0) qsort(a->pairs, a->pair_count, sizeof *a->pairs, compare_pairs);
@@ -571,7 +573,8 @@ static cairn_status judge_capacities(const struct aiming *a)
     return CAIRN_OK;
 }
 
-/* The largest load / fair load. Shards that leave are counted as average ones while they own something. */
+/* Returns the largest load / fair load. A shard that leaves counts as an average one while it owns
+ * something. */
 static double heaviest_of(const struct aiming *a, const uint64_t *loads)
 {
     double weights = 0, heaviest = 1;
@@ -607,7 +610,7 @@ static struct reshard_report report_of(struct aiming *a, const struct plan_repor
         .pairs = a->pairs,
         .pair_count = a->pair_count,
     };
-    a->pairs = NULL; // the report's now
+    a->pairs = NULL; // they belong to the report now
     return report;
 }
 
@@ -655,7 +658,8 @@ static cairn_status plan_target(struct aiming *a, int least, struct plan_report 
     return weigh_moves(a);
 }
 
-/* A shard that gives and takes has up to a slice more on the way than in the end. */
+/* True if the target fits on the way, too: a shard that gives and takes may then own a slice more than in
+ * the end. */
 static int has_room_on_the_way(const struct aiming *a)
 {
     const uint64_t *capacities = a->request->capacity_bytes;
@@ -704,7 +708,7 @@ cairn_status plan_reshard(const struct reshard_request *request, struct layout *
     if (status == CAIRN_OK) {
         if (report_out != NULL) *report_out = report_of(&a, &report);
         *target_out = a.target;
-        a.target = NULL; // the caller's now
+        a.target = NULL; // it belongs to the caller now
     }
     close_aiming(&a);
     return status;
@@ -714,20 +718,20 @@ cairn_status plan_reshard(const struct reshard_request *request, struct layout *
 
 /* The next slice of a re-sharding, and how much is left: see plan.h. */
 
-/* A slice in the making. */
+/* The state of making one slice. */
 struct slicing {
     const struct slice_request *request; /* borrowed */
     struct plan_walk walk;
     uint32_t shard_count;
 
     /* owned */
-    struct extent *table; /* [table_count], the next layout's */
+    struct extent *table; /* [table_count], the table of the next layout */
     size_t table_count;
-    /* borrowed: the extent that the table's last one lies in: of the current layout where it stays, of the
-     * target where it comes */
+    /* borrowed: the extent in which the table's last one lies: an extent of the current layout if it stays,
+     * of the target if it moves */
     const struct extent *within;
     uint64_t *given, *taken; /* [shard_count], bytes so far */
-    int64_t *above;          /* [shard_count], bytes that it has more than in the target */
+    int64_t *above;          /* [shard_count], bytes it has now beyond those in the target */
     uint64_t moved_bytes;
 };
 
@@ -748,7 +752,8 @@ static uint32_t shards_of_larger(const struct slice_request *request)
     return a > b ? a : b;
 }
 
-/* A run is cut once at most, and there are at most as many runs as extents in both tables. */
+/* The table has room for two extents per run, since a run is cut at most once, and there are at most as
+ * many runs as extents in both tables. */
 static cairn_status open_slicing(struct slicing *s, const struct slice_request *request)
 {
     *s = (struct slicing) {
@@ -781,8 +786,8 @@ static void close_slicing(struct slicing *s)
     free(s->above);
 }
 
-/* Joined with the last one where both stay, and lie in one extent of the current layout, or both come, to
- * one extent of the target. */
+/* Adds quanta of the run to the table. They are joined with the table's last extent if both stay and lie in
+ * one extent of the current layout, or if both move to one extent of the target. */
 static void append(struct slicing *s, const struct plan_run *run, uint64_t first, uint64_t count,
                    uint32_t shard)
 {
@@ -804,7 +809,7 @@ static uint64_t lesser(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* The bytes that both the giver and the taker may still move. */
+/* Returns the bytes that both the giver and the taker may still move in this slice. */
 static uint64_t room_of(const struct slicing *s, const struct plan_run *run)
 {
     const uint64_t *limits = s->request->limit_bytes;
@@ -813,9 +818,9 @@ static uint64_t room_of(const struct slicing *s, const struct plan_run *run)
     return lesser(minus(limits[from], s->given[from]), minus(limits[to], s->taken[to]));
 }
 
-/* The bytes that the taker may still take so that it has at most a slice more than in the target: a
- * shard that also gives does not take everything first. Some shard has no more than in the target
- * while anything is left to move, so something can always move. */
+/* Returns the bytes that the taker may still take without having more than a slice above its target: so a
+ * shard that also gives does not take everything first. While anything is left to move, some shard has no
+ * more than in the target, so something can always move. */
 static uint64_t room_above_target(const struct slicing *s, const struct plan_run *run)
 {
     const uint64_t *limits = s->request->limit_bytes;
@@ -826,7 +831,7 @@ static uint64_t room_above_target(const struct slicing *s, const struct plan_run
     return above >= (int64_t)limit ? 0 : (uint64_t)((int64_t)limit - above);
 }
 
-/* The most quanta at the end of the run that weigh `room` bytes or less. */
+/* Returns the most quanta at the end of the run that weigh `room` bytes or less. */
 static uint64_t tail_that_fits(const struct slicing *s, const struct plan_run *run, uint64_t room)
 {
     if (plan_run_bytes(&s->walk, run, run->first, run->count) <= room) return run->count;
@@ -835,7 +840,7 @@ static uint64_t tail_that_fits(const struct slicing *s, const struct plan_run *r
     const uint64_t quantum_bytes = g->quantum_elems *
                                    s->request->tensors[run->extent->tensor].elem_bytes;
     uint64_t tail = room / quantum_bytes;
-    // The tensor's last quantum may be short, and then one more fits.
+    // The tensor's last quantum may be short, and then one more quantum fits.
     if (tail < run->count && plan_run_bytes(&s->walk, run, end - tail - 1, tail + 1) <= room)
         tail++;
     return lesser(tail, run->count);
@@ -851,7 +856,8 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-/* The tail, shortened so that it begins where a chunk of the giver's extent does; 0 if none does. */
+/* Returns the tail, shortened so that it begins where a chunk of the giver's extent begins; 0 if none
+ * does. */
 static uint64_t tail_on_grid(const struct slicing *s, const struct plan_run *run, uint64_t tail)
 {
     const uint64_t leaves = s->walk.current->geometry[run->extent->tensor].leaves_per_quantum;
@@ -862,7 +868,7 @@ static uint64_t tail_on_grid(const struct slicing *s, const struct plan_run *run
     return minus(tail, late);
 }
 
-/* Quanta at the end of the run that move in this slice. */
+/* Returns how many quanta at the end of the run move in this slice. */
 static uint64_t moving_tail(const struct slicing *s, const struct plan_run *run)
 {
     if (run->to == run->extent->shard) return 0;
@@ -897,7 +903,7 @@ static cairn_status close_table(struct slicing *s, struct layout **next_out)
     const cairn_status status = layout_make(request->tensors, request->tensor_count, s->shard_count,
                                             request->current->version + 1, s->table, s->table_count,
                                             next_out);
-    if (status == CAIRN_OK) s->table = NULL; // the layout's now
+    if (status == CAIRN_OK) s->table = NULL; // it belongs to the layout now
     return status;
 }
 

@@ -17,13 +17,13 @@
 
 /* ==== safetensors parse ==== */
 
-/* Judging the header of a safetensors file, in the order of the crate's reader. */
+/* Checks the header of a safetensors file, in the order of the crate's reader. */
 
 /* The format's dtypes, lowest rank first. */
 static const struct {
     const char *name;
     uint32_t bits;
-    int dtype; /* Cairn's, 0 = none */
+    int dtype; /* Cairn's dtype, 0 = none */
 } dtypes[] = {
     { "BOOL", 8, 0 },        { "F4", 4, 0 },           { "F6_E2M3", 6, 0 },
     { "F6_E3M2", 6, 0 },     { "U8", 8, CAIRN_U8 },    { "I8", 8, 0 },
@@ -35,7 +35,8 @@ static const struct {
     { "U64", 64, 0 },
 };
 
-/* The rank of a dtype in the format's order (see build), by its name; -1 if there is none such. */
+/* Returns the rank of a dtype in the format's order (see build), by its name; -1 if there is no such
+ * dtype. */
 static int safetensors_dtype_rank(const char *dtype_name)
 {
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
@@ -73,7 +74,7 @@ static cairn_status wrong(struct sentence *why, const char *key, const char *wha
     return fail_with(why, CAIRN_ERR_MALFORMED, "tensor \"%s\": %s", key, what);
 }
 
-/* A list of integers >= 0 of that length at most; returns its length, or -1. */
+/* Reads a list of at most `most` integers >= 0; returns its length, or -1. */
 static int read_numbers(const json_t *list, uint64_t *numbers, size_t most)
 {
     if (!json_is_array(list) || json_array_size(list) > most) return -1;
@@ -161,7 +162,7 @@ static cairn_status judge_offsets(struct safetensors *s, uint64_t data_bytes, st
     return CAIRN_OK;
 }
 
-/* Takes saved_offsets out of the JSON text `info` into every entry. */
+/* Reads saved_offsets from the JSON text `info` into every entry. */
 static cairn_status read_boxes(struct safetensors *s, const char *info, struct sentence *why)
 {
     json_t *root = json_loads(info, JSON_REJECT_DUPLICATES, NULL);
@@ -258,7 +259,7 @@ void safetensors_release(struct safetensors *s)
 
 /* ==== safetensors read ==== */
 
-/* From a table of weights to values: which one a tensor takes, and its elements as fp32. */
+/* From a table of weights to values: which weight a tensor takes, and its elements as fp32. */
 
 /* ---- matching ---- */
 
@@ -304,8 +305,8 @@ static void match_tensor(struct matching *m, const struct tensor_spec *tensor,
                          const struct weight **from_out)
 {
     *from_out = NULL;
-    if (tensor->alias_of != NULL) return;   // has no state of its own
-    if (tensor->kind == CAIRN_BLOB) return; // is put, whatever there is of that name
+    if (tensor->alias_of != NULL) return;   // an alias has no state of its own
+    if (tensor->kind == CAIRN_BLOB) return; // a blob is put, even if a weight has its name
     *from_out = look_up(m, tensor->name);
     if (*from_out == NULL) {
         if (tensor->init.kind == CAIRN_INIT_NONE && geometry_of(&tensor->shape).elems > 0)
@@ -388,7 +389,7 @@ cairn_status weights_match(const struct weights *w, const struct job_spec_data *
 
 /* ---- reading ---- */
 
-/* IEEE binary16, exactly. */
+/* Converts IEEE binary16, exactly. */
 static float f32_of_f16(uint16_t half)
 {
     const uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
@@ -406,7 +407,7 @@ bool weight_readable(const struct weight *weight)
     return weight->entry->dtype != 0 && weight->entry->dtype != CAIRN_U8;
 }
 
-/* bytes: little-endian, [elems] of dtype. */
+/* Converts elements to fp32; bytes: little-endian, [elems] of dtype. */
 static void widen(const uint8_t *bytes, cairn_dtype dtype, size_t elems, float *out)
 {
     for (size_t i = 0; i < elems; i++) {
@@ -422,7 +423,7 @@ static void widen(const uint8_t *bytes, cairn_dtype dtype, size_t elems, float *
     }
 }
 
-/* The file that was judged, open for reading. */
+/* Opens the file for reading, if it is still the one that was checked. */
 static cairn_status use_file(struct weights *w, uint32_t number, struct sentence *why)
 {
     const struct weights_file *file = &w->files[number];
@@ -477,7 +478,8 @@ cairn_status weights_read(struct weights *w, const struct weight *weight, uint64
 
 /* Building the header of a safetensors file. */
 
-/* Text that grows; after a failed allocation it swallows what follows, judged once at the end. */
+/* Text that grows; after a failed allocation it ignores what is appended, and `failed` is checked at the
+ * end. */
 struct text {
     char *bytes; /* owned */
     size_t length, capacity;
@@ -506,7 +508,7 @@ static void append_text(struct text *t, const char *text)
     append(t, text, strlen(text));
 }
 
-/* As the inside of a JSON string. */
+/* Appends text as the inside of a JSON string. */
 static void append_escaped(struct text *t, const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -548,7 +550,7 @@ static const char *dtype_name_of(cairn_dtype dtype)
     case CAIRN_F16: return "F16";
     case CAIRN_F64: return "F64";
     }
-    abort(); // the caller planned something that is not a dtype
+    abort(); // the caller planned a value that is not a dtype
 }
 
 static int file_order(const void *a, const void *b)
@@ -587,7 +589,7 @@ static uint64_t place_entries(struct safetensors_entry *entries, size_t count)
     return end;
 }
 
-/* {"<key>":{"saved_offsets":[0,4096]},...} */
+/* Appends {"<key>":{"saved_offsets":[0,4096]},...}. */
 static void append_sharding_info(struct text *t, const struct safetensors_entry *entries,
                                  size_t count)
 {
@@ -639,7 +641,7 @@ static void append_entry(struct text *t, const struct safetensors_entry *e)
     append(t, "}", 1);
 }
 
-/* `boxes`: where each entry begins in its tensor stands in it, too. */
+/* `boxes`: also writes where each entry begins in its tensor. */
 static cairn_status build(struct safetensors_entry *entries, size_t entry_count, bool boxes,
                           const struct safetensors_note *notes, size_t note_count,
                           uint8_t **header_out, size_t *header_bytes_out, uint64_t *data_bytes_out)
@@ -684,8 +686,8 @@ cairn_status safetensors_build_whole(struct safetensors_entry *entries, size_t e
 
 size_t safetensors_entry_bytes(const char *key, uint32_t rank)
 {
-    // The key stands twice: escaped (2 bytes for one), and in a JSON text inside a string (4). A
-    // dimension is a number in each, an offset of the data two more, all of 20 digits at most.
+    // The key is written twice: escaped (at most 2 bytes for each), and in a JSON text inside a string (4).
+    // A dimension is a number in both, offsets of the data are two more, all of at most 20 digits.
     return 6 * strlen(key) + 42 * (size_t)rank + 160;
 }
 
@@ -715,7 +717,7 @@ static cairn_status refuse_open(const struct weights *w, const char *path, int e
 cairn_status weights_open_beneath(const struct weights *w, const char *path, int *fd_out,
                                   struct stat *info_out, struct sentence *why)
 {
-    // Not blocking: a FIFO in the folder must not hold the thread.
+    // Opened without blocking: a FIFO in the folder must not hold the thread.
     const struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
                                   .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS };
     const int fd = (int)syscall(SYS_openat2, w->root_fd, path, &how, sizeof how);
@@ -729,7 +731,7 @@ cairn_status weights_open_beneath(const struct weights *w, const char *path, int
     return CAIRN_OK;
 }
 
-/* The part of `path` beneath the folder root[0..length); NULL: the path is not in that folder. */
+/* Returns the part of `path` beneath the folder root[0..length); NULL: the path is not in that folder. */
 static const char *beneath(const char *path, const char *root, size_t length)
 {
     while (length > 0 && root[length - 1] == '/') length--;
@@ -760,7 +762,7 @@ const char *weights_enter_root(const char *roots, struct weights *w, struct sent
     return NULL;
 }
 
-/* Names the open folder as the kernel does: no link is in that name. */
+/* Returns the open folder's path as the kernel reports it: without links. */
 static cairn_status name_folder(const struct weights *w, int fd, char **folder_out,
                                 struct sentence *why)
 {

@@ -1,4 +1,4 @@
-/* Opening weights: from a path to a table of keys. Reading and matching are in the files beside. */
+/* Opening weights: from a path to a table of keys. Reading and matching are in safetensors.c. */
 #include "proto/safetensors/safetensors.h"
 
 #include <errno.h>
@@ -61,7 +61,7 @@ static cairn_status read_header(struct weights_file *file, int fd, uint64_t *bud
     return status;
 }
 
-/* A part of a tensor under the tensor's name would be taken for all of it. */
+/* Refuses parts of tensors: a part under the tensor's name would be taken for all of it. */
 static cairn_status judge_whole(const struct weights_file *file, struct sentence *why)
 {
     for (size_t i = 0; i < file->header.entry_count; i++) {
@@ -78,7 +78,7 @@ static cairn_status judge_whole(const struct weights_file *file, struct sentence
     return CAIRN_OK;
 }
 
-/* Says which file, before what the judges said. */
+/* Puts the file's name before the sentence of the check. */
 static cairn_status in_file(cairn_status status, const struct weights *w, const char *path,
                             struct sentence *why)
 {
@@ -91,7 +91,7 @@ static cairn_status in_file(cairn_status status, const struct weights *w, const 
     return status;
 }
 
-/* Takes `fd`. */
+/* Takes over `fd`. */
 static cairn_status load_file(const struct weights *w, struct weights_file *file, int fd,
                               uint64_t *budget, struct sentence *why)
 {
@@ -147,8 +147,8 @@ static uint32_t mapped_file(const struct safetensors_index *index, const char *k
     return UINT32_MAX;
 }
 
-/* index NULL: every tensor of the one file. A tensor in a file that the index does not name for it is
- * not part of the model. */
+/* Lists the weights. index NULL: every tensor of the one file. A tensor in another file than the index
+ * names for its key is not part of the model. */
 static cairn_status list_weights(struct weights *w, const struct safetensors_index *index)
 {
     size_t most = 0;
@@ -167,7 +167,7 @@ static cairn_status list_weights(struct weights *w, const struct safetensors_ind
     return CAIRN_OK;
 }
 
-/* Everything that the index promises is where it says. */
+/* Checks that every key of the index is in the file that the index names. */
 static cairn_status judge_index(const struct weights *w, const struct safetensors_index *index,
                                 struct sentence *why)
 {
@@ -322,9 +322,9 @@ void weights_close(struct weights *w)
 
 /* ==== safetensors index ==== */
 
-/* Judging model.safetensors.index.json. */
+/* Checks model.safetensors.index.json. */
 
-/* A file's name that stays in its folder: no '/', not hidden, .safetensors at its end. */
+/* True if a file's name stays in its folder: no '/', not hidden, .safetensors at its end. */
 static bool file_name_ok(const char *name)
 {
     static const char ending[] = ".safetensors";
@@ -344,7 +344,7 @@ static int key_order(const void *a, const void *b)
     return strcmp(x->key, y->key);
 }
 
-/* Every file's name once, sorted. `names` are borrowed, [count], and come back sorted. */
+/* Lists every file's name once, sorted. `names` are borrowed, [count], and are sorted here. */
 static cairn_status list_files(const char **names, size_t count, struct safetensors_index *index,
                                struct sentence *why)
 {

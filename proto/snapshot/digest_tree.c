@@ -31,7 +31,7 @@ static void hash_u64(crypto_generichash_state *state, uint64_t value)
     hash_bytes(state, bytes, sizeof bytes);
 }
 
-/* With its length before it, so that no two lists of fields read alike. */
+/* Hashes the field's length before it, so that no two lists of fields give the same bytes. */
 static void hash_field(crypto_generichash_state *state, const void *bytes, size_t size)
 {
     hash_u64(state, size);
@@ -74,7 +74,7 @@ void tree_init(struct hash_tree *tree, uint64_t first_leaf)
     tree->node_count = 0;
 }
 
-/* Left and right halves of one node of the tree? */
+/* True if the two are the left and right halves of one node of the tree. */
 static int siblings(const struct tree_node *left, const struct tree_node *right)
 {
     return left->level == right->level && left->index % 2 == 0 && left->index + 1 == right->index;
@@ -87,7 +87,7 @@ cairn_status tree_push_node(struct hash_tree *tree, const struct tree_node *node
     if (node->index >= leaves_max >> node->level) return CAIRN_ERR_INVALID;
     if (node->index << node->level != tree->next_leaf) return CAIRN_ERR_INVALID;
 
-    // Levels rise, then fall, from left to right, with no level thrice: it cannot outgrow node[].
+    // Levels rise, then fall, from left to right, and no level occurs three times: node[] has room for all.
     tree->node[tree->node_count++] = *node;
     tree->next_leaf += (uint64_t)1 << node->level;
     while (tree->node_count >= 2) {
@@ -116,7 +116,7 @@ cairn_status digest_tree_root(const struct hash_tree *tree, uint64_t leaf_count,
         bytes_hash(NULL, 0, out);
         return CAIRN_OK;
     }
-    // The whole subtrees are now the binary digits of leaf_count, largest first: RFC 6962 splits at
+    // The complete subtrees now are the binary digits of leaf_count, largest first: RFC 6962 splits at
     // the largest each time, so the rightmost are joined first.
     struct hash root = tree->node[tree->node_count - 1].hash;
     for (uint32_t i = tree->node_count - 1; i > 0; i--) join(&tree->node[i - 1].hash, &root, &root);
@@ -124,8 +124,8 @@ cairn_status digest_tree_root(const struct hash_tree *tree, uint64_t leaf_count,
     return CAIRN_OK;
 }
 
-/* Orders nodes by first leaf. Levels and indices may come from a stranger: mask the shift so that
- * it stays in range. */
+/* Orders nodes by first leaf. Levels and indices may come from an untrusted peer: the shift is masked so
+ * that it stays in range. */
 static int by_first_leaf(const void *a, const void *b)
 {
     const struct tree_node *x = a, *y = b;
@@ -202,7 +202,7 @@ cairn_status digest_content_root(struct plane_digest *planes, size_t plane_count
     crypto_generichash_state state;
     hash_begin(&state);
     hash_text(&state, "cairn content 1");
-    hash_u64(&state, plane_count); // the roots speak for names, shapes and dtypes
+    hash_u64(&state, plane_count); // each root covers its plane's name, shape and dtype
     for (size_t i = 0; i < plane_count; i++) {
         hash_bytes(&state, planes[i].root.byte, CAIRN_HASH_BYTES);
     }

@@ -7,13 +7,14 @@
  *           no leaves at all: BLAKE2b-256("")
  *   plane   BLAKE2b-256 of {"cairn plane 1", tensor, plane, dtype, shape, leaf count, tree}
  *   job     BLAKE2b-256 of {"cairn content 1", planes by tensor name (bytewise) and number, step,
- *           groups by name (of a driven one with its last lr), schedule, loss scale, hash of the client
- *           state; where tensors have missed steps: their count, and each by name with how many}
+ *           groups by name (a driven group with its last lr), schedule, loss scale, hash of the client
+ *           state; if tensors have missed steps: their count, and each one by name with how many}
  *
- * Every part of the last two is preceded by its length or count, so no two inputs read alike. A shard
- * that owns the leaves [a, b) sends the maximal whole subtrees in that range, at most
- * CAIRN_TREE_NODES_MAX; who has all of them pushes them in order and gets the root. The builder keeps
- * one node a level, never the leaf hashes. Pure; no allocation; one thread at a time. */
+ * Every part of the last two is preceded by its length or count, so no two inputs give the same bytes. A
+ * shard that owns the leaves [a, b) sends the maximal complete subtrees in that range, at most
+ * CAIRN_TREE_NODES_MAX; a receiver that has all of them pushes them in order and gets the root. The builder
+ * keeps at most two nodes for each level, never the leaf hashes. Pure; no allocation; one thread at a
+ * time. */
 #ifndef CAIRN_STORE_DIGEST_TREE_H
 #define CAIRN_STORE_DIGEST_TREE_H
 
@@ -32,15 +33,15 @@ struct hash {
 #define CAIRN_TREE_LEVEL_MAX 48                         /* of a tree of 2^48 leaves */
 #define CAIRN_TREE_NODES_MAX (2 * CAIRN_TREE_LEVEL_MAX) /* of one range */
 
-/* A whole subtree: the leaves [index << level, (index + 1) << level). */
+/* A complete subtree: the leaves [index << level, (index + 1) << level). */
 struct tree_node {
     uint32_t level; /* 0: one leaf */
     uint64_t index;
     struct hash hash;
 };
 
-/* Joins a run of leaves or nodes. After the last push, node[0..node_count) are the fewest whole
- * subtrees of [first_leaf, next_leaf), left to right: send those. */
+/* Joins a run of leaves or nodes. After the last push, node[0..node_count) are the fewest complete
+ * subtrees of [first_leaf, next_leaf), left to right: these are to be sent. */
 struct hash_tree {
     uint64_t first_leaf, next_leaf;
     uint32_t node_count;
@@ -48,28 +49,29 @@ struct hash_tree {
 };
 void tree_init(struct hash_tree *tree, uint64_t first_leaf);
 void tree_push_leaf(struct hash_tree *tree, const struct hash *leaf);
-/* CAIRN_ERR_INVALID, and the tree unchanged: the node does not begin at next_leaf (a gap or an
+/* CAIRN_ERR_INVALID, with the tree unchanged: the node does not begin at next_leaf (a gap or an
  * overlap), or it is not a node of any tree. */
 cairn_status tree_push_node(struct hash_tree *tree, const struct tree_node *node) CAIRN_MUST_CHECK;
 /* The root of a tree of leaf_count leaves. CAIRN_ERR_INVALID: the pushes do not cover
  * [0, leaf_count). */
 cairn_status digest_tree_root(const struct hash_tree *tree, uint64_t leaf_count,
                               struct hash *out) CAIRN_MUST_CHECK;
-/* The root from the nodes of all owners, in any order; sorts them. CAIRN_ERR_INVALID: together they
- * are not exactly [0, leaf_count). */
+/* Makes the root from the nodes of all owners, in any order; sorts the nodes. CAIRN_ERR_INVALID: together
+ * they do not cover exactly [0, leaf_count). */
 cairn_status tree_combine(struct tree_node *nodes, size_t node_count, uint64_t leaf_count,
                           struct hash *out) CAIRN_MUST_CHECK;
 
 /* BLAKE2b-256(0x00 || bytes). */
 void leaf_hash(const void *bytes, size_t size, struct hash *out);
-/* BLAKE2b-256(bytes): the client state's. */
+/* BLAKE2b-256(bytes), used for the client state. */
 void bytes_hash(const void *bytes, size_t size, struct hash *out);
 
 void digest_plane_root(const char *tensor, enum plane plane, cairn_dtype dtype,
                        const struct shape *shape, uint64_t leaf_count, const struct hash *tree_root,
                        struct hash *out);
 
-/* One plane of the content root: of trained and frozen tensors, buffers and blobs. `wire` is left out. */
+/* One plane of the content root: a plane of a trained or frozen tensor, buffer or blob, but never
+ * `wire`. */
 struct plane_digest {
     const char *tensor; /* borrowed */
     enum plane plane;
@@ -82,21 +84,21 @@ struct group_digest {
 /* A tensor whose own count of updates is not the step. */
 struct missed_digest {
     const char *tensor; /* borrowed */
-    uint64_t steps;     /* that passed it by, at least 1 */
+    uint64_t steps;     /* how many steps passed it by, at least 1 */
 };
 /* The part of the content root beside the planes. */
 struct content {
     uint64_t step;
     struct group_digest *groups; /* [group_count], sorted by digest_content_root; borrowed */
     size_t group_count;
-    const void *schedule; /* its encoded form; NULL with 0 bytes: constant; borrowed */
+    const void *schedule; /* the encoded schedules; NULL with 0 bytes: constant; borrowed */
     size_t schedule_bytes;
     double loss_scale;
-    struct hash client_state;           /* bytes_hash; of 0 bytes where there is none */
+    struct hash client_state;           /* bytes_hash; of 0 bytes if there is no client state */
     const struct missed_digest *missed; /* [missed_count], by name; borrowed */
     size_t missed_count;
 };
-/* Sorts both arrays. CAIRN_ERR_INVALID: a plane or a group is there twice. */
+/* Sorts both arrays. CAIRN_ERR_INVALID: a plane or a group is listed twice. */
 cairn_status digest_content_root(struct plane_digest *planes, size_t plane_count,
                                  const struct content *content, struct hash *out) CAIRN_MUST_CHECK;
 

@@ -1,4 +1,4 @@
-/* A manifest out of JSON: strict, from storage that anyone may have written to. */
+/* Decodes a manifest from JSON. It is strict, because anyone may have written to the storage. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <sodium.h>
@@ -20,7 +20,7 @@ static bool fits_u32(json_int_t value)
     return value >= 0 && value <= UINT32_MAX;
 }
 
-/* Exactly 2 * count hex digits. */
+/* Decodes exactly 2 * count hex digits. */
 static bool hex_bytes(const char *hex, uint8_t *bytes, size_t count)
 {
     size_t got = 0;
@@ -33,7 +33,7 @@ static int dtype_of(const char *name)
     for (int dtype = CAIRN_F32; dtype <= CAIRN_U8; dtype++) {
         if (strcmp(dtype_label(dtype), name) == 0) return dtype;
     }
-    return 0; // spec_check says the sentence
+    return 0; // spec_check refuses it with a sentence
 }
 
 static cairn_status read_numbers(json_t *list, const char *tensor, uint32_t *rank,
@@ -101,7 +101,7 @@ static cairn_status read_tensor(json_t *json, struct job_spec_data *spec, struct
     if (order < 0 || order > CAIRN_SPEC_TENSORS_MAX)
         return corrupt(why, name, "its order is no place among the tensors");
     struct tensor_spec t = {
-        .name = (char *)(uintptr_t)name, // add copies them
+        .name = (char *)(uintptr_t)name, // spec_add_tensor copies the strings
         .unit = (char *)(uintptr_t)unit,
         .group = (char *)(uintptr_t)group,
         .alias_of = (char *)(uintptr_t)alias_of,
@@ -122,7 +122,7 @@ static cairn_status read_tensor(json_t *json, struct job_spec_data *spec, struct
                                        : status;
 }
 
-/* NULL, or what the value should have been. */
+/* Returns NULL, or how the value is wrong. */
 static const char *take_value(const struct spec_field *field, const json_t *value, void *to)
 {
     json_int_t number = json_integer_value(value);
@@ -143,15 +143,15 @@ static const char *take_value(const struct spec_field *field, const json_t *valu
         break;
     case CAIRN_SPEC_CHOICE:
         if (!json_is_string(value)) return "not a name";
-        number = capability_value(field->capability, json_string_value(value)); // or -1
+        number = capability_value(field->capability, json_string_value(value)); // -1: no such name
     }
     spec_field_set_bits(field, to, (uint64_t)number);
     return NULL;
 }
 
-/* Takes all of the table's scalars out of the object; what is missing stays as it is in `to`. The kinds are
- * judged, and that a number fits, not what spec_check.c judges. CAIRN_ERR_CORRUPT says what is wrong
- * `where`. */
+/* Takes all of the table's scalars out of the object; a field of `to` whose key is missing stays as it is.
+ * Checks that the kinds are right and that the numbers fit, but not what spec_check.c checks.
+ * CAIRN_ERR_CORRUPT: the sentence names `where` and what is wrong. */
 static cairn_status spec_fields_of_json(json_t *object, const struct spec_table *table,
                                         const char *where, void *to, struct sentence *why)
 {
@@ -168,7 +168,7 @@ static cairn_status spec_fields_of_json(json_t *object, const struct spec_table 
     return CAIRN_OK;
 }
 
-/* The points come into `points`, [CAIRN_SCHEDULE_POINTS_MAX]. */
+/* The points are stored in `points`, [CAIRN_SCHEDULE_POINTS_MAX]. */
 static cairn_status read_schedule(json_t *json, struct schedule *s,
                                   struct cairn_schedule_point *points, struct sentence *why)
 {
@@ -214,7 +214,7 @@ static cairn_status read_group(json_t *json, struct job_spec_data *spec, struct 
     if (schedule != NULL) status = read_schedule(schedule, &g.schedule, points, why);
     if (status != CAIRN_OK) return status;
     g.frozen = frozen != 0;
-    g.name = (char *)(uintptr_t)name; // add copies them
+    g.name = (char *)(uintptr_t)name; // spec_add_group copies the strings
     g.optimizer = (char *)(uintptr_t)optimizer;
     status = spec_add_group(spec, &g);
     return status == CAIRN_ERR_INVALID ? corrupt(why, "a group", "too many, or a name too long")
@@ -299,7 +299,7 @@ cairn_status manifest_read_spec(json_t *json, struct job_spec_data *spec, struct
     if (status == CAIRN_OK) status = spec_set_init_from(spec, init_from, init_prefix);
     if (status == CAIRN_OK) status = read_lists(groups, tensors, spec, why);
     if (status != CAIRN_OK) return status;
-    spec_canonicalize(spec); // the groups; the tensors are known to be sorted
+    spec_canonicalize(spec); // sorts the groups; the tensors are known to be sorted
     return judge_spec(spec, why);
 }
 
@@ -356,8 +356,8 @@ static cairn_status read_payload(const char *hex, struct manifest *m, struct sen
     return hex_bytes(hex, m->payload, count) ? CAIRN_OK : corrupt(why, "payload", "not hex digits");
 }
 
-/* Reads the version first, before the rest is judged by this version's rules: the manifest may be
- * of another one. */
+/* Reads the version first, before the rest is checked by this version's rules, because the manifest may
+ * have another version. */
 static cairn_status read_version(const json_t *root, int *version_out, struct sentence *why)
 {
     const char *format = json_string_value(json_object_get(root, "format"));
@@ -419,7 +419,7 @@ static cairn_status read_reduce_groups(json_t *list, struct rank_groups *groups,
     return status;
 }
 
-/* After the spec: tensors go by its order. */
+/* Must be called after the spec was read: tensors are found by its order. */
 static cairn_status read_nonfinite(json_t *json, struct manifest *m, struct sentence *why)
 {
     struct results *results = &m->nonfinite;
@@ -441,11 +441,11 @@ static cairn_status read_nonfinite(json_t *json, struct manifest *m, struct sent
         results_add(results, (uint32_t)tensor, (uint64_t)count);
     }
     if (all < 1) return corrupt(why, "nonfinite", "elems is not a number from 1");
-    results->nonfinite = (uint64_t)all; // also of those that it does not name
+    results->nonfinite = (uint64_t)all; // includes elements of tensors that are not named
     return CAIRN_OK;
 }
 
-/* After the spec and the step. */
+/* Must be called after the spec and the step were read. */
 static cairn_status read_missed(json_t *json, struct manifest *m, struct sentence *why)
 {
     json_t *steps;
@@ -487,7 +487,7 @@ static cairn_status read_root(json_t *root, struct manifest *m, struct sentence 
     json_int_t version, generation, step, epoch, shards;
     json_t *spec, *files, *reduce_groups = NULL, *nonfinite = NULL, *origin = NULL, *missed = NULL;
     json_error_t error;
-    // The seal is judged already, of a version that has one; of another it would be a key too many.
+    // The seal was checked before if the version has one; in an older version its key is one too many.
     if (!m->unsealed) json_object_del(root, CAIRN_MANIFEST_SEAL_KEY);
     if (json_unpack_ex(
             root, &error, JSON_STRICT,

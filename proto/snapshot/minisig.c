@@ -9,20 +9,20 @@
 #define UNTRUSTED "untrusted comment: "
 #define TRUSTED   "trusted comment: "
 
-/* The bytes that the base64 texts decode to. */
+/* The bytes encoded by the base64 texts. */
 struct packed_public {
     uint8_t algorithm[2]; /* "Ed" */
     uint8_t id[CAIRN_KEY_ID_BYTES];
     uint8_t key[32];
 };
 struct packed_signature {
-    uint8_t algorithm[2]; /* "ED"; "Ed" is over the bytes themselves, and not read here */
+    uint8_t algorithm[2]; /* "ED"; "Ed" signs the bytes themselves, and is not read here */
     uint8_t id[CAIRN_KEY_ID_BYTES];
     uint8_t signature[64];
 };
 struct packed_secret {
     uint8_t algorithm[2];          /* "Ed" */
-    uint8_t password[2];           /* how it is hidden behind one; 0: it has none */
+    uint8_t password[2];           /* how a password hides the key; 0: it has no password */
     uint8_t checksum_algorithm[2]; /* "B2" */
     uint8_t salt[32], limits[16];  /* of the password */
     uint8_t id[CAIRN_KEY_ID_BYTES];
@@ -45,7 +45,7 @@ struct line {
     size_t bytes;
 };
 
-/* Takes the next line off; what is left of the text is behind it. False: there is none. */
+/* Takes the next line off; *text and *left become what follows it. False: there is none. */
 static bool next_line(const char **text, size_t *left, struct line *out)
 {
     if (*left == 0) return false;
@@ -64,7 +64,7 @@ static bool begins_with(const struct line *line, const char *prefix)
     return line->bytes >= bytes && memcmp(line->text, prefix, bytes) == 0;
 }
 
-/* Exactly so many bytes. */
+/* Decodes a line; false if it does not hold exactly `out_bytes` bytes. */
 static bool from_base64(const struct line *line, void *out, size_t out_bytes)
 {
     size_t got = 0;
@@ -109,7 +109,7 @@ void public_key_text(const struct public_key *key, char out[CAIRN_KEY_TEXT_BYTES
     snprintf(out, CAIRN_KEY_TEXT_BYTES, UNTRUSTED "minisign public key %s\n%s\n", name, line);
 }
 
-/* The line of a key: the only one, or the one behind a comment. */
+/* Finds the line with the key: the only line, or the line after a comment. */
 static bool key_line(const char *text, struct line *out)
 {
     size_t left = strnlen(text, CAIRN_KEY_TEXT_BYTES);
@@ -156,7 +156,7 @@ void secret_key_text(const struct secret_key *key, char out[CAIRN_KEY_TEXT_BYTES
 static cairn_status judge_secret(const struct packed_secret *packed, struct sentence *why)
 {
     static const uint8_t no_password[2] = { 0, 0 };
-    static const uint8_t no_checksum[32] = { 0 }; // minisign writes none without a password
+    static const uint8_t no_checksum[32] = { 0 }; // written by minisign for a key without password
     uint8_t checksum[32], public_key[32], secret[64];
     if (memcmp(packed->algorithm, "Ed", 2) != 0 || memcmp(packed->checksum_algorithm, "B2", 2) != 0)
         return malformed(why, "it is not a secret key of minisign");
@@ -199,8 +199,8 @@ void minisig_prehash(const void *bytes, size_t byte_count, uint8_t out[CAIRN_PRE
 #define COMMENT_MAX 600
 static_assert(CAIRN_MINISIG_BYTES > COMMENT_MAX + 400, "the other lines fit");
 
-/* The signature and the trusted comment behind it; returns how many bytes. `out` has room for COMMENT_MAX or
- * for what was read. */
+/* Writes the signature and the trusted comment after it; returns how many bytes. `out` must have room for
+ * COMMENT_MAX or for the comment that was read. */
 static size_t join(const uint8_t signature[64], const char *comment, size_t comment_bytes,
                    uint8_t *out)
 {

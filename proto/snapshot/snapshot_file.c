@@ -10,7 +10,7 @@
 
 /* ==== snapshot names ==== */
 
-/* Names of a snapshot: folders, files, keys. A name from storage is judged by making it again. */
+/* Names of a snapshot: folders, files, keys. A name from storage is checked by making it again. */
 
 void snapshot_id_make(uint64_t generation, uint64_t step, uint32_t attempt,
                       char id_out[CAIRN_SNAPSHOT_ID_BYTES])
@@ -27,7 +27,7 @@ bool snapshot_id_parse(const char *id, uint64_t *generation_out, uint64_t *step_
     uint64_t step = 0, generation = 0;
     uint32_t attempt = 1;
     char again[CAIRN_SNAPSHOT_ID_BYTES];
-    // Widths that cannot overflow: 18 digits fit 64 bits, 9 fit 32.
+    // These widths cannot overflow: 18 digits fit 64 bits, 9 fit 32.
     if (sscanf(id, "step-%18" SCNu64 "-g%18" SCNu64 "-%9" SCNu32, &step, &generation, &attempt) < 2)
         return false;
     snapshot_id_make(generation, step, attempt, again);
@@ -75,7 +75,7 @@ bool snapshot_path_ok(const char *path)
     return strcmp(again, path) == 0;
 }
 
-/* The planes of the tensor (spec_planes) that are in the folder. */
+/* Returns those planes of the tensor (spec_planes) that are stored in the folder. */
 static uint32_t snapshot_folder_planes(const struct job_spec_data *spec, size_t tensor,
                                        enum snapshot_folder folder)
 {
@@ -94,7 +94,7 @@ void snapshot_key(const char *name, uint32_t plane, char key_out[CAIRN_SNAPSHOT_
         snprintf(key_out, CAIRN_SNAPSHOT_KEY_BYTES, "state.%s.%s", name, plane_name((int)plane));
 }
 
-/* The name inside "state.<name>.<plane>"; false if the key does not have that form. */
+/* Extracts the name from "state.<name>.<plane>"; false if the key does not have that form. */
 static bool strip_state(const char *key, uint32_t plane, char name_out[CAIRN_SNAPSHOT_KEY_BYTES])
 {
     const char *suffix = plane_name((int)plane);
@@ -131,8 +131,8 @@ bool snapshot_key_find(const struct job_spec_data *spec, enum snapshot_folder fo
 
 /* ==== snapshot index ==== */
 
-/* A box is a run of elements if, behind the last dimension that it cuts into several, it has
- * everything, and before that one slice of each. Sets the first and the number of elements. */
+/* A box is a run of elements if it has one index in some first dimensions, a range in the next one, and
+ * everything in those after it. Sets the first element and the number of elements. */
 static bool run_of_box(const struct shape *shape, const struct cairn_box *box, uint64_t *first_out,
                        uint64_t *count_out)
 {
@@ -207,7 +207,7 @@ static cairn_status missing(const struct manifest *manifest, uint32_t tensor, ui
                      manifest->spec.tensors[tensor].name, plane_name((int)plane), first, end - 1);
 }
 
-/* Judges one plane whose pieces begin at *next, and moves *next behind them. */
+/* Checks one plane whose pieces begin at *next, and moves *next after them. */
 static cairn_status judge_plane(const struct snapshot_index *index, const struct manifest *manifest,
                                 uint32_t tensor, uint32_t plane, size_t *next, struct sentence *why)
 {
@@ -239,7 +239,7 @@ cairn_status snapshot_index_close(struct snapshot_index *index, const struct man
     if (index->piece_count > 1) {
         qsort(index->pieces, index->piece_count, sizeof *index->pieces, piece_order);
     }
-    size_t next = 0; // every piece is of a stored plane, so that the walk meets all of them
+    size_t next = 0; // every piece belongs to a stored plane, so the walk visits all pieces
     for (uint32_t tensor = 0; tensor < manifest->spec.tensor_count; tensor++) {
         const uint32_t stored = spec_planes(&manifest->spec, tensor);
         for (uint32_t plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
@@ -254,7 +254,7 @@ const struct snapshot_piece *snapshot_index_find(const struct snapshot_index *in
                                                  uint32_t tensor, uint32_t plane, uint64_t elem)
 {
     const struct snapshot_piece key = { .tensor = tensor, .plane = plane, .first_elem = elem };
-    size_t low = 0, high = index->piece_count; // ends at the first piece behind the key
+    size_t low = 0, high = index->piece_count; // ends at the first piece after the key
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         if (piece_order(&index->pieces[middle], &key) <= 0)
@@ -276,16 +276,16 @@ void snapshot_index_release(struct snapshot_index *index)
 
 /* ==== snapshot plan ==== */
 
-/* Which boxes of which planes go to which file of a shard. */
+/* Which boxes of which planes are stored in which file of a shard. */
 
-/* One folder being planned. Box i of a tensor goes to file band + i; a full file moves the band
- * behind the last file, so that the files of one tensor stay neighbours. */
+/* The state of planning one folder. Box i of a tensor is stored in file band + i; when a file is full, the
+ * band moves after the last file, so that the files of one tensor stay neighbours. */
 struct folder {
     struct snapshot_plan *plan;
     const struct job_spec_data *spec;
     enum snapshot_folder which;
-    size_t first; /* file of the plan that is the folder's first */
-    size_t band;  /* file of the plan, first of those being filled */
+    size_t first; /* index in the plan of the folder's first file */
+    size_t band;  /* index in the plan of the first file that is still being filled */
 };
 
 static cairn_status add_file(struct snapshot_plan *plan)
@@ -296,8 +296,7 @@ static cairn_status add_file(struct snapshot_plan *plan)
     return CAIRN_OK;
 }
 
-/* Takes over the entry's key on success. header_bytes is an upper bound until the header is made.
- * */
+/* Takes over the entry's key on success. header_bytes is an upper bound until the header is made. */
 static cairn_status add_entry(struct snapshot_file *file, const struct safetensors_entry *entry)
 {
     CAIRN_TRY(array_reserve(&file->entries, file->entry_count, 1, &file->entry_capacity,
@@ -307,7 +306,7 @@ static cairn_status add_entry(struct snapshot_file *file, const struct safetenso
     return CAIRN_OK;
 }
 
-/* The planes of one box, into one file. */
+/* Adds the planes of one box to one file. */
 static cairn_status add_box(struct folder *folder, struct snapshot_file *file, uint32_t tensor,
                             const struct cairn_box *box, uint64_t first_elem)
 {
@@ -339,7 +338,7 @@ static uint64_t box_elems(const struct cairn_box *box)
     return elems;
 }
 
-/* Adds the boxes of one range; *box_count counts those of the tensor so far. */
+/* Adds the boxes of one range; *box_count counts the tensor's boxes so far. */
 static cairn_status add_range(struct folder *folder, const struct snapshot_range *range,
                               size_t *box_count)
 {
@@ -382,8 +381,8 @@ static void judge_order(const struct job_spec_data *spec, const struct snapshot_
     }
 }
 
-/* From ranges[*i] on, those that follow each other as one: extents that a layout's changes have cut, or have
- * brought together, need no files of their own. *i is the last of them. */
+/* Joins the ranges from ranges[*i] on that follow each other; *i becomes the last of them. Extents that
+ * layout changes have cut or brought together need no files of their own. */
 static struct snapshot_range join_ranges(const struct snapshot_range *ranges, size_t range_count,
                                          size_t *i)
 {
@@ -410,7 +409,7 @@ static cairn_status fill_folder(struct folder *folder, const struct snapshot_ran
     return CAIRN_OK;
 }
 
-/* Now that the folder's files are counted: names, headers, sizes. */
+/* Sets names, headers and sizes, now that the folder's files are counted. */
 static cairn_status finish_folder(const struct folder *folder, uint32_t shard)
 {
     const size_t count = folder->plan->file_count - folder->first;

@@ -14,7 +14,7 @@
 static void block_reader_return(struct block_reader *r);
 static bool block_reader_want(struct block_reader *r, size_t file, uint64_t block);
 
-/* Reads all of [offset, offset + count), or says why not. */
+/* Reads all of [offset, offset + count), or fails with a sentence. */
 static cairn_status read_file_part(struct storage_file *file, void *out, size_t count,
                                    uint64_t offset, const char *path, struct sentence *why)
 {
@@ -30,7 +30,7 @@ static cairn_status read_file_part(struct storage_file *file, void *out, size_t 
 
 /* ---- the manifest ---- */
 
-/* Whose manifest it is, before what the pure judge said. */
+/* Puts the manifest's path before the sentence of the decoder, which does not know it. */
 static cairn_status in_manifest(struct sentence *why, const char *folder, cairn_status status)
 {
     if (status != CAIRN_OK && status != CAIRN_ERR_NO_MEMORY && why != NULL) {
@@ -58,12 +58,13 @@ static cairn_status decode_file(struct storage_file *file, const char *folder, s
     return status;
 }
 
-/* Into the manifest; one that is too large, or no file, is an empty one, which fits nothing. */
+/* Loads the signature into the manifest. If it is too large, or no file, it is loaded as empty, which
+ * counts as broken. */
 static cairn_status load_signature(const char *folder, struct manifest *out, struct sentence *why)
 {
     const struct storage *storage = storage_of(folder);
     struct storage_file *file = NULL;
-    struct sentence said; // one that has none is no failure
+    struct sentence said; // a missing signature is no failure
     const cairn_status opened = storage->open(folder, CAIRN_MANIFEST_SIGNATURE_NAME, false, &file,
                                               &said);
     if (opened == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
@@ -106,7 +107,7 @@ cairn_status manifest_load(const char *folder, struct manifest *out, struct sent
 
 /* ---- opening: every file's size and header ---- */
 
-/* Puts the file's name before what the pure judge said. */
+/* Puts the file's name before the sentence of the parser, which does not know it. */
 static cairn_status in_file(struct sentence *why, const char *path, cairn_status status)
 {
     if ((status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_UNSUPPORTED) && why != NULL) {
@@ -116,7 +117,8 @@ static cairn_status in_file(struct sentence *why, const char *path, cairn_status
     return status;
 }
 
-/* The 8 bytes before the header, and it; what they hash to is compared when their blocks are judged. */
+/* Reads and parses the header with the 8 bytes before it; their hash is compared when their blocks are
+ * checked. */
 static cairn_status parse_header(struct snapshot *s, size_t number, struct storage_file *file,
                                  uint64_t json_bytes, struct safetensors *header,
                                  struct sentence *why)
@@ -215,8 +217,8 @@ static cairn_status get_block(struct snapshot *s, size_t file, uint64_t block,
                               : block_reader_get(s->reader, file, block, bytes_out, count_out, why);
 }
 
-/* The header by which the file is read is the one that was saved: its blocks have the manifest's checksums,
- * and it was in them when it was parsed. Once a file. */
+/* Checks, once for each file, that the header that was parsed is the one that was saved: the blocks must
+ * have the manifest's checksums and still contain that header. */
 static cairn_status judge_header(struct snapshot *s, size_t file, struct sentence *why)
 {
     struct snapshot_header *header = &s->headers[file];
@@ -244,7 +246,7 @@ static cairn_status judge_header(struct snapshot *s, size_t file, struct sentenc
     return status;
 }
 
-/* Bytes [first, first + count) of a file, of whichever blocks. */
+/* Reads bytes [first, first + count) of a file, across blocks. */
 static cairn_status read_bytes(struct snapshot *s, size_t file, uint64_t first, size_t count,
                                uint8_t *out, struct sentence *why)
 {
@@ -257,7 +259,7 @@ static cairn_status read_bytes(struct snapshot *s, size_t file, uint64_t first, 
         if (status != CAIRN_OK) break;
         const size_t part = have - skip < count ? have - skip : count;
         memcpy(out, bytes + skip, part);
-        if (skip + part == have) block_reader_return(s->reader); // mostly read in order
+        if (skip + part == have) block_reader_return(s->reader); // most callers read in order
         out += part;
         first += part;
         count -= part;
@@ -265,7 +267,7 @@ static cairn_status read_bytes(struct snapshot *s, size_t file, uint64_t first, 
     return status;
 }
 
-/* Whose damage it is, behind which block it is in. */
+/* Adds the damaged tensor and plane to the sentence, after the block. */
 static cairn_status in_tensor(const struct snapshot *s, uint32_t tensor, uint32_t plane,
                               cairn_status status, struct sentence *why)
 {
@@ -275,14 +277,14 @@ static cairn_status in_tensor(const struct snapshot *s, uint32_t tensor, uint32_
     return status;
 }
 
-/* Elements of a plane that stand side by side in a file. */
+/* Elements of a plane that are contiguous in a file. */
 struct run {
     size_t file;
     uint64_t first_byte, elem_count;
     size_t elem_bytes;
 };
 
-/* From `elem` on, `most` at most. False: the snapshot has no such element. */
+/* Finds the run from `elem` on, of at most `most` elements. False: the snapshot has no such element. */
 static bool find_run(const struct snapshot *s, uint32_t tensor, uint32_t plane, uint64_t elem,
                      uint64_t most, struct run *run_out)
 {
@@ -316,7 +318,7 @@ cairn_status snapshot_read(struct snapshot *s, uint32_t tensor, uint32_t plane, 
     return CAIRN_OK;
 }
 
-/* How many of `count` bytes from `first` on stand in blocks that are wanted now. */
+/* Returns how many of `count` bytes from `first` on are in blocks that are wanted now. */
 static uint64_t want_bytes(struct snapshot *s, size_t file, uint64_t first, uint64_t count)
 {
     const uint64_t end = first + count;
@@ -332,7 +334,7 @@ uint64_t snapshot_want(struct snapshot *s, uint32_t tensor, uint32_t plane, uint
 {
     uint64_t done = 0;
     struct run run;
-    if (open_reader(s, NULL) != CAIRN_OK) return 0; // who reads is told
+    if (open_reader(s, NULL) != CAIRN_OK) return 0; // the next read reports the error
     while (done < elem_count &&
            find_run(s, tensor, plane, first_elem + done, elem_count - done, &run)) {
         const uint64_t bytes = run.elem_count * run.elem_bytes;
@@ -350,21 +352,21 @@ uint64_t snapshot_want(struct snapshot *s, uint32_t tensor, uint32_t plane, uint
 
 enum slot_state { SLOT_EMPTY, SLOT_WANTED, SLOT_READING, SLOT_READ };
 
-/* A block that is, or will be, in memory. */
+/* A block that is in memory, or will be. */
 struct slot {
     uint8_t *at; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES] */
     enum slot_state state;
-    bool is_taken; /* somebody has had it: another may have its place */
-    bool is_done;  /* and has no more use of it: its place goes first */
+    bool is_taken; /* the caller has had it: its slot may be reused */
+    bool is_done;  /* the caller no longer needs it: its slot is reused first */
     size_t file;
     uint64_t block;
-    uint64_t used; /* by the clock of gets: the least is the oldest */
+    uint64_t used; /* the reader's clock at the last use: the least is the oldest */
     size_t count;
     cairn_status status;
     struct sentence why;
 };
 
-/* The file that a thread has open: the next block is mostly of it. */
+/* The file that a thread has open: the next block is mostly in the same file. */
 struct handle {
     size_t file;
     struct storage_file *open; /* NULL: none */
@@ -376,12 +378,12 @@ struct block_reader {
     uint32_t slot_count, thread_count;
     struct slot slots[AHEAD_MAX + 1];
     pthread_t threads[THREADS_MAX];
-    struct handle own;   /* of who calls, if there are no threads */
-    struct slot *loaned; /* to who calls; NULL: none */
-    bool is_told;        /* by block_reader_want, what comes next */
+    struct handle own;   /* used by the caller if there are no threads */
+    struct slot *loaned; /* to the caller; NULL: none */
+    bool is_told;        /* block_reader_want was called: it tells what comes next */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    /* under the mutex, as the states of slots */
+    /* under the mutex, like the states of slots */
     bool ends;
     uint64_t clock;
 };
@@ -435,7 +437,7 @@ static cairn_status judge_block(const struct manifest_file *listed, const struct
                      listed->path, slot->block, first, first + slot->count - 1);
 }
 
-/* Reads and judges it; the slot is this thread's. */
+/* Reads the block and checks it; the slot belongs to this thread meanwhile. */
 static void read_slot(const struct block_reader *r, struct handle *handle, struct slot *slot)
 {
     const struct manifest_file *listed = &r->manifest->files[slot->file];
@@ -510,8 +512,9 @@ static struct slot *find_slot(struct block_reader *r, size_t file, uint64_t bloc
     return NULL;
 }
 
-/* A slot for a block that is in none: an empty one, else one that is done, else the one that was taken
- * longest ago; for one that is needed now, else one that was read ahead in vain. NULL: there is none yet. */
+/* Finds a slot for a block that is in no slot: an empty one, else one that is done, else the one that was
+ * taken longest ago. For a block that is needed now (not is_ahead), also one that was read ahead but not
+ * taken. NULL: there is none yet. */
 static struct slot *room_for(struct block_reader *r, const struct slot *keep, bool is_ahead)
 {
     struct slot *best = NULL;
@@ -537,7 +540,7 @@ static void want(struct block_reader *r, struct slot *slot, size_t file, uint64_
     pthread_cond_broadcast(&r->changed);
 }
 
-/* The blocks behind this one, into the next file too. */
+/* Wants the blocks after this one, continuing into the next file. */
 static void want_ahead(struct block_reader *r, const struct slot *slot)
 {
     size_t file = slot->file;
@@ -555,7 +558,7 @@ static void want_ahead(struct block_reader *r, const struct slot *slot)
     }
 }
 
-/* Only where there is something to read ahead. */
+/* Starts the threads, but only if there is something to read ahead. */
 static void start_threads(struct block_reader *r, size_t file)
 {
     if (r->thread_count > 0 || r->manifest->files[file].bytes <= CAIRN_SNAPSHOT_BLOCK_BYTES) return;
@@ -565,7 +568,7 @@ static void start_threads(struct block_reader *r, size_t file)
     }
 }
 
-/* How many are read, or will be, for who has not come yet. */
+/* Returns how many blocks are read, or will be, that the caller has not taken yet. */
 static uint32_t count_ahead(const struct block_reader *r)
 {
     uint32_t count = 0;
@@ -574,8 +577,8 @@ static uint32_t count_ahead(const struct block_reader *r)
     return count;
 }
 
-/* A caller that does not read one file after the other says that it will ask for this block, after
- * those that were wanted before. False: there is no room for it yet (blocks that are returned make
+/* A caller that does not read one file after the other announces that it will ask for this block, after
+ * those that were wanted before. False: there is no room for it yet (returned blocks make
  * some), or nothing is read ahead. */
 static bool block_reader_want(struct block_reader *r, size_t file, uint64_t block)
 {
@@ -589,7 +592,8 @@ static bool block_reader_want(struct block_reader *r, size_t file, uint64_t bloc
         slot->used = ++r->clock;
     } else if (slot == NULL) {
         slot = room_for(r, r->loaned, true);
-        // One of which a part is needed yet goes only where there are more of these than room.
+        // A taken block that is not done is replaced only while fewer than half of the slots hold blocks
+        // read ahead.
         if (slot != NULL && slot->state == SLOT_READ && !slot->is_done &&
             count_ahead(r) >= r->slot_count / 2)
             slot = NULL;
@@ -599,7 +603,7 @@ static bool block_reader_want(struct block_reader *r, size_t file, uint64_t bloc
     return slot != NULL;
 }
 
-/* The block that get gave last is not needed any more: its place is reused first. */
+/* Marks the block that get gave last as not needed any more: its slot is reused first. */
 static void block_reader_return(struct block_reader *r)
 {
     pthread_mutex_lock(&r->mutex);
@@ -678,7 +682,7 @@ void block_reader_close(struct block_reader *r)
 
 /* Listing what is under a snapshot root: only folders with a manifest are snapshots. */
 
-/* A folder that is not there has no names. */
+/* Lists the names in a folder; a missing folder has no names. */
 static cairn_status scan(const char *root, const char *path, struct stored_names *names,
                          struct sentence *why)
 {
@@ -688,7 +692,7 @@ static cairn_status scan(const char *root, const char *path, struct stored_names
     return fail_with(why, status, "listing the snapshots in %s: %s", root, said.text);
 }
 
-/* Goes on without it; `why` says so in the end. */
+/* Adds a folder that could not be read to `why`; the listing continues without it. */
 static void note_unread(struct sentence *why, const struct sentence *said)
 {
     if (why != NULL)
@@ -750,7 +754,7 @@ cairn_status snapshot_list(const char *root, const char *job, snapshot_fn on_sna
 {
     struct stored_names names;
     if (why != NULL) why->text[0] = '\0';
-    if (job != NULL) // none has another name
+    if (job != NULL) // a name that is not allowed has no snapshots
         return job_name_ok(job) ? list_job(root, job, on_snapshot, context, why) : CAIRN_OK;
     cairn_status status = scan(root, "", &names, why);
     for (size_t i = 0; i < names.count && status == CAIRN_OK; i++) {
@@ -758,7 +762,7 @@ cairn_status snapshot_list(const char *root, const char *job, snapshot_fn on_sna
         if (!job_name_ok(names.list[i])) continue;
         status = list_job(root, names.list[i], on_snapshot, context, &said);
         if (said.text[0] != '\0') note_unread(why, &said);
-        if (status == CAIRN_ERR_IO) status = CAIRN_OK; // another job's folder is no reason
+        if (status == CAIRN_ERR_IO) status = CAIRN_OK; // one job's folder must not hide the others
     }
     names_release(&names);
     return status;

@@ -12,7 +12,7 @@
 #include "proto/spec/spec.h"
 #include "proto/store/storage.h"
 
-#define GAP_BYTES  ((uint64_t)64 << 10) /* a smaller one is read along */
+#define GAP_BYTES  ((uint64_t)64 << 10) /* gaps up to this are read along */
 #define ROOM_BYTES (CAIRN_SNAPSHOT_BLOCK_BYTES + 2 * CAIRN_STORAGE_ALIGN)
 
 /* The state that the threads of a sweep share. */
@@ -20,9 +20,9 @@ struct crew {
     const struct sweep *sweep;
     const struct sweep_range *ranges; /* in the order of the files */
     size_t count;
-    pthread_mutex_t mutex; /* of what follows */
-    size_t next;           /* the first that nobody has taken */
-    cairn_status status;   /* the first that failed */
+    pthread_mutex_t mutex; /* of the fields below */
+    size_t next;           /* the first range that no thread has taken */
+    cairn_status status;   /* the first failure */
     struct sentence why;
 };
 
@@ -65,7 +65,7 @@ cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry
     return CAIRN_OK;
 }
 
-/* Where a range begins; the bytes from there that are in the same file, at least some of it. */
+/* Where a range begins in a file, and how many bytes of it follow there without a break, at least some. */
 struct spot {
     size_t file;
     uint64_t first, bytes;
@@ -76,7 +76,7 @@ static size_t elem_bytes(const struct snapshot *s, const struct sweep_range *ran
     return dtype_size((int)spec_plane_dtype(&s->manifest.spec, range->tensor, range->plane));
 }
 
-/* Where the elements of the range from `elem` on lie in a file, as far as they are in one piece.
+/* Finds where the elements of the range from `elem` on lie in a file, as far as they are in one piece.
  * False: no piece has them. */
 static bool find_spot(const struct snapshot *s, const struct sweep_range *range, uint64_t elem,
                       struct spot *out)
@@ -92,7 +92,7 @@ static bool find_spot(const struct snapshot *s, const struct sweep_range *range,
     return true;
 }
 
-/* A range, as it is sorted. */
+/* A range with its place, for sorting. */
 struct placed {
     struct spot at;
     struct sweep_range range;
@@ -143,7 +143,7 @@ static cairn_status use_file(struct hand *hand, size_t file, struct sentence *wh
     return status;
 }
 
-/* At most CAIRN_SNAPSHOT_BLOCK_BYTES, to the room; *at_out: where they begin there. */
+/* Reads at most CAIRN_SNAPSHOT_BLOCK_BYTES into the room; *at_out: where they begin there. */
 static cairn_status read_room(struct hand *hand, const struct spot *spot, const uint8_t **at_out,
                               struct sentence *why)
 {
@@ -173,7 +173,7 @@ static cairn_status give(const struct hand *hand, const struct sweep_range *rang
     return sweep->take(sweep->context, hand->number, range, at, why);
 }
 
-/* One that is in several files, or in several places of one. */
+/* Takes a range that is in several files, or in several places of one file. */
 static cairn_status take_joined(struct hand *hand, const struct sweep_range *range,
                                 struct sentence *why)
 {
@@ -202,7 +202,8 @@ static bool is_whole(const struct snapshot *s, const struct sweep_range *range, 
            out->bytes == range->elem_count * elem_bytes(s, range);
 }
 
-/* How many ranges from `first` on are read at once, and where they are; 0: the first must be joined. */
+/* Returns how many ranges from `first` on are read at once, and where they are; 0: the first must be
+ * joined. */
 static size_t run_of(const struct crew *crew, size_t first, struct spot *out)
 {
     const struct snapshot *s = crew->sweep->snapshot;
@@ -278,7 +279,7 @@ cairn_status snapshot_sweep(const struct sweep *sweep, struct sweep_ranges *rang
     pthread_mutex_init(&crew.mutex, NULL);
     for (uint32_t i = 0; i < CAIRN_SWEEP_THREADS; i++)
         hands[i] = (struct hand) { .crew = &crew, .number = i };
-    // The first is the caller's own.
+    // The first hand is the caller's own thread.
     while (
         started + 1 < CAIRN_SWEEP_THREADS && started + 1 < ranges->count &&
         io_thread_start(&hands[started + 1].thread, "cairn-sweep", run_hand, &hands[started + 1]))
@@ -292,22 +293,22 @@ cairn_status snapshot_sweep(const struct sweep *sweep, struct sweep_ranges *rang
 
 /* ==== verify ==== */
 
-/* Every byte of a snapshot against the checksums of its manifest. */
+/* Compares every byte of a snapshot with the checksums of its manifest. */
 
 #define NAMES_MAX 3 /* tensors that a sentence names */
 
-/* A verification at work. */
+/* The state of a verification. */
 struct verifying {
     struct snapshot *snapshot;
     const struct verify *asked;
     struct block_reader *reader;
-    XXH3_state_t *whole; /* of files without checksums of blocks */
+    XXH3_state_t *whole; /* for files without checksums of blocks */
     uint64_t done, total;
     cairn_status status; /* the first damage, which `why` names */
     struct sentence *why;
 };
 
-/* "; in it: fc1.weight (param), ..." */
+/* Adds "; in it: fc1.weight (param), ..." to the sentence. */
 static void add_tensors(const struct snapshot *s, size_t file, uint64_t first, uint64_t end,
                         struct sentence *what)
 {
@@ -327,7 +328,7 @@ static void add_tensors(const struct snapshot *s, size_t file, uint64_t first, u
     if (count == 0) sentence_add(what, "; in it: the header");
 }
 
-/* Notes a damage. False: it ends with it. */
+/* Notes a damage. False: the verification ends with it. */
 static bool note_damage(struct verifying *v, size_t file, uint64_t first, uint64_t end,
                         cairn_status status, struct sentence *what)
 {
@@ -348,7 +349,7 @@ static bool is_chosen(const struct verifying *v)
     return v->asked->fraction <= 0 || randombytes_random() < v->asked->fraction * all;
 }
 
-/* One checksum over all of it: the blocks in order. */
+/* Compares the one checksum of a file, over its blocks in order. */
 static bool end_whole(struct verifying *v, size_t file)
 {
     const struct manifest_file *listed = &v->snapshot->manifest.files[file];
@@ -370,7 +371,7 @@ static bool tell_progress(struct verifying *v, const char *path)
     return false;
 }
 
-/* False: it ends here. */
+/* Verifies a block. False: the verification ends. */
 static bool verify_block(struct verifying *v, size_t file, uint64_t block)
 {
     const struct manifest_file *listed = &v->snapshot->manifest.files[file];
@@ -420,9 +421,10 @@ cairn_status snapshot_verify(struct snapshot *s, const struct verify *verify, st
 
 /* ==== remove ==== */
 
-/* Removing a snapshot: the manifest first, durably, so that what a crash leaves is none; then its files. */
+/* Removes a snapshot: first the manifest, durably, so that what a crash leaves is no snapshot; then its
+ * files. */
 
-/* A removal that is under way: all paths are beneath the root. */
+/* The state of a removal; all paths are beneath the root. */
 struct removal {
     const struct storage *storage;
     const char *root;
@@ -433,7 +435,7 @@ struct removal {
 
 /* ---- what is in it ---- */
 
-/* Looks the folder, or a part of it, through for files that do not belong to a snapshot. */
+/* The state of a search of the folder, or a part of it, for files that do not belong to a snapshot. */
 struct looking {
     const char *part;                      /* "": the folder itself */
     char stray[CAIRN_SNAPSHOT_PATH_BYTES]; /* empty: none */
@@ -456,7 +458,7 @@ static bool is_part(const char *name)
     return false;
 }
 
-/* A file of a part, whole or begun. */
+/* True for a file of a part, complete or begun. */
 static bool is_data(const char *part, const char *name)
 {
     char path[2 * CAIRN_SNAPSHOT_PATH_BYTES];
@@ -473,12 +475,12 @@ static void look_at(void *context, const char *name, bool is_folder)
     const bool is_own = is_top && is_part(name) ? is_folder
                         : is_top                ? is_own_file(name) && !is_folder
                                                 : is_data(l->part, name) && !is_folder;
-    // A file that somebody has open on NFS: it goes when that is closed.
+    // An .nfs file is one that somebody has open on NFS: it vanishes when it is closed.
     if (is_own || strncmp(name, ".nfs", 4) == 0 || l->stray[0] != '\0') return;
     snprintf(l->stray, sizeof l->stray, "%s%s%.40s", l->part, is_top ? "" : "/", name);
 }
 
-/* Nothing is removed where all of it cannot be: half a snapshot is none, and nobody's either. */
+/* Nothing is removed if something must stay: half a snapshot is no snapshot, and nobody would own it. */
 static cairn_status judge_content(const struct removal *r)
 {
     struct looking l = { .part = "", .stray = "" };
@@ -488,7 +490,7 @@ static cairn_status judge_content(const struct removal *r)
         l.part = snapshot_folder_name((enum snapshot_folder)i);
         snprintf(path, sizeof path, "%s/%s", r->place, l.part);
         status = r->storage->list(r->root, path, look_at, &l, r->why);
-        if (status == CAIRN_ERR_NOT_FOUND) status = CAIRN_OK; // it has no such part
+        if (status == CAIRN_ERR_NOT_FOUND) status = CAIRN_OK; // the snapshot has no such part
     }
     if (status != CAIRN_OK || l.stray[0] == '\0') return status;
     return fail_with(r->why, CAIRN_ERR_REFUSED,
@@ -499,7 +501,7 @@ static cairn_status judge_content(const struct removal *r)
 
 /* ---- the removal ---- */
 
-/* One that is not there is fine. */
+/* Removes a file; the file may be missing. */
 static cairn_status remove_file(const struct removal *r, const char *part, const char *name)
 {
     char *path;
@@ -515,8 +517,8 @@ static cairn_status remove_file(const struct removal *r, const char *part, const
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
-/* All files of a part, whole or begun, and the part. A folder in it is nobody's that we know: it stays, and
- * with it the part. */
+/* Removes all files of a part, complete or begun, and the part. A folder in it is not ours: it stays, and
+ * the part with it. */
 static cairn_status remove_part(const struct removal *r, const char *part)
 {
     char path[sizeof r->place + 16];
@@ -541,7 +543,7 @@ static cairn_status remove_all(const struct removal *r)
 {
     uint64_t bytes;
     cairn_status status = remove_manifest(
-        r); // also one that a crash left without it: it is durable then
+        r); // even if a crash left none: only this makes its removal durable
     static const char *const rest[] = { CAIRN_MANIFEST_NAME ".tmp", CAIRN_MANIFEST_SIGNATURE_NAME,
                                         CAIRN_MANIFEST_SIGNATURE_NAME ".tmp" };
     for (size_t i = 0; i < sizeof rest / sizeof *rest && status == CAIRN_OK; i++)

@@ -26,17 +26,17 @@ struct block {
 };
 
 struct snapshot_writer {
-    uint32_t block_count; /* one more than are in flight: it is being filled */
+    uint32_t block_count; /* one more than can be in flight, because one is being filled */
     uint32_t thread_count;
-    bool is_buffered; /* of any file so far */
+    bool is_buffered; /* true if any file so far was */
     struct block blocks[IN_FLIGHT_MAX + 1];
     pthread_t threads[IN_FLIGHT_MAX];
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     /* under the mutex */
-    struct storage_put *put; /* of the file at hand */
+    struct storage_put *put; /* of the current file */
     bool ends;
-    cairn_status status; /* the first failure of the file at hand */
+    cairn_status status; /* the first failure of the current file */
     struct sentence why;
 };
 
@@ -89,7 +89,7 @@ static void *write_blocks(void *context)
     return NULL;
 }
 
-/* As many as can be had: with none the blocks are written by the caller. */
+/* Starts as many threads as possible; without any, the caller writes the blocks. */
 static void start_threads(struct snapshot_writer *w)
 {
     while (w->thread_count + 1 < w->block_count) {
@@ -145,7 +145,7 @@ bool snapshot_writer_buffered(const struct snapshot_writer *writer)
 struct cursor {
     const struct snapshot_file *file;
     const struct snapshot_input *source;
-    size_t entry; /* the first that has bytes behind `at` */
+    size_t entry; /* the first that has bytes after `at` */
     uint64_t at;  /* byte of the file */
 };
 
@@ -189,7 +189,7 @@ static cairn_status fill_block(struct cursor *c, struct block *block, struct sen
 
 /* ---- a file ---- */
 
-/* A block that nobody uses; the bytes of the others. Waits for it. */
+/* Waits for a block that is not in use, and returns it. */
 static struct block *next_block(struct snapshot_writer *w, cairn_status *status_out)
 {
     pthread_mutex_lock(&w->mutex);
@@ -210,7 +210,7 @@ static size_t bytes_in_flight(struct snapshot_writer *w)
     return bytes;
 }
 
-/* To the threads, if there are some. */
+/* Passes the block to the threads, or writes it if there are none. */
 static void send_block(struct snapshot_writer *w, struct block *block)
 {
     struct sentence why = { "" };
@@ -226,7 +226,7 @@ static void send_block(struct snapshot_writer *w, struct block *block)
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* All blocks have left; the status of the file. */
+/* Waits until all blocks have been written; returns the status of the file. */
 static cairn_status wait_for_all(struct snapshot_writer *w)
 {
     pthread_mutex_lock(&w->mutex);
@@ -263,7 +263,7 @@ static void write_contents(struct snapshot_writer *w, const struct snapshot_file
     if (source->pace != NULL) source->pace(source->context, 0);
 }
 
-/* blobs/ is made by who comes first. */
+/* The first writer of blobs makes the folder blobs/. */
 static cairn_status make_part(const char *folder, const char *path, struct sentence *why)
 {
     const enum snapshot_folder which = snapshot_folder_of(path);
@@ -299,7 +299,7 @@ cairn_status snapshot_writer_put_other(struct snapshot_writer *w, const char *at
 
 /* ==== commit ==== */
 
-/* A snapshot begins with its folder, and is there when it has a manifest. */
+/* A snapshot begins with its folder, and exists once it has a manifest. */
 
 /* ---- folders ---- */
 
@@ -307,7 +307,7 @@ static cairn_status make_parts(const char *root, const char *place, struct sente
 {
     cairn_status status = CAIRN_OK;
     for (int i = 0; i < CAIRN_SNAPSHOT_BLOBS && status == CAIRN_OK;
-         i++) { // blobs where there are some
+         i++) { // blobs/ is made only if there are blobs
         char path[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 16];
         snprintf(path, sizeof path, "%s/%s", place, snapshot_folder_name((enum snapshot_folder)i));
         status = storage_of(root)->make(root, path, false, why);
@@ -315,7 +315,7 @@ static cairn_status make_parts(const char *root, const char *place, struct sente
     return status;
 }
 
-/* Makes a folder with an id that was not there, in the job's. */
+/* Makes a folder with an id that did not exist, in the job's folder. */
 static cairn_status make_id(const char *root, const char *job, uint64_t generation, uint64_t step,
                             char id[CAIRN_SNAPSHOT_ID_BYTES], struct sentence *why)
 {
@@ -329,7 +329,7 @@ static cairn_status make_id(const char *root, const char *job, uint64_t generati
     if (status != CAIRN_OK) return status;
     struct snapshot_removed removed;
     status = make_parts(root, place, why);
-    // Nobody knows of it yet: it would stay.
+    // Nobody knows the folder yet, so nobody else would remove it.
     if (status != CAIRN_OK) (void)!snapshot_remove(root, job, id, &removed, NULL);
     return status;
 }
@@ -379,7 +379,7 @@ static cairn_status commit_commit(const char *folder, const char *name, const ch
     return storage_of(folder)->commit(folder, name, text, text_bytes, false, why);
 }
 
-/* Before the manifest: a crash between them leaves no snapshot, and never one that is not signed. */
+/* The signature comes first: a crash before the manifest leaves no snapshot, and never an unsigned one. */
 static cairn_status commit_signature(const char *folder, const struct manifest *manifest,
                                      const struct secret_key *signer, const char *text,
                                      size_t text_bytes, struct sentence *why)
@@ -427,7 +427,7 @@ bool snapshot_tag_ok(const char *name)
 
 /* ---- one word ---- */
 
-/* The line, without its end. CAIRN_ERR_CORRUPT: it is not one line of text. */
+/* Reads the line, without its end. CAIRN_ERR_CORRUPT: the file is not one line of text. */
 static cairn_status read_line(const char *root, const char *path, char line[LINE_BYTES],
                               struct sentence *why)
 {
@@ -449,7 +449,8 @@ static cairn_status read_line(const char *root, const char *path, char line[LINE
     return CAIRN_OK;
 }
 
-/* In a folder of the job, which may not be there yet; folder "": the job's own. */
+/* Writes a word into a folder of the job, which is made if it is missing; folder "": the job's own
+ * folder. */
 static cairn_status write_line(const char *root, const char *job, const char *folder,
                                const char *name, const char *line, struct sentence *why)
 {
@@ -553,11 +554,11 @@ static bool parse_check(const char *line, struct snapshot_check *out)
     return *end == '\0';
 }
 
-/* How the files of a folder are read; `at` has room for the results, *count_out says how many were
+/* How the files of a folder are read; `at` has room for the results, *count_out is how many were
  * taken. */
 struct kind {
     const char *folder;
-    size_t bytes; /* of one */
+    size_t bytes; /* of one result */
     /* Takes one file. CAIRN_ERR_NOT_FOUND: the file is left out. */
     cairn_status (*take)(void *at, const char *name, const char *line, cairn_status read);
 };
@@ -591,7 +592,7 @@ static cairn_status take_begun(void *at, const char *name, const char *line, cai
     return CAIRN_OK;
 }
 
-/* A folder that is not there has none. */
+/* Loads all words of a kind; a missing folder has none. */
 static cairn_status load_kind(const char *root, const char *job, const struct kind *kind,
                               void **list_out, size_t *count_out, struct sentence *why)
 {
@@ -633,7 +634,7 @@ cairn_status snapshot_words_load(const char *root, const char *job, struct snaps
     *out = (struct snapshot_words) { .latest = "" };
     snprintf(path, sizeof path, "%s/latest", job);
     if (read_line(root, path, line, &said) == CAIRN_OK && is_id(line))
-        memcpy(out->latest, line, strlen(line) + 1); // an id is shorter than that
+        memcpy(out->latest, line, strlen(line) + 1); // every id fits
     cairn_status status = load_kind(root, job, &tags, &list, &out->tag_count, why);
     out->tags = list;
     list = NULL;
@@ -670,12 +671,12 @@ struct copying {
     const char *id;
     struct block_reader *reader;    /* owned */
     struct snapshot_writer *writer; /* owned */
-    size_t file;                    /* that is copied */
+    size_t file;                    /* the one being copied */
     uint64_t done_bytes;
-    bool made; /* the folder is ours: it was not there before */
+    bool made; /* the folder is ours: it did not exist before */
 };
 
-/* A snapshot_fill_fn: a block of the file as it is, judged. */
+/* A snapshot_fill_fn: gives a block of the file unchanged, after its check. */
 static cairn_status give_block(void *context, const struct safetensors_entry *entry,
                                uint64_t first_byte, uint64_t byte_count, void *to,
                                struct sentence *why)
@@ -694,7 +695,7 @@ static cairn_status give_block(void *context, const struct safetensors_entry *en
     return CAIRN_OK;
 }
 
-/* As a file without a header, whose bytes are one tensor. */
+/* Copies a file as if it had no header, and its bytes were one tensor. */
 static cairn_status copy_file(struct copying *c, size_t file, struct sentence *why)
 {
     const struct manifest_file *listed = &c->from->manifest.files[file];
@@ -708,7 +709,7 @@ static cairn_status copy_file(struct copying *c, size_t file, struct sentence *w
     return snapshot_writer_put_other(c->writer, c->folder, &as_it_is, &source, NULL, why);
 }
 
-/* The manifest as it stands there, which is what was signed. *text_out is malloc'd, the caller's. */
+/* Reads the manifest's text from storage, because that was signed. *text_out is malloc'ed, the caller's. */
 static cairn_status read_manifest(const char *folder, char **text_out, size_t *bytes_out,
                                   struct sentence *why)
 {
@@ -735,7 +736,7 @@ static cairn_status read_manifest(const char *folder, char **text_out, size_t *b
     return CAIRN_OK;
 }
 
-/* It is the one that was opened: nobody has changed it since. */
+/* Commits the copy, after a check that the manifest is still the one that was opened. */
 static cairn_status commit_copy(struct copying *c, struct sentence *why)
 {
     const struct storage *storage = storage_of(c->folder);
@@ -769,7 +770,7 @@ static bool has_blobs(const struct manifest *m)
     return false;
 }
 
-/* <root>/<job>/<id>, which was not there, and what is in it. */
+/* Makes <root>/<job>/<id>, which must not exist yet, and the folders in it. */
 static cairn_status make_folders(struct copying *c, struct sentence *why)
 {
     const struct storage *storage = storage_of(c->root);
@@ -791,7 +792,7 @@ static cairn_status make_folders(struct copying *c, struct sentence *why)
     return status;
 }
 
-/* Files of a manifest before version 4 have one checksum over all of each. */
+/* Checks files of a manifest before version 4, which have one checksum for each whole file. */
 static cairn_status judge_whole(struct snapshot *snapshot, struct sentence *why)
 {
     for (size_t i = 0; i < snapshot->manifest.file_count; i++)
@@ -809,13 +810,13 @@ static cairn_status copy_all(struct copying *c, struct sentence *why)
     for (size_t i = 0; i < c->from->manifest.file_count && status == CAIRN_OK; i++)
         status = copy_file(c, i, why);
     if (status == CAIRN_OK && c->copy->progress != NULL)
-        (void)c->copy->progress(c->copy->context, c->done_bytes); // too late to give it up
+        (void)c->copy->progress(c->copy->context, c->done_bytes); // too late to cancel
     if (status == CAIRN_OK) status = commit_copy(c, why);
     if (status != CAIRN_OK && c->made) {
         struct snapshot_removed removed;
         const cairn_status gone = snapshot_remove(c->root, c->from->manifest.spec.name, c->id,
                                                   &removed, NULL);
-        (void)gone; // what stays is no snapshot
+        (void)gone; // what is left is no snapshot
     }
     return status;
 }

@@ -53,7 +53,7 @@ static uint32_t sgd_planes(const struct group_hyper *hyper)
 
 static void adam_scalars(const struct group_hyper *h, uint64_t step, struct group_scalars *out)
 {
-    // Double: beta^step is close to 1 in the first steps.
+    // In double, because beta^step is close to 1 in the first steps.
     double bc1 = 1.0 - scalar_power(h->beta1, step);
     double bc2 = 1.0 - scalar_power(h->beta2, step);
     out->neg_step_size = f32_bits((float)-(h->lr / bc1));
@@ -130,7 +130,7 @@ const struct hyper_info *optimizer_hyper(const struct optimizer_kind *optimizer,
 static bool in_range(const struct hyper_info *info, double value)
 {
     if (info->is_switch) return value == 0 || value == 1;
-    if (!(value >= info->min)) return false; // NaN too
+    if (!(value >= info->min)) return false; // refuses NaN, too
     return info->max_open ? value < info->max : value <= info->max;
 }
 
@@ -144,7 +144,7 @@ cairn_status group_hyper_check(const struct group_hyper *hyper, const char **fie
 {
     const struct optimizer_kind *o = optimizer_by_id(hyper->optimizer);
     if (o == NULL) return refuse_field("optimizer", field_out);
-    struct group_hyper rest = *hyper; // what the optimizer does not use stays in it
+    struct group_hyper rest = *hyper; // keeps only what the optimizer does not use
     for (size_t i = 0; i < o->hyper_count; i++) {
         double *value = field_at(&rest, o->hypers[i].offset_bytes);
         if (!in_range(&o->hypers[i], *value)) return refuse_field(o->hypers[i].name, field_out);
@@ -210,7 +210,7 @@ uint32_t spec_planes(const struct job_spec_data *spec, size_t tensor)
     struct group_hyper hyper;
     assert(group != SIZE_MAX);
     const cairn_status status = group_hyper_of_spec(&spec->groups[group], &hyper, NULL);
-    assert(status == CAIRN_OK); // what spec_check passes, the registry takes (tested)
+    assert(status == CAIRN_OK); // the registry accepts whatever spec_check passes (tested)
     (void)status;
     return master | optimizer_planes(&hyper);
 }
@@ -222,7 +222,7 @@ cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, ui
 
 /* ==== schedule ==== */
 
-#define LR_MAX 1e18 // as every hyper-parameter (spec.h): scalars made of it are finite in fp32
+#define LR_MAX 1e18 // as for every hyper-parameter (spec.h): scalars made of it are finite in fp32
 
 static const char *const names[] = { "constant", "linear", "cosine", "wsd", "table", "driven" };
 #define NAMES (sizeof names / sizeof names[0])
@@ -242,7 +242,7 @@ int schedule_number(const char *name)
 
 /* ---- the check ---- */
 
-/* The beginning of every sentence of the check, and where it goes. */
+/* The beginning of every sentence of the check, and the place to write it to. */
 struct subject {
     const char *group, *kind;
     struct sentence *why;
@@ -285,7 +285,7 @@ static bool check_points(const struct subject *s, const struct schedule *schedul
     return true;
 }
 
-/* The end that linear, cosine and wsd run down to. */
+/* Checks the end to which linear, cosine and wsd run down. */
 static bool check_end(const struct subject *s, const struct schedule *schedule, double lr)
 {
     const bool wsd = schedule->kind == CAIRN_SCHEDULE_WSD;
@@ -368,7 +368,7 @@ double cos_pi(double x)
     return -cos_near_0(PI * (1.0 - x));
 }
 
-/* Steps are at most 2^53 in a schedule that was judged. */
+/* Exact in double: steps are at most 2^53 in a schedule that was checked. */
 static double span(uint64_t from, uint64_t to)
 {
     return (double)(to - from);
@@ -376,7 +376,7 @@ static double span(uint64_t from, uint64_t to)
 
 static double table_factor(const struct schedule *s, uint64_t k)
 {
-    size_t next = 0; // the first point behind k
+    size_t next = 0; // the first point after k
     while (next < s->point_count && s->points[next].step <= k) next++;
     if (next == 0) return s->points[0].factor;
     const struct cairn_schedule_point *a = &s->points[next - 1], *b = a + 1;
@@ -384,7 +384,7 @@ static double table_factor(const struct schedule *s, uint64_t k)
     return a->factor + (b->factor - a->factor) * span(a->step, k) / span(a->step, b->step);
 }
 
-/* For k >= warmup_steps. */
+/* The rate for k >= warmup_steps. */
 static double body(const struct schedule *s, double lr, uint64_t k)
 {
     const uint64_t warmup = s->warmup_steps, total = s->total_steps;
@@ -452,7 +452,7 @@ static void fill_random(const struct init_source *source, uint64_t first_elem, u
                         float *out)
 {
     uint32_t words[4] = { 0 };
-    uint64_t block = UINT64_MAX; // none: elements are below 2^49
+    uint64_t block = UINT64_MAX; // no block yet: elements are below 2^49
     for (uint64_t i = 0; i < elem_count; i++) {
         const uint64_t elem = first_elem + i;
         if (elem / 2 != block) {
@@ -481,7 +481,7 @@ void init_elems(const struct init_source *source, uint64_t first_elem, uint64_t 
 double init_sqrt(double x)
 {
 #if defined(__SSE2__)
-    // The instruction itself: sqrt() may be a call, and this room does not link libm.
+    // The instruction itself: sqrt() may be a call into libm, which this code is not linked with.
     return _mm_cvtsd_f64(_mm_sqrt_pd(_mm_set1_pd(x)));
 #else
     return sqrt(x); // exact by IEEE 754, on every libm
@@ -539,7 +539,7 @@ cairn_status group_scalars_of(const struct group_hyper *hyper, uint64_t step, ui
     struct group_scalars scalars = { .optimizer = hyper->optimizer };
     optimizer_by_id(hyper->optimizer)->scalars(hyper, step, &scalars);
     scalars.grad_scale = grad_scale;
-    if (!all_finite(&scalars)) return CAIRN_ERR_INVALID; // a value beyond fp32
+    if (!all_finite(&scalars)) return CAIRN_ERR_INVALID; // some value is beyond fp32
     *out = scalars;
     return CAIRN_OK;
 }

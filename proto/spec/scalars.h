@@ -1,10 +1,10 @@
-/* Every scalar of an update, computed once by the coordinator and carried in APPLY as bit patterns.
- * Shards compute none, because libm differs between hosts; here are only +, -, *, /, IEEE sqrt and
- * integer powers by repeated squaring, all in double and each rounding once.
+/* All scalars of an update, computed once by the coordinator and carried in APPLY as bit patterns.
+ * Shards compute none, because libm differs between hosts. Only +, -, *, /, IEEE sqrt and
+ * integer powers by repeated squaring are used here, all in double and each rounding once.
  *
  *   D     = (double)weight_sum * loss_scale
  *   norm  = sqrt(S) / D                          S: the exact sum of squares, rounded to double once
- *   clip  = min(1, max_norm / (norm + 1e-6))     1 where max_norm is 0
+ *   clip  = min(1, max_norm / (norm + 1e-6))     1 if max_norm is 0
  *   scale = (float)(clip / D)
  *
  * Pure; no allocation. */
@@ -19,7 +19,7 @@
 #include "proto/base/status.h"
 
 /* The hyper-parameters of a param group, as the job spec has them. `lr` is the learning rate of the
- * step at hand: a schedule is worked out before. Fields that the optimizer does not use are 0.
+ * current step: the schedule is computed before. Fields that the optimizer does not use are 0.
  * Names, defaults and ranges: proto/spec/spec.h. */
 struct group_hyper {
     uint32_t optimizer; /* enum optimizer_id */
@@ -31,7 +31,7 @@ struct group_hyper {
 };
 #define CAIRN_GROUP_HYPER_BYTES 60 /* optimizer, then the doubles in order; little-endian */
 
-/* The scalars that a kernel needs for one group at one step: fp32 bit patterns. Fields an optimizer
+/* The scalars that a kernel needs for one group at one step: fp32 bit patterns. Fields that the optimizer
  * does not use are 0. */
 struct group_scalars {
     uint32_t optimizer;       /* enum optimizer_id */
@@ -52,37 +52,37 @@ struct group_scalars {
 enum scalar_flag {
     CAIRN_SCALAR_MOMENTUM = 1, /* SGD keeps a buffer */
     CAIRN_SCALAR_NESTEROV = 2,
-    CAIRN_SCALAR_FIRST_STEP = 4, /* SGD: the buffer becomes the gradient, as torch does */
-    CAIRN_SCALAR_FROZEN = 8      /* every plane stays, and the version is published */
+    CAIRN_SCALAR_FIRST_STEP = 4, /* SGD: the buffer becomes the gradient, as in torch */
+    CAIRN_SCALAR_FROZEN = 8      /* no plane changes, but the version is published */
 };
 
-/* The scalars that all groups of an update share, and that workers are told. */
+/* The scalars that all groups of an update share, and that are reported to workers. */
 struct update_norm {
-    double grad_norm;    /* of the mean gradient, before the clip */
+    double grad_norm;    /* of the mean gradient, before clipping */
     double clip_scale;   /* 1: not clipped */
     uint32_t grad_scale; /* fp32 bits, for group_scalars_of */
 };
 
-/* CAIRN_ERR_INVALID, when the update cannot be made and the round is to be skipped: the weights add
- * up to 0, or loss_scale is not a positive finite number, or max_norm is negative or not finite, or
+/* CAIRN_ERR_INVALID: the update cannot be made and the round is to be skipped, because the weights add
+ * up to 0, loss_scale is not a positive finite number, max_norm is negative or not finite, or
  * the scale is beyond fp32. */
 cairn_status update_norm_of(const struct exact *sum_squares, uint64_t weight_sum, double loss_scale,
                             double max_norm, struct update_norm *out) CAIRN_MUST_CHECK;
-/* The scalars of the update that makes version `step` (it counts from 1). CAIRN_ERR_INVALID: the
+/* The scalars of the update that makes version `step` (from 1). CAIRN_ERR_INVALID: the
  * hyper-parameters fail group_hyper_check, or step is 0. */
 cairn_status group_scalars_of(const struct group_hyper *hyper, uint64_t step, uint32_t grad_scale,
                               struct group_scalars *out) CAIRN_MUST_CHECK;
 
 void group_scalars_encode(const struct group_scalars *scalars,
                           uint8_t out[CAIRN_GROUP_SCALARS_BYTES]);
-/* CAIRN_ERR_MALFORMED: the size is wrong, or the optimizer or a flag is unknown, or a number is not
+/* CAIRN_ERR_MALFORMED: the size is wrong, the optimizer or a flag is unknown, or a number is not
  * finite. */
 cairn_status group_scalars_decode(const void *bytes, size_t size,
                                   struct group_scalars *out) CAIRN_MUST_CHECK;
 void group_hyper_encode(const struct group_hyper *hyper, uint8_t out[CAIRN_GROUP_HYPER_BYTES]);
 
 /* base^exponent, by repeated squaring; base^0 is 1. The relative error is at most exponent * 2^-53,
- * far below fp32 where a bias correction is not 1 already. */
+ * far below fp32 for every exponent at which a bias correction is not 1 yet. */
 double scalar_power(double base, uint64_t exponent);
 /* IEEE square root of x >= 0. */
 double init_sqrt(double x);
@@ -115,9 +115,9 @@ static inline double f64_of_bits(uint64_t bits)
 
 /* ==== initial values ==== */
 
-/* The arithmetic of initial values (spec.h says what it is), written once, for the host and for nvcc:
- * a device makes the same bits. Plain C that C++ reads, too. Every operation is IEEE and rounds once: it is
- * compiled without contraction.
+/* The arithmetic of initial values (spec.h describes it), written once for the host and for nvcc, so that a
+ * device makes the same bits. Plain C that C++ compiles, too. Every operation is IEEE and rounds once: it
+ * is compiled without contraction.
  *
  * Pure; any thread. */
 
@@ -130,10 +130,10 @@ static inline double f64_of_bits(uint64_t bits)
 #define CAIRN_INIT_ROOT(x) init_sqrt(x)
 #endif
 
-/* All that the elements of a tensor are made of, but for their numbers. */
+/* Everything from which the elements of a tensor are made, except their indices. */
 struct init_source {
     double a, b;     /* UNIFORM: the ends; NORMAL: mean and deviation; else every element is a */
-    uint32_t key[2]; /* of Philox */
+    uint32_t key[2]; /* the key of Philox */
     uint32_t is_uniform, is_normal;
 };
 
@@ -190,8 +190,8 @@ CAIRN_INIT_FN double init_ratio(const double num[8], const double den[8], double
     return n / d;
 }
 
-/* The quantile of the standard normal distribution; 0 < u < 1. AS 241's three pieces: |u - 1/2| <= 0.425,
- * then by r = sqrt(-ln(tail)) up to 5, then beyond. */
+/* The quantile of the standard normal distribution; 0 < u < 1. AS 241 has three pieces: |u - 1/2| <= 0.425,
+ * and outside of it by r = sqrt(-ln(tail)): r up to 5, and r above 5. */
 CAIRN_INIT_FN double normal_quantile(double u)
 {
     static const double middle[2][8] = {
@@ -227,7 +227,7 @@ CAIRN_INIT_FN double normal_quantile(double u)
     return q < 0 ? -x : x;
 }
 
-/* The four words of which the elements 2 * block and 2 * block + 1 are made. */
+/* Makes the four words from which the elements 2 * block and 2 * block + 1 are made. */
 CAIRN_INIT_FN void init_words(const struct init_source *source, uint64_t block, uint32_t words[4])
 {
     words[0] = (uint32_t)block;

@@ -16,7 +16,7 @@ static const char *quotable(const char *text)
     return text[0] == '\0' || text_ok(text, CAIRN_NAME_MAX) ? text : "?";
 }
 
-/* "allowed: skip, fail" */
+/* Adds "; allowed: skip, fail". */
 static void add_words(enum capability_field field, struct sentence *why)
 {
     size_t count;
@@ -46,7 +46,7 @@ static cairn_status choose(enum capability_field field, const char *subject, con
     return CAIRN_ERR_INVALID;
 }
 
-/* A field of `to`, a job's spec, a group or a schedule; judged by itself. */
+/* Sets a field of `to`, which is a job's spec, a group or a schedule; only the field itself is checked. */
 static cairn_status set_field(const struct spec_field *field, void *to, const char *subject,
                               const char *value, struct sentence *why)
 {
@@ -93,7 +93,7 @@ void spec_setting_text(const struct spec_field *field, const void *from,
         snprintf(text_out, room, "%s", bits != 0 ? "yes" : "no");
     } else if (field->kind == CAIRN_SPEC_COUNT) {
         snprintf(text_out, room, "%" PRIu64, bits);
-    } else { // the shortest that is read as the same number
+    } else { // the shortest text that is read as the same number
         const double number = spec_field_number(field, from);
         int digits = 1;
         do snprintf(text_out, room, "%.*g", digits, number);
@@ -119,7 +119,7 @@ static cairn_status set_scalar(struct job_spec_data *spec, const struct spec_fie
     const uint64_t bits = spec_field_bits(field, spec);
     if (bits != was) *change_out = spec_change_of(field, was, bits);
     if (field->capability == CAIRN_CAPABILITY_LOSS_SCALE &&
-        spec->loss_scale_policy == CAIRN_LOSS_SCALE_FIXED) { // which has no use for them
+        spec->loss_scale_policy == CAIRN_LOSS_SCALE_FIXED) { // it does not use these fields
         spec->loss_scale_growth_steps = 0;
         spec->loss_scale_min = spec->loss_scale_max = 0;
     }
@@ -144,7 +144,7 @@ static cairn_status set_schedule(struct schedule *schedule, const char *subject,
     return CAIRN_OK;
 }
 
-/* "0:1,1000:0.5"; false: it is none, or has more than `points` has room for. */
+/* Reads "0:1,1000:0.5"; false: the text is no list of points, or has more than `points` has room for. */
 static bool read_points(const char *text, struct cairn_schedule_point *points, size_t *count_out)
 {
     size_t count = 0;
@@ -208,14 +208,14 @@ static cairn_status set_in_group(struct job_spec_data *spec, size_t index, const
     return CAIRN_ERR_NOT_FOUND;
 }
 
-/* Sets the wire dtype of a tensor, or (NULL) of all: an alias has its target's. */
+/* Sets the wire dtype of a tensor, or (NULL) of all tensors; an alias gets its target's. */
 static cairn_status set_wire(struct job_spec_data *spec, const char *tensor, const char *value,
                              enum spec_change *change_out, struct sentence *why)
 {
     int wire;
     CAIRN_TRY(choose(CAIRN_CAPABILITY_WIRE, "", "wire", value, &wire, why));
     bool found = false;
-    *change_out = CAIRN_SPEC_NEXT_ROUND; // nothing, if it is that already
+    *change_out = CAIRN_SPEC_NEXT_ROUND; // nothing changes if the dtype is the same
     for (size_t i = 0; i < spec->tensor_count; i++) {
         struct tensor_spec *t = &spec->tensors[i];
         const bool named = tensor == NULL || strcmp(t->name, tensor) == 0 ||
@@ -268,7 +268,7 @@ static void note(struct results *results, uint32_t tensor, uint64_t elems)
         return;
     }
     if (at == CAIRN_RESULTS_TENSORS) return;
-    if (*count == CAIRN_RESULTS_TENSORS) --*count; // the last one is among the others
+    if (*count == CAIRN_RESULTS_TENSORS) --*count; // the last one now counts among the others
     memmove(&results->tensors[at + 1], &results->tensors[at],
             (*count - at) * sizeof results->tensors[0]);
     results->tensors[at].tensor = tensor;

@@ -1,4 +1,4 @@
-/* Memory and order of a job spec. Judging is in spec_check.c, comparing in spec_compare.c. */
+/* Memory and order of a job spec. Checking is in spec_check.c, comparing in spec_compare.c. */
 #include "proto/spec/spec.h"
 
 #include <inttypes.h>
@@ -32,7 +32,7 @@ static void release_group(struct group_spec *g)
 {
     free(g->name);
     free(g->optimizer);
-    free((void *)(uintptr_t)g->schedule.points); // owned here, read-only to everyone else
+    free((void *)(uintptr_t)g->schedule.points); // owned here; everyone else only reads them
 }
 
 static void release_made(const struct spec_made *made)
@@ -75,7 +75,7 @@ struct group_spec group_default(void)
     };
 }
 
-/* NULL of NULL, or of no memory. */
+/* Returns NULL if there is nothing to copy, or no memory. */
 static void *copy_bytes(const void *from, size_t bytes)
 {
     void *copy = from != NULL && bytes > 0 ? malloc(bytes) : NULL;
@@ -215,7 +215,7 @@ static cairn_status copy_contents(const struct job_spec_data *spec, struct job_s
 
 cairn_status spec_copy(const struct job_spec_data *spec, struct job_spec_data *copy_out)
 {
-    struct job_spec_data copy = *spec; // the plain values; what is owned is made anew
+    struct job_spec_data copy = *spec; // the plain values; what the spec owns is copied below
     copy.name = copy.init_from = copy.init_prefix = NULL;
     copy.tensors = NULL;
     copy.groups = NULL;
@@ -245,7 +245,7 @@ static int group_order(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-#define GROWTH_STEPS 2000 // as torch.cuda.amp.GradScaler
+#define GROWTH_STEPS 2000 // as in torch.cuda.amp.GradScaler
 
 static void fill_defaults(struct job_spec_data *spec)
 {
@@ -253,7 +253,7 @@ static void fill_defaults(struct job_spec_data *spec)
     for (size_t i = 0; i < spec_fields.count; i++) {
         const struct spec_field *field = &spec_fields.fields[i];
         if (field->part == CAIRN_SPEC_FIRST || field->min <= 0) continue;
-        if (spec_field_number(field, spec) == 0) // who did not know the field, left it out
+        if (spec_field_number(field, spec) == 0) // a sender that did not know the field left it out
             spec_field_set_number(field, spec, field->value_default);
     }
     if (spec->loss_scale_policy == CAIRN_LOSS_SCALE_DEFAULT)
@@ -401,7 +401,7 @@ bool spec_field_is_default(const struct spec_field *field, const void *from)
     return spec_field_number(field, from) == field->value_default;
 }
 
-/* Turns -0 into +0 in each double, as proto3 does on the way, which leaves zeros out. */
+/* Turns -0 into +0 in each double, as proto3 does, which leaves zeros out of a message. */
 static void spec_fields_unsign_zeros(const struct spec_table *table, void *object)
 {
     for (size_t i = 0; i < table->count; i++) {
@@ -420,7 +420,7 @@ cairn_status spec_count_check(const char *subject, const char *name, uint64_t va
                      min, max);
 }
 
-/* No NaN passes. */
+/* Refuses NaN, too. */
 static cairn_status check_double(const struct spec_field *field, double value, const char *subject,
                                  struct sentence *why)
 {
@@ -441,7 +441,7 @@ cairn_status spec_field_check(const struct spec_field *field, const void *from, 
                               struct sentence *why)
 {
     const uint64_t bits = spec_field_bits(field, from);
-    if (field->max == 0) return CAIRN_OK; // judged by code
+    if (field->max == 0) return CAIRN_OK; // checked by code elsewhere
     if (field->capability != CAIRN_CAPABILITY_FIELD_COUNT)
         return capability_check(field->capability,
                                 field->kind == CAIRN_SPEC_CHOICE ? (int)bits : (int64_t)bits,
@@ -464,7 +464,7 @@ const struct spec_field *spec_field_find(const struct spec_table *table, const c
 
 /* ==== spec origin ==== */
 
-/* Where a job's initial state comes from, as its spec says. */
+/* Where a job's initial state comes from, according to its spec. */
 
 static cairn_status copy_text(const char *text, char **copy_out)
 {
@@ -497,7 +497,7 @@ bool spec_has_origin(const struct job_spec_data *spec, size_t tensor)
     return spec->init_from != NULL || t->init.kind != CAIRN_INIT_NONE;
 }
 
-/* There is nothing to put. */
+/* True if there is nothing to put. */
 static bool is_empty(const struct tensor_spec *t)
 {
     return t->alias_of != NULL || geometry_of(&t->shape).elems == 0;
@@ -539,7 +539,7 @@ bool batch_place(const struct spec_batch *batch, uint32_t number, uint32_t *plac
     return true;
 }
 
-/* Steele, Lea, Flood, "Fast splittable pseudorandom number generators": one step of it. */
+/* One step of Steele, Lea, Flood, "Fast splittable pseudorandom number generators". */
 static uint64_t mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15;

@@ -1,11 +1,11 @@
-/* The job spec: what a worker declares, the coordinator keeps and a snapshot carries. Plain data.
+/* The job spec: a worker declares it, the coordinator stores it and a snapshot carries it. Plain data.
  *
  * Everyone indexes a job's tensors in one order, the canonical one: bytewise by tensor name
  * (spec_canonicalize), whatever order a worker lists them in. Groups are sorted the same way.
- * A spec from a stranger is filled under the count limits below, canonicalized, then judged by
- * spec_check; nothing else looks at an unjudged spec.
+ * A spec from an untrusted peer is filled under the count limits below, canonicalized, then checked by
+ * spec_check; nothing else reads a spec that was not checked.
  *
- * Pure: no input or output. A spec owns its memory and may be read by many threads, changed by one.
+ * Pure: no input or output. A spec owns its memory; many threads may read it, or one may change it.
  * Strings are UTF-8, NUL-terminated, at most CAIRN_NAME_MAX bytes. */
 #ifndef CAIRN_SPEC_SPEC_H
 #define CAIRN_SPEC_SPEC_H
@@ -21,8 +21,8 @@
 
 /* ==== schedule ==== */
 
-/* Learning-rate schedules: what the coordinator works out before each decision. Pure, and only + - * /,
- * so that every host gets the same bits (libm's cos differs between hosts).
+/* Learning-rate schedules: the coordinator computes them before each decision. Pure, and only + - * /, so
+ * that every host gets the same bits (libm's cos differs between hosts).
  *
  *   k    the step of the round: the updates that were applied before it, from 0. The update of that
  *        round makes version k + 1. It is torch's `last_epoch` and Hugging Face's `current_step`
@@ -41,14 +41,14 @@
  *
  * Sources: Hugging Face transformers, optimization.py: get_constant_schedule_with_warmup,
  * get_linear_schedule_with_warmup (m = 0), get_cosine_schedule_with_warmup (m = 0, num_cycles 0.5; that one
- * rises again behind T, this one stays at m), get_wsd_schedule (decay_type linear, min_lr_ratio m / b,
- * T = warm-up + stable + decay); torch.optim.lr_scheduler.CosineAnnealingLR (W = 0, T_max = T, eta_min = m),
- * LambdaLR. Golden values of those: tests/golden/schedule_golden.h. */
+ * rises again after T, this one stays at m), get_wsd_schedule (decay_type linear, min_lr_ratio m / b,
+ * T = warm-up + stable + decay); torch.optim.lr_scheduler: CosineAnnealingLR (W = 0, T_max = T,
+ * eta_min = m), LambdaLR. Golden values of those: tests/golden/schedule_golden.h. */
 
 #define CAIRN_SCHEDULE_POINTS_MAX 1024
 #define CAIRN_SCHEDULE_STEPS_MAX  ((uint64_t)1 << 53) /* steps are exact as doubles */
 
-#ifndef CAIRN_SCHEDULE_DEFINED /* cairn.h, which stands alone, has the same numbers (tested) */
+#ifndef CAIRN_SCHEDULE_DEFINED /* cairn.h, which includes no header of ours, repeats these (tested) */
 #define CAIRN_SCHEDULE_DEFINED
 typedef enum cairn_schedule_kind {
     CAIRN_SCHEDULE_CONSTANT = 0,
@@ -64,56 +64,56 @@ struct cairn_schedule_point {
 };
 #endif
 
-/* All zero: the group's lr, always. Fields that a kind does not use are 0. */
+/* All zero: always the group's lr. Fields that a kind does not use are 0. */
 struct schedule {
     cairn_schedule_kind kind;
     uint64_t warmup_steps; /* every kind but driven */
-    uint64_t total_steps; /* linear, cosine, wsd: more than warmup_steps, that of wsd's decay too */
-    uint64_t decay_steps; /* wsd: at least 1 */
-    double lr_min;        /* linear, cosine, wsd */
+    uint64_t total_steps;  /* linear, cosine: > warmup_steps; wsd: >= warmup + decay steps */
+    uint64_t decay_steps;  /* wsd: at least 1 */
+    double lr_min;         /* linear, cosine, wsd */
     const struct cairn_schedule_point *points; /* table: [point_count], steps ascending; borrowed */
     size_t point_count;
 };
 
 /* "constant", "linear", ...; "?" for a number that is not a kind. */
 const char *schedule_name(int kind);
-/* The kind of that name; -1 if there is none. */
+/* Returns the kind with that name; -1 if there is none. */
 int schedule_number(const char *name);
 
-/* CAIRN_ERR_INVALID: a value out of its range, or one that the kind does not use. `why` (may be NULL)
- * begins with `group`, and names field, value and what is allowed. */
+/* CAIRN_ERR_INVALID: a value is out of its range, or is set although the kind does not use it. `why` (may
+ * be NULL) begins with `group`, and names the field, the value and what is allowed. */
 cairn_status schedule_check(const struct schedule *schedule, double lr, const char *group,
                             struct sentence *why) CAIRN_MUST_CHECK;
 
-/* The learning rate of the round of step `step` (k above) for a group of `lr`. The schedule passes the
- * check. Each operation rounds once, in the order written above. */
+/* The learning rate of the round of step `step` (k above) for a group of `lr`. The schedule must have
+ * passed the check. Each operation rounds once, in the order written above. */
 double schedule_lr(const struct schedule *schedule, double lr, uint64_t step);
 
-/* cos(pi * x) for 0 <= x <= 1: Taylor's polynomials of cos and sin on [-pi/4, pi/4] after the symmetries
- * (exact: x is reduced before pi comes in). Absolute error below 4e-16. */
+/* cos(pi * x) for 0 <= x <= 1: Taylor polynomials of cos and sin on [-pi/4, pi/4] after using the
+ * symmetries (exactly: x is reduced before it is multiplied by pi). Absolute error below 4e-16. */
 double cos_pi(double x);
 
 /* ==== batch ==== */
 
-/* A step of `total` micro-batches, whoever is there (global_batch), and how its workers deal them: the one
- * of rank r among W has r, r + W, r + 2 W, ... below the total. The j-th of its own is its micro-batch j on
- * the wire, and a shard folds in the order of (micro-batch, rank): which is that of the numbers, for any W.
- * So the bits of a step do not depend on how many computed it. A rank from the total on has none: it is
- * surplus.
+/* A step of `total` micro-batches, however many workers there are (global_batch), and how they are dealt to
+ * the workers: the worker of rank r among W has r, r + W, r + 2 W, ... below the total. The j-th of them is
+ * the worker's micro-batch j on the wire, and a shard folds in the order of (micro-batch, rank), which is
+ * the order of the numbers for any W. So the bits of a step do not depend on how many workers computed it.
+ * A worker whose rank is the total or more has no micro-batch: it is surplus.
  *
  * Pure; no floating point. */
 
 struct spec_batch {
-    uint32_t total; /* 0: the job has none, each worker has micro-batches of its own */
-    uint32_t rank;  /* dense, among the contributors; of a surplus worker at least their number */
+    uint32_t total; /* 0: the job has no total, each worker has micro-batches of its own */
+    uint32_t rank;  /* dense, among the contributors; a surplus worker's is at least their number */
     uint32_t world; /* contributors, at least 1 */
 };
 
-/* How many of them are the rank's. */
+/* Returns how many of the step's micro-batches are the rank's. */
 uint32_t batch_count(const struct spec_batch *batch);
-/* The number, in the step, of the rank's micro-batch `place`; without a total the place itself. */
+/* Returns the number, in the step, of the rank's micro-batch `place`; without a total, `place` itself. */
 uint32_t batch_number(const struct spec_batch *batch, uint32_t place);
-/* The way back; false: the number is another rank's, or none. */
+/* The inverse of batch_number; false: no micro-batch of this rank has the number. */
 bool batch_place(const struct spec_batch *batch, uint32_t number, uint32_t *place_out);
 
 /* The seed of micro-batch `number` of the batch `index` (steps and skips before it), below 2^63:
@@ -123,9 +123,9 @@ uint64_t batch_seed(uint64_t seed, uint64_t index, uint64_t number);
 
 /* ==== without ==== */
 
-/* The features that a shard's build or host lacks: no error, and no warning, but an operator who
- * wonders about a speed wants to know them. They are said once when the shard starts, and by `cairn
- * cluster status`. Pure. */
+/* The features that a shard's build or host lacks. This is no error, and causes no warning, but an operator
+ * who wonders about a speed wants to know them. They are logged once when the shard starts, and `cairn
+ * cluster status` shows them. Pure. */
 
 enum spec_without { /* bits of Hello.without */
                     CAIRN_WITHOUT_RDMA = 1u << 0,
@@ -134,40 +134,40 @@ enum spec_without { /* bits of Hello.without */
 };
 #define CAIRN_WITHOUT_COUNT 3
 
-/* "RDMA", of the bit 1 << index. */
+/* Returns the name of the bit 1 << index: "RDMA". */
 const char *without_name(uint32_t index);
-/* "RDMA (no card in /sys/class/infiniband), GPU (...)"; empty if there is everything. */
+/* Writes "RDMA (no card in /sys/class/infiniband), GPU (...)"; empty if nothing is lacking. */
 void without_print(uint32_t without, struct sentence *out);
 
 /* ==== rank groups ==== */
 
-/* The reduce groups of a round: which ranks' contributions were added up together before they came to the
- * sum. The result depends on them, so they are recorded. Each rank of a round is in one group; ranks ascend
- * in a group, and groups ascend by their least rank: this is the order of the sum. Without groups, each rank
- * counts as a group of its own.
+/* The reduce groups of a round: which ranks' contributions were added up together before they went into the
+ * sum. The result depends on the groups, so they are recorded. Each rank of a round is in one group; ranks
+ * ascend in a group, and groups ascend by their least rank: this is the order of the sum. Without groups,
+ * each rank counts as a group of its own.
  *
  * Pure. A struct owns its lists. */
 
 struct rank_groups {
     /* owned: freed by rank_groups_release */
-    uint32_t *ranks; /* [rank_count] group behind group */
-    uint32_t *ends;  /* [group_count] of each group in ranks, one behind its last */
+    uint32_t *ranks; /* [rank_count] group after group */
+    uint32_t *ends;  /* [group_count] for each group the index in ranks after its last rank */
     uint32_t rank_count, group_count;
 };
 
-/* Room for so many; they are filled in by the caller. CAIRN_ERR_NO_MEMORY: nothing is owned. */
+/* Allocates lists of these lengths; the caller fills them in. CAIRN_ERR_NO_MEMORY: nothing is owned. */
 cairn_status rank_groups_init(struct rank_groups *groups, uint32_t rank_count,
                               uint32_t group_count) CAIRN_MUST_CHECK;
-/* Frees the lists: no group any more. */
+/* Frees the lists: no groups are left. */
 void rank_groups_release(struct rank_groups *groups);
 /* `copy_out` is set only on success. CAIRN_ERR_NO_MEMORY. */
 cairn_status rank_groups_copy(const struct rank_groups *groups,
                               struct rank_groups *copy_out) CAIRN_MUST_CHECK;
 bool rank_groups_equal(const struct rank_groups *a, const struct rank_groups *b);
-/* The ranks of a group. */
+/* Returns the ranks of a group. */
 const uint32_t *rank_groups_at(const struct rank_groups *groups, uint32_t group,
                                uint32_t *count_out);
-/* They are as the head of this page says. */
+/* True if the groups are as described at the top of this section. */
 bool rank_groups_ok(const struct rank_groups *groups);
 /* Adds "0-3,5". */
 void ranks_add_text(const uint32_t *ranks, size_t rank_count, struct sentence *out);
@@ -182,7 +182,7 @@ void ranks_add_text(const uint32_t *ranks, size_t rank_count, struct sentence *o
 #define CAIRN_SPEC_SPREAD_MAX       65536
 #define CAIRN_SPEC_WINDOW_MAX       1024
 #define CAIRN_SPEC_SCALE_MAX \
-    0x1p64 /* of a loss scale; the least is its inverse: beyond, fp32 would not hold a gradient */
+    0x1p64 /* of a loss scale; its inverse is the least: beyond these, fp32 would not hold a gradient */
 #define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as below; betas: below 1 */
 #define CAIRN_SPEC_MICRO_MAX        65536
 #define CAIRN_SPEC_WEIGHT_MAX       ((uint64_t)1 << 53) /* of all workers together: exact in a double */
@@ -194,26 +194,26 @@ void ranks_add_text(const uint32_t *ranks, size_t rank_count, struct sentence *o
 #define CAIRN_SPEC_KEEP_MAX         1000                /* snapshot_keep: as many as are listed */
 #define CAIRN_SPEC_SNAPSHOT_S_MAX   (366 * 86400)       /* snapshot_every_s, _scrub_every_s */
 #define CAIRN_SPEC_WITHIN_S_MAX     (10 * 366 * 86400)  /* snapshot_keep_within_s */
-#define CAIRN_SPEC_DURABLE_S        60                  /* of a snapshot, unless said */
-#define CAIRN_SPEC_PREPARE_S_MAX    20                  /* a third of that at most */
-#define CAIRN_SPEC_DURABLE_S_MAX    86400               /* snapshot_durable_within_s */
+#define CAIRN_SPEC_DURABLE_S        60    /* of a snapshot, if the policy gives none */
+#define CAIRN_SPEC_PREPARE_S_MAX    20    /* at most a third of the durable time, too */
+#define CAIRN_SPEC_DURABLE_S_MAX    86400 /* snapshot_durable_within_s */
 #define CAIRN_SPEC_KEEP_BYTES_MAX   ((uint64_t)1 << 60) /* snapshot_max_bytes */
 #define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s, worker_loss_wait_s */
 #define CAIRN_SPEC_LOSS_WAIT_MAX_S  (30 * 86400)
 #define CAIRN_SPEC_LEAVE_MAX        24576 /* tensors, with missing_gradients LEAVE */
-#define CAIRN_SPEC_MADE_MAX         64    /* settings by which it was made of snapshots */
-#define CAIRN_SPEC_FORMER_MAX       64    /* hashes of what a spec was before its amendments */
+#define CAIRN_SPEC_MADE_MAX         64    /* settings by which the job was made from snapshots */
+#define CAIRN_SPEC_FORMER_MAX       64    /* hashes that a spec had before its amendments */
 
-/* The effect of a non-finite gradient on its round: SKIP changes nothing and goes on, FAIL reports
- * CAIRN_ERR_NONFINITE to every worker. After an update whose results are not finite SKIP says so,
- * and FAIL halts. */
-#ifndef CAIRN_NONFINITE_DEFINED /* cairn.h, which stands alone, has the same numbers */
+/* The effect of a non-finite gradient on its round: SKIP changes nothing and continues, FAIL reports
+ * CAIRN_ERR_NONFINITE to every worker. After an update whose results are not finite, SKIP reports that,
+ * and FAIL halts the job. */
+#ifndef CAIRN_NONFINITE_DEFINED /* cairn.h, which includes no header of ours, repeats these numbers */
 #define CAIRN_NONFINITE_DEFINED
 typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
 #endif
 
-/* FIXED never changes. DYNAMIC is halved when a round is skipped and doubled after growth_steps applied
- * ones in a row, within its bounds. */
+/* FIXED never changes. DYNAMIC is halved when a round is skipped and doubled after growth_steps rounds in a
+ * row were applied, within its bounds. */
 #ifndef CAIRN_LOSS_SCALE_DEFINED
 #define CAIRN_LOSS_SCALE_DEFINED
 typedef enum cairn_loss_scale {
@@ -223,7 +223,8 @@ typedef enum cairn_loss_scale {
 } cairn_loss_scale;
 #endif
 
-/* Where the planes of an element lie, beside a device. An update works in one home. */
+/* In which memory the planes of an element lie on a shard that has a device. An update works in one
+ * memory. */
 #ifndef CAIRN_TIERS_DEFINED
 #define CAIRN_TIERS_DEFINED
 typedef enum cairn_tiers {
@@ -233,13 +234,14 @@ typedef enum cairn_tiers {
 } cairn_tiers;
 #endif
 
-/* Who adds contributions up before they come to the shard that owns them. HOST: where workers of one host
- * have a shard there, it adds up theirs first, in the order of their ranks, and the sums of the groups are
- * added in the order of their least ranks (server/coordinator/round.h): the result depends on it. */
+/* Where contributions are added up before they reach the shard that owns them. HOST: if workers of one host
+ * have a shard there, that shard adds up theirs first, in the order of their ranks, and the sums of the
+ * groups are added in the order of their least ranks (server/coordinator/round.h). The result depends on
+ * the choice. */
 #ifndef CAIRN_GROUPS_DEFINED
 #define CAIRN_GROUPS_DEFINED
 typedef enum cairn_reduce_groups {
-    CAIRN_GROUPS_NONE = 0, /* nobody */
+    CAIRN_GROUPS_NONE = 0, /* nowhere */
     CAIRN_GROUPS_HOST = 1
 } cairn_reduce_groups;
 #endif
@@ -248,7 +250,7 @@ typedef enum cairn_reduce_groups {
 #ifndef CAIRN_SHARD_LOSS_DEFINED
 #define CAIRN_SHARD_LOSS_DEFINED
 typedef enum cairn_shard_loss {
-    CAIRN_SHARD_LOSS_WAIT = 0, /* for the part, or for an operator */
+    CAIRN_SHARD_LOSS_WAIT = 0, /* it waits for the part to return, or for an operator */
     CAIRN_SHARD_LOSS_RESTORE_LATEST = 1
 } cairn_shard_loss;
 #endif
@@ -257,37 +259,37 @@ typedef enum cairn_shard_loss {
 #ifndef CAIRN_SNAPSHOT_STAGING_DEFINED
 #define CAIRN_SNAPSHOT_STAGING_DEFINED
 typedef enum cairn_snapshot_staging {
-    CAIRN_SNAPSHOT_STAGING_STATE = 0, /* as much as the state: no update waits for the disk */
-    CAIRN_SNAPSHOT_STAGING_SMALL = 1  /* little: an update that finds it full waits */
+    CAIRN_SNAPSHOT_STAGING_STATE = 0, /* as much as the state has: no update waits for the disk */
+    CAIRN_SNAPSHOT_STAGING_SMALL = 1  /* little: an update that finds the staging full waits */
 } cairn_snapshot_staging;
 #endif
 
-/* The coordinator's reaction when a worker was lost: it went without leaving the job, or was put
- * out. */
+/* The coordinator's reaction when a worker was lost: the worker went away without leaving the job, or was
+ * put out. */
 #ifndef CAIRN_WORKER_LOSS_DEFINED
 #define CAIRN_WORKER_LOSS_DEFINED
 typedef enum cairn_worker_loss {
-    CAIRN_WORKER_LOSS_REDO = 0, /* the round, at once, with those who are left */
-    CAIRN_WORKER_LOSS_WAIT = 1, /* for as many workers as there were, worker_loss_wait_s at most */
+    CAIRN_WORKER_LOSS_REDO = 0, /* the round is done again at once by the workers that are left */
+    CAIRN_WORKER_LOSS_WAIT = 1, /* for as many workers as before, worker_loss_wait_s at most */
     CAIRN_WORKER_LOSS_FAIL = 2  /* no round opens until somebody acts */
 } cairn_worker_loss;
 #endif
 
-/* How a round treats a trained tensor to which nobody contributed in it. */
+/* How a round treats a trained tensor to which nobody contributed. */
 #ifndef CAIRN_MISSING_DEFINED
 #define CAIRN_MISSING_DEFINED
 typedef enum cairn_missing {
     CAIRN_MISSING_ZERO =
         0, /* a gradient of zeros: moments fade, the decay goes on, the step counts */
-    CAIRN_MISSING_LEAVE = 1 /* none: the tensor stays as it is, and the step passes it by */
+    CAIRN_MISSING_LEAVE = 1 /* no gradient: the tensor and its count of updates stay as they are */
 } cairn_missing;
 #endif
 
-/* How the shards make a tensor's initial parameters (proto/spec/spec.h says how). */
+/* How the shards make a tensor's initial parameters (the details: proto/spec/spec.h). */
 #ifndef CAIRN_INIT_DEFINED
 #define CAIRN_INIT_DEFINED
 typedef enum cairn_init_kind {
-    CAIRN_INIT_NONE = 0, /* it is put */
+    CAIRN_INIT_NONE = 0, /* a worker puts them */
     CAIRN_INIT_ZEROS = 1,
     CAIRN_INIT_ONES = 2,
     CAIRN_INIT_CONSTANT = 3, /* a */
@@ -302,71 +304,71 @@ struct cairn_init {
 #endif
 
 struct tensor_spec {
-    /* owned by the spec it stands in */
+    /* owned by the spec that the tensor belongs to */
     char *name;
     char *unit;  /* tensors of a unit are fetched together */
     char *group; /* of a trained tensor: the name of a group; "" in other kinds */
-    /* NULL: none. Else this is another name of that tensor, which is no alias itself, or of a box of it. It
-     * has no state, so kind is FROZEN and shape [0]; wire is the target's */
+    /* NULL: not an alias. Otherwise this is another name of that tensor, which is no alias itself, or of a
+     * box of that tensor. An alias has no state, so kind is FROZEN and shape [0]; wire is the target's */
     char *alias_of;
-    struct cairn_box *alias_box; /* of the target; NULL = all of it */
+    struct cairn_box *alias_box; /* a box of the target; NULL = all of it */
 
-    /* BLOB: opaque bytes, put, fetched, written and saved as they are: rank 1, wire and master U8, no init,
-     * no alias. Nothing else is U8 */
+    /* BLOB: opaque bytes that are put, fetched, written and saved as they are: rank 1, wire and master U8,
+     * no init, no alias. Nothing else is U8 */
     cairn_kind kind;
     cairn_dtype wire, reduce, master;
     struct shape shape;
     bool whole;  /* placement: false = cut by rows, true = all of it on one shard */
-    bool frozen; /* of a trained one, by an amendment: as struct group_spec's */
+    bool frozen; /* a trained tensor, frozen by an amendment: as struct group_spec's */
     struct cairn_init init;
     /* For a trained tensor: how many of the spec's first_step steps passed it by. A worker that
-     * opens the job later leaves it out, and so does the job's own spec: it is in the hash, and in
-     * no manifest */
+     * opens the job later leaves this out, and so does the job's own spec. It is part of the hash, and
+     * of no manifest */
     uint64_t steps_missed;
-    /* The tensor's place in the list of the worker that made the job, from 1: torch's optimizers
-     * number parameters in that order, and a canonical spec is sorted. 0: not known. The place is
-     * no part of what the job is: hash and diff leave it out */
+    /* The tensor's place, from 1, in the list of the worker that made the job: torch's optimizers
+     * number parameters in that order, and a canonical spec is sorted. 0: not known. The place does
+     * not define the job: hash and diff leave it out */
     uint32_t order;
 };
 
 /* Hyper-parameters shared by the trained tensors that name the group. Fields that the optimizer
- * does not use are still judged, so leave them at the defaults of spec_add_group's model,
- * group_default(). */
+ * does not use are still checked, so leave them at the defaults, as group_default() returns
+ * them. */
 struct group_spec {
-    char *name;      /* owned by the spec it stands in */
+    char *name;      /* owned by the spec that the group belongs to */
     char *optimizer; /* owned; "adamw", "adam", "sgd" */
     double lr, beta1, beta2, eps, weight_decay, momentum;
     bool nesterov;
-    /* set by an amendment: the group's tensors keep what they are, and take no gradient. A worker
-     * cannot say it, so hash and diff leave it out */
+    /* set by an amendment: the group's tensors keep their values, and take no gradient. A worker
+     * cannot declare it, so hash and diff leave it out */
     bool frozen;
     struct schedule schedule; /* of lr; the points are owned by the spec */
 };
 
-/* The rules by which the coordinator acts for the job by itself: snapshot.h and restore.h there.
- * Amendable. */
+/* The rules by which the coordinator acts for the job without being asked: snapshot.h and restore.h in
+ * server/coordinator. Amendable. */
 struct policy {
     uint64_t snapshot_every; /* steps; 0: no periodic snapshots */
-    uint64_t snapshot_keep;  /* so many periodic ones, the newest; 0: all */
+    uint64_t snapshot_keep;  /* how many periodic snapshots are kept, the newest ones; 0: all */
     cairn_shard_loss on_shard_loss;
-    /* a shard that is away for longer counts as lost; RESTORE_LATEST only */
+    /* a shard that is away for longer than this counts as lost; RESTORE_LATEST only */
     uint32_t shard_loss_wait_s;
     cairn_worker_loss on_worker_loss;
-    /* since the last one was lost; 0: CAIRN_SPEC_LOSS_WAIT_S; WAIT only */
+    /* from the last loss of a worker; 0: CAIRN_SPEC_LOSS_WAIT_S; WAIT only */
     uint32_t worker_loss_wait_s;
     /* Further rules for periodic snapshots; 0: no such rule */
-    uint64_t snapshot_keep_every;    /* steps: of every so many the first one stays for good */
-    uint64_t snapshot_max_bytes;     /* of all the job's snapshots; the oldest go that may */
-    uint32_t snapshot_every_s;       /* from one to the next, instead of snapshot_every */
-    uint32_t snapshot_keep_within_s; /* all that are younger stay */
+    uint64_t snapshot_keep_every;    /* steps: the first of every so many is kept for good */
+    uint64_t snapshot_max_bytes;     /* in all; above it the oldest that may go are removed */
+    uint32_t snapshot_every_s;       /* from one snapshot to the next, instead of snapshot_every */
+    uint32_t snapshot_keep_within_s; /* all younger snapshots are kept */
     /* Rules for every snapshot of the job */
-    uint32_t snapshot_durable_within_s; /* of its cut; 0: no deadline was given */
-    uint32_t snapshot_scrub_every_s;    /* each is read again and checked; 0: never by itself */
+    uint32_t snapshot_durable_within_s; /* from the snapshot's cut; 0: no deadline was given */
+    uint32_t snapshot_scrub_every_s;    /* each is read again and checked; 0: only when asked */
     cairn_snapshot_staging snapshot_staging;
-    bool snapshot_fallback; /* a damaged one: a restore takes the newest good one before it */
+    bool snapshot_fallback; /* a restore takes the newest good one before a damaged one */
 };
 
-/* A setting by which a job was made of a snapshot; all of it is owned. */
+/* A setting by which a job was made from a snapshot; the struct owns the strings. */
 struct spec_made {
     char *key, *was, *is;
 };
@@ -377,64 +379,65 @@ struct job_spec_data {
     struct tensor_spec *tensors; /* [tensor_count] */
     struct group_spec *groups;   /* [group_count] */
     uint8_t (*former)
-        [32]; /* [former_count] hashes of this spec before its amendments, the first is that of
-                            * the job's creation. Not part of hash and diff */
+        [32]; /* [former_count] hashes of this spec before its amendments; the first is from the
+                            * job's creation. Not part of hash and diff */
 
     struct spec_made *made; /* [made_count], the oldest first. Not part of hash and diff */
 
-    /* owned: weights that the shards begin with (proto/safetensors/safetensors.h) */
-    char *init_from;   /* an absolute path on their side; NULL: none */
-    char *init_prefix; /* a key PREFIX + NAME is taken for NAME, too; NULL: none */
+    /* owned: the weights that the shards begin with (proto/safetensors/safetensors.h) */
+    char *init_from;   /* an absolute path on the shards' hosts; NULL: none */
+    char *init_prefix; /* a tensor NAME may also have the key PREFIX + NAME; NULL: none */
 
     size_t tensor_count, tensor_capacity;
     size_t group_count, group_capacity;
     size_t former_count, made_count;
     double clip_norm;  /* of the global gradient norm; 0 = no clipping */
     double loss_scale; /* at the start of the job; 1 = none */
-    /* 0 until canonicalized, or what the policy does not use */
+    /* 0 until canonicalized; fields that the policy does not use stay 0 */
     cairn_loss_scale loss_scale_policy;
-    uint32_t loss_scale_growth_steps; /* DYNAMIC; 2000 */
+    uint32_t loss_scale_growth_steps; /* DYNAMIC; default 2000 */
     double loss_scale_min,
-        loss_scale_max; /* DYNAMIC; 1 or loss_scale if that is below; loss_scale */
+        loss_scale_max; /* DYNAMIC; defaults: 1, or loss_scale if that is below; loss_scale */
     cairn_nonfinite on_nonfinite;
     /* 0: one shard holds all of the state; a client adds up micro-batches and pushes once. 1: the state is
-     * cut over the shards; pushes once, too. 2: every micro-batch is pushed. 3: a client gives fetched units
-     * back after use as well */
+     * cut over the shards; a client pushes once, too. 2: every micro-batch is pushed. 3: as 2, and a client
+     * gives fetched units back after use */
     uint32_t stage;
-    uint32_t micro_batches;    /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
-    uint32_t workers_min;      /* a round opens with at least so many */
-    uint32_t workers_max;      /* attached at a time; 0: no bound of the job's own */
+    uint32_t micro_batches;    /* of each worker in a round: 1 to CAIRN_SPEC_MICRO_MAX */
+    uint32_t workers_min;      /* a round opens with at least so many workers */
+    uint32_t workers_max;      /* attached at the same time; 0: the job has no bound of its own */
     uint32_t chunk_leaves;     /* leaves in a full chunk; 64 = 1 MiB of f32 */
-    uint32_t spread;           /* a unit stands on at most so many shards */
-    uint32_t window;           /* chunks in flight, per worker and shard */
+    uint32_t spread;           /* a unit lies on at most so many shards */
+    uint32_t window;           /* chunks in flight per worker and shard */
     bool init_nonfinite_ok;    /* init_from may have weights that are NaN or infinite */
     bool init_extra_ok;        /* init_from may have weights that no tensor takes */
     uint32_t client_state_max; /* bytes that a trainer may give with a step; 0: none */
-    /* So many skipped rounds in a row that found the loss scale at its least, and no further one opens (until
-     * an amendment, a write or a restore); at least 1. Not to be amended */
+    /* After this many skipped rounds in a row that found the loss scale at its least, no further round
+     * opens (until an amendment, a write or a restore); at least 1 */
     uint32_t skips_max;
-    cairn_reduce_groups reduce_groups; /* not to be amended */
-    /* of each shard's elements, in host memory beside a device; likewise */
+    cairn_reduce_groups reduce_groups; /* no amendment changes it */
+    /* the part of each shard's elements in host memory, beside a device; no amendment changes it */
     double offload_fraction;
-    cairn_tiers tiers;   /* likewise */
-    uint64_t first_step; /* of the version that it begins with */
-    /* A worker writes buffers after each applied step that is a multiple of it; 0: nobody does. Likewise */
+    cairn_tiers tiers;   /* no amendment changes it */
+    uint64_t first_step; /* the step of the version that the job begins with */
+    /* A worker writes buffers after each applied step that is a multiple of this; 0: nobody does. No
+     * amendment changes it */
     uint64_t buffers_every;
-    /* Micro-batches of a step, whoever is there (above); 0: each worker has micro_batches of
-     * its own. Likewise */
+    /* Micro-batches of a step, however many workers there are (above); 0: each worker has micro_batches of
+     * its own */
     uint32_t global_batch;
-    uint64_t seed; /* of which the seeds of micro-batches are made. Likewise */
+    uint64_t seed; /* the seeds of micro-batches are made from it */
     cairn_missing missing_gradients;
     struct policy policy;
     uint64_t revision;  /* counted by the coordinator; not part of hash and diff */
-    uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */
+    uint64_t amend_key; /* of the last amendment; 0: none. Not part of hash, diff and manifest */
 };
 
-/* A spec without tensors and groups, all else at its default (stage 2); name NULL. Allocates nothing. */
+/* Makes a spec without tensors and groups, with name NULL and defaults (stage 2). Allocates nothing. */
 void spec_init(struct job_spec_data *spec);
-/* Frees what the spec owns and makes it as after init. */
+/* Frees what the spec owns and leaves it as spec_init does. */
 void spec_release(struct job_spec_data *spec);
-/* A deep copy; `copy_out` is init'ed by this call and set only on success. CAIRN_ERR_NO_MEMORY. */
+/* Makes a deep copy; this call initializes `copy_out`, and sets it only on success. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_copy(const struct job_spec_data *spec,
                        struct job_spec_data *copy_out) CAIRN_MUST_CHECK;
 /* Copies the string in. CAIRN_ERR_NO_MEMORY. */
@@ -442,130 +445,132 @@ cairn_status spec_set_name(struct job_spec_data *spec, const char *name) CAIRN_M
 /* Copies both in; NULL and "" are none. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_set_init_from(struct job_spec_data *spec, const char *path,
                                 const char *prefix) CAIRN_MUST_CHECK;
-/* Appends a copy of *tensor, strings and box included; a NULL unit becomes the tensor's name, a NULL
- * group "". Not judged here. CAIRN_ERR_INVALID over the count limit or with a string NULL or longer than
- * CAIRN_NAME_MAX, CAIRN_ERR_NO_MEMORY; then the spec is as before. */
+/* Appends a copy of *tensor, strings and box included; a NULL unit becomes the tensor's name, a NULL group
+ * "". The tensor is not checked here. CAIRN_ERR_INVALID: too many tensors, or a string is NULL or longer
+ * than CAIRN_NAME_MAX. CAIRN_ERR_NO_MEMORY. After a failure the spec is as before. */
 cairn_status spec_add_tensor(struct job_spec_data *spec,
                              const struct tensor_spec *tensor) CAIRN_MUST_CHECK;
 /* The same for a group; its schedule's points are copied, CAIRN_ERR_INVALID if there are too many. */
 cairn_status spec_add_group(struct job_spec_data *spec,
                             const struct group_spec *group) CAIRN_MUST_CHECK;
-/* Replaces all of the group but its name, its optimizer and `frozen` by copies of what `from` has. As
- * spec_add_group; not judged. */
+/* Replaces everything in the group except its name, its optimizer and `frozen` by copies from `from`.
+ * Errors as spec_add_group; the values are not checked. */
 cairn_status spec_set_group(struct job_spec_data *spec, size_t group,
                             const struct group_spec *from) CAIRN_MUST_CHECK;
 /* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay and momentum 0, constant; name and optimizer NULL. */
 struct group_spec group_default(void);
-/* Notes what the spec was: the oldest but the first is forgotten over CAIRN_SPEC_FORMER_MAX.
+/* Adds a hash that the spec had. Over CAIRN_SPEC_FORMER_MAX the oldest is dropped, but never the first.
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_add_former(struct job_spec_data *spec, const uint8_t hash[32]) CAIRN_MUST_CHECK;
-/* Notes that a setting made it what it is; the oldest is forgotten over CAIRN_SPEC_MADE_MAX. Copied. */
+/* Notes a setting by which the job was made from a snapshot. Over CAIRN_SPEC_MADE_MAX the oldest is
+ * dropped. The strings are copied. */
 cairn_status spec_add_made(struct job_spec_data *spec, const char *key, const char *was,
                            const char *is) CAIRN_MUST_CHECK;
 /* True if the hash is one that the spec had before an amendment. */
 bool spec_was(const struct job_spec_data *spec, const uint8_t hash[32]);
 
-/* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. Puts the
- * defaults of the loss scale's policy, micro_batches, skips_max, shard_loss_wait_s where 0 is them. */
+/* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. Replaces 0 by
+ * the default in the loss scale's policy, micro_batches, skips_max and shard_loss_wait_s. */
 void spec_canonicalize(struct job_spec_data *spec);
-/* Index of the tensor or group of that name in a canonical spec; SIZE_MAX if there is none. */
+/* Index of the tensor or group with that name in a canonical spec; SIZE_MAX if there is none. */
 size_t spec_find_tensor(const struct job_spec_data *spec, const char *name);
 size_t spec_find_group(const struct job_spec_data *spec, const char *name);
 
-/* Seconds that a snapshot beside training may take: from its cut until it is durable; and before the cut,
- * while shards make memory for it. */
+/* How many seconds a snapshot beside training may take: from its cut until it is durable; and before the
+ * cut, while shards make memory for it. */
 uint32_t policy_durable_within_s(const struct policy *policy);
 uint32_t policy_prepare_within_s(const struct policy *policy);
 bool policy_same(const struct policy *a, const struct policy *b);
 
-/* Judges everything this page promises of a spec, in any order of tensors: names (UTF-8, no control
- * characters, unique), groups (known, used by a trained tensor), optimizers (one of `optimizers`, a
- * NULL-terminated list), schedules, aliases, ranges, shapes, counts, and what this version supports
- * (below). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) names field, value and
- * what is allowed. CAIRN_ERR_NO_MEMORY. */
+/* Checks a spec against everything that this header promises; the order of tensors does not matter: names
+ * (UTF-8, no control characters, unique), groups (known, used by a trained tensor), optimizers (one of
+ * `optimizers`, a NULL-terminated list), schedules, aliases, ranges, shapes, counts, and what this version
+ * supports (below). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) names the field, the
+ * value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_check(const struct job_spec_data *spec, const char *const *optimizers,
                         struct sentence *why) CAIRN_MUST_CHECK;
-/* Refuses values that a rule cannot use, in a judged spec that is new, or amended. Specs that an
- * older version stored are not checked again, and go on. CAIRN_ERR_INVALID with a sentence. */
+/* Refuses values that a rule cannot use, in a checked spec that is new or amended. Specs that an
+ * older version stored are not checked again, and stay in use. CAIRN_ERR_INVALID with a sentence. */
 cairn_status spec_check_usable(const struct job_spec_data *spec,
                                struct sentence *why) CAIRN_MUST_CHECK;
-/* The tensor that `tensor` is another name of, or `tensor` itself if it is no alias; the spec is
- * judged and canonical. */
+/* Returns the tensor of which `tensor` is another name, or `tensor` itself if it is no alias; the spec must
+ * be checked and canonical. */
 size_t spec_target(const struct job_spec_data *spec, size_t tensor);
 /* True if the shards make the tensor's initial state: nobody puts it. Never true for a blob. */
 bool spec_has_origin(const struct job_spec_data *spec, size_t tensor);
-/* True if that holds for every tensor that has elements: the job initializes itself. */
+/* True if every tensor that has elements gets its state from the shards: the job initializes itself. */
 bool spec_initializes_itself(const struct job_spec_data *spec);
-/* True if `name` may be a job's name (and so a folder's). */
+/* True if a job (and so a folder) may have that name. */
 bool job_name_ok(const char *name);
 
-/* BLAKE2b-256 over all that a worker says of a job, except its name (a snapshot may be restored
- * under another); revision, former, amend_key and frozen are left out, too. The hash is the same
- * for any order of tensors and groups. The spec is judged. CAIRN_ERR_NO_MEMORY. */
+/* BLAKE2b-256 over everything that a worker declares of a job, except its name (a snapshot may be restored
+ * under another one); revision, former, amend_key and frozen are left out, too. The hash is the same
+ * for any order of tensors and groups. The spec must be checked. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_hash(const struct job_spec_data *spec, uint8_t hash_out[32]) CAIRN_MUST_CHECK;
 
 /* The number of a job's workers may change from one launch to the next: a spec that wants exactly n
- * goes with a job whose bounds allow n. Returns a copy of the spec, with the bounds of the job in
- * that case, else as it is: borrowed from both, not to be released. */
+ * workers fits a job whose bounds allow n. Returns a copy of the spec; in that case with the bounds of the
+ * job, otherwise with its own. The copy borrows from both, and must not be released. */
 struct job_spec_data spec_with_workers(const struct job_spec_data *spec,
                                        const struct job_spec_data *job);
-/* True if a worker of that spec belongs to the job: the spec is the job's, or what it was before an
- * amendment, with the settings by which the job was made of a snapshot since. */
+/* True if a worker with that spec belongs to the job: the spec is the job's, or one that the job had before
+ * an amendment, with or without the settings by which the job was made from a snapshot since. */
 bool spec_joins(const struct job_spec_data *spec, const struct job_spec_data *job) CAIRN_MUST_CHECK;
-/* Notes by which settings `next` differs from what it was made of. CAIRN_ERR_NO_MEMORY. */
+/* Notes in `next` the settings that differ from those of `was`, the spec it was made from.
+ * CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_note_made(struct job_spec_data *next,
                             const struct job_spec_data *was) CAIRN_MUST_CHECK;
-/* Notes what the spec is now, as a former one: an amendment follows. CAIRN_ERR_NO_MEMORY. */
+/* Adds the spec's current hash to its former ones, before an amendment. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_note_former(struct job_spec_data *spec) CAIRN_MUST_CHECK;
 
-/* The part of a content root (proto/snapshot/digest_tree.h) that says how the learning rates go: over the
- * names, schedules and `frozen` of sorted groups, and the names of frozen tensors. False if all are constant
- * and none is frozen: nothing to say. */
+/* The part of a content root (proto/snapshot/digest_tree.h) that describes the learning rates: a hash over
+ * the names, schedules and `frozen` of the groups, sorted, and the names of the frozen tensors. False if
+ * all schedules are constant and nothing is frozen: then the root has no such part. */
 bool spec_schedules_hash(const struct job_spec_data *spec, uint8_t hash_out[32]);
 
-/* How a field changes in a job that is there, with its moments and its step (proto/spec/spec.h). */
+/* How a field of an existing job, with its moments and its step, can be changed (proto/spec/spec.h). */
 enum spec_change {
-    CAIRN_SPEC_NEXT_ROUND, /* by an amendment: the next round that opens goes by it, and nobody notices */
+    CAIRN_SPEC_NEXT_ROUND, /* by an amendment: the next round that opens uses it, no handle is affected */
     CAIRN_SPEC_REOPENED, /* by an amendment that makes a new generation: every handle is opened again */
-    CAIRN_SPEC_CREATED, /* by a job that is made of a snapshot, since state lies or adds up otherwise */
-    CAIRN_SPEC_NEVER /* it says how the job began */
+    CAIRN_SPEC_CREATED, /* by a new job made from a snapshot, since state lies or adds up otherwise */
+    CAIRN_SPEC_NEVER    /* not at all: the field tells how the job began */
 };
 
-/* A difference of two specs. */
+/* One difference between two specs. */
 struct spec_difference {
     const char *line; /* "tensor fc1.weight: shape [512,784] here, [256,784] on the servers" */
     const char *what; /* "tensor fc1.weight: shape" */
-    /* the two in words; NULL: one side lacks it */
+    /* both values in words; NULL: that side lacks it */
     const char *here, *there;
-    /* The setting by which the servers' becomes what is here, and how. NULL, and NEVER: nothing
-     * does. A value alone is NULL where it is no short text. */
+    /* The setting that turns the servers' value into the one here, and how. key is NULL, and change NEVER,
+     * if no setting does. `value` alone is NULL if it is no short text. */
     const char *key, *value;
     enum spec_change change;
     /* If a tensor differs: its name, and the field that differs, as `what` has it ("kind",
-     * "group"); "only here", "only there": one side alone has the tensor. NULL: the difference is
+     * "group"); "only here", "only there": only one side has the tensor. NULL: the difference is
      * in the job, or in a group. */
     const char *tensor, *field;
 };
 
-/* Lists how `here` (a worker's spec) differs from `there` (the servers'); at most `most` are given to `sink`,
- * borrowed. Returns the number of differences, 0 = the same. Both canonical; allocates nothing. `sink` may be
- * NULL with `most` 0. */
+/* Lists how `here` (a worker's spec) differs from `there` (the servers'). At most `most` differences are
+ * passed to `sink`, borrowed for the call. Returns the number of differences, 0 = the same. Both specs are
+ * canonical; allocates nothing. `sink` may be NULL if `most` is 0. */
 typedef void (*difference_fn)(void *context, const struct spec_difference *difference);
 size_t spec_diff(const struct job_spec_data *here, const struct job_spec_data *there, size_t most,
                  difference_fn sink, void *context);
 
 /* ==== capability ==== */
 
-/* The capabilities of this version: every choice that a job's spec offers, a row each, and choices
- * that do not go together. The judge of specs reads it, `cairn capabilities` prints it, and a test
- * (e2e.capabilities) makes each row's choice: one that is supported has an effect that can be seen,
- * one that is not is refused when a worker attaches, and nothing is ignored without a word.
+/* The capabilities of this version: one row for every choice that a job's spec offers, and for choices
+ * that cannot be combined. The check of specs reads the table, `cairn capabilities` prints it, and a test
+ * (e2e.capabilities) makes each row's choice: a supported one has a visible effect, an unsupported one
+ * is refused when a worker attaches, and nothing is ignored silently.
  *
  * Pure; static memory. */
 
 enum capability_field {
     CAIRN_CAPABILITY_KIND, /* of a tensor; cairn_kind */
-    CAIRN_CAPABILITY_WIRE, /* cairn_dtype of what is fetched; u8: of blobs only, and theirs */
+    CAIRN_CAPABILITY_WIRE, /* cairn_dtype of what is fetched; u8: only for blobs, and their only one */
     CAIRN_CAPABILITY_REDUCE,
     CAIRN_CAPABILITY_MASTER,
     CAIRN_CAPABILITY_PLACE,       /* 0 rows, 1 whole */
@@ -579,22 +584,21 @@ enum capability_field {
     CAIRN_CAPABILITY_SHARD_LOSS,  /* cairn_shard_loss */
     CAIRN_CAPABILITY_WORKER_LOSS, /* cairn_worker_loss */
     CAIRN_CAPABILITY_STAGING,     /* cairn_snapshot_staging */
-    CAIRN_CAPABILITY_TIERS,       /* cairn_tiers: what may lie on a device without what else */
-    CAIRN_CAPABILITY_MISSING,     /* cairn_missing */
+    CAIRN_CAPABILITY_TIERS,   /* cairn_tiers: which planes may lie apart from those on a device */
+    CAIRN_CAPABILITY_MISSING, /* cairn_missing */
     CAIRN_CAPABILITY_COMBINATION, /* spec_combination */
     CAIRN_CAPABILITY_FIELD_COUNT
 };
 
-/* Choices that are supported, but not together: rows of COMBINATIONS in spec_check.c, which say all
- * of a pair
- * that is refused. */
+/* Choices that are supported, but not together: the rows of COMBINATIONS in spec_check.c, which describe
+ * each refused pair in full. */
 enum spec_combination {
     CAIRN_COMBINATION_GROUPS_TILES, /* reduce_groups host, and workers that declare tiles */
-    CAIRN_COMBINATION_PARTS_TILES,  /* a tile of what is an alias of a box */
+    CAIRN_COMBINATION_PARTS_TILES,  /* a tile of an alias of a box */
     CAIRN_COMBINATION_BLOB_TILE,
     CAIRN_COMBINATION_BLOB_INIT,
     CAIRN_COMBINATION_BLOB_ALIAS,
-    CAIRN_COMBINATION_NUMBERS_U8, /* u8 of what is no blob */
+    CAIRN_COMBINATION_NUMBERS_U8, /* u8 for a tensor that is no blob */
 };
 
 struct capability {
@@ -602,16 +606,16 @@ struct capability {
     int value;
     const char *value_name;
     bool supported;
-    const char *instead; /* not supported, and taken: what is done; NULL: it is refused */
+    const char *instead; /* not supported, but accepted: what is done; NULL: it is refused */
 };
 
-/* The tensor whose properties a combination is looked for in. */
+/* The tensor in whose properties a combination is looked for. */
 enum combination_of {
-    CAIRN_COMBINATION_OF_TENSOR, /* one of the spec, no alias */
-    CAIRN_COMBINATION_OF_TARGET, /* the one that an alias names */
-    CAIRN_COMBINATION_OF_TILED, /* the one that a tile is declared of, under the name that is given */
-    CAIRN_COMBINATION_OF_CUT,   /* likewise, its target, and the tile is not all of it */
-    CAIRN_COMBINATION_OF_NONE, /* it is taken: `instead` */
+    CAIRN_COMBINATION_OF_TENSOR, /* a tensor of the spec that is no alias */
+    CAIRN_COMBINATION_OF_TARGET, /* the tensor that an alias names */
+    CAIRN_COMBINATION_OF_TILED, /* the tensor of which a tile is declared, under the name given there */
+    CAIRN_COMBINATION_OF_CUT,  /* the target of that name, if the tile is not all of it */
+    CAIRN_COMBINATION_OF_NONE, /* no tensor: the choice is accepted, see `instead` */
 };
 struct tensor_spec;
 struct spec_refusal {
@@ -627,28 +631,28 @@ const struct spec_refusal *combination_refused(enum combination_of of,
 
 /* All rows, by field. */
 const struct capability *capability_table(size_t *count_out);
-/* As in cairn.h: "on_nonfinite". */
+/* The name as in cairn.h: "on_nonfinite". */
 const char *capability_field_name(enum capability_field field);
-/* The name of a value: "bf16"; "?" if it is none of the field's. */
+/* The name of a value: "bf16"; "?" if the field has no such value. */
 const char *capability_name(enum capability_field field, int value);
-/* The value of a name; -1 if there is none. */
+/* The value with that name; -1 if there is none. */
 int capability_value(enum capability_field field, const char *name);
-/* CAIRN_ERR_INVALID: no value of the field; CAIRN_ERR_UNSUPPORTED: one, but not in this version. `why` (may
- * be NULL) begins with `subject` ("tensor \"x\": "), and names the field, the value and all that are
- * supported. */
+/* CAIRN_ERR_INVALID: the field has no such value. CAIRN_ERR_UNSUPPORTED: it has, but not in this version.
+ * `why` (may be NULL) begins with `subject` ("tensor \"x\": "), and names the field, the value and all
+ * supported values. */
 cairn_status capability_check(enum capability_field field, int64_t value, const char *subject,
                               struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== results ==== */
 
-/* Counts elements that are not finite, by tensor. After an update of finite gradients they may be
- * in a parameter, a moment (the square of a large gradient is infinite, and its parameter never
- * moves again), or the published copy (bf16 ends before fp32). In a round that is skipped they are
- * in the summed gradients. Shards count elements, the coordinator joins their counts. Pure; any
+/* Counts elements that are not finite, by tensor. After an update with finite gradients they may be
+ * in a parameter, in a moment (the square of a large gradient is infinite, and its parameter never
+ * moves again), or in the published copy (bf16 overflows before fp32). In a round that is skipped they are
+ * in the summed gradients. Shards count elements, the coordinator adds up their counts. Pure; any
  * thread. */
 
-#define CAIRN_RESULTS_TENSORS 8   /* that are known by name */
-#define CAIRN_RESULTS_BYTES   512 /* of their list; a name has 255 at most */
+#define CAIRN_RESULTS_TENSORS 8   /* how many are known by name */
+#define CAIRN_RESULTS_BYTES   512 /* of their list; a name has at most 255 bytes */
 
 struct results {
     uint64_t nonfinite; /* elements, of all tensors */
@@ -656,12 +660,12 @@ struct results {
     struct {
         uint32_t tensor; /* index in the job's list */
         uint64_t elems;
-    } tensors[CAIRN_RESULTS_TENSORS]; /* [tensor_count], ascending: the first that have some */
+    } tensors[CAIRN_RESULTS_TENSORS]; /* [tensor_count], ascending: the first that have any */
 };
 
-/* So many elements of that tensor are not finite. */
+/* Adds `elems` elements of that tensor that are not finite. */
 void results_add(struct results *results, uint32_t tensor, uint64_t elems);
-/* And all of `more`, which may have been of more tensors than it has kept. */
+/* Adds all of `more`, which may count elements of more tensors than it lists. */
 void results_join(struct results *results, const struct results *more);
 /* "a.weight (3), b (9) and others": elements by tensor, no name is cut; "" if all is finite. */
 void results_list(const struct results *results, const struct job_spec_data *spec,
@@ -673,12 +677,12 @@ void results_gradient(const struct results *results, const struct job_spec_data 
 
 /* ==== planes ==== */
 
-/* The planes that a job has of each of its tensors, and their dtypes: what a shard holds, a
- * snapshot stores and a digest is made of. All planes and their names: proto/geometry/tensor.h.
+/* The planes that a job has for each of its tensors, and their dtypes: shards hold them, a
+ * snapshot stores them and a digest is made from them. All planes and their names: proto/geometry/tensor.h.
  * Pure. */
 
 /* Bits 1u << CAIRN_PLANE_... of the planes that a tensor has: the master, and those that the
- * optimizer of its group keeps; 0 if it has no elements. The spec is judged. */
+ * optimizer of its group keeps; 0 if it has no elements. The spec must be checked. */
 uint32_t spec_planes(const struct job_spec_data *spec, size_t tensor);
 /* The dtype of such a plane's elements: the master's for a param, f32 for planes that an optimizer
  * keeps. */
@@ -686,24 +690,24 @@ cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, ui
 
 /* ==== spec names ==== */
 
-/* Inside the judge of specs: what the names of tensors say of each other. Private to spec_check.c. */
+/* Inside the check of specs: rules between the names of tensors. Private to spec_check.c. */
 
 /* ==== optimizers ==== */
 
 /* The registry of optimizers: what each is called, which planes it keeps, which hyper-parameters it
- * has and how its scalars come about. The kernels stand in gpu/ under the same ids; a test walks this
+ * has and how its scalars are computed. The kernels are in gpu/ under the same ids; a test walks this
  * table, so that a new optimizer without a kernel or golden values fails the build's tests.
  *
- * Ids go over the wire and into snapshots: never reused, never changed. Pure. */
+ * Ids are sent over the wire and stored in snapshots: never reused, never changed. Pure. */
 
 /* ==== initializer ==== */
 
-/* Initial values made from a seed, where they are kept: nobody holds a whole model to begin one.
+/* Initial values made from a seed where they are kept: nobody has to hold a whole model to begin one.
  *
  *   element i of a tensor = f(kind, a, b, seed, the tensor's name, i)
  *
- * and of nothing else: any cut into shards, chunks or threads gives the same bits, and a tensor keeps its
- * values when others are added to the model. i counts row-major in the whole tensor.
+ * and nothing else: any cut into shards, chunks or threads gives the same bits, and a tensor keeps its
+ * values when other tensors are added to the model. i counts row-major in the whole tensor.
  *
  *   key    first 8 bytes, little-endian, of BLAKE2b-256("cairn initializer 1" | seed, 8 bytes LE | name)
  *   words  Philox4x32-10 (Salmon et al., SC'11) of the counter {low and high half of i / 2, 0, 0}: two
@@ -714,10 +718,10 @@ cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, ui
  *          of scalars.h, fdlibm's series; every operation is IEEE double and rounds once, no libm
  *   UNIFORM  (float)(a + (b - a)·u): in [a, b]        NORMAL  (float)(a + b·z): mean a, deviation b
  *
- * Pure; any thread. A change of anything here changes the models that are made: a new name in the key. */
+ * Pure; any thread. Any change here changes the models that are made, so it needs a new name in the key. */
 
-/* The source from which init_elems, or a device, makes a tensor's elements. The init is
- * judged, and not NONE. */
+/* The source from which init_elems, or a device, makes a tensor's elements. The init must be
+ * checked, and not NONE. */
 struct init_source init_source_of(const struct cairn_init *init, const char *tensor);
 /* Writes elements [first_elem, first_elem + elem_count) of the tensor. */
 void init_elems(const struct init_source *source, uint64_t first_elem, uint64_t elem_count,
@@ -732,14 +736,14 @@ enum optimizer_id {
     CAIRN_OPTIMIZER_COUNT = 4 /* one more than the last */
 };
 
-/* One hyper-parameter: min <= value <= max, or below max where max_open. */
+/* One hyper-parameter: min <= value <= max, or value < max if max_open. */
 struct hyper_info {
     const char *name;    /* "lr", "beta1", ... : the field of struct group_hyper */
     size_t offset_bytes; /* of the double in struct group_hyper */
     double value_default, min, max;
     bool max_open;
     bool is_switch; /* 0 or 1 */
-    bool divides;   /* the rule divides by it: 0, as fp32, makes NaN of a gradient of 0 */
+    bool divides;   /* the rule divides by it: if it is 0 in fp32, a gradient of 0 gives NaN */
 };
 
 struct optimizer_kind {
@@ -747,33 +751,33 @@ struct optimizer_kind {
     const char *name; /* "adamw" */
     const struct hyper_info *hypers;
     size_t hyper_count;
-    /* the planes beside param and wire, as bits 1u << CAIRN_PLANE_...; by the hyper-parameters,
+    /* the planes beside param and wire, as bits 1u << CAIRN_PLANE_...; they depend on the hyper-parameters,
      * because SGD without momentum keeps nothing */
     uint32_t (*planes)(const struct group_hyper *hyper);
-    /* fills all but optimizer and grad_scale of *out, which is zero; step counts from 1 */
+    /* fills all fields of *out except optimizer and grad_scale; *out is zero before; step counts from 1 */
     void (*scalars)(const struct group_hyper *hyper, uint64_t step, struct group_scalars *out);
 };
 
-/* NULL if there is none of that id or name. Static memory. */
+/* NULL if there is none with that id or name. Static memory. */
 const struct optimizer_kind *optimizer_by_id(uint32_t id);
 const struct optimizer_kind *optimizer_by_name(const char *name);
 
 /* The names, ended by NULL: for spec_check. Static memory. */
 const char *const *optimizer_names(void);
 
-/* NULL: the optimizer (which may be NULL) has none of that name. Static memory. */
+/* NULL: the optimizer (which may be NULL) has no hyper-parameter with that name. Static memory. */
 const struct hyper_info *optimizer_hyper(const struct optimizer_kind *optimizer, const char *name);
 
-/* The hyper-parameters of a spec's group; those that its optimizer does not use become 0.
+/* Takes the hyper-parameters from a spec's group; those that its optimizer does not use become 0.
  * CAIRN_ERR_INVALID as group_hyper_check. */
 cairn_status group_hyper_of_spec(const struct group_spec *group, struct group_hyper *out,
                                  const char **field_out) CAIRN_MUST_CHECK;
-/* CAIRN_ERR_INVALID: the group sets a field that its optimizer does not use to something else than 0 or
- * the default (group_default), so it would be ignored; *field_out names it. */
+/* CAIRN_ERR_INVALID: the group sets a field that its optimizer does not use to something other than 0 or
+ * the default (group_default), so the value would be ignored; *field_out names the field. */
 cairn_status group_spec_unused(const struct group_spec *group,
                                const char **field_out) CAIRN_MUST_CHECK;
-/* CAIRN_ERR_INVALID: the optimizer is unknown, or a value is out of its range or NaN, or one that the
- * optimizer does not use is not 0. *field_out (unless NULL) then names it: static memory. */
+/* CAIRN_ERR_INVALID: the optimizer is unknown, a value is out of its range or NaN, or a value that the
+ * optimizer does not use is not 0. *field_out (unless NULL) then names the field: static memory. */
 cairn_status group_hyper_check(const struct group_hyper *hyper,
                                const char **field_out) CAIRN_MUST_CHECK;
 /* Bits 1u << CAIRN_PLANE_... of the planes the shards keep for a trained tensor of this group beside
@@ -782,13 +786,13 @@ uint32_t optimizer_planes(const struct group_hyper *hyper);
 
 /* ==== settings ==== */
 
-/* A field of a spec given as words, KEY and VALUE, for a job that is there: `cairn job amend --set`,
- * `cairn job create --from --set`, cairn_amend's settings, m.amend(stage=3). One judgement for all of them.
+/* A field of a spec given as two words, KEY and VALUE, for an existing job: `cairn job amend --set`, `cairn
+ * job create --from --set`, cairn_amend's settings, m.amend(stage=3). All of them use the same check.
  *
  *   stage, micro_batches, …        a scalar of the job: a row of spec_fields.h
  *   GROUP.lr, GROUP.schedule, …    a hyper-parameter of a group, or of its schedule; GROUP.points:
  * "0:1,9:0.5"
- *   wire, TENSOR.wire              the dtype of what is fetched, of all tensors (but blobs) or of one
+ *   wire, TENSOR.wire              the dtype of what is fetched, for all tensors (except blobs) or for one
  *
  * A VALUE is a number, a word ("skip", "cosine", "bf16"), or yes and no. Pure. */
 
@@ -796,15 +800,15 @@ struct spec_field; /* spec_fields.h */
 
 #define CAIRN_SETTINGS_MAX 1024 /* of one request */
 
-/* Sets the field that `key` names in a copy of an existing job's spec: after a failure the copy is
- * half changed. Rules of two fields are judged afterwards, by spec_canonicalize and
- * spec_check. *change_out: how the job comes to the new value. CAIRN_ERR_NOT_FOUND: no such
- * field, group or tensor; `why` lists the fields that there are. CAIRN_ERR_INVALID,
- * CAIRN_ERR_UNSUPPORTED: `why` names field, value and what is allowed. CAIRN_ERR_NO_MEMORY. */
+/* Sets the field that `key` names in a copy of an existing job's spec; after a failure the copy is
+ * half changed. Rules between two fields are checked afterwards, by spec_canonicalize and
+ * spec_check. *change_out: how the job gets the new value. CAIRN_ERR_NOT_FOUND: no such
+ * field, group or tensor; `why` lists the fields that exist. CAIRN_ERR_INVALID,
+ * CAIRN_ERR_UNSUPPORTED: `why` names the field, the value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_set(struct job_spec_data *spec, const char *key, const char *value,
                       enum spec_change *change_out, struct sentence *why) CAIRN_MUST_CHECK;
-/* How a job comes from one value of a scalar to another: as its row says, except that stage 0 lies
- * on one shard. */
+/* How a job gets from one value of a scalar to another: as the scalar's row says, except that a change from
+ * or to stage 0 needs a new job (CREATED), because in stage 0 one shard holds all of the state. */
 enum spec_change spec_change_of(const struct spec_field *field, uint64_t was_bits, uint64_t bits);
 
 /* The value of a field as spec_set takes it: "3", "0.1", "skip", "yes". */

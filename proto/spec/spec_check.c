@@ -1,4 +1,4 @@
-/* Judging a job spec: every rule of spec.h, one sentence each, no side effects. */
+/* The check of a job spec: every rule of spec.h, one sentence each, no side effects. */
 #include "proto/base/text.h"
 
 #include <float.h>
@@ -20,14 +20,14 @@ bool job_name_ok(const char *name)
     return length <= CAIRN_NAME_MAX && strspn(name, allowed) == length;
 }
 
-/* The text as a sentence may quote it; "?" if it is no name, since it may be anything. */
+/* Returns the text if a sentence may quote it; "?" if it is no valid name, since it may hold anything. */
 static const char *quotable(const char *text)
 {
     return text_ok(text, CAIRN_NAME_MAX) ? text : "?";
 }
 
-/* Refuses fields that the policy does not use, unless they are 0, and a dynamic scale whose bounds
- * leave no room: that one is fixed. */
+/* Refuses fields that the policy does not use, unless they are 0. Also refuses a dynamic scale whose bounds
+ * leave no room, because such a scale is fixed. */
 static cairn_status check_loss_scale(const struct job_spec_data *spec, struct sentence *why)
 {
     const double start = spec->loss_scale, min = spec->loss_scale_min, max = spec->loss_scale_max;
@@ -59,7 +59,7 @@ static cairn_status check_loss_scale(const struct job_spec_data *spec, struct se
                      low, high);
 }
 
-/* Which snapshots are taken, and which of them stay. */
+/* Checks the rules that tell which snapshots are taken, and which of them are kept. */
 static cairn_status check_snapshots(const struct policy *p, struct sentence *why)
 {
     const struct {
@@ -102,7 +102,7 @@ static cairn_status check_policy(const struct policy *p, struct sentence *why)
     return CAIRN_OK;
 }
 
-/* The order of the fold is the order of the numbers only if every micro-batch travels by itself. */
+/* The order of the fold equals the order of the numbers only if every micro-batch is pushed by itself. */
 static cairn_status check_batch(const struct job_spec_data *spec, struct sentence *why)
 {
     if (spec->global_batch == 0) return CAIRN_OK;
@@ -126,7 +126,7 @@ static cairn_status check_batch(const struct job_spec_data *spec, struct sentenc
     return CAIRN_OK;
 }
 
-/* Each may come to a count of its own, and all of them go with every decision. */
+/* With LEAVE each tensor may have a step count of its own, and all counts are sent with every decision. */
 static cairn_status check_missing(const struct job_spec_data *spec, struct sentence *why)
 {
     if (spec->missing_gradients == CAIRN_MISSING_ZERO || spec->tensor_count <= CAIRN_SPEC_LEAVE_MAX)
@@ -138,8 +138,8 @@ static cairn_status check_missing(const struct job_spec_data *spec, struct sente
         spec->tensor_count, CAIRN_SPEC_LEAVE_MAX);
 }
 
-/* Judges a struct's fields, one by one. CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) begins
- * with `subject`, "group \"x\": ", and names field, value and what is allowed. */
+/* Checks a struct's fields, one by one. CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED; `why` (may be NULL)
+ * begins with `subject`, "group \"x\": ", and names the field, the value and what is allowed. */
 static cairn_status spec_fields_check(const struct spec_table *table, const void *from,
                                       const char *subject, struct sentence *why)
 {
@@ -180,7 +180,7 @@ static bool listed(const char *const *names, const char *name)
     return false;
 }
 
-/* "adamw, adam, sgd", cut to fit. */
+/* Writes "adamw, adam, sgd", cut to fit. */
 static void join(const char *const *names, char text[static 200])
 {
     size_t used = 0;
@@ -230,7 +230,7 @@ static cairn_status check_choices(const struct tensor_spec *t, struct sentence *
     return status;
 }
 
-/* The numbers of an initializer; they become fp32 on the shards. */
+/* Checks the numbers of an initializer; they become fp32 on the shards. */
 static cairn_status check_init(const struct tensor_spec *t, struct sentence *why)
 {
     const struct cairn_init *init = &t->init;
@@ -253,11 +253,11 @@ static cairn_status check_init(const struct tensor_spec *t, struct sentence *why
                      init->b, init->seed, rule);
 }
 
-/* Refuses properties of a tensor that do not go together. A blob is bytes and nothing else: no
- * number is ever made of them. */
+/* Refuses properties of a tensor that cannot be combined. A blob is bytes and nothing else: its bytes are
+ * never used as numbers. */
 static cairn_status check_pairs(const struct tensor_spec *t, struct sentence *why)
 {
-    if (t->alias_of != NULL) return CAIRN_OK; // it has the wire of its target
+    if (t->alias_of != NULL) return CAIRN_OK; // an alias has the wire of its target
     const struct spec_refusal *refused = combination_refused(CAIRN_COMBINATION_OF_TENSOR, t);
     const char *rule = refused != NULL ? refused->why : NULL;
     if (t->kind == CAIRN_BLOB && (t->wire != CAIRN_U8 || t->master != CAIRN_U8))
@@ -271,7 +271,7 @@ static cairn_status check_pairs(const struct tensor_spec *t, struct sentence *wh
                      dtype_label((int)t->wire), dtype_label((int)t->master), t->shape.rank, rule);
 }
 
-/* Adds the tensor's elements to *elems. */
+/* Checks the shape, and adds the tensor's elements to *elems. */
 static cairn_status check_shape(const struct tensor_spec *t, uint64_t *elems, struct sentence *why)
 {
     if (shape_check(&t->shape) != CAIRN_OK) {
@@ -289,7 +289,7 @@ static cairn_status check_shape(const struct tensor_spec *t, uint64_t *elems, st
     return CAIRN_OK;
 }
 
-/* The groups of a spec sorted by name, so that a million tensors find theirs quickly. */
+/* The groups of a spec sorted by name, so that each of a million tensors finds its group quickly. */
 struct group_table {
     const struct group_spec *group[CAIRN_SPEC_GROUPS_MAX];
     bool used[CAIRN_SPEC_GROUPS_MAX];
@@ -356,7 +356,7 @@ static cairn_status check_tensor_names(const struct job_spec_data *spec, size_t 
     return text_check(what, t->unit, CAIRN_NAME_MAX, why);
 }
 
-/* Judges how many steps passed a tensor by before the job began. */
+/* Checks how many steps passed a tensor by before the job began. */
 static cairn_status check_missed(const struct job_spec_data *spec, const struct tensor_spec *t,
                                  struct sentence *why)
 {
@@ -412,7 +412,7 @@ static cairn_status refuse_alias(const struct tensor_spec *t, const char *what,
     return fail_with(why, CAIRN_ERR_INVALID, "tensor \"%s\": alias_of names %s", t->name, what);
 }
 
-/* Extents of at least 1, none past the end; nothing overflows. */
+/* True if the box has extents of at least 1 and none ends outside the shape; nothing overflows. */
 static bool box_inside(const struct cairn_box *box, const struct shape *shape)
 {
     if (box->rank != shape->rank) return false;
@@ -469,8 +469,8 @@ static cairn_status check_sorted(const struct tensor_spec *const *sorted, size_t
     return status;
 }
 
-/* No name twice; an alias is of a tensor that is there and no alias, its box inside it. All else of each
- * tensor was judged. As spec_check. */
+/* Checks that no name occurs twice, and that every alias names an existing tensor that is no alias, with
+ * its box inside that tensor. Everything else of each tensor was checked before. Errors as spec_check. */
 static cairn_status spec_check_names(const struct job_spec_data *spec, struct sentence *why)
 {
     const size_t count = spec->tensor_count;
@@ -483,7 +483,7 @@ static cairn_status spec_check_names(const struct job_spec_data *spec, struct se
     return status;
 }
 
-/* init_from and init_prefix; spec.c. */
+/* Checks init_from and init_prefix; spec.c sets them. */
 static cairn_status spec_check_origin(const struct job_spec_data *spec, struct sentence *why)
 {
     const char *path = spec->init_from, *prefix = spec->init_prefix;
@@ -561,7 +561,7 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     "combination",
 };
 
-/* Rows by field; the names of the fields stand once, above. */
+/* Rows by field; the names of the fields are only in the list above. */
 #define TABLE(X)                                                           \
     X(KIND, CAIRN_TRAINED, "trained", true)                                \
     X(KIND, CAIRN_FROZEN, "frozen", true)                                  \
@@ -622,8 +622,8 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(MISSING, CAIRN_MISSING_ZERO, "zero", true)                           \
     X(MISSING, CAIRN_MISSING_LEAVE, "leave", true)
 
-/* value, name | what is done instead; NULL: it is refused | of what, which tensors `t`, with which status and
- * sentence */
+/* value, name | what is done instead; NULL: it is refused | in which tensor it is looked for, which tensors
+ * `t` have it, with which status and sentence they are refused */
 #define COMBINATIONS(X)                                                                           \
     X(GROUPS_TILES, "reduce_groups host, with tiles", "no groups; the log and job show say so",   \
       NONE, false, CAIRN_OK, "")                                                                  \
@@ -703,7 +703,7 @@ int capability_value(enum capability_field field, const char *name)
     return -1;
 }
 
-/* "0 (rows), 1 (whole)" of those supported, behind the sentence. */
+/* Adds the supported values, "0 (rows), 1 (whole)", to the end of the sentence. */
 static void add_supported(enum capability_field field, struct sentence *why)
 {
     const char *comma = "; allowed: ";
@@ -783,7 +783,7 @@ static int by_rank(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* No rank stands in two groups. */
+/* True if no rank is in two groups. */
 static bool ranks_differ(const struct rank_groups *groups)
 {
     struct rank_groups sorted;

@@ -1,4 +1,5 @@
-/* Comparing job specs: the hash (are they the same?) and the list of differences (in what not?). */
+/* Comparing job specs: the hash (are they the same?) and the list of differences (where do they
+ * differ?). */
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 
@@ -27,7 +28,7 @@ static void hash_double(crypto_generichash_state *state, double value)
 
 static void hash_text(crypto_generichash_state *state, const char *text)
 {
-    hash_number(state, strlen(text)); // the length first: no two lists have the same bytes
+    hash_number(state, strlen(text)); // the length first, so that no two lists have the same bytes
     crypto_generichash_update(state, (const uint8_t *)text, strlen(text));
 }
 
@@ -35,7 +36,7 @@ static void hash_alias(crypto_generichash_state *state, const struct tensor_spec
 {
     const struct cairn_box *box = t->alias_box;
     hash_text(state, t->alias_of);
-    hash_number(state, box != NULL ? box->rank : UINT64_MAX); // all of it: no box
+    hash_number(state, box != NULL ? box->rank : UINT64_MAX); // no box: all of the target
     for (uint32_t d = 0; box != NULL && d < box->rank; d++) {
         hash_number(state, box->start[d]);
         hash_number(state, box->extent[d]);
@@ -60,7 +61,7 @@ static void hash_tensor(crypto_generichash_state *state, const struct tensor_spe
     hash_number(state, t->init.seed);
     hash_number(state, t->alias_of != NULL);
     if (t->alias_of != NULL) hash_alias(state, t);
-    if (t->steps_missed == 0) return; // the hash is what it was before there were these
+    if (t->steps_missed == 0) return; // then the hash is the same as before this field existed
     hash_text(state, "steps_missed");
     hash_number(state, t->steps_missed);
 }
@@ -89,13 +90,13 @@ static void hash_group(crypto_generichash_state *state, const struct group_spec 
 {
     hash_text(state, g->name);
     hash_text(state, g->optimizer);
-    struct group_spec fields = *g;                                // borrows all of it
-    if (g->schedule.kind == CAIRN_SCHEDULE_DRIVEN) fields.lr = 0; // it begins where it likes
+    struct group_spec fields = *g;                                // borrows everything
+    if (g->schedule.kind == CAIRN_SCHEDULE_DRIVEN) fields.lr = 0; // the first lr is the trainer's
     hash_fields(state, &group_fields, &fields);
     hash_schedule(state, &g->schedule);
 }
 
-/* The rows from `first` that are one thing in the hash; returns the row behind them. */
+/* Hashes the rows from `first` that are hashed together; returns the row after them. */
 static size_t hash_later(crypto_generichash_state *state, size_t first,
                          const struct job_spec_data *spec)
 {
@@ -105,7 +106,7 @@ static size_t hash_later(crypto_generichash_state *state, size_t first,
     size_t end = first + 1;
     while (is_policy && end < spec_fields.count && fields[end].part == CAIRN_SPEC_POLICY) end++;
     for (size_t i = first; i < end; i++) any = any || !spec_field_is_default(&fields[i], spec);
-    if (!any) return end; // the hash is what it was before there were these
+    if (!any) return end; // then the hash is the same as before these fields existed
     hash_text(state, is_policy ? "policy" : fields[first].name);
     for (size_t i = first; i < end; i++)
         if (fields[i].kind != CAIRN_SPEC_FLAG)
@@ -170,11 +171,11 @@ struct diff {
     difference_fn sink;
     void *context;
     const char
-        *wire; /* key of a setting of all tensors, if all here have one wire dtype; else NULL */
-    const char *tensor, *field; /* that the next is of, as a difference has them; NULL: of none */
+        *wire; /* key of a setting for all tensors, if all here have one wire dtype; else NULL */
+    const char *tensor, *field; /* those of the next difference (spec.h); NULL: it has none */
 };
 
-/* The setting that makes the servers' what is here. */
+/* The setting that turns the servers' value into the one here. */
 struct way {
     const char *key, *value;
     enum spec_change change;
@@ -191,7 +192,7 @@ static void report(struct diff *diff, const char *line, const char *what, const 
     diff->sink(diff->context, &difference);
 }
 
-/* `what`, and how it is here and there. */
+/* Reports `what`, and its values here and there. */
 static void differ_by(struct diff *diff, const char *what, const char *here, const char *there,
                       struct way way)
 {
@@ -200,7 +201,7 @@ static void differ_by(struct diff *diff, const char *what, const char *here, con
     report(diff, line, what, here, there, way);
 }
 
-/* A group or tensor that only one side has. */
+/* Reports a group or tensor that only one side has. */
 static void differ_whole(struct diff *diff, const char *noun, const char *name, bool is_here)
 {
     char line[CAIRN_NAME_MAX + 64];
@@ -262,7 +263,7 @@ static void differ_wire(struct diff *diff, const struct tensor_spec *here,
               is_blob ? no_way : way);
 }
 
-/* "no alias"; "alias of wte [0,8)x[0,4)", without the box for all of it. */
+/* "no alias"; "alias of wte [0,8)x[0,4)"; without the box if it names all of the target. */
 static const char *alias_text(const struct tensor_spec *t, char text[static 700])
 {
     const struct cairn_box *box = t->alias_box;
@@ -284,8 +285,8 @@ static const char *init_text(const struct cairn_init *init, char text[static 180
     return text;
 }
 
-/* The group's name; a tensor that is not trained has none, and then the word is one that no name
- * can be. */
+/* Returns the group's name. A tensor that is not trained has no group, and gets a word that no name can
+ * be. */
 static const char *name_or_none(const char *name)
 {
     return name[0] != '\0' ? name : "(none)";
@@ -316,7 +317,8 @@ static void diff_tensor(struct diff *diff, const struct tensor_spec *here,
         differ_text(diff, here->name, "steps_missed", a, "others, which it began with,");
 }
 
-/* A field of the job, or (group not NULL) of a group or its schedule, which an amendment may change. */
+/* Notes how one field of the job, of a group or of a group's schedule differs, and (if may_change) by which
+ * amendment it may change. */
 static void diff_field(struct diff *diff, const struct spec_field *field, const char *noun,
                        const char *name, bool may_change, const void *here, const void *there)
 {
@@ -342,7 +344,7 @@ static void diff_fields(struct diff *diff, const struct spec_table *table, const
         diff_field(diff, &table->fields[i], noun, name, may_change, here, there);
 }
 
-/* "0:1,30:0.5"; NULL: it is too long. */
+/* Writes "0:1,30:0.5"; returns NULL if that is too long. */
 static const char *points_text(const struct schedule *s, char *text, size_t room)
 {
     size_t used = 0;
@@ -356,7 +358,7 @@ static const char *points_text(const struct schedule *s, char *text, size_t room
     return text;
 }
 
-/* The first point that is not the same, since a table may have a thousand. */
+/* Reports only the first point that differs, since a table may have a thousand points. */
 static void diff_points(struct diff *diff, const char *group, bool may_change,
                         const struct schedule *here, const struct schedule *there)
 {
@@ -396,7 +398,8 @@ static void diff_schedule(struct diff *diff, const char *group, bool may_change,
     diff_points(diff, group, may_change, here, there);
 }
 
-/* Its state is that of another optimizer, or its learning rate comes otherwise: no amendment makes it so. */
+/* False if the group's state belongs to another optimizer, or its learning rate comes from another source:
+ * no amendment can change that. */
 static bool group_may_change(const struct group_spec *here, const struct group_spec *there)
 {
     struct group_hyper a, b;
@@ -416,14 +419,14 @@ static void diff_group(struct diff *diff, const struct group_spec *here,
     snprintf(what, sizeof what, "group %s: optimizer", here->name);
     if (strcmp(here->optimizer, there->optimizer) != 0)
         differ_by(diff, what, here->optimizer, there->optimizer, no_way);
-    struct group_spec mine = *here; // borrows all of it
+    struct group_spec mine = *here; // borrows everything
     if (here->schedule.kind == CAIRN_SCHEDULE_DRIVEN && there->schedule.kind == here->schedule.kind)
-        mine.lr = there->lr; // each begins where it likes
+        mine.lr = there->lr; // each trainer may begin with any lr
     diff_fields(diff, &group_fields, "group", here->name, may_change, &mine, there);
     diff_schedule(diff, here->name, may_change, &here->schedule, &there->schedule);
 }
 
-/* NULL is none. */
+/* NULL means no path. */
 static void differ_path(struct diff *diff, const char *job, const char *field, const char *here,
                         const char *there)
 {
@@ -449,7 +452,7 @@ static void diff_job(struct diff *diff, const struct job_spec_data *here,
     differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
 }
 
-/* Which of two sorted lists has the smaller next name: < 0 here, > 0 there, 0 both the same. */
+/* Tells which of two sorted lists has the smaller next name: < 0 here, > 0 there, 0 both have the same. */
 static int merge_order(const char *here, const char *there)
 {
     if (here == NULL) return 1;
@@ -488,7 +491,7 @@ static void diff_tensors(struct diff *diff, const struct job_spec_data *here,
     }
 }
 
-/* All of them but blobs and aliases. */
+/* True if all tensors except blobs and aliases have the same wire dtype. */
 static bool has_one_wire(const struct job_spec_data *spec)
 {
     const struct tensor_spec *first = NULL;
@@ -528,7 +531,7 @@ uint32_t policy_prepare_within_s(const struct policy *policy)
 
 bool policy_same(const struct policy *a, const struct policy *b)
 {
-    // The flag apart: behind it is padding.
+    // The flag is compared apart, because padding follows it.
     const size_t numbers = offsetof(struct policy, snapshot_fallback);
     _Static_assert(offsetof(struct policy, snapshot_fallback) ==
                        4 * sizeof(uint64_t) + 9 * sizeof(uint32_t),
@@ -546,14 +549,14 @@ struct job_spec_data spec_with_workers(const struct job_spec_data *spec,
         copy.workers_min = job->workers_min;
         copy.workers_max = job->workers_max;
     }
-    copy.spread = job->spread; // which no worker says
+    copy.spread = job->spread; // no worker declares it
     return copy;
 }
 
-/* The hash of the spec with any number of workers. */
+/* The hash of the spec without its numbers of workers. */
 static cairn_status hash_without_workers(const struct job_spec_data *spec, uint8_t hash_out[32])
 {
-    struct job_spec_data copy = *spec; // borrows all of it
+    struct job_spec_data copy = *spec; // borrows everything
     copy.workers_min = copy.workers_max = 0;
     return spec_hash(&copy, hash_out);
 }
@@ -566,7 +569,7 @@ static bool is_former(const struct job_spec_data *spec, const struct job_spec_da
     return has_workers && hash_without_workers(spec, hash) == CAIRN_OK && spec_was(job, hash);
 }
 
-/* Is the setting's value what the spec has? */
+/* True if the spec has the value that the setting gave. */
 static bool has_setting(const struct job_spec_data *spec, const struct spec_made *made)
 {
     struct job_spec_data set;
@@ -582,8 +585,8 @@ static bool has_setting(const struct job_spec_data *spec, const struct spec_made
     return has;
 }
 
-/* Takes back what the spec has of the settings by which the job was made of snapshots, the last first: what
- * it is then may be a former one. */
+/* Undoes in a copy of the spec the settings by which the job was made from snapshots, the last first, as
+ * far as the spec has them: the result may be a former spec of the job. */
 static bool was_before_made(const struct job_spec_data *spec, const struct job_spec_data *job,
                             bool has_workers)
 {
@@ -626,7 +629,7 @@ cairn_status spec_note_former(struct job_spec_data *spec)
 
 struct made_rows {
     struct job_spec_data *next;
-    size_t count; /* of its last ones: they are being noted */
+    size_t count; /* the last `count` rows of `next` are being noted */
     cairn_status status;
 };
 
@@ -647,8 +650,8 @@ static void note_was(void *context, const struct spec_difference *d)
     if (rows->status == CAIRN_OK) rows->count++;
 }
 
-/* Notes the new value of a setting. A row whose `is` stays "" matches no worker, since "" is no
- * value of any field. */
+/* Notes the new value of a setting. A row whose `is` stays "" matches no worker, since no field has the
+ * value "". */
 static void note_is(void *context, const struct spec_difference *d)
 {
     struct made_rows *rows = context;

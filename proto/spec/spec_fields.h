@@ -1,10 +1,10 @@
-/* The scalars of a job's spec, a row each. From these rows come the defaults, the judgement, the hash, the
- * list of differences, the message, the manifest, what `cairn job show` prints as JSON and what is taken of
- * cairn.h, and how it changes in a job that is there. Names, paths, tensors, the points of a schedule, and
- * rules of two fields are code.
+/* The scalars of a job's spec, one row each. The rows define the defaults, the check, the hash, the list of
+ * differences, the message, the manifest, what `cairn job show` prints as JSON, what is taken from cairn.h,
+ * and how a scalar changes in an existing job. Names, paths, tensors, the points of a schedule, and rules
+ * between two fields are code.
  *
- * The order of the rows is the order of the hash: none is ever moved, and a new one is the last, as LATER.
- * How to add one: proto/README.md. Pure; static memory. */
+ * The order of the rows is the order of the hash: no row is ever moved, and a new row is the last, as
+ * LATER. How to add one: proto/README.md. Pure; static memory. */
 #ifndef CAIRN_SPEC_SPEC_FIELDS_H
 #define CAIRN_SPEC_SPEC_FIELDS_H
 
@@ -19,29 +19,30 @@ enum spec_kind {
     CAIRN_SPEC_FRACTION, /* double, from 0 to below 1 */
     CAIRN_SPEC_COUNT,    /* uint32_t, uint64_t */
     CAIRN_SPEC_FLAG,     /* bool */
-    CAIRN_SPEC_CHOICE,   /* an enum; its values have names: those of the row's capability */
+    CAIRN_SPEC_CHOICE,   /* an enum; the row's capability has the names of its values */
 };
 
-/* With what a scalar came, and so where it stands in a manifest and in the hash, both in this order. */
+/* The part of the spec with which a scalar was introduced. It decides where the scalar is in a manifest and
+ * in the hash; the parts follow each other there in this order. */
 enum spec_part {
     CAIRN_SPEC_FIRST,   /* always in both, and missing in no manifest */
     CAIRN_SPEC_MICRO,   /* always in both; missing in older manifests */
-    CAIRN_SPEC_SCALING, /* likewise */
+    CAIRN_SPEC_SCALING, /* always in both; missing in older manifests */
     CAIRN_SPEC_LATER,   /* in both, under its name, unless it has its default */
-    CAIRN_SPEC_POLICY,  /* likewise, but one thing in the hash. It is full: a new row is LATER */
-    CAIRN_SPEC_ALL      /* of no row: all parts, defaults too */
+    CAIRN_SPEC_POLICY,  /* as LATER, but hashed together. This part is closed: a new row is LATER */
+    CAIRN_SPEC_ALL      /* not a part of any row: all parts, defaults included */
 };
 
 /* The allowed values: min, max, and the capability field that names them. */
 #define CAIRN_SPEC_RANGE(min, max)   (min), (max), CAIRN_CAPABILITY_FIELD_COUNT
 #define CAIRN_SPEC_BELOW_1           CAIRN_SPEC_RANGE(0, 1)
 #define CAIRN_SPEC_LISTED(field)     0, UINT32_MAX, CAIRN_CAPABILITY_##field /* what spec.h lists */
-#define CAIRN_SPEC_BY_CODE           CAIRN_SPEC_RANGE(0, 0)         /* spec_check.c, spec.c judge */
-#define CAIRN_SPEC_BY_CODE_OF(field) 0, 0, CAIRN_CAPABILITY_##field /* spec_check.c judges */
+#define CAIRN_SPEC_BY_CODE           CAIRN_SPEC_RANGE(0, 0) /* spec_check.c, spec.c check it */
+#define CAIRN_SPEC_BY_CODE_OF(field) 0, 0, CAIRN_CAPABILITY_##field /* spec_check.c checks it */
 
-/* name: in control.proto, a manifest, cairn.h, sentences | member: of struct job_spec_data | kind |
- * what is allowed | default | part | how it comes from cairn.h: GIVEN under the same name, 0 being the
- * default, or OTHERWISE (client/spec.c) | how it changes in a job that is there */
+/* name: in control.proto, a manifest, cairn.h, sentences | member: of struct job_spec_data | kind | what is
+ * allowed | default | part | how it is taken from cairn.h: GIVEN under the same name, where 0 means the
+ * default, or OTHERWISE (client/spec.c) | how it changes in an existing job */
 #define CAIRN_SPEC_FIELDS(X)                                                                       \
     X(clip_norm, clip_norm, REAL, RANGE(0, DBL_MAX), 0, FIRST, GIVEN, NEXT_ROUND)                  \
     X(loss_scale, loss_scale, REAL, RANGE(1 / CAIRN_SPEC_SCALE_MAX, CAIRN_SPEC_SCALE_MAX), 1,      \
@@ -110,7 +111,7 @@ enum spec_part {
     X(init_extra_ok, init_extra_ok, FLAG, BY_CODE, false, LATER, GIVEN, NEVER)                     \
     X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN, CREATED)
 
-/* The fields of a group: name (struct group_hyper has it, too) | kind | what is allowed |
+/* The fields of a group: name (the same in struct group_hyper) | kind | what is allowed |
  * default. */
 #define CAIRN_GROUP_FIELDS(X)                                \
     X(lr, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 1e-3)        \
@@ -121,7 +122,7 @@ enum spec_part {
     X(momentum, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 0)     \
     X(nesterov, FLAG, BY_CODE, false)
 
-/* The fields of a group's schedule, judged by optimizer.c: name, everywhere the same | kind. */
+/* The fields of a group's schedule, checked by optimizer.c: name, the same everywhere | kind. */
 #define CAIRN_SCHEDULE_FIELDS(X) \
     X(warmup_steps, COUNT)       \
     X(total_steps, COUNT)        \
@@ -132,7 +133,7 @@ struct spec_field {
     const char *name;
     size_t offset_bytes, bytes; /* in the struct */
     enum spec_kind kind;
-    double min, max;                  /* max 0: judged by code */
+    double min, max;                  /* max 0: checked by code */
     enum capability_field capability; /* CAIRN_CAPABILITY_FIELD_COUNT: none */
     double value_default;
     enum spec_part part;
@@ -146,20 +147,20 @@ extern const struct spec_table spec_fields;     /* of struct job_spec_data */
 extern const struct spec_table group_fields;    /* of struct group_spec */
 extern const struct spec_table schedule_fields; /* of struct schedule */
 
-/* The field of a struct: the number that it is, or the bits of a double. */
+/* A field's value in a struct: the number itself, or the bits of a double. */
 uint64_t spec_field_bits(const struct spec_field *field, const void *from);
 double spec_field_number(const struct spec_field *field, const void *from);
 void spec_field_set_bits(const struct spec_field *field, void *to, uint64_t bits);
 void spec_field_set_number(const struct spec_field *field, void *to, double number);
 bool spec_field_is_default(const struct spec_field *field, const void *from);
 
-/* One of them. */
+/* Checks one field. */
 cairn_status spec_field_check(const struct spec_field *field, const void *from, const char *subject,
                               struct sentence *why) CAIRN_MUST_CHECK;
-/* The field of that name; NULL: there is none. */
+/* The field with that name; NULL: there is none. */
 const struct spec_field *spec_field_find(const struct spec_table *table, const char *name,
                                          size_t name_bytes);
-/* The same of a number that is no field, or whose bounds are another's. */
+/* The same check for a number that is not a field, or for a field whose bounds come from another field. */
 cairn_status spec_count_check(const char *subject, const char *name, uint64_t value, uint64_t min,
                               uint64_t max, struct sentence *why) CAIRN_MUST_CHECK;
 

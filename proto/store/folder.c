@@ -15,11 +15,11 @@
 #include "proto/base/machine.h"
 #include "proto/base/text.h"
 
-#define PART_BYTES 256 /* of a path, with its NUL */
+#define PART_BYTES 256 /* of one part of a path, with its NUL */
 
 /* ==== folder ==== */
 
-/* The status of errno, and a sentence of the step that failed. */
+/* Returns the status for errno, with a sentence that names the step that failed. */
 static cairn_status folder_failed(struct sentence *why, const char *step, const char *path)
 {
     const int error = errno;
@@ -35,7 +35,7 @@ static cairn_status folder_failed(struct sentence *why, const char *step, const 
                                        : "");
 }
 
-/* The same, for what may be missing: CAIRN_ERR_NOT_FOUND. */
+/* The same for something that may be missing: CAIRN_ERR_NOT_FOUND. */
 static cairn_status folder_missed(struct sentence *why, const char *step, const char *path)
 {
     const bool missing = errno == ENOENT || errno == ENOTDIR;
@@ -43,8 +43,8 @@ static cairn_status folder_missed(struct sentence *why, const char *step, const 
     return missing ? CAIRN_ERR_NOT_FOUND : status;
 }
 
-/* The folder that `path` ends in, beneath `at`; *name_out: the last part of the path, "." of "". -1: errno.
- * */
+/* Opens the folder beneath `at` that contains the last part of `path`; *name_out: that part, "." for "".
+ * -1: see errno. */
 static int folder_open_parent(const char *at, const char *path, const char **name_out)
 {
     int fd = open(at, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -86,7 +86,7 @@ static int open_folder(int parent_fd, const char *name)
     return openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* One that was made gets its mode; then its name is durable. */
+/* Gives a folder that was made its mode; then makes its name durable. */
 static cairn_status settle_made(int parent_fd, const char *name, bool made, struct sentence *why)
 {
     const int fd = open_folder(parent_fd, name);
@@ -94,7 +94,7 @@ static cairn_status settle_made(int parent_fd, const char *name, bool made, stru
     cairn_status status = CAIRN_OK;
     if (made && file_mode_set(fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0)
         status = folder_failed(why, "chmod", name);
-    // One that was there may be another's who has not come so far, or was killed before.
+    // A folder that existed may come from a process that has not got this far, or was killed before.
     if (status == CAIRN_OK && fsync(parent_fd) != 0) status = folder_failed(why, "fsync", name);
     close(fd);
     return status;
@@ -109,7 +109,7 @@ static cairn_status make(const char *at, const char *path, bool exclusive, struc
     const cairn_status status = !made && (errno != EEXIST || exclusive)
                                     ? folder_failed(why, "mkdir", name)
                                     : settle_made(parent_fd, name, made, why);
-    if (made && status != CAIRN_OK) // nobody knows of it: it would stay
+    if (made && status != CAIRN_OK) // nobody knows it, so nobody else would remove it
         (void)unlinkat(parent_fd, name, AT_REMOVEDIR);
     close(parent_fd);
     return status;
@@ -145,7 +145,8 @@ static cairn_status list(const char *at, const char *path, storage_name_fn on_na
     return status;
 }
 
-/* A root may be reached by a link, a snapshot's folder, which lies among what others may write to, not. */
+/* A root may be reached by a link. A snapshot's folder may not, since others may write to the folder it is
+ * in. */
 static cairn_status stat_location(const char *at, struct sentence *why)
 {
     struct stat info;
@@ -207,11 +208,12 @@ static cairn_status sync_folder(const char *at, const char *path, struct sentenc
 /* ==== folder put ==== */
 
 /* The storage of folders, writing: temp name, write, fsync, close, rename, fsync of the folder. Each step
- * that can fail says its name once; nothing is synced a second time after a failed fsync (the kernel may
- * have dropped the pages), the file is removed instead.
+ * that can fail names itself once. Nothing is synced a second time after a failed fsync (the kernel may
+ * have dropped the pages); the file is removed instead.
  *
  * Parts are written around the page cache (O_DIRECT): no core copies them, and no trainer waits while the
- * kernel writes them back. A file system that refuses it (tmpfs, some of FUSE) has them through the cache. */
+ * kernel writes them back. If a file system refuses that (tmpfs, some of FUSE), they go through the
+ * cache. */
 
 #define NAME_BYTES 256
 
@@ -227,7 +229,7 @@ struct draft {
 static cairn_status open_draft(struct draft *d, bool replace, struct sentence *why)
 {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    if (replace) // what a process that was killed has left
+    if (replace) // removes what a killed process has left
         (void)unlinkat(d->folder_fd, d->temp, 0);
     else if (faccessat(d->folder_fd, d->name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         return fail_with(why, CAIRN_ERR_EXISTS, "%s is there already: another writer?", d->name);
@@ -252,7 +254,7 @@ static cairn_status begin_draft(struct draft *d, const char *at, const char *pat
     return open_draft(d, replace, why);
 }
 
-/* `status` is that of the writing; the draft becomes the file, or is gone. Closes the folder. */
+/* `status` is the result of the writing; the draft becomes the file, or is removed. Closes the folder. */
 static cairn_status end_draft(struct draft *d, bool replace, cairn_status status,
                               struct sentence *why)
 {
@@ -266,8 +268,8 @@ static cairn_status end_draft(struct draft *d, bool replace, cairn_status status
         if (is_open) unlinkat(d->folder_fd, d->temp, 0);
     } else if (fsync(d->folder_fd) != 0) {
         status = folder_failed(why, "fsync", d->name);
-        // A file that is not known to be durable must not be there: the snapshot fails, and the
-        // next try has a new folder. A file that replaced another stays: it is whole, and the other
+        // A file that is not known to be durable must not exist: the snapshot fails, and the
+        // next try has a new folder. A file that replaced another stays: it is complete, and the other
         // one is gone.
         if (!replace) unlinkat(d->folder_fd, d->name, 0);
     }
@@ -277,8 +279,8 @@ static cairn_status end_draft(struct draft *d, bool replace, cairn_status status
 
 /* ---- parts ---- */
 
-/* Room for all of it at once: a full disk is met before anything is written, and writers of several blocks do
- * not wait for each other's growth of the file. */
+/* Reserves room for all of the file at once: so a full disk is noticed before anything is written, and
+ * writers of several blocks do not wait for each other to grow the file. */
 static cairn_status draft_make_room(struct draft *d, struct sentence *why)
 {
     if (d->bytes == 0 || fallocate(d->fd, 0, 0, (off_t)d->bytes) == 0) return CAIRN_OK;
@@ -322,9 +324,9 @@ static cairn_status folder_put_write(struct storage_put *put, uint64_t offset, c
 {
     struct draft *d = (struct draft *)put;
     const uint8_t *next = from;
-    // A direct write's last block is written whole; put_end cuts it off.
+    // A direct write's last block is padded to a full one; put_end cuts the padding off.
     size_t left = atomic_load(&d->is_direct) ? rounded_up(count) : count;
-    bool may_retry = true; // whoever of the threads that are refused turned it off
+    bool may_retry = true; // each thread that is refused retries once, whichever turned direct off
     while (left > 0) {
         const ssize_t written = pwrite(d->fd, next, left, (off_t)offset);
         if (written < 0 && errno == EINTR) continue;
@@ -366,7 +368,7 @@ static cairn_status folder_commit(const char *at, const char *path, const void *
 
 /* ==== folder read ==== */
 
-/* The storage of folders, reading: regular files alone, around the page cache if that is wanted. */
+/* The storage of folders, reading: only regular files, around the page cache if the caller wants that. */
 
 struct open_file {
     struct storage_file file; /* first */
@@ -374,7 +376,7 @@ struct open_file {
     atomic_bool is_direct;
 };
 
-/* Not blocking: a FIFO must not hold the thread. */
+/* Opens without blocking: a FIFO must not hold the thread. */
 static int open_name(int folder_fd, const char *name, bool *is_direct)
 {
     const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -412,7 +414,7 @@ static cairn_status folder_open(const char *at, const char *path, bool is_direct
     return CAIRN_OK;
 }
 
-/* Read into the page cache as it was: what a scrub has read is of no use to anybody there. */
+/* Drops pages that a read has brought into the page cache: what a scrub has read is of no use there. */
 static void forget_pages(const struct open_file *file, uint64_t offset, size_t count)
 {
     if (file->file.is_buffered)
@@ -440,7 +442,7 @@ static cairn_status folder_read(struct storage_file *f, uint64_t offset, void *t
             return fail_with(why, CAIRN_ERR_IO, "read at byte %" PRIu64 ": %s", (offset + done),
                              strerror(errno));
         done += (size_t)got;
-        // A short one ends the file, or (direct) a file whose end is within a block.
+        // A short read ends the file, or (direct) a file whose end is within a block.
         if (got == 0 || (atomic_load(&file->is_direct) && (size_t)got % CAIRN_STORAGE_ALIGN != 0))
             break;
     }

@@ -42,12 +42,12 @@ const struct storage *storage_of(const char *location)
 
 enum { TOKEN_BYTES = 17, NAME_BYTES = 64, TEXT_BYTES = 512, MODE = 0640 };
 
-/* The contents of the file. */
+/* The contents of .cairn-storage, and its owner. */
 struct marker {
     uint64_t token;
-    uint64_t store; /* whose; 0: nobody's */
+    uint64_t store; /* the identity of the owner's store; 0: nobody's */
     char who[CAIRN_STORAGE_WHO_BYTES];
-    uid_t user; /* whose file it is */
+    uid_t user; /* the file's owner */
 };
 
 static bool parse_number(const char *text, uint64_t *number_out)
@@ -57,7 +57,7 @@ static bool parse_number(const char *text, uint64_t *number_out)
     return *number_out != 0;
 }
 
-/* A second line that is none leaves the folder nobody's. */
+/* A second line of another form makes the folder nobody's. */
 static bool parse_marker(const char *text, struct marker *out)
 {
     out->store = 0;
@@ -74,8 +74,8 @@ static bool parse_marker(const char *text, struct marker *out)
     return true;
 }
 
-/* CAIRN_ERR_NOT_FOUND: there is none. CAIRN_ERR_IO: see errno; 0: it is not a regular file. Never waits for a
- * FIFO. */
+/* CAIRN_ERR_NOT_FOUND: there is no token. CAIRN_ERR_IO: see errno; errno 0: it is not a regular file. Never
+ * waits for a FIFO. */
 static cairn_status read_marker(int root_fd, struct marker *out)
 {
     char text[TEXT_BYTES + 1] = "";
@@ -94,14 +94,15 @@ static cairn_status read_marker(int root_fd, struct marker *out)
     return status;
 }
 
-/* Why read_marker failed, or a token could not be made. */
+/* Tells why read_marker failed, or why a token could not be made. */
 static const char *error_text(void)
 {
     return errno != 0 ? strerror(errno) : "it is no regular file; remove it";
 }
 
-/* A new file of that, of a name of its own; marker->user: whose it is, by the storage's word, which may
- * know us as another user than this host does. A file that cannot be made is none. */
+/* Writes the marker to a new file with a name of its own. Sets marker->user to the file's owner as the
+ * storage reports it, because the storage may know us as another user than this host does. After a failure
+ * no file is left. */
 static bool write_marker(int root_fd, struct marker *marker, char name_out[NAME_BYTES])
 {
     char text[TEXT_BYTES];
@@ -127,7 +128,7 @@ static bool write_marker(int root_fd, struct marker *marker, char name_out[NAME_
     return ok;
 }
 
-/* Whole or not at all, and not over another's. */
+/* Makes the token's file, complete or not at all, and never in place of another's. */
 static bool make_token(int root_fd, struct marker *marker)
 {
     char name[NAME_BYTES];
@@ -208,7 +209,7 @@ static cairn_status fail_to_write(const char *root, struct sentence *why)
                      root, strerror(errno));
 }
 
-/* The coordinator makes a folder for each snapshot, which nobody but its user writes to. */
+/* The coordinator makes a folder for each snapshot, and only its user may write there. */
 static cairn_status judge_user(const char *root, int fd, const struct marker *found,
                                struct sentence *why)
 {
@@ -223,7 +224,7 @@ static cairn_status judge_user(const char *root, int fd, const struct marker *fo
                      root, (unsigned)found->user, (unsigned)own.user);
 }
 
-/* Opens the root, if it has the token. */
+/* Opens the root if it has the token. */
 static cairn_status open_own(const char *root, uint64_t token, int *fd_out,
                              struct marker *found_out, struct sentence *why)
 {
@@ -253,8 +254,8 @@ cairn_status storage_check(const char *root, uint64_t token, struct sentence *wh
     return status;
 }
 
-/* Writes it in any case, which shows that we can; and puts it in place of what was found, if that is another
- * one. */
+/* Always writes a marker, which shows that we can, and puts it in place of the one found if the two
+ * differ. */
 static cairn_status put_own(const char *root, int fd, const struct marker *found,
                             const struct storage_owner *owner, struct sentence *why)
 {
@@ -272,7 +273,7 @@ static cairn_status put_own(const char *root, int fd, const struct marker *found
     return fail_to_write(root, why);
 }
 
-/* `takes`: also one that another cluster owns. */
+/* `takes`: also if another cluster owns the folder. */
 static cairn_status own(const char *root, uint64_t token, const struct storage_owner *owner,
                         bool takes, struct sentence *why)
 {

@@ -60,7 +60,7 @@ static int carries_payload(unsigned kind)
     return kind == CAIRN_CHUNK_PUSH || kind == CAIRN_CHUNK_PUT || kind == CAIRN_CHUNK_DATA;
 }
 
-/* A box, of which only the receiver knows how long it is, and at least one element. */
+/* The payload is a box, whose length only the receiver knows, and at least one element. */
 static cairn_status judge_boxed(const struct chunk_header *h, size_t payload_bytes)
 {
     const size_t elem_bytes = dtype_size(h->dtype);
@@ -86,7 +86,8 @@ static cairn_status judge_payload(const struct chunk_header *h, size_t payload_b
     const size_t elem_bytes = dtype_size(h->dtype);
     if (elem_bytes == 0 || payload_bytes == 0) return CAIRN_ERR_MALFORMED;
     if (payload_bytes % elem_bytes != 0) return CAIRN_ERR_MALFORMED;
-    // A leaf is at most CAIRN_LEAF_ELEMS elements and never empty; of a tile it may have any number.
+    // A leaf has at most CAIRN_LEAF_ELEMS elements and is never empty; a tile has any number of its
+    // elements.
     const uint64_t elems = payload_bytes / elem_bytes;
     const bool whole = h->kind != CAIRN_CHUNK_DATA && h->tile == CAIRN_TILE_WHOLE;
     if (whole && elems < h->leaf_count) return CAIRN_ERR_MALFORMED;
@@ -98,7 +99,7 @@ static cairn_status judge_range(const struct chunk_header *h)
 {
     if (h->leaf_count == 0) return CAIRN_ERR_MALFORMED;
     if (h->first_leaf > CAIRN_TENSOR_ELEMS_MAX) return CAIRN_ERR_MALFORMED;
-    // A shard has its index in `tile` instead.
+    // In a shard's messages `tile` is the shard's index instead.
     const bool may_box = h->kind == CAIRN_CHUNK_FETCH || h->kind == CAIRN_CHUNK_PUT;
     const uint32_t tile_max = may_box ? CAIRN_TILE_BOX : CAIRN_TILE_OWN;
     if (h->kind != CAIRN_CHUNK_DATA && h->tile > tile_max) return CAIRN_ERR_MALFORMED;
@@ -139,7 +140,7 @@ void tiles_release(struct tiles *tiles)
     *tiles = (struct tiles) { 0 };
 }
 
-/* The place of the first box whose tensor is not below. */
+/* Returns the position of the first box whose tensor is not below `tensor`. */
 static size_t place_of(const struct tiles *tiles, uint32_t tensor)
 {
     return lower_bound(tiles->list, tiles->count, sizeof *tiles->list,
@@ -234,7 +235,7 @@ cairn_status tiles_pack(const struct tiles *tiles, uint8_t **bytes_out, size_t *
     return CAIRN_OK;
 }
 
-/* Judges one box of a stranger; `least`: the lowest tensor it may be of. */
+/* Validates one box of a stranger; `least`: the lowest tensor that it may belong to. */
 static cairn_status unpack_box(const Cairn__TileBox *in, const struct job_spec_data *spec,
                                uint64_t least, struct tile_box *out, struct sentence *why)
 {
@@ -308,18 +309,18 @@ cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct j
 
 /* ==== tiles cover ==== */
 
-/* Whether the tiles of all ranks make up every tensor exactly: see wire.h.
+/* Checks that the tiles of all ranks make up every tensor exactly: see wire.h.
  *
- * Ranks with equal lists are one holder. A tensor's different boxes are taken apart by straight cuts: sorted
- * along a dimension, a group falls into parts wherever no box reaches across. Real partitions fall apart
+ * Ranks with equal lists are one holder. A tensor's different boxes are separated by straight cuts: sorted
+ * along a dimension, a group splits into parts wherever no box reaches across. Real partitions split
  * into single boxes at once. Boxes that no cut in any dimension separates (a pinwheel, or boxes
  * that overlap) are compared by pairs. Without overlap the boxes are a cover if their elements add
  * up to the tensor's. */
 
-#define PAIRS_BOXES_MAX 4096 /* of a group that is compared by pairs */
+#define PAIRS_BOXES_MAX 4096 /* in a group that is compared by pairs */
 #define DEPTH_MAX       64   /* cuts within cuts before that */
 
-/* A list that some ranks have, and the lowest of them. */
+/* A list that some ranks have, and the lowest of these ranks. */
 struct holder {
     const struct tiles *tiles; /* borrowed */
     uint64_t hash;
@@ -329,12 +330,12 @@ struct holder {
 /* One of a tensor's different boxes. */
 struct held {
     struct cairn_box box;
-    uint32_t rank; /* the lowest that holds it */
+    uint32_t rank; /* the lowest rank that holds it */
 };
 
 struct cover {
     const struct tensor_spec *tensor;
-    struct held *held; /* [count], in the order of the dimension at hand */
+    struct held *held; /* [count], sorted along the current dimension */
     struct sentence *why;
 };
 
@@ -372,7 +373,7 @@ static int by_box(const void *a, const void *b)
     return compare_numbers(x->rank, y->rank);
 }
 
-/* The tensor's different boxes that are not empty; returns how many. */
+/* Collects the tensor's different boxes that are not empty; returns how many. */
 static size_t gather(struct cover *c, uint32_t tensor, const struct holder *holders, uint32_t count)
 {
     size_t held = 0;
@@ -420,7 +421,8 @@ static int by_start(const void *a, const void *b, void *dim)
                            ((const struct held *)b)->box.start[d]);
 }
 
-/* Judges that no two boxes of the group overlap. The `tried` dimensions before `dim` do not cut it. */
+/* Checks that no two boxes of the group overlap. The `tried` dimensions before `dim` do not cut the
+ * group. */
 static cairn_status take_apart(const struct cover *c, struct held *group, size_t count,
                                uint32_t dim, uint32_t tried, uint32_t depth)
 {
@@ -430,7 +432,7 @@ static cairn_status take_apart(const struct cover *c, struct held *group, size_t
 
     qsort_r(group, count, sizeof *group, by_start, &dim);
     const uint32_t next_dim = (dim + 1) % rank;
-    size_t first = 0; // of the part at hand
+    size_t first = 0; // of the current part
     uint64_t reach = 0;
     for (size_t i = 0; i < count; i++) {
         if (i > first && group[i].box.start[dim] >= reach) {
@@ -444,7 +446,7 @@ static cairn_status take_apart(const struct cover *c, struct held *group, size_t
                       depth + 1);
 }
 
-/* The next place along a dimension where one of the boxes begins or ends. */
+/* Returns the next position along a dimension where one of the boxes begins or ends. */
 static uint64_t next_edge(const struct held *held, size_t count, uint32_t d, uint64_t at,
                           uint64_t end)
 {
@@ -461,7 +463,7 @@ static bool reaches(const struct held *h, uint32_t d, uint64_t at)
     return h->box.start[d] <= at && at - h->box.start[d] < h->box.extent[d];
 }
 
-/* Elements that the boxes hold at one index of dimension d. */
+/* Counts the elements that the boxes hold at one index of dimension d. */
 static uint64_t slice_elems(const struct held *held, size_t count, uint32_t d, uint64_t at)
 {
     uint64_t elems = 0;
@@ -482,8 +484,8 @@ static size_t keep_reaching(struct held *held, size_t count, uint32_t d, uint64_
     return kept;
 }
 
-/* A part that none of the boxes, which do not overlap and do not fill the tensor, holds: dimension by
- * dimension, the first slice that is not full. */
+/* Finds a part that none of the boxes holds, if they do not overlap and do not fill the tensor: dimension
+ * by dimension, the first slice that is not full. */
 static struct cairn_box find_hole(struct cover *c, size_t count)
 {
     struct cairn_box hole = box_of_shape(&c->tensor->shape);
@@ -531,7 +533,7 @@ cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *c
         status = CAIRN_OK;
         for (size_t t = 0; status == CAIRN_OK && t < spec->tensor_count; t++) {
             c.tensor = &spec->tensors[t];
-            if (c.tensor->alias_of != NULL) continue; // it stands under its target's name
+            if (c.tensor->alias_of != NULL) continue; // it is stored under its target's name
             status = cover_tensor(&c, gather(&c, (uint32_t)t, holders, count));
         }
     }

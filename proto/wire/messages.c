@@ -68,8 +68,8 @@ void message_free(ProtobufCMessage *message)
     if (message != NULL) protobuf_c_message_free_unpacked(message, &budget);
 }
 
-/* A field's value, or one of a repeated field's. control.proto has no oneof, and no message
- * that is in itself. */
+/* Mends a field's value, or one value of a repeated field. control.proto has no oneof, and no message
+ * that contains itself. */
 static void mend_value(const ProtobufCFieldDescriptor *field, void *value)
 {
     if (value == NULL || value == field->default_value || value == protobuf_c_empty_string) return;
@@ -363,7 +363,8 @@ cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out, si
     return CAIRN_OK;
 }
 
-/* The box of an alias into *box; NULL: all of it. */
+/* Reads the box of an alias into *box; *box_out NULL: the alias has no box, so it is the complete
+ * tensor. */
 static cairn_status unpack_box(const Cairn__TensorSpec *in, struct cairn_box *box,
                                struct cairn_box **box_out)
 {
@@ -487,7 +488,7 @@ cairn_status spec_unpack(const uint8_t *bytes, size_t bytes_len, const char *con
 
 /* ==== frame ==== */
 
-#define IDLE_BYTES 4096u // what a connection may keep while nothing is going on
+#define IDLE_BYTES 4096u // what a connection may keep while it is idle
 
 static const uint8_t magic[4] = { 'C', 'R', 'N', '1' };
 
@@ -555,7 +556,7 @@ void frame_decoder_trim(struct frame_decoder *decoder)
     decoder->capacity = 0;
 }
 
-// Judges a whole header against what the connection takes now; `why` says which number is wrong.
+// Validates a complete header against the present limits; `why` says which number is wrong.
 static cairn_status judge_header(const uint8_t *header, const struct frame_limits *limits,
                                  struct sentence *why)
 {

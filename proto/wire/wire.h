@@ -18,72 +18,72 @@
 /* The header of everything that travels on the fabric: 128 fixed bytes, little-endian, in front of a
  * payload of at most CAIRN_CHUNK_PAYLOAD_MAX bytes.
  *
- * One header serves every kind, so that there is one judge. A field that a kind does not use is 0.
+ * One header serves every kind, so that one function validates all. A field that a kind does not use is 0.
  *
  *   kind       from    to      meaning, and the fields it uses beside magic, kind, job, member, token
  *   HELLO      worker  shard   "here I am (again)": request = the number of the worker's connection. The
  *                              shard answers with its HELLO, and with GRANT if a round is open
- *   HELLO      shard   worker  request = the number of the way it comes by: see below
+ *   HELLO      shard   worker  request = the number of the way it arrives by: see below
  *   GRANT      shard   worker  push in this round: epoch, round, value = window (chunks in flight),
- *                              leaf_count = as many small ones beside (0: they are counted as the others),
- *                              micro = as many beside that the shard reads where they lie (0: likewise);
- *                              first_leaf = so many of its chunks, the first ones, it adds up on a card:
- *                              of these it reads memory of the card there, of the others memory of the
- *                              host; request = the number of the way it comes by
+ *                              leaf_count = the window of small chunks (0: they count as the others),
+ *                              micro = the window of chunks that the shard reads in place (0: likewise);
+ *                              first_leaf = how many of its first chunks the shard adds up on a card: of
+ *                              these it reads memory of the card in place, of the others memory of the
+ *                              host; request = the number of the way it arrives by
  *   PUSH       worker  shard   a contribution: epoch, round, micro, tensor, first_leaf, leaf_count, tile,
  *                              table_hash, dtype, checksum, request = the worker's cookie, value = 1: it
- *                              is counted among those that are read where they lie
- *   ACK        shard   worker  of PUSH or PUT, echoing request: folded (or had before); the buffer is the
- *                              worker's again and a credit is back
- *   NAK        shard   worker  of PUSH, PUT, FETCH, echoing request: value = a cairn_status
+ *                              is counted among the chunks that are read in place
+ *   ACK        shard   worker  answers PUSH or PUT, echoing request: folded (or received before); the
+ *                              buffer is the worker's again and a credit is returned
+ *   NAK        shard   worker  answers PUSH, PUT, FETCH, echoing request: value = a cairn_status
  *   MICRO_END  worker  shard   epoch, round, micro, value = chunks sent to this shard; payload: the tensors
  *                              not touched, u32 indices in ascending order
  *   MICRO_ACK  shard   worker  epoch, round, micro: every chunk is past this micro-batch of this member
  *   COMMIT     worker  shard   epoch, round, micro = last micro-batch, value = weight
- *   PUT        worker  shard   initial state: as PUSH but epoch, round and micro; and plane
+ *   PUT        worker  shard   initial state: as PUSH without epoch, round and micro; with plane
  *   FETCH      worker  shard   plane, tensor, first_leaf, leaf_count, tile, table_hash, version, request
  *   DATA       shard   worker  the answer: as FETCH, with dtype, checksum and the payload
  *
- * CAIRN_CHUNK_UNSUMMED is a bit of value. In a shard's HELLO and in a worker's FETCH it says that who sends
- * them takes payloads without a checksum (PUSH, DATA); in these, that there is none: the payload went over
- * the network from a card's memory (CAIRN_FABRIC_PATH_DIRECT), where no processor has read it, and what
- * guards it are the network's own checksums.
+ * CAIRN_CHUNK_UNSUMMED is a bit of value. In a shard's HELLO and in a worker's FETCH it says that the
+ * sender accepts payloads without a checksum (PUSH, DATA). In PUSH and DATA it says that there is no
+ * checksum: the payload was sent over the network from a card's memory (CAIRN_FABRIC_PATH_DIRECT), where no
+ * processor has read it, and only the network's own checksums guard it.
  *
  * Messages to one peer may overtake each other; nothing here relies on their order. `token` is a secret
  * of the member's session (from the coordinator, over the control channel): a header with another
- * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. A PUSH, PUT, FETCH
- * or DATA is always of exactly one chunk of the layout's chunk grid (proto/geometry/layout.h).
+ * token is dropped. `epoch` and `round` fence: a message of an older one changes nothing. A PUSH, PUT,
+ * FETCH or DATA always holds exactly one chunk of the layout's chunk grid (proto/geometry/layout.h).
  *
- * Ways. The worker's endpoint to a shard and the shard's to that worker are two, and each may be lost alone,
- * with what was sent on it. The worker notices its own loss, connects again, and asks again for all that is
- * unanswered. The shard tells the worker of a loss of the shard's own: it says HELLO on every
+ * Ways. The worker's endpoint to a shard and the shard's to that worker are two, and each may be lost
+ * alone, with the messages sent on it. The worker notices its own loss, connects again, and asks again for
+ * all that is unanswered. The shard tells the worker of a loss of the shard's own: it sends HELLO on every
  * endpoint that it makes in place of a lost one, and as the answer to every HELLO. The number
  * (CAIRN_CHUNK_WAY) is higher for every endpoint that the shard makes to this worker, and for every
- * connection of the worker that it hears of. After a HELLO whose number has a higher endpoint the
+ * connection of the worker that the shard hears of. After a HELLO whose number has a higher endpoint the
  * worker asks again for unanswered PUTs and FETCHes. After a GRANT with a higher number it sends
- * all unanswered PUSHes again; the shard sends that GRANT when nothing of the past is being
- * received. A worker that waits for an answer and hears nothing for a while says HELLO again, with
+ * all unanswered PUSHes again; the shard sends that GRANT when nothing sent earlier is still being
+ * received. A worker that waits for an answer and hears nothing for a while sends HELLO again, with
  * the same number.
  *
  * Relays. If the job's reduce groups are hosts, the shards on a host of several workers take these
  * workers' contributions to all shards, each relay for some of the shards (the owners): a relay
- * adds them up and passes on one contribution (server/shard/relay.h). To its workers a relay
+ * adds them up and passes on one contribution (server/shard/relay.h). Towards its workers a relay
  * speaks for the owner, on its own endpoints: in its GRANT, ACK, NAK and MICRO_ACK `tile` is the
  * index of the owner, and `tensor` of GRANT is 1 + the relay's own. The workers send the relay PUSH
  * as they would the owner, and MICRO_END and COMMIT with `tensor` = 1 + the index of the owner (0:
- * the receiver itself is meant). To the owner the relay is a worker of its own, of which the
- * coordinator has told; `value` of that worker's HELLO is 1. A relay answers a FETCH of another
+ * the receiver itself is meant). Towards the owner the relay is a worker of its own, which the
+ * coordinator has announced; `value` of that worker's HELLO is 1. A relay answers a FETCH of another
  * shard's chunk (param, CAIRN_TILE_WHOLE) likewise (DATA with `tile` of the owner), from a copy
- * that it has fetched once for all; if it has none (any more), it answers NAK NOT_FOUND: then the
- * owner is to be asked.
+ * that it has fetched once for all workers; if it has no copy (any more), it answers NAK NOT_FOUND: then
+ * the worker asks the owner.
  *
  * Tiles. In a worker's messages `table_hash` is the tiles_digest of the list that it declared
- * (proto/wire/wire.h; without one, of the empty list): a header with another hash than the shard
- * knows is refused with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:
+ * (proto/wire/wire.h; without a list, of the empty one): if a header has another hash than the shard
+ * knows, the shard refuses it with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:
  *   CAIRN_TILE_WHOLE  all of it
- *   CAIRN_TILE_OWN    what it has in common with the worker's own box of the tensor
- *   CAIRN_TILE_BOX    FETCH, and PUT in a write, only: with the box (box_encode) that is the payload
- *                     of FETCH, and comes before the elements in that of PUT
+ *   CAIRN_TILE_OWN    the elements that it shares with the worker's own box of the tensor
+ *   CAIRN_TILE_BOX    FETCH, and PUT in a write, only: the elements in the box (box_encode) that is the
+ *                     payload of FETCH, and precedes the elements in the payload of PUT
  * The payload of PUSH, PUT and DATA is then that part only, ascending, which is one contiguous piece of the
  * box's memory; a part without elements is not sent and not asked for. In a shard's messages `tile`
  * is the shard's index in the layout. */
@@ -92,12 +92,12 @@
 #define CAIRN_CHUNK_MAGIC        0x434e5243u /* "CRNC" */
 #define CAIRN_CHUNK_PROTOCOL     1
 #define CAIRN_CHUNK_PAYLOAD_MAX  (((size_t)4 << 20) + 4096) /* the largest chunk, and a box */
-#define CAIRN_CHUNK_SMALL        ((size_t)16 << 10) /* a PUSH with a payload up to here is a small one */
-#define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* of the empty list of tiles: "whole tensors" */
+#define CAIRN_CHUNK_SMALL        ((size_t)16 << 10) /* the largest payload of a small PUSH */
+#define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* for the empty list of tiles: "whole tensors" */
 
 /* Bits of header.value. */
-#define CAIRN_CHUNK_OF_RELAY 1u /* of a HELLO: a relay says it, not a shard or a worker */
-#define CAIRN_CHUNK_IN_PLACE 1u /* of a PUSH: it takes a credit of chunks that are read in place */
+#define CAIRN_CHUNK_OF_RELAY 1u /* in a HELLO: a relay sends it, not a shard or a worker */
+#define CAIRN_CHUNK_IN_PLACE 1u /* in a PUSH: it takes a credit of chunks that are read in place */
 #define CAIRN_CHUNK_UNSUMMED 2u
 
 enum chunk_tile { CAIRN_TILE_WHOLE = 0, CAIRN_TILE_OWN = 1, CAIRN_TILE_BOX = 2 };
@@ -117,7 +117,7 @@ enum chunk_kind {
     CAIRN_CHUNK_KIND_COUNT = 12 /* one more than the last */
 };
 
-/* As it lies in memory; on the wire at the offsets in chunk.c, which asserts them. */
+/* The layout in memory; on the wire the fields have the offsets in chunk.c, which asserts them. */
 struct chunk_header {
     uint32_t magic;
     uint8_t kind;     /* enum chunk_kind */
@@ -127,7 +127,7 @@ struct chunk_header {
     uint64_t job;
     uint64_t epoch;
     uint64_t round;
-    uint64_t member; /* the worker's session, whichever way the message goes */
+    uint64_t member; /* the worker's session, in both directions */
     uint64_t token;
     uint64_t table_hash;
     uint32_t tile;   /* from a worker: enum chunk_tile; from a shard: the shard's index */
@@ -135,27 +135,27 @@ struct chunk_header {
     uint64_t first_leaf;
     uint32_t leaf_count;
     uint32_t micro;
-    uint64_t generation; /* the version asked for or given */
+    uint64_t generation; /* the version that is asked for or sent */
     uint64_t step;
     uint64_t request; /* the sender's cookie, echoed by the answer */
     uint64_t value;
     uint64_t payload_bytes;
-    /* XXH3-64 of the payload; 0 without one, of a PUSH through memory of this host, which is folded where it
-     * lies, and with CAIRN_CHUNK_UNSUMMED */
+    /* XXH3-64 of the payload; 0 without a payload, in a PUSH through memory of this host, which is folded
+     * in place, and with CAIRN_CHUNK_UNSUMMED */
     uint64_t checksum;
 };
 
-/* The number of a way: of the shard's endpoint (from 1 in a shard's process), and of the worker's connection
- * that the shard heard of last (0: of none). */
+/* The number of a way: that of the shard's endpoint (from 1 in a shard's process), and that of the worker's
+ * newest connection that the shard has heard of (0: of none). */
 #define CAIRN_CHUNK_WAY(endpoint, connection) ((uint64_t)(endpoint) << 32 | (uint32_t)(connection))
 #define CAIRN_CHUNK_WAY_ENDPOINT(way)         ((uint32_t)((way) >> 32))
 
 /* Writes the 128 bytes of `header`; magic and protocol are filled in. */
 void chunk_encode(const struct chunk_header *header, uint8_t out[CAIRN_CHUNK_HEADER_BYTES]);
 
-/* Judges the bytes of a header that came in with a payload of `payload_bytes` and gives it in
- * `header_out`. The fields that only the job can judge (member, token, epoch, round, the grid) are
- * left to it.
+/* Validates the bytes of a header that arrived with a payload of `payload_bytes` and writes it to
+ * `header_out`. The job validates the fields that only it can judge (member, token, epoch, round, the
+ * grid).
  *   CAIRN_ERR_MALFORMED  not a header of ours, an unknown kind, dtype or plane, a length that is not
  *                        the payload's or over the limit, an index range that overflows
  *   CAIRN_ERR_VERSION    another protocol */
@@ -172,11 +172,11 @@ const char *chunk_kind_name(unsigned kind);
 
 /* The tiles of a worker: which box of which tensor it holds.
  *
- * A worker that holds only parts of some tensors declares a list: one box a tensor, ascending by tensor.
- * It holds a tensor that is not listed as a whole, and nothing of a tensor with an empty box (an
+ * A worker that holds only parts of some tensors declares a list: one box per tensor, ascending by tensor.
+ * It holds all of a tensor that is not listed, and nothing of a tensor with an empty box (an
  * expert that lives on other ranks). The declared boxes of all ranks must make up every tensor
- * exactly: two ranks hold the same box (replicas) or boxes that have no element in common, and
- * together all of it. A tile that is declared for an alias is not looked at: the tensor that the
+ * exactly: two ranks hold the same box (replicas) or boxes that have no element in common, and all ranks
+ * together hold the complete tensor. A tile that is declared for an alias is ignored: the tensor that the
  * alias names counts.
  *
  * Pure: no input or output. A list owns its memory; one thread changes it, many may read. */
@@ -192,35 +192,35 @@ struct tiles {
 };
 void tiles_release(struct tiles *tiles);
 
-/* Sets the box of a tensor, which is not judged here; the list stays sorted. CAIRN_ERR_NO_MEMORY. */
+/* Sets the box of a tensor, without validating it; the list stays sorted. CAIRN_ERR_NO_MEMORY. */
 cairn_status tiles_set(struct tiles *tiles, uint32_t tensor,
                        const struct cairn_box *box) CAIRN_MUST_CHECK;
-/* The box of the tensor, which stays the list's; NULL: the whole tensor. */
+/* Returns the box of the tensor, owned by the list; NULL: the worker holds the complete tensor. */
 const struct cairn_box *tiles_find(const struct tiles *tiles, uint32_t tensor);
 bool tiles_equal(const struct tiles *a, const struct tiles *b);
 /* Names the list in the header of a chunk (table_hash): the first 8 bytes, little-endian, of BLAKE2b-256
- * over "cairn tiles 1" (with its NUL), u64 count, and for each box u32 tensor and the box's bytes (layout.h);
- * CAIRN_TABLE_HASH_WHOLE of the empty list. */
+ * over "cairn tiles 1" (with its NUL), u64 count, and for each box u32 tensor and the box's bytes
+ * (layout.h); CAIRN_TABLE_HASH_WHOLE for the empty list. */
 uint64_t tiles_digest(const struct tiles *tiles);
 
-/* A list as bytes of a TileList, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
+/* Packs a list as bytes of a TileList, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
 cairn_status tiles_pack(const struct tiles *tiles, uint8_t **bytes_out,
                         size_t *bytes_len_out) CAIRN_MUST_CHECK;
-/* The reverse, of a stranger's bytes, judged against the spec. CAIRN_ERR_MALFORMED: not a TileList.
+/* The reverse, for a stranger's bytes, validated against the spec. CAIRN_ERR_MALFORMED: not a TileList.
  * CAIRN_ERR_INVALID: no such tensor, not ascending, a box that is not within its tensor. */
 cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct job_spec_data *spec,
                           struct tiles *tiles_out, struct sentence *why) CAIRN_MUST_CHECK;
 
-/* Whether the lists of the ranks 0, ..., world - 1 make up every tensor exactly. CAIRN_ERR_MISMATCH:
- * `why` names the tensor, the ranks and boxes that overlap, or a part that no rank holds. Ranks with
- * equal lists cost nothing more than one of them. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_UNSUPPORTED: over
- * 4096 boxes of a tensor of which no straight cut separates any. */
+/* Checks that the lists of the ranks 0, ..., world - 1 make up every tensor exactly. CAIRN_ERR_MISMATCH:
+ * `why` names the tensor, the ranks and boxes that overlap, or a part that no rank holds. Several ranks
+ * with equal lists cost no more than one of them. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_UNSUPPORTED: over
+ * 4096 boxes of a tensor cannot be separated by any straight cut. */
 cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *const *of_rank,
                          uint32_t world, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== messages ==== */
 
-/* The control messages by number, and the conversions between what they carry and the plain data that
+/* The control messages by number, and the conversions between their fields and the plain data that
  * the cores and the planner use. Message texts, senders and receivers: control.proto. */
 
 /* ==== frame ==== */
@@ -234,11 +234,11 @@ cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *c
  *         12  u32  request id; 0 = not a request; a reply carries its request's id
  *         16  ...  payload: the message, packed by protobuf-c
  *
- * The header is judged before a byte is allocated for its payload, and as soon as its bytes are
- * there: a stream that begins with anything but "C" is refused at its first byte. The decoder's
+ * The decoder validates a header before it allocates a byte for the payload, and as soon as the header's
+ * bytes arrive: a stream that begins with anything but "C" is refused at its first byte. The decoder's
  * buffer grows only when bytes have really arrived, by doubling, and never above the limit that the
- * caller set, which counts the whole frame: 16 KiB before a peer said Hello (a fabric address of 4 KiB, and
- * what a name, a version and a device have to say; a shard with many jobs says more than one), 1 MiB after.
+ * caller set, which counts the complete frame: 16 KiB before a peer's Hello (a fabric address of 4 KiB, a
+ * name, a version and a device; a shard with many jobs sends several Hellos), 1 MiB after.
  *
  * Calling sequence, for libuv and for blocking sockets alike:
  *   frame_decoder_init(&d, limits);
@@ -249,14 +249,14 @@ cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *c
 
 #define CAIRN_FRAME_HEADER_BYTES 16u
 #define CAIRN_FRAME_HELLO_BYTES \
-    (16u << 10)                          /* largest whole frame before Hello, and largest Hello */
-#define CAIRN_FRAME_BYTES_MAX (1u << 20) /* largest whole frame after Hello */
+    (16u << 10) /* largest complete frame before Hello, and largest Hello */
+#define CAIRN_FRAME_BYTES_MAX (1u << 20) /* largest complete frame after Hello */
 
-/* The frames that a connection takes in its present state. */
+/* The frames that a connection accepts in its present state. */
 struct frame_limits {
     uint16_t type_min; /* types outside type_min..type_max are refused at the header */
     uint16_t type_max;
-    uint32_t frame_bytes; /* largest whole frame, header included; at most CAIRN_FRAME_BYTES_MAX */
+    uint32_t frame_bytes; /* largest frame, header included; at most CAIRN_FRAME_BYTES_MAX */
 };
 
 /* One frame. `payload` is borrowed from the decoder until its next call. */
@@ -268,15 +268,15 @@ struct wire_frame {
 };
 
 enum frame_state {
-    CAIRN_FRAME_NONE,      /* all bytes so far are well; more are needed */
-    CAIRN_FRAME_READY,     /* a whole frame was taken out */
+    CAIRN_FRAME_NONE,      /* all bytes so far are valid; more are needed */
+    CAIRN_FRAME_READY,     /* a complete frame was taken out */
     CAIRN_FRAME_MALFORMED, /* the stream is garbage and stays so: close it */
     CAIRN_FRAME_NO_MEMORY, /* only from reserve */
 };
 
 struct frame_decoder {
     /* owned: freed by frame_decoder_release */
-    uint8_t *bytes;  /* [capacity], of which [start, end) has arrived and is not yet taken */
+    uint8_t *bytes;  /* [capacity], of which [start, end) has arrived and is not yet taken out */
     size_t capacity; /* 0 while nothing is waiting and nothing was reserved */
     size_t start;
     size_t end;
@@ -287,28 +287,28 @@ struct frame_decoder {
 void frame_decoder_init(struct frame_decoder *decoder, struct frame_limits limits);
 void frame_decoder_release(struct frame_decoder *decoder);
 
-/* Changes what is taken from the next header on (a peer said Hello). */
+/* Changes the limits from the next header on (the peer sent Hello). */
 void frame_decoder_limit(struct frame_decoder *decoder, struct frame_limits limits);
 
-/* Room for at least one more byte, lent until frame_decoder_added. CAIRN_FRAME_NONE: it is
- * there. CAIRN_FRAME_READY: full, take frames out first. CAIRN_FRAME_NO_MEMORY: nothing changed. */
+/* Lends room for at least one more byte until frame_decoder_added. CAIRN_FRAME_NONE: the room is
+ * lent. CAIRN_FRAME_READY: full, take frames out first. CAIRN_FRAME_NO_MEMORY: nothing changed. */
 enum frame_state frame_decoder_reserve(struct frame_decoder *decoder, uint8_t **room_out,
                                        size_t *room_bytes_out);
 /* `added_bytes` of the reserved room were filled; 0 gives the room back. */
 void frame_decoder_added(struct frame_decoder *decoder, size_t added_bytes);
 
-/* Takes the next frame out, or says why there is none. `why` is written when malformed. */
+/* Takes the next frame out; the state says why there is none. `why` is written when malformed. */
 enum frame_state frame_decoder_next(struct frame_decoder *decoder, struct wire_frame *frame_out,
                                     struct sentence *why);
 
-/* Gives memory back that a large frame needed. Call when no frame of it is in use any more. */
+/* Gives back memory that a large frame needed. Call it when no frame is in use any more. */
 void frame_decoder_trim(struct frame_decoder *decoder);
 
 /* Writes a header. */
 void frame_header_write(uint8_t header_out[CAIRN_FRAME_HEADER_BYTES], uint16_t type,
                         uint32_t request, uint32_t payload_bytes);
 
-/* Packs a whole frame into `*frame_out`, [*frame_bytes_out], malloc'd, the caller's to free.
+/* Packs a complete frame into `*frame_out`, [*frame_bytes_out], malloc'd, the caller's to free.
  * CAIRN_ERR_INVALID: larger than frame_bytes_max (a programmer's or a user's list is too long: page
  * it). CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status frame_pack(uint16_t type, uint32_t request,
@@ -318,8 +318,8 @@ CAIRN_MUST_CHECK cairn_status frame_pack(uint16_t type, uint32_t request,
 
 /* ==== packed ==== */
 
-/* Packed bytes that several hold: a job's spec, its layout, a list of tiles. They never change; the last
- * hold frees them. Any thread. */
+/* Packed bytes with several holders: a job's spec, its layout, a list of tiles. They never change; the last
+ * release frees them. Any thread. */
 
 struct packed {
     atomic_uint holds;
@@ -327,9 +327,10 @@ struct packed {
     const uint8_t *bytes; /* owned */
 };
 
-/* Takes malloc'ed bytes, which are freed also where this fails; held once. NULL: no memory, or `bytes` is. */
+/* Takes malloc'ed bytes, which are freed also if this fails; held once. NULL: no memory, or `bytes` is
+ * NULL. */
 struct packed *packed_take(uint8_t *bytes, size_t size);
-/* The same of a copy, which the caller's bytes may be gone after. */
+/* The same with a copy: the caller keeps its bytes. */
 struct packed *packed_copy(const uint8_t *bytes, size_t size);
 struct packed *packed_spec(const struct job_spec_data *spec);
 struct packed *packed_layout(const struct layout *layout);
@@ -339,15 +340,15 @@ void packed_release(struct packed *packed); /* NULL is fine */
 
 /* ==== messages ==== */
 
-/* For a string of a message, or of a spec that is added to another: protobuf-c's packers, and whatever copies
- * specs, take char * and write nothing. */
+/* For a string of a message, or of a spec that is added to another: protobuf-c's packers, and functions
+ * that copy specs, take char * and write nothing. */
 static inline char *wire_text(const char *text)
 {
     return (char *)(uintptr_t)text;
 }
 
 #define CAIRN_CONTROL_PROTOCOL 2
-#define CAIRN_HELD_JOBS_MAX    1024 /* jobs of one shard: what Hello and HeldJobs list */
+#define CAIRN_HELD_JOBS_MAX    1024 /* jobs of one shard that Hello and HeldJobs list */
 
 /* X(number, CONSTANT, ProtobufMessage, proto_message) */
 #define CAIRN_MESSAGE_TABLE(X)                                      \
@@ -474,22 +475,22 @@ enum wire_message {
 };
 #define CAIRN_MSG_MAX 142
 
-/* Versions of a job that can be leased at a time: for each, every shard has a published copy more. */
+/* How many versions of a job can be leased at a time: for each, every shard has one more published copy. */
 #define CAIRN_LEASED_VERSIONS_MAX 4
-/* Heartbeat.bytes are not more. */
+/* The most entries of Heartbeat.bytes. */
 #define CAIRN_BYTES_TOLD_MAX 1024
 
 /* Lacks.flags */
 enum lack_flags {
-    CAIRN_LACK_WAITS = 1,   /* something of it is here, and others come first */
+    CAIRN_LACK_WAITS = 1,   /* all that it can send now has arrived, and others come first */
     CAIRN_LACK_RELAYED = 2, /* at the relay */
-    CAIRN_LACK_ARRIVED = 4, /* something of the micro-batch is here */
+    CAIRN_LACK_ARRIVED = 4, /* some of the micro-batch has arrived */
 };
 
 /* InFlight.what */
 enum in_flight {
-    CAIRN_FLIES_FETCH = 1, /* what it asked a shard for */
-    CAIRN_FLIES_PUSH = 2,  /* what it pushed, and no shard has added up yet */
+    CAIRN_FLIES_FETCH = 1, /* requests to a shard */
+    CAIRN_FLIES_PUSH = 2,  /* pushes that no shard has added up yet */
 };
 
 /* ReshardAsk.op */
@@ -500,7 +501,7 @@ enum reshard_op {
     CAIRN_RESHARD_CANCEL = 3,
 };
 
-/* Who speaks, in Hello and in MemberJoin. */
+/* The role of the sender, in Hello and in MemberJoin. */
 enum role_wire {
     CAIRN_ROLE_WIRE_WORKER = 1,
     CAIRN_ROLE_WIRE_READER = 2,
@@ -515,14 +516,14 @@ const ProtobufCMessageDescriptor *message_type(uint16_t number);
 /* "JobOpen"; "?" for a number that is not a message. */
 const char *message_name(uint16_t number);
 
-/* protobuf_c_message_unpack under a budget: a message of a few bytes can ask for a thousand times its size in
- * structs, so the memory it may take is bounded by a small multiple of its length. NULL if it is malformed or
- * over the budget, and with errno ENOMEM if there is no memory. Freed by message_free, and by nothing
- * else. */
+/* protobuf_c_message_unpack under a budget: a message of a few bytes can ask for a thousand times its size
+ * in structs, so its memory is bounded by a small multiple of its length. NULL if the message is malformed
+ * or over the budget, and with errno ENOMEM if there is no memory. Only message_free frees it. */
 ProtobufCMessage *message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
                                  size_t bytes_len);
 void message_free(ProtobufCMessage *message); /* NULL is fine */
-/* For who shows it to people: makes text of every string in it, of one or several lines (text_mend). */
+/* Makes text of every string in the message, of one or several lines (text_mend), before it is shown to
+ * people. */
 void message_mend(ProtobufCMessage *message);
 
 /* The message that a Page is part of. */
@@ -539,41 +540,43 @@ struct paged {
 /* CAIRN_ERR_INVALID if total_bytes is over CAIRN_PAGED_BYTES_MAX. */
 cairn_status paged_init(struct paged *paged, uint64_t total_bytes) CAIRN_MUST_CHECK;
 void paged_release(struct paged *paged);
-/* Takes the next page. CAIRN_ERR_PROTOCOL if it is not the next one, or goes past the end. */
+/* Adds the next page. CAIRN_ERR_PROTOCOL if it is not the next one, or exceeds the total. */
 cairn_status paged_add(struct paged *paged, const Cairn__Page *page) CAIRN_MUST_CHECK;
 static inline int paged_whole(const struct paged *paged)
 {
     return paged->have_bytes == paged->total_bytes;
 }
-/* Fills the page that begins at `offset`, which is within the bytes; it borrows them. How many it has. */
+/* Fills the page that begins at `offset`, which is within the bytes; it borrows them. Returns its
+ * length. */
 size_t page_cut(enum page_what what, const uint8_t *bytes, size_t bytes_len, size_t offset,
                 Cairn__Page *page_out);
 
-/* A spec as bytes of a JobSpec, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
+/* Packs a spec as bytes of a JobSpec, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out,
                        size_t *bytes_len_out) CAIRN_MUST_CHECK;
-/* Fills a message with all but tensors, groups and former hashes, that borrows the spec's strings. */
+/* Fills a message with everything except tensors, groups and former hashes; it borrows the spec's
+ * strings. */
 void spec_to_message(const struct job_spec_data *spec, Cairn__JobSpec *out);
-/* The reverse, of the scalars alone. */
+/* The reverse, for the scalars alone. */
 void spec_fields_of_message(const Cairn__JobSpec *in, struct job_spec_data *spec);
 /* Fills a message that borrows the tensor's strings and shape; without the box of an alias. */
 void tensor_to_message(const struct tensor_spec *tensor, Cairn__TensorSpec *out);
-/* The reverse, of a stranger's message: fills a tensor that borrows from it and, for the box of an alias,
- * from *box; not judged but for the number of dimensions (CAIRN_ERR_INVALID; `why` says so). */
+/* The reverse, for a stranger's message: fills a tensor that borrows from it and, for the box of an alias,
+ * from *box; validates only the number of dimensions (CAIRN_ERR_INVALID; `why` says so). */
 cairn_status tensor_of_message(const Cairn__TensorSpec *in, struct tensor_spec *out,
                                struct cairn_box *box, struct sentence *why) CAIRN_MUST_CHECK;
 /* Fills a message that borrows the group's strings and points. */
 void group_to_message(const struct group_spec *group, Cairn__GroupSpec *out);
-/* The reverse, of a stranger's message: fills a group that borrows from it, not judged but for the number of
+/* The reverse, for a stranger's message: fills a group that borrows from it; validates only the number of
  * points (CAIRN_ERR_INVALID). */
 cairn_status group_of_message(const Cairn__GroupSpec *in, struct group_spec *out) CAIRN_MUST_CHECK;
-/* The reverse, of a stranger's bytes: bounded, canonicalized and judged by spec_check against the
+/* The reverse, for a stranger's bytes: bounded, canonicalized and validated by spec_check against the
  * optimizers of this build. On success the caller releases spec_out. */
 cairn_status spec_unpack(const uint8_t *bytes, size_t bytes_len, const char *const *optimizers,
                          struct job_spec_data *spec_out, struct sentence *why) CAIRN_MUST_CHECK;
 
-/* How many of held[count], from the first, fit into one frame of CAIRN_FRAME_HELLO_BYTES with all else that
- * `hello` says. The others go in Hellos that follow, of which each has room for some dozens
+/* Returns how many of held[count], from the first, fit into one frame of CAIRN_FRAME_HELLO_BYTES together
+ * with the rest of `hello`. The others are sent in further Hellos, each of which has room for some dozens
  * (Hello.held_after). */
 size_t hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count);
 

@@ -9,7 +9,7 @@
 
 #include "proto/loop/loop.h"
 
-#define LINE_BYTES    4096 // longest line of a file, with its end
+#define LINE_BYTES    4096 // longest line of a file, with its newline
 #define GIVEN_BY_LINE (-1) // on the command line
 
 /* ==== config value ==== */
@@ -36,10 +36,11 @@ static const struct unit *units_of(enum option_type type)
 
 static bool is_string(enum option_type type)
 {
-    return type <= CAIRN_OPTION_ADDRESSES; // the strings come first
+    return type <= CAIRN_OPTION_ADDRESSES; // the string types come first
 }
 
-// The largest unit that divides it: 65536 -> "64KiB"; a factor as it is written: 1100 -> "1.1".
+// Prints with the largest unit that divides the number: 65536 -> "64KiB"; a factor as it is written: 1100
+// -> "1.1".
 static void print_number(int64_t number, enum option_type type, char *text_out, size_t text_bytes)
 {
     const struct unit *unit = units_of(type);
@@ -91,7 +92,7 @@ static const char *unit_sentence(enum option_type type)
     return "it is not a whole number";
 }
 
-// Digits, perhaps a blank, a unit. NULL if well, else what is wrong.
+// Parses digits, perhaps a blank, and a unit. Returns NULL if it succeeds, else the error.
 static const char *parse_number(const char *text, enum option_type type, int64_t *number_out)
 {
     int64_t number = 0;
@@ -113,12 +114,13 @@ static const char *parse_number(const char *text, enum option_type type, int64_t
     return NULL;
 }
 
-// Digits, perhaps a point and one to three more. NULL if well, else what is wrong.
+// Parses digits, perhaps followed by a point and one to three more. Returns NULL if it succeeds, else the
+// error.
 static const char *parse_factor(const char *text, int64_t *thousandths_out)
 {
     int64_t number = 0;
     const char *p = text;
-    int places = -1; // behind the point; -1: there is none
+    int places = -1; // after the point; -1: there is no point
     if (*p < '0' || *p > '9') return "it is not a factor such as 1.1";
     for (; (*p >= '0' && *p <= '9') || (*p == '.' && places < 0); p++) {
         if (*p == '.' || places >= 0) places++;
@@ -159,7 +161,7 @@ static cairn_status store_bool(const struct config_option *option, const char *t
     return refuse_value(option, text, "it is neither yes nor no", why);
 }
 
-// NULL if well, else what is wrong.
+// Returns NULL if all addresses are valid, else the error.
 static const char *judge_addresses(const char *text, struct sentence *what)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
@@ -197,8 +199,8 @@ static cairn_status store_string(const struct config_option *option, const char 
     return CAIRN_OK;
 }
 
-/* Judges `text` for the option and, if it is well, stores it at its place in `values`.
- * CAIRN_ERR_CONFIG: the sentence says what is allowed, without file and line; nothing is stored. */
+/* Judges `text` for the option and, if it is valid, stores it at its place in `values`. CAIRN_ERR_CONFIG:
+ * the sentence says what is allowed, without file and line; nothing is stored. */
 static cairn_status config_value_store(const struct config_option *option, const char *text,
                                        void *values, struct sentence *why)
 {
@@ -222,7 +224,7 @@ void config_init(struct config *config, const struct config_option *options, siz
         if (options[i].default_text == NULL) continue;
         const cairn_status status = config_value_store(&options[i], options[i].default_text, values,
                                                        NULL);
-        assert(status == CAIRN_OK); // a default that its own row refuses
+        assert(status == CAIRN_OK); // a row must accept its own default
         (void)status;
     }
 }
@@ -248,7 +250,7 @@ static const struct config_option *find_option(const struct config *config, cons
     return NULL;
 }
 
-// Rows of a section stand together: a section begins where the name differs from the row before.
+// Rows of a section are adjacent: a section begins where the name differs from the row before.
 static bool begins_section(const struct config *config, size_t i)
 {
     return i == 0 || strcmp(config->options[i].section, config->options[i - 1].section) != 0;
@@ -276,7 +278,8 @@ static cairn_status refuse_unknown(const struct config *config, const char *sect
     return CAIRN_ERR_CONFIG;
 }
 
-// `line`: of the file, or GIVEN_BY_LINE, which overrides and may be said again.
+// Assigns a value. `line` is a line of the file, or GIVEN_BY_LINE, which overrides the file and may be
+// repeated.
 static cairn_status assign(struct config *config, const char *section, const char *key,
                            const char *text, int line, struct sentence *why)
 {
@@ -292,14 +295,14 @@ static cairn_status assign(struct config *config, const char *section, const cha
     return status;
 }
 
-// A file being read. inih does not tell lines, so they are counted where it asks for them.
+// A file being read. inih does not report line numbers, so lines are counted as it asks for them.
 struct reading {
     struct config *config;
     FILE *file;
-    char *text; /* [text_bytes], getline's */
+    char *text; /* [text_bytes], allocated by getline */
     size_t text_bytes;
     int line;
-    int bad_line; /* of the first error that is ours, 0 = none */
+    int bad_line; /* line of the first error found here; 0 = none */
     cairn_status status;
     struct sentence why;
 };
@@ -340,7 +343,7 @@ static int on_value(void *context, const char *section, const char *key, const c
 // The library's settings are global; only a daemon at start-up reads files.
 static int parse(struct reading *reading)
 {
-    ini_allow_multiline = false; // an indented line is a line
+    ini_allow_multiline = false; // an indented line is a line of its own
     ini_use_stack = false;       // with it, lines end at 200 bytes
     ini_allow_realloc = false;
     ini_initial_alloc = LINE_BYTES;
@@ -355,7 +358,8 @@ static cairn_status read_file(struct config *config, FILE *file, const char *pat
     const int error_line = parse(&reading);
     const bool failed = ferror(file) != 0;
     free(reading.text);
-    // inih's own errors (a line that is no section, no key = value) come first if they are earlier.
+    // An error that inih reports (a line that is no section, no key = value) is returned if its line is
+    // earlier.
     if (error_line > 0 && (reading.bad_line == 0 || error_line < reading.bad_line))
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "%.200s:%d: the line is neither [section] nor key = value", path,

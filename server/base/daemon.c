@@ -25,7 +25,7 @@
 #include "proto/base/machine.h"
 #include "server/base/log.h"
 
-enum { DESCRIPTORS = 40, THREADS = 24 }; // with fewer no daemon comes to serve anybody
+enum { DESCRIPTORS = 40, THREADS = 24 }; // with fewer, no daemon gets as far as serving
 
 static const int signal_numbers[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1 };
 _Static_assert(sizeof signal_numbers / sizeof *signal_numbers == CAIRN_DAEMON_SIGNALS, "daemon.h");
@@ -46,7 +46,7 @@ static void print_help(const struct daemon_spec *spec)
            spec->name, spec->purpose, spec->name);
 }
 
-// Options of the command line, beside the values that it sets.
+// Options of the command line, besides the values that it sets.
 struct command {
     bool check;
     bool print;
@@ -89,12 +89,12 @@ static int complain(const struct daemon_spec *spec, const char *sentence)
     return 2;
 }
 
-// -1: go on; otherwise the exit code.
+// Returns -1 to go on, otherwise the exit code.
 static int take_option(struct daemon *daemon, struct command *command, int id)
 {
     const struct daemon_spec *spec = &daemon->spec;
     switch (id) {
-    case OPT_CONFIG: // read in a first pass, so that --set wins wherever it stands
+    case OPT_CONFIG: // a later pass reads it, so that --set wins in any order
     case OPT_SET: return -1;
     case OPT_CHECK: command->check = true; return -1;
     case OPT_PRINT: command->print = true; return -1;
@@ -187,7 +187,7 @@ static void on_watchdog(uv_timer_t *timer)
     notify_watchdog();
 }
 
-// Each connection is a descriptor: take as many as the system lets this process have.
+// Each connection is a descriptor: raise the limit to the most that the system allows this process.
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;
@@ -196,15 +196,15 @@ static void raise_descriptor_limit(void)
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log_warn("cannot raise the limit of open files");
 }
 
-/* Without them the next descriptors that are opened would be these three: the log would go into a socket, and
- * libuv refuses to close them. */
+/* Opens those of descriptors 0 to 2 that are closed. Otherwise the next descriptors opened would get these
+ * numbers: the log would be written to a socket, and libuv refuses to close them. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(1);
 }
 
-/* CAIRN_ERR_NO_MEMORY: there are too few descriptors or threads to begin with. */
+/* CAIRN_ERR_NO_MEMORY: there are too few descriptors or threads to start. */
 static cairn_status start_handles(struct daemon *daemon, struct sentence *why)
 {
     cairn_status status = descriptors_at_hand(STDERR_FILENO, DESCRIPTORS, "a daemon", why);
@@ -241,7 +241,7 @@ bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int arg
     }
     log_init(daemon->log_name != NULL ? daemon->log_name : spec->name, command.log_level);
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); // a file over its limit fails a snapshot, not the daemon
+    signal(SIGXFSZ, SIG_IGN); // a file above its limit fails a snapshot, not the daemon
     raise_descriptor_limit();
     struct sentence why;
     const cairn_status status = start_handles(daemon, &why);
@@ -259,7 +259,7 @@ void daemon_log(const struct daemon *daemon, const char *name, const struct log_
 
 cairn_status daemon_ready(struct daemon *daemon, const char *address, struct sentence *why)
 {
-    char text[4096]; // a listener's addresses, all of them
+    char text[4096]; // has room for all addresses of a listener
     const char *colon = strrchr(address, ':');
     assert(strlen(address) + sizeof "ready on " < sizeof text);
     const uint64_t watchdog_ms = notify_watchdog_ms();
@@ -310,7 +310,7 @@ void daemon_fail(struct daemon *daemon, cairn_status status, const struct senten
 
 /* ==== notify ==== */
 
-// A path, or "@name" for a name that is in no folder.
+// The address is a path, or "@name" for an abstract name, which is in no folder.
 static bool supervisor_address(struct sockaddr_un *addr_out, socklen_t *addr_bytes_out)
 {
     const char *path = getenv("NOTIFY_SOCKET");
@@ -339,7 +339,7 @@ static bool notify(const char *state)
     return sent == (ssize_t)length;
 }
 
-// A status is one line: what follows a newline would be another assignment.
+// A status is one line: text after a newline would be another assignment.
 static bool tell_status(const char *before, const char *status)
 {
     char state[512];
@@ -367,7 +367,7 @@ static bool notify_watchdog(void)
     return notify("WATCHDOG=1");
 }
 
-// The value of a variable as a positive number; 0 if it is none.
+// Returns the value of a variable as a positive number; 0 if it is none.
 static uint64_t number_of(const char *variable)
 {
     const char *text = getenv(variable);
@@ -390,7 +390,7 @@ uint64_t notify_watchdog_ms(void)
 
 #define TRY_EACH_MS 5
 
-/* Who holds an flock of the file: as /proc/locks says, 0 if it does not. */
+/* Returns the pid that holds an flock of the file, according to /proc/locks; 0 if it lists none. */
 static int holder_of(int fd)
 {
     struct stat stat;
@@ -447,12 +447,11 @@ cairn_status host_lock_take(const char *path, int timeout_ms, const atomic_bool 
 
 /* ==== headroom ==== */
 
-/* The kernel needs memory beside the pages themselves, for tables of pages, of files and of its
- * own. */
+/* The kernel needs memory besides the pages themselves, for tables of pages, of files and of its own. */
 #define BESIDE_PART  128
 #define BESIDE_BYTES ((uint64_t)8 << 20)
 
-/* A version of control groups: where it says what. */
+/* The file names and keys of one version of control groups. */
 struct groups {
     const char *file_system, *controller; /* controller: NULL for the one hierarchy of v2 */
     const char *limit, *usage, *reclaimable;
@@ -463,7 +462,8 @@ static const struct groups v1 = { "cgroup", "memory", "memory.limit_in_bytes",
 static const struct groups v2 = { "cgroup2", NULL, "memory.max", "memory.current",
                                   "inactive_file" };
 
-/* The number in a file; of the line that begins with `key`, if there is one. "max" is no limit. */
+/* Reads the number in a file; with `key`, the number in the line that begins with it. "max"
+ * means no limit. */
 static bool read_number(const char *folder, const char *name, const char *key, uint64_t *out)
 {
     char path[PATH_MAX], line[256];
@@ -501,12 +501,12 @@ static void note_group(struct headroom *room, const struct groups *groups, const
     uint64_t limit, usage, reclaimable = 0;
     if (!read_number(folder, groups->limit, NULL, &limit) || limit == UINT64_MAX ||
         !read_number(folder, groups->usage, NULL, &usage))
-        return; // the first of all has none
+        return; // the topmost group has none
     (void)read_number(folder, "memory.stat", groups->reclaimable, &reclaimable);
     note(room, folder + strlen(root), limit, usage > reclaimable ? usage - reclaimable : 0);
 }
 
-/* Is the word in a list with commas between? */
+/* Returns whether the word is in a list separated by commas. */
 static bool has_word(const char *list, const char *word)
 {
     const size_t length = strlen(word);
@@ -515,7 +515,7 @@ static bool has_word(const char *list, const char *word)
     return false;
 }
 
-/* The process's group, as /proc/self/cgroup says it: "number:controllers:path". */
+/* Finds the process's group in /proc/self/cgroup: "number:controllers:path". */
 static bool find_group(const char *root, const struct groups *groups, char out[PATH_MAX])
 {
     char path[PATH_MAX], line[PATH_MAX + 256], controllers[256];
@@ -535,7 +535,7 @@ static bool find_group(const char *root, const struct groups *groups, char out[P
     return found;
 }
 
-/* Where the hierarchy is mounted, and which group that is: /proc/self/mountinfo. */
+/* Finds in /proc/self/mountinfo where the hierarchy is mounted, and which group is mounted there. */
 static bool find_mount(const char *root, const struct groups *groups, char top[PATH_MAX],
                        char mount[PATH_MAX])
 {
@@ -554,7 +554,7 @@ static bool find_mount(const char *root, const struct groups *groups, char top[P
     return found;
 }
 
-/* The group and those above it, up to the one that is mounted. */
+/* Notes the group and those above it, up to the mounted one. */
 static void note_groups(struct headroom *room, const struct groups *groups, const char *root)
 {
     char group[PATH_MAX], top[PATH_MAX], mount[PATH_MAX], folder[3 * PATH_MAX];
@@ -611,13 +611,13 @@ cairn_status headroom_judge(const struct headroom *room, uint64_t bytes, const c
 
 #define YIELD_NICE 19
 
-/* linux/ioprio.h, which not every system has. */
+/* From linux/ioprio.h, which not every system has. */
 #define IOPRIO_WHO_PROCESS 1
-#define IOPRIO_LOWEST      ((2 << 13) | 7) /* of those who get some: best effort, 7 */
+#define IOPRIO_LOWEST      ((2 << 13) | 7) /* lowest of those that get some: best effort, 7 */
 
 static void set_nice(int nice)
 {
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice); // of the thread alone
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice); // of this thread only
 }
 
 void thread_press(void)
@@ -627,7 +627,7 @@ void thread_press(void)
 
 void thread_yield(void)
 {
-    // Not SCHED_IDLE: where trainers take all cores, that gets next to nothing.
+    // Not SCHED_IDLE: if trainers use all cores, such a thread gets almost no time.
     set_nice(YIELD_NICE);
     (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_LOWEST);
 }

@@ -22,7 +22,7 @@ static cairn_status fail_step(struct sentence *why, const char *step, const char
                      step, path, strerror(error), is_full ? "; free some space" : "");
 }
 
-// The folder of "a/b" is "a", of "b" ".", of "/b" "/".
+// The folder of "a/b" is "a", of "b" it is ".", of "/b" it is "/".
 static void parent_of(const char *path, char parent_out[PATH_MAX])
 {
     const char *slash = strrchr(path, '/');
@@ -32,13 +32,13 @@ static void parent_of(const char *path, char parent_out[PATH_MAX])
         snprintf(parent_out, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-/* So that what was made, renamed or removed in it stays so. */
+/* Makes new names, renames and removals in the folder durable. */
 static cairn_status sync_folder(const char *path, struct sentence *why)
 {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return fail_step(why, "opening the folder", path);
     const int error = fsync(fd);
-    // EINVAL: of a kind that keeps nothing, as /proc.
+    // EINVAL: a file system that keeps nothing, such as /proc.
     const cairn_status status = error == 0 || errno == EINVAL
                                     ? CAIRN_OK
                                     : fail_step(why, "fsync of the folder", path);
@@ -46,7 +46,7 @@ static cairn_status sync_folder(const char *path, struct sentence *why)
     return status;
 }
 
-// Fills PATH.new and makes it durable. The fd is closed in every case; what was begun is removed.
+// Fills PATH.new and makes it durable. The fd is closed in any case; on failure the file is removed.
 static cairn_status fill_file(const char *fresh, int how, const void *bytes, size_t byte_count,
                               struct sentence *why)
 {
@@ -80,7 +80,7 @@ static cairn_status put_beside(const char *fresh, const char *path, struct sente
     return status;
 }
 
-// PATH.new, opened with `how`, whole and durable; then `put` makes it PATH.
+// Writes PATH.new, opened with `how`, completely and durably; then `put` turns it into PATH.
 static cairn_status write_by(const char *path, int how, const void *bytes, size_t byte_count,
                              cairn_status (*put)(const char *fresh, const char *path,
                                                  struct sentence *why),
@@ -100,7 +100,7 @@ static cairn_status write_by(const char *path, int how, const void *bytes, size_
 cairn_status durable_write(const char *path, const void *bytes, size_t byte_count,
                            struct sentence *why)
 {
-    return write_by(path, O_TRUNC, bytes, byte_count, put_over, why); // PATH.new is ours
+    return write_by(path, O_TRUNC, bytes, byte_count, put_over, why); // only we write PATH.new
 }
 
 cairn_status durable_create(const char *path, const void *bytes, size_t byte_count,
@@ -109,8 +109,8 @@ cairn_status durable_create(const char *path, const void *bytes, size_t byte_cou
     return write_by(path, O_EXCL, bytes, byte_count, put_beside, why);
 }
 
-/* The parent is synced also where the folder was there: who made it may have been killed before that. It was
- * not this daemon where the parent may not be written. */
+/* Syncs the parent even if the folder existed already: whoever made it may have been killed before its
+ * sync. If the parent cannot be written, this daemon did not make the folder, and nothing is synced. */
 static cairn_status sync_parent(const char *path, bool made, struct sentence *why)
 {
     char parent[PATH_MAX];
@@ -173,7 +173,7 @@ static cairn_status refuse_locked(int fd, const char *folder, struct sentence *w
                      folder, pid[0] != '\0' ? pid : "?");
 }
 
-// The pid is for people; what locks is flock, which the kernel drops with the process.
+// The pid is for people; the lock itself is the flock, which the kernel releases with the process.
 static cairn_status lock_open(int fd, const char *folder, struct sentence *why)
 {
     char pid[24];
@@ -210,19 +210,19 @@ cairn_status durable_lock(const char *folder, int *lock_fd_out, struct sentence 
 
 void durable_unlock(int lock_fd)
 {
-    close(lock_fd); // the file stays: removing it would race with the next one's lock
+    close(lock_fd); // the file stays: removing it would race with the next process's lock
 }
 
 /* ==== storage watch ==== */
 
-#define AGAIN_MS 2000 /* after something was wrong */
-#define HANGS_MS 3000 /* then it is said */
+#define AGAIN_MS 2000 /* between looks while something is wrong */
+#define HANGS_MS 3000 /* then the hang is reported */
 #define CLOSE_MS 500  /* then the thread is left behind */
 
 /* Allocated apart from the watch: the storage may hang for longer than the daemon lives. */
 struct storage_look {
     struct task task;
-    struct storage_watch *watch; /* borrowed; the loop's */
+    struct storage_watch *watch; /* borrowed; used by the loop only */
     cairn_status (*judge)(const char *path, uint64_t token, const struct storage_owner *owner,
                           struct sentence *why);
     struct storage_owner owner;
@@ -284,7 +284,7 @@ static void on_looked(struct task *task)
     if (watch->path == NULL) return;
     if (look->token != watch->token || look->owner.store != watch->owner.store ||
         strcmp(watch->path, look->path) != 0) {
-        look_again(watch); // it was told anew meanwhile
+        look_again(watch); // the folder or its owner was changed meanwhile
         return;
     }
     if (look->found == CAIRN_OK) look->why.text[0] = '\0';
@@ -298,7 +298,7 @@ static void look_again(struct storage_watch *watch)
     if (next == NULL || path == NULL) {
         free(next);
         free(path);
-        return; // it is not looked at; a snapshot says what is wrong
+        return; // not checked now; a snapshot reports the fault
     }
     *next = (struct storage_look) {
         .task = { .run = run_look, .done = on_looked, .item_count = 1 },
@@ -320,7 +320,7 @@ void storage_watch_told(struct storage_watch *watch, const char *path, uint64_t 
     free(watch->path);
     watch->path = token != 0 && path[0] == '/' ? strdup(path) : NULL;
     watch->token = token;
-    if (watch->path == NULL) watch->said.text[0] = '\0'; // else it stands until there is a look
+    if (watch->path == NULL) watch->said.text[0] = '\0'; // else it is kept until the next look
     if (watch->path != NULL && !watch->is_looking) look_again(watch);
 }
 

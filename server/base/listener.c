@@ -26,14 +26,14 @@
 
 /* The inside of a listener: its endpoints (one address each) and its peers (one connection each). */
 
-/* One accepted connection. It stands in exactly one of the listener's two lists until its end. */
+/* One accepted connection. It is in exactly one of the listener's two lists until its end. */
 struct peer {
     /* owned: the stream; peer and stream end together */
     struct stream *stream;
-    TAILQ_ENTRY(peer) link; /* of the list it is in */
-    uint64_t since_ms;      /* accepted at, of the loop's clock */
+    TAILQ_ENTRY(peer) link; /* in the list that holds the peer */
+    uint64_t since_ms;      /* accepted at, by the loop's clock */
     bool is_half_open;      /* in the list half_open, else in admitted */
-    bool was_heard;         /* on_frame was called: on_gone is due */
+    bool was_heard;         /* on_frame was called: on_gone is still due */
     /* borrowed */
     struct listener *listener;
     void *context;
@@ -48,11 +48,11 @@ struct endpoint {
         uv_tcp_t tcp;
         uv_pipe_t pipe;
     } io;
-    bool is_open;          /* io is libuv's */
-    bool is_made;          /* a socket, by us, at a path */
-    bool connection_waits; /* libuv holds one that was not taken */
+    bool is_open;          /* libuv has the handle io */
+    bool is_made;          /* we made a socket at a path */
+    bool connection_waits; /* libuv holds a connection that was not accepted here */
     char address[CAIRN_ADDRESS_TEXT_BYTES];
-    struct control_socket made; /* if is_made; its fd is io's */
+    struct control_socket made; /* if is_made; io has its fd */
     struct listener *listener;  /* borrowed */
 };
 
@@ -60,13 +60,13 @@ struct listener {
     struct endpoint endpoints[CAIRN_LISTEN_MAX]; /* [endpoint_count] */
     size_t endpoint_count;
     uv_timer_t timer; /* runs only while there are half-open peers */
-    int open_handles; /* of endpoints and timer, those whose close is not done */
+    int open_handles; /* endpoints and timer that are not closed completely */
     bool is_closing;
     char address[CAIRN_LISTEN_MAX * CAIRN_ADDRESS_TEXT_BYTES];
 
     struct peers half_open, admitted; /* owned: in order of arrival */
     size_t half_open_count;
-    size_t peer_count; /* of both lists, and those whose end is not done */
+    size_t peer_count; /* in both lists, and those not closed completely */
 
     size_t connections_max;
     size_t half_open_max;
@@ -76,7 +76,7 @@ struct listener {
     struct frame_limits before_hello;
     struct frame_limits after_hello;
 
-    struct log_limit garbage_limit; /* one kind of warning each */
+    struct log_limit garbage_limit; /* one limit for each kind of warning */
     struct log_limit silent_limit;
     struct log_limit flood_limit;
     struct log_limit full_limit;
@@ -89,7 +89,7 @@ struct listener {
     void *context;
 };
 
-#define GRACE_MS         100 // a half-open peer keeps its place at least so long
+#define GRACE_MS         100 // a half-open peer keeps its place for at least this long
 #define UNFINISHED_BYTES (256u << 20)
 
 static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why);
@@ -111,7 +111,7 @@ static uint64_t now_ms(const struct listener *listener)
 static void watch_half_open(struct listener *listener);
 static void accept_waiting(struct listener *listener);
 
-// Half-open peers stand in order of arrival, so the first is the next one due.
+// Half-open peers are listed in order of arrival, so the first is the next one due.
 static void on_half_open_due(uv_timer_t *timer)
 {
     struct listener *listener = timer->data;
@@ -130,7 +130,7 @@ static bool connection_waits(const struct listener *listener)
     return false;
 }
 
-// Sets the timer to the moment when the oldest half-open peer must go, or may be pushed out.
+// Sets the timer to the moment when the oldest half-open peer must be closed, or may be to make room.
 static void watch_half_open(struct listener *listener)
 {
     const struct peer *oldest = TAILQ_FIRST(&listener->half_open);
@@ -145,7 +145,7 @@ static void watch_half_open(struct listener *listener)
     uv_timer_start(&listener->timer, on_half_open_due, due_ms > now ? due_ms - now : 0, 0);
 }
 
-// False: none yet, the timer will see to it.
+// Returns false if no place can be made yet; the timer tries again.
 static bool make_place(struct listener *listener)
 {
     struct peer *oldest = TAILQ_FIRST(&listener->half_open);
@@ -158,14 +158,14 @@ static bool make_place(struct listener *listener)
     return true;
 }
 
-// libuv holds one accepted connection of an endpoint and polls for no other until we take it: so new ones
-// wait in the kernel while all half-open places are taken.
+// libuv holds one accepted connection per endpoint and polls for no other until we take that one: so new
+// connections wait in the kernel while all half-open places are taken.
 static void accept_at(struct listener *listener, struct endpoint *endpoint)
 {
     if (!endpoint->connection_waits || listener->is_closing || !make_place(listener)) return;
     struct sentence why;
     const cairn_status status = peer_accept(endpoint, &why);
-    endpoint->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: again later
+    endpoint->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: try again later
     if (status != CAIRN_OK) log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "%s", why.text);
 }
 
@@ -188,7 +188,7 @@ static void listener_on_connection(uv_stream_t *server, int error)
     watch_half_open(endpoint->listener);
 }
 
-/* A peer left the half-open list: one that waits may come in. */
+/* A peer left the half-open list: a waiting connection may be accepted. */
 static void listener_place_freed(struct listener *listener)
 {
     accept_waiting(listener);
@@ -221,7 +221,7 @@ static void on_endpoint_closed(uv_handle_t *handle)
     handle_closed(endpoint->listener);
 }
 
-/* A peer was freed (it is not counted any more). */
+/* A peer was freed, and is no longer counted. */
 static void listener_peer_gone(struct listener *listener)
 {
     if (listener->is_closing)
@@ -247,7 +247,7 @@ void listener_close(struct listener *listener, void (*on_closed)(void *context))
     peer_close_all(listener);
 }
 
-// The next of the addresses in *at, between which blanks stand. False: there is none.
+// Copies the next address from *at, a list separated by blanks. Returns false if there is none.
 static bool next_address(const char **at, char one_out[CAIRN_ADDRESS_TEXT_BYTES])
 {
     *at += strspn(*at, " ");
@@ -337,7 +337,7 @@ cairn_status listener_open(uv_loop_t *loop, const struct listener_options *optio
     listener->open_handles = 1;
     const cairn_status status = open_all(listener, options, why);
     if (status != CAIRN_OK) {
-        close_handles(listener); // frees it in the next turn of the loop
+        close_handles(listener); // frees the listener in the next iteration of the loop
         return status;
     }
     *listener_out = listener;
@@ -355,14 +355,14 @@ const char *listener_address(const struct listener *listener)
 
 #define BACKLOG 1024
 
-/* Where that is, if it may be listened on. */
+/* An address that was resolved, if it may be listened on. */
 struct place {
     struct stream_address address;
     struct sockaddr_storage addr;
     bool is_loopback;
 };
 
-/* A number, or the name that means loopback everywhere. */
+/* True for an IP address, or the name that means loopback everywhere. */
 static bool is_plain(const char *host)
 {
     struct in6_addr number;
@@ -370,7 +370,8 @@ static bool is_plain(const char *host)
            strcmp(host, "localhost") == 0;
 }
 
-/* Whoever allows other hosts, and names an address, does not mean one that none of them reaches. */
+/* Refuses a name that leads to loopback although other hosts are allowed: the operator did not mean an
+ * address that no other host reaches. */
 static cairn_status judge_name(const struct place *place, struct sentence *why)
 {
     char found[CAIRN_ADDRESS_TEXT_BYTES];
@@ -403,7 +404,7 @@ static cairn_status find_place(const char *text, const struct listener_options *
     return options->insecure_network ? judge_name(place, why) : CAIRN_OK;
 }
 
-/* May it be listened on? As endpoint_open says it. */
+/* Judges whether the address may be listened on, as endpoint_open does. */
 static cairn_status endpoint_judge(const char *text, const struct listener_options *options,
                                    struct sentence *why)
 {
@@ -422,8 +423,8 @@ static void say_who_may_come(const struct place *place, const char *text)
                  text);
 }
 
-/* No device of this host has the address: at boot one may have it a moment later (DHCP, a floating address).
- * Who ended for that, again and again, would be given up by the supervisor. */
+/* Binds an address that no device of this host has: at boot a device may get it a moment later (DHCP, a
+ * floating address). A daemon that ended for that, again and again, would be given up by its supervisor. */
 static int bind_early(struct endpoint *endpoint, const struct sockaddr_storage *addr)
 {
     const int on = 1;
@@ -482,7 +483,7 @@ static cairn_status open_unix(struct endpoint *endpoint, struct sentence *why)
                      uv_strerror(error));
 }
 
-/* Listens on one address. If it fails and is_open, it is to be closed. */
+/* Listens on one address. If this fails and is_open is set, the caller must close the endpoint. */
 static cairn_status endpoint_open(struct endpoint *endpoint, const char *text,
                                   const struct listener_options *options, struct sentence *why)
 {
@@ -502,7 +503,7 @@ static cairn_status endpoint_open(struct endpoint *endpoint, const char *text,
 
 static void endpoint_close(struct endpoint *endpoint, uv_close_cb on_closed)
 {
-    // First: once the socket is closed, its inode's number may be another one's.
+    // Unlink first: once the socket is closed, another file may get its inode's number.
     unlink_made(endpoint);
     uv_close(&endpoint->io.handle, on_closed);
 }
@@ -520,7 +521,7 @@ static void on_bus(int number, siginfo_t *info, void *context)
         failed_at = info->si_addr;
         siglongjmp(*way_out, 1);
     }
-    signal(number, SIG_DFL); // the instruction runs again, and ends the process as it should
+    signal(number, SIG_DFL); // the instruction runs again, and now ends the process
 }
 
 cairn_status guard_install(void)
@@ -534,7 +535,7 @@ const void *guard_run(void (*run)(void *arg), void *arg)
 {
     sigjmp_buf here;
     assert(way_out == NULL);
-    if (sigsetjmp(here, 0) != 0) { // SA_NODEFER: the mask is what it was
+    if (sigsetjmp(here, 0) != 0) { // SA_NODEFER: the signal mask is unchanged
         way_out = NULL;
         return failed_at;
     }
@@ -556,7 +557,7 @@ static void leave_half_open(struct peer *peer)
     TAILQ_INSERT_TAIL(&listener->admitted, peer, link);
 }
 
-// Strangers' ends are the listener's to log, by kind; those of admitted peers are the daemon's.
+// The listener logs the ends of strangers, by kind; the daemon logs those of admitted peers.
 static void log_stranger(struct peer *peer, cairn_status status, const char *why)
 {
     struct listener *listener = peer->listener;
@@ -595,7 +596,7 @@ static void on_stream_close(struct stream *stream, cairn_status status, const ch
     listener_peer_gone(listener);
 }
 
-/* Takes the connection that waits at the endpoint; one over connections_max is closed at once. */
+/* Accepts the connection that waits at the endpoint; one above connections_max is closed at once. */
 static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
 {
     struct listener *listener = endpoint->listener;
@@ -649,13 +650,13 @@ static struct peer *older_frame(struct peer *oldest, struct peers *peers)
     return oldest;
 }
 
-/* Closes the one whose frame has been unfinished for the longest time. */
+/* Closes the peer whose frame has been incomplete for the longest time. */
 static void peer_close_unfinished(struct listener *listener)
 {
     uint64_t since_ms;
     struct peer *oldest = older_frame(NULL, &listener->half_open);
     oldest = older_frame(oldest, &listener->admitted);
-    if (oldest == NULL) return; // all are whole, and being worked on
+    if (oldest == NULL) return; // all frames are complete, and in work
     const size_t bytes = stream_unfinished_bytes(oldest->stream, &since_ms);
     log_limited(&listener->room_limit, CAIRN_LOG_WARN,
                 "unfinished messages take more than %zu MiB: closing %s, which sent %zu bytes of "
@@ -747,7 +748,7 @@ static void folder_of(const char *path, char folder_out[CAIRN_ADDRESS_TEXT_BYTES
     snprintf(folder_out, CAIRN_ADDRESS_TEXT_BYTES, "%.*s", length > 0 ? length : 1, path);
 }
 
-/* A file system that knows no locks of folders is no reason not to listen there. */
+/* Locks the path's folder. If the file system cannot lock folders, goes on without the lock. */
 static cairn_status lock_folder(const char *path, int *fd_out, struct sentence *why)
 {
     char folder[CAIRN_ADDRESS_TEXT_BYTES];
@@ -768,8 +769,8 @@ static cairn_status lock_folder(const char *path, int *fd_out, struct sentence *
                      path);
 }
 
-/* CAIRN_OK if a socket may be made at the path: there is nothing, or a socket that nobody
- * listens on. */
+/* CAIRN_OK if a socket may be made at the path: nothing is there, or only a socket that
+ * nobody listens on. */
 static cairn_status judge_place(const char *path, struct sentence *why)
 {
     struct stat st;
@@ -792,7 +793,7 @@ static cairn_status judge_place(const char *path, struct sentence *why)
         "cannot listen on %s: another program listens there; stop it, or set another path", path);
 }
 
-/* Nobody can connect before it listens, and then it has its mode. */
+/* Makes the socket. Nobody can connect before it listens, and by then it has its mode. */
 static cairn_status make(const char *path, int backlog, struct control_socket *socket_out,
                          struct sentence *why)
 {
@@ -800,7 +801,7 @@ static cairn_status make(const char *path, int backlog, struct control_socket *s
     char beside[CAIRN_ADDRESS_PATH_BYTES + 2];
     struct sockaddr_un addr;
     snprintf(beside, sizeof beside, "%s~", path);
-    unlink(beside); // of one that died here; the folder is locked
+    unlink(beside); // left by a daemon that died here; the folder is locked
     const int fd = socket_of(beside, &addr);
     if (fd < 0) return refuse_path(path, "no socket", errno, why);
     if (bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0 && chmod(beside, 0660) == 0 &&
@@ -825,9 +826,8 @@ cairn_status control_socket_open(const char *path, int backlog, struct control_s
     return status;
 }
 
-/* Removes the socket's name; call it while socket->fd is still open. Somebody may have replaced
- * the file, even while we listen, if the name was gone for a moment: a file that is not ours
- * stays. */
+/* Removes the socket's name; call it while socket->fd is still open. Somebody may have replaced the file,
+ * even while we listen, if the name was gone for a moment: a file that is not ours is kept. */
 static void control_socket_unlink(const char *path, const struct control_socket *socket)
 {
     struct stat st;
@@ -835,7 +835,8 @@ static void control_socket_unlink(const char *path, const struct control_socket 
         unlink(path);
 }
 
-/* Makes the folder of the path, mode 0750, if it is not there; its parent must be. CAIRN_ERR_CONFIG. */
+/* Makes the folder of the path, mode 0750, if it does not exist; its parent
+ * must exist. CAIRN_ERR_CONFIG. */
 static cairn_status control_socket_folder(const char *path, struct sentence *why)
 {
     char folder[CAIRN_ADDRESS_TEXT_BYTES];

@@ -27,14 +27,13 @@ enum {
 };
 static char log_name[64];
 static atomic_int log_level = CAIRN_LOG_INFO;
-static atomic_int level_before = CAIRN_LOG_INFO; // what a second toggle goes back to
+static atomic_int level_before = CAIRN_LOG_INFO; // restored by the second toggle
 static enum log_format line_format = CAIRN_LOG_LOGFMT;
-static bool is_journal; // stderr is
+static bool is_journal; // stderr is the journal
 
 /* ==== log line ==== */
 
-/* A line of the log: how a message and its fields are written, and which fields the words of a sentence
- * make. */
+/* Formats a line of the log: a message and its fields, and the fields that words of the sentence make. */
 
 /* ---- writing one ---- */
 
@@ -61,8 +60,8 @@ static bool is_plain(const char *value)
     return true;
 }
 
-/* Writes one character, escaped; for JSON as RFC 8259, section 7 has it. Bytes that are not
- * printable ASCII are escaped one by one. */
+/* Writes one character, escaped; in JSON as in RFC 8259, section 7. Bytes that are not printable ASCII are
+ * escaped one by one. */
 static void put_escaped(struct line *line, char c, enum log_format format)
 {
     const bool json = format == CAIRN_LOG_JSON;
@@ -78,7 +77,7 @@ static void put_escaped(struct line *line, char c, enum log_format format)
     else
         snprintf(text, sizeof text, "%c", c);
     const size_t length = strlen(text);
-    if (length <= line->capacity - line->used) put(line, text, length); // no half escape
+    if (length <= line->capacity - line->used) put(line, text, length); // never half an escape
 }
 
 static void put_quoted(struct line *line, const char *value, enum log_format format)
@@ -90,7 +89,7 @@ static void put_quoted(struct line *line, const char *value, enum log_format for
         const size_t length = format == CAIRN_LOG_JSON ? text_beyond_ascii(p) : 0;
         if (length == 0)
             put_escaped(line, *p, format);
-        else if (length <= line->capacity - line->used) // no half character
+        else if (length <= line->capacity - line->used) // never half a character
             put(line, p, length);
         p += length > 0 ? length : 1;
     }
@@ -145,7 +144,7 @@ size_t log_format_line(enum log_format format, char *line_out, size_t line_bytes
         if (!json)
             put_field(&line, fields[i].key, value);
         else if (strlen(fields[i].key) + 6 * strlen(value) + 8 < line.capacity - used)
-            put_json_field(&line, fields[i].key, value, is_number); // a half one is no JSON
+            put_json_field(&line, fields[i].key, value, is_number); // half a field is no JSON
     }
     if (json) line_out[line.used++] = '}';
     line_out[line.used] = '\n';
@@ -155,24 +154,24 @@ size_t log_format_line(enum log_format format, char *line_out, size_t line_bytes
 /* ---- fields that words make ---- */
 
 static const struct {
-    const char *word; /* in front of a conversion; the key, too */
+    const char *word; /* before a conversion; also the key */
     bool is_text;
 } words[] = { { "job", true },    { "shard", true },  { "snapshot", true }, { "step", false },
               { "round", false }, { "epoch", false }, { "rank", false } };
 
 enum { WORDS = sizeof words / sizeof *words };
 
-// One conversion of a printf format: it tells the type of its argument.
+// One conversion of a printf format, which determines the type of its argument.
 struct conversion {
-    int longs;        // of "l"; "z", "j" and "t" are as wide as two
+    int longs;        // number of "l"; "z", "j" and "t" count as two
     char kind;        // 'd', 's', 'f', ...
-    const char *end;  // behind it
-    int stars;        // widths and precisions that are arguments
-    bool is_bare;     // neither flags nor width nor precision
+    const char *end;  // the character after it
+    int stars;        // widths and precisions given as arguments
+    bool is_bare;     // it has no flags, width or precision
     bool is_long_one; // "L"
 };
 
-static struct conversion read_conversion(const char *at) // behind '%'
+static struct conversion read_conversion(const char *at) // `at` is after '%'
 {
     struct conversion c = { .is_bare = true };
     for (; *at != '\0' && strchr("-+ #0123456789.*", *at) != NULL; at++) {
@@ -188,7 +187,7 @@ static struct conversion read_conversion(const char *at) // behind '%'
     return c;
 }
 
-// A list that functions take one after the other of.
+// A list of arguments that functions take one by one.
 struct arguments {
     va_list list;
 };
@@ -205,15 +204,15 @@ static uint64_t take_unsigned(struct arguments *args, int longs)
     return longs == 1 ? va_arg(args->list, unsigned long) : va_arg(args->list, uint64_t);
 }
 
-// The argument, used up. False: it is no value of a field, which is a plain text or a number that is not
-// negative.
+// Takes the next argument. Returns false if it cannot be the value of a field, which is a plain text or a
+// number that is not negative.
 static bool take_argument(const struct conversion *c, struct arguments *args, struct log_field *out)
 {
     *out = (struct log_field) { .key = NULL };
     switch (c->kind) {
     case '\0':
     case '%':
-    case 'm': return false; // without an argument
+    case 'm': return false; // has no argument
     case 'd':
     case 'i': {
         const long long value = take_signed(args, c->longs);
@@ -227,7 +226,7 @@ static bool take_argument(const struct conversion *c, struct arguments *args, st
     case 's': out->text = va_arg(args->list, const char *); return c->is_bare && out->text != NULL;
     case 'c': (void)va_arg(args->list, int); return false;
     case 'p': (void)va_arg(args->list, void *); return false;
-    default: // a number with a point
+    default: // a floating-point number
         if (c->is_long_one)
             (void)va_arg(args->list, long double);
         else
@@ -236,7 +235,7 @@ static bool take_argument(const struct conversion *c, struct arguments *args, st
     }
 }
 
-// The word of the table that stands before `at`; WORDS: none.
+// Returns the word of the table that is right before `at`; WORDS if there is none.
 static size_t find_word(const char *format, const char *at)
 {
     for (size_t i = 0; i < WORDS; i++) {
@@ -256,9 +255,9 @@ static bool has_key(const struct log_field *fields, size_t count, const char *ke
     return false;
 }
 
-/* Adds what the words of a sentence make fields of (log.h) behind the `count` that are there. `args`: of the
- * format, and as they were afterwards. Returns how many fields there are then; their texts are the
- * arguments'. */
+/* Adds the fields that words of a sentence make (log.h) after the `count` existing ones. `args` are the
+ * arguments of `format`, and are left unchanged. Returns the new number of fields; their texts belong
+ * to the arguments. */
 static size_t log_words(struct log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
                         const char *format, va_list args)
 {
@@ -282,7 +281,8 @@ static size_t log_words(struct log_field fields[CAIRN_LOG_FIELDS_MAX], size_t co
 
 /* ==== log ==== */
 
-/* systemd.exec(5): JOURNAL_STREAM names the device and the inode of the stream that it gave us. */
+/* Returns whether stderr is the journal: JOURNAL_STREAM names the device and the inode of the stream that
+ * systemd gave us (systemd.exec(5)). */
 static bool find_journal(void)
 {
     const char *text = getenv("JOURNAL_STREAM");
@@ -300,7 +300,7 @@ void log_init(const char *name, enum log_level level)
     is_journal = find_journal();
 }
 
-/* The place of a word in a list; `count`: it is not there. */
+/* Returns the index of a word in a list; `count` if it is not in the list. */
 static size_t find_name(const char *const *names, size_t count, const char *text)
 {
     size_t i = 0;
@@ -368,7 +368,8 @@ static void time_now(char text_out[static 32])
     snprintf(text_out, 32, "%s.%03dZ", seconds, (int)(now.tv_nsec / 1000000));
 }
 
-// A pipe says so when it takes PIPE_BUF bytes at once, more than a line has; a file always does.
+// poll() reports a pipe as writable if it can take PIPE_BUF bytes at once, at least a line; a file always
+// is.
 _Static_assert(LINE_BYTES <= PIPE_BUF, "a line fits where there is room");
 static bool has_room(void)
 {
@@ -376,11 +377,11 @@ static bool has_room(void)
     return poll(&out, 1, 0) != 0;
 }
 
-// A whole line, with its priority where the journal reads it. Returns its length.
+// Formats a complete line, with its priority if the journal reads it. Returns its length.
 static size_t make_line(char line[LINE_BYTES], enum log_level level, const char *message,
                         const struct log_field *fields, size_t field_count)
 {
-    static const char priorities[] = { '3', '4', '6', '7' }; // of syslog(3), by level
+    static const char priorities[] = { '3', '4', '6', '7' }; // as in syslog(3), by level
     const char head[] = { '<', priorities[level], '>' };
     const size_t before = is_journal ? sizeof head : 0;
     char now[32];
@@ -390,11 +391,11 @@ static size_t make_line(char line[LINE_BYTES], enum log_level level, const char 
                                     level_names[level], log_name, message, fields, field_count);
 }
 
-// One write a line, so that lines of threads do not mix. A log that cannot be written is nobody's
-// error: there is no place left to say so.
+// One write per line, so that lines of different threads do not mix. A failed write is ignored: there is
+// nowhere left to report it.
 static void put_out(const char *line, size_t line_bytes)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // the room is for one line
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // has_room() holds for one line
     static uint64_t dropped;
     char text[LINE_BYTES];
     pthread_mutex_lock(&lock);
@@ -504,7 +505,7 @@ uint64_t wall_unix_s(void)
     return now > 0 ? (uint64_t)now : 0;
 }
 
-/* goes on while the host sleeps */
+/* A steady clock that goes on while the host sleeps. */
 static uint64_t wall_steady_s(void)
 {
     struct timespec now;

@@ -1,19 +1,21 @@
-/* The daemon's log: logfmt lines on stderr, one write(2) a line, from any thread. A pipe or socket that
- * nobody reads holds nobody up: what does not fit is dropped, and the next line that does says how many.
+/* The daemon's log: logfmt lines on stderr, one write(2) per line, from any thread. A pipe or socket that
+ * nobody reads blocks no thread: lines that do not fit are dropped, and the next line that fits reports how
+ * many.
  *
  *   ts=2026-11-21T03:03:17.123Z level=warn name=shard-0 msg="refused chunk 17 ..." peer=w5
  *
- * With log.format = json a line is one object with the same keys. Where stderr is systemd's journal, each
- * line begins with its priority, as sd-daemon(3) has it ("<4>"), which the journal takes off.
+ * With log.format = json a line is one object with the same keys. If stderr is systemd's journal, each line
+ * begins with its priority as in sd-daemon(3) ("<4>"), which the journal strips.
  *
- * Tools find what a line is about in fields: the words of a sentence make them. Where a format has "job %s",
- * "shard %s" or "snapshot %s", or "step %" PRIu64, "round %u", "epoch %u" or "rank %u" (of any width), the
- * line has job=, shard=, ... of the first of each kind. A string from outside is a value, and makes no field.
+ * Tools find the subject of a line in its fields, which are made from words of the sentence. If a format
+ * has "job %s", "shard %s" or "snapshot %s", or "step %" PRIu64, "round %u", "epoch %u" or "rank %u" (of
+ * any width), the line has job=, shard=, ... with the first value of each kind. A string from outside is
+ * only a value, and makes no field.
  *
- * Values with spaces, quotes, control or non-ASCII bytes are quoted and escaped, so a stranger's
- * text cannot forge a line. A line is at most 2,048 bytes; longer ones are cut. Volume: error and
- * warn ask for an operator, info is proportional to events of the cluster (members, epochs,
- * snapshots), debug to steps. */
+ * Values with spaces, quotes, control or non-ASCII bytes are quoted and escaped, so a stranger's text
+ * cannot forge a line. A line is at most 2,048 bytes; longer ones are cut. Volume: error and warn ask for
+ * an operator, info is proportional to events of the cluster (members, epochs, snapshots), debug to
+ * steps. */
 #ifndef CAIRN_BASE_LOG_H
 #define CAIRN_BASE_LOG_H
 
@@ -36,7 +38,7 @@ enum log_format { CAIRN_LOG_LOGFMT, CAIRN_LOG_JSON };
 
 /* From the configuration. The strings are the configuration's. */
 struct log_options {
-    char *level;  /* "": another one's word counts */
+    char *level;  /* "": the level set before applies */
     char *format; /* "logfmt", "json" */
 };
 
@@ -57,26 +59,27 @@ struct log_options {
             0, "logfmt (key=value) or json (an object a line)."                                    \
     }
 
-/* Are these words of the table? CAIRN_ERR_CONFIG. */
+/* Judges whether the words are valid. CAIRN_ERR_CONFIG. */
 CAIRN_MUST_CHECK cairn_status log_judge(const struct log_options *options, struct sentence *why);
-/* Who logs (copied, may be NULL) and down to which level. Before any other thread runs. */
+/* Sets the name of the process in the log (copied, may be NULL) and the lowest level. Call it before any
+ * other thread runs. */
 void log_init(const char *name, enum log_level level);
-/* Judged options, and who logs. As above. */
+/* Sets judged options and the name. Call it like log_init. */
 void log_set(const char *name, const struct log_options *options);
-/* Debug from now on, or what it was before. Any thread. Returns whether it is debug now. */
+/* Switches to debug, or back to the level before. Any thread. Returns whether the level is debug now. */
 bool log_toggle_debug(void);
-/* "error", "warn", "info", "debug"; false for another word. */
+/* Parses "error", "warn", "info", "debug"; false for any other word. */
 bool log_level_parse(const char *text, enum log_level *level_out);
 bool log_enabled(enum log_level level);
 
-/* A sentence. Lower case, exact cause, with the numbers. */
+/* Logs a sentence: lower case, exact cause, with the numbers. */
 void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #define log_error(...) log_write(CAIRN_LOG_ERROR, __VA_ARGS__)
 #define log_warn(...)  log_write(CAIRN_LOG_WARN, __VA_ARGS__)
 #define log_info(...)  log_write(CAIRN_LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_write(CAIRN_LOG_DEBUG, __VA_ARGS__)
 
-/* A sentence with more fields than its words make; of a key that is given here the words make none:
+/* Logs a sentence with more fields than its words make; a key given here replaces the field of those words:
  *   log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "port", NULL, port }, { "job", name, 0 }),
  *                    "attached %s", worker); */
 struct log_field {
@@ -90,10 +93,10 @@ struct log_field {
 void log_fields(enum log_level level, const struct log_field *fields, size_t field_count,
                 const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-/* At most one line a second of its kind; the next one says how many were left out
- * (suppressed=N). One such struct per kind, zeroed, of one thread. */
+/* Logs at most one line per second of its kind; the next line reports how many were left out
+ * (suppressed=N). Use one such struct per kind, zeroed, from one thread. */
 struct log_limit {
-    uint64_t next_ms; /* of the monotonic clock */
+    uint64_t next_ms; /* by the monotonic clock */
     uint64_t suppressed;
 };
 void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
@@ -101,45 +104,46 @@ void log_limited(struct log_limit *limit, enum log_level level, const char *form
 
 /* ==== log line ==== */
 
-/* Lines of the log, pure: no clock, no descriptor. */
+/* Formats lines of the log. Pure: no clock, no descriptor. */
 
-#define CAIRN_LOG_FIELDS_MAX 32 /* of a line */
+#define CAIRN_LOG_FIELDS_MAX 32 /* per line */
 
-/* Writes at most line_bytes with a newline, no NUL, and returns its length. */
+/* Writes a line of at most line_bytes with its newline, without a NUL, and returns its length. */
 size_t log_format_line(enum log_format format, char *line_out, size_t line_bytes, const char *time,
                        const char *level, const char *name, const char *message,
                        const struct log_field *fields, size_t field_count);
 
 /* ==== wall ==== */
 
-/* The wall clock, which may jump: it is set by hand, by NTP after a start, or is lost with a battery.
+/* The wall clock, which may jump: somebody sets it by hand, NTP sets it after a start, or it is lost with a
+ * battery.
  *
- * Nothing that must be right goes by it: leases, deadlines and intervals go by the loop's clock, and which
- * snapshot is newest by its version. server/README.md lists what is left. */
+ * Nothing that must be right depends on it: leases, deadlines and intervals use the loop's clock, and the
+ * newest snapshot is found by its version. server/README.md lists what still uses the wall clock. */
 
 #define CAIRN_WALL_SKEW_S     60 /* a smaller step of the clock is no jump */
 #define CAIRN_WALL_JUMP_BYTES 48
 
-/* All zero: nobody has looked. */
+/* All zero: the clock was not read yet. */
 struct wall {
     bool begun, jumped;
     int64_t unix_s;                 /* at the last look */
-    uint64_t steady_s, jumped_at_s; /* of a clock that does not jump: then, and at the last jump */
+    uint64_t steady_s, jumped_at_s; /* by a steady clock: at the last look, and at the last jump */
 };
 
-/* The clock shows unix_s at the time steady_s of one that does not jump. Returns by how much it jumped since
- * the last look; 0: it did not. */
+/* Notes that the wall clock shows unix_s at the time steady_s of a steady clock. Returns by how much the
+ * wall clock jumped since the last look; 0: it did not jump. */
 int64_t wall_look(struct wall *wall, int64_t unix_s, uint64_t steady_s);
-/* It may have jumped before we looked. */
+/* Notes that the clock may have jumped before the first look. */
 void wall_doubt(struct wall *wall);
-/* For how long it has been without a jump; UINT64_MAX: none was seen. */
+/* Returns the time since the last jump; UINT64_MAX if none was seen. */
 uint64_t wall_sound_s(const struct wall *wall);
-/* "1 day ahead", "10 years back". */
+/* Describes a jump: "1 day ahead", "10 years back". */
 void wall_jump_text(int64_t jump_s, char out[CAIRN_WALL_JUMP_BYTES]);
 
-/* Looks at both clocks. A jump is logged, and in words in `out` (true). */
+/* Reads both clocks. If the wall clock jumped, logs that, describes the jump in `out`, and returns true. */
 bool wall_watch(struct wall *wall, char out[CAIRN_WALL_JUMP_BYTES]);
-/* The two clocks. 0: the wall clock stands before 1970. */
+/* Returns the wall clock; 0 if it is before 1970. */
 uint64_t wall_unix_s(void);
 
 #endif

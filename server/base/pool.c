@@ -20,25 +20,25 @@ struct pool {
     /* owned */
     struct pool_thread threads[CAIRN_POOL_THREADS_MAX]; /* [thread_count] */
     uint32_t thread_count;
-    uv_async_t wake; /* there are ended tasks */
+    uv_async_t wake; /* signals ended tasks */
     char name[16];
     void (*begin)(void);
 
-    pthread_mutex_t lock; /* guards all below */
+    pthread_mutex_t lock; /* guards the fields below, except the loop's */
     pthread_cond_t work;
-    struct task_list waiting; /* has items that no thread took yet */
+    struct task_list waiting; /* tasks with items that no thread took yet */
     struct task_list ended;
     uint32_t threads_idle;
     bool closing;
-    uint32_t threads_over; /* so many have nothing to do with the pool any more but to end */
+    uint32_t threads_over; /* number of threads that no longer use the pool */
 
     /* loop thread only */
-    bool left; /* a thread hangs, and has this memory */
+    bool left; /* a thread hangs, and keeps this memory */
     void (*on_closed)(void *context);
     void *context;
 };
 
-/* Takes the next item of the first task; lock held. */
+/* Takes the next item of the first task. The lock is held. */
 static struct task *take_item(struct pool *pool, uint32_t *item_out)
 {
     struct task *task = STAILQ_FIRST(&pool->waiting);
@@ -73,7 +73,7 @@ static void *thread_main(void *argument)
             continue;
         }
         pthread_mutex_unlock(&pool->lock);
-        const bool ends_items = task->ends_items; // then it may be over when it has run
+        const bool ends_items = task->ends_items; // the task may then be over after run()
         task->run(task, item, thread->number);
         pthread_mutex_lock(&pool->lock);
         if (!pool->closing && !ends_items) end_item(pool, task);
@@ -97,8 +97,8 @@ static void on_wake(uv_async_t *wake)
     }
 }
 
-/* Signals are the loop thread's business, but for the one that a thread brings on itself
- * (server/base/listener.h). */
+/* Only the loop's thread handles signals, except SIGBUS, which a thread
+ * causes itself (server/base/listener.h). */
 static int start_thread(struct pool_thread *thread)
 {
     sigset_t all, before;
@@ -126,7 +126,7 @@ cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
     }
     pool->wake.data = pool;
     pthread_mutex_init(&pool->lock, NULL);
-    pthread_condattr_t clock; // one that does not jump
+    pthread_condattr_t clock; // the monotonic one
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&pool->work, &clock);
@@ -205,7 +205,8 @@ bool pool_close_within(struct pool *pool, uint32_t most_ms, void (*on_closed)(vo
     return ended;
 }
 
-/* `done` follows from the loop all the same: who submits is not called back from within. */
+/* Runs all items within submit. `done` still follows from the loop: the submitter is not called back from
+ * within its call. */
 static void run_here(struct task *task, uint32_t thread)
 {
     while (task->items_taken < task->item_count) task->run(task, task->items_taken++, thread);
@@ -230,7 +231,7 @@ void pool_submit(struct pool *pool, struct task *task)
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Unless so many threads are idle. */
+/* Takes up to `max` items, as long as fewer than `idle` threads are idle. */
 static uint32_t take_items(struct pool *pool, struct pool_item *items_out, uint32_t max,
                            uint32_t idle)
 {

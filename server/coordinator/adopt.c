@@ -1,8 +1,8 @@
-/* A store rebuilt from the shards: each says what it holds; what is whole and agrees is written to the
- * store in one transaction, with a new identity and with numbers above all that the shards have seen. They
- * keep that identity, and connect anew: the ordinary path (fence, answers, outcome) does the rest. Each job
- * is judged for itself: one that is refused keeps no other from being adopted, and a shard that is silent
- * only those of which it has a part. */
+/* Rebuilds a store from the shards. Each shard reports what it holds; the jobs that are complete and
+ * consistent are written to the store in one transaction, with a new identity and with numbers above all
+ * that the shards have seen. The shards keep that identity and connect anew; the ordinary path (fence,
+ * answers, outcome) does the rest. Each job is judged for itself: a refused job does not keep others from
+ * being adopted, and a silent shard holds back only the jobs of which it has a part. */
 #include "server/coordinator/restore.h"
 
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 #include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
-#define ADOPT_TIMEOUT_MS 20000 /* without a word from whom is asked; cairn(1) waits much longer */
+#define ADOPT_TIMEOUT_MS 20000 /* without an answer from a shard; cairn(1) waits much longer */
 
 static void adoption_write(struct coord_adoption *adoption);
 static bool adoption_knows(const struct coord_shard_entry *entry);
@@ -42,8 +42,8 @@ static void adoption_fail(struct coord_adoption *adoption, cairn_status status, 
     free_adoption(adoption);
 }
 
-/* The two ends of an adoption. They tell what is adopted, or would be; or why nothing was.
- * Both free the adoption. */
+/* The two ends of an adoption: they answer which jobs are adopted, or would be, or why none was. Both
+ * free the adoption. */
 static void adoption_answer(struct coord_adoption *adoption)
 {
     Cairn__ClusterAdopted message = CAIRN__CLUSTER_ADOPTED__INIT;
@@ -82,13 +82,13 @@ static void adoption_answer(struct coord_adoption *adoption)
 
 /* ---- questions to the shards ---- */
 
-/* One on its way: the adoption may have been given up by then. */
+/* A question in flight. The adoption may have been given up before the answer arrives. */
 struct asking {
     struct coord *cluster;
-    uint32_t number; /* of the adoption */
+    uint32_t number; /* the adoption's number */
 };
 
-/* False: no memory. */
+/* Returns false if there is no memory. */
 static bool open_question(struct coord_adoption *adoption, cluster_gather_fn on_done)
 {
     struct asking *asking = malloc(sizeof *asking);
@@ -100,7 +100,7 @@ static bool open_question(struct coord_adoption *adoption, cluster_gather_fn on_
     return adoption->gather != NULL;
 }
 
-/* It is answered. NULL: nobody waits for it any more. */
+/* Ends a question that is answered. Returns NULL if nobody waits for it any more. */
 static struct coord_adoption *close_question(void *context)
 {
     const struct asking asking = *(struct asking *)context;
@@ -133,7 +133,7 @@ static struct coord_adoptee *find_request(struct coord_session *session, uint32_
     return NULL;
 }
 
-/* It is answered: no page of it is taken any more. */
+/* Ends the request for the job's part: no page of it is taken any more. */
 static void end_part(struct coord_adoptee *job, cairn_status status, const char *why)
 {
     const uint32_t request = job->request;
@@ -163,7 +163,7 @@ void coord_adopt_on_page(struct coord_session *session, uint32_t request, const 
         end_part(job, CAIRN_ERR_PROTOCOL, "the pages of its part do not follow each other");
         return;
     }
-    adoption->began_ms = coord_now_ms(adoption->cluster); // it is being answered
+    adoption->began_ms = coord_now_ms(adoption->cluster); // the shard is answering
     if (job->spec.total_bytes > 0 && paged_whole(&job->spec) && paged_whole(&job->layout))
         end_part(job, CAIRN_OK, "");
 }
@@ -177,12 +177,12 @@ static void on_part(void *context, cairn_status status, const char *why)
     if (status != CAIRN_OK) {
         struct coord_adoptee *job = &adoption->jobs[adoption->asked_count - 1];
         job->request = 0;
-        sentence_set(&job->refused, "%s", why); // which names the shard
+        sentence_set(&job->refused, "%s", why); // `why` names the shard
     }
     get_next(adoption);
 }
 
-/* One after the other: a shard copies what it sends. */
+/* Asks for one part after the other, because a shard copies what it sends. */
 static void get_next(struct coord_adoption *adoption)
 {
     size_t i = adoption->asked_count;
@@ -201,7 +201,7 @@ static void get_next(struct coord_adoption *adoption)
     coord_gather_start(adoption->gather);
 }
 
-/* With what those have told that did; if none has, this is for `why`. */
+/* Goes on with the reports of the shards that answered. If no shard has, fails with `status` and `why`. */
 static void go_on(struct coord_adoption *adoption, cairn_status status, const char *why)
 {
     size_t whole = 0;
@@ -228,7 +228,7 @@ static void on_held(void *context, cairn_status status, const char *why)
     if (adoption != NULL) go_on(adoption, status, why);
 }
 
-/* Its late answer is of no use. */
+/* Gives up the open question: a late answer is ignored. */
 static void give_question_up(struct coord_adoption *adoption)
 {
     adoption->number = coord_request_new(adoption->cluster);
@@ -263,12 +263,12 @@ void coord_adopt(struct coord_session *session, uint32_t request,
         return;
     }
     for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        s->parts_asked = s->session != NULL ? ask_for_parts(adoption, s, 0, 0) : 0; // everything
+        s->parts_asked = s->session != NULL ? ask_for_parts(adoption, s, 0, 0) : 0; // all parts
     coord_gather_start(adoption->gather);
 }
 
-/* Refuses the job that a silent shard was asked for, and all later ones that it would be asked
- * for. */
+/* Refuses the job whose part a silent shard was asked for, and all later jobs that need a part
+ * from that shard. */
 static void refuse_silent(struct coord_adoption *adoption)
 {
     const size_t asked = adoption->asked_count - 1;
@@ -287,7 +287,7 @@ void coord_adopt_tick(struct coord *cluster)
 {
     struct coord_adoption *adoption = cluster->adoption;
     struct sentence why;
-    if (adoption == NULL || adoption->gather == NULL || // it is being written
+    if (adoption == NULL || adoption->gather == NULL || // NULL: it is being written
         coord_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
         return;
     if (adoption->asked_count > 0) {
@@ -307,10 +307,10 @@ void coord_adopt_close(struct coord *cluster)
 
 /* ==== adopt plan ==== */
 
-/* Makes jobs of what the shards hold. A generation of a job is whole if each part of its layout
- * is on a shard that is here, and all agree; the newest generation that is whole is the job. */
+/* Makes jobs of what the shards hold. A generation of a job is complete if each part of its layout is on a
+ * connected shard, and all parts agree; the newest complete generation becomes the job. */
 
-/* It has answered this adoption. */
+/* True if the shard has answered this adoption. */
 static bool adoption_knows(const struct coord_shard_entry *entry)
 {
     return entry->session != NULL && entry->parts_asked != 0 &&
@@ -332,7 +332,7 @@ static cairn_status list_silent(struct coord_adoption *adoption)
     for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next) {
         if (!is_silent(s)) continue;
         adoption->silent[adoption->silent_count++] = s->name;
-        s->parts_asked = 0; // what it says from now on is too late for this adoption
+        s->parts_asked = 0; // later answers are too late for this adoption
     }
     return CAIRN_OK;
 }
@@ -344,7 +344,7 @@ static void add_silent(const struct coord_adoption *adoption, struct sentence *o
                      adoption->silent[i]);
 }
 
-/* Part `index` of it is nowhere: by which shard that may be. */
+/* Reports that part `index` of the job is on no shard, and which silent shards may have it. */
 static void adoption_missing(const struct coord_adoption *adoption, const struct coord_adoptee *job,
                              uint32_t index, struct sentence *out)
 {
@@ -353,7 +353,7 @@ static void adoption_missing(const struct coord_adoption *adoption, const struct
     add_silent(adoption, out);
 }
 
-/* Parts of one job on all shards that are here, and say what they hold. */
+/* Calls `take` for each part of one job on the connected shards that reported what they hold. */
 typedef void (*part_fn)(struct coord_adoptee *job, struct coord_shard_entry *entry,
                         Cairn__HeldJob *part);
 static void each_part(struct coord *cluster, struct coord_adoptee *job, part_fn take)
@@ -392,9 +392,8 @@ static void begin_with(struct coord_adoptee *job, struct coord_shard_entry *entr
                                                                    : CAIRN_SHARD_ENTRIES_MAX;
 }
 
-/* Chooses the newest layout that is in force anywhere: a fence went out with it, so that all of
- * its shards had it. Among the shards that go by it, the one with the newest spec is asked for
- * both layout and spec. */
+/* Chooses the newest layout that is in force anywhere: all of its shards have it, because a fence was sent
+ * with it. Among the shards that use it, the one with the newest spec is asked for both layout and spec. */
 static void take_layout(struct coord_adoptee *job, struct coord_shard_entry *entry,
                         Cairn__HeldJob *part)
 {
@@ -405,7 +404,7 @@ static void take_layout(struct coord_adoptee *job, struct coord_shard_entry *ent
         begin_with(job, entry, part);
 }
 
-/* It goes by the layout that was chosen, or will when it is fenced with it. */
+/* True if the part uses the chosen layout, or will when it is fenced with that layout. */
 static bool has_layout(const struct coord_adoptee *job, const Cairn__HeldJob *part)
 {
     const Cairn__HeldJob *best = job->best;
@@ -420,7 +419,7 @@ static void take_part(struct coord_adoptee *job, struct coord_shard_entry *entry
 {
     if (part->generation != job->generation) return;
     const Cairn__HeldJob *best = job->best;
-    // The job went on without it.
+    // The job went on without this part.
     if (part->layout_version < best->layout_version && !has_layout(job, part)) return;
     const bool same_spec = part->spec_hash.len == best->spec_hash.len &&
                            memcmp(part->spec_hash.data, best->spec_hash.data,
@@ -444,7 +443,8 @@ static void take_part(struct coord_adoptee *job, struct coord_shard_entry *entry
         job->version_generation = part->version_generation;
 }
 
-/* Is it whole? Nothing is left of the one that was judged before it. */
+/* Judges whether the generation is complete. Clears everything from the generation that was
+ * judged before it. */
 static void judge_generation(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
     struct coord *cluster = adoption->cluster;
@@ -458,7 +458,7 @@ static void judge_generation(struct coord_adoption *adoption, struct coord_adopt
         refuse_adoptee(job, "no part of it was ever finished", job->name);
         add_silent(adoption, &job->refused);
     }
-    // A layout that followed others may have holes; they are judged when the layout is here.
+    // A later layout may have holes; they are judged when the layout has arrived.
     const bool may_have_holes = job->best != NULL && job->best->layout_version > 1;
     for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)
         if (job->shards[i].name == NULL && !may_have_holes)
@@ -473,7 +473,7 @@ static void take_newer(struct coord_adoptee *job, struct coord_shard_entry *entr
         job->generation = part->generation;
 }
 
-/* The newest of those that are older than this one; false: there is none. */
+/* Goes back to the newest generation older than this one; false if there is none. */
 static bool go_back(struct coord *cluster, struct coord_adoptee *job)
 {
     job->below = job->generation;
@@ -482,10 +482,10 @@ static bool go_back(struct coord *cluster, struct coord_adoptee *job)
     return job->generation != 0;
 }
 
-/* The newest that is whole, whether the shards were told to switch to it or not. An amendment is answered
- * when every shard has made it and the store has it; the first shard drops the old part after that. So an
- * amendment that was answered is whole here, and one that was not may take effect. If none is whole the
- * newest says why. */
+/* Chooses the newest complete generation, whether the shards were told to switch to it or not. An amendment
+ * is answered when every shard has made it and the store has it; only after that does the first shard drop
+ * the old part. So an answered amendment is complete here, and an unanswered one may take effect. If no
+ * generation is complete, the newest one gives the reason. */
 static void choose_generation(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
     uint64_t newest = 0;
@@ -501,7 +501,7 @@ static void choose_generation(struct coord_adoption *adoption, struct coord_adop
 
 /* ---- one job ---- */
 
-/* Our store knows it, too. */
+/* Judges a job that this store knows, too. */
 static void judge_known(struct coord_adoptee *job, const struct coord_job *known)
 {
     const struct marks ours = coord_job_marks(known);
@@ -520,17 +520,17 @@ static void judge_job(struct coord_adoption *adoption, struct coord_adoptee *job
     each_part(adoption->cluster, job, take_marks);
     choose_generation(adoption, job);
     if (known != NULL) judge_known(job, known);
-    // Names once: in the store, and among those before.
+    // A name may be used only once: in the store, and among the jobs before this one.
     const struct coord_job *other = coord_job_find(adoption->cluster, job->name);
     bool twice = other != NULL && other->id != job->id;
     for (const struct coord_adoptee *j = adoption->jobs; j < job; j++)
         twice |= j->refused.text[0] == '\0' && strcmp(j->name, job->name) == 0;
     if (twice) refuse_adoptee(job, "there is another job of that name", job->name);
-    // Each incarnation may have skipped a block of which no shard heard a round.
+    // Each incarnation may have skipped a block of rounds without any shard seeing one of them.
     marks_above(&job->marks, (adoption->incarnation + 1) * CAIRN_ROUND_BLOCK);
 }
 
-/* A job of which somebody holds a part that we do not act on. */
+/* True if the job is one of those to be adopted: found, and not refused. */
 static bool is_part_of(const struct coord_adoption *adoption, uint64_t job)
 {
     for (size_t i = 0; i < adoption->job_count; i++)
@@ -538,8 +538,8 @@ static bool is_part_of(const struct coord_adoption *adoption, uint64_t job)
     return false;
 }
 
-/* Shards that hold a part of what is adopted have kept the keys by which its snapshots are trusted, and know
- * whose store it was of. */
+/* Takes the keys and the former store from the shards that hold a part of an adopted job: they have kept
+ * the keys by which its snapshots are trusted, and know the store that it belonged to. */
 static void take_heritage(struct coord_adoption *adoption)
 {
     const uint64_t own = adoption->cluster->identity.id.store;
@@ -558,8 +558,8 @@ static void take_heritage(struct coord_adoption *adoption)
     if (!is_one) adoption->former = 0;
 }
 
-/* Finds which jobs there are on the shards that are here, each whole or refused. A shard that does
- * not say what it holds is taken as one that is away, and is named. */
+/* Finds the jobs on the connected shards, each complete or refused. A shard that does not report what it
+ * holds is treated as one that is away, and is named. */
 static cairn_status adoption_plan(struct coord_adoption *adoption)
 {
     struct coord_strangers strangers;
@@ -593,8 +593,8 @@ static cairn_status adoption_plan(struct coord_adoption *adoption)
 
 /* ==== adopt write ==== */
 
-/* Writes adopted jobs into the store in one transaction, on the store's thread; then the jobs
- * are loaded as after a start, and the shards keep the new identity. */
+/* Writes adopted jobs into the store in one transaction, on the store's thread. Then loads the jobs as
+ * after a start, and the shards keep the new identity. */
 
 static void run_write(struct task *task, uint32_t item, uint32_t thread)
 {
@@ -616,8 +616,7 @@ static void run_write(struct task *task, uint32_t item, uint32_t thread)
     adoption->status = store_adopt(adoption->cluster->store, &adoptees, &adoption->why);
 }
 
-/* Replaces what was known of the job, which was older, by its row in the store. Its members
- * connect again. */
+/* Replaces the older state of the job in memory by its row in the store. Its members connect again. */
 static void reload_job(struct coord *cluster, const struct stored_job *row)
 {
     struct coord_job *old = coord_job_by_id(cluster, row->id);
@@ -640,9 +639,9 @@ static void reload_job(struct coord *cluster, const struct stored_job *row)
                   why.text);
 }
 
-/* Each shard keeps the new identity, and connects anew. A shard that was silent is not told:
- * nobody looked at what it holds, which may be newer than what was adopted. So it still belongs
- * to its former store, as a shard that is away does. */
+/* Tells each shard the new identity to keep, and makes it connect anew. A silent shard is not told: nobody
+ * looked at its parts, which may be newer than those adopted. So it still belongs to its former store, like
+ * a shard that is away. */
 static void tell_shards(struct coord *cluster)
 {
     Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;
@@ -680,7 +679,8 @@ static void on_written(struct task *task)
     coord_openings_advance(cluster);
 }
 
-/* Its bytes are a layout of these tensors, on as many shards as hold it. */
+/* Judges whether the bytes are a layout of the spec's tensors, and whether each of its parts,
+ * holes excepted, is on a shard. */
 static cairn_status judge_layout(const struct coord_adoption *adoption,
                                  const struct coord_adoptee *job, const struct job_spec_data *spec,
                                  struct sentence *why)
@@ -700,7 +700,7 @@ static cairn_status judge_layout(const struct coord_adoption *adoption,
                      job->name, job->from->name, status_text((int)status));
 }
 
-/* The pages are what the shard said that it has. */
+/* Judges whether the pages match what the shard reported. */
 static cairn_status judge_pages(const struct coord_adoption *adoption,
                                 const struct coord_adoptee *job, struct sentence *why)
 {
@@ -719,7 +719,7 @@ static cairn_status judge_pages(const struct coord_adoption *adoption,
     return status;
 }
 
-/* The pages of all that is whole are here. Ends by an answer. */
+/* Writes the jobs, when the pages of all complete jobs have arrived. Ends with an answer. */
 static void adoption_write(struct coord_adoption *adoption)
 {
     if (coord_keys_are_changing(adoption->cluster)) {

@@ -1,12 +1,12 @@
-/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors, and each field
- * whose row in spec_fields.h says so. The amended spec is judged as a new one is, made durable, told to the
- * shards, and the core goes by it from the next round that opens; the round that is open ends by the terms
- * it began with. It is answered when all shards have it. Tensors, optimizers and planes stay what they are.
- * One at a time is on its way to the store; others wait for it, since each is judged by what the job is
- * then.
+/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors, and each
+ * field whose row in spec_fields.h allows it. The amended spec is judged like a new one, made durable,
+ * and sent to the shards; the core uses it from the next round that opens, and the open round ends by
+ * the terms it began with. The request is answered when all shards have the spec. Tensors, optimizers
+ * and planes stay what they are. Only one amendment is on its way to the store at a time; others wait
+ * for it, because each is judged by the spec that the job has then.
  *
  * A worker may attach with the spec as it was before any of the last amendments (its own script does not
- * change), so the spec keeps the hashes of what it was. */
+ * change), so the spec keeps the hashes of its earlier states. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,20 +19,20 @@
 
 /* ==== a new generation ==== */
 
-/* A new generation of a job at the same step, with other tensors (added, tied, trained where they were
- * declared frozen) or other terms (rows of spec_fields.h that are REOPENED). In two phases, at a step
- * boundary while no round may open:
+/* A job gets a new generation at the same step, with other tensors (added, tied, trained where they were
+ * declared frozen) or other terms (rows of spec_fields.h that are REOPENED). This takes two phases, at a
+ * step boundary while no round may open:
  *
  *   await    the gate of the core is shut; an open round ends, or is void if it would wait for the worker
  *            that amends
- *   make     every shard makes its part of the part that it has (JobCreate with `extend`) and keeps both
+ *   make     every shard makes its new part from its present part (JobCreate with `extend`) and keeps both
  *   store    spec, layout and generation become durable, in one write: from here on the new one is the job
  *   switch   the shards drop the old one; members are expelled, and open the job again
  *
- * What fails before `store` drops what was made, and the job goes on as it was. A coordinator that dies
- * leaves its store to the next: a shard that says it holds two generations is told which one that has. */
+ * A failure before `store` drops the new parts, and the job continues as it was. A coordinator that dies
+ * leaves its store to the next: a shard that reports two generations is told which one the store has. */
 
-/* The amendment with this key is under way. */
+/* True if the staged job belongs to the amendment with this key. */
 static bool extend_is(const struct coord_job *job, uint64_t key)
 {
     return job->extension.staged_job != NULL && job->extension.staged_job->spec.amend_key == key;
@@ -61,7 +61,7 @@ void coord_extend_lost(struct coord_job *job)
     coord_extension_release(job);
 }
 
-/* The job goes on as it was. */
+/* Ends the amendment; the job continues as it was. */
 static void give_up(struct coord_job *job, cairn_status status, const char *text)
 {
     struct sentence why;
@@ -92,7 +92,7 @@ static void expel_all(struct coord_job *job, uint64_t revision)
     }
 }
 
-/* Spec, layout and shards change places with those of the staged job. */
+/* Swaps spec, layout and shards with those of the staged job. */
 static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
 {
     const struct coord_job was = *job;
@@ -111,7 +111,7 @@ static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
     staged->shards = was.shards;
 }
 
-/* It is durable. */
+/* The amendment is durable: replaces the job by the staged one. */
 static void switch_over(struct coord_job *job)
 {
     struct coord_job *staged = job->extension.staged_job;
@@ -152,7 +152,7 @@ static cairn_status judge_made(const struct coord_job *job, struct sentence *why
     const struct cairn_version now = coord_job_version(job);
     if (job->extension.broken)
         return fail_with(why, CAIRN_ERR_CLOSED, "a shard went away; amend it again");
-    // The gate is shut and the shards were there: nothing can have happened.
+    // The gate was shut and the shards were up, so nothing can have changed the job.
     if (round_stage_of(job->core) != CAIRN_ROUND_STEADY || now.step != staged->base_step ||
         now.generation >= staged->generation)
         return fail_with(why, CAIRN_ERR_NOT_READY, "the job changed meanwhile; amend it again");
@@ -165,17 +165,18 @@ static void on_put_back(const struct coord_saved *saved)
         log_error("job %016" PRIx64 ": the store keeps the amendment: %s", saved->job, saved->why);
 }
 
-/* It was lost before it became durable: it is what it was, and takes that generation no more. */
+/* The amendment was given up before it became durable: stores the job as it was, and never uses that
+ * generation again. */
 static void put_back(struct coord_job *job, uint64_t generation)
 {
     struct sentence why;
     if (job->reserved.generation < generation) job->reserved.generation = generation;
-    if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // restored, or dropped
+    if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // it is being restored or dropped
     if (coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_put_back, &why) != CAIRN_OK)
         log_error("job %s: the store keeps the amendment: %s", job->spec.name, why.text);
 }
 
-/* Durable: it is the job, whatever has become of its shards. */
+/* A durable amendment replaces the job, whatever has become of its shards. */
 static void on_stored_of_extend(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -199,7 +200,7 @@ static cairn_status store_staged_job(struct coord_job *job, struct sentence *why
                           why);
 }
 
-/* About the amendment's key: the job may be under another one by then. */
+/* `about` is the amendment's key, because by then another amendment of the job may be under way. */
 static void on_made(struct coord_job *job, const void *about, cairn_status status, const char *text)
 {
     struct sentence why;
@@ -225,7 +226,8 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *s
                     (coord_shard_unfit(job->shards[i].entry) && job->spec.offload_fraction < 1);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = spec_find_tensor(&job->spec, staged->spec.tensors[t].name);
-        // Aliases have no elements and no extents: what becomes one is as if it was gone.
+        // Aliases have no elements and no extents: a tensor that becomes an alias is planned as if the old
+        // tensor were gone.
         const bool kept = from != SIZE_MAX && (job->spec.tensors[from].alias_of == NULL &&
                                                staged->spec.tensors[t].alias_of == NULL);
         was[t] = kept ? (uint32_t)from : CAIRN_TENSOR_NEW;
@@ -241,7 +243,7 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *s
     return staged->planned.layout != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-/* The shards of the job as they are now. */
+/* Copies the job's present shards and their weights to the staged job. */
 static cairn_status take_entries(const struct coord_job *job, struct coord_job *staged)
 {
     free(staged->shards);
@@ -254,7 +256,8 @@ static cairn_status take_entries(const struct coord_job *job, struct coord_job *
     return CAIRN_OK;
 }
 
-/* A slice of a re-sharding went before it: it is planned on what that came to. */
+/* If a slice of a re-sharding was done before the amendment, the amendment is planned anew on the layout
+ * that the slice left. */
 static cairn_status plan_anew(const struct coord_job *job, struct coord_job *staged)
 {
     if (staged->layout->version == job->layout->version + 1) return CAIRN_OK;
@@ -266,7 +269,7 @@ static cairn_status plan_anew(const struct coord_job *job, struct coord_job *sta
     return status == CAIRN_OK ? plan_layout(job, staged) : status;
 }
 
-/* Takes `next` if it can. */
+/* Fills the staged job, and takes `next` if that succeeds. */
 static cairn_status make_staged_job(const struct coord_job *job, struct job_spec_data *next,
                                     struct coord_job *staged, struct sentence *why)
 {
@@ -274,7 +277,7 @@ static cairn_status make_staged_job(const struct coord_job *job, struct job_spec
     staged->id = job->id;
     staged->state = CAIRN_CLUSTER_JOB_CREATING;
     staged->initialized = true;
-    staged->spec = *next; // borrowed until the end
+    staged->spec = *next; // borrowed until everything has succeeded
     cairn_status status = take_entries(job, staged);
     if (status == CAIRN_OK) staged->planned.spec = packed_spec(&staged->spec);
     if (staged->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
@@ -317,8 +320,8 @@ static void make_parts(struct coord_job *job)
     }
     staged->generation = now.generation + 1;
     staged->base_step = now.step;
-    staged->origin = job->origin;                  // it goes on, with no step back
-    struct decision last = *round_last(job->core); // schedule and loss scale go on
+    staged->origin = job->origin;                  // the job continues, with no step back
+    struct decision last = *round_last(job->core); // the schedule and the loss scale continue
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { staged->generation, staged->base_step };
     struct sentence why;
@@ -360,7 +363,8 @@ static cairn_status judge_begin(const struct coord_job *job, struct sentence *wh
     return CAIRN_OK;
 }
 
-/* The worker waits for the amendment, and would let the round that is open wait for itself. */
+/* The worker waits for the amendment, so the open round would wait for that worker: makes it abandon the
+ * round. */
 static void give_round_up(struct coord_job *job, const struct coord_member *member)
 {
     if (member == NULL || round_stage_of(job->core) != CAIRN_ROUND_OPEN ||
@@ -374,10 +378,10 @@ static void give_round_up(struct coord_job *job, const struct coord_member *memb
     coord_job_event(job, &event);
 }
 
-/* Begins one, and takes `next`, a judged spec; those whose amend.request is set are answered at its end, and
- * job->amends.waiters. The open round is void if it is `member`'s, whose amendment it is (NULL: an admin's),
- * too. CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY,
- * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_INVALID (too large): nothing was begun or taken. */
+/* Begins an amendment in a new generation, and takes `next`, a judged spec. At its end the members whose
+ * amend.request is set are answered, and job->amends.waiters. If `member` (the worker that amends; NULL:
+ * an admin amends) contributes to the open round, that round becomes void. CAIRN_ERR_BUSY,
+ * CAIRN_ERR_NOT_READY, CAIRN_ERR_NO_MEMORY, CAIRN_ERR_INVALID (too large): nothing was begun or taken. */
 static cairn_status extend_begin(struct coord_job *job, struct coord_member *member,
                                  struct job_spec_data *next, struct sentence *why)
 {
@@ -476,7 +480,8 @@ static cairn_status set_frozen(struct job_spec_data *spec, char *const *names, s
     return CAIRN_OK;
 }
 
-/* A worker that comes later has no use for the initializers of what was added: it may leave them out. */
+/* A worker that attaches later does not need the initializers of the added tensors and may leave them
+ * out: notes the hash of the spec without them, too. */
 static cairn_status add_plain_former(struct job_spec_data *next, const Cairn__JobAmend *amend)
 {
     struct job_spec_data plain;
@@ -518,7 +523,7 @@ static void set_policy(struct policy *policy, const Cairn__JobAmend *amend)
     policy->worker_loss_wait_s = amend->worker_loss_wait_s;
 }
 
-/* `next` is a copy of the job's spec. */
+/* Applies the amendment to `next`, a copy of the job's spec. */
 static cairn_status change_spec(struct job_spec_data *next, const Cairn__JobAmend *amend,
                                 bool *extends_out, struct sentence *why)
 {
@@ -550,7 +555,7 @@ static cairn_status change_spec(struct job_spec_data *next, const Cairn__JobAmen
 
 /* ---- to the store ---- */
 
-/* At once, or when all shards have what is in the store. */
+/* Answers an error at once, and success when all shards have the spec that is in the store. */
 static void answer_amender(struct coord_member *member, cairn_status status, const char *text)
 {
     struct coord_job *job = member->job;
@@ -562,7 +567,7 @@ static void answer_amender(struct coord_member *member, cairn_status status, con
     coord_amend_failed(member, status, text);
 }
 
-/* Whoever waited for the one before. */
+/* Begins the amendments that wait, until one of them is on its way to the store. */
 static void take_waiting(struct coord_job *job)
 {
     struct coord_member *m = job->members.list;
@@ -575,11 +580,12 @@ static void take_waiting(struct coord_job *job)
         m->amend.later = NULL;
         if (m->amend.request != 0) coord_job_amend(m, m->amend.request, amend);
         cairn__job_amend__free_unpacked(amend, NULL);
-        m = job->members.list; // the event may have expelled some
+        m = job->members.list; // the amendment may have expelled some members
     }
 }
 
-/* The one that came to the store was theirs, or they would have been refused. */
+/* Answers the admins that wait. The amendment that was stored is theirs, because an admin is refused
+ * while another amendment is under way. */
 static void answer_admins(struct coord_job *job, const struct coord_saved *saved)
 {
     if (LIST_EMPTY(&job->amends.waiters) || job->amends.revision != 0) return;
@@ -595,16 +601,16 @@ static void answer_admins(struct coord_job *job, const struct coord_saved *saved
 void coord_amenders_lost(struct coord_job *job)
 {
     struct sentence why;
-    if (job->amends.revision == 0) return; // it is on its way to the store
+    if (job->amends.revision == 0) return; // the amendment is still on its way to the store
     sentence_set(&why, "the amendment is stored, but not on all shards, and the job is %s",
                  job->loss.why.text);
     coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
 }
 
-/* The job takes them, and its core goes by them from the next round on. */
+/* The job takes the terms, and its core uses them from the next round on. */
 static void replace_terms(struct coord_job *job, struct coord_terms *terms)
 {
-    // Two terms at most are read: those in force and the newest. No round goes by those between.
+    // At most two terms are read: those in force and the newest. No round uses the terms between them.
     struct coord_terms **at = &job->rounds.terms;
     while (*at != NULL && (*at)->core.groups != round_terms_of(job->core)->groups) {
         struct coord_terms *gone = *at;
@@ -622,7 +628,7 @@ static void replace_terms(struct coord_job *job, struct coord_terms *terms)
     coord_job_event(job, &amend);
 }
 
-/* Durable, or as before. */
+/* The amendment is durable, or the job stays as it was. */
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -650,7 +656,7 @@ static void on_stored(const struct coord_saved *saved)
     take_waiting(job);
 }
 
-/* Nothing but the terms is another: takes `next`. */
+/* Stores an amendment that changes only the terms, and takes `next` if that begins. */
 static cairn_status store_terms(struct coord_job *job, struct job_spec_data *next,
                                 struct sentence *why)
 {
@@ -678,7 +684,7 @@ static cairn_status store_terms(struct coord_job *job, struct job_spec_data *nex
 
 /* ---- the request ---- */
 
-/* Who is there stays: it is for the operator to say who goes. */
+/* Refuses a workers_max below the number of attached workers: the operator decides which of them to end. */
 static cairn_status judge_bounds(const struct coord_job *job, const struct job_spec_data *next,
                                  struct sentence *why)
 {
@@ -692,7 +698,7 @@ static cairn_status judge_bounds(const struct coord_job *job, const struct job_s
     return coord_judge_workers(job->cluster, next, why);
 }
 
-/* `member`: whose it is; NULL: an admin's. */
+/* `member` is the member that amends; NULL: an admin does. */
 static cairn_status amend_job(struct coord_job *job, struct coord_member *member,
                               const Cairn__JobAmend *amend, struct sentence *why)
 {
@@ -713,11 +719,11 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
     return status;
 }
 
-/* A copy, until the one before is done. */
+/* Keeps a copy of the amendment until the previous one is done. */
 static cairn_status wait_for_another(struct coord_member *member, const Cairn__JobAmend *amend)
 {
     uint8_t *bytes = malloc(cairn__job_amend__get_packed_size(amend) + 1);
-    cairn__job_amend__free_unpacked(member->amend.later, NULL); // it asked again
+    cairn__job_amend__free_unpacked(member->amend.later, NULL); // the member asked again
     member->amend.later = NULL;
     if (bytes != NULL)
         member->amend.later = cairn__job_amend__unpack(NULL, cairn__job_amend__pack(amend, bytes),
@@ -739,9 +745,9 @@ void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn_
     const cairn_status status = again              ? CAIRN_OK
                                 : amending != NULL ? wait_for_another(member, amend)
                                                    : amend_job(job, member, amend, &why);
-    // Else it is answered when it is done.
+    // Otherwise the member is answered when the amendment is done.
     if (again || status != CAIRN_OK) answer_amender(member, status, why.text);
-    if (again && member->amend.request != 0) coord_terms_tell_all(job); // one had no room
+    if (again && member->amend.request != 0) coord_terms_tell_all(job); // one shard had no room
 }
 
 /* ---- by an admin ---- */
@@ -812,7 +818,7 @@ static cairn_status add_one(struct job_spec_data *next, const Cairn__TensorSpec 
             "tensor \"%.128s\": an added tensor has had no update; steps_missed, allowed: 0",
             tensor.name);
     tensor.frozen = false;
-    tensor.order = 0; // of this list, not of the job's
+    tensor.order = 0; // the given order counts in this list, not in the job's
     cairn_status status = spec_add_tensor(next, &tensor);
     if (status == CAIRN_OK) return CAIRN_OK;
     return fail_with(why, status, "tensor \"%.128s\": %s", tensor.name, status_text((int)status));
@@ -825,7 +831,7 @@ static cairn_status add_tensors(struct job_spec_data *next, const Cairn__JobAmen
     for (size_t i = 0; i < amend->n_add && status == CAIRN_OK; i++)
         status = add_one(next, amend->add[i], why);
     if (status != CAIRN_OK || amend->n_add == 0) return status;
-    spec_canonicalize(next); // once: what is there twice are neighbours then
+    spec_canonicalize(next); // once: equal names are neighbours then
     for (size_t i = 1; i < next->tensor_count; i++) {
         if (strcmp(next->tensors[i - 1].name, next->tensors[i].name) == 0)
             return fail_with(why, CAIRN_ERR_EXISTS, "job %s has a tensor \"%.128s\" already",
@@ -859,7 +865,7 @@ static cairn_status judge_tie(const struct tensor_spec *t, const struct tensor_s
     return CAIRN_OK;
 }
 
-/* As a client says it of an alias (client/spec.c). */
+/* Gives `t` the fields that a client gives an alias (client/spec.c). */
 static cairn_status make_alias(struct tensor_spec *t, const char *target, struct sentence *why)
 {
     char *alias_of = strdup(target);
@@ -910,7 +916,7 @@ static cairn_status freeze_tensors(struct job_spec_data *next, const Cairn__JobA
     return CAIRN_OK;
 }
 
-/* The group that a tensor joins which is trained from now on. */
+/* Chooses the group of a tensor that is trained from now on. */
 static cairn_status choose_group(const struct job_spec_data *next, const struct tensor_spec *t,
                                  const char *named, char **group_out, struct sentence *why)
 {
@@ -956,8 +962,9 @@ static cairn_status unfreeze_tensors(struct job_spec_data *next, const Cairn__Jo
     return CAIRN_OK;
 }
 
-/* Does to a copy of the job's spec what the amendment says of tensors; canonical after it, not judged.
- * *extends_out: planes begin or end, so the shards have to make a new generation. */
+/* Applies what the amendment says about tensors to a copy of the job's spec, which is canonical
+ * afterwards, but not judged. *extends_out: planes begin or end, so the shards have to make a new
+ * generation. */
 static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
                                   bool *extends_out, struct sentence *why)
 {

@@ -1,8 +1,9 @@
-/* Questions to shards: one to several, one answer when all have answered.
+/* Questions to shards: a gather asks one or several shards, and reports one result when all have answered.
  *
- * A call stands in two lists, that of its question and that of its entry. A shard answers in the order in
- * which it was asked, but for what takes it long, so the call of an answer is near the head of its entry's
- * list: a thousand workers that join at hundreds of shards cost no more than their messages. */
+ * A call is in two lists, that of its gather and that of its entry. A shard answers in the order in which
+ * it was asked, except for requests that take it long, so the call that an answer belongs to is near the
+ * head of its entry's list: a thousand workers that join at hundreds of shards cost no more than their
+ * messages. */
 #include "server/coordinator/base.h"
 
 #include <inttypes.h>
@@ -23,7 +24,7 @@ struct coord_call {
 
 struct coord_gather {
     struct coord *cluster;
-    struct cluster_calls calls; /* not answered yet */
+    struct cluster_calls calls; /* calls that are not answered yet */
     cluster_gather_fn on_done;
     void *context;
     cairn_status status; /* the first failure */
@@ -113,7 +114,7 @@ uint32_t coord_gather_send(struct coord_gather *gather, struct coord_shard_entry
     return request;
 }
 
-/* Freed before the callback, which may ask anew. */
+/* Calls on_done if all have answered. The gather is freed before the callback, which may ask again. */
 static void finish_if_answered(struct coord_gather *gather)
 {
     if (!gather->started || !TAILQ_EMPTY(&gather->calls)) return;
@@ -366,8 +367,8 @@ uint64_t coord_tick_ms(const struct coord *cluster)
     return half < 10 ? 10 : half;
 }
 
-/* Not past the time at which the next tick is late: what is longer is taken away by that tick, and what was
- * told before must not be ahead of what is told after. */
+/* Does not advance past the time at which the next tick counts as late: that tick subtracts the excess, and
+ * the time must never go backwards. */
 uint64_t coord_now_ms(const struct coord *cluster)
 {
     const uint64_t now_ms = uv_now(cluster->loop);
@@ -419,7 +420,7 @@ struct coord_job *coord_job_named(struct coord_session *session, uint32_t reques
 
 /* ==== a job ==== */
 
-/* A job: found, told apart, and its shards spoken to. */
+/* A job: finding it, its state, and messages to its shards. */
 
 /* ---- of the cluster's jobs ---- */
 
@@ -535,7 +536,7 @@ struct packed *coord_job_before_next(const struct coord_job *job, struct cairn_v
 
 /* ---- where its shards are ---- */
 
-/* Not 0. */
+/* Returns a hash that is never 0. */
 static uint64_t address_hash(const struct coord_shard_entry *entry)
 {
     uint64_t hash[2];
@@ -596,7 +597,8 @@ void coord_job_send_drop(struct coord *cluster, struct coord_shard_entry *entry,
 {
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     drop.job = job_id;
-    // Its Done is nobody's: what could not be dropped is known as our own leftover at the next Hello.
+    // Nobody waits for its Done: a part that could not be dropped is recognized as our own leftover at the
+    // next Hello.
     coord_session_send(entry->session, CAIRN_MSG_JOB_DROP, coord_request_new(cluster), &drop.base);
 }
 
@@ -604,7 +606,7 @@ void coord_job_send_switch(const struct coord_job *job, const struct coord_shard
                            uint64_t generation)
 {
     Cairn__JobSwitch message = CAIRN__JOB_SWITCH__INIT;
-    if (entry->session == NULL || entry->session->closing) return; // told when it is back
+    if (entry->session == NULL || entry->session->closing) return; // it is told when it is back
     message.job = job->id;
     message.generation = generation;
     coord_session_send(entry->session, CAIRN_MSG_JOB_SWITCH, 0, &message.base);

@@ -14,7 +14,7 @@
 
 /* ==== names ==== */
 
-/* Every header of the coordinator needs these: its structs by name, messages, and sentences. */
+/* Every header of the coordinator needs these: the names of its structs, messages, and sentences. */
 
 struct coord;             /* cluster.h */
 struct coord_shard_entry; /* below */
@@ -22,7 +22,7 @@ struct coord_job;         /* job.h */
 
 /* ==== those who wait ==== */
 
-/* A request that waits for a snapshot, a restore, an amendment ...; it goes with its session. */
+/* A request that waits for a snapshot, a restore, an amendment ...; it is freed with its session. */
 struct coord_waiter {
     LIST_ENTRY(coord_waiter) of_list, of_session;
     struct coord_session *session;
@@ -31,152 +31,167 @@ struct coord_waiter {
 
 LIST_HEAD(coord_waiters, coord_waiter);
 
-/* False: the session waits for too much. */
+/* False: the session waits for too many answers, or there is no memory. */
 bool coord_waiters_add(struct coord_waiters *list, struct coord_session *session, uint32_t request);
-/* Who still waits when the coordinator stops: the connections end, that is answer enough. */
+/* Frees the waiters without an answer when the coordinator stops: the end of their connections is the
+ * answer. */
 void coord_waiters_release(struct coord_waiters *list);
-/* Answers all of the list, which is empty then. */
+/* Answers every waiter of the list, and empties it. */
 void coord_waiters_answer(struct coord_waiters *list, uint16_t type,
                           const ProtobufCMessage *message);
 void coord_waiters_fail(struct coord_waiters *list, cairn_status status, const char *text);
-/* All of `from` wait in `to`, which is empty. */
+/* Moves all waiters of `from` to `to`, which must be empty. */
 void coord_waiters_move(struct coord_waiters *from, struct coord_waiters *to);
-/* The session goes: nobody waits with it. */
+/* The session ends: frees all its waiters. */
 void coord_waiters_forget(struct coord_session *session);
 
 /* ==== calls ==== */
 
-/* Questions to shards. A gather is one question to several shards and one answer, when all have answered. A
- * shard that goes away fails its calls with CAIRN_ERR_CLOSED. */
+/* Questions to shards. A gather is one question to several shards, with one result when all have answered.
+ * When a shard's connection ends, its calls fail with CAIRN_ERR_CLOSED. */
 
-/* An id for a request of ours, also of one whose answer nobody waits for. Never 0. */
+/* Returns an id, never 0, for a request of ours, also for a request whose answer nobody waits for. */
 uint32_t coord_request_new(struct coord *cluster);
-/* `status` is CAIRN_OK if all said Done, else the first failure; `why` says whose. */
+/* `status` is CAIRN_OK if all said Done, else the first failure; `why` says which shard failed, and why. */
 typedef void (*cluster_gather_fn)(void *context, cairn_status status, const char *why);
-/* A question to nobody yet: coord_gather_ask adds shards, coord_gather_start waits for them.
+/* Opens a gather that asks no shard yet: coord_gather_ask adds shards, coord_gather_start waits for them.
  * NULL: no memory. */
 struct coord_gather *coord_gather_open(struct coord *cluster, cluster_gather_fn on_done,
                                        void *context);
-/* The same about a job: on_done comes only if the job is still there and the coordinator does not close.
- * on_done gets a copy of `about`, valid until it returns; NULL, 0: there is nothing but the job. */
+/* The same for a question about a job: on_done is called only if the job still exists and the coordinator
+ * is not closing. on_done gets a copy of `about`, valid until it returns; NULL, 0: it needs nothing but the
+ * job. */
 typedef void (*cluster_job_gather_fn)(struct coord_job *job, const void *about, cairn_status status,
                                       const char *why);
 struct coord_gather *coord_gather_open_job(const struct coord_job *job,
                                            cluster_job_gather_fn on_done, const void *about,
                                            size_t about_bytes);
-/* The id with which the caller sends the request to that entry. 0: no memory, or the entry is away; the
- * gather fails then. */
+/* Returns the id with which the caller sends the request to that entry. 0: no memory, or the entry is away;
+ * the gather then fails. */
 uint32_t coord_gather_ask(struct coord_gather *gather, struct coord_shard_entry *entry);
-/* The same, and sends it: a message whose frames are this one alone. */
+/* Adds the shard in the same way, and sends it the request, which is this one message without pages. */
 uint32_t coord_gather_send(struct coord_gather *gather, struct coord_shard_entry *entry,
                            uint16_t type, const ProtobufCMessage *message);
-/* All were asked: on_done comes when all have answered, and at once if nobody is left to answer. */
+/* All shards were asked: on_done is called when all have answered, or at once if no answer is
+ * outstanding. */
 void coord_gather_start(struct coord_gather *gather);
-/* Adds the names of those that have not answered: "s1, s3". */
+/* Adds the names of the shards that have not answered: "s1, s3". */
 void coord_gather_awaited(const struct coord_gather *gather, struct sentence *out);
-/* A shard answers a request of ours. */
+/* A shard has answered a request of ours: ends the call. */
 void coord_calls_reply(struct coord_shard_entry *entry, uint32_t request, cairn_status status,
                        const char *text);
-/* The shard is gone: its calls fail. Nobody asks it anything in here. */
+/* The shard's connection ended: its calls fail. The callbacks must not ask this shard anything. */
 void coord_calls_shard_gone(struct coord_shard_entry *entry);
 
 /* ==== entry ==== */
 
 /* The entry of a shard. */
 
-TAILQ_HEAD(cluster_calls, coord_call); /* of base.c */
+TAILQ_HEAD(cluster_calls, coord_call); /* defined in base.c */
 
 /* A shard, known by its name. */
 struct coord_shard_entry {
-    struct coord_shard_entry *next; /* of the cluster's list, by name */
+    struct coord_shard_entry *next; /* in the cluster's list, by name */
     char *name;                     /* owned */
     struct coord_session *session;  /* NULL = away */
-    struct cluster_calls calls;     /* what it was asked and has not answered, oldest first */
+    struct cluster_calls calls;     /* requests that it has not answered, oldest first */
     uint64_t incarnation;
-    struct seat_part *held; /* owned, [held_count]: what it came with, in force and prepared */
+    /* owned, [held_count]: the parts that its Hello reported, in force and prepared */
+    struct seat_part *held;
     size_t held_count;
-    enum seat_probe probe; /* of who sits there, for another process of this name */
-    uint64_t asked_ms;     /* coord_now_ms: the probe */
-    char claimant[64];     /* where a process is that holds parts, too, and waits; .. */
-    uint64_t claimed_ms;   /* .. when it came last; 0: never */
+    /* whether the present process answers, while another one of this name waits */
+    enum seat_probe probe;
+    uint64_t asked_ms;   /* coord_now_ms: when the probe was sent */
+    char claimant[64];   /* the address of another process that holds parts, too, and waits; .. */
+    uint64_t claimed_ms; /* .. when it last connected; 0: never */
     struct log_limit claims;
-    bool ended;        /* its last connection was closed at its end: most likely with its process */
-    uint64_t since_ms; /* of the loop's clock: when it came or went */
-    uint64_t gone_ms;  /* coord_now_ms: when it went; while we are stopped nobody is away */
-    uint8_t *fabric_address; /* owned, [fabric_address_bytes]; the last one it had */
+    bool ended; /* the shard's side closed its last connection: its process has most likely ended */
+    uint64_t since_ms; /* when it last connected or disconnected, on the loop's clock */
+    /* coord_now_ms: when it disconnected; time in which this process was stopped does not count */
+    uint64_t gone_ms;
+    uint8_t *fabric_address; /* owned, [fabric_address_bytes]; its last known address */
     size_t fabric_address_bytes;
-    /* by that address: other hosts reach it; or its own host alone, by memory. Neither: it does not say */
+    /* At that address it is reached from other hosts, or only from its own host, by memory. Neither is set:
+     * it does not say. */
     bool is_networked, is_mapped;
-    bool apart_said;                    /* coord_shard_apart, in the log */
-    char host[CAIRN_FABRIC_HOST_BYTES]; /* where it is; empty: it does not say */
-    Cairn__ShardStats stats;            /* of its last Heartbeat, if has_stats */
+    bool apart_said;                    /* the log has reported coord_shard_apart */
+    char host[CAIRN_FABRIC_HOST_BYTES]; /* its host; empty: it does not say */
+    Cairn__ShardStats stats;            /* from its last Heartbeat, if has_stats */
     bool has_stats;
     /* why it cannot save snapshots; empty: it can, or has not said */
     struct sentence storage;
-    Cairn__BytesTold *bytes; /* owned, [bytes_count]: of the same Heartbeat */
+    Cairn__BytesTold *bytes; /* owned, [bytes_count]: from the same Heartbeat */
     size_t bytes_count;
     Cairn__MemoryTold *memory; /* owned, [memory_count]: likewise */
     size_t memory_count;
-    /* of its session: may we act on what it holds, and what that is (standing.c) */
+    /* for its present session: whether we may act on what it holds, and what it holds (standing.c) */
     struct coordinator_id seen;
     enum standing standing;
-    Cairn__HeldJobs *parts; /* owned; NULL: it has not told yet, or holds nothing */
-    bool parts_awaited; /* it holds jobs that are not known here, and has not told their names */
-    /* the question of an adoption for them (0: it was away then), and the one that they answer (0: none) */
+    Cairn__HeldJobs *parts; /* owned; NULL: it has not reported them yet, or holds nothing */
+    /* it holds jobs that are not known here, and has not reported their names */
+    bool parts_awaited;
+    /* the request of an adoption for the parts (0: it was away then), and the request that they answer (0:
+     * none) */
     uint32_t parts_asked, parts_answered;
-    uint64_t memory_bytes; /* that it may use for state; 0: it does not say */
-    bool leaving;          /* its jobs go to others, and it gets no part of any */
-    struct sentence unfit; /* its device failed: what becomes of what else it holds */
+    uint64_t memory_bytes; /* memory that it may use for state; 0: it does not say */
+    bool leaving;          /* its jobs move to other shards, and it gets no part of any job */
+    /* its device failed: says what happens to the other parts that it holds */
+    struct sentence unfit;
     struct {
-        struct coord_waiters waiters; /* owned: who asked for it */
-        struct coord_waiters begun;   /* owned: who is told when the store has it */
-        uint32_t
-            stored; /* by an operator's word, and in the store or on its way: its number; 0: not */
-        uint32_t request; /* the shard's own; 0: none */
-        /* coord_now_ms: nothing moves any more from then on, and it is given up; 0: never */
+        struct coord_waiters waiters; /* owned: the requests for this drain */
+        /* owned: the requests that are answered when the store has it */
+        struct coord_waiters begun;
+        /* number of a drain by an operator's word that is in the store or being written; 0: none */
+        uint32_t stored;
+        uint32_t request; /* the shard's own request; 0: none */
+        /* coord_now_ms: when moving stops and its jobs are saved, and when the drain is given up; 0:
+         * never */
         uint64_t saves_ms, ends_ms;
-        bool is_unfit;       /* nobody asked: its device failed. It ends by itself */
-        uint64_t again_ms;   /* coord_now_ms: what could not be is not tried before */
+        /* nobody asked for the drain: its device failed; this drain ends by itself */
+        bool is_unfit;
+        uint64_t again_ms;   /* coord_now_ms: what failed is not tried again before */
         bool is_over;        /* it holds nothing, and was told to end */
-        bool is_saving;      /* it cannot be brought to hold nothing, and ends: snapshot.h */
-        cairn_status status; /* then: why not */
-        struct sentence why; /* and of an unfit one: what of its jobs cannot move */
+        bool is_saving;      /* it cannot be emptied, and ends: its jobs are saved (snapshot.h) */
+        cairn_status status; /* if is_saving: why it cannot be emptied */
+        /* the same in words; for an unfit shard: which of its jobs cannot move */
+        struct sentence why;
     } drain;
-    uint64_t planned_bytes; /* of jobs.c, while it chooses the shards of a job */
+    uint64_t planned_bytes; /* used by jobs.c while it chooses the shards of a job */
 };
 
 /* ==== session ==== */
 
-/* A connection that said a good Hello, and what is sent on it. */
+/* A connection whose Hello was accepted, and the messages that are sent on it. */
 
-#define CAIRN_SESSION_MEMBERS_MAX 64 /* jobs that one connection has open */
-#define CAIRN_SESSION_PAGED_MAX   4  /* specs that are on their way on one connection */
+#define CAIRN_SESSION_MEMBERS_MAX 64 /* the most jobs that one connection may have open */
+#define CAIRN_SESSION_PAGED_MAX   4  /* the most specs that may be arriving on one connection */
 
 struct coord_session {
-    struct coord_session *next; /* of the cluster's list */
+    struct coord_session *next; /* in the cluster's list */
     struct coord *cluster;
     struct peer *peer; /* borrowed from the listener */
     uint32_t role;     /* enum role_wire */
     char *name;        /* owned */
-    char *version;     /* owned: of its build, as it said it */
+    char *version;     /* owned: the version of its build, from its Hello */
     uint64_t incarnation;
-    uint32_t without;        /* of a shard: bits of enum spec_without */
-    Cairn__Home *home;       /* owned: of a shard that tells; or NULL */
+    uint32_t without;        /* shard only: bits of enum spec_without */
+    Cairn__Home *home;       /* owned: reported by a shard; NULL: not reported */
     uint8_t *fabric_address; /* owned: [fabric_address_bytes] */
     size_t fabric_address_bytes;
-    uint64_t last_frame_ms, since_ms; /* of the loop's clock */
-    struct coord_member *members;     /* by next_of_session */
-    Cairn__Hello *hello;              /* owned: of a shard that has not said all of it; or NULL */
-    struct coord_shard_entry *entry;  /* of a shard, while it holds it */
-    uint32_t member_count;            /* jobs that it has open */
-    uint32_t wait_count;              /* answers that it waits for (above) */
-    uint32_t unanswered;              /* of an admin: requests without an answer so far */
-    struct coord_waiters waiters;     /* owned: by of_session */
-    struct coord_unheard *unheard;    /* owned: whom it does not hear; NULL: nobody */
-    bool closing;                     /* was asked to go: its frames are dropped */
+    uint64_t last_frame_ms, since_ms; /* on the loop's clock */
+    struct coord_member *members;     /* linked by next_of_session */
+    Cairn__Hello *hello; /* owned: of a shard whose Hello is not complete yet; or NULL */
+    struct coord_shard_entry *entry; /* shard only, while the session has the entry */
+    uint32_t member_count;           /* jobs that the session has open */
+    uint32_t wait_count;             /* answers that the session waits for (above) */
+    uint32_t unanswered;             /* admin only: requests that have no answer yet */
+    struct coord_waiters waiters;    /* owned: linked by of_session */
+    struct coord_unheard *unheard;   /* owned: the shards that it does not hear; NULL: none */
+    bool closing;                    /* it is being closed: its frames are dropped */
 };
 
-/* Each does nothing without a session. One that cannot be sent to is being closed, and goes by itself. */
+/* Each of these does nothing if the session is NULL or closing. If sending fails, the session is closed,
+ * and on_gone follows. */
 void coord_session_send(struct coord_session *session, uint16_t type, uint32_t request,
                         const ProtobufCMessage *message);
 void coord_session_error(struct coord_session *session, uint32_t request, cairn_status status,
@@ -188,31 +203,31 @@ void coord_session_pages(struct coord_session *session, uint32_t request, enum p
 
 /* ==== works ==== */
 
-/* Work that blocks, on libuv's threads, and the sessions that wait for its outcome. Writes to
- * the store do not come here (store.h), so that a hung folder of snapshots does not hold
- * them up. */
+/* Work that blocks, on libuv's threads, and the sessions that wait for its outcome. Writes to the store
+ * have a thread of their own (store.h), so that a hung folder of snapshots does not delay them. */
 
-#define CAIRN_SESSION_WAITS_MAX 16 /* answers that one connection waits for */
+#define CAIRN_SESSION_WAITS_MAX 16 /* the most answers that one connection may wait for */
 
-/* Work for one of libuv's threads; the first member of what it works on. */
+/* Work for one of libuv's threads; the first member of the struct that it works on. */
 struct coord_work {
     uv_work_t req;
-    struct coord_work *next; /* of the cluster's list */
+    struct coord_work *next; /* in the cluster's list */
     struct coord *cluster;
-    struct coord_session *session; /* who is answered; NULL: nobody, or it went */
+    struct coord_session *session; /* the session to answer; NULL: none, or it has ended */
     uint32_t request;
-    void (*run)(struct coord_work *work);  /* on another thread */
-    void (*done)(struct coord_work *work); /* on the loop; frees it */
+    void (*run)(struct coord_work *work);  /* runs on another thread */
+    void (*done)(struct coord_work *work); /* called on the loop; frees the work */
 };
 
-/* False if the session waits for too much, or there is no thread: nothing was begun. */
+/* False if the session waits for too many answers, or no thread can take the work: nothing was begun. */
 bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coord_session *session,
                       uint32_t request);
-/* The same of work on so many bytes; on few it is done at once, sooner than a thread is told of it: `done`
- * has run then. */
+/* The same for work on `bytes` bytes. If they are few the work is done at once, which is faster than
+ * handing it to a thread: `done` has then run already. */
 bool coord_work_do(struct coord_work *work, struct coord *cluster, struct coord_session *session,
                    uint32_t request, size_t bytes);
-/* `free_it` frees `what`, of which nobody else knows, and which was made of so many bytes: likewise. */
+/* Calls `free_it` on `what`, on a thread or at once as coord_work_do decides. Nobody else may use `what`;
+ * `bytes` is the size that it was made from. */
 void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *what, size_t bytes);
 
 /* ==== sessions ==== */
@@ -221,28 +236,30 @@ void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *wha
 
 void coord_session_on_frame(struct peer *peer, const struct wire_frame *frame, void *context);
 void coord_session_on_gone(struct peer *peer, cairn_status status, const char *why, void *context);
-/* Handles the requests that came early and need not wait any more (cluster.h). */
+/* Handles the early requests that need not wait any longer (cluster.h). */
 void coord_sessions_take_early(struct coord *cluster);
 void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_ms);
 
 /* ==== arrivals ==== */
 
-/* Shards come and go: who has which entry (members.h), and who hears of it. */
+/* Shards connect and disconnect: which session has which entry (members.h), and who is told of a change. */
 
-/* The session is gone, for that reason. */
+/* The shard's session has ended, for the reason given. */
 void coord_shard_leave(struct coord_session *session, cairn_status status, const char *why);
-/* One that went and that nobody needs is forgotten, so that passing strangers leave nothing. */
+/* Forgets a shard that is away and that nobody needs, so that shards that connected only briefly leave no
+ * entry. */
 void coord_shard_drop_unused(struct coord *cluster, struct coord_shard_entry *entry);
-/* Forgets a shard that is gone for good, because an operator says so. CAIRN_ERR_BUSY: it is
- * here, or a job has a part on it. */
+/* Forgets a shard that will not return, by an operator's word. CAIRN_ERR_BUSY: the shard is connected, or a
+ * job has a part on it. */
 cairn_status coord_shard_forget(struct coord *cluster, const char *name,
                                 struct sentence *why) CAIRN_MUST_CHECK;
-/* Who was asked and is silent loses its entry. */
+/* A process that was probed and does not answer loses its entry. */
 void coord_shards_tick(struct coord *cluster);
 
 /* ==== handlers ==== */
 
-/* Judged frames of each role. Each returns false if the role may not say that. */
+/* Handlers of checked frames, one for each role. Each returns false if the role may not send such a
+ * message. */
 
 bool coord_handle_worker(struct coord_session *session, const struct wire_frame *frame,
                          const ProtobufCMessage *message);
@@ -258,10 +275,10 @@ void coord_job_show_answer(struct coord_session *session, uint32_t request,
 
 /* ==== asked ==== */
 
-/* Every operator's action has its who, from where, when and what: in the log, and in the events. */
+/* For every operator's action the log and the events say who asked, from where, when, and for what. */
 
-/* Notes a request of an admin, if it is one that changes something: as the command line calls it, with all
- * that it was given, as far as that fits, and how much more there is. */
+/* Notes an admin's request if it changes something. The note has the command line's name for it and all its
+ * arguments, as far as they fit, and says how many were left out. */
 void coord_asked_note(const struct coord_session *session, const struct wire_frame *frame,
                       const ProtobufCMessage *message);
 

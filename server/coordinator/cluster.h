@@ -5,23 +5,23 @@
  *     └─────── jobs       each with its core, its shards, its members, at most one snapshot (or
  *                         digest) and at most one restore (job.h)
  *
- * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that):
+ * The headers, from the ground up; none includes one listed after it (tests/tree/tidy.py checks that):
  *
- *   base.h      what all stand on: names, entries, sessions, questions to shards, work on other threads
+ *   base.h      what all others use: names, entries, sessions, questions to shards, work on other threads
  *   store.h     what is durable: SQLite, and the one thread that writes it; events, backups, trusted keys
- *   round.h     the core of a job and what it goes by: terms, reduce groups, what halts it
+ *   round.h     the core of a job and its inputs: terms, reduce groups, what halts it
  *   reshard.h   changes of a running job: re-sharding, amendments, parking, drains
  *   snapshot.h  snapshots as they are taken, and the folder of those that are committed
  *   members.h   workers, readers and shards: how they join, what they wait for, which tiles they hold
- *   job.h       jobs are opened, made, lost, dropped
- *   cluster.h   the whole: opened, ticking, closed
- *   restore.h   jobs come back from snapshots, and the store from shards
+ *   job.h       jobs are opened, created, lost, dropped
+ *   cluster.h   the coordinator as a whole: opened, ticking, closed
+ *   restore.h   jobs are restored from snapshots, and the store from shards
  *
- * The files, from the ground up; a file calls none behind it, but for four arrows (tests/tree/numbers
- * counts them):
+ * The files, from the ground up; a file calls none listed after it, with four exceptions
+ * (tests/tree/numbers counts them):
  *
  *   base           calls, waits, answers, the clock; a job's facts, and its parts on shards
- *   terms          what a job goes by, and which shards know it
+ *   terms          the terms of a job, and which shards know them
  *   store, events, keys, standing, round
  *   groups, leases, members, tiles (with the initial state, which ranks put)
  *   digests        a snapshot's contents, and how the last ones ended
@@ -29,17 +29,17 @@
  *   waiting, loss (with a job's recovery), reshard_plan, reshard
  *   openings, jobs, restore, drain, amend, adopt
  *   reshard_asked, status
- *   parts          the core's actions; shards that come and go
+ *   parts          the core's actions; shards that connect and disconnect
  *   messages, sessions, cluster, main
  *
- * Whatever has to follow an event of a core, or the loss of a job, is called back: coord_callbacks
+ * Whatever has to follow an event of a core, or the loss of a job, is done by callbacks: coord_callbacks
  * (round.h), which parts.c fills in.
  *
  * Who decides what: the core alone decides a job's rounds and epochs (server/core/round.h). jobs.c and
  * restore.c decide jobs, layouts and generations, which are durable before anyone hears of them. sessions.c
- * decides whether a peer is alive: by the end of its connection, or a lease that ran out.
+ * decides whether a peer is alive: it is not when its connection has ended or its lease has run out.
  *
- * Memory: every list hangs on a connection or on a job, and an option or a constant bounds it. Threads:
+ * Memory: every list belongs to a connection or to a job, and an option or a constant bounds it. Threads:
  * everything runs on the loop's thread, but for the store's writes (store.h) and what base.c sends to
  * libuv's threads. The loop's thread touches no file once it runs. */
 #ifndef CAIRN_COORDINATOR_CLUSTER_H
@@ -57,26 +57,27 @@
 
 /* ==== early ==== */
 
-/* Requests that come early: this coordinator has just started, and what it would answer depends on shards
- * that have not come back to it, or have not told what they hold. They wait until all have, or for one lease,
- * by which a shard that lives is back; then they are judged by who is there. Without this a job whose parts
- * are parked would be called unparked, a plan would leave out the shards that are a moment late, and after a
- * store was lost there would be nothing to adopt. */
+/* Early requests arrive when this coordinator has just started, and their answers depend on shards that
+ * have not reconnected yet, or have not reported what they hold. They wait until all shards have, or for
+ * one lease, by which time a live shard is back; then they are judged by the shards that are connected.
+ * Without this a job whose parts are parked would be called unparked, a plan would leave out the shards
+ * that are a moment late, and after a store was lost there would be nothing to adopt. */
 
 /* The cluster's early requests. */
 struct coord_earlies {
     struct coord_early *list; /* owned, the oldest first */
     uint32_t count;
-    bool over; /* nothing is early any more */
+    bool over; /* no further request is early */
 };
 
 /* ==== cluster ==== */
 
-/* From the configuration; strings are borrowed for the cluster's life. */
+/* The options from the configuration; strings are borrowed for the cluster's life. */
 struct coord_options {
     char *name;
-    int64_t shards; /* a job is spread over so many */
-    /* so many are enough for a lost job that restores itself, shards_wait_ms after it was; 0: `shards` */
+    int64_t shards; /* the number of shards that a job is spread over */
+    /* the number of shards that is enough for a lost job that restores itself, shards_wait_ms after it was
+     * lost; 0: `shards` */
     int64_t shards_min, shards_wait_ms;
     char *store_path;
     char *snapshots_path;
@@ -84,24 +85,24 @@ struct coord_options {
     bool snapshots_foreign;
     struct listener_options network;
     int64_t heartbeat_ms, lease_timeout_ms, step_deadline_ms;
-    int64_t workers_max; /* of a job */
+    int64_t workers_max; /* the most workers of a job */
     int64_t lease_ttl_max_ms, lease_versions_max;
     char *reshard;           /* "manual", "on_join" */
     int64_t rebalance_above; /* thousandths of a share */
     struct log_options log;
-    const char *build; /* what this program calls its build; NULL: the version alone */
+    const char *build; /* the name of this program's build; NULL: the version alone */
 };
 
-/* Checks what the table cannot: values that contradict each other. CAIRN_ERR_CONFIG. */
+/* Checks what the table of options cannot: values that contradict each other. CAIRN_ERR_CONFIG. */
 cairn_status coord_options_judge(const struct coord_options *options,
                                  struct sentence *why) CAIRN_MUST_CHECK;
 
-/* The clock of leases and deadlines stands while this process is stopped. */
+/* The clock of leases and deadlines, which does not run while this process is stopped. */
 struct coord_clock {
     uv_timer_t tick;
-    uint64_t last_tick_ms, started_ms; /* of the loop's clock */
-    uint64_t stopped_ms;               /* how long this process was stopped, in all */
-    struct wall wall;                  /* whether the other one may be believed */
+    uint64_t last_tick_ms, started_ms; /* on the loop's clock */
+    uint64_t stopped_ms;               /* total time for which this process was stopped */
+    struct wall wall;                  /* whether the wall clock may be believed */
 };
 
 #define CAIRN_DRAINED_MAX 64
@@ -114,7 +115,7 @@ struct coord {
     /* owned */
     struct listener *listener;
     struct coord_store *store;
-    int lock_fd;               /* of the store's folder */
+    int lock_fd;               /* lock of the store's folder */
     struct coord_keys *keys;   /* store.h */
     struct coord_scrub *scrub; /* snapshot.h */
     struct coord_shard_entry *shards;
@@ -130,7 +131,7 @@ struct coord {
     struct coord_reshard_asked *asked; /* reshard_plan.c */
     struct coord_removal *removals;    /* snapshot.h */
     struct coord_work *works;          /* base.h */
-    /* each is its module's own */
+    /* each is used by its module alone */
     struct coord_saves saves;
     struct coord_events events;
     struct coord_storage storage;
@@ -138,41 +139,42 @@ struct coord {
     struct coord_openings openings;
     struct coord_earlies earlies;
     uint32_t next_request; /* base.c */
-    uint64_t arrivals;     /* how often a shard came */
-    struct {               /* processes that were told to end (drain.c): the newest ones */
+    uint64_t arrivals;     /* how often a shard connected */
+    struct {               /* the last processes that were told to end (drain.c) */
         uint64_t incarnations[CAIRN_DRAINED_MAX];
-        size_t count; /* ever */
+        size_t count; /* since the start */
     } drained;
 
     struct coord_clock clock;
     bool closing;
-    int handles_open; /* they are closed before the cluster is freed */
-    /* One of its parts is closed, or its last work has ended: frees the cluster after the last. */
+    int handles_open; /* libuv handles; all are closed before the cluster is freed */
+    /* Called when a part of the cluster is closed or a work has ended: after the last of them, frees the
+     * cluster. */
     void (*close_step)(struct coord *cluster);
     void (*on_closed)(void *context);
     void *on_closed_context;
 };
 
-/* Locks and opens the data folder, loads the jobs, listens. The loop must run then. */
+/* Locks and opens the data folder, loads the jobs, listens. The caller must then run the loop. */
 cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
                         struct coord **cluster_out, struct sentence *why) CAIRN_MUST_CHECK;
-/* Closes connections, waits for work of other threads, frees itself, then calls on_closed (may be
- * NULL). Nothing is told to anyone: it is the same as being killed, only tidier. */
+/* Closes connections, waits for work of other threads, frees itself, then calls on_closed (may be NULL). No
+ * peer is told anything: the effect is that of being killed, only tidier. */
 void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
-/* "/run/cairn/coordinator.sock"; of several, blanks between */
+/* Returns the address, such as "/run/cairn/coordinator.sock"; several are separated by blanks. */
 const char *coord_address(const struct coord *cluster);
 /* For tests: rows written to the store since it was opened. */
 uint64_t coord_store_writes(const struct coord *cluster);
 
 /* ---- for the files of this folder ---- */
 
-/* How often the timer ticks. A tick that comes later than CAIRN_LATE_TICKS of that says that we were
- * stopped. */
+/* Returns the time between two ticks of the timer. If a tick comes later than CAIRN_LATE_TICKS of these
+ * times, this process was stopped. */
 uint64_t coord_tick_ms(const struct coord *cluster);
 #define CAIRN_LATE_TICKS 4
-/* The clock of leases and deadlines. */
+/* Returns the time of the clock of leases and deadlines. */
 uint64_t coord_now_ms(const struct coord *cluster);
-/* Whether the wall clock has jumped since the last look, which is said. */
+/* Checks whether the wall clock has jumped since the last check, and reports a jump. */
 void coord_clock_look(struct coord *cluster);
 
 #endif

@@ -67,7 +67,8 @@ static int by_place(const void *a, const void *b)
     return 0;
 }
 
-/* The root of one plane from its run of nodes, which begins at *at; moves *at behind it. */
+/* Computes the root of one plane from its run of nodes, which begins at *at, and moves *at
+ * past that run. */
 static cairn_status plane_root(const struct job_spec_data *spec,
                                const struct coord_digests *digests, uint32_t tensor, int plane,
                                size_t *at, struct tree_node *room, struct plane_digest *out)
@@ -108,7 +109,7 @@ static cairn_status all_planes(const struct job_spec_data *spec,
     return fail_with(why, CAIRN_ERR_PROTOCOL, "a shard sent digests of no plane");
 }
 
-/* With the learning rate that the payload has of a driven one. */
+/* A driven group gets the learning rate in the payload. */
 static cairn_status fill_groups(const struct manifest *m, const struct payload *head,
                                 struct group_digest *groups, struct sentence *why)
 {
@@ -145,8 +146,8 @@ static bool parts_open(struct parts *parts, const struct job_spec_data *spec, si
            parts->room != NULL;
 }
 
-/* Trained tensors that have missed steps, in the spec's order, which is that of their names; room: one for
- * each tensor. Returns how many. */
+/* Lists the trained tensors that have missed steps, in the spec's order, which is by name. `room` has one
+ * element for each tensor. Returns the number of tensors listed. */
 static size_t fill_missed(const struct job_spec_data *spec, const struct missed *missed,
                           struct missed_digest *room)
 {
@@ -159,8 +160,8 @@ static size_t fill_missed(const struct job_spec_data *spec, const struct missed 
     return count;
 }
 
-/* Group names and the hyper-parameters the core uses; loss scale, client state and what tensors have missed
- * as in the payload. */
+/* Group names come from the spec, with the hyper-parameters that the core uses; the loss scale, the client
+ * state and the steps that tensors have missed come from the payload. */
 static cairn_status join_digests(const struct manifest *m, const struct parts *parts,
                                  size_t plane_count, struct hash *root_out, double *loss_scale_out,
                                  struct sentence *why)
@@ -217,7 +218,7 @@ cairn_status coord_note_missed(struct manifest *m)
     struct payload head;
     if (m->payload_bytes == 0 || payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK ||
         head.missed.size == 0)
-        return CAIRN_OK; // what is malformed the content root says
+        return CAIRN_OK; // the content root reports a malformed payload
     bool any = false;
     uint64_t *steps = calloc(m->spec.tensor_count + 1, sizeof *steps);
     if (steps == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -234,7 +235,7 @@ cairn_status coord_note_missed(struct manifest *m)
 
 /* ==== a manifest, shown ==== */
 
-/* Says what of the saved version is not finite. */
+/* Shows which elements of the saved version are not finite. */
 void coord_nonfinite_to_view(const struct manifest *manifest, struct snapshot_view *view)
 {
     results_list(&manifest->nonfinite, &manifest->spec, view->nonfinite);
@@ -283,7 +284,7 @@ void coord_periodic_failed(struct coord_job *job, uint64_t step, const char *why
     log_warn("job %s: no periodic snapshot %s", job->spec.name, job->snapshots.failed.text);
 }
 
-/* One of it would make a good one go. Said once. */
+/* A periodic snapshot of a damaged job would push out a good one. Logged once. */
 static const char damaged[] =
     "none is taken while the job is damaged: restore it, or write the tensors that are not finite";
 
@@ -299,7 +300,7 @@ void coord_periodic_damaged(struct coord_job *job)
     log_warn("job %s: no periodic snapshot: %s", job->spec.name, damaged);
 }
 
-/* The snapshot is one, and has ended, well or not. */
+/* Called when a periodic snapshot has ended, well or not. */
 void coord_periodic_ended(const struct coord_snapshot *snapshot)
 {
     struct coord_job *job = snapshot->job;
@@ -352,7 +353,7 @@ static uint32_t bounded_us(int64_t us)
     return us < 0 ? 0 : us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
-/* One that failed, or had nothing to be compared with, says nothing. */
+/* A snapshot that failed, or whose steps cannot be compared with others, is not counted. */
 static void conclude_cost(struct coord_cost *cost)
 {
     cost->is_counting = false;
@@ -372,7 +373,7 @@ void coord_cost_note_step(struct coord_job *job)
     if (cost->is_counting) {
         cost->extra_us += (int64_t)us - cost->usual_us;
         if (cost->has_ended) conclude_cost(cost);
-    } else if (snapshot == NULL) { // a digest is neither
+    } else if (snapshot == NULL) { // steps during a digest count for neither
         coord_pace_note(&cost->plain, us);
     }
 }
@@ -382,7 +383,7 @@ void coord_cost_ended(const struct coord_snapshot *snapshot)
     struct coord_cost *cost = &snapshot->job->snapshots.cost;
     if (!snapshot->has_files) return;
     if (!cost->is_counting || cost->number != snapshot->number)
-        begin_cost(cost, snapshot); // within one step
+        begin_cost(cost, snapshot); // the snapshot began and ended within one step
     cost->has_ended = true;
     cost->is_committed = snapshot->status == CAIRN_OK;
     cost->write_us = 1000 * (uv_now(snapshot->job->cluster->loop) - snapshot->begun_ms);
@@ -413,7 +414,7 @@ static void fill_measured(struct coord_job *job, Cairn__SnapshotAdvice *out)
     out->step_us = plain_us > 0 ? plain_us : coord_pace_median(&job->pace);
     out->measured = cost->count;
     if (cost->count == 0) return;
-    memcpy(extras_us, cost->extras_us, sizeof extras_us); // the median puts them in order
+    memcpy(extras_us, cost->extras_us, sizeof extras_us); // times_median() sorts in place
     memcpy(writes_us, cost->writes_us, sizeof writes_us);
     out->cost_us = times_median(extras_us, cost->count);
     out->write_us = times_median(writes_us, cost->count);

@@ -3,10 +3,9 @@
 
 #include "server/coordinator/cluster.h"
 
-/* Longer than a shard waits from one attempt to connect to the next. */
+/* Longer than a shard waits between two attempts to connect. */
 #define COMES_AGAIN_MS 5000
-/* How long until state that could not move off an unfit shard is tried again, and for how long a
- * cancel holds. */
+/* How long until another attempt to move state off an unfit shard, and for how long a cancel holds. */
 #define TRIES_AGAIN_MS 30000
 #define CANCELED_MS    600000
 
@@ -25,7 +24,7 @@ static void on_stored(const struct coord_saved *saved)
         return;
     }
     while (entry != NULL && entry->drain.stored != saved->number) entry = entry->next;
-    if (entry == NULL) return; // it has ended
+    if (entry == NULL) return; // the drain has ended
     if (saved->status == CAIRN_OK)
         coord_waiters_answer(&entry->drain.begun, CAIRN_MSG_DONE, &done.base);
     else
@@ -106,7 +105,7 @@ static void fail_drain(struct coord *cluster, struct coord_shard_entry *entry, c
     stop_runs(cluster->jobs, entry);
 }
 
-/* True: what came of the snapshots of all that it holds is known. */
+/* True if it is known how the snapshots of all jobs on the shard ended; `out` says how. */
 static bool advance_saving(struct coord *cluster, struct coord_shard_entry *entry,
                            struct sentence *out)
 {
@@ -154,7 +153,7 @@ static void give_up(struct coord *cluster, struct coord_shard_entry *entry, cair
         if (coord_job_has_shard(j, entry)) want_parting(j);
 }
 
-/* This process has been drained: if it comes again, it has not heard that it is to end. */
+/* True if this process has been drained: if it connects again, it has not heard that it is to end. */
 static bool was_drained(const struct coord *cluster, uint64_t incarnation)
 {
     for (size_t i = 0; i < CAIRN_DRAINED_MAX && i < cluster->drained.count; i++)
@@ -178,7 +177,7 @@ void coord_drain_come(struct coord *cluster, struct coord_shard_entry *entry)
     entry->drain.is_over = false;
 }
 
-/* It holds nothing: it ends, and is forgotten with its connection. */
+/* The shard holds nothing: tells it to end; it is forgotten with its connection. */
 static void finish_drain(struct coord *cluster, struct coord_shard_entry *entry)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
@@ -198,7 +197,8 @@ bool coord_drains_cancel(struct coord_job *job)
 {
     bool any = false;
     for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
-        // One that is being stopped ends in any case: what it has is lost if it does not go on.
+        // A shard that is being stopped ends in any case: what it holds is lost if its drain does not
+        // continue.
         if (!s->leaving || s->drain.is_over || s->drain.request != 0 ||
             !coord_job_has_shard(job, s))
             continue;
@@ -212,7 +212,7 @@ bool coord_drains_cancel(struct coord_job *job)
 void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry)
 {
     if (!entry->leaving || cluster->closing) return;
-    if (entry->drain.is_unfit) { // as it was to
+    if (entry->drain.is_unfit) { // the unfit shard was to end
         entry->leaving = entry->drain.is_unfit = false;
         stop_runs(cluster->jobs, entry);
         return;
@@ -223,7 +223,7 @@ void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry)
         coord_waiters_answer(&entry->drain.begun, CAIRN_MSG_DONE, &done.base);
         return;
     }
-    entry->drain.request = 0; // of the connection that is gone
+    entry->drain.request = 0; // belonged to the connection that is gone
     fail_drain(cluster, entry, CAIRN_ERR_NOT_READY, "it went away");
 }
 
@@ -254,7 +254,8 @@ static bool holds_whole(const struct coord *cluster, const struct coord_shard_en
     return false;
 }
 
-/* Nobody asked for it, so that it ends in silence when nobody is left to take anything. */
+/* Begins and ends the drain of an unfit shard. Nobody asked for that drain, so it ends silently when no
+ * other shard is left to take anything. */
 static void look_unfit(struct coord *cluster, struct coord_shard_entry *entry)
 {
     const bool is_wanted = coord_shard_unfit(entry) && coord_shard_obeys(entry) &&
@@ -266,12 +267,12 @@ static void look_unfit(struct coord *cluster, struct coord_shard_entry *entry)
     if (!is_wanted || entry->leaving || coord_now_ms(cluster) < entry->drain.again_ms) return;
     entry->leaving = entry->drain.is_unfit = true;
     entry->drain.why.text[0] = '\0';
-    if (!holds_whole(cluster, entry)) return; // it ends, and gets nothing until then
+    if (!holds_whole(cluster, entry)) return; // the shard ends, and gets nothing until then
     log_warn("shard %s is unfit: what it holds in host memory goes to other shards", entry->name);
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, entry->name, "its device failed");
 }
 
-/* For an operator. */
+/* Says to an operator what happens to an unfit shard, or what to do about it. */
 static void say_unfit(const struct coord *cluster, struct coord_shard_entry *entry)
 {
     struct sentence *out = &entry->unfit;
@@ -318,15 +319,15 @@ static cairn_status begin_off(struct coord_job *job, const struct coord_shard_en
                      job->spec.name, job->spec.name, job->spec.name);
 }
 
-/* True: the shard still has something of the job. If one job cannot move off an unfit shard, it
- * stays there, and the other jobs still move. */
+/* True if the shard still has something of the job. If one job cannot move off an unfit shard, it stays
+ * there, and the other jobs still move. */
 static bool drain_job(struct coord_job *job, struct coord_shard_entry *entry, bool tries)
 {
     struct sentence why;
     const uint32_t shard = index_of(job, entry);
     if (!coord_job_has_shard(job, entry) || has_fallen(job, entry)) return false;
     if (job->reshard.running) {
-        // One that is under way and puts something here is of no use.
+        // A run under way that moves something to this shard is of no use.
         const bool takes = shard < job->shard_count && job->shards[shard].weight > 0;
         if ((takes || shard == job->shard_count) && !job->reshard.canceled)
             (void)!coord_reshard_cancel(job, &why);
@@ -334,7 +335,7 @@ static bool drain_job(struct coord_job *job, struct coord_shard_entry *entry, bo
     }
     if (!tries) return true;
     const cairn_status status = begin_off(job, entry, &why);
-    // A cause that passes by itself is waited for.
+    // If the cause passes by itself, the drain waits.
     if (status == CAIRN_OK || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
         return true;
     if (entry->drain.is_unfit)
@@ -344,7 +345,8 @@ static bool drain_job(struct coord_job *job, struct coord_shard_entry *entry, bo
     return true;
 }
 
-/* It ends by itself, when it holds nothing that is whole. */
+/* Notes why a job stays on an unfit shard, and when to try again. The shard ends by itself when it holds
+ * nothing intact. */
 static void note_unfit(const struct coord *cluster, struct coord_shard_entry *entry, bool tried,
                        const struct sentence *before)
 {
@@ -455,7 +457,7 @@ void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn
     entry->drain.ends_ms = given_ms == 0 ? 0 : now_ms + given_ms;
     if (status != CAIRN_OK) {
         give_up(cluster, entry, status, why.text);
-        // The cluster is being stopped: nothing is moved for that.
+        // The cluster is being stopped: nothing is moved because of that.
         for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
             if (s->drain.request != 0)
                 give_up(cluster, s, CAIRN_ERR_REFUSED,
@@ -468,7 +470,8 @@ void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn
 
 /* ---- time ---- */
 
-/* It holds nothing, and has not come since the coordinator started: it had ended. */
+/* True if the shard holds nothing and has not connected since the coordinator started: it had ended
+ * before. */
 static bool has_ended(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     return entry->session == NULL && !holds_any(cluster, entry) &&
@@ -491,9 +494,9 @@ void coord_drains_tick(struct coord *cluster)
 
 /* ==== park ==== */
 
-/* Parking, as amend.c in its first phase: the gate of the core is shut, an open round ends, and then every
- * shard is asked. One that is at work is asked again; if one cannot, those that have moved their part move it
- * back. */
+/* Parking begins like the first phase of amend.c: the gate of the core is shut, an open round ends, and
+ * then every shard is asked. A shard that is busy is asked again; if one shard cannot park its part, the
+ * shards that have moved theirs move it back. */
 
 void coord_park_release(struct coord_job *job)
 {
@@ -513,14 +516,15 @@ static void answer_park(struct coord_job *job)
     coord_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
 }
 
-/* Back to what it was; who asked is told. If that fails, too, it stays as it is, and shut. */
+/* Reverts the change, and answers those who asked. If the reverting fails, too, the job stays as it is,
+ * and its gate shut. */
 static void undo_park(struct coord_job *job, cairn_status status, const char *text)
 {
     struct sentence why;
     sentence_set(&why, "job %s was not %s: %s", job->spec.name,
                  job->park.wanted ? "parked, it goes on as it was" : "unparked", text);
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
-    if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY; // not the asker's connection
+    if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY; // not the connection of the asker
     coord_waiters_fail(&job->park.waiters, status, why.text);
     if (job->park.undoes) {
         log_error("job %s is parked in part, and no round opens: park or unpark it",
@@ -538,7 +542,7 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
     (void)about;
     if (!job->park.asking) return;
     job->park.asking = false;
-    // It ends what it does, or another move; or the way back waits for it: with a tick, when all are there.
+    // A shard is busy, or the reverting waits for a shard that is away: a tick asks again when all are up.
     if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && job->park.undoes)) return;
     if (status != CAIRN_OK) {
         undo_park(job, status, why);
@@ -573,7 +577,7 @@ void coord_park_advance(struct coord_job *job)
         coord_job_moves(job) || round_stage_of(job->core) != CAIRN_ROUND_STEADY || !all_up(job))
         return;
     struct coord_gather *gather = coord_gather_open_job(job, on_moved, NULL, 0);
-    if (gather == NULL) return; // with the next event, or tick
+    if (gather == NULL) return; // tried again with the next event, or tick
     Cairn__PartPark message = CAIRN__PART_PARK__INIT;
     message.job = job->id;
     message.parked = park->wanted;
@@ -619,7 +623,8 @@ void coord_job_park(struct coord_session *session, uint32_t request, const Cairn
         coord_session_error(session, request, status, why.text);
         return;
     }
-    // Before all parts have told, another coordinator's word may stand: it is taken back where it does.
+    // Until all parts have reported, some may still be parked by an earlier coordinator: they are unparked,
+    // too.
     const bool is_so = !job->park.shut && !message->parked && job->rounds.heard;
     if (is_so) {
         answer_park(job);

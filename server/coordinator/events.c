@@ -9,8 +9,8 @@
 
 #include "server/coordinator/cluster.h"
 
-#define PAGE_EVENTS 256 /* of an answer: with the longest texts they fit a frame */
-#define BATCH       512 /* of a write */
+#define PAGE_EVENTS 256 /* in one answer: they fit a frame even with the longest texts */
+#define BATCH       512 /* in one write */
 
 static const char *const kind_names[CAIRN_EVENT_KINDS] = {
 #define X(kind, name) [CAIRN_EVENT_##kind] = (name),
@@ -23,7 +23,7 @@ static struct stored_event **place_of(const struct coord_events *events, uint64_
     return &events->ring[number % CAIRN_STORE_EVENTS_MAX];
 }
 
-/* In place of the oldest, when there are as many as are kept. */
+/* Keeps the event. If the ring is full, it replaces the oldest. */
 static void keep_event(struct coord_events *events, struct stored_event *event)
 {
     struct stored_event **place = place_of(events, event->number);
@@ -58,7 +58,7 @@ void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const c
                                       .who = who != NULL ? who : "",
                                       .text = text };
     struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, &row, 1);
-    if (event != NULL) keep_event(events, event); // else the log has it
+    if (event != NULL) keep_event(events, event); // else only the log has it
 }
 
 void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
@@ -94,7 +94,7 @@ cairn_status coord_events_open(struct coord *cluster, struct sentence *why)
     return status;
 }
 
-/* Lists the events that are not in the store yet, the oldest first. Returns how many. */
+/* Lists the events that are not in the store yet, the oldest first. Returns their number. */
 static size_t list_new(const struct coord_events *events, struct stored_event list_out[BATCH])
 {
     size_t count = 0;
@@ -112,7 +112,7 @@ static void on_saved(const struct coord_saved *saved)
     const bool failed = saved->status != CAIRN_OK;
     events->saving = false;
     if (!failed) events->saved = saved->number;
-    if (failed && !events->failed) // tried again with each tick
+    if (failed && !events->failed) // the next tick tries again
         log_warn("events are not stored for now: %s", saved->why);
     events->failed = failed;
 }
@@ -181,14 +181,14 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
         const struct stored_event *event = *place_of(events, n);
         if (event == NULL) continue;
         const bool is_job = strcmp(event->job, job) == 0;
-        if (is_of(event, CAIRN_EVENT_CLOCK)) // what was before went by another clock
+        if (is_of(event, CAIRN_EVENT_CLOCK)) // earlier events used another clock
             until_ms = 0;
         else if (until_ms > event->unix_ms)
             out->observed_ms += until_ms - event->unix_ms;
         if (!is_of(event, CAIRN_EVENT_CLOCK)) until_ms = event->unix_ms;
         if (is_of(event, CAIRN_EVENT_AWAY)) out->shards++;
         if (is_job && is_of(event, CAIRN_EVENT_LOST)) out->workers++;
-        if (is_job && is_of(event, CAIRN_EVENT_CREATED)) break; // what was before is another job's
+        if (is_job && is_of(event, CAIRN_EVENT_CREATED)) break; // earlier events are another job's
     }
 }
 
@@ -230,8 +230,9 @@ void coord_events_answer(struct coord_session *session, uint32_t request,
 
 /* ==== backup ==== */
 
-/* A copy of the store while it is in use. The store's thread takes a picture of it into memory; one
- * of libuv's writes that to the file: a disk that hangs there holds no save up. One at a time. */
+/* Copies the store while it is in use, one copy at a time. The store's thread takes a picture of the
+ * store into memory, and a libuv thread writes the picture to the file, so that a disk that hangs there
+ * delays no save. */
 
 struct picture {
     struct task task;
@@ -239,7 +240,7 @@ struct picture {
 };
 
 struct coord_backup {
-    struct coord_work work; /* the file */
+    struct coord_work work; /* writes the file */
     struct picture picture;
     struct coord *cluster;
     struct coord_waiters waiter;
@@ -359,10 +360,10 @@ void coord_backup_close(struct coord *cluster)
 
 /* ==== picture ==== */
 
-/* A picture of the store at one moment, while it is in use: SQLite's backup into memory, and that as the
- * bytes of a file. The file itself is for another thread to write: its disk need not be the store's. A
- * picture has the secret key, too, which a store in use has in a file beside it: one file is all there is to
- * save. */
+/* Takes a picture of the store at one moment, while it is in use: copies it with SQLite's backup into
+ * memory, and returns the copy as the bytes of a file. Another thread writes the file itself, whose disk
+ * need not be the store's. A picture also contains the secret key, which a store in use has in a file
+ * beside it, so that one file is all there is to save. */
 
 static cairn_status fail_copy(const struct coord_store *store, sqlite3 *copy, struct sentence *why)
 {
@@ -387,7 +388,7 @@ static bool put_signer(sqlite3 *copy, const char *signer)
     return sqlite3_finalize(s) == SQLITE_OK && is_put;
 }
 
-/* *there_out: the table is. */
+/* Sets *there_out to whether the table `signer` exists. */
 static cairn_status find_signer(const struct coord_store *store, bool *there_out,
                                 struct sentence *why)
 {
@@ -432,7 +433,7 @@ cairn_status store_picture(const struct coord_store *store, uint8_t **bytes_out,
     if (backup == NULL) return fail_copy(store, copy, why);
     (void)sqlite3_backup_step(backup, -1); // all of it, in one read
     if (sqlite3_backup_finish(backup) != SQLITE_OK)
-        return fail_copy(store, copy, why); // its failure, too
+        return fail_copy(store, copy, why); // reports a failed step, too
     if (store->signer[0] != '\0' && !put_signer(copy, store->signer))
         return fail_copy(store, copy, why);
     sqlite3_int64 size = 0;
@@ -527,29 +528,28 @@ void coord_storage_adopted(struct coord *cluster, uint64_t former)
     struct storage_owner *owner = &cluster->storage.watch.owner;
     cluster->storage.former = owner->former = former;
     cluster->storage.store = owner->store = cluster->identity.id.store;
-    // The last complaint about the folder was for another owner, and would refuse the first
-    // snapshot.
+    // The last complaint about the folder concerned the former owner, and would refuse the first snapshot.
     cluster->storage.watch.said.text[0] = '\0';
     storage_watch_doubt(&cluster->storage.watch);
 }
 
 /* ---- at the start ---- */
 
-/* Takes a folder that is another cluster's, because the operator says so (snapshots.foreign). */
+/* Takes a folder that belongs to another cluster, because the operator says so (snapshots.foreign). */
 static cairn_status take_over(struct coord *cluster, struct sentence *why)
 {
     const struct storage_owner *owner = &cluster->storage.watch.owner;
     const char *path = cluster->storage.path;
     const cairn_status seen = storage_seen(path, cluster->storage.token, owner, why);
-    if (seen != CAIRN_ERR_EXISTS) return CAIRN_OK; // ours; or the watch will say what is wrong
+    if (seen != CAIRN_ERR_EXISTS) return CAIRN_OK; // ours; or the watch will report the fault
     log_warn("%s: this cluster takes it, as snapshots.foreign says", why->text);
     coord_event_note(cluster, CAIRN_EVENT_STORAGE, NULL, NULL,
                      "%s: this cluster has taken it, as snapshots.foreign says", why->text);
     return storage_take(path, cluster->storage.token, owner, why);
 }
 
-/* A path leads to another place where nothing is mounted; what a storage makes of its own names does not, and
- * has no token. */
+/* True if the location is a path. A path leads to another folder while nothing is mounted there, so it
+ * needs a token; other storages have names of their own, which cannot change like that, and get none. */
 static bool is_path(const char *location)
 {
     return storage_of(location) == &storage_folder;
@@ -561,8 +561,8 @@ static cairn_status make_root(const char *location, struct sentence *why)
                              : storage_of(location)->make(location, "", false, why);
 }
 
-/* The token of a folder that the store does not remember; 0: without it the shards are not asked, and what
- * is wrong with the folder shows at the first snapshot. */
+/* Gets the token of a folder that the store does not remember. It stays 0 if there is none: then the shards
+ * are not asked, and a fault of the folder shows at the first snapshot. */
 static cairn_status begin_with(struct coord *cluster, struct sentence *why)
 {
     const char *path = cluster->storage.path;
@@ -673,8 +673,8 @@ static void add_message(const char *name, const ProtobufCMessage *message, unsig
     sentence_add(out, " }");
 }
 
-/* " id=step-000000000002-g1", " force": what is given. Numbers that only programs read (fixed64), and bytes,
- * nobody gave by hand. */
+/* Adds a given value, such as " id=step-000000000002-g1" or " force". Bytes and numbers that only programs
+ * read (fixed64) are left out: nobody typed them. */
 static void add_value(const ProtobufCFieldDescriptor *field, const void *value, unsigned depth,
                       struct sentence *out)
 {
@@ -715,7 +715,7 @@ static size_t size_of(const ProtobufCFieldDescriptor *field)
     case PROTOBUF_C_TYPE_UINT64: return sizeof(uint64_t);
     case PROTOBUF_C_TYPE_DOUBLE: return sizeof(double);
     case PROTOBUF_C_TYPE_MESSAGE: return sizeof(ProtobufCMessage *);
-    default: return 0; // is not shown
+    default: return 0; // not shown
     }
 }
 
@@ -736,8 +736,7 @@ static bool is_text(const ProtobufCFieldDescriptor *field)
     return field->type == PROTOBUF_C_TYPE_STRING && field->label != PROTOBUF_C_LABEL_REPEATED;
 }
 
-/* Adds the texts first, since they are names and say what is meant; then the fields that say
- * how. */
+/* Adds the texts first, since they are names and show what is meant; then the other fields. */
 static void add_fields(const ProtobufCMessage *message, unsigned depth, struct sentence *out)
 {
     const ProtobufCFieldDescriptor *fields = message->descriptor->fields;
@@ -745,7 +744,7 @@ static void add_fields(const ProtobufCMessage *message, unsigned depth, struct s
     for (unsigned i = 0; i < count; i++)
         if (is_text(&fields[i])) add_value(&fields[i], member_of(message, &fields[i]), depth, out);
     for (unsigned i = 0; i < count; i++) {
-        const bool is_said = depth == 1 && strcmp(fields[i].name, "op") == 0; // by the verb
+        const bool is_said = depth == 1 && strcmp(fields[i].name, "op") == 0; // the verb says it
         if (is_said || is_text(&fields[i])) continue;
         if (fields[i].label == PROTOBUF_C_LABEL_REPEATED)
             add_each(message, &fields[i], depth, out);
@@ -754,7 +753,7 @@ static void add_fields(const ProtobufCMessage *message, unsigned depth, struct s
     }
 }
 
-/* The field of that name, if it is of that type; NULL: it has none. */
+/* Returns the field of that name, if the message has one of that type; else NULL. */
 static const void *field_named(const ProtobufCMessage *message, const char *name,
                                ProtobufCType type)
 {
@@ -763,7 +762,8 @@ static const void *field_named(const ProtobufCMessage *message, const char *name
     return field != NULL && field->type == type ? member_of(message, field) : NULL;
 }
 
-/* The job that it is about, where it is about one: "job", or "name" of messages that begin with Job. */
+/* Returns the name of the job that the message is about, from its field "job", or from "name" in messages
+ * that begin with Job; "" if there is none. */
 static const char *job_of(const ProtobufCMessage *message)
 {
     const bool is_of_job = strncmp(message->descriptor->short_name, "Job", 3) == 0;
@@ -779,7 +779,7 @@ void coord_asked_note(const struct coord_session *session, const struct wire_fra
     struct sentence who, what;
     if (verb == NULL) return;
     const protobuf_c_boolean *plan = field_named(message, "plan", PROTOBUF_C_TYPE_BOOL);
-    if (plan != NULL && *plan) return; // it only asks what would be
+    if (plan != NULL && *plan) return; // it only asks what would happen
     const char *job = job_of(message);
     sentence_set(&what, "%s", verb);
     add_fields(message, 1, &what);

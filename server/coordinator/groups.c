@@ -1,4 +1,4 @@
-/* The reduce groups of a job: when they are formed, what is kept and shown of them. See round.h. */
+/* The reduce groups of a job: when they are formed, and what is recorded and shown of them. See round.h. */
 
 #include <inttypes.h>
 #include <sodium.h>
@@ -42,7 +42,7 @@ void coord_groups_free(struct coord_job *job)
     job->groups = NULL;
 }
 
-/* The job's groups, made if there are none; NULL: no memory. */
+/* Returns the job's groups, and makes them if there are none; NULL: no memory. */
 static struct coord_groups *groups_of(struct coord_job *job)
 {
     if (job->groups != NULL) return job->groups;
@@ -107,7 +107,7 @@ static void log_change(struct coord_job *job, uint64_t round, bool same)
 /* ---- who there is ---- */
 
 struct hosts {
-    char (*names)[CAIRN_FABRIC_HOST_BYTES]; /* owned: [count], "" where there is none */
+    char (*names)[CAIRN_FABRIC_HOST_BYTES]; /* owned: [count]; "" if the host is not known */
     const char **list;                      /* owned: [count] */
 };
 
@@ -139,7 +139,7 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The job's members by id, the caller's; NULL: no memory. */
+/* Returns the job's members, sorted by id; the caller frees the list. NULL: no memory. */
 static struct coord_member **sort_members(const struct coord_job *job, size_t *count_out)
 {
     struct coord_member **sorted = calloc((size_t)job->members.count + 1, sizeof *sorted);
@@ -152,7 +152,8 @@ static struct coord_member **sort_members(const struct coord_job *job, size_t *c
     return sorted;
 }
 
-/* Ranks and hosts of the contributors; one that is not there is alone. */
+/* Looks up the ranks and hosts of the contributors; a contributor that is not found gets no host, so it
+ * stays alone. */
 static bool look_up(const struct coord_job *job, const uint64_t *members, uint32_t count,
                     struct hosts *hosts, uint32_t *ranks)
 {
@@ -173,7 +174,7 @@ static bool look_up(const struct coord_job *job, const uint64_t *members, uint32
 
 /* ---- forming ---- */
 
-/* The groups that a round is to be opened with, before they are the job's. */
+/* The groups with which a round is to be opened, before they become the job's. */
 struct formed {
     struct groups_plan plan;
     uint32_t *ranks; /* [worker_count] */
@@ -213,7 +214,7 @@ static cairn_status form_groups(struct coord_job *job, const uint64_t *members, 
     return status;
 }
 
-/* The plan, by ranks; none if nobody relays. */
+/* Lists the ranks of the plan's groups; no groups if nobody relays. */
 static cairn_status list_ranks(const struct formed *formed, struct rank_groups *out)
 {
     const struct groups_plan *plan = &formed->plan;
@@ -221,7 +222,7 @@ static cairn_status list_ranks(const struct formed *formed, struct rank_groups *
     CAIRN_TRY(rank_groups_init(out, plan->worker_count, plan->group_count));
     for (uint32_t w = 0; w < plan->worker_count; w++) out->ends[plan->group_of[w]]++;
     for (uint32_t g = 1; g < plan->group_count; g++) out->ends[g] += out->ends[g - 1];
-    // From the last on, each behind the place of its group is taken, so that every end becomes a beginning.
+    // Backwards: each worker takes the place before its group's end, so that every end becomes a beginning.
     for (uint32_t w = plan->worker_count; w-- > 0;)
         out->ranks[--out->ends[plan->group_of[w]]] = formed->ranks[w];
     for (uint32_t g = 0; g + 1 < plan->group_count; g++) out->ends[g] = out->ends[g + 1];
@@ -238,7 +239,7 @@ static char *name_group(const struct coord_job *job, const struct groups_plan *p
     return name.text[0] != '\0' ? strdup(name.text) : NULL;
 }
 
-/* The memory of what is formed, empty. */
+/* Allocates what the formed groups need, and fills in members, relays and ranks. */
 static bool make_room(const struct coord_job *job, const struct formed *formed,
                       const uint64_t *members, struct coord_groups *into)
 {
@@ -274,7 +275,7 @@ static void keep_before(struct coord_groups *groups)
     groups->made_step = false;
 }
 
-/* Makes the groups that were formed the job's; the job takes all that `formed` and `room` own. */
+/* Makes the formed groups the job's groups; the job takes all that `formed` and `room` own. */
 static void take_groups(struct coord_job *job, uint64_t round, struct formed *formed,
                         struct coord_groups *room)
 {
@@ -313,7 +314,8 @@ static bool same_members(const struct coord_groups *groups, const uint64_t *memb
            memcmp(groups->members, members, count * sizeof *members) == 0;
 }
 
-/* No memory: the round is opened without groups, and the next one tries again. */
+/* Gives the groups up for lack of memory: the round is opened without them, and the next one tries
+ * again. */
 static void give_up(struct coord_job *job, uint64_t round)
 {
     struct coord_groups *groups = job->groups;
@@ -366,7 +368,7 @@ bool coord_groups_open(struct coord_job *job, uint64_t round, const uint64_t *me
         groups->tiled = tiled;
         groups->stale = false;
         form_anew(job, round, members, member_count);
-        if (groups->stale) { // refused already, for lack of memory
+        if (groups->stale) { // refused at once, for lack of memory
             groups->stale = false;
             form_anew(job, round, members, member_count);
         }
@@ -414,7 +416,7 @@ void coord_groups_forget(struct coord_job *job)
     struct coord_groups *groups = job->groups;
     if (groups == NULL) return;
     release_formed(groups);
-    if (!groups->made_step) { // the version is theirs who made the last one
+    if (!groups->made_step) { // the version was made with the earlier groups
         rank_groups_release(&groups->now);
         groups->now = groups->before;
         groups->before = (struct rank_groups) { NULL, NULL, 0, 0 };
@@ -462,7 +464,7 @@ bool coord_groups_fault(struct coord_job *job, uint64_t member, const char *text
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
         const struct group_relay *relay = &groups->relays[r];
         if (relay->number != member) continue;
-        if (!all_know(job)) return true; // a shard is or was away: all is told anew
+        if (!all_know(job)) return true; // a shard is or was away: everything is sent anew
         log_warn("job %s: no reduce groups until somebody comes or goes: relay %s: %s",
                  job->spec.name, job->shards[relay->shard].entry->name, text);
         sentence_set(&groups->refused, "relay %s failed: %.900s",
@@ -498,7 +500,7 @@ void coord_groups_show(const struct coord_job *job, struct groups_view *view, Ca
 
 /* ==== groups form ==== */
 
-/* Who is grouped with whom, and which relay serves which owner: plain data in, plain data out. */
+/* Decides which workers form a group, and which relay serves which owner: plain data in, plain data out. */
 
 /* A worker or a shard on its host. */
 struct place {
@@ -507,7 +509,7 @@ struct place {
     bool is_shard;
 };
 
-/* By host; the workers of a host, by rank, before its shards, by index. */
+/* Orders places by host; on each host, the workers by rank come before the shards by index. */
 static int by_host(const void *a, const void *b)
 {
     const struct place *x = a, *y = b;
@@ -542,9 +544,10 @@ static struct run run_at(const struct place *places, size_t count, size_t first)
     return run;
 }
 
-/* Which place of the sorted list begins the host of each worker that is grouped; else NO_RUN. */
+/* `run_of`, for each worker that is grouped: the place in the sorted list where its host begins; else
+ * NO_RUN. */
 #define NO_RUN SIZE_MAX
-/* Workers come by rank, so a group gets its number from its least. */
+/* Numbers the groups by their least ranks, because it passes the workers by rank. */
 static void number_groups(struct groups_plan *plan, const struct place *places, size_t count,
                           const size_t *run_of)
 {
@@ -636,9 +639,9 @@ uint32_t groups_relay_of(const struct groups_plan *plan, uint32_t group, uint32_
 
 /* ==== groups tell ==== */
 
-/* Tells shards of reduce groups, and takes that back. */
+/* Tells the shards about the reduce groups, and withdraws what it told them. */
 
-/* NULL: it is away, and forgets. */
+/* Returns the shard's session. NULL: the shard is away, and forgets the groups. */
 static struct coord_session *session_of(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_job_shard *s = &job->shards[shard];
@@ -653,7 +656,8 @@ static bool relay_serves(const struct coord_groups *groups, uint32_t relay, uint
 
 /* ---- what a shard answers ---- */
 
-/* A MemberJoin or a RelaySet; about the relay's number. Told anew when a shard that went away is back. */
+/* Takes the answer to a MemberJoin or a RelaySet; `about` is the relay's number. A shard that went away
+ * is told anew when it is back. */
 static void on_groups_answered(struct coord_job *job, const void *about, cairn_status status,
                                const char *why)
 {
@@ -661,7 +665,8 @@ static void on_groups_answered(struct coord_job *job, const void *about, cairn_s
         (void)coord_groups_fault(job, *(const uint64_t *)about, why);
 }
 
-/* A question to the shard, of that relay. The request to ask it with; 0: it cannot be asked. */
+/* Prepares a question to the shard about that relay. Returns the request to ask it with; 0: the shard
+ * cannot be asked. */
 static uint32_t ask_relay(struct coord_job *job, uint32_t shard, uint64_t number,
                           struct coord_gather **gather_out)
 {
@@ -723,7 +728,7 @@ static void leave_at(struct coord_job *job, uint64_t number, uint32_t owner)
 
 /* ---- relays ---- */
 
-/* No relay any more, if it may be one. */
+/* Tells a shard that may be a relay that it is no relay any more. */
 static void release_relay(struct coord_job *job, uint32_t shard)
 {
     struct coord_session *session = session_of(job, shard);
@@ -734,7 +739,7 @@ static void release_relay(struct coord_job *job, uint32_t shard)
     job->groups->may_relay[shard] = false;
 }
 
-/* The workers of the relay's group, by rank. Returns how many. */
+/* Lists the workers of the relay's group, by rank. Returns how many. */
 static size_t list_workers(const struct coord_groups *groups, uint32_t group, uint64_t *out)
 {
     size_t count = 0;
@@ -788,7 +793,7 @@ static void set_relay(struct coord_job *job, uint32_t relay, const struct coord_
 
 /* ---- all of it ---- */
 
-/* The owners forget the relays. */
+/* Makes the owners forget the relays. */
 static void groups_take_back(struct coord_job *job)
 {
     struct coord_groups *groups = job->groups;
@@ -797,7 +802,8 @@ static void groups_take_back(struct coord_job *job)
             if (relay_serves(groups, r, i)) leave_at(job, groups->relays[r].number, i);
 }
 
-/* Gives the relays numbers, and tells owners and relays; whoever may relay and is none is told that. */
+/* Gives the relays numbers, and tells owners and relays; a shard that may relay but is no relay is told
+ * so. */
 static void groups_tell(struct coord_job *job)
 {
     struct coord_groups *groups = job->groups;
@@ -812,7 +818,7 @@ static void groups_tell(struct coord_job *job)
         return;
     }
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
-        // They are drawn, not counted: an incarnation before this one may have given any.
+        // Random, not counted: an earlier coordinator may have given any number.
         randombytes_buf(&groups->relays[r].number, sizeof groups->relays[r].number);
         randombytes_buf(&groups->relays[r].token, sizeof groups->relays[r].token);
         groups->relays[r].number |= 1; // never 0

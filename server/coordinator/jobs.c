@@ -1,4 +1,4 @@
-/* Jobs are made, found again after a start, and dropped. */
+/* Jobs are created, loaded after a start, and dropped. */
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -78,7 +78,8 @@ void coord_job_drop(struct coord_job *job)
 
 /* ---- the shards of a new one ---- */
 
-/* Once for each layout: of a million tensors it takes 0.1 s. NULL: no memory. */
+/* Returns the bytes of each shard, which are counted once for each layout: for a million tensors that takes
+ * 0.1 s. NULL: no memory. */
 static const uint64_t *count_shard_bytes(struct coord_job *job)
 {
     uint64_t *bytes = job->planned.shard_bytes;
@@ -93,13 +94,14 @@ static const uint64_t *count_shard_bytes(struct coord_job *job)
     return bytes;
 }
 
-/* Bytes of state that other jobs have planned onto each entry, whether they are there yet or not. */
+/* Sums up for each entry the bytes of state that other jobs have planned onto it, whether the bytes are
+ * there yet or not. False: no memory. */
 static bool weigh_entries(const struct coord_job *job)
 {
     for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
         s->planned_bytes = 0;
     for (struct coord_job *j = job->cluster->jobs; j != NULL; j = j->next) {
-        if (strcmp(j->spec.name, job->spec.name) == 0) continue; // it is replaced by a restore
+        if (strcmp(j->spec.name, job->spec.name) == 0) continue; // a restore replaces it
         const uint64_t *bytes = count_shard_bytes(j);
         if (bytes == NULL) return false;
         for (uint32_t i = 0; i < j->layout->shard_count; i++)
@@ -108,7 +110,8 @@ static bool weigh_entries(const struct coord_job *job)
     return true;
 }
 
-/* The one that the job can lie on, then the one that can save and load snapshots, then the less loaded. */
+/* True: `a` is a better choice than `b`: first a shard on which the job can lie, then one that can save and
+ * load snapshots, then the less loaded one. */
 static bool is_better(const struct coord_shard_entry *a, const struct coord_shard_entry *b,
                       const struct job_spec_data *spec)
 {
@@ -118,10 +121,10 @@ static bool is_better(const struct coord_shard_entry *a, const struct coord_shar
     return a_sees != b_sees ? a_sees : a->planned_bytes < b->planned_bytes;
 }
 
-/* Shards that are up for a job that is being planned: those that have the snapshots' storage, of these the
- * least loaded ones, by name where they are equal. A new job comes to an unfit one, too, where there is no
- * other, and is refused there with what is wrong; one that is restored waits.
- * CAIRN_ERR_NOT_READY: there are not so many. CAIRN_ERR_NO_MEMORY. */
+/* Chooses shards that are up for a job that is being planned: those that have the snapshots' storage, of
+ * these the least loaded ones, by name if they are equal. A new job is placed even on an unfit shard, if
+ * there is no other, and is refused there with the reason; a job that is restored waits.
+ * CAIRN_ERR_NOT_READY: there are too few. CAIRN_ERR_NO_MEMORY. */
 static cairn_status choose_shards(struct coord_job *job, uint32_t shard_count, bool restores)
 {
     struct coord_shard_entry *entries[CAIRN_SHARD_ENTRIES_MAX];
@@ -163,7 +166,8 @@ static uint32_t count_wanted(struct coord *cluster, const struct job_spec_data *
     return all && here > least ? here : least;
 }
 
-/* Who opens the job later does not have to say where it began: it is taken for a former spec. */
+/* Makes the job begin at the first step of its spec. The spec without that step is kept as a former spec,
+ * so that later openers need not give the first step. */
 static cairn_status begin_at_first_step(struct coord_job *job)
 {
     uint8_t hash[32];
@@ -190,8 +194,8 @@ static struct coord_job *new_job(struct coord *cluster)
     return job;
 }
 
-/* Makes all of a job but its shards, from its spec. This takes long for many tensors, so it may
- * run on any thread. */
+/* Makes all of a job except its shards from its spec. This takes long for many tensors, so it may run on
+ * any thread. */
 static cairn_status plan_draft(struct coord_job *job, uint32_t shard_count, struct sentence *why)
 {
     CAIRN_TRY(coord_missed_begin(&job->spec, &job->init.payload, &job->init.payload_bytes, why));
@@ -211,7 +215,7 @@ static cairn_status plan_draft(struct coord_job *job, uint32_t shard_count, stru
     return coord_judge_packed(job->spec.name, job->planned.layout, why);
 }
 
-/* CAIRN_ERR_NOT_READY: shards went meanwhile. */
+/* Chooses the job's shards. CAIRN_ERR_NOT_READY: shards have left meanwhile. */
 static cairn_status place_job(struct coord_job *job, uint32_t shard_count, bool restores,
                               struct sentence *why)
 {
@@ -266,13 +270,13 @@ void coord_draft_close(struct coord_draft *draft)
 static void creation_failed(struct coord_job *job, cairn_status status, const char *text)
 {
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text);
-    // A shard that went away: the openers wait for the next one.
+    // If a shard went away, the openers wait for the next one.
     if (status != CAIRN_ERR_CLOSED)
         coord_job_openers_fail(job->cluster, job->spec.name, status, text);
     coord_job_drop(job);
 }
 
-/* Durable: it is a job, if its shards are still the same. */
+/* The job is stored, or could not be: it begins if its shards are still the same processes. */
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -290,7 +294,7 @@ static void on_stored(const struct coord_saved *saved)
         return;
     }
     coord_terms_tell_all(job);
-    // A job that nobody puts is sealed as soon as its shards are there.
+    // A job that initializes itself is sealed as soon as its shards are up.
     job->init.seal_wanted = spec_initializes_itself(&job->spec);
     coord_job_try_seal(job);
     log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
@@ -314,7 +318,7 @@ static void on_created(struct coord_job *job, const void *about, cairn_status st
     if (status != CAIRN_OK) creation_failed(job, status, why.text);
 }
 
-/* The plan is there: shards make room for the job. */
+/* The plan is ready: asks the shards to make room for the job. */
 static cairn_status begin_creation(struct coord_job *job, struct sentence *why)
 {
     const struct decision last = { .kind = CAIRN_DECISION_NONE,
@@ -336,7 +340,7 @@ static cairn_status begin_creation(struct coord_job *job, struct sentence *why)
 
 struct coord_plan {
     struct coord_work work;
-    struct coord_plan *next; /* of the cluster's */
+    struct coord_plan *next; /* in the cluster's list */
     char *name;              /* owned */
     struct packed *packed;   /* held */
     struct coord_job *job;   /* owned, in no list */
@@ -384,8 +388,8 @@ static void done_plan(struct coord_work *work)
     if (!cluster->closing && coord_job_find(cluster, plan->name) == NULL) {
         if (status == CAIRN_OK) status = place_job(plan->job, plan->shard_count, false, &why);
         if (status == CAIRN_OK) status = begin_creation(plan->job, &why);
-        if (status == CAIRN_OK) plan->job = NULL; // it is the cluster's
-        // A shard went meanwhile: the openers wait for the next one.
+        if (status == CAIRN_OK) plan->job = NULL; // the cluster owns it now
+        // If a shard has left meanwhile, the openers wait for the next one.
         if (status != CAIRN_OK && coord_shards_up(cluster) >= plan->shard_count)
             coord_job_openers_fail(cluster, plan->name, status, why.text);
     }
@@ -437,7 +441,7 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
 
 /* ---- what the store knows ---- */
 
-/* The shards of the layout, and behind them those that a re-sharding is to bring. */
+/* Fills in the shards of the layout, and after them those that join by a re-sharding. */
 static cairn_status fill_entries(struct coord_job *job, const struct stored_job *row,
                                  struct sentence *why)
 {
@@ -537,18 +541,17 @@ cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why)
 
 /* ==== drop ==== */
 
-/* A job is dropped by the operator's word: out of the store first, then off its shards. */
+/* A job is dropped because an operator asks for it: first from the store, then from its shards. */
 
-#define NAMED_MAX 4 /* members in a refusal */
+#define NAMED_MAX 4 /* the most members that a refusal names */
 
-/* A job being dropped: the answer that the asker gets when the shards have given the memory
- * back. */
+/* A job being dropped, with the answer that is sent when the shards have freed its memory. */
 struct coord_drop {
     struct coord *cluster;
     struct coord_waiters waiter;
-    struct coord_drop *next; /* of the cluster's list */
+    struct coord_drop *next; /* in the cluster's list */
     Cairn__JobRemoved removed;
-    uint64_t job; /* its id */
+    uint64_t job; /* the job's id */
     /* owned */
     char *name;
     char **away; /* [removed.n_away] */
@@ -571,7 +574,8 @@ void coord_drops_close(struct coord *cluster)
     while (cluster->drops != NULL) free_drop(cluster->drops);
 }
 
-/* The job is gone whatever the shards say: one whose connection was lost meanwhile drops its part later. */
+/* The job is gone whatever the shards answer: a shard whose connection was lost meanwhile drops its part
+ * later. */
 static void on_job_dropped(void *context, cairn_status status, const char *text)
 {
     struct coord_drop *drop = context;
@@ -659,8 +663,8 @@ static void ask_shards(struct coord_drop *drop, const struct coord_job *job,
     }
 }
 
-/* It is in no store any more, and leaves its shards; or the disk failed, and a coordinator that is started
- * again has it. */
+/* The job is deleted from the store: drops it on its shards. Or the disk failed: the job is LOST, and a
+ * coordinator that is started again still has it. */
 static void on_saved(const struct coord_saved *saved)
 {
     struct coord *cluster = saved->cluster;
@@ -690,7 +694,7 @@ static void on_saved(const struct coord_saved *saved)
     coord_openings_advance(cluster);
 }
 
-/* Nobody has it open, and nobody comes. */
+/* Stops a job that is being dropped: expels its members, and refuses those that wait for it. */
 static void stop_dropped_job(struct coord_job *job)
 {
     struct sentence text, why = { "" };

@@ -6,14 +6,14 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
 
-/* The snapshots of a job are looked at on another thread, and those go that nothing keeps. */
+/* Judges the snapshots of a job on another thread, and removes those that nothing keeps. */
 struct keeping {
     struct coord_work work;
-    uint64_t number;      /* of the job; 0: it is not in the cluster, and nothing goes */
+    uint64_t number;      /* of the job; 0: the job is not in the cluster, and nothing is removed */
     struct origin origin; /* of the job */
     struct retention_rules rules;
-    struct retention_clock clock; /* when it was begun */
-    bool is_plan;                 /* nothing goes, but is said */
+    struct retention_clock clock; /* at the start of the sweep */
+    bool is_plan;                 /* only report what would be removed */
     cairn_status status;
     struct sentence why;
     /* owned */
@@ -44,10 +44,11 @@ static bool has_tag(const struct snapshot_words *words, const char *id)
     return false;
 }
 
-/* A periodic one says whose it is; of one that somebody asked for nobody needs to know. A job that was
- * dropped and restored has another number, and what it goes back on is its past all the same: it says where
- * it was restored from, and what lies before that on the way is its own. Where a job says nothing of its
- * past, only what has its number is. */
+/* True for a periodic snapshot that another job of the same name took. Only a periodic one names its
+ * job; the owner of one that somebody asked for does not matter. A job that was dropped and restored has
+ * another number, but it also owns the snapshots that it continues: its origin says where it was
+ * restored from, and the snapshots that lead there are its own. If a job has no origin, only snapshots
+ * with its number are its own. */
 static bool is_others(const struct keeping *keeping, const struct found_snapshot *f)
 {
     const uint64_t of = f->manifest.periodic;
@@ -97,7 +98,8 @@ static bool is_committed(const struct keeping *k, const char *id)
     return false;
 }
 
-/* Begun for this very job and not committed, or not any more; and nobody writes one now. */
+/* True if the snapshot was begun for this very job and is not, or no longer, committed, while the job has
+ * no snapshot in progress. */
 static bool is_left(const struct keeping *k, const struct snapshot_begun *begun)
 {
     const struct coord_job *job = coord_job_by_id(k->work.cluster, k->number);
@@ -193,7 +195,7 @@ static struct keeping *new_keeping(struct coord *cluster, const char *job)
 void coord_snapshot_keep(struct coord *cluster, const char *job)
 {
     struct keeping *k = new_keeping(cluster, job);
-    if (k == NULL) return; // the next one does it
+    if (k == NULL) return; // the next sweep does it
     if (!coord_work_start(&k->work, cluster, NULL, 0)) free_keeping(k);
 }
 
@@ -223,9 +225,10 @@ void coord_snapshot_prune(struct coord_session *session, uint32_t request,
 
 /* ==== keep words ==== */
 
-/* The words of a job's snapshots, on other threads than the loop's: what was verified, what is latest. */
+/* The words of a job's snapshots: which was verified, and which is the latest. They are written on other
+ * threads than the loop's. */
 
-static pthread_mutex_t one_writer = PTHREAD_MUTEX_INITIALIZER; // of words
+static pthread_mutex_t one_writer = PTHREAD_MUTEX_INITIALIZER; // guards the words
 
 void coord_snapshot_words_lock(void)
 {
@@ -237,26 +240,27 @@ void coord_snapshot_words_unlock(void)
     pthread_mutex_unlock(&one_writer);
 }
 
-/* Its results are finite. */
+/* True if the snapshot's results are finite. */
 static bool is_finite(const struct found_snapshot *found)
 {
     return found->manifest.nonfinite.nonfinite == 0;
 }
 
-/* It was read and found good, and its results are finite. */
+/* True if the snapshot was read and found good, and its results are finite. */
 static bool is_sound(const struct found_snapshot *found, const struct snapshot_words *words)
 {
     const struct snapshot_check *check = snapshot_words_check(words, found->place.id);
     return check != NULL && check->is_good && is_finite(found);
 }
 
-/* Nobody has read it yet, and its results are finite. */
+/* True if nobody has read the snapshot yet, and its results are finite. */
 static bool is_unread(const struct found_snapshot *found, const struct snapshot_words *words)
 {
     return snapshot_words_check(words, found->place.id) == NULL && is_finite(found);
 }
 
-/* The newest of the job's line that is so, but for this id; NULL: none is. */
+/* Returns the newest snapshot of the job's line for which `is_so` holds, except the one with the id `but`;
+ * NULL if there is none. */
 static const char *
 newest(const struct coord_found *found, const struct snapshot_words *words, const char *but,
        bool (*is_so)(const struct found_snapshot *found, const struct snapshot_words *words))
@@ -269,7 +273,7 @@ newest(const struct coord_found *found, const struct snapshot_words *words, cons
     return NULL;
 }
 
-/* Both are to be released, whatever it returned. */
+/* The caller releases `found` and `words`, whatever this returns. */
 static cairn_status look_at_snapshots(const struct coord *cluster, const char *job,
                                       struct coord_found *found, struct snapshot_words *words,
                                       struct sentence *why)
@@ -287,7 +291,8 @@ static const struct found_snapshot *is_listed(const struct coord_found *found, c
     return NULL;
 }
 
-/* `latest` moves to a newer one alone, unless what it names is gone, or the job has turned away from it. */
+/* Moves `latest` only to a newer snapshot, unless the one it names is gone or the job has turned
+ * away from it. */
 static cairn_status move_latest(const struct coord *cluster, const char *job, const char *id,
                                 struct sentence *why)
 {
@@ -306,8 +311,8 @@ static cairn_status move_latest(const struct coord *cluster, const char *job, co
     return status;
 }
 
-/* `latest` does not stay on one that is damaged: it goes back to the newest that stands, else to the newest
- * whose headers alone were read, as it was committed; else it is taken away. */
+/* Moves `latest` off a damaged snapshot: to the newest sound one, else to the newest of which only the
+ * headers were read, at its commit. If there is neither, removes `latest`. */
 static cairn_status leave_damaged(const struct coord *cluster, const char *job, const char *id,
                                   struct sentence *why)
 {
@@ -345,7 +350,7 @@ cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *
     const char *root = cluster->storage.path;
     struct snapshot_check check = { .is_good = is_good, .unix_s = wall_unix_s() };
     strncpy(check.id, id, sizeof check.id - 1);
-    pthread_mutex_lock(&one_writer); // it is not removed now, so that no word of it is left over
+    pthread_mutex_lock(&one_writer); // nobody removes the snapshot meanwhile
     cairn_status status = coord_storage_seen(cluster, why);
     if (status == CAIRN_OK) status = snapshot_committed(root, job, id, why);
     if (status == CAIRN_OK) status = snapshot_check_set(root, job, &check, why);
@@ -356,7 +361,8 @@ cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *
     return status;
 }
 
-/* Nothing but the tags, and the others that are verified, says no. */
+/* Judges a removal by the snapshot's tags and by which other snapshots are verified; nothing
+ * else forbids it. */
 static cairn_status judge_release(const struct coord_found *found,
                                   const struct snapshot_words *words, const char *job,
                                   const char *id, enum removal_cause cause, struct sentence *why)
@@ -379,7 +385,8 @@ static cairn_status judge_release(const struct coord_found *found,
                : fail_with(why, CAIRN_ERR_REFUSED, "no other one is verified any more");
 }
 
-/* One whose manifest is there and cannot be read is not listed, and was committed all the same. */
+/* Judges whether a snapshot was left uncommitted. One whose manifest exists but cannot be read is not
+ * listed, though it was committed. */
 static cairn_status judge_left(const char *root, const char *job, const char *id,
                                struct sentence *why)
 {
@@ -403,7 +410,7 @@ cairn_status coord_snapshot_release(const struct coord *cluster, const char *job
         status = judge_left(root, job, id, why);
     else if (status == CAIRN_OK && cause != CAIRN_REMOVAL_FORCED)
         status = judge_release(&found, &words, job, id, cause, why);
-    if (status == CAIRN_OK && is_listed(&found, id) != NULL) // before its words go
+    if (status == CAIRN_OK && is_listed(&found, id) != NULL) // before its words are removed
         status = snapshot_removable(root, job, id, why);
     const char *latest = status == CAIRN_OK ? newest(&found, &words, id, is_sound) : NULL;
     if (latest != NULL && strcmp(words.latest, id) == 0)
@@ -454,14 +461,15 @@ static bool is_first_of_steps(const struct retention_rules *rules,
     if (bucket == 0 || !counts_for_rules(&items[i])) return false;
     for (size_t k = 0; k < count; k++) {
         if (k == i || !counts_for_rules(&items[k]) || items[k].step / every != bucket) continue;
-        // After a restore a step may come twice: the older one stays.
+        // After a restore two snapshots may have the same step: the older one is kept.
         if (items[k].step < items[i].step || (items[k].step == items[i].step && k > i))
             return false;
     }
     return true;
 }
 
-/* Its time cannot be right: it lies in the future, or before that of an older one. */
+/* True if the snapshot's time cannot be right: it lies in the future, or before the time of
+ * an older snapshot. */
 static bool is_odd(const struct retention_item *items, size_t count, size_t i, uint64_t latest_s)
 {
     if (items[i].created_unix_s > latest_s) return true;
@@ -472,7 +480,8 @@ static bool is_odd(const struct retention_item *items, size_t count, size_t i, u
     return false;
 }
 
-/* So old it is at least: of an odd one, as old as the next newer one that is not. */
+/* Returns a lower bound of a snapshot's age. One with an odd time is taken to be as old as the next
+ * newer one whose time is not odd. */
 static uint64_t age_s(const struct retention_clock *clock, const struct retention_item *items,
                       size_t count, size_t i)
 {
@@ -482,7 +491,8 @@ static uint64_t age_s(const struct retention_clock *clock, const struct retentio
     return clock->now_unix_s - items[i].created_unix_s;
 }
 
-/* The fate of a snapshot by the rules alone; `newer`: so many snapshots that count are newer. */
+/* Returns the fate of a snapshot by the rules alone. `newer` is the number of newer
+ * snapshots that count. */
 static enum retention_fate by_rules(const struct retention_rules *rules,
                                     const struct retention_clock *clock,
                                     const struct retention_item *items, size_t count, size_t i,
@@ -496,7 +506,7 @@ static enum retention_fate by_rules(const struct retention_rules *rules,
     return clock->sound_s < rules->keep_within_s ? CAIRN_RETENTION_CLOCK : CAIRN_RETENTION_GOES;
 }
 
-/* The reason to keep a snapshot whatever the rules say; CAIRN_RETENTION_GOES: there is none. */
+/* Returns the reason to keep a snapshot whatever the rules say; CAIRN_RETENTION_GOES if there is none. */
 static enum retention_fate by_right(const struct retention_item *item, bool has_verified)
 {
     if (item->is_others) return CAIRN_RETENTION_OTHERS;
@@ -510,7 +520,7 @@ static enum retention_fate by_right(const struct retention_item *item, bool has_
 void retention_judge(const struct retention_rules *rules, const struct retention_clock *clock,
                      struct retention_item *items, size_t count)
 {
-    bool has_verified = false, any_verified = false; // any: also what the job turned away from
+    bool has_verified = false, any_verified = false; // any: counts what the job turned away from
     uint64_t newer = 0, any_newer = 0;
     for (size_t i = 0; i < count; i++) {
         struct retention_item *item = &items[i];
@@ -523,7 +533,8 @@ void retention_judge(const struct retention_rules *rules, const struct retention
         any_verified = any_verified || stands;
         has_verified = has_verified || (stands && !item->is_left);
     }
-    // The oldest first, but for those of keep_every, and what is kept by right.
+    // Over max_bytes, marks the oldest first, except those that keep_every names and those that are kept
+    // by right.
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++)
         if (!items[i].is_others && !retention_goes(items[i].fate)) bytes += items[i].bytes;
@@ -538,7 +549,7 @@ void retention_judge(const struct retention_rules *rules, const struct retention
 
 /* ==== remove ==== */
 
-/* A snapshot is removed, by the operator's word or as an old periodic one, on another thread. */
+/* Removes a snapshot on another thread, at an operator's request or because it is an old periodic one. */
 
 struct coord_removal {
     struct coord_work work;
@@ -562,8 +573,9 @@ static void free_removal(struct coord_removal *removal)
     free(removal);
 }
 
-/* From here on its files are known as what has to go, should we die before the last of them is gone. Where
- * there is no room for that word, the removal is what makes some. */
+/* Notes that the removal has begun, so that the remaining files can be found if the coordinator
+ * dies before the last of them is gone. If there is no space to write this note, the removal goes
+ * on: it makes space. */
 static void note_begun(const struct coord_removal *removal, const char *root)
 {
     struct sentence why;
@@ -586,7 +598,7 @@ static void run_removal(struct coord_work *work)
                                                  removal->cause, &first, &removal->why);
     }
     if (removal->status == CAIRN_ERR_REFUSED)
-        snapshot_begun_forget(root, removal->job, removal->id); // it is committed, and stays
+        snapshot_begun_forget(root, removal->job, removal->id); // it is committed, and is kept
     if (removal->status != CAIRN_OK) return;
     removal->status = snapshot_remove(root, removal->job, removal->id, &removal->removed,
                                       &removal->why);
@@ -623,7 +635,8 @@ bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
     return r != NULL;
 }
 
-/* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of them. */
+/* True if the restore reads that folder of the job, or may still choose it. While its thread looks for a
+ * snapshot, it may choose any of the job. */
 static bool restore_reads(const struct coord_restore *restore, const char *job, const char *folder)
 {
     if (strcmp(restore->asked, folder) == 0) return true;
@@ -632,14 +645,14 @@ static bool restore_reads(const struct coord_restore *restore, const char *job, 
     return chooses && strcmp(restore->job_name, job) == 0;
 }
 
-/* The snapshot of that id is being taken. */
+/* True if the snapshot of that id is being taken. */
 static bool takes_snapshot(const struct coord_job *job, const char *id)
 {
     const struct coord_snapshot *snapshot = job->snapshots.running;
     return snapshot != NULL && strcmp(coord_snapshot_id(snapshot), id) == 0;
 }
 
-/* Nobody writes it or reads it as a whole. */
+/* Refuses the removal while somebody writes, restores or removes the snapshot. */
 static cairn_status judge_removal(const struct coord *cluster, const char *job, const char *id,
                                   const char *folder, struct sentence *why)
 {
@@ -659,7 +672,7 @@ static cairn_status judge_removal(const struct coord *cluster, const char *job, 
     return CAIRN_OK;
 }
 
-/* Takes `folder`; nobody is answered if session is NULL. */
+/* Takes ownership of `folder`. Nobody is answered if session is NULL. */
 static cairn_status begin_removal(struct coord *cluster, struct coord_session *session,
                                   uint32_t request, const char *job, const char *id,
                                   enum removal_cause cause, char *folder, struct sentence *why)
@@ -713,8 +726,8 @@ void coord_snapshot_remove(struct coord_session *session, uint32_t request,
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-/* Removes, on the loop, a snapshot that is not wanted any more; one that cannot be removed now (it
- * is being restored) stays. */
+/* Removes, on the loop, a snapshot that is no longer wanted. One that cannot be removed now (it is being
+ * restored) is kept. */
 static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
                             enum removal_cause cause)
 {
@@ -729,7 +742,7 @@ static void snapshot_retire(struct coord *cluster, const char *job, const char *
 
 /* ==== tag ==== */
 
-/* An admin gives a snapshot a tag, or takes one off: on another thread. */
+/* Gives a snapshot a tag, or removes one, on another thread, when an admin asks for it. */
 
 struct tagging {
     struct coord_work work;
@@ -739,7 +752,7 @@ struct tagging {
     struct sentence why;
 };
 
-/* The one that has it; NULL: nobody. */
+/* Returns the tag of that name; NULL if no snapshot has it. */
 static const struct snapshot_tag *find_tag(const struct snapshot_words *words, const char *name)
 {
     for (size_t i = 0; i < words->tag_count; i++)
@@ -757,7 +770,8 @@ static cairn_status take_off(const struct tagging *t, const struct snapshot_word
     return snapshot_tag_remove(t->work.cluster->storage.path, t->job, t->name, why);
 }
 
-/* It moves off another one, which is said in the answer of `snapshot list`; the snapshot must be there. */
+/* Puts the tag on the snapshot, which must exist. If another snapshot has the tag, the tag moves, as the
+ * answer of `snapshot list` shows. */
 static cairn_status put_on(const struct tagging *t, const struct snapshot_words *words,
                            struct sentence *why)
 {
@@ -913,7 +927,8 @@ static void drop_oldest(struct coord_found *found)
     *oldest = found->list[--found->count];
 }
 
-/* A manifest that cannot be read is not listed: show and restore say what is wrong with it. */
+/* Adds a snapshot to those found. One whose manifest cannot be read is not listed: show and restore report
+ * what is wrong with it. */
 static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
 {
     struct finding *finding = context;

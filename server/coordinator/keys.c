@@ -13,7 +13,7 @@ struct coord_keys {
     struct secret_key signer;
     struct trusted_key list[CAIRN_KEYS_MAX];
     size_t count;
-    /* what is on its way to the store, one at a time */
+    /* the change that the store is writing, one at a time */
     struct trusted_key changing;
     bool is_changing, is_untrust;
     struct coord_waiters waiter;
@@ -47,7 +47,7 @@ static cairn_status judge_text(const char *path, const char *text, struct secret
     return fail_file(path, whole.text, why);
 }
 
-/* CAIRN_ERR_NOT_FOUND: there is none. */
+/* Reads the key. CAIRN_ERR_NOT_FOUND: there is no such file. */
 static cairn_status read_file(const char *path, struct secret_key *out, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
@@ -80,14 +80,15 @@ static cairn_status write_file(const char *path, const struct secret_key *key, s
 {
     char text[CAIRN_KEY_TEXT_BYTES], begun[PATH_MAX + 8];
     snprintf(begun, sizeof begun, "%s.new", path);
-    unlink(begun); // of a start that was killed: the folder is locked, so nobody writes it
+    unlink(begun); // left by a killed start; no other process uses the locked folder
     secret_key_text(key, text);
     const cairn_status status = durable_create(path, text, strlen(text), why);
     sodium_memzero(text, sizeof text);
     return status;
 }
 
-/* A copy of the store that was put back has the key. CAIRN_ERR_NOT_FOUND: this store has none. */
+/* Takes the key from the store, which has it if the store was put back from a copy. CAIRN_ERR_NOT_FOUND:
+ * this store has no key. */
 static cairn_status take_from_store(struct coord_store *store, const char *path,
                                     struct secret_key *out, struct sentence *why)
 {
@@ -116,7 +117,7 @@ static cairn_status load_key(void *context, const void *row, struct sentence *wh
     return CAIRN_OK;
 }
 
-/* The file is not there, and the store knows who signed before. */
+/* Reports that the key file is missing, if the store knows which key signed before. */
 static void say_missing(struct coord *cluster, const char *path)
 {
     const struct coord_keys *keys = cluster->keys;
@@ -136,7 +137,7 @@ static void say_missing(struct coord *cluster, const char *path)
                      is, was);
 }
 
-/* This cluster's own is trusted, and the store knows it. */
+/* Trusts this cluster's own key, and notes that in the store. */
 static cairn_status trust_own(struct coord *cluster, struct sentence *why)
 {
     struct coord_keys *keys = cluster->keys;
@@ -155,7 +156,7 @@ static cairn_status trust_own(struct coord *cluster, struct sentence *why)
     return store_write(cluster->store, CAIRN_STORE_KEY, &row, 1, why);
 }
 
-/* Its copies have the key. */
+/* Gives the store the secret key, for its copies. */
 static cairn_status tell_store(struct coord *cluster, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
@@ -316,7 +317,7 @@ static void on_saved(const struct coord_saved *saved)
     coord_waiters_answer(&keys->waiter, CAIRN_MSG_KEYS, &message.keys.base);
 }
 
-/* The key of the list that has the id "0123456789ABCDEF", or is that line. */
+/* Returns the key in the list whose id is `text` (such as "0123456789ABCDEF"), or whose line is `text`. */
 static struct trusted_key *key_named(struct coord_keys *keys, const char *text)
 {
     struct public_key key;

@@ -29,7 +29,7 @@ static struct coord_held_version *held_version_of_number(const struct coord_job 
     return held;
 }
 
-/* The member's lease of a version; of {0, 0}: the one that waits for the newest. */
+/* Returns the member's lease of a version; for {0, 0} its lease that waits for the newest version. */
 static struct coord_lease *find_lease(const struct coord_member *member,
                                       struct cairn_version version)
 {
@@ -47,7 +47,7 @@ static bool is_wanted(const struct coord_job *job, const struct coord_held_versi
     return false;
 }
 
-/* The shards forget it; an answer that is on its way finds nothing. */
+/* Makes the shards forget the version; an answer that is on its way then finds no version. */
 static void end_held_version(struct coord_job *job, struct coord_held_version *held)
 {
     struct coord_held_version **at = &job->leases.held;
@@ -63,7 +63,7 @@ static void end_held_version(struct coord_job *job, struct coord_held_version *h
     free(held);
 }
 
-/* Its version is held no longer, if it was the last one of it. */
+/* Ends a lease, and stops holding its version if that was the version's last lease. */
 static void end_lease(struct coord_job *job, struct coord_lease *lease)
 {
     struct coord_lease **at = &job->leases.list;
@@ -91,7 +91,7 @@ static void grant_lease(struct coord_job *job, struct coord_lease *lease)
                  role_name(lease->member->role), lease->member->session->name,
                  held->version.generation, held->version.step, job->spec.name, lease->ttl_ms);
     const uint64_t ends_ms = held->asked_ms + lease->ttl_ms;
-    if (ends_ms > lease->ends_ms) lease->ends_ms = ends_ms; // renewing makes it no shorter
+    if (ends_ms > lease->ends_ms) lease->ends_ms = ends_ms; // renewing never shortens a lease
     if (lease->request == 0) return;
     Cairn__Leased leased = CAIRN__LEASED__INIT;
     leased.generation = held->version.generation;
@@ -140,7 +140,7 @@ static void on_version_held(struct coord_job *job, const void *about, cairn_stat
     if (held != NULL && held->again) ask_shards(job, held);
 }
 
-/* For the longest of its leases. */
+/* How long the shards are to keep the version: for its longest lease. */
 static uint32_t longest_ms(const struct coord_job *job, const struct coord_held_version *held)
 {
     uint64_t longest = 1;
@@ -154,7 +154,7 @@ static uint32_t longest_ms(const struct coord_job *job, const struct coord_held_
     return (uint32_t)longest;
 }
 
-/* A shard that joined later, or joins, has nothing of the version. */
+/* False for a shard that joined later or is joining: it has nothing of the version. */
 static bool may_have(const struct coord_job *job, uint32_t shard, struct cairn_version version)
 {
     return coord_job_in_force(job, shard) &&
@@ -207,7 +207,8 @@ void coord_leases_republished(struct coord_job *job)
 
 /* ---- taking ---- */
 
-/* NULL: refused, and the lease has ended. */
+/* Returns the held version, made if there is none. NULL: the request was refused, and the lease has
+ * ended. */
 static struct coord_held_version *keep_version(struct coord_job *job, struct coord_lease *lease)
 {
     const int64_t most = job->cluster->options->lease_versions_max;
@@ -236,7 +237,8 @@ static struct coord_held_version *keep_version(struct coord_job *job, struct coo
     return held;
 }
 
-/* Its version is known now; a lease of it that the member has is renewed instead. */
+/* Gives the lease the newest version; if the member has a lease of that version already, renews that one
+ * instead. */
 static struct coord_lease *choose_newest(struct coord_job *job, struct coord_lease *lease)
 {
     const struct cairn_version newest = coord_job_version(job);
@@ -265,7 +267,8 @@ static void take_lease(struct coord_job *job, struct coord_lease *lease)
         ask_shards(job, lease->held);
 }
 
-/* Before, a new coordinator does not know the newest version, and a shard that is away would not hear it. */
+/* Leases wait for this: until then a new coordinator does not know the newest version, and a shard that
+ * is away would not hear which version to keep. */
 static bool may_take(const struct coord_job *job)
 {
     if (job->core == NULL || !job->initialized || job->state == CAIRN_CLUSTER_JOB_LOST ||
@@ -284,7 +287,7 @@ void coord_leases_advance(struct coord_job *job)
             continue;
         }
         take_lease(job, lease);
-        lease = job->leases.list; // the list may be another one; what was taken waits no more
+        lease = job->leases.list; // the list may have changed; taken leases no longer wait
     }
 }
 
@@ -327,7 +330,7 @@ void coord_lease_take(struct coord_member *member, uint32_t request,
     }
     lease->request = request;
     lease->ttl_ms = message->ttl_ms;
-    if (lease->member == NULL) { // a new one
+    if (lease->member == NULL) { // a new lease
         lease->member = member;
         lease->version = wanted;
         lease->key = message->key;
@@ -399,17 +402,17 @@ void coord_leases_forget(struct coord_member *member)
 /* ==== writes ==== */
 
 /* Writes at a step boundary: a worker asks for a round of its own, in which it puts planes
- * (server/core/round.h says how it ends). The generation that it begins is made durable before the round
- * can open, so that no restore takes the number again. */
+ * (server/core/round.h says how that round ends). The generation that the write begins is made durable
+ * before the round can open, so that no restore takes the same number again. */
 
-#define GENERATION_BLOCK 16 /* made durable at a time, and as many as can be asked for at once */
+#define GENERATION_BLOCK 16 /* made durable at a time, beyond those that can be asked for at once */
 
-/* So many that all may ask before one is answered. */
+/* Enough generations for all members to ask before one is answered. */
 static uint64_t generations_needed(const struct coord_job *job)
 {
     uint64_t now = coord_job_version(job).generation;
     const bool known = round_stage_of(job->core) >= CAIRN_ROUND_STEADY;
-    // The shards were not heard yet: what was reserved may be used up.
+    // The shards have not reported yet: all reserved generations may be used up.
     if (!known && job->reserved.generation > now) now = job->reserved.generation;
     return now + 1 + job->members.count;
 }
@@ -446,9 +449,9 @@ static void on_reserved(const struct coord_saved *saved)
     if (job == NULL) return;
     if (saved->status == CAIRN_OK && saved->number > job->reserved.generation)
         job->reserved.generation = saved->number;
-    if (saved->number < job->reserved.asked) return; // more are on their way
+    if (saved->number < job->reserved.asked) return; // another reservation is on its way
     job->reserved.asked = 0;
-    // An event may expel others: from the first again.
+    // An event may expel other members, so each search begins with the first member.
     while ((member = find_reserving(job)) != NULL) {
         if (saved->status == CAIRN_OK)
             begin_write(member);

@@ -10,12 +10,12 @@
 
 /* ==== loss ==== */
 
-/* A job is lost, or behind its shards: what is said of it, and whether it restores itself
- * (restore.h). */
+/* Handles a job that is lost or behind its shards: what is reported of it, and whether it
+ * restores itself (restore.h). */
 
 /* ---- what comes next ---- */
 
-/* Its on_shard_loss says so. */
+/* True if the job's on_shard_loss asks for a restore. */
 static bool recovery_wanted(const struct coord_job *job)
 {
     return job->spec.policy.on_shard_loss == CAIRN_SHARD_LOSS_RESTORE_LATEST;
@@ -30,7 +30,7 @@ bool coord_recovery_pending(const struct coord_job *job)
     return !r->gave_up && r->restores < CAIRN_RESTORES_MAX && (job->loss.may_return || r->begun);
 }
 
-/* It has waited for all for so long that fewer are taken. */
+/* True if the job has waited for all shards so long that it may use fewer. */
 static bool takes_fewer(const struct coord_job *job)
 {
     const struct coord_options *options = job->cluster->options;
@@ -111,7 +111,7 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out)
 
 /* ---- the loss ---- */
 
-/* job->loss.why is set. */
+/* Stops a job whose job->loss.why is set. */
 static void stop_lost_job(struct coord_job *job)
 {
     job->state = CAIRN_CLUSTER_JOB_LOST;
@@ -144,7 +144,7 @@ void coord_job_lose(struct coord_job *job, bool may_return, const char *format, 
     job->loss.behind = false;
     job->loss.may_return = may_return;
     job->state = CAIRN_CLUSTER_JOB_LOST;
-    // It is being lost.
+    // If the job applied a step since its generation began, its recovery begins anew.
     if (coord_job_version(job).step > job->base_step)
         job->loss.recovery = (struct coord_recovery) { .running = job->loss.recovery.running };
     if (job->loss.recovery.lost_ms == 0)
@@ -176,7 +176,8 @@ void coord_job_seen(struct coord_job *job, const char *kind, const char *name, u
 
 /* ---- a shard that stays away ---- */
 
-/* Its part counts as missed, and is found if it comes back. */
+/* Loses the job for a shard that stays away. The shard's part counts as missed, and is found if
+ * it comes back. */
 static void lose_away(struct coord_job *job, const struct coord_shard_entry *entry)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -209,7 +210,7 @@ static void watch_away(struct coord_job *job)
 
 /* ---- the restore ---- */
 
-/* The snapshot that was chosen is damaged, by `text`: which, and how. */
+/* Says that the chosen snapshot is damaged, and how, according to `text`. */
 static void say_damaged(const struct coord_restore *restore, const char *text, struct sentence *out)
 {
     sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
@@ -230,7 +231,7 @@ static void on_recovered(const struct coord_restore *restore, cairn_status statu
     if (job == NULL) return;
     struct coord_recovery *r = &job->loss.recovery;
     r->running = false;
-    const bool touched = restore->job_id != 0; // else the job is what it was
+    const bool touched = restore->job_id != 0; // else the job was not changed
     r->begun = r->begun || touched;
     r->unseen = restore->unseen;
     if (status == CAIRN_OK) {
@@ -284,21 +285,22 @@ void coord_recovery_tick(struct coord_job *job)
 
 /* ==== resume ==== */
 
-/* Workers that open a job with the wish that its newest snapshot is restored, where there is no such job or
- * it is lost. One restore for all who wish it: the first begins it, those who come meanwhile wait. A snapshot
- * that turns out to be damaged gives way to the one before it.
+/* Workers open a job and wish that its newest snapshot is restored, if there is no such job or it is lost.
+ * There is one restore for all that wish it: the first worker begins it, and workers that open the job in
+ * the meantime wait. If a snapshot turns out to be damaged, the one before it is restored.
  *
- * The newest, and not the one that `latest` names: that word is for people and may be behind, where a
- * coordinator died between a commit and its word. All that is loaded is judged by its checksums and by the
- * content root before anybody trains on it, so that the word could only lose steps. */
+ * The newest snapshot is restored, not the one that `latest` names: `latest` is for people, and may be
+ * behind if a coordinator died after a commit and before it set `latest`. All state that is loaded is
+ * judged by its checksums and by the content root before anybody trains on it, so using `latest` could
+ * only lose steps. */
 
 struct coord_resume {
     struct coord_resume *next;
     struct coord *cluster;
     char *job;                    /* owned */
-    size_t damaged_count;         /* of the newest */
-    struct snapshot_place behind; /* the oldest of these */
-    struct sentence damaged;      /* the newest of these, and how */
+    size_t damaged_count;         /* number of damaged snapshots so far */
+    struct snapshot_place behind; /* the oldest damaged one */
+    struct sentence damaged;      /* the newest damaged one, and its damage */
 };
 
 static struct coord_resume *find_resume(const struct coord *cluster, const char *job)
@@ -317,14 +319,15 @@ static void free_resume(struct coord_resume *resume)
     free(resume);
 }
 
-/* CAIRN_OK: there is the job, or nothing to restore it from; they go on as if they had wished nothing. */
+/* CAIRN_OK: the job exists, or there is nothing to restore it from; its openers go on as if they
+ * had wished nothing. */
 static void end_resume(struct coord_resume *resume, cairn_status status, const char *text)
 {
     struct coord *cluster = resume->cluster;
     struct sentence why;
     char *job = resume->job;
     resume->job = NULL;
-    sentence_set(&why, "%s", text); // it may be the resume's own
+    sentence_set(&why, "%s", text); // `text` may be the resume's own
     free_resume(resume);
     coord_openers_resumed(cluster, job, status, why.text);
     free(job);
@@ -355,7 +358,7 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
         if (resume->damaged_count++ == 0) say_damaged(restore, text, &resume->damaged);
         if (!restore_next(resume))
             end_resume(resume, CAIRN_ERR_NO_MEMORY, "no thread to restore it");
-    } else { // EXISTS: somebody has made the job meanwhile
+    } else { // EXISTS: somebody has created the job meanwhile
         const bool fine = restore->latest.none_found || status == CAIRN_ERR_EXISTS;
         if (restore->latest.none_found)
             log_info("job %s: there is no snapshot of it in %s", resume->job,

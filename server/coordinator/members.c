@@ -1,4 +1,4 @@
-/* Workers and readers of jobs: how they join at the shards, what they hear, how they leave. */
+/* Workers and readers of jobs: how they join at the shards, what they are told, how they leave. */
 #include "server/coordinator/members.h"
 
 #include <inttypes.h>
@@ -89,7 +89,7 @@ static void note_member(const struct coord_member *member, enum coord_event_kind
 
 /* ---- leaving ---- */
 
-/* Every request that waits fails. */
+/* Fails every waiting request of the member. */
 static void fail_requests(struct coord_member *member, cairn_status status, const char *text)
 {
     uint32_t *const requests[] = { &member->open_request,  &member->init.request,
@@ -108,7 +108,7 @@ static void fail_requests(struct coord_member *member, cairn_status status, cons
     if (member->job != NULL) coord_leases_fail(member, status, text);
 }
 
-/* The shards that were told of it. */
+/* Tells the shards that know the member that it is gone. */
 static void tell_shards_gone(struct coord_job *job, const struct coord_member *member)
 {
     Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
@@ -120,7 +120,7 @@ static void tell_shards_gone(struct coord_job *job, const struct coord_member *m
     }
 }
 
-/* The member is gone; lost: not by itself. */
+/* Removes a member that is gone; lost: it did not leave by itself. */
 static void let_member_go(struct coord_member *member, bool lost, const char *reason)
 {
     struct coord_job *job = member->job;
@@ -158,7 +158,7 @@ void coord_member_lost(struct coord_member *member, const char *reason)
     let_member_go(member, true, reason);
 }
 
-/* Unasked: the session's member of the job has its place no more. */
+/* Tells the session, without a request, that its member was expelled from the job. */
 static void send_expelled(struct coord_session *session, uint64_t job, cairn_status status,
                           const char *text)
 {
@@ -182,9 +182,9 @@ void coord_member_expel(struct coord_member *member, cairn_status status, const 
     fail_requests(member, status, text);
     coord_member_free(member);
     if (opening || session->closing) return;
-    // It may be waiting for shards alone: told without being asked.
+    // The member may be waiting only for shards, so it is told without a request.
     send_expelled(session, job_id, status, text);
-    if (session->member_count > 0) return; // its other jobs go on
+    if (session->member_count > 0) return; // its other jobs continue
     session->closing = true;
     peer_finish(session->peer, status, "%s", text);
 }
@@ -257,7 +257,7 @@ static bool may_attach(const struct coord_member *member)
 {
     const struct coord_job *job = member->job;
     if (member->phase != CAIRN_MEMBER_JOINING || job->core == NULL) return false;
-    if (job->initialized && !job->rounds.heard) return false; // nobody knows yet which step it is
+    if (job->initialized && !job->rounds.heard) return false; // the job's step is not known yet
     CAIRN_EACH_SHARD (job, i) {
         if (member->known_to[i] != KNOWN) return false;
     }
@@ -274,14 +274,14 @@ static void attach_member(struct coord_member *member)
     if (member->role == CAIRN_ROLE_WIRE_WORKER) {
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") joined",
                      member->session->name, member->rank);
-        const uint32_t most = job->spec.workers_max; // no more of a launch can come
+        const uint32_t most = job->spec.workers_max; // no more workers of a launch can join
         const bool is_over = most > 0 && member->opening.launch > most;
         const struct round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
                                            .member = id,
                                            .rank = member->rank,
                                            .world = is_over ? most : member->opening.launch,
                                            .wait_ms = member->opening.start_wait_ms };
-        coord_gate_update(job); // no round of it before it has declared its tiles
+        coord_gate_update(job); // no round opens with it before it has declared its tiles
         coord_job_event(job, &event);
     }
     member = coord_job_member(job, id); // the core may have expelled it
@@ -298,11 +298,12 @@ void coord_members_attach(struct coord_job *job)
     while (member != NULL) {
         const bool attaches = may_attach(member);
         if (attaches) attach_member(member);
-        member = attaches ? job->members.list : member->next_of_job; // it may have expelled others
+        // attaching may have expelled others
+        member = attaches ? job->members.list : member->next_of_job;
     }
 }
 
-/* A MemberJoin on its way. */
+/* A MemberJoin that the shard has not answered. */
 struct joining {
     uint64_t member;
     uint32_t shard;
@@ -321,7 +322,7 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
         return;
     }
     member->known_to[joining->shard] = UNKNOWN;
-    if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
+    if (status == CAIRN_ERR_CLOSED) return; // the shard is told again when it is back
     coord_member_put_out(member, status, why);
 }
 
@@ -372,18 +373,19 @@ void coord_members_forget_shard(struct coord_job *job, uint32_t shard)
 /* ==== relapse ==== */
 
 #define FIRST_MS    1000
-#define FORGET_MS   600000 /* without a loss */
-#define RECORDS_MAX 2048   /* of a job; of more nobody is put off */
+#define FORGET_MS   600000 /* time without a loss, after which a record counts no more */
+#define RECORDS_MAX 2048   /* records of a job; losses beyond them put nobody off */
 
 /* The losses of a host, or of a rank. */
 struct coord_relapse {
-    struct coord_relapse *next; /* of the job's list */
+    struct coord_relapse *next; /* in the job's list */
     bool is_rank;
-    bool is_wide; /* of a rank: on several hosts */
+    bool is_wide; /* only if is_rank: the rank was lost on several hosts */
     uint32_t rank, count;
-    char host[CAIRN_FABRIC_HOST_BYTES]; /* of a rank: the first; empty: not known */
-    uint64_t lost_ms;                   /* coord_now_ms: the last time */
-    uint64_t attaches;                  /* of the job by then */
+    /* the host; if is_rank, the first on which the rank was lost; empty: not known */
+    char host[CAIRN_FABRIC_HOST_BYTES];
+    uint64_t lost_ms;  /* coord_now_ms: the last loss */
+    uint64_t attaches; /* the job's attaches at that time */
 };
 
 static void host_of(const struct coord_member *member, char host[CAIRN_FABRIC_HOST_BYTES])
@@ -394,7 +396,7 @@ static void host_of(const struct coord_member *member, char host[CAIRN_FABRIC_HO
         host[0] = '\0';
 }
 
-/* `host` NULL: of the rank. */
+/* Finds the record of the host, or with `host` NULL that of the rank. */
 static struct coord_relapse **find_relapse(struct coord_job *job, const char *host, uint32_t rank)
 {
     struct coord_relapse **at = &job->members.relapses;
@@ -414,8 +416,8 @@ static void forget_relapse(struct coord_job *job, struct coord_relapse **at)
     free(relapse);
 }
 
-/* Nobody counts any more who was lost so long ago: a host that never comes again is not forgotten
- * otherwise. */
+/* Removes the records whose last loss is too old to count: nothing else removes the record of a host that
+ * never returns. */
 static void forget_old(struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
@@ -499,7 +501,7 @@ static void count_relapse(struct coord_job *job, struct coord_relapse *relapse)
     relapse->count++;
 }
 
-/* An attached worker is gone. */
+/* Counts the loss of an attached worker. */
 static void relapse_lost(const struct coord_member *member)
 {
     struct coord_job *job = member->job;
@@ -534,7 +536,7 @@ void coord_relapse_over(struct coord_member *member)
     forget_relapse(member->job, find_relapse(member->job, host, 0));
 }
 
-/* Somebody's rounds would be void. */
+/* True: another worker is training, whose rounds an attach would void. */
 static bool do_others_train(const struct coord_job *job)
 {
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
@@ -545,7 +547,7 @@ static bool do_others_train(const struct coord_job *job)
 uint64_t coord_relapse_wait_ms(struct coord_job *job, const struct coord_member *member)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER || !do_others_train(job) ||
-        coord_job_member(job, member->id) != NULL) // it was not lost
+        coord_job_member(job, member->id) != NULL) // a member that is still in the job was not lost
         return 0;
     return left_ms(job, worst_relapse(job, member));
 }
@@ -573,7 +575,8 @@ cairn_status coord_layouts_load(struct coord_job *job, const struct stored_job *
     CAIRN_TRY(plan_job_decode(&job->spec, row->layout_before, row->layout_before_bytes, &before));
     job->layouts.before = packed_copy(row->layout_before, row->layout_before_bytes);
     job->layouts.before_shards = before->shard_count;
-    // It may be older than the layout that the slice under way began with: then there is no way back to that.
+    // This layout may be older than the one with which the slice under way began: then the slice cannot be
+    // taken back.
     if (before->version + 1 == job->layout->version)
         job->reshard.prior = before;
     else
@@ -651,7 +654,7 @@ struct layout *coord_layouts_take_next(struct coord_job *job, struct cairn_versi
     job->planned.heaviest_over_mean = 0;
     free(job->planned.shard_bytes);
     job->planned.shard_bytes = NULL;
-    job->tiles.changed = true; // all shards are to know of them, no more and no fewer
+    job->tiles.changed = true; // exactly the shards of the layout are to know the tiles
     l->next = NULL;
     l->next_packed = NULL;
     coord_layouts_drop_next(job);
@@ -690,7 +693,7 @@ static void member_layout_changed(struct coord_member *member)
         coord_shard_infos_release(&infos);
         return;
     }
-    // It would read and push by a layout that is not in force any more: it connects anew.
+    // The member would read and push by a layout that is no longer in force, so it must connect again.
     struct coord_session *session = member->session;
     if (session->closing) return;
     session->closing = true;
@@ -743,7 +746,7 @@ bool coord_commits_answer(struct coord_member *member, const Cairn__RoundResult 
     return any;
 }
 
-/* All of them. */
+/* Fails all waiting commits of the member. */
 static void commits_fail(struct coord_member *member, cairn_status status, const char *text)
 {
     for (uint32_t i = 0; i < member->commits.count; i++)
@@ -760,7 +763,7 @@ static void take_out_wait(struct coord_member *member, uint32_t at)
             (member->waits.count - at) * sizeof *member->waits.list);
 }
 
-/* Answers those of `state` that can be. */
+/* Answers the waits for client states (`state`) or for versions that can be answered now. */
 static void answer_version_waits(struct coord_job *job, bool state,
                                  const Cairn__VersionReady *ready)
 {
@@ -778,8 +781,8 @@ static void answer_version_waits(struct coord_job *job, bool state,
     }
 }
 
-/* Takes out one wait when there is one too many: the first for which nobody may wait any more
- * (its time is over, or it named none), unanswered; else the newest, which is refused. */
+/* Removes one wait when there is one too many: the first whose thread may have given up (its time is over,
+ * or it named none), without an answer; else the newest, which is refused. */
 static void make_room(struct coord_member *member, uint64_t now_ms)
 {
     const uint32_t last = CAIRN_MEMBER_WAITS_MAX;

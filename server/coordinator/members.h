@@ -1,4 +1,4 @@
-/* Workers and readers of jobs: how they join at the shards, what they hear, how they leave. */
+/* Workers and readers of jobs: how they join at the shards, what they are told, how they leave. */
 #ifndef CAIRN_COORDINATOR_MEMBERS_H
 #define CAIRN_COORDINATOR_MEMBERS_H
 
@@ -10,105 +10,108 @@
 
 /* ==== waiting ==== */
 
-/* For whom a job waits, in words; and pauses, of workers that said that they are at work on something
- * else. */
+/* Says in words for whom a job waits; and keeps the pauses of workers that said that they are busy with
+ * something else. */
 
 #define CAIRN_MEMBER_PAUSE_BYTES 64
 
 struct coord_pause {
-    uint64_t ends_ms; /* coord_now_ms; 0: there is none */
+    uint64_t ends_ms; /* coord_now_ms; 0: no pause */
     char what[CAIRN_MEMBER_PAUSE_BYTES];
 };
 
-/* For whom the job waits, and for what; empty: for nobody. */
+/* Writes for whom the job waits, and for what; empty: for nobody. */
 void coord_job_waiting(const struct coord_job *job, struct sentence *out);
-/* All whom the job awaits pause, for so long at most; 0: it awaits somebody else, too. */
+/* Returns for how long at most the job is paused, if every worker that it awaits pauses; 0: it also awaits
+ * one that does not. */
 uint64_t coord_job_paused_ms(const struct coord_job *job);
-/* For how long the job has applied no round though it was to: JobStatus.still_ms. */
+/* Returns for how long the job has applied no round although it should have: JobStatus.still_ms. */
 uint64_t coord_job_still_ms(const struct coord_job *job);
-/* The job's members are put out for a restore: who pauses is waited for in the restored job, too. */
+/* The job's members are put out for a restore: keeps their longest pause, for which the restored job waits,
+ * too. */
 void coord_job_keep_pauses(struct coord_job *job);
-/* Pause, or the end of one: answered. */
+/* Handles and answers Pause, the beginning or the end of a pause. */
 void coord_member_pause(struct coord_member *member, uint32_t request, const Cairn__Pause *pause);
 
 /* ==== members ==== */
 
-#define CAIRN_MEMBER_BUCKETS 512 /* of a job's index of its members; their ids are random */
+#define CAIRN_MEMBER_BUCKETS 512 /* buckets of a job's index of its members, whose ids are random */
 
 /* A job's members. */
 struct coord_job_members {
-    struct coord_member *list;                        /* by next_of_job */
-    struct coord_member *by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */
+    struct coord_member *list;                        /* linked by next_of_job */
+    struct coord_member *by_id[CAIRN_MEMBER_BUCKETS]; /* linked by next_of_bucket */
     uint32_t count;
-    uint64_t read_bytes;               /* of members that have left, in this generation */
-    struct cairn_version version_sent; /* readers were told that it is there */
-    /* the longest of those who were put out for a restore, and come back */
+    uint64_t read_bytes; /* bytes read by members that have left, in this generation */
+    struct cairn_version version_sent; /* the version that readers were last told of */
+    /* the longest pause of the members that were put out for a restore and are to return */
     struct coord_pause pause;
     struct coord_relapse *relapses; /* owned: [relapse_count] */
     uint32_t relapse_count;
-    uint64_t attaches; /* so far, of readers as well */
+    uint64_t attaches; /* number of attaches so far, readers included */
 };
 
 /* The member left the job by itself: tells the core and the shards, and frees it. */
 void coord_member_leave(struct coord_member *member, const char *reason);
-/* The same of one that is gone without a word. */
+/* The same for a member that is gone without having said that it leaves. */
 void coord_member_lost(struct coord_member *member, const char *reason);
-/* Expels the member, and tells the core: the round goes on without it. */
+/* Expels the member, and tells the core: the round continues without it. */
 void coord_member_put_out(struct coord_member *member, cairn_status status, const char *text);
-/* A shard cannot read what the member pushed: expels the member; the open round is done again without it. */
+/* A shard cannot read what the member pushed: expels the member; the open round is repeated without it. */
 void coord_member_fault(struct coord_job *job, uint64_t id, const char *text);
-/* The member may not go on: its requests fail with this status, and the shards drop it. One that was attached
- * gets an Error of its own, and its connection is closed. Frees the member. The core knows already. */
+/* Expels a member that may not continue: its requests fail with this status, and the shards drop it. An
+ * attached member gets an Error of its own, and its connection is closed unless it has other jobs open.
+ * Frees the member. The core must have been told already. */
 void coord_member_expel(struct coord_member *member, cairn_status status, const char *text);
-/* Frees what a member that is on its way in has of the spec it came with. */
+/* Frees what a joining member still holds of the spec that it brought. */
 void coord_member_forget_spec(struct coord_member *member);
 /* Frees the member and tells nobody. */
 void coord_member_free(struct coord_member *member);
 /* Sends MemberJoin to all shards of the job; Attached follows when all of them know the member. */
 void coord_member_tell_shards(struct coord_member *member);
-/* Attaches the members whom all shards know, once the job's version is known. */
+/* Attaches the members that all shards know, once the job's version is known. */
 void coord_members_attach(struct coord_job *job);
-/* A shard of the job is back: it is told of all members. */
+/* A shard of the job is back: tells it of all members. */
 void coord_members_tell_shard(struct coord_job *job, uint32_t shard);
-/* A shard of the job is gone: it knows no member. */
+/* A shard of the job is gone: notes that it knows no member. */
 void coord_members_forget_shard(struct coord_job *job, uint32_t shard);
 
 /* ==== entries ==== */
 
-/* Shards by name: who sits there, and who may (server/core/standing.h). */
+/* Shards by name: which process has the entry, and which may have it (server/core/standing.h). */
 
-#define CAIRN_SHARD_ENTRIES_MAX 4096 /* shards that are known by name */
+#define CAIRN_SHARD_ENTRIES_MAX 4096 /* the most shards that are known by name */
 
 uint32_t coord_shards_up(const struct coord *cluster);
 /* Counts the shards that may be given part of a job of this spec (NULL: of any job). With `storing`, only
  * those without a storage complaint. */
 uint32_t coord_shards_staying(const struct coord *cluster, const struct job_spec_data *spec,
                               bool storing);
-/* NULL: there is none of that name. */
+/* NULL: no shard has that name. */
 struct coord_shard_entry *coord_shard_find(const struct coord *cluster, const char *name);
-/* Makes it if need be; NULL: no memory, or CAIRN_SHARD_ENTRIES_MAX. */
+/* Finds the shard's entry, or makes it; NULL: no memory, or there are CAIRN_SHARD_ENTRIES_MAX already. */
 struct coord_shard_entry *coord_shard_get(struct coord *cluster, const char *name);
 void coord_shard_free(struct coord_shard_entry *entry);
 
 /* ==== relapse ==== */
 
-/* Puts off a worker that fails right after each attach. Every attach and every loss voids the open
- * round, so nobody else comes to a step while that goes on. A worker that was lost again and again
- * before it ended a round is let in later each time, while others of the job do end rounds. A
- * worker that ends a round begins anew.
+/* Puts off a worker that fails right after each attach. Every attach and every loss voids the open round,
+ * so nobody else completes a step while that goes on. A worker that was lost repeatedly before it ended a
+ * round is admitted later each time, while other workers of the job do end rounds. When a worker ends a
+ * round, its count starts again at 0.
  *
- * A process that failed comes back as another process, and perhaps as another rank, so it is
- * known by its host. Losses of all workers of a host count together; workers that are lost
- * together count once. The losses of a rank are counted, too, on whichever host it was. A host
- * that did not fail is not put off for what another host did in that rank, unless the rank has
- * failed on several hosts. Where the host is not known, the rank alone counts. */
+ * A process that failed returns as another process, and perhaps as another rank, so losses are counted by
+ * host. Losses of all workers of a host count together; workers that are lost together count once. The
+ * losses of a rank are counted, too, on whatever host it ran. A host that did not fail is not put off for
+ * the failures of another host in that rank, unless the rank has failed on several hosts. Where the host is
+ * not known, the rank alone counts. */
 
-#define CAIRN_RELAPSE_FREE   2     /* so often in a row it may be lost for nothing */
-#define CAIRN_RELAPSE_MAX_MS 60000 /* it is put off for so long at most */
+#define CAIRN_RELAPSE_FREE   2     /* losses in a row before it is put off */
+#define CAIRN_RELAPSE_MAX_MS 60000 /* the longest time that it is put off */
 
-/* A round has ended with it. */
+/* The member has ended a round: clears its losses. */
 void coord_relapse_over(struct coord_member *member);
-/* Returns for how long a worker that wants in is put off from now on; 0: it is not. */
+/* Returns for how long a worker that wants to join is put off from now on; 0: it is not. */
 uint64_t coord_relapse_wait_ms(struct coord_job *job, const struct coord_member *member);
 /* Says what a worker that is put off waits for. */
 void coord_relapse_waiting(struct coord_job *job, const struct coord_member *member,
@@ -117,56 +120,56 @@ void coord_relapses_release(struct coord_job *job);
 
 /* ==== layouts ==== */
 
-/* The layouts of a job by version: the one in force, the one in which the newest version is
- * published while that is an older one, and the one that comes next. Also tells members of
- * layouts. */
+/* The layouts of a job: the one in force, the older one in which the newest version is still published (if
+ * any), and the next one. Also tells members of layouts. */
 
 struct stored_job;
 
-/* A job's layouts. All is owned, or held. */
+/* A job's layouts. All pointers are owned, or held. */
 struct coord_layouts {
-    /* The job's version when the layout in force came; 0.0: it is the job's first. */
+    /* The job's version when the layout in force took effect; 0.0: it is the job's first. */
     struct cairn_version at;
-    /* In which that version is published, and its shards; NULL: in the one in force. */
+    /* The layout in which that version is published, and its number of shards; NULL: the one in force. */
     struct packed *before;
     uint32_t before_shards;
-    /* The next one; NULL: none is on its way. */
+    /* The next layout; NULL: none is being prepared. */
     struct layout *next;
     struct packed *next_packed;
-    uint8_t *next_gone; /* [(next->shard_count + 7) / 8] bits: holes of it */
-    /* The next one is on its way to the store: there is no way back. */
+    uint8_t *next_gone; /* [(next->shard_count + 7) / 8] bits: its holes */
+    /* The next layout is being written to the store, and can no longer be given up. */
     bool storing;
 };
 
-/* The layout before the one in force, of a row that has one. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
+/* Loads the layout before the one in force from a row that has one. CAIRN_ERR_MALFORMED,
+ * CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_layouts_load(struct coord_job *job,
                                 const struct stored_job *row) CAIRN_MUST_CHECK;
 void coord_layouts_release(struct coord_job *job);
-/* Nothing comes next any more. */
+/* Drops the next layout. */
 void coord_layouts_drop_next(struct coord_job *job);
-/* The next layout is the one in force, as of that version; shards that left it are holes now, without a word
- * to them. Members are not told. Nothing is allocated: it is durable. Gives the layout that was in force, the
- * caller's. */
+/* Puts the next layout in force as of that version; shards that left it become holes. Neither they nor the
+ * members are told. Nothing is allocated, because the layout is durable already. Returns the layout that
+ * was in force, which the caller owns. */
 struct layout *coord_layouts_take_next(struct coord_job *job, struct cairn_version now);
-/* The newest version is published in the layout in force. */
+/* Notes that the newest version is published in the layout in force. */
 void coord_layouts_published(struct coord_job *job);
-/* The newest version is published in an older layout: that is what a member begins with. */
+/* True: the newest version is published in an older layout, with which a member begins. */
 bool coord_layouts_behind(const struct coord_job *job);
 
 /* True: the newest version is published in an older layout, and part of it is fetched from that
  * shard. */
 bool coord_layouts_serves(const struct coord_job *job, uint32_t shard);
 
-/* LayoutChanged to all who are attached. */
+/* Sends LayoutChanged to all attached members. */
 void coord_members_layout_changed(struct coord_job *job);
 
 /* ==== commits ==== */
 
-/* Who waits to hear how a round ended. */
+/* Members that wait for the result of a round. */
 
-/* Threads of one member wait side by side: one trains, one writes, and several may wait for one
- * round. If there are more than this, the oldest is answered that it is one too many: most
- * likely its thread has given up, which nobody tells us. */
+/* Threads of one member wait side by side: one trains, one writes, and several may wait for one round. If
+ * there are more than this, the oldest is answered with an error: most likely its thread has given up, of
+ * which we are not told. */
 enum { CAIRN_MEMBER_COMMITS_MAX = 8 };
 struct coord_commit {
     uint32_t request;
@@ -180,88 +183,90 @@ struct coord_commits {
 };
 
 void coord_commits_add(struct coord_member *member, uint32_t request, uint64_t round);
-/* To all who wait for that round; false: nobody does. */
+/* Answers all waits for that round; false: there are none. */
 bool coord_commits_answer(struct coord_member *member, const Cairn__RoundResult *result);
 
 /* ==== version waits ==== */
 
-/* Who waits for a version, or for the client state of the newest. */
+/* Members that wait for a version, or for the client state of the newest one. */
 
-/* Threads of one member wait side by side. Waits whose time is over make room, and are not
- * answered. */
+/* Threads of one member wait side by side. Expired waits are removed to make room, and are not answered. */
 enum { CAIRN_MEMBER_WAITS_MAX = 8 };
 struct coord_version_wait {
     uint32_t request;
-    bool state; /* the client state; else a version at least as new */
+    bool state; /* it waits for the client state; else for a version at least as new as `wanted` */
     struct cairn_version wanted;
-    uint64_t ends_ms; /* of uv_now: when the thread gives up; 0: it did not say */
+    uint64_t ends_ms; /* when the thread gives up, on the clock of uv_now; 0: it did not say */
 };
 
-/* A member's waits: [count], oldest first; one too many only while it is judged. */
+/* A member's waits: [count], oldest first; the extra place is used only while a new wait is judged. */
 struct coord_version_waits {
     struct coord_version_wait list[CAIRN_MEMBER_WAITS_MAX + 1];
     uint32_t count;
 };
 
-/* Answers it when it can. CAIRN_ERR_BUSY, to the peer: as many wait already. */
+/* Answers the wait as soon as possible. CAIRN_ERR_BUSY, to the peer: CAIRN_MEMBER_WAITS_MAX wait
+ * already. */
 void coord_member_version_wait(struct coord_member *member, uint32_t request,
                                const Cairn__VersionWait *message);
-/* Answers the waits whose version is there. */
+/* Answers the waits whose version has been reached. */
 void coord_members_answer_versions(struct coord_job *job);
-/* After an event of the core: if the version is another one than they were told. */
+/* Called after an event of the core: tells members the version, if it differs from what they were told. */
 void coord_members_tell_version(struct coord_job *job);
-/* The newest version and its client state to those who asked for it, if it is known now. */
+/* Sends the newest version and its client state to the members that asked for it, if it is known now. */
 void coord_members_answer_states(struct coord_job *job);
 
 /* ==== standing ==== */
 
-/* The standing of a shard: whether what it holds is ours to act on (server/core/standing.h). Parts of another
- * store, and parts whose job our store is behind of, are strange. */
+/* The standing of a shard: whether what it holds is ours to act on (server/core/standing.h). Parts of
+ * another store are strange, and so are parts that are newer than our store's record of their job. */
 
 /* The cluster's identity, by which shards know us. */
 struct coord_identity {
-    struct coordinator_id id; /* of this process, and of its store */
-    uint64_t *dropped;        /* owned: [dropped_count], the oldest first */
+    struct coordinator_id id; /* identifies this process and its store */
+    uint64_t *dropped;        /* owned: [dropped_count], ids of dropped jobs, the oldest first */
     size_t dropped_count;
 };
 
-/* Fills cluster->identity of the store. CAIRN_ERR_NO_MEMORY. */
+/* Fills cluster->identity from the store. CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_standing_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
-/* The job is in the store no more. */
+/* Notes that the job is no longer in the store. */
 void coord_dropped_add(struct coord *cluster, uint64_t job);
-/* It is here, and what it holds is ours to act on. */
+/* True: the shard is connected, and what it holds is ours to act on. */
 bool coord_shard_obeys(const struct coord_shard_entry *entry);
-/* Its device has failed, and nothing may come to that (server/shard/shard.h). */
+/* True: the shard's device has failed, and nothing may be placed on it (server/shard/shard.h). */
 bool coord_shard_unfit(const struct coord_shard_entry *entry);
-/* It listens on no network, so that of other hosts nobody reaches it, and shards of other hosts are here: a
- * part of a job there would stop whoever trains elsewhere. */
+/* True: the shard listens on no network, so other hosts cannot reach it, while shards of other hosts are
+ * connected. A part of a job on it would stop every worker that trains on another host. */
 bool coord_shard_apart(const struct coord_shard_entry *entry);
 #define CAIRN_SHARD_APART_TEXT                                                                    \
     "listens on no network, and shards of other hosts are here: it gets no part of a job before " \
     "fabric.device is set there"
-/* And it does not leave: it may get a part of a job. */
+/* True: the shard obeys and does not leave, so it may get a part of a job. */
 bool coord_shard_stays(const struct coord_shard_entry *entry);
-/* One of this spec: it is not apart, and nothing would lie on a device that has failed. NULL: of any job. */
+/* True: the shard may get a part of a job of this spec (NULL: of any job): it also is not apart, and
+ * nothing would lie on a device that has failed. */
 bool coord_shard_fits(const struct coord_shard_entry *entry, const struct job_spec_data *spec);
-/* Notes what the Hello says; false, and logged: we must not act on what it holds. */
+/* Notes what the Hello says. Returns false, and logs it, if we must not act on what the shard holds. */
 bool coord_shard_judge_hello(struct coord *cluster, struct coord_shard_entry *entry,
                              const Cairn__Hello *hello);
-/* "it holds state of another store": of one that does not obey. */
+/* Says why a shard does not obey, such as "it holds state of another store". */
 const char *coord_shard_standing_text(const struct coord_shard_entry *entry);
 void coord_shard_forget_parts(struct coord_shard_entry *entry);
-/* A frame of HeldJobs, the answer to a question if it has a request. False: not as it should be. */
+/* Takes a frame of HeldJobs, which answers a question if it has a request. False: the frame is
+ * malformed. */
 bool coord_shard_take_held(struct coord_session *session,
                            const struct wire_frame *frame) CAIRN_MUST_CHECK;
-/* Leftovers of our own on it: of jobs that were never finished here, or were dropped, or restored onto other
- * shards, while it was away. */
+/* Cleans our own leftovers from the shard: parts of jobs whose creation was never finished here, or that
+ * were dropped or restored onto other shards while it was away. */
 void coord_shard_clean(struct coord *cluster, struct coord_shard_entry *entry,
                        const Cairn__Hello *hello);
 /* The marks of a job that a shard has seen, and those that our store knows, to be compared. */
 struct marks coord_held_marks(const Cairn__HeldJob *held);
 struct marks coord_job_marks(const struct coord_job *job);
-/* A job of that name, which is not ours, is held by somebody, or may be: `why` says what to do. */
+/* True: a shard holds, or may hold, a job of that name that is not ours; `why` says what to do. */
 bool coord_job_is_strange(const struct coord *cluster, const char *name, struct sentence *why);
-/* Parts that we do not act on; they borrow from the entries. */
+/* The parts that we do not act on; they borrow from the entries. */
 struct coord_strangers {
     Cairn__StrangePart **list; /* [count] */
     size_t count;
@@ -277,15 +282,15 @@ void coord_strangers_release(struct coord_strangers *strangers);
 /* Tiles: the boxes of tensors that each rank holds (tiles.c says how they are kept; TilesDeclare in
  * control.proto). */
 
-/* A job's tiles: who holds which boxes of the tensors. */
+/* A job's tiles: which rank holds which boxes of the tensors. */
 struct coord_tiles {
-    uint32_t world;                   /* the ranks 0, ..., world - 1 declare; 0: no tiles */
+    uint32_t world;                   /* the ranks 0, ..., world - 1 declare tiles; 0: no tiles */
     struct coord_tile_list **of_rank; /* owned: [world]; NULL: not declared */
-    struct coord_tile_list *lists;    /* owned: the different ones */
-    bool known;                       /* this incarnation was told, by a worker or a shard */
-    bool telling; /* shards may know of tiles: every worker's are told, also that it has none */
-    bool covered; /* the lists of all ranks make up the tensors */
-    bool changed; /* members came or went in an event of the core */
+    struct coord_tile_list *lists;    /* owned: the distinct lists */
+    bool known;   /* a worker or a shard has told this incarnation of the tiles */
+    bool telling; /* shards may know of tiles: they are told each worker's, even if it has none */
+    bool covered; /* the lists of all ranks together cover the tensors */
+    bool changed; /* members joined or left in an event of the core */
 };
 
 /* The gate of a job's rounds, as the core knows it (tiles.c). */
@@ -294,21 +299,21 @@ struct coord_gate {
     uint32_t world;
 };
 
-/* The tiles that a shard's part of a job is told. */
+/* How far a shard's part of a job has been told of tiles. */
 struct coord_part_tiles {
-    size_t unanswered_bytes; /* of MemberTiles on their way to the shard */
-    /* the shard is told of this member's tiles next, unless it knows them */
+    size_t unanswered_bytes; /* bytes of MemberTiles that the shard has not answered */
+    /* the member whose tiles the shard is told next, unless it knows them */
     struct coord_member *next;
 };
 
 /* A member's tiles, and which shards know them. */
 struct coord_member_tiles {
-    /* [shard_count]: which shards know its tiles; borrowed of member->known_to */
+    /* [shard_count]: which shards know its tiles; borrowed from member->known_to */
     uint8_t *known_to;
-    uint32_t knowing;   /* shards that know them */
-    uint32_t serial;    /* counts what is told of them */
-    uint32_t request;   /* TilesDeclare: its pages arrive, or it waits for TilesSet */
-    uint32_t world;     /* of that TilesDeclare */
+    uint32_t knowing;   /* number of shards that know them */
+    uint32_t serial;    /* incremented when what was sent is forgotten: older answers are stale */
+    uint32_t request;   /* TilesDeclare whose pages are arriving, or that waits for TilesSet */
+    uint32_t world;     /* from that TilesDeclare */
     struct paged pages; /* owned; while arriving */
     bool arriving, declared;
 };
@@ -316,17 +321,18 @@ struct coord_member_tiles {
 void coord_tiles_declare(struct coord_member *member, uint32_t request,
                          const Cairn__TilesDeclare *message);
 void coord_tiles_page(struct coord_session *session, uint32_t request, const Cairn__Page *page);
-/* The worker asks for a round. One that declared no tiles, when nobody is left who did, ends them. */
+/* The worker asks for a round. If it declared no tiles, and no member is left that did, the job's tiles
+ * end. */
 void coord_tiles_begins(struct coord_member *member);
-/* A shard says that it knows tiles of so many ranks; 0: of none. */
+/* A shard says that it knows tiles of a world of that many ranks; 0: of none. */
 void coord_tiles_heard(struct coord_job *job, uint32_t world);
-/* Something changed: tells shards of tiles, judges the cover, then opens or shuts the core's gate. During an
- * event of the core: after it. */
+/* Called after any change: tells shards of tiles, judges the cover, then opens or shuts the core's gate.
+ * During an event of the core, does so after the event. */
 void coord_gate_update(struct coord_job *job);
-/* A shard, or a member that leaves the job's list, is not told of any more. */
+/* The shard is gone: it no longer knows the member's tiles. */
 void coord_tiles_shard_gone(struct coord_member *m, uint32_t shard);
 
-/* False: a round may open, for all that tiles are concerned. Else `out` says who is missing. */
+/* False: as far as tiles are concerned, a round may open. True: `out` says who is missing. */
 bool coord_tiles_waiting(const struct coord_job *job, struct sentence *out);
 void coord_tiles_release(struct coord_job *job);
 
@@ -335,98 +341,100 @@ void coord_tiles_release(struct coord_job *job);
 /* Leases: versions that members want kept for longer than training keeps them.
  *
  *   LeaseTake → a lease of the member (WAITS until no epoch is changing) → its version is KEPT:
- *   LeaseKeep to all shards → all said Done → Leased. One refused: the others are told to end it, Error.
+ *   LeaseKeep to all shards → all said Done → Leased. One refused → the others end it → Error.
  *
- * All leases of a version are one for the shards: kept for the longest of them, ended with the last. The word
- * travels on the channels that decisions travel on, so it comes between the same two of them on every shard.
+ * For the shards all leases of a version are one: they keep it for the longest of them, and end it with the
+ * last. LeaseKeep travels on the channels of the decisions, so it arrives between the same two decisions on
+ * every shard.
  *
- * Asked for again, a lease is renewed, and never made shorter. It ends when the member drops it, leaves or is
- * expelled, or when its time is over; nothing of it is durable. Shards end by themselves what they have not
- * been told of for its time and a quarter of it. */
+ * A lease that is asked for again is renewed, and never made shorter. It ends when the member drops it,
+ * leaves or is expelled, or when its time is over; nothing of it is durable. Shards end a lease by
+ * themselves if they have heard nothing of it for its time and a quarter. */
 
 #define CAIRN_MEMBER_LEASES_MAX 16
 
-/* A version that shards keep, or are asked to. */
+/* A version that shards keep, or are asked to keep. */
 struct coord_held_version {
-    struct coord_held_version *next; /* of the job's */
+    struct coord_held_version *next; /* in the job's list */
     struct cairn_version version;
-    uint64_t number;             /* for the shards */
-    uint64_t asked_ms;           /* when they were asked last; while `asking` */
+    uint64_t number;             /* its number for the shards */
+    uint64_t asked_ms;           /* when shards were last asked; while `asking` */
     struct coord_gather *gather; /* borrowed, while `asking` */
     bool asking, again;
 };
 
 struct coord_lease {
-    struct coord_lease *next;        /* of the job's */
-    struct coord_member *member;     /* borrowed: goes before it */
-    struct coord_held_version *held; /* borrowed of the job; NULL: WAITS */
+    struct coord_lease *next;        /* in the job's list */
+    struct coord_member *member;     /* borrowed: the lease ends before the member is freed */
+    struct coord_held_version *held; /* borrowed from the job; NULL: the lease WAITS */
     struct cairn_version version;    /* while it WAITS, {0, 0}: the newest */
-    uint32_t request;                /* LeaseTake; 0: answered */
-    uint64_t key;                    /* of the LeaseTake that began it */
-    uint64_t ttl_ms;                 /* that was asked for last */
-    uint64_t ends_ms;                /* of coord_now_ms; 0: not granted yet */
+    uint32_t request;                /* id of its LeaseTake; 0: it is answered */
+    uint64_t key;                    /* key of the LeaseTake that began it */
+    uint64_t ttl_ms;                 /* the time that was last asked for */
+    uint64_t ends_ms;                /* on the clock of coord_now_ms; 0: not granted yet */
     bool asked;                      /* the shards are being asked for it */
 };
 
 /* A job's leases. */
 struct coord_leases {
     struct coord_lease *list;        /* owned */
-    struct coord_held_version *held; /* owned; the versions of them */
+    struct coord_held_version *held; /* owned; the leased versions */
 };
 
-/* A request; answered here or later. */
+/* Handles LeaseTake, which is answered at once or later. */
 void coord_lease_take(struct coord_member *member, uint32_t request,
                       const Cairn__LeaseTake *message);
 void coord_lease_drop(struct coord_member *member, const Cairn__LeaseDrop *message);
-/* Rounds may go on: leases that wait are taken. Not during an event of the core. */
+/* Rounds may continue: takes the leases that wait. Not to be called during an event of the core. */
 void coord_leases_advance(struct coord_job *job);
-/* The newest version was published once more, in the layout in force: shards that joined since have it, too,
- * and are asked to keep it where it is leased, before another round opens. */
+/* The newest version was published again, in the layout in force: shards that joined since have it, too. If
+ * it is leased, asks them to keep it before another round opens. */
 void coord_leases_republished(struct coord_job *job);
 /* Ends the leases whose time is over. */
 void coord_leases_tick(struct coord_job *job);
 /* True: the member waits for a lease, and `out` says for which shards. */
 bool coord_leases_waiting(const struct coord_member *member, struct sentence *out);
-/* The requests of the member that wait fail. */
+/* Fails the waiting lease requests of the member. */
 void coord_leases_fail(struct coord_member *member, cairn_status status, const char *text);
-/* The member goes: its leases end. */
+/* The member is being freed: ends its leases. */
 void coord_leases_forget(struct coord_member *member);
 
 /* ==== writes ==== */
 
-/* Writes at a step boundary. Answered by RoundOpened, later. */
+/* Writes at a step boundary. RoundOpened answers the request later. */
 
 /* A member's request to write. */
 struct coord_write {
     uint32_t request;
-    bool reserves; /* the request waits for generations that are durable */
+    bool reserves; /* the request waits until reserved generations are durable */
 };
 
 void coord_member_write(struct coord_member *member, uint32_t request);
 
 /* ==== unheard ==== */
 
-/* Whom a worker, a reader or a shard does not hear over the data path, though both reach this coordinator.
- * Each says so in its heartbeats (Heartbeat.unheard): it is in the log, an event, and in what an operator
- * asks for. Where both ends say it, it is said once. */
+/* The shards that a worker, a reader or a shard does not hear over the data path, although both ends reach
+ * this coordinator. Each end says so in its heartbeats (Heartbeat.unheard): the log, the events and the
+ * answers to operators show it. Where both ends say it, it is reported once. */
 
-#define CAIRN_CLUSTER_UNHEARD_MAX 16 /* that a heartbeat names */
+#define CAIRN_CLUSTER_UNHEARD_MAX 16 /* the most shards that a heartbeat names */
 
 /* The shards that a session does not hear. */
 struct coord_unheard {
     struct {
-        char name[CAIRN_NAME_MAX + 1]; /* of a shard that is up */
-        uint64_t since_ms;             /* of the loop's clock: it was told */
+        char name[CAIRN_NAME_MAX + 1]; /* name of a shard that is up */
+        uint64_t since_ms;             /* when it was first reported, on the loop's clock */
     } list[CAIRN_CLUSTER_UNHEARD_MAX];
     size_t count;   /* at least 1 */
     char text[256]; /* the names, as far as they fit */
 };
 
-/* The session's heartbeat names these shards. */
+/* Takes the shards that the session's heartbeat names as unheard. */
 void coord_unheard_take(struct coord_session *session, char *const *names, size_t count);
-/* Their names; "": it hears all of whom it awaits something. */
+/* Returns the names of the shards that the session does not hear; "": it hears all from which it awaits
+ * something. */
 const char *coord_unheard_text(const struct coord_session *session);
-/* Who of the job does not hear which of its shards; empty: nobody says so. */
+/* Writes who of the job does not hear which of its shards; empty: nobody reports this. */
 void coord_unheard_of_job(const struct coord_job *job, struct sentence *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* Workers and readers on their way into a job: the request, the pages of the spec, the wait for the job to be
- * made or restored; the section join is next. */
+/* Workers and readers that are joining a job: the request, the pages of the spec, the wait for the job to
+ * be created or restored; the section join comes next. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,19 +11,20 @@
 
 /* ==== first ====
  *
- * The generation that a new job begins with: above all that lie in the folder of its name, so that of any two
- * snapshots there the one of the higher version is the newer, and no two have the same. */
+ * The generation with which a new job begins: higher than that of every snapshot in the folder of its name,
+ * so that of any two snapshots there the one with the higher version is the newer, and no two have the same
+ * version. */
 
-#define LOOK_MS 5000 /* a storage that takes longer hangs */
+#define LOOK_MS 5000 /* a storage that takes longer counts as hanging */
 
 struct coord_first {
-    struct coord_work work;   /* first */
-    struct coord_first *next; /* of the cluster's list */
+    struct coord_work work;   /* the first member */
+    struct coord_first *next; /* in the cluster's list */
     char job[CAIRN_NAME_MAX + 1];
     uint64_t begun_ms;
-    bool ended; /* `last` is known, or was given up */
+    bool ended; /* `last` is known, or could not be read */
     bool given_up;
-    /* the thread's, until it has run */
+    /* used by the thread until it has run */
     uint64_t last;
     cairn_status status;
     struct sentence why;
@@ -45,7 +46,8 @@ static void say_unknown(const char *job, const char *why)
              job, why);
 }
 
-/* Whoever wants the job takes the number now; later another may lie there. */
+/* The waiting openers use the number now; it is not kept, because a newer snapshot may appear there
+ * later. */
 static void on_generation_found(struct coord_work *work)
 {
     struct coord_first *first = (struct coord_first *)work;
@@ -77,14 +79,14 @@ static void begin_look(struct coord *cluster, const char *job)
     cluster->firsts = first;
 }
 
-/* False: the folder is being looked at, on another thread; the openers are looked at again then. A folder
- * that cannot be read, or hangs, does not hold a job up: it begins with generation 1, with a warning. */
+/* False: another thread is reading the folder; the openers are judged again when it is done. A folder that
+ * cannot be read, or hangs, does not delay a job: the job then begins with generation 1, with a warning. */
 static bool first_generation(struct coord *cluster, const char *job, uint64_t *out)
 {
     const struct coord_first *first = cluster->firsts;
     while (first != NULL && strcmp(first->job, job) != 0) first = first->next;
     if (first == NULL) {
-        begin_look(cluster, job); // without memory: when they are looked at next
+        begin_look(cluster, job); // if there is no memory, the next judging tries again
         return false;
     }
     if (!first->ended && !first->given_up) return false;
@@ -100,7 +102,7 @@ static void opening_join(struct coord_member *member, struct coord_job *job);
 static void opening_differences(const struct job_spec_data *spec, const struct job_spec_data *job,
                                 struct sentence *why, Cairn__Error **rows_out);
 
-/* A member of a job that is not here any more: it never makes another one of that name. */
+/* Refuses a member of a job that no longer exists here: it must never create another one of that name. */
 static void refuse_another(struct coord_member *member)
 {
     struct sentence why;
@@ -113,14 +115,15 @@ static void refuse_another(struct coord_member *member)
     opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
 }
 
-/* It wants what there is of the job in the snapshots, and has not been told yet that there is nothing. */
+/* True: the member asks for a restore of the job's newest snapshot, and has not been told yet that there is
+ * none. */
 static bool wants_restore(const struct coord_member *member)
 {
     return member->opening.resumes && member->opening.attached_id == 0 &&
            member->role == CAIRN_ROLE_WIRE_WORKER;
 }
 
-/* True if the member is gone; else it waits. */
+/* Begins the restore that the member asks for. True: the member was refused and is gone; else it waits. */
 static bool begin_resume(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
@@ -129,7 +132,8 @@ static bool begin_resume(struct coord_member *member)
     return true;
 }
 
-/* It began no job, so none that has begun is its own. */
+/* Refuses a member with must_not_exist if the job has taken a step or is lost. The member has not begun any
+ * job, so such a job cannot be its own. True: it is gone. */
 static bool refuse_begun(struct coord_member *member, const struct coord_job *job)
 {
     struct sentence why, maker;
@@ -146,8 +150,8 @@ static bool refuse_begun(struct coord_member *member, const struct coord_job *jo
     return true;
 }
 
-/* A worker has that rank, and lives: one that is dead is gone within a lease, so for so long it is awaited.
- * True: the member waits, or is gone. */
+/* Judges whether another worker has the member's rank. A dead worker is gone within a lease, so the member
+ * waits for that long, and is then refused. True: the member waits, or (*gone_out) is gone. */
 static bool is_contested(struct coord_member *member, const struct coord_job *job, bool *gone_out)
 {
     struct coord *cluster = member->session->cluster;
@@ -188,7 +192,7 @@ static bool advance_opening(struct coord_member *member)
         if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->extension.making || job->loss.behind ||
             coord_recovery_pending(job))
             return false;
-        const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // also if its parts may return
+        const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // true even if its parts may return
         if (lost && wants_restore(member))
             return coord_shards_staying(cluster, &job->spec, false) >= coord_recovery_shards(job) &&
                    begin_resume(member);
@@ -206,7 +210,7 @@ static bool advance_opening(struct coord_member *member)
         if (!lost && fits && is_contested(member, job, &gone)) return gone;
         member->opening.put_off = !lost && fits && coord_relapse_wait_ms(job, member) > 0;
         if (member->opening.put_off) {
-            cluster->openings.contested = true; // looked at with the next tick
+            cluster->openings.contested = true; // judged again with the next tick
             return false;
         }
         opening_join(member, job);
@@ -227,7 +231,8 @@ static bool advance_opening(struct coord_member *member)
         return true;
     }
     if (wants_restore(member)) return begin_resume(member);
-    if (coord_resuming(cluster, member->job_name)) return false; // for others, and so for it
+    // the restore for others serves this member, too
+    if (coord_resuming(cluster, member->job_name)) return false;
     if (member->opening.must_exist) {
         sentence_set(&why,
                      "there is no job %s, and must_exist begins none; see `cairn job list`, `cairn "
@@ -242,7 +247,7 @@ static bool advance_opening(struct coord_member *member)
                                                  member->opening.packed, member->session->name,
                                                  &why);
     if (status != CAIRN_OK) opening_refuse(member, status, why.text);
-    return true; // gone, perhaps: a small job is planned at once, and may be refused
+    return true; // the member may be gone: a small job is planned at once, and may be refused
 }
 
 static bool advance_any(struct coord *cluster)
@@ -270,7 +275,7 @@ void coord_openings_advance(struct coord *cluster)
 
 void coord_openings_tick(struct coord *cluster)
 {
-    // Looks that take too long end.
+    // Gives up reading folders that take too long.
     bool advance = false;
     for (struct coord_first *f = cluster->firsts; f != NULL; f = f->next) {
         if (f->ended || f->given_up || coord_now_ms(cluster) - f->begun_ms < LOOK_MS) continue;
@@ -279,7 +284,7 @@ void coord_openings_tick(struct coord *cluster)
     }
     if (advance) coord_openings_advance(cluster);
     if (!cluster->openings.contested) return;
-    cluster->openings.contested = false; // unless one still waits
+    cluster->openings.contested = false; // set again if one still waits
     coord_openings_advance(cluster);
 }
 
@@ -314,7 +319,7 @@ void coord_openers_resumed(struct coord *cluster, const char *name, cairn_status
     }
 }
 
-/* The first member of the session that waits for what there is of the job; NULL: none. */
+/* Returns the first member, from `m` on, that waits for a restore of the job; NULL: none. */
 static struct coord_member *find_resuming(struct coord_member *m, const char *name)
 {
     while (m != NULL && (m->phase != CAIRN_MEMBER_WAITING || !wants_restore(m) ||
@@ -325,11 +330,12 @@ static struct coord_member *find_resuming(struct coord_member *m, const char *na
 
 struct coord_verdict {
     struct coord_verdict *next;
-    struct packed *packed; /* held: the spec as it came, by which it is known */
+    struct packed *packed; /* held: the spec as received, which identifies the verdict */
     bool judged, joins;
     cairn_status status;
     struct sentence why; /* unless it joins */
-    Cairn__Error *rows;  /* owned: the same, until the first of these openers takes it */
+    /* owned: the differences as messages, until the first of these openers takes them */
+    Cairn__Error *rows;
 };
 
 static struct coord_verdict *find_verdict(struct coord_verdict *list, const struct packed *packed)
@@ -346,7 +352,7 @@ bool coord_openers_list(struct coord *cluster, const char *name, struct coord_ve
         for (; m != NULL; m = find_resuming(m->next_of_session, name)) {
             if (find_verdict(*list, m->opening.packed) != NULL) continue;
             struct coord_verdict *verdict = calloc(1, sizeof *verdict);
-            if (verdict == NULL) return any; // who is not in the list is refused
+            if (verdict == NULL) return any; // openers that are not in the list are refused
             verdict->packed = packed_hold(m->opening.packed);
             verdict->next = *list;
             *list = verdict;
@@ -390,7 +396,7 @@ void coord_verdicts_free(struct coord_verdict *list)
     }
 }
 
-/* As its verdict says. */
+/* Refuses the member for the reason that its verdict gives. */
 static void refuse_resuming(struct coord_member *m, struct coord_verdict *verdict,
                             struct sentence *why)
 {
@@ -432,7 +438,8 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     uint32_t arriving = 0;
     for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         arriving += m->phase == CAIRN_MEMBER_PAGES || m->phase == CAIRN_MEMBER_JUDGED;
-    // Not BUSY, at which a client asks again until its deadline: only its own cairn_job_close can help.
+    // Not BUSY, because after BUSY a client asks again until its deadline: only its own cairn_job_close can
+    // help.
     if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%" PRIu32 " jobs are open on this connection, the most allowed: close "
@@ -455,7 +462,8 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     return CAIRN_OK;
 }
 
-/* A member of that identity on this connection that is not in a job: its newer request stands. */
+/* Drops members of the same identity on this connection that are not in a job: the newer request replaces
+ * theirs. */
 static void drop_stale(struct coord_session *session, const Cairn__JobOpen *open)
 {
     struct coord_member *m = session->members;
@@ -517,13 +525,13 @@ void coord_member_open(struct coord_session *session, uint32_t request, const Ca
 struct judging {
     struct coord_work work;
     char *job_name;        /* owned */
-    struct packed *packed; /* held: the member's */
-    struct packed *job;    /* held: the job's; NULL: the member's is read, and nothing compared */
-    /* what comes of it */
+    struct packed *packed; /* held: the member's spec */
+    struct packed *job;    /* held: the job's; NULL: the member's spec is read, but not compared */
+    /* results */
     struct job_spec_data spec; /* owned */
     cairn_status status;
-    struct sentence why; /* or the differences */
-    Cairn__Error *rows;  /* owned: these */
+    struct sentence why; /* why it failed, or the differences */
+    Cairn__Error *rows;  /* owned: the differences as messages */
     bool joins;
 };
 
@@ -572,11 +580,12 @@ static void run_judging(struct coord_work *work)
     if (judging->spec.name == NULL) read_spec(judging);
     if (judging->status == CAIRN_OK && judging->job != NULL) compare_specs(judging);
     if (judging->status == CAIRN_OK && !judging->joins) return;
-    spec_release(&judging->spec); // here: it takes long, too, and nobody needs it any more
+    // freed on this thread: freeing takes long, too, and nobody needs the spec any more
+    spec_release(&judging->spec);
     spec_init(&judging->spec);
 }
 
-/* It may be gone, with its session or by itself. */
+/* Returns the member that is being judged; NULL: it is gone, by itself or with its session. */
 static struct coord_member *judged_member(const struct judging *judging)
 {
     struct coord_session *session = judging->work.session;
@@ -632,7 +641,7 @@ static void begin_judging(struct coord_member *member, struct packed *job)
     judging->work.done = done_judging;
     judging->packed = packed_hold(member->opening.packed);
     judging->job = job != NULL ? packed_hold(job) : NULL;
-    judging->spec = member->opening.spec; // the thread's meanwhile
+    judging->spec = member->opening.spec; // used by the thread meanwhile
     spec_init(&member->opening.spec);
     member->phase = CAIRN_MEMBER_JUDGED;
     if (!coord_work_do(&judging->work, session->cluster, session, member->open_request,
@@ -643,8 +652,9 @@ static void begin_judging(struct coord_member *member, struct packed *job)
     }
 }
 
-/* True: opening.joins says whether the member's spec is the job's, or was. False: a thread looks, or has
- * looked, and who waits for the job looks again; or the member was refused, and is gone. */
+/* True: opening.joins says whether the member's spec is, or once was, the job's. False: a thread compares
+ * them, or has done so, and the waiting openers are judged again; or the member was refused, and is
+ * gone. */
 static bool opening_compare(struct coord_member *member, struct coord_job *job)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.compared == job->planned.spec)
@@ -659,7 +669,7 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
     while (member != NULL &&
            (member->phase != CAIRN_MEMBER_PAGES || member->open_request != request))
         member = member->next_of_session;
-    if (member == NULL) return; // of a request that was refused: the rest of its pages
+    if (member == NULL) return; // a remaining page of a request that was refused
     const cairn_status status = page->what == CAIRN_PAGE_SPEC
                                     ? paged_add(&member->opening.pages, page)
                                     : CAIRN_ERR_PROTOCOL;
@@ -679,9 +689,11 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
 
 /* ==== join ==== */
 
-/* A member whose job is there joins it, if it is the same job and has room; or it is refused. */
+/* A member whose job exists joins it, if the specs agree and the job has room; otherwise the member is
+ * refused. */
 
-/* BUSY, at which a client asks again until its deadline: one that died is gone after its lease. */
+/* Judges whether the job has room for the worker. Refuses with BUSY, after which a client asks again until
+ * its deadline, because a worker that died is gone after its lease. */
 static cairn_status judge_room(const struct coord_member *member, const struct coord_job *job,
                                struct sentence *why)
 {
@@ -698,7 +710,7 @@ static cairn_status judge_room(const struct coord_member *member, const struct c
                      job->spec.name, others, most, job->spec.name);
 }
 
-/* The worker whose rank the member wants, and may not take now; NULL: there is none. */
+/* Returns the worker whose rank the member wants and may not take now; NULL: there is none. */
 static const struct coord_member *opening_rival(const struct coord_member *member,
                                                 const struct coord_job *job)
 {
@@ -737,7 +749,7 @@ static cairn_status judge_join(const struct coord_member *member, struct coord_j
     return CAIRN_ERR_MISMATCH;
 }
 
-/* The member's JobOpen fails. Frees the member. */
+/* Fails the member's JobOpen, and frees the member. */
 static void opening_refuse(struct coord_member *member, cairn_status status, const char *text)
 {
     log_info("refused to open job %s for %s %s: %s", member->job_name, role_name(member->role),
@@ -763,7 +775,7 @@ static void take_over(struct coord_member *member, struct coord_member *same)
         member->write.request = same->write.request;
         member->write.reserves = same->write.reserves;
         member->amend.request = same->amend.request;
-        member->amend.later = same->amend.later; // moves
+        member->amend.later = same->amend.later; // ownership moves
         same->amend.later = NULL;
         member->amend.revision = same->amend.revision;
         member->pause.ends_ms = same->pause.ends_ms;
@@ -792,7 +804,7 @@ static void add_member(struct coord_job *job, struct coord_member *member)
     job->members.count++;
 }
 
-/* Its job is there: the member joins it, or is refused. */
+/* The member's job exists: the member joins it, or is refused. */
 static void opening_join(struct coord_member *member, struct coord_job *job)
 {
     struct sentence why;
@@ -806,7 +818,7 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
         opening_refuse(member, status, why.text);
         return;
     }
-    // The same session after a reconnect: the new connection takes its place, nobody else hears.
+    // The same member after a reconnect: the new connection replaces the old one, and nobody else is told.
     struct coord_member *same = coord_job_member(job, member->id);
     if (same != NULL) take_over(member, same);
     coord_member_forget_spec(member);
@@ -818,13 +830,12 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
 
 /* ==== mismatch ==== */
 
-/* Says how a worker's spec differs from the job's, and what would make the job so: in words for
- * people, and in rows for programs. The rows of spec_fields.h say how each field is compared and
- * named. */
+/* Says how a worker's spec differs from the job's, and how the job could be changed to it: in words for
+ * people, and in rows for programs. The rows of spec_fields.h say how each field is compared and named. */
 
 #define LINES_SHOWN  10
 #define ROWS_TOLD    64
-#define SETTINGS_MAX 16 // of a command that is spelled
+#define SETTINGS_MAX 16 // the most settings in a command that is written out
 
 struct rows {
     struct sentence *why;
@@ -863,7 +874,7 @@ static void on_difference(void *context, const struct spec_difference *d)
     rows->error = NULL;
 }
 
-/* It is told by an earlier row: wire, of each tensor. */
+/* True: an earlier row has the same key; `wire`, for example, has a row for each tensor. */
 static bool is_told(const Cairn__Error *error, size_t row)
 {
     for (size_t i = 0; i < row; i++)
@@ -871,7 +882,8 @@ static bool is_told(const Cairn__Error *error, size_t row)
     return false;
 }
 
-/* " --set stage=3 --set 'a b.lr=1'". False: too many to be spelled. */
+/* Writes the settings as options, such as " --set stage=3 --set 'a b.lr=1'". False: they are too many, or
+ * cannot be quoted. */
 static bool spell_settings(const Cairn__Error *error, struct sentence *out)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -890,7 +902,7 @@ static bool spell_settings(const Cairn__Error *error, struct sentence *out)
     return true;
 }
 
-/* The way that each row can go: the hardest of them does all. */
+/* Returns the hardest of the changes that the rows need: it can make all of them. */
 static enum spec_change hardest_change(const Cairn__Error *error)
 {
     enum spec_change most = CAIRN_SPEC_NEXT_ROUND;
@@ -928,8 +940,9 @@ static void add_way(const char *job, const struct rows *rows)
                                           : "");
 }
 
-/* Adds what a spec has other than the job's, and what makes the job so, in words; and as rows of an Error
- * (the caller's, by cairn__error__free_unpacked; NULL: no memory). Any thread. */
+/* Adds in words how the spec differs from the job's, and how the job could be changed to it; and gives the
+ * differences as rows of an Error, which the caller frees with cairn__error__free_unpacked (NULL: no
+ * memory). Any thread. */
 static void opening_differences(const struct job_spec_data *spec, const struct job_spec_data *job,
                                 struct sentence *why, Cairn__Error **rows_out)
 {

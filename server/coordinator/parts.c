@@ -1,5 +1,5 @@
-/* The parts of jobs while shards come and go: a shard that is back is judged by what it says that it holds,
- * and what is missing for too long makes its job LOST. */
+/* The parts of jobs, as shards connect and disconnect: a shard that is back is judged by the parts that it
+ * reports, and a part that is missing for too long makes its job LOST. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 /* ==== periodic ==== */
 
-/* A snapshot is due by steps, or by the time since the last one was due. After a start that time
+/* True: a snapshot is due, by steps, or by the time since the last one was due. After a start that time
  * counts from the first step that is seen. */
 static bool is_due(struct coord_job *job, uint64_t step)
 {
@@ -26,8 +26,8 @@ static bool is_due(struct coord_job *job, uint64_t step)
     return due;
 }
 
-/* The version that is to be saved, and not only its step, is there: of a job with buffers_every the write
- * that follows a due step makes it, or, if none has come, the next step. */
+/* True: the version that is to be saved has been reached. In a job with buffers_every that is the version
+ * made by the write after a due step, or, if no write has followed, by the next step. */
 static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
                            struct cairn_version now)
 {
@@ -44,7 +44,8 @@ static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
     return was_due || (due && job->spec.buffers_every == 0);
 }
 
-/* Only a step that is applied while we look on: not one that a restore, or a start, begins with. */
+/* Begins a periodic snapshot if one is due. Counts only steps that are applied while this process runs, not
+ * the step with which a restore, or a start, begins. */
 static void periodic_advance(struct coord_job *job)
 {
     const struct cairn_version was = job->snapshots.stepped, now = coord_job_version(job);
@@ -63,13 +64,14 @@ static void periodic_advance(struct coord_job *job)
 
 /* ---- shards come and go ---- */
 
-/* The parts that a shard says that it holds; borrowed. */
+/* The parts that a shard reports; borrowed. */
 struct held {
     Cairn__HeldJob *const *list;
     size_t count;
 };
 
-/* Its part of the job in the layout that our store knows, in force or prepared; NULL: it has none. */
+/* Returns the shard's part of the job in the layout that our store knows, in force or prepared; NULL: it
+ * has none. */
 static const Cairn__HeldJob *part_of(const struct coord_job *job, const struct held *held)
 {
     const struct seat_part wanted = { .job = job->id,
@@ -79,15 +81,15 @@ static const Cairn__HeldJob *part_of(const struct coord_job *job, const struct h
         const Cairn__HeldJob *part = held->list[i];
         const struct seat_part seen[] = {
             { part->job, part->generation, part->layout_hash },
-            { part->job, part->generation, part->next_layout_hash }, // a fence brings it
+            { part->job, part->generation, part->next_layout_hash }, // a fence puts it in force
         };
         if (seat_has(&wanted, seen, part->next_layout_version != 0 ? 2 : 1)) return part;
     }
     return NULL;
 }
 
-/* In what our store is behind this shard; NULL: it is not. A generation that no coordinator has called
- * durable counts above those that we have begun ourselves only. */
+/* Returns in what our store is behind this shard; NULL: it is not. A generation that no coordinator has
+ * called durable counts only if it is above those that we have begun ourselves. */
 static const char *behind_in(const struct coord_job *job, const struct held *held)
 {
     const struct marks ours = coord_job_marks(job);
@@ -118,7 +120,8 @@ static void settle_generations(const struct coord_job *job, uint32_t shard, cons
     if (older && !s->newer) coord_job_send_switch(job, s->entry, job->generation);
 }
 
-/* An uninitialized job has nothing to lose: it is made anew when a worker opens it again. */
+/* Drops an uninitialized job, which has nothing to lose: it is created anew when a worker opens it
+ * again. */
 static void start_over(struct coord_job *job, const struct coord_shard_entry *entry)
 {
     struct sentence why;
@@ -134,7 +137,8 @@ static void start_over(struct coord_job *job, const struct coord_shard_entry *en
     coord_job_drop(job);
 }
 
-/* Every shard has said what it holds, and nothing is newer than our store: what destroys may be done. */
+/* True: every shard has reported what it holds, and nothing is newer than our store, so that destructive
+ * actions are safe. */
 static bool all_here(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i)
@@ -144,13 +148,13 @@ static bool all_here(const struct coord_job *job)
 
 /* ---- parts that are missed ----
  *
- * A shard that comes without its part of a job is another process than the one that had the
- * part. The old process may have ended, and its memory with it; or it is stopped, or cut off,
- * and comes back. So the job waits for the part. After a while its members are told that the
- * part is lost, until it is back or the job is restored. */
+ * A shard that connects without its part of a job is another process than the one that had the part. The
+ * old process may have ended, and its memory with it; or it is stopped, or cut off, and will return. So the
+ * job waits for the part. After a while its members are told that the part is lost, until it is back or the
+ * job is restored. */
 
-/* A process whose connection was closed is gone or connects again at once; of one that fell silent
- * nothing is known for a lease. */
+/* Returns how long a part is awaited. A process whose connection was closed has ended or reconnects at
+ * once; a process that fell silent may still return within a lease. */
 static uint64_t patience_ms(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const struct coord_options *options = cluster->options;
@@ -168,8 +172,8 @@ static void miss_part(struct coord_job *job, uint32_t shard)
     coord_snapshot_part_missed(job, shard);
 }
 
-/* A shard that had nothing before the slice, and stays away or came without its part while the layout was on
- * its way to the store: the slice is taken back. True: one is. */
+/* Takes the slice back if a shard that had nothing before the slice stays away, or connected without its
+ * part while the layout was being written to the store. True: a slice is taken back. */
 static bool give_up_fresh(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -183,7 +187,8 @@ static bool give_up_fresh(struct coord_job *job)
     return false;
 }
 
-/* It was lost so, and has not been left out yet: nothing that it has counts any more. */
+/* True: the shard was lost in a slice that is still being taken back, so nothing that it holds counts any
+ * more. */
 static bool is_left_out(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_reshard *r = &job->reshard;
@@ -199,7 +204,7 @@ void coord_job_parts_tick(struct coord_job *job)
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
-        if (is_left_out(job, i)) continue; // all that it had others have, too
+        if (is_left_out(job, i)) continue; // other shards have all that it had, too
         coord_job_lose(job, true,
                        "%s restarted without its part, and the process that had it is not back (if "
                        "that one still runs, stopped or cut off, the job goes on when it is back)",
@@ -208,7 +213,7 @@ void coord_job_parts_tick(struct coord_job *job)
     }
 }
 
-/* Are all there again? */
+/* Notes that the shard has its part again. If no part is missed any more, the job is no longer LOST. */
 static void find_part(struct coord_job *job, uint32_t shard)
 {
     if (job->shards[shard].missed_ms == 0) return;
@@ -222,7 +227,7 @@ static void find_part(struct coord_job *job, uint32_t shard)
     job->loss.may_return = false;
 }
 
-/* All are here. True: the job is gone. */
+/* All shards are connected: settles what had to wait for that. True: the job is gone. */
 static bool settle_all(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -237,7 +242,7 @@ static bool settle_all(struct coord_job *job)
     return false;
 }
 
-/* ShardsChanged to all who are attached. */
+/* Sends ShardsChanged to all attached members. */
 static void tell_shards_changed(struct coord_job *job)
 {
     struct coord_shard_infos infos;
@@ -262,7 +267,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     if (coord_job_dead(job)) return;
     const Cairn__HeldJob *part = part_of(job, held);
     if (part == NULL && coord_slice_shard_lost(job, shard)) return;
-    if (is_left_out(job, shard)) return; // the way back drops what it has
+    if (is_left_out(job, shard)) return; // taking the slice back drops what it has
     if (part == NULL) {
         miss_part(job, shard);
     } else {
@@ -271,7 +276,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     }
     if (all_here(job) && settle_all(job)) return;
     if (part == NULL) return;
-    // Another coordinator had it parked, or the shard was away while it was asked.
+    // Another coordinator had the part parked, or the shard was away when the others were asked.
     if (part->parked && !job->park.shut) job->park.shut = job->park.wanted = true;
     if (!job->park.asking) job->park.settled = false;
     s->revision = part->revision;
@@ -279,21 +284,21 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     coord_slice_prepared(job, shard, part->next_layout_version);
     coord_terms_tell(job, shard, !part->unsettled);
     coord_members_tell_shard(job, shard);
-    coord_gate_update(job); // behind the members, on the same connection
+    coord_gate_update(job); // after the members, on the same connection
     const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
     coord_job_event(job, &up);
     if (coord_job_shard_moved(s)) tell_shards_changed(job);
     coord_job_try_seal(job);
 }
 
-/* The job is not on it as far as our store knows. If it has seen a later epoch all the same, what is
- * missing on the shards that our store names has moved, and is not lost. */
+/* As far as our store knows, the job has no part on this shard. If the shard has nevertheless seen a later
+ * epoch, the parts that are missing on the shards that our store names have moved, and are not lost. */
 static void judge_stranger(struct coord_job *job, const struct coord_shard_entry *entry,
                            const struct held *held)
 {
     for (size_t i = 0; i < held->count; i++) {
         const Cairn__HeldJob *part = held->list[i];
-        // If a generation was never finished, nobody knows whether its epoch was ever durable.
+        // If a generation was never finished, it is not known whether its epoch was ever durable.
         const bool is_begun = part->unsettled && part->generation > job->generation;
         if (part->job == job->id && !part->staged && !is_begun)
             coord_job_seen(job, "shard", entry->name, part->epoch);
@@ -311,7 +316,7 @@ void coord_jobs_shard_up(struct coord *cluster, struct coord_shard_entry *entry,
         CAIRN_EACH_SHARD (job, i) {
             if (job->shards[i].entry != entry) continue;
             shard_up(job, i, &list);
-            break; // a shard stands in a layout once
+            break; // a shard occurs in a layout only once
         }
         job = next;
     }
@@ -324,7 +329,7 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     s->revision = 0;
     coord_members_forget_shard(job, shard);
     coord_groups_shard_gone(job, shard);
-    // A shard of the job is gone.
+    // An extension that is being made is broken, because the shard may have dropped its part of it.
     job->extension.broken = job->extension.making;
     coord_gate_update(job);
     if (!s->up) return;
@@ -343,7 +348,7 @@ void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entr
         CAIRN_EACH_SHARD (job, i) {
             if (job->shards[i].entry != entry) continue;
             shard_down(job, i);
-            break; // a shard stands in a layout once, and may be out of it now
+            break; // a shard occurs in a layout only once, and may have left it by now
         }
     }
 }
@@ -378,7 +383,7 @@ static void send_resolve(struct coord_job *job, const struct round_action *actio
     coord_job_send_all(job, CAIRN_MSG_RESOLVE, &resolve.base);
 }
 
-/* The groups that are frozen in the round that is open. Returns how many. */
+/* Lists the groups that are frozen in the open round, and returns their number. */
 static size_t list_frozen(const struct coord_job *job, uint32_t frozen[CAIRN_SPEC_GROUPS_MAX])
 {
     const bool *flags = round_terms_of(job->core)->frozen;
@@ -389,7 +394,7 @@ static size_t list_frozen(const struct coord_job *job, uint32_t frozen[CAIRN_SPE
     return count;
 }
 
-/* The terms of the round that is open, or of the last one if none is. */
+/* Returns the terms of the open round, or of the last one if none is open. */
 static const struct coord_terms *terms_in_force(const struct coord_job *job)
 {
     const struct coord_terms *terms = job->rounds.terms;
@@ -544,7 +549,7 @@ static void fill_result(const struct coord_job *job, const struct round_action *
     result->clip_scale = head.clip_scale;
     result->lr = head.lr;
     result->skips = head.skips.all;
-    // It made the version that there is, so that what the shards say of theirs is of it.
+    // This decision made the present version, so the results that the shards last reported belong to it.
     if (action->decision->kind == CAIRN_DECISION_APPLY &&
         version_compare(action->version, round_version(job->core)) == 0) {
         result->nonfinite = coord_halts_nonfinite(job, tensors);
@@ -563,7 +568,8 @@ static void send_result(struct coord_job *job, const struct round_action *action
     char tensors[CAIRN_RESULTS_BYTES];
     fill_result(job, action, &result, &text, tensors);
     if (coord_commits_answer(member, &result)) return;
-    if (action->status != CAIRN_ERR_EPOCH_CHANGED) return; // nobody asked: it asks again
+    // no request waits for the result: the worker asks again
+    if (action->status != CAIRN_ERR_EPOCH_CHANGED) return;
     coord_session_send(member->session, CAIRN_MSG_ROUND_RESULT, 0, &result.base);
 }
 
@@ -577,7 +583,7 @@ static const char *name_of_rank(const struct coord_job *job, const struct coord_
     return "another worker";
 }
 
-/* Why a worker is dropped at the step's deadline. */
+/* Says why a worker is put out at the step's deadline. */
 static void say_late(const struct coord_job *job, const struct round_action *action,
                      struct sentence *out)
 {
@@ -593,7 +599,7 @@ static void say_late(const struct coord_job *job, const struct round_action *act
                  job->cluster->options->step_deadline_ms);
 }
 
-/* Whoever is to blame, no worker is: the round goes on. */
+/* Logs a shard that is late. No worker is to blame, so the round continues. */
 static void say_late_shard(const struct coord_job *job, const struct round_action *action)
 {
     log_warn("job %s: shard %s holds round %" PRIu64 " up: after round.step_deadline (%" PRId64
@@ -618,7 +624,7 @@ static void fence_worker(struct coord_job *job, const struct round_action *actio
     struct sentence text;
     if (member == NULL) return;
     cairn_status status = CAIRN_ERR_FENCED;
-    if (action->status == CAIRN_ERR_TIMEOUT) { // nobody has its place: it may come again
+    if (action->status == CAIRN_ERR_TIMEOUT) { // nobody took its place: it may open the job again
         status = CAIRN_ERR_REOPEN;
         say_late(job, action, &text);
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") was put out: %s",
@@ -647,7 +653,7 @@ static void fence_worker(struct coord_job *job, const struct round_action *actio
 static void act_on_core(struct coord_job *job, const struct round_action *action)
 {
     switch (action->kind) {
-    case CAIRN_ROUND_PERSIST: break; // the core's own
+    case CAIRN_ROUND_PERSIST: break; // handled by the core itself
     case CAIRN_ROUND_FENCE: send_fence(job, action); break;
     case CAIRN_ROUND_RESOLVE: send_resolve(job, action); break;
     case CAIRN_ROUND_OPEN_SEND: send_open(job, action); break;
@@ -668,7 +674,7 @@ static void act_on_core(struct coord_job *job, const struct round_action *action
     }
 }
 
-/* A step was made. */
+/* Notes a step for the pace of a re-sharding. */
 static void note_step(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;

@@ -13,10 +13,10 @@
 
 /* ==== reshard join ==== */
 
-/* Shards that join a job: each gets a part that owns nothing and serves at once, so that it can prepare the
- * next layout as the others do; and, if that is the policy, its share. See reshard.h. */
+/* Shards that join a job: each first gets a part that owns nothing and serves at once, so that it can
+ * prepare the next layout as the others do; and then, if that is the policy, its share. See reshard.h. */
 
-/* They have their parts: from here on they are told what the others are told. */
+/* The joining shards have their parts: from here on they are told what the other shards are told. */
 static void take_in(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
@@ -67,7 +67,7 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
 
 static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
 {
-    struct decision last = *round_last(job->core); // schedule and loss scale
+    struct decision last = *round_last(job->core); // keeps the schedule and the loss scale
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { job->generation, job->base_step };
     const struct coord_create load = { .joins = true,
@@ -81,7 +81,7 @@ static void ask_all(struct coord_job *job, struct packed *layout, struct coord_g
     }
 }
 
-/* Gives the shards that join their parts; the run is advanced then. */
+/* Gives the joining shards their parts; the run advances when they have them. */
 static void reshard_join(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
@@ -97,7 +97,7 @@ static void reshard_join(struct coord_job *job)
     packed_release(layout);
 }
 
-/* Takes shards that have joined, but are in no layout in force, out of the job. */
+/* Takes out of the job the shards that have joined but are in no layout in force. */
 static void reshard_unjoin(struct coord_job *job)
 {
     const bool was_busy = job->reshard.busy;
@@ -164,17 +164,17 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
     r->progress.ended_ms = coord_now_ms(job->cluster);
     r->progress.shards_after = job->entry_count;
     sentence_set(&r->progress.text, "%s", text);
-    // The weights are forgotten in the store, too. A job that is not in it any more has none there.
+    // The weights are deleted in the store, too. A job that is no longer in the store has none there.
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = 0;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || !job->stored) return;
     save_run(job);
 }
 
-/* The end of a slice, for the run: OK, or why not. */
+/* Takes the end of a slice into the run: OK, or the status and the text of its failure. */
 static void reshard_slice_ended(struct coord_job *job, cairn_status status, const char *text)
 {
     struct coord_reshard *r = &job->reshard;
-    // It was none, and may be asked for again.
+    // The slice does not count, and may be begun again.
     if (status != CAIRN_OK && !r->back && r->progress.slice > 0) r->progress.slice--;
     if (status == CAIRN_OK) {
         r->progress.moved_bytes += r->slice_bytes;
@@ -182,10 +182,10 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
         r->progress.state_us += r->came_us;
     } else if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
         sentence_set(&r->progress.text, "%s", text);
-        r->is_refused = true; // what passes by itself is waited for
+        r->is_refused = true; // the cause passes by itself: tried again with the next tick
     } else if (status == CAIRN_ERR_UNREACHABLE && r->joiner_count == 0 &&
                job->shard_count == job->layout->shard_count) {
-        sentence_set(&r->progress.text, "%s", text); // again, when all are there
+        sentence_set(&r->progress.text, "%s", text); // tried again when all shards are up
     } else if (status != CAIRN_ERR_CANCELED) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, text);
     }
@@ -194,7 +194,7 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
 
 /* ---- the last steps ---- */
 
-/* A version that is leased is read where its layout has it. */
+/* True if a leased version is read in an earlier layout than the one in force. */
 static bool is_leased(const struct coord_job *job)
 {
     for (const struct coord_held_version *k = job->leases.held; k != NULL; k = k->next)
@@ -202,7 +202,7 @@ static bool is_leased(const struct coord_job *job)
     return false;
 }
 
-/* The run that asked is the one that hears. */
+/* Opens a gather for a question of the run, whose new serial makes answers to earlier questions stale. */
 static struct coord_gather *ask_shards(struct coord_job *job, const char *what,
                                        cluster_job_gather_fn on_done)
 {
@@ -235,7 +235,8 @@ static void on_republished(struct coord_job *job, const void *about, cairn_statu
     coord_reshard_advance(job);
 }
 
-/* At rest nothing publishes the newest version in the layout in force but this. */
+/* Asks the shards to publish the newest version in the layout in force: while nobody trains, nothing
+ * else does that. */
 static void republish_version(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
@@ -244,7 +245,7 @@ static void republish_version(struct coord_job *job)
     if (r->asking != NULL || round_stage_of(job->core) != CAIRN_ROUND_STEADY) return;
     struct coord_gather *gather = ask_shards(job, "to publish it in the new layout",
                                              on_republished);
-    if (gather == NULL) return; // with the next event, or tick
+    if (gather == NULL) return; // tried again with the next event, or tick
     Cairn__PartPublish message = CAIRN__PART_PUBLISH__INIT;
     message.job = job->id;
     message.layout = job->layout->version;
@@ -256,7 +257,7 @@ static void republish_version(struct coord_job *job)
     coord_gather_start(gather);
 }
 
-/* The newest version is to be had by the layout in force. False: not yet. */
+/* True if the newest version is published in the layout in force; else works towards that. */
 static bool is_published(struct coord_job *job)
 {
     if (!coord_layouts_behind(job)) {
@@ -264,14 +265,14 @@ static bool is_published(struct coord_job *job)
         job->reshard.publishing = false;
         coord_layouts_published(job);
         if (was_shut) coord_gate_update(job); // a round published it: opens the gate
-        return !was_shut; // the round that opens comes here by itself; else the next tick does
+        return !was_shut; // the next round to open leads here again; else the next tick does
     }
     if (coord_pace_rests(job) || job->reshard.publishing) republish_version(job);
     return false;
 }
 
-/* Begins a slice without the shards that own nothing any more: they leave the job. True: that
- * slice has begun, or is waited for. */
+/* Begins a slice that leaves out the shards that own nothing any more, so that they leave the job. True:
+ * that slice has begun, or the run waits for it. */
 static bool begin_leaving(struct coord_job *job)
 {
     const uint32_t count = job->layout->shard_count;
@@ -289,7 +290,7 @@ static bool begin_leaving(struct coord_job *job)
     struct layout *next = NULL;
     if (gone == NULL || plan_job_widen(&job->spec, job->layout, count, &next) != CAIRN_OK) {
         free(gone);
-        return true; // with the next tick
+        return true; // tried again with the next tick
     }
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].weight <= 0 && !layout_owns(job->layout, i))
@@ -311,9 +312,9 @@ static void finish_run(struct coord_job *job)
 
 /* ---- the next step ---- */
 
-/* A layout that stands still, with all shards there and nothing that needs it so. While an epoch is on its
- * way to the store, nobody who joins hears of it: who has seen one that the store does not know of shows that
- * it is an older copy. */
+/* True if the layout is settled, all shards are up, and nothing needs the layout to stay as it is. False
+ * also while an epoch is on its way to the store, because a joining shard must not hear of it: a shard
+ * that has seen an epoch unknown to the store would prove that the store is an older copy. */
 static bool may_step(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
@@ -322,7 +323,7 @@ static bool may_step(const struct coord_job *job)
         job->rounds.persist_waits || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
         !job->rounds.heard || move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
-    // A snapshot that waits for the layout to stand still holds nothing up, or both would wait for ever.
+    // A snapshot that itself waits for the layout to settle does not block, or both would wait for ever.
     const struct coord_snapshot *snapshot = job->snapshots.running;
     if ((snapshot != NULL && snapshot->is_asked) || round_pin_pending(job->core) ||
         job->extension.staged_job != NULL || job->amends.amending != NULL || job->park.shut ||
@@ -350,12 +351,12 @@ static void begin_slice(struct coord_job *job)
         return;
     }
     uint8_t *gone = coord_holes(job, job->shard_count);
-    if (next == NULL) // it joins, and gets nothing
+    if (next == NULL) // shards join, and get nothing
         (void)!plan_job_widen(&job->spec, job->layout, job->shard_count, &next);
     if (gone == NULL || next == NULL) {
         free(gone);
         layout_close(next);
-        return; // with the next tick
+        return; // tried again with the next tick
     }
     coord_reshard_pace_cut(&job->reshard.pace, bytes);
     slice_begin(job, next, gone, bytes, false);
@@ -402,7 +403,7 @@ static bool take_wish(struct coord_job *job, const struct coord_reshard_wish *wi
 {
     struct coord_reshard *r = &job->reshard;
     const uint32_t joiners = wish->count - job->shard_count;
-    free(r->joiners); // of a job that came out of the store: empty
+    free(r->joiners); // an empty list, if the job came from the store
     r->joiners = calloc((size_t)joiners + 1, sizeof *r->joiners);
     if (r->joiners == NULL) return false;
     for (uint32_t i = 0; i < joiners; i++) r->joiners[i] = wish->shards[job->shard_count + i];
@@ -480,7 +481,8 @@ void coord_reshard_go_on(struct coord_job *job)
 
 /* ---- with the core ---- */
 
-/* With the core of the job: opened (CAIRN_ERR_NO_MEMORY), closed. `unsettled`: the job is of the store. */
+/* Opens the machine of the slices together with the job's core. `unsettled`: the layout came from the
+ * store, and may not be settled. CAIRN_ERR_NO_MEMORY. */
 static cairn_status open_reshard(struct coord_job *job, bool unsettled)
 {
     uint8_t *gone = coord_holes(job, job->layout->shard_count);
@@ -503,7 +505,7 @@ void coord_reshard_close(struct coord_job *job)
     job->reshard.asking = NULL;
     job->reshard.publishing = false;
     layout_close(job->reshard.prior);
-    layout_close(job->reshard.target); // of other tensors, perhaps
+    layout_close(job->reshard.target); // its tensors may not be those of the job any more
     job->reshard.prior = job->reshard.target = NULL;
     coord_layouts_drop_next(job);
 }
@@ -519,10 +521,10 @@ void coord_reshard_release(struct coord_job *job)
 
 /* ==== reshard slice ==== */
 
-/* One slice of a re-sharding: its machine (server/core/move.h), and what is said to the shards. See
+/* One slice of a re-sharding: its machine (server/core/move.h), and the messages to the shards. See
  * reshard.h. */
 
-/* The next layout has that shard. */
+/* True if the next layout has that shard. */
 static bool has_next(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_layouts *l = &job->layouts;
@@ -532,7 +534,7 @@ static bool has_next(const struct coord_job *job, uint32_t shard)
 
 /* ---- prepare ---- */
 
-/* The shards to which something comes, as members of the shards that give it. */
+/* The shards that receive something in a slice, as members of the shards that give it. */
 struct movers {
     Cairn__Mover *movers; /* owned: [count] */
     Cairn__Mover **list;  /* owned */
@@ -550,7 +552,7 @@ static void fill_mover(const struct coord_job *job, uint32_t shard, Cairn__Mover
     const struct coord_shard_entry *entry = job->shards[shard].entry;
     cairn__mover__init(mover);
     mover->shard = shard;
-    // Drawn, not counted: a coordinator before this one may have given any.
+    // Random, not counted: an earlier coordinator may have given any number.
     randombytes_buf(&mover->member, sizeof mover->member);
     randombytes_buf(&mover->token, sizeof mover->token);
     mover->member |= 1; // never 0
@@ -581,7 +583,8 @@ static bool movers_init(struct movers *movers, const struct coord_job *job)
 
 static void move_happened(struct coord_job *job, struct move_event *event, const char *text);
 
-/* A PartPrepare on its way. A slice that was taken back may have had the same number as the one after it. */
+/* A PartPrepare that is not answered yet. The serial of the slice is kept because a slice that was taken
+ * back may have had the same layout number as the one after it. */
 struct preparing {
     uint64_t layout;
     uint32_t shard, slice;
@@ -595,13 +598,13 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
                                 .shard = preparing->shard,
                                 .layout = preparing->layout,
                                 .status = status };
-    // Its connection was lost: the machine hears of that by itself, or the slice is another one.
+    // The shard's connection was lost: the machine hears of that separately, or another slice is under way.
     if (status == CAIRN_ERR_CLOSED) event.status = CAIRN_ERR_UNREACHABLE;
     if (job->reshard.move != NULL && preparing->slice == job->reshard.slice_serial)
         move_happened(job, &event, text);
 }
 
-/* In the order of the shards, each by itself: which one refuses is known. */
+/* Asks one shard, with a gather of its own, so that the coordinator knows which shard refuses. */
 static void ask_shard(struct coord_job *job, uint32_t shard, Cairn__PartPrepare *message)
 {
     struct coord_shard_entry *entry = job->shards[shard].entry;
@@ -647,7 +650,7 @@ static void prepare_slice(struct coord_job *job, uint64_t layout)
     message.n_movers = movers.count;
     message.shards = infos.list;
     message.n_shards = kept;
-    // A refusal ends the slice, and what comes after it is of none.
+    // A refusal ends the slice, so the shards after the one that refuses are not asked.
     CAIRN_EACH_SHARD (job, i) {
         if (job->layouts.next == NULL || job->layouts.next->version != layout) break;
         if (i < count && has_next(job, i)) ask_shard(job, i, &message);
@@ -691,7 +694,7 @@ static void settle_slice(struct coord_job *job, const struct move_action *action
                                &message.base);
 }
 
-/* layout 0: the pending one is forgotten. */
+/* Hands the layout to the core, which is to use it; layout 0 withdraws the pending one. */
 static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 {
     const struct coord_layouts *l = &job->layouts;
@@ -708,7 +711,7 @@ static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 
 /* ---- the machine ---- */
 
-/* All but that shard have what they own in the layout in force, or own nothing. */
+/* True if all shards other than `shard` have what they own in the layout in force, or own nothing. */
 static bool others_whole(const struct coord_job *job, uint32_t shard)
 {
     if (!coord_layouts_behind(job)) return true; // a version was decided, or nothing moved
@@ -728,8 +731,8 @@ static bool is_owned_by_holes(const struct layout *layout, const uint8_t *gone)
     return false;
 }
 
-/* Makes the shards that were lost holes. Nothing is to go to them any more, so the target is
- * dropped and planned anew. */
+/* Turns the lost shards into holes. Nothing is to move to them any more, so the target is dropped and
+ * planned anew. */
 static uint8_t *leave_out(struct coord_job *job)
 {
     uint8_t *gone = coord_holes(job, job->layout->shard_count);
@@ -743,8 +746,9 @@ static uint8_t *leave_out(struct coord_job *job)
     return gone;
 }
 
-/* The layout that the slice began with; the one in force where that is the same, or who was lost has nothing
- * in it and nobody lacks anything. NULL: there is none that the others have, or no memory. */
+/* Returns the layout that the slice began with, or the one in force if it is the same, or if the lost
+ * shards have nothing in it and no other shard lacks anything. NULL: the earlier layout is not known, or
+ * no memory. */
 static struct layout *layout_back(const struct coord_job *job)
 {
     struct layout *next = NULL;
@@ -764,7 +768,8 @@ static struct layout *layout_back(const struct coord_job *job)
     return next;
 }
 
-/* Leaves out who was lost, of which `lost` is the last. */
+/* Takes the slice back, without the lost shards, of which `lost` is the last; if that is impossible, the
+ * job is lost. */
 static void go_back(struct coord_job *job, uint32_t lost)
 {
     struct coord_reshard *r = &job->reshard;
@@ -775,13 +780,13 @@ static void go_back(struct coord_job *job, uint32_t lost)
         log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
                  job->spec.name, job->shards[lost].entry->name);
         const struct move_action all = { .layout = job->layout->version, .shard = CAIRN_MOVE_ALL };
-        if (r->lost_empty) settle_slice(job, &all); // it had nothing to say, and the others have
+        if (r->lost_empty) settle_slice(job, &all); // it had nothing to report; the others reported
         slice_begin(job, next, gone, 0, true);
         return;
     }
     free(gone);
     layout_close(next);
-    CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false; // it may be back with what it has
+    CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false; // a shard may be back with what it has
     coord_job_lose(job, true, "%s was lost while its share of the job came to it",
                    job->shards[lost].entry->name);
 }
@@ -837,7 +842,7 @@ static void move_happened(struct coord_job *job, struct move_event *event, const
     job->reshard.busy = was_busy;
 }
 
-/* Begins one, and takes `next`; gone: a bit for each of its holes, malloc'ed, taken too. */
+/* Begins a slice, and takes `next` and `gone` (malloc'ed: a bit for each hole of `next`). */
 static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,
                         bool back)
 {
@@ -847,7 +852,7 @@ static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gon
     if (packed == NULL) {
         layout_close(next);
         free(gone);
-        return; // with the next tick
+        return; // tried again with the next tick
     }
     coord_layouts_drop_next(job);
     l->next = next;
@@ -900,7 +905,7 @@ void coord_slice_in_force(struct coord_job *job)
     struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE, .layout = round_layout_of(job->core) };
     assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
     coord_groups_forget_sent(job);
-    // Who leaves the job keeps nothing of it.
+    // A shard that leaves the job keeps nothing of it.
     CAIRN_EACH_SHARD (job, i) {
         if (i >= job->layouts.next->shard_count || has_next(job, i)) continue;
         log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
@@ -911,7 +916,7 @@ void coord_slice_in_force(struct coord_job *job)
     }
     struct layout *was = coord_layouts_take_next(job, round_version(job->core));
     if (job->reshard.back && !job->reshard.lost_empty) {
-        layout_close(was); // `prior` is where the slice began, and all is there again
+        layout_close(was); // `prior` is where the slice began, and all data is there again
     } else {
         layout_close(job->reshard.prior);
         job->reshard.prior = was;
@@ -933,7 +938,7 @@ void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartM
     if (r->move == NULL) return;
     if (message->us > 0 && message->bytes > 0 && move_waits_for(r->move, shard)) {
         const double rate = (double)message->bytes / (double)message->us;
-        // Faster ones count slowly: what the next slice may be goes by the slowest of late.
+        // Faster slices count slowly: the expected duration of a run follows the slowest recent slice.
         r->rate = r->rate <= 0 || rate < r->rate ? rate : 0.75 * r->rate + 0.25 * rate;
         r->came_bytes += message->bytes;
         if (message->us > r->came_us) r->came_us = message->us;
@@ -953,8 +958,8 @@ static bool is_fresh(const struct coord_job *job, uint32_t shard)
     const bool was_fresh = prior != NULL && !layout_owns(prior, shard);
     if (layout_owns(job->layout, shard))
         return was_fresh && move_stage_of(job->reshard.move) != CAIRN_MOVE_REST;
-    // The newest version may still be fetched from it, or it may be the only one that has what it
-    // gave.
+    // Otherwise the newest version may still be fetched from the shard, or the shard may be the only one
+    // that has what it gave away.
     return !coord_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
 }
 
@@ -964,7 +969,7 @@ void coord_slice_shard_down(struct coord_job *job, uint32_t shard)
     struct sentence text;
     sentence_set(&text, "shard %s went away", job->shards[shard].entry->name);
     if (job->reshard.move != NULL) move_happened(job, &event, text.text);
-    // It was to join, and a layout that has it is not on its way to the store.
+    // The shard was to join, and no layout with it is on its way to the store.
     if (shard < job->shard_count && shard >= job->layout->shard_count && !job->layouts.storing)
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, text.text);
 }
@@ -984,7 +989,8 @@ bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
 
 cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why)
 {
-    // A layout of a former coordinator's: nobody has said here that all have what they own in it.
+    // The layout comes from an earlier coordinator: no shard has told this one that it has what it owns
+    // there.
     const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
     if (open_reshard(job, unsettled) != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");

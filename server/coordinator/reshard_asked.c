@@ -61,7 +61,8 @@ static cairn_status take_names(const struct coord_job *job, const Cairn__Reshard
                      "no shard would be left for job %s: add another one first", job->spec.name);
 }
 
-/* The last ones go, but for those that are added; the next ones by name come. */
+/* If too many shards would own something, takes out the last ones, except those that are to be added; if
+ * too few would, adds the next ones by name. */
 static cairn_status take_count(const struct coord_job *job, const Cairn__ReshardAsk *ask,
                                struct coord_reshard_wish *wish, struct sentence *why)
 {
@@ -137,17 +138,17 @@ static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn_
 
 /* ==== reshard admin ==== */
 
-/* Answers operators about re-shardings: they are planned, begun, shown, canceled. See reshard.h. */
+/* Answers operators about re-shardings: plans, begins, shows and cancels them. See reshard.h. */
 
 /* ---- what is told ---- */
 
-/* A job's answer with what it owns. */
+/* The answer about a job, with the memory that it owns. */
 struct view {
     Cairn__ReshardJob message;
     struct sentence text;
     Cairn__ReshardPair *pairs; /* owned */
     Cairn__ReshardPair **list; /* owned */
-    uint32_t serial; /* of the run that begins with it, once that is in the store; 0: none */
+    uint32_t serial; /* of the run that this request begins, until the store has it; 0: none */
 };
 
 static const char *state_name(enum coord_reshard_state state)
@@ -326,7 +327,7 @@ static cairn_status apply_asked(struct coord_job *job, const Cairn__ReshardAsk *
     return status;
 }
 
-/* A drain, too, which would begin it again. */
+/* Cancels the drains of the job's shards, too, because a drain would begin the run again. */
 static cairn_status cancel_asked(struct coord_job *job, struct sentence *why)
 {
     const bool was_drain = coord_drains_cancel(job);
@@ -353,7 +354,7 @@ static cairn_status answer_job(struct coord_job *job, const Cairn__ReshardAsk *a
 
 /* ---- asked ---- */
 
-/* At once, or when the runs that begin with it are in the store. */
+/* Answers at once, or, if the request begins runs, when they are in the store. */
 static void answer_asked(struct coord_session *session, uint32_t request, Cairn__ReshardJob **list,
                          const struct view *views, size_t count)
 {
@@ -426,7 +427,7 @@ void coord_reshard_ask(struct coord_session *session, uint32_t request,
 
 /* ==== by policy ==== */
 
-/* Over all that are here, if the heaviest would be too much heavier than its share where nothing moves. */
+/* Spreads the job as wished, if otherwise its heaviest shard would stay too much heavier than its share. */
 static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_reshard_wish *wish,
                                      struct sentence *why)
 {
@@ -438,7 +439,8 @@ static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_r
     return uneven ? coord_reshard_begin(job, wish, why) : CAIRN_OK;
 }
 
-/* Once for the shards that came; what was refused, with each tick, and said once. */
+/* Spreads the job once over shards that arrived; an attempt that was refused is repeated with each tick,
+ * but reported once. */
 static void spread_job(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;

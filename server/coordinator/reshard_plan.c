@@ -24,7 +24,7 @@
 
 #define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
 #define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
-#define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* what a shard can take is less: reshard_plan.c */
+#define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* limits_of allows a shard less */
 #define PAUSE_DEFAULT     0.1
 #define STEPS_A_SLICE     2 /* one in which it is prepared, one in which it moves */
 
@@ -55,13 +55,15 @@ void coord_reshard_pace_slice(struct coord_reshard_pace *pace)
     } else if (longest <= usual * (1 + pace->pause / 2)) {
         if (pace->most_bytes < SLICE_BYTES_MOST) pace->most_bytes *= 2;
     } else if (longest > usual * (1 + pace->pause)) {
-        // The least slice is not what makes steps longer: they have become so by themselves.
+        // Slices are already the smallest, so they are not what makes steps longer: steps became longer by
+        // themselves.
         if (pace->most_bytes <= SLICE_BYTES_MIN) pace->usual_us = (uint32_t)longest;
         if (pace->most_bytes > SLICE_BYTES_MIN) pace->most_bytes /= 2;
     }
 }
 
-/* A limit beyond what shards can take is none: many halves of it would change nothing. */
+/* A limit above what a slice really brings would have no effect, even after many halvings: lowers it to
+ * that. */
 void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes)
 {
     if (bytes >= SLICE_BYTES_FIRST && pace->most_bytes > bytes) pace->most_bytes = bytes;
@@ -72,7 +74,7 @@ static uint64_t reshard_slice_most(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
     if (coord_pace_rests(job)) return UINT64_MAX;
-    return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST; // as a run begins
+    return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST; // the size with which a run begins
 }
 
 double coord_reshard_expected_s(const struct coord_job *job,
@@ -89,14 +91,14 @@ double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
     return pause_of(pause) * coord_pace_median(&job->pace) * 1e-6;
 }
 
-/* A slice may begin: nobody trains, or a step was made in the layout in force. */
+/* True if a slice may begin: nobody trains, or a step was made in the layout in force. */
 bool coord_reshard_is_paced(const struct coord_job *job)
 {
     return coord_pace_rests(job) || version_compare(coord_job_version(job), job->layouts.at) > 0;
 }
 
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
-#define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */
+#define SLICE_PART_MAX  0.02 /* of what the shard owns, if that is more */
 
 /* ---- may it be? ---- */
 
@@ -160,8 +162,8 @@ static uint64_t beside_state_max(const struct coord_job *job)
     return most;
 }
 
-/* The bytes of its device that a shard may use for state of the job, if room for a slice stays
- * free; 0: it keeps none there. */
+/* The bytes of its device that a shard may use for state of the job, if room for a slice stays free; 0:
+ * the shard keeps no state there. */
 static uint64_t device_capacity_of(const struct coord_job *job,
                                    const struct coord_shard_entry *entry, uint64_t slice_bytes)
 {
@@ -175,9 +177,9 @@ static uint64_t device_capacity_of(const struct coord_job *job,
     return taken < session->home->total_bytes ? session->home->total_bytes - taken : 1;
 }
 
-/* The bytes of its memory that a shard may use for state of the job, if room for a slice stays
- * free; 0: not known. A shard that has just come has not yet said what is taken, so all of its
- * memory counts. */
+/* The bytes of its memory that a shard may use for state of the job, if room for a slice stays free; 0:
+ * not known. A shard that has just arrived has not yet reported what is taken, so all of its memory
+ * counts. */
 static uint64_t capacity_of(const struct coord_job *job, const struct coord_shard_entry *entry,
                             uint64_t slice_bytes)
 {
@@ -208,7 +210,8 @@ static uint64_t bytes_of(const struct coord_job *job)
     return bytes;
 }
 
-/* A shard of it is being stopped, and ends in some seconds whatever has moved: no more than must moves. */
+/* True if a shard of the wish is being stopped, and ends in some seconds whatever has moved: then only
+ * what must move is moved. */
 static int is_in_haste(const struct coord_reshard_wish *wish)
 {
     for (uint32_t i = 0; i < wish->count; i++)
@@ -216,7 +219,7 @@ static int is_in_haste(const struct coord_reshard_wish *wish)
     return 0;
 }
 
-/* The arrays about the shards that the planner asks for: [count] each, owned. */
+/* The per-shard arrays that the planner asks for: [count] each, owned. */
 struct asked {
     double *weights;
     uint64_t *capacities;
@@ -251,7 +254,8 @@ static bool asked_init(struct asked *asked, const struct coord_job *job,
     return true;
 }
 
-/* The most that a slice takes or gives at each shard, in bytes; [shard_count], malloc'ed. NULL: no memory. */
+/* Returns the most bytes that a slice brings to, or takes from, each shard; [shard_count], malloc'ed.
+ * NULL: no memory. */
 static uint64_t *limits_of(const struct coord_job *job, uint32_t shard_count, uint64_t most)
 {
     uint64_t *limits = calloc((size_t)shard_count + 1, sizeof *limits);
@@ -268,7 +272,7 @@ static uint64_t *limits_of(const struct coord_job *job, uint32_t shard_count, ui
     return limits;
 }
 
-/* The most that a slice brings any of them. */
+/* Returns the most bytes that a slice brings to any shard. */
 static uint64_t largest_slice(const struct coord_job *job, uint32_t shard_count)
 {
     const uint64_t all = bytes_of(job);
@@ -382,7 +386,7 @@ void coord_reshard_wish_release(struct coord_reshard_wish *wish)
     wish->count = 0;
 }
 
-/* The wish that the job's run goes by. CAIRN_ERR_NO_MEMORY. */
+/* Makes the wish that the job's present run fulfils. CAIRN_ERR_NO_MEMORY. */
 static cairn_status wish_of(const struct coord_job *job, struct coord_reshard_wish *wish_out)
 {
     const struct coord_reshard *r = &job->reshard;
@@ -451,14 +455,15 @@ void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wi
 
 /* ==== what waits for the store ==== */
 
-/* Runs have begun, and who asked for them hears of it when the store has them: a coordinator that ends before
- * that forgets them. Writes end in their order, so the last one has them all. */
+/* Runs that have begun: the client that asked for them is answered when the store has them, because a
+ * coordinator that ends before that forgets them. Writes end in order, so when the last run is stored,
+ * all are. */
 struct coord_reshard_asked {
     struct coord_reshard_asked *next; /* of the cluster's list */
     struct coord_waiters waiter;
-    uint32_t first, last;   /* the runs, by their serials */
+    uint32_t first, last;   /* the serials of its runs */
     ProtobufCMessage *told; /* owned */
-    cairn_status status;    /* of the store */
+    cairn_status status;    /* of the writes to the store */
     struct sentence why;
 };
 
@@ -474,7 +479,7 @@ void coord_reshard_stored(const struct coord_saved *saved)
     struct coord_reshard_asked **at = &saved->cluster->asked, *asked;
     while ((asked = *at) != NULL && (saved->number < asked->first || saved->number > asked->last))
         at = &asked->next;
-    if (asked == NULL) return; // a run by policy, or of a drain
+    if (asked == NULL) return; // the run was begun by policy, or by a drain
     if (saved->status != CAIRN_OK) {
         asked->status = saved->status;
         sentence_set(&asked->why, "%s", saved->why);
@@ -568,7 +573,7 @@ struct packed *coord_reshard_pack_wider(const struct coord_job *job)
     if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
                        &wider) != CAIRN_OK)
         return NULL;
-    wider->version = job->layout->version; // they join it, nothing follows it yet
+    wider->version = job->layout->version; // shards join it; no layout follows it yet
     struct packed *packed = packed_layout(wider);
     layout_close(wider);
     return packed;

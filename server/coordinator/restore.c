@@ -1,13 +1,14 @@
-/* A snapshot becomes a job: checked on another thread, then made on the shards in a new generation.
+/* Makes a job from a snapshot: checks it on another thread, then creates the job on the shards in a new
+ * generation.
  *
- *   check    manifest, files, cover; where a job would be given up for it, checksums and the content root of
- *            the files, too; nothing is touched, a failure changes nothing
- *   reserve  a generation that the job has not used becomes durable, while the job goes on
- *   replace  the job's members are expelled, the new one is planned over the shards there are, and
- *            JobCreate names the folder; from here on a failure leaves the job lost, and says so
- *   prove    the shards have told the digests of what they loaded, and these come to the manifest's root
+ *   check    reads manifest, files, cover; if a job would be given up for the snapshot, also checks
+ *            the checksums and the content root of the files; a failure changes nothing
+ *   reserve  makes a generation durable that the job has not used, while the job goes on
+ *   replace  expels the job's members, plans the new job over the present shards, and sends JobCreate with
+ *            the folder; from here on a failure leaves the job lost, and its status says so
+ *   prove    the shards report the digests of what they loaded; these must match the manifest's root
  *   store    the new job becomes durable
- *   done     the core READY at the snapshot's version with the payload of its last decision */
+ *   done     the core is READY at the snapshot's version, with the payload of its last decision */
 #include "server/coordinator/restore.h"
 
 #include <assert.h>
@@ -20,19 +21,20 @@
 #include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
-#define TENSOR_BYTES 64 /* of a spec, about */
+#define TENSOR_BYTES 64 /* about, for one tensor of a spec */
 
 /* ==== answer ==== */
 
-/* Tells an operator about a restore: which job it would replace, and its outcome. */
+/* Answers an operator about a restore: which job it would replace, and its outcome. */
 
-/* The spec of the job that is made: the manifest's, or with the settings that were asked for. */
+/* Returns the spec of the restored job: the manifest's, or the one with the settings that
+ * were asked for. */
 static const struct job_spec_data *spec_of(const struct coord_restore *restore)
 {
     return restore->spec.name != NULL ? &restore->spec : &restore->manifest.spec;
 }
 
-/* Notes what the job is that goes for it. */
+/* Notes the state of the job that this restore replaces. */
 static void note_replaced(struct coord_restore *restore, const struct coord_job *old)
 {
     Cairn__ReplacedJob *replaced = &restore->replaced;
@@ -48,7 +50,7 @@ static void note_replaced(struct coord_restore *restore, const struct coord_job 
     restore->replaces = true;
 }
 
-/* It is done, or planned: who asked hears of it. */
+/* Answers the requester, when the restore is done or was only planned. */
 static void restore_answer(struct coord_restore *restore)
 {
     struct snapshot_view view;
@@ -65,10 +67,10 @@ static void restore_answer(struct coord_restore *restore)
 
 /* ==== replace ==== */
 
-/* The job that is there goes, and the one of the snapshot is made on the shards, in a new generation. */
+/* Drops the existing job and creates the snapshot's job on the shards, in a new generation. */
 
-/* Above all that the job has used, or may use by what is durable of it, and above all that lie in the folder
- * of its name. */
+/* Returns a generation above all that the job has used, or may have used according to the store, and above
+ * all in the folder of its name. */
 static uint64_t next_generation(const struct coord_restore *restore, const struct coord_job *old)
 {
     uint64_t newest = restore->manifest.generation;
@@ -80,8 +82,8 @@ static uint64_t next_generation(const struct coord_restore *restore, const struc
     return newest + 1;
 }
 
-/* Keeps what outlives the former job: its number, its epochs and rounds, and that no generation
- * comes twice. */
+/* Keeps what outlives the former job: its number, its epochs and rounds, and the rule that no generation
+ * is used twice. */
 static void inherit_former(struct coord_job *restored, const struct coord_job *old,
                            const struct coord_restore *restore)
 {
@@ -123,7 +125,8 @@ static void remove_old(struct coord_job *old, const struct coord_job *restored, 
     coord_job_free(old);
 }
 
-/* old: the job of that name; NULL: there is none. May it go for the snapshot now? */
+/* Judges whether the snapshot's job may replace `old` now. `old` is the job of that name; NULL:
+ * there is none. */
 static cairn_status judge_replace(const struct coord_restore *restore, const struct coord_job *old,
                                   struct sentence *why)
 {
@@ -149,7 +152,7 @@ static cairn_status judge_replace(const struct coord_restore *restore, const str
     return coord_judge_workers(restore->cluster, spec_of(restore), why);
 }
 
-/* Every shard will tell of what it has loaded. */
+/* Awaits from every shard a report of what it has loaded. */
 static cairn_status await_parts(struct coord_restore *restore, const struct coord_job *restored,
                                 struct sentence *why)
 {
@@ -160,15 +163,15 @@ static cairn_status await_parts(struct coord_restore *restore, const struct coor
     return CAIRN_OK;
 }
 
-/* Takes the manifest's report of the version that is restored, before the shards report: as in
- * the manifest, shard 0 reports for all. */
+/* Takes over the manifest's report of the restored version until the shards report. As in the manifest,
+ * shard 0 reports for all. */
 static void take_results(struct coord_job *job, const struct results *saved)
 {
     job->shards[0].results.published = *saved;
 }
 
-/* The job `old` is gone, and the one of the snapshot is being made; `on_made` hears, with the restore. A
- * failure leaves `old` as it was, but for one of memory. */
+/* Replaces `old` by the snapshot's job, and asks the shards to create that job; then calls `on_made` with
+ * the restore. A failure leaves `old` as it was, unless memory runs out at the end. */
 static cairn_status replace_job(struct coord_restore *restore, struct coord_job *old,
                                 cluster_gather_fn on_made, struct sentence *why)
 {
@@ -227,7 +230,8 @@ static void tell_ended(struct coord_restore *restore, cairn_status status, const
     if (ended != NULL && !restore->cluster->closing) ended(restore, status, text);
 }
 
-/* Who began it without an admin hears that it was given up, unless that one was told of its end. */
+/* Frees a restore. Whoever began it without an admin is told that it was given up, unless its end
+ * was already reported. */
 static void restore_free(struct coord_restore *restore)
 {
     tell_ended(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
@@ -251,12 +255,12 @@ static void restore_free(struct coord_restore *restore)
 static void end_restore(struct coord_restore *restore, cairn_status status, const char *text)
 {
     if (status != CAIRN_OK) {
-        if (!restore->latest.none_found) // who began it says so
+        if (!restore->latest.none_found) // its initiator reports that
             log_warn("restore of %s failed: %s",
                      restore->folder != NULL ? restore->folder : "the newest snapshot", text);
         struct sentence said;
         const bool may_fall_back = restore->is_stored && !restore->fallback &&
-                                   restore->latest.passed.text[0] == '\0' && // else it was said
+                                   restore->latest.passed.text[0] == '\0' && // else it was reported
                                    restore->checked && coord_restore_is_damage(status);
         sentence_set(&said, "%s%s", text,
                      may_fall_back ? "; --fallback takes the newest good one that is older" : "");
@@ -281,13 +285,14 @@ static void end_restore(struct coord_restore *restore, cairn_status status, cons
 
 /* ---- loaded and stored, on the loop ---- */
 
-/* The job has no part any more that could come back. With on_shard_loss its restore is tried again, also
- * where an operator or a worker asked for it: unless the snapshot is to blame, of which they are told. */
+/* Notes that the restore has begun: the job has no part any more that could come back. With on_shard_loss
+ * the restore is tried again, even if an operator or a worker asked for it, unless the snapshot is damaged:
+ * then the requester is told. */
 static void note_begun(const struct coord_restore *restore, struct coord_job *job,
                        cairn_status status)
 {
     struct coord_recovery *r = &job->loss.recovery;
-    if (restore->latest.of_job != 0) return; // its recovery judges by itself
+    if (restore->latest.of_job != 0) return; // its recovery decides
     r->begun = restore->is_its_own && !coord_restore_is_damage(status);
     r->unseen = restore->unseen;
 }
@@ -299,13 +304,13 @@ static void end_load(struct coord_restore *restore, struct coord_job *job, cairn
     if (status != CAIRN_OK && job->reserved.generation != 0) {
         note_begun(restore, job, status);
         coord_job_lose(job, false, "restoring %s failed (%s)", restore->folder, text);
-    } else if (status != CAIRN_OK) { // there was none before
+    } else if (status != CAIRN_OK) { // no job existed before
         coord_job_drop(job);
     }
     end_restore(restore, status, text);
 }
 
-/* Durable: it is the job, if its shards are still the same. */
+/* Called when the job is durable: starts it, if its shards are still the same. */
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -329,7 +334,7 @@ static void on_stored(const struct coord_saved *saved)
     end_load(restore, job, status, why.text);
 }
 
-/* All shards have made their part, and it was proven; or not. */
+/* Called when all shards have loaded their parts and the state was proven, or when that failed. */
 static void on_loaded(struct coord_restore *restore, cairn_status status, const char *text)
 {
     struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
@@ -354,7 +359,7 @@ static void on_proven(struct coord_work *work)
     on_loaded(restore, restore->status, why.text);
 }
 
-/* A part came, or will not come. */
+/* Proves the loaded state once no part is awaited any more. */
 static void restore_advance(struct coord_restore *restore)
 {
     const struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
@@ -365,9 +370,9 @@ static void restore_advance(struct coord_restore *restore)
     restore->made = false; // once
     restore->work.run = coord_restore_prove_loaded;
     restore->work.done = on_proven;
-    // A failure, too, ends on the loop later: the job may go then, and here somebody has it in hand.
+    // Even a failure ends later, on the loop: it may free the job, which our caller still uses.
     const bool started = coord_work_start(&restore->work, restore->cluster, NULL, 0);
-    assert(started); // of no session
+    assert(started); // no session that could refuse it
     (void)started;
 }
 
@@ -376,7 +381,7 @@ static void on_made(void *context, cairn_status status, const char *text)
     struct coord_restore *restore = context;
     struct sentence why;
     sentence_set(&why, "%s", text);
-    if (status == CAIRN_ERR_NOT_FOUND) { // we have just read it
+    if (status == CAIRN_ERR_NOT_FOUND) { // the coordinator just read it
         restore->unseen = true;
         status = CAIRN_ERR_IO;
         sentence_add(&why, "; is the storage of the snapshots mounted at that shard?");
@@ -392,14 +397,14 @@ static void on_made(void *context, cairn_status status, const char *text)
 static void on_reserved(const struct coord_saved *saved);
 static void advance_restore(struct coord_restore *restore);
 
-/* The snapshot's spec takes over what the job does by itself, and how many workers it has, as an amendment
- * may have made it since: those who work for it now are to find their place in it. CAIRN_ERR_NO_MEMORY. */
+/* Gives the snapshot's spec the policy and the number of workers that the job has now, since an amendment
+ * may have changed them: the workers of the job must still find their place in it. CAIRN_ERR_NO_MEMORY. */
 static cairn_status keep_policy(struct job_spec_data *spec, const struct job_spec_data *now)
 {
     if (policy_same(&spec->policy, &now->policy) && spec->workers_min == now->workers_min &&
         spec->workers_max == now->workers_max)
         return CAIRN_OK;
-    const cairn_status status = spec_note_former(spec); // workers may come with it as it was
+    const cairn_status status = spec_note_former(spec); // workers may open it with the old spec
     if (status != CAIRN_OK) return status;
     spec->policy = now->policy;
     spec->workers_min = now->workers_min;
@@ -407,9 +412,9 @@ static cairn_status keep_policy(struct job_spec_data *spec, const struct job_spe
     return CAIRN_OK;
 }
 
-/* Gives the restored spec what the lost job may have otherwise than its snapshot (restore.h).
- * If the lost job came from a restore of this snapshot that did not end, all settings of that
- * restore are taken. */
+/* Gives the restored spec those settings in which the lost job may differ from its snapshot
+ * (restore.h). If the lost job came from an unfinished restore of this very snapshot, takes all
+ * settings of that restore. */
 static cairn_status take_over(struct coord_restore *restore, const struct coord_job *old)
 {
     const struct manifest *m = &restore->manifest;
@@ -447,7 +452,8 @@ static bool is_for_openers(const struct coord_restore *restore)
     return restore->latest.ended != NULL && restore->latest.of_job == 0;
 }
 
-/* True: a thread is at it, and the restore goes on when that is through; or it has ended. */
+/* Returns true if a thread now plans the job, after which the restore continues, or if the
+ * restore has ended. */
 static bool plans_on_thread(struct coord_restore *restore)
 {
     const struct job_spec_data *spec = spec_of(restore);
@@ -463,9 +469,9 @@ static bool plans_on_thread(struct coord_restore *restore)
     return true;
 }
 
-/* Plans the job, reserves a generation of the one that is there, and replaces that one when all is durable.
- * It goes on meanwhile, and each time is judged anew: if it has come to that generation by itself, a newer
- * one is reserved. */
+/* Plans the job, reserves a generation of the existing job, and replaces that job when all is durable. The
+ * job goes on in the meantime, so it is judged anew each time: if it has reached that generation by itself,
+ * a newer one is reserved. */
 static void advance_restore(struct coord_restore *restore)
 {
     struct manifest *m = &restore->manifest;
@@ -505,7 +511,8 @@ static void on_reserved(const struct coord_saved *saved)
         end_restore(restore, saved->status, saved->why);
 }
 
-/* The manifest's spec stays what it is, which the proof of what is loaded goes by. */
+/* Applies the settings to a copy of the spec. The manifest's spec stays as it is, because the loaded state
+ * is proved against it. */
 static cairn_status apply_settings(struct coord_restore *restore, struct sentence *why)
 {
     const struct job_spec_data *was = &restore->manifest.spec;
@@ -552,7 +559,7 @@ static const struct coord_job *job_there(const struct coord_restore *restore)
     return coord_job_find(restore->cluster, coord_restore_job_name(restore));
 }
 
-/* There is a job of its name that is not lost, and would be if it came to a failure later. */
+/* True if a job of that name exists which is not lost, but would be if the restore failed later. */
 static bool is_risky(const struct coord_restore *restore)
 {
     const struct coord_job *old = job_there(restore);
@@ -573,7 +580,7 @@ static void on_checked(struct coord_work *work)
     }
     if (restore->status == CAIRN_OK) coord_restore_warn(restore);
     if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
-        restore->checked = false; // it may come to another folder yet
+        restore->checked = false; // it may still choose another folder
         work->run = coord_restore_prove;
         work->done = begin_load;
         if (coord_work_start(work, work->cluster, NULL, 0)) return;
@@ -584,7 +591,7 @@ static void on_checked(struct coord_work *work)
 
 /* ---- begun and forgotten ---- */
 
-/* In the cluster's list, its work not started yet. NULL: no memory. */
+/* Returns a new restore in the cluster's list, whose work has not started; NULL if there is no memory. */
 static struct coord_restore *restore_new(struct coord *cluster)
 {
     struct coord_restore *restore = calloc(1, sizeof *restore);
@@ -607,7 +614,7 @@ void coord_restores_close(struct coord *cluster)
 
 /* ==== ask ==== */
 
-/* An admin asks for a restore: of a snapshot by its id, or by its folder. */
+/* Restores a snapshot that an admin asks for, by its id or by its folder. */
 
 static cairn_status judge_ask(struct coord_restore *restore, const Cairn__SnapshotRestore *message,
                               struct sentence *why)
@@ -676,10 +683,10 @@ void coord_restore_begin(struct coord_session *session, uint32_t request,
 
 /* ==== proof ==== */
 
-/* The content root of a restore, made anew: of the files, before a job that runs is given up for them; and
- * of what the shards have in memory, before the job is ready. Each tells of every bit of the state that is
- * not as it was saved, also where checksums were changed with the files; the second, of what was changed
- * since the first. Where it is another one the checksums of the blocks tell which is damaged. */
+/* Computes the content root of a restore again: from the files, before a running job is given up for them;
+ * and from the shards' memory, before the job is ready. Each proof detects every bit of the state that
+ * differs from what was saved, even if checksums were changed along with the files; the second proof also
+ * detects changes after the first. If the root differs, the block checksums show which block is damaged. */
 
 static cairn_status take_part(struct coord_restore *restore, const Cairn__SnapshotPart *part,
                               struct sentence *why)
@@ -731,7 +738,7 @@ void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_e
 
 /* ==== latest ==== */
 
-/* A restore of the newest snapshot of a job, which no admin asked for: a worker resumes, or the job has
+/* Restores the newest snapshot of a job without an admin's request: a worker resumes, or the job has
  * lost a part (loss.c). */
 
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,

@@ -9,8 +9,8 @@
 
 /* ==== core ==== */
 
-/* The core of a job: opened over its shards, told what happens, and its epochs made durable. Its
- * other actions are carried out by its callbacks (parts.c). */
+/* The core of a job: opening it over the job's shards, telling it what happens, and making its epochs
+ * durable. Callbacks (parts.c) carry out its other actions. */
 
 /* ---- a core ---- */
 
@@ -36,7 +36,8 @@ static struct round_config core_config(const struct coord_job *job, const uint8_
                      .max = spec->loss_scale_max,
                      .growth_rounds = spec->loss_scale_growth_steps },
         .fail_nonfinite = spec->on_nonfinite == CAIRN_NONFINITE_FAIL,
-        // Who begins with weights that are not finite has results that are none.
+        // A job that begins with weights that are not finite has such results by itself, so they do not
+        // halt it.
         .halt_nonfinite = spec->on_nonfinite == CAIRN_NONFINITE_FAIL && !spec->init_nonfinite_ok,
         .skips_max = spec->skips_max,
         .epoch = job->epoch,
@@ -46,7 +47,7 @@ static struct round_config core_config(const struct coord_job *job, const uint8_
     };
 }
 
-/* Shards that took their part and are still the same process. */
+/* Announces the shards that took their part and are still the same process. */
 static void announce_shards(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -60,7 +61,7 @@ static void announce_shards(struct coord_job *job)
     }
 }
 
-/* Its memory, and the machine in it. */
+/* Allocates the core's memory, and makes the core in it. */
 static cairn_status make_core(struct coord_job *job, const uint8_t *gone, struct sentence *why)
 {
     const struct round_config config = core_config(job, gone);
@@ -122,13 +123,13 @@ static void persist_again(struct coord_job *job, const char *why)
     job->rounds.persist_failed = true;
     log_limited(&job->rounds.persist_failures, CAIRN_LOG_ERROR,
                 "job %s waits: epoch %" PRIu64 " cannot be stored: %s", job->spec.name, job->epoch,
-                why); // with every tick while the disk is full
+                why); // logged with every tick while the disk is full
 }
 
 static void on_persisted(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    if (job == NULL || job->epoch != saved->number) return; // a later one is on its way
+    if (job == NULL || job->epoch != saved->number) return; // a later epoch is on its way
     if (saved->status != CAIRN_OK) {
         persist_again(job, saved->why);
         return;
@@ -178,7 +179,8 @@ void coord_job_event(struct coord_job *job, const struct round_event *event)
     job->rounds.in_event = true;
     job->rounds.actions.count = 0;
     round_on_event(job->core, event, &job->rounds.actions);
-    // No fence may follow at once: a shard that went away meanwhile may never be back.
+    // Not left to the fence, which does not always follow at once: a shard that went away meanwhile may
+    // never be back.
     if (round_layout_of(job->core) != job->layout->version) job->cluster->callbacks->in_force(job);
     for (size_t i = 0; i < job->rounds.actions.count && !coord_job_dead(job); i++) {
         const struct round_action *action = &job->rounds.actions.list[i];
@@ -200,8 +202,8 @@ void coord_job_tick(struct coord_job *job, uint64_t now_ms)
 
 /* ==== halts ==== */
 
-/* Halts: what the coordinator knows and says of a job that halts, or comes near it. The round
- * machine decides (server/core/round_decide.c). */
+/* Halts: what the coordinator knows and says about a job that halts, or comes near it. The round machine
+ * decides (server/core/round_decide.c). */
 
 /* ---- what shards tell ---- */
 
@@ -213,7 +215,7 @@ static struct results read_told(const struct coord_job *job, Cairn__TensorElems 
         if (tensors[i]->tensor < job->spec.tensor_count)
             results_add(&told, tensors[i]->tensor, tensors[i]->elems);
     }
-    told.nonfinite = nonfinite; // also of those that it does not name
+    told.nonfinite = nonfinite; // includes tensors that the shard does not name
     return told;
 }
 
@@ -327,7 +329,7 @@ static void add_damage(const struct coord_job *job, const struct results *damage
                  damage->nonfinite, update, tensors);
 }
 
-/* Says why rounds were skipped, and how that ends: no amendment mends what is damaged already. */
+/* Says why rounds were skipped, and how the halt ends: no amendment repairs what is damaged already. */
 static void add_cause(const struct coord_job *job, struct sentence *out)
 {
     const struct results damage = coord_halts_damage(job);
@@ -395,8 +397,8 @@ void coord_halts_skipped(struct coord_job *job, const struct decision *skip)
 
 /* ==== pace ==== */
 
-#define RESTS_US 1000000 /* without a step, at least */
-#define NEAR_US  1000000 /* a step that takes longer is not near */
+#define RESTS_US 1000000 /* at least so long without a step */
+#define NEAR_US  1000000 /* with a longer median step, none is near */
 
 static uint64_t now_us(void)
 {
@@ -457,10 +459,10 @@ bool coord_pace_nears_step(const struct coord_job *job)
 
 /* ==== times ==== */
 
-/* Phases of a worker: it computes and fetches by itself, but a push waits for others, too, since
+/* Phases of a worker: it computes and fetches by itself, but its push waits for others, too, because
  * contributions are added by rank. */
 enum { COMPUTE = 0, PUSH = 1, FETCH = 3 };
-/* Others wait for whoever takes so much longer than the middle of them. */
+/* The others wait for a member that takes longer than their median by this factor and this time. */
 #define SLOWER_FACTOR 1.2
 #define SLOWER_US     1000
 
@@ -530,7 +532,7 @@ bool step_ring_recent(const struct step_ring *ring, uint32_t steps, uint32_t us[
 /* ---- for those who ask ---- */
 
 struct times_entry {
-    Cairn__StepTimes told; /* its memory is the member's */
+    Cairn__StepTimes told; /* its memory belongs to the member */
     uint32_t us[CAIRN_TIMES_PHASES];
 };
 
@@ -553,7 +555,7 @@ static size_t list_workers(const struct coord_job *job, struct times_entry *entr
         count++;
     }
     qsort(entries, count, sizeof *entries, by_rank);
-    for (size_t i = 0; i < count; i++) entries[i].told.us = entries[i].us; // they moved
+    for (size_t i = 0; i < count; i++) entries[i].told.us = entries[i].us; // the entries moved
     return count;
 }
 
@@ -570,8 +572,8 @@ static size_t list_shards(const struct coord_job *job, struct times_entry *entri
     return count;
 }
 
-/* The time for which others wait: a worker's computing and fetching, and all that a shard does
- * but collecting. */
+/* The time of a member for which others wait: a worker's computing and fetching, and all of a shard's
+ * phases except collecting. */
 static uint32_t own_us(const struct times_entry *entry)
 {
     const uint32_t *us = entry->us;
@@ -579,8 +581,8 @@ static uint32_t own_us(const struct times_entry *entry)
     return us[1] + us[2] + us[3];
 }
 
-/* Marks the slowest of several entries, all workers or all shards, if it clearly is. `values`
- * has room for one number each. */
+/* Marks the slowest of several entries, all workers or all shards, if one clearly is the slowest.
+ * `values` has room for one number each. */
 static void mark_slowest(struct times_entry *entries, size_t count, uint32_t *values)
 {
     size_t slowest = 0, others = 0;

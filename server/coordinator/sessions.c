@@ -1,4 +1,4 @@
-/* Connections: who speaks, and whether it lives. */
+/* Connections: which peer is on each, and whether it is alive. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,10 +79,10 @@ static struct coord_session *make_session(struct coord *cluster, struct peer *pe
     return session;
 }
 
-/* Where the shards' data comes to, for workers that have to choose a device before they say where theirs
- * comes to (Welcome.places). */
+/* The places at which shards receive data, for workers that have to choose a network device before they
+ * report their own place (Welcome.places). */
 
-#define PLACES_MAX 64 /* enough to know the networks by */
+#define PLACES_MAX 64 /* enough to recognize the networks */
 
 struct places {
     char texts[PLACES_MAX][CAIRN_PLACE_BYTES];
@@ -99,7 +99,7 @@ static void add_place(struct places *places, const struct fabric_place *place)
     places->list[places->count++] = text;
 }
 
-/* Adds where a shard listens. If it listens on no network, loopback is added, so that workers
+/* Adds the places at which a shard listens. If it listens on no network, loopback is added, so that workers
  * know that they need no network for it. */
 static void add_places(struct places *places, const struct coord_shard_entry *entry)
 {
@@ -115,7 +115,8 @@ static void add_places(struct places *places, const struct coord_shard_entry *en
         add_place(places, &place);
 }
 
-/* Each once, of the shards that are there; of those that are away if none is. */
+/* Lists the places of the connected shards, each once; if none is connected, those of the shards that are
+ * away. */
 static void find_places(const struct coord *cluster, struct places *out)
 {
     out->count = 0;
@@ -159,7 +160,7 @@ static void refuse_hello(struct peer *peer, uint32_t request, cairn_status statu
         peer_finish(peer, status, "%s", why);
 }
 
-/* The Hello is whole: the session is one of the cluster's, or refused. */
+/* The Hello is complete: adds the session to the cluster, or refuses it. */
 static void admit_session(struct coord_session *session, Cairn__Hello *hello, uint32_t request)
 {
     struct coord *cluster = session->cluster;
@@ -185,7 +186,8 @@ static void admit_session(struct coord_session *session, Cairn__Hello *hello, ui
     coord_openings_advance(cluster);
 }
 
-/* A shard's further Hello: its jobs go to the first one's. False: it does not belong there, or no memory. */
+/* Appends the jobs of a shard's further Hello to those of its first. False: it does not continue the first,
+ * or there is no memory. */
 static bool join_hello(Cairn__Hello *hello, Cairn__Hello *more)
 {
     const size_t count = hello->n_held + more->n_held;
@@ -198,7 +200,7 @@ static bool join_hello(Cairn__Hello *hello, Cairn__Hello *more)
     hello->held = held;
     hello->n_held = count;
     hello->held_after = more->held_after;
-    more->n_held = 0; // they are the first one's
+    more->n_held = 0; // the first Hello owns them now
     return true;
 }
 
@@ -256,9 +258,9 @@ static void on_hello(struct coord *cluster, struct peer *peer, const struct wire
 
 /* ==== early ==== */
 
-#define HELD_MAX 64 /* in the cluster */
+#define HELD_MAX 64 /* early requests that the cluster holds at most */
 
-/* Requests whose answer depends on what shards hold, or on which shards are there. */
+/* Requests whose answer depends on what shards hold, or on which shards are connected. */
 static const uint16_t depends[] = {
     CAIRN_MSG_DRAIN_ME,        CAIRN_MSG_JOB_AMEND,        CAIRN_MSG_JOB_DIGEST_GET,
     CAIRN_MSG_JOB_PARK,        CAIRN_MSG_JOB_REMOVE,       CAIRN_MSG_MEMBER_DRAIN,
@@ -267,8 +269,8 @@ static const uint16_t depends[] = {
     CAIRN_MSG_CLUSTER_FORGET,
 };
 
-/* True if the answer depends on jobs that the store does not know: nobody knows which of their
- * shards have yet to come. */
+/* True if the answer depends on jobs that the store does not know: nobody knows which of their shards have
+ * yet to connect. */
 static bool is_of_strangers(uint16_t type)
 {
     return type == CAIRN_MSG_CLUSTER_ADOPT || type == CAIRN_MSG_CLUSTER_FORGET;
@@ -278,14 +280,16 @@ static bool is_told(const struct coord *cluster)
 {
     for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
-        if (job->park.shut && !job->park.settled) return false; // taken over, and asked once more
+        // the parking was taken over from a shard, and the shards are still to be asked
+        if (job->park.shut && !job->park.settled) return false;
         CAIRN_EACH_SHARD (job, i)
             if (job->stored && job->shards[i].entry->incarnation == 0) return false;
     }
     return true;
 }
 
-/* Also those that do not obey this coordinator. */
+/* True: as many shards are connected as the cluster expects; those that do not obey this coordinator count,
+ * too. */
 static bool are_all_here(const struct coord *cluster)
 {
     uint64_t here = 0;
@@ -294,7 +298,8 @@ static bool are_all_here(const struct coord *cluster)
     return here >= (uint64_t)cluster->options->shards;
 }
 
-/* Once it is over it stays so: who goes away later is missed, and the answers say that. */
+/* True: the request is early. Once the early phase is over it does not return: if a shard goes away later,
+ * the answers say that it is missing. */
 static bool is_early(struct coord *cluster, uint16_t type)
 {
     struct coord_earlies *e = &cluster->earlies;
@@ -306,12 +311,12 @@ static bool is_early(struct coord *cluster, uint16_t type)
 
 struct coord_early {
     struct coord_early *next;
-    struct coord_session *session; /* borrowed: forgotten with it */
+    struct coord_session *session; /* borrowed: the request is freed with the session */
     struct wire_frame frame;       /* its payload is `bytes` */
     uint8_t bytes[];
 };
 
-/* True: the request waits, or was refused since too many do. */
+/* True: the request waits, or was refused because too many wait. */
 static bool hold_early(struct coord_session *session, const struct wire_frame *frame)
 {
     struct coord *cluster = session->cluster;
@@ -339,7 +344,8 @@ static bool hold_early(struct coord_session *session, const struct wire_frame *f
     return true;
 }
 
-/* The oldest that need not wait any more, the caller's to free; NULL: there is none. */
+/* Removes and returns the oldest request that need not wait any longer, which the caller frees; NULL: there
+ * is none. */
 static struct coord_early *take_early(struct coord *cluster)
 {
     struct coord_earlies *e = &cluster->earlies;
@@ -386,7 +392,7 @@ static void handle_message(struct coord_session *session, const struct wire_fram
                message_name(frame->type));
 }
 
-/* A whole frame of a session that goes on. */
+/* Handles a complete frame of an open session. */
 static void take_frame(struct coord_session *session, const struct wire_frame *frame)
 {
     const ProtobufCMessageDescriptor *type = message_type(frame->type);
@@ -453,8 +459,8 @@ void coord_session_on_gone(struct peer *peer, cairn_status status, const char *w
     if (!cluster->closing) coord_openings_advance(cluster);
 }
 
-/* An admin holds nothing, and its program waits for an answer without speaking; one that asks nothing either
- * would have a connection for nothing, for ever. */
+/* Returns how long a session may be silent. An admin holds no state, and its program is silent while it
+ * waits for an answer; an admin that has no open request either is disconnected after ADMIN_IDLE_MS. */
 static uint64_t silence_max_ms(const struct coord_session *session)
 {
     if (session->role != CAIRN_ROLE_WIRE_ADMIN)
@@ -468,7 +474,7 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (s->closing) continue;
         coord_session_send(s, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
-        // We were stopped ourselves: what they sent meanwhile waits in the sockets.
+        // This process was stopped: what the peers sent meanwhile waits in the sockets.
         s->last_frame_ms += away_ms;
         if (s->last_frame_ms > now_ms) s->last_frame_ms = now_ms;
         if (now_ms - s->last_frame_ms < silence_max_ms(s)) continue;
@@ -480,7 +486,8 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
 
 /* ==== arrivals ==== */
 
-/* A shard comes, two come with one name, one goes for good: who sits where, and who hears of it. */
+/* A shard connects, two connect with one name, one leaves for good: which process has the entry, and who is
+ * told. */
 
 static void tell_supervisor(const struct coord *cluster)
 {
@@ -490,13 +497,14 @@ static void tell_supervisor(const struct coord *cluster)
     notify_status(text);
 }
 
-/* The entry stays, whoever sits there next. */
+/* Takes the session off the entry, and tells all that depend on the shard. The entry remains for the next
+ * process. */
 static void vacate_entry(struct coord_shard_entry *entry)
 {
     struct coord_session *session = entry->session;
     session->entry = NULL;
     entry->session = NULL;
-    uv_update_time(session->cluster->loop); // it may have been a while since that looked
+    uv_update_time(session->cluster->loop); // the loop's time may be old by now
     entry->since_ms = uv_now(session->cluster->loop);
     entry->gone_ms = coord_now_ms(session->cluster);
     entry->probe = CAIRN_SEAT_UNASKED;
@@ -526,7 +534,8 @@ void coord_shard_leave(struct coord_session *session, cairn_status status, const
 
 /* ---- two processes of one name ---- */
 
-/* A job may want it: of what is known to be replaced by a later generation nobody wants anything. */
+/* True: a job may need the part. A part that a later generation is known to have replaced is needed by
+ * nobody. */
 static bool may_want(const struct coord *cluster, uint64_t job_id, uint64_t generation)
 {
     const struct coord_job *job = coord_job_by_id(cluster, job_id);
@@ -541,8 +550,8 @@ static bool newcomer_holds(const struct coord *cluster, const Cairn__Hello *hell
     return false;
 }
 
-/* True if the shard on this entry holds something that may be wanted: what it came with, or a
- * part that it was given since. */
+/* True if the shard on this entry holds something that may be needed: a part that its Hello reported, or
+ * one that it was given since. */
 static bool sitter_holds(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     for (size_t i = 0; i < entry->held_count; i++) {
@@ -561,16 +570,17 @@ static bool sitter_holds(const struct coord *cluster, const struct coord_shard_e
 static void on_probed(void *context, cairn_status status, const char *why)
 {
     struct coord_shard_entry *entry = context;
-    (void)why; // any answer is one
+    (void)why; // an error is an answer, too
     if (status == CAIRN_ERR_CLOSED || entry->probe != CAIRN_SEAT_ASKED) return;
     entry->probe = CAIRN_SEAT_ANSWERED;
 }
 
-/* Does it live? Its next frame alone would not say so: that may have been on its way for long. */
+/* Asks whether the process on the entry is alive. Its next frame alone would not prove that, because the
+ * frame may have been in flight for long. */
 static void ask_sitter(struct coord *cluster, struct coord_shard_entry *entry)
 {
     struct coord_gather *gather = coord_gather_open(cluster, on_probed, entry);
-    if (gather == NULL) return; // the newcomer comes again
+    if (gather == NULL) return; // the newcomer tries again
     const uint32_t request = coord_gather_ask(gather, entry);
     const Cairn__Probe probe = CAIRN__PROBE__INIT;
     entry->probe = CAIRN_SEAT_ASKED;
@@ -585,7 +595,8 @@ void coord_shards_tick(struct coord *cluster)
     const uint64_t lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
     for (struct coord_shard_entry *entry = cluster->shards; entry != NULL; entry = entry->next) {
         if (now_ms - entry->asked_ms < lease_ms) continue;
-        if (entry->probe == CAIRN_SEAT_ANSWERED) entry->probe = CAIRN_SEAT_UNASKED; // that was then
+        // the answer is too old
+        if (entry->probe == CAIRN_SEAT_ANSWERED) entry->probe = CAIRN_SEAT_UNASKED;
         if (entry->probe != CAIRN_SEAT_ASKED) continue;
         entry->probe = CAIRN_SEAT_SILENT;
         entry->session->closing = true;
@@ -595,7 +606,8 @@ void coord_shards_tick(struct coord *cluster)
     }
 }
 
-/* Who sits there leaves. It is told to end, or nothing: it may hold what is wanted, and come back. */
+/* Removes the process that has the entry. It is told to end only if `ends`: otherwise it may hold something
+ * that is needed, and may reconnect. */
 static void replace_sitter(struct coord_shard_entry *entry, const char *newcomer, bool ends)
 {
     struct coord_session *sitter = entry->session;
@@ -631,7 +643,7 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
                          entry->name, sitter);
     }
     sentence_set(why, "the one at %s serves, the one at %s waits for its place", sitter, newcomer);
-    if (entry->claimed_ms == 0) // it comes again and again
+    if (entry->claimed_ms == 0) // noted once, though it connects repeatedly
         coord_event_note_shard(entry->session->cluster, CAIRN_EVENT_CLAIMED, NULL, entry->name,
                                why->text);
     snprintf(entry->claimant, sizeof entry->claimant, "%s", newcomer);
@@ -646,8 +658,8 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
                      entry->name, sitter);
 }
 
-/* May the shard that says this Hello have its entry? CAIRN_OK: nobody has it now. CAIRN_ERR_BUSY: it is to
- * come again. CAIRN_ERR_FENCED: its process is to end. */
+/* Decides whether the shard that sent this Hello may have its entry. CAIRN_OK: the entry is free now.
+ * CAIRN_ERR_BUSY: the shard is to try again. CAIRN_ERR_FENCED: its process is to end. */
 static cairn_status claim_entry(struct coord *cluster, struct peer *peer, const Cairn__Hello *hello,
                                 struct sentence *why)
 {
@@ -683,7 +695,7 @@ static void note_reach(struct coord_shard_entry *entry)
         entry->host[0] = '\0';
 }
 
-/* One that came may be apart, or make others so. */
+/* Logs shards that are apart now: a shard that connected may be apart, or make others so. */
 static void say_apart(struct coord *cluster)
 {
     for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
@@ -693,7 +705,8 @@ static void say_apart(struct coord *cluster)
     }
 }
 
-/* It has it: the jobs hear of it. False: no place, or no memory. */
+/* Gives the entry to the session's shard, and tells the jobs. False: there is no room for another shard, or
+ * no memory. */
 static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
 {
     struct coord *cluster = session->cluster;

@@ -10,7 +10,7 @@
 
 /* ==== given up ==== */
 
-/* Answers nobody. */
+/* Frees the snapshot without answering its waiters. */
 static void free_snapshot(struct coord_snapshot *snapshot)
 {
     if (snapshot->job != NULL && snapshot->job->snapshots.running == snapshot)
@@ -28,7 +28,8 @@ static void free_snapshot(struct coord_snapshot *snapshot)
     free(snapshot);
 }
 
-/* PinFolder to the shards that are at work; path "": what they do is of no use. */
+/* Sends PinFolder to the shards that are working on the snapshot; path "" tells them that it
+ * was given up. */
 static void tell_folder(const struct coord_snapshot *snapshot, const char *path)
 {
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
@@ -44,19 +45,20 @@ static void tell_folder(const struct coord_snapshot *snapshot, const char *path)
     }
 }
 
-/* The first failure counts; the shards that are at work are told to stop. */
+/* Records a failure and tells the working shards to stop. The first failure is kept, later
+ * ones are ignored. */
 static void fail_snapshot(struct coord_snapshot *snapshot, cairn_status status, const char *name,
                           const char *text)
 {
     if (snapshot->status != CAIRN_OK) return;
     snapshot->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
     sentence_set(&snapshot->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
-    if (snapshot->stage != CAIRN_SNAPSHOT_WORKING) tell_folder(snapshot, ""); // of no use now
+    if (snapshot->stage != CAIRN_SNAPSHOT_WORKING) tell_folder(snapshot, ""); // useless now
 }
 
 /* ==== progress ==== */
 
-/* How far a snapshot is: what shards tell of it with their heartbeats. */
+/* The progress of a snapshot, as shards report it with their heartbeats. */
 
 static void take_progress(struct coord_job *job, const struct coord_shard_entry *entry,
                           const Cairn__PinTold *told)
@@ -65,7 +67,7 @@ static void take_progress(struct coord_job *job, const struct coord_shard_entry 
     if (snapshot == NULL || snapshot->number != told->snapshot) return;
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].entry != entry) continue;
-        // A shard that says more than can be is shown as one that is done.
+        // A shard that reports an impossible total is shown as one that is done.
         const uint64_t total = told->total_bytes < UINT64_MAX / 65536 ? told->total_bytes : 0;
         snapshot->progress[i] = (struct snapshot_progress) {
             .done_bytes = told->done_bytes < total ? told->done_bytes : total,
@@ -91,7 +93,7 @@ bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progre
     if (snapshot == NULL) return false;
     CAIRN_EACH_SHARD (job, i) {
         const struct snapshot_progress *of = &snapshot->progress[i];
-        // Its part is in: it told last a little before that.
+        // A shard whose part is in sent its last progress a little before that part.
         out->done_bytes += snapshot->parts[i] == CAIRN_PART_IN ? of->total_bytes : of->done_bytes;
         out->total_bytes += of->total_bytes;
         if (of->waited_ms > out->waited_ms) out->waited_ms = of->waited_ms;
@@ -105,7 +107,8 @@ bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progre
     return true;
 }
 
-/* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
+/* Appends the progress to the sentence, for people: bytes, rate, seconds left. Appends nothing if no
+ * shard has reported. */
 static void add_snapshot_progress(const struct coord_job *job, struct sentence *out)
 {
     struct snapshot_progress progress;
@@ -128,12 +131,12 @@ static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *
     out->state = wire_text(state);
     out->shards = snapshot->job->entry_count;
     out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
-    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return; // neither version nor manifest
+    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return; // it has no version and no manifest yet
     out->generation = snapshot->version.generation;
     out->step = snapshot->version.step;
     out->created_unix_ms = snapshot->manifest.created_unix_s * 1000;
     if (snapshot->status == CAIRN_OK) coord_nonfinite_to_view(&snapshot->manifest, view);
-    if (coord_snapshot_id(snapshot)[0] == '\0') return; // another thread makes the folder
+    if (coord_snapshot_id(snapshot)[0] == '\0') return; // another thread is making the folder
     out->id = wire_text(snapshot->id);
     out->path = snapshot->folder;
 }
@@ -154,12 +157,11 @@ bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *v
 
 /* ==== work ==== */
 
-/* The work of a snapshot that another thread does: the content root from the digests, and the
- * manifest. */
+/* The part of a snapshot's work that another thread does: it computes the content root from the digests and
+ * writes the manifest. */
 
-/* Removes the files of a snapshot that was begun. If some cannot be removed, they have no
- * manifest, so nobody lists them, and the snapshot stays noted as begun until they are gone
- * (snapshot.h). */
+/* Removes the files of a snapshot that was begun. Files that cannot be removed have no manifest, so nobody
+ * lists them, and the snapshot stays noted as begun until they are gone (snapshot.h). */
 static cairn_status remove_begun(const struct coord_snapshot *snapshot)
 {
     struct snapshot_removed removed;
@@ -172,8 +174,8 @@ static cairn_status remove_begun(const struct coord_snapshot *snapshot)
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
-/* Makes the folder, and the id. Any thread, as the next one; touches, too, what is constant of the cluster.
- * */
+/* Makes the folder and the id. Runs on any thread, as work_on_snapshot() does; besides the snapshot it
+ * touches only constant fields of the cluster. */
 static void make_snapshot_folder(struct coord_work *work)
 {
     struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
@@ -188,10 +190,10 @@ static void make_snapshot_folder(struct coord_work *work)
                                                      snapshot->job_id, &snapshot->folder_why);
 }
 
-/* Whoever waits for the snapshot finds that `latest` names it: files and headers are as the
- * manifest has them, read back from the storage. The scrub reads all of it later, and takes
- * `latest` off a damaged one. If `latest` cannot be set, the log says so, and the next snapshot
- * that is verified sets it. */
+/* Makes `latest` name the snapshot before anybody who waits for it is answered. First reads files and
+ * headers back from the storage, to see that they are as the manifest has them. The scrub reads all of the
+ * snapshot later, and takes `latest` off a damaged one. If `latest` cannot be set, the log says so, and the
+ * next snapshot that is verified sets it. */
 static void note_latest(const struct coord_snapshot *snapshot)
 {
     struct snapshot opened;
@@ -207,8 +209,9 @@ static void note_latest(const struct coord_snapshot *snapshot)
                  snapshot->id, snapshot->manifest.spec.name, why.text);
 }
 
-/* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto storage;
- * on failure the folder is removed. Any thread: touches the snapshot alone, and its copy of the spec. */
+/* Computes the content root from the parts into the manifest, and commits the manifest if the snapshot
+ * has files. Removes the folder on failure. Runs on any thread: touches only the snapshot and its copy
+ * of the spec. */
 static void work_on_snapshot(struct coord_work *work)
 {
     struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
@@ -232,7 +235,8 @@ static void work_on_snapshot(struct coord_work *work)
 
 /* ==== snapshot ==== */
 
-/* Snapshots on the loop: begun, pinned by the core, gathered from the shards. See snapshot.h. */
+/* Snapshots on the loop: they are begun, pinned by the core, and gathered from the
+ * shards. See snapshot.h. */
 
 static bool prepare_snapshot(struct coord_snapshot *snapshot);
 static void advance_snapshot(struct coord_snapshot *snapshot);
@@ -331,7 +335,7 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
 
 /* ---- the beginning ---- */
 
-/* A digest whose asker is gone before anything was pinned: whoever comes next has its place. */
+/* True for a digest whose requester left before anything was pinned: the next request takes it over. */
 static bool is_abandoned(const struct coord_snapshot *snapshot)
 {
     return snapshot->stage == CAIRN_SNAPSHOT_PINNING && !snapshot->has_files &&
@@ -396,7 +400,8 @@ static struct coord_snapshot *new_snapshot(struct coord_job *job)
     return NULL;
 }
 
-/* Not at the end, when all others have written. */
+/* Judges the storage when the snapshot begins, so that it does not fail at the end, when all
+ * shards have written. */
 static cairn_status judge_storage(const struct coord_job *job, struct sentence *why)
 {
     const char *said = job->cluster->storage.watch.said.text;
@@ -410,7 +415,7 @@ static cairn_status judge_storage(const struct coord_job *job, struct sentence *
     return CAIRN_OK;
 }
 
-/* May one be begun, but for a snapshot that runs? */
+/* Returns whether a snapshot may begin, apart from one that is already running. */
 static cairn_status judge_snapshot(const struct coord_job *job, bool has_files,
                                    struct sentence *why)
 {
@@ -434,7 +439,7 @@ static void start_snapshot(struct coord_job *job, struct coord_snapshot *snapsho
     snapshot->has_files = has_files;
     snapshot->begun_ms = uv_now(job->cluster->loop);
     snapshot->stuck_ms = 0;
-    if (inherits) return; // the core knows of it
+    if (inherits) return; // the core already knows of it
     job->snapshots.running = snapshot;
     if (!prepare_snapshot(snapshot)) snapshot->is_ready = true;
     coord_snapshot_resume(job, false);
@@ -451,7 +456,7 @@ void coord_snapshot_resume(struct coord_job *job, bool awaits_step)
     coord_job_event(job, &pin);
 }
 
-/* Something waits for the end of the one that stands, if any: that waits for no memory any more. */
+/* Makes the running snapshot, if any, stop waiting for memory, because something waits for its end. */
 static void hurry_snapshot(struct coord_job *job)
 {
     if (job->snapshots.running != NULL) job->snapshots.running->is_ready = true;
@@ -498,7 +503,7 @@ static void move_waiters(struct coord_snapshot_waiters *from, struct coord_snaps
     coord_waiters_move(&from->at_end, &to->at_end);
 }
 
-/* One has ended: takes those who wait for the next. */
+/* Begins a snapshot, after one has ended, for those who wait for the next one. */
 static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters *waiters)
 {
     struct sentence why;
@@ -544,9 +549,9 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     m->shard_count = job->entry_count;
     m->nonfinite = coord_halts_damage(job);
     if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC &&
-        m->nonfinite.nonfinite > 0) // it was not when the snapshot began
+        m->nonfinite.nonfinite > 0) // the results were finite when the snapshot began
         return fail_with(&snapshot->why, CAIRN_ERR_NONFINITE, "the job is damaged");
-    // As it is at the pinned step: an amendment may come while the shards write.
+    // The spec as of the pinned step: the job may be amended while the shards write.
     cairn_status status = spec_copy(&job->spec, &m->spec);
     if (status == CAIRN_OK) status = record_groups(job, &m->reduce_groups);
     if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
@@ -593,7 +598,8 @@ static void on_folder(struct coord_work *work)
     advance_snapshot(snapshot);
 }
 
-/* The folder's name has the step, and the shards need the folder: it is made while they copy. */
+/* Makes the folder on another thread while the shards copy. It cannot be made earlier, because its name
+ * has the step. */
 static void begin_folder(struct coord_snapshot *snapshot)
 {
     snapshot->work.run = make_snapshot_folder;
@@ -610,7 +616,7 @@ void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_
         return;
     snapshot->version = version;
     snapshot->status = fill_manifest(snapshot);
-    if (snapshot->status != CAIRN_OK) tell_folder(snapshot, ""); // who has prepared it
+    if (snapshot->status != CAIRN_OK) tell_folder(snapshot, ""); // to shards that prepared it
     snapshot->stage = CAIRN_SNAPSHOT_PINNED;
     if (snapshot->status == CAIRN_OK) {
         send_pins(snapshot);
@@ -624,10 +630,11 @@ void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_
 
 /* ==== prepare ==== */
 
-/* Shards make memory for what updates overwrite before a version is pinned, and no update has to. One that is
- * due at a step is prepared for some steps ahead; whichever snapshot comes next has what was made. */
+/* Before a version is pinned, shards allocate memory for the data that updates overwrite, so that no update
+ * has to. If a snapshot is due at a step, they prepare it some steps ahead; the next snapshot uses that
+ * memory, whichever it is. */
 
-/* Whoever could not make its memory makes do without. */
+/* A shard that could not allocate its memory takes the snapshot without it. */
 static void on_prepared(struct coord_job *job, const void *about, cairn_status status,
                         const char *why)
 {
@@ -640,7 +647,7 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
     coord_snapshot_resume(job, coord_pace_nears_step(job));
 }
 
-/* False: no memory. */
+/* Returns false if there is no memory. */
 static bool ask_all(struct coord_job *job, uint64_t number)
 {
     struct coord_gather *gather = coord_gather_open_job(job, on_prepared, &number, sizeof number);
@@ -661,10 +668,10 @@ uint64_t coord_snapshot_number(void)
     return number | 1;
 }
 
-/* The snapshot gets the number of one that was prepared ahead, if there is one; else a new one, and the
- * shards are asked for memory. False: nobody waits for memory. A snapshot by steps is of the version
- * that there is now, as the last before a parting is, so neither asks; and nobody needs the memory
- * where nobody trains. */
+/* Gives the snapshot the number of the one that was prepared ahead, if any; otherwise a new number, and
+ * asks the shards to prepare memory. Returns false if the snapshot does not wait for memory. A snapshot by
+ * steps and the last one before a parting save the present version, so neither asks; and no memory is
+ * needed while nobody trains. */
 static bool prepare_snapshot(struct coord_snapshot *snapshot)
 {
     struct coord_job *job = snapshot->job;
@@ -681,7 +688,7 @@ static bool prepare_snapshot(struct coord_snapshot *snapshot)
 
 /* ---- ahead ---- */
 
-/* A step will come at which one is taken, and the memory has no other use. */
+/* True if a snapshot is due at a coming step, and the memory has no other use. */
 static bool is_of_use(const struct coord_job *job)
 {
     const struct policy *policy = &job->spec.policy;
@@ -691,7 +698,8 @@ static bool is_of_use(const struct coord_job *job)
            !coord_pace_rests(job) && judge_snapshot(job, true, &unsaid) == CAIRN_OK;
 }
 
-/* In a half of the time that making memory may take at most; or with the next step. */
+/* True if the snapshot is due with the next step, or within half of the time that preparing may
+ * take at most. */
 static bool is_soon(const struct coord_job *job, uint64_t steps)
 {
     const uint64_t within_us = 500000 * (uint64_t)policy_prepare_within_s(&job->spec.policy);
@@ -734,7 +742,7 @@ bool coord_parting_advance(struct coord_job *job)
     coord_parting_unsaved(job, "its snapshot was not done in time");
     const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
-    if (status == CAIRN_ERR_BUSY) hurry_snapshot(job); // it is behind that one
+    if (status == CAIRN_ERR_BUSY) hurry_snapshot(job); // it follows the running snapshot
     p->state = status == CAIRN_ERR_BUSY ? CAIRN_PARTING_WANTED : CAIRN_PARTING_ENDED;
     coord_parting_unsaved(job, why.text);
     return p->state == CAIRN_PARTING_ENDED;
@@ -742,12 +750,13 @@ bool coord_parting_advance(struct coord_job *job)
 
 /* ==== end ==== */
 
-/* How snapshots end: answered; failed; given up, by themselves or by an operator's word. See snapshot.h.
+/* How snapshots end: they are answered, or they fail, or they are given up, by the coordinator or by an
+ * operator. See snapshot.h.
  *
- * One that fails is given up on every shard, and ends when they have said so. Nobody is waited for without
- * an end: a shard that is away before anything is pinned, or that does not answer once the snapshot has
- * failed (its disk hangs), has a lease to come back; for a snapshot that cannot end holds up restores and
- * amendments. */
+ * A snapshot that fails is given up on every shard, and ends when all of them have confirmed that. The wait
+ * is limited, because a snapshot that cannot end holds up restores and amendments: a shard that is away
+ * before anything is pinned, or that does not answer once the snapshot has failed (its disk hangs), has one
+ * lease to come back. */
 
 /* ---- the end ---- */
 
@@ -818,7 +827,7 @@ static void on_worked(struct coord_work *work)
         finish_snapshot(snapshot);
 }
 
-/* To the other thread, if all parts are in or will never come. */
+/* Hands the snapshot to the other thread once each part is in or will never come. */
 static void advance_snapshot(struct coord_snapshot *snapshot)
 {
     if (snapshot->stage != CAIRN_SNAPSHOT_PINNED || snapshot->making_folder) return;
@@ -838,7 +847,7 @@ static void advance_snapshot(struct coord_snapshot *snapshot)
 void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
-    coord_snapshot_unprepare(job); // it has no memory any more
+    coord_snapshot_unprepare(job); // the shard has lost the memory it prepared
     if (snapshot == NULL || snapshot->stage != CAIRN_SNAPSHOT_PINNED) return;
     if (!part_is_open(snapshot->parts[shard])) return;
     snapshot->parts[shard] = CAIRN_PART_NONE;
@@ -847,7 +856,8 @@ void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard)
     advance_snapshot(snapshot);
 }
 
-/* It has failed, and ends now, whoever has not answered: what these have written is in no manifest. */
+/* Ends a failed snapshot now, without waiting for shards that have not answered: their files are
+ * in no manifest. */
 static void end_now(struct coord_snapshot *snapshot)
 {
     if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) {
@@ -869,7 +879,7 @@ void coord_snapshot_abort(struct coord_job *job, const char *reason)
     end_now(snapshot);
 }
 
-/* Its thread may be at work on it: that ends it, then, alone. */
+/* If a thread is working on the snapshot, the snapshot is freed when that work has ended. */
 void coord_snapshot_orphan(struct coord_job *job, const char *reason)
 {
     coord_snapshot_abort(job, reason);
@@ -892,7 +902,7 @@ void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard)
     end_now(snapshot);
 }
 
-/* The first shard that may never do what the snapshot waits for; NULL: all is as it should be. */
+/* Returns the first shard that may never do what the snapshot waits for; NULL if there is none. */
 static const struct coord_shard_entry *stuck_at(const struct coord_snapshot *snapshot)
 {
     CAIRN_EACH_SHARD (snapshot->job, i) {
@@ -905,7 +915,7 @@ static const struct coord_shard_entry *stuck_at(const struct coord_snapshot *sna
     return NULL;
 }
 
-/* A shard was not heard for half a lease: it is away, or hangs. */
+/* True if some shard is away, or was silent for half a lease and may hang. */
 static bool is_any_silent(const struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
@@ -917,7 +927,8 @@ static bool is_any_silent(const struct coord_job *job)
     return false;
 }
 
-/* Shards that make memory beside training are waited for, one that is silent is not: the others begin. */
+/* Ends the wait for memory. Shards that prepare it beside training are waited for, up to the limit; if a
+ * shard is silent, the snapshot begins without waiting longer. */
 static void end_preparing(struct coord_job *job)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
@@ -929,7 +940,7 @@ static void end_preparing(struct coord_job *job)
 
 void coord_snapshot_tick(struct coord_job *job)
 {
-    // At a tick: what was prepared ahead goes where no step comes, or the memory has another use.
+    // Memory that was prepared ahead is released if no step comes, or if it has another use.
     if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_snapshot_unprepare(job);
     end_preparing(job);
     coord_snapshot_resume(job, coord_pace_nears_step(job));
@@ -976,7 +987,7 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
 
 /* ---- nobody waits any more ---- */
 
-/* With the cluster: nobody is told, a folder without a manifest is no snapshot. */
+/* Closes with the cluster. Nobody is told; a folder without a manifest is no snapshot. */
 void coord_snapshot_close(struct coord_job *job)
 {
     if (job->snapshots.running != NULL) free_snapshot(job->snapshots.running);

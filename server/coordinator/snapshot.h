@@ -16,39 +16,42 @@
 
 /* ==== find ==== */
 
-/* The committed snapshots in the store folder: for lists, and for a restore of the newest. */
+/* The committed snapshots in the folder of snapshots: for lists, and for a restore of the newest. */
 
-#define CAIRN_FOUND_MAX 1000 /* more are not looked at: the oldest */
+#define CAIRN_FOUND_MAX 1000 /* only so many are read, the newest ones */
 
-/* Where a snapshot stands among all of its job, also when it is gone: by version, since no job takes a
- * generation that lies in the folder of its name already (openings.c, restore.c). */
+/* The place of a snapshot among all snapshots of its job, valid even after the snapshot is removed. The
+ * order is by version, since no job uses a generation that already has a snapshot in the folder of its name
+ * (openings.c, restore.c). */
 struct snapshot_place {
     struct cairn_version version;
-    char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: before all of them */
+    char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the place before all snapshots */
 };
 struct found_snapshot {
-    bool is_left; /* its job turned away from it: it went back, or another one began (find_line) */
+    /* its job turned away from it: the job went back, or a new job of the name began (find_line) */
+    bool is_left;
     struct snapshot_place place;
     char *folder; /* owned */
     struct manifest manifest;
-    char signature[128]; /* for people; empty: nobody has looked at it */
+    char signature[128]; /* in words; empty: not checked */
 };
 struct coord_found {
     struct found_snapshot *list; /* owned: [count], the newest first */
     size_t count;
-    struct sentence unread; /* which folders could not be read; empty: none */
+    struct sentence unread; /* the folders that could not be read; empty: none */
 };
 
-/* Finds the snapshots of `job` (NULL = of all jobs), or only the one of that id (NULL = all).
- * Blocks: for another thread than the loop's. A snapshot whose manifest cannot be read is left
- * out, but is the failure if `id` asks for it. Release `out` in any case. CAIRN_ERR_IO: this is
- * not the folder that snapshots were written to (store.h). */
+/* Finds the snapshots of `job` (NULL = of all jobs), or only the one of that id (NULL = all). Blocks: for
+ * another thread than the loop's. A snapshot whose manifest cannot be read is left out, but if `id` asks
+ * for it the call fails. Release `out` in any case. CAIRN_ERR_IO: this is not the folder that snapshots
+ * were written to (store.h). */
 cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
                                   struct coord_found *out, struct sentence *why) CAIRN_MUST_CHECK;
-/* Which of one job's snapshots its present does not follow, when it last went back, or began, at `origin`;
- * NULL: as the newest says. Each that it does follow says which older ones it follows itself. */
+/* Marks with is_left those of one job's snapshots from which its present state does not descend. The job
+ * last went back, or began, at `origin`; NULL: the origin is that of the newest snapshot. Each snapshot on
+ * the line names, by its own origin, the older ones that it descends from. */
 void find_line(struct coord_found *found, const struct origin *origin);
-/* `a` is the older one. */
+/* True: `a` is older than `b`. */
 bool snapshot_place_behind(const struct snapshot_place *a, const struct snapshot_place *b);
 void coord_found_release(struct coord_found *found);
 
@@ -56,45 +59,45 @@ void coord_found_release(struct coord_found *found);
 
 void coord_snapshot_remove(struct coord_session *session, uint32_t request,
                            const Cairn__SnapshotRemove *message);
-/* The folder of a snapshot is being removed. */
+/* True: the snapshot in that folder is being removed. */
 bool coord_snapshot_removing(const struct coord *cluster, const char *folder);
 
 /* ==== cost ==== */
 
-/* The cost of a job's snapshots: by how much its steps took longer while a snapshot was written.
- * It is counted with each step, in memory alone: a new incarnation of the coordinator begins
- * anew. Loop thread only. */
+/* The cost of a job's snapshots: by how much its steps took longer while a snapshot was written. It is
+ * measured with each step and kept only in memory: a new incarnation of the coordinator starts from
+ * nothing. Loop thread only. */
 
 struct coord_snapshot;
 
 enum {
-    CAIRN_COST_SNAPSHOTS = 8, /* the last so many count */
-    CAIRN_COST_STEPS = 8      /* without a snapshot, before one can be compared with them */
+    CAIRN_COST_SNAPSHOTS = 8, /* the number of last snapshots that count */
+    CAIRN_COST_STEPS = 8      /* steps without a snapshot that are needed for a comparison */
 };
 
 /* A job's costs. Zero: nothing was measured. */
 struct coord_cost {
-    struct coord_pace plain; /* steps without a snapshot; seen stays unused */
-    /* of the snapshot that is being taken, or ended within the open step */
+    struct coord_pace plain; /* steps without a snapshot; `seen` is not used */
+    /* for the snapshot that is being taken, or that ended within the open step */
     bool is_counting, has_ended, is_committed;
-    uint64_t number;            /* the snapshot's */
-    int64_t extra_us, usual_us; /* usual_us 0: there was nothing to compare with */
+    uint64_t number;            /* number of the snapshot */
+    int64_t extra_us, usual_us; /* usual_us 0: there was nothing to compare it with */
     uint64_t write_us;
-    /* of the last that were committed */
+    /* for the last snapshots that were committed */
     uint32_t extras_us[CAIRN_COST_SNAPSHOTS], writes_us[CAIRN_COST_SNAPSHOTS];
     uint32_t next, count;
 };
 
-/* A step of the job has ended, and took job->pace.last_us; before anybody begins a snapshot at its
+/* A step of the job has ended, and took job->pace.last_us. Called before a snapshot begins at its
  * version. */
 void coord_cost_note_step(struct coord_job *job);
-/* The snapshot has ended, well or not. */
+/* The snapshot has ended, with success or not. */
 void coord_cost_ended(const struct coord_snapshot *snapshot);
 
 /* ==== snapshots that are taken ==== */
 
-/* Cuts of jobs, for those who ask for one and those who tell of its shards. The section
- * "a snapshot" (below) says what one is. */
+/* Snapshots being taken: the calls for those that ask for one, and for the reports of its shards. The
+ * section "a snapshot" (below) says what a snapshot is. */
 
 enum snapshot_cause {
     CAIRN_SNAPSHOT_ASKED,
@@ -102,23 +105,24 @@ enum snapshot_cause {
     CAIRN_SNAPSHOT_PARTING /* below */
 };
 
-/* Begins one; `has_files` false: a digest. The session is answered later. A snapshot that is asked for
- * while a periodic one is being taken begins behind it. */
+/* Begins a snapshot; `has_files` false: a digest. The session is answered later. If a periodic snapshot is
+ * being taken, the new one begins after it. */
 cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
                                   struct coord_session *session, uint32_t request, bool wait,
                                   struct sentence *why) CAIRN_MUST_CHECK;
-/* A snapshot that nobody waits for. CAIRN_ERR_BUSY: one is being taken. */
+/* Begins a snapshot that nobody waits for. CAIRN_ERR_BUSY: another one is being taken. */
 cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_cause cause,
                                           struct sentence *why) CAIRN_MUST_CHECK;
-/* For whom the job's snapshot waits; empty: for nobody. True: for somebody who is not there. */
+/* Writes for whom the job's snapshot waits; empty: for nobody. True: it waits, and a shard of the job is
+ * away. */
 bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out);
-/* Which is being taken, for how long, and for whom it waits; empty: none is. */
+/* Writes which snapshot is being taken, for how long, and for whom it waits; empty: none is. */
 void coord_snapshot_show(const struct coord_job *job, struct sentence *out);
-/* One is there, and waits for whom: CAIRN_ERR_BUSY. */
+/* Returns CAIRN_ERR_BUSY; `why` says that a snapshot is being taken, and for whom it waits. */
 cairn_status coord_snapshot_refuse(const struct coord_job *job,
                                    struct sentence *why) CAIRN_MUST_CHECK;
-/* Gives up the one of that id, or with "" whichever there is; answered when it has ended.
- * CAIRN_ERR_NOT_FOUND, CAIRN_ERR_BUSY. */
+/* Gives up the running snapshot if it has that id, or with "" any; the session is answered when the
+ * snapshot has ended. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_BUSY. */
 cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
                                    struct coord_session *session, uint32_t request,
                                    struct sentence *why) CAIRN_MUST_CHECK;
@@ -127,41 +131,43 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
 /* Takes note of what a shard's heartbeat says about snapshots. */
 void coord_snapshot_on_progress(struct coord *cluster, const struct coord_shard_entry *entry,
                                 const Cairn__Heartbeat *message);
-/* How far the shards of the job's snapshot are together, as they told last. */
+/* The progress of all shards of the job's snapshot together, as they last reported. */
 struct snapshot_progress {
     uint64_t done_bytes, total_bytes;
-    /* the longest that updates of a shard waited for its staging, threads added up */
+    /* the longest time that a shard's updates waited for its staging, summed over its threads */
     uint64_t waited_ms;
     uint64_t bytes_per_s;
-    uint64_t left_s; /* if it goes on like that */
+    uint64_t left_s; /* at the present rate */
 };
-/* False: there is no snapshot, or nobody has told yet. */
+/* False: there is no snapshot, or no shard has reported yet. */
 bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progress *out);
 void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard);
-/* The shard came without its part of the job: nothing will be pinned. */
+/* The shard connected without its part of the job: fails a snapshot that is not pinned yet. */
 void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard);
 
-/* The layout may stand still again, or a step has ended: a snapshot that waited for that is pinned; not if it
- * awaits the next step. One that is pinned between two steps gives shards the longest time to copy what the
- * next update overwrites. */
+/* The layout may be stable again, or a step has ended: pins a snapshot that waited for that, unless
+ * awaits_step is set. Pinning right after a step gives shards the longest time to copy what the next update
+ * overwrites. */
 void coord_snapshot_resume(struct coord_job *job, bool awaits_step);
-/* One by steps is due in so many: shards prepare it, if that is soon. */
+/* A snapshot is due in `steps` steps: shards prepare it, if that is soon. */
 void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps);
-/* None is due any more: what was prepared goes. */
+/* No snapshot is due any more: drops what was prepared. */
 void coord_snapshot_unprepare(struct coord_job *job);
-/* One that waits for a shard in vain for longer than a lease is given up. */
+/* Gives up a snapshot that has waited for longer than a lease for a shard that is away or, once the
+ * snapshot has failed, does not answer. */
 void coord_snapshot_tick(struct coord_job *job);
-/* The job is lost or to be dropped: it ends as soon as its thread has ended. */
+/* The job is lost or is to be dropped: its snapshot ends as soon as its thread has ended. */
 void coord_snapshot_abort(struct coord_job *job, const char *reason);
-/* The job is freed now: it has no snapshot after this, and who waited for one has heard why. */
+/* The job is about to be freed: fails the waiting requests with `reason`, and takes the snapshot off the
+ * job. */
 void coord_snapshot_orphan(struct coord_job *job, const char *reason);
-/* With the cluster. */
+/* Called when the cluster is closed. */
 void coord_snapshot_close(struct coord_job *job);
 
 /* ==== digests ==== */
 
-/* The digests that shards send of a job's state, and the content root that they come to: of a snapshot, and
- * of what a restore has loaded. */
+/* The digests that shards send of a job's state, and the content root made from them: for a snapshot, and
+ * for what a restore has loaded. */
 
 #define CAIRN_DIGESTS_MAX ((size_t)16 << 20)
 
@@ -170,98 +176,100 @@ struct coord_digest {
     struct tree_node node;
 };
 
-/* All zero: empty. */
+/* A list of digests; all zero: empty. */
 struct coord_digests {
     struct coord_digest *list; /* owned: [count] */
     size_t count, capacity;
 };
 void coord_digests_release(struct coord_digests *digests);
 
-/* Adds what a shard sent of a job of so many tensors. CAIRN_ERR_PROTOCOL: not of its planes, or too many.
- * CAIRN_ERR_NO_MEMORY. */
+/* Adds the digests that a shard sent, for a job of tensor_count tensors. CAIRN_ERR_PROTOCOL: they are not
+ * of the job's planes, or too many. CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_count,
                                 const Cairn__SnapshotPart *part,
                                 struct sentence *why) CAIRN_MUST_CHECK;
-/* The same of one plane's tree, or a part of it. */
+/* Adds the digests of one plane's tree, or of a part of it. */
 cairn_status coord_digests_add(struct coord_digests *digests, uint32_t tensor, enum plane plane,
                                const struct hash_tree *tree, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Copies what tensors have missed from the manifest's payload into the manifest's own fields.
  * CAIRN_ERR_NO_MEMORY. Any thread. */
 cairn_status coord_note_missed(struct manifest *manifest) CAIRN_MUST_CHECK;
-/* The content root of a state of which `manifest` has the spec, the step and the payload; of its loss scale
- * and its root nothing is read. *loss_scale_out is the one in force. Sorts the digests. Any thread.
- * CAIRN_ERR_PROTOCOL: they are not the whole of it, each part once. CAIRN_ERR_NO_MEMORY. */
+/* Computes the content root of a state. `manifest` has the state's spec, step and payload; its loss scale
+ * and its root are not read. *loss_scale_out is the loss scale in force. Sorts the digests. Any thread.
+ * CAIRN_ERR_PROTOCOL: they do not cover the whole state, each part once. CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_content_root(const struct manifest *manifest, struct coord_digests *digests,
                                 struct hash *root_out, double *loss_scale_out,
                                 struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== a snapshot ==== */
 
-/* A snapshot: every shard's state of a job at one version, as digests and as files. One without files
- * (`has_files`) is a digest, in all else the same.
+/* A snapshot: every shard's state of a job at one version, as digests and as files. A snapshot without
+ * files (`has_files` false) is a digest, and otherwise the same.
  *
  *   begin → the core's PIN → PINNED: Pin to all shards, between the same two decisions on each
  *         → another thread makes the folder, whose name has the step; PinFolder to all shards
  *         → all parts in → WORKING (another thread): content root; manifest, last of all → answer
  *
- * One a job at a time. A part that fails, a shard that goes away, or an operator's word fails the set: the
- * others are told to stop, the folder is removed when they have, and training never notices. */
+ * A job has at most one at a time. A part that fails, a shard that goes away, or an operator's cancel fails
+ * the whole snapshot: the other shards are told to stop, the folder is removed when they have stopped, and
+ * training is not disturbed. */
 
 enum coord_snapshot_stage { CAIRN_SNAPSHOT_PINNING, CAIRN_SNAPSHOT_PINNED, CAIRN_SNAPSHOT_WORKING };
 
-/* The state of a shard's part; BEGUN when its first message is in and more are to come. */
+/* The state of a shard's part; BEGUN when its first message has arrived and more are to follow. */
 enum part_state { CAIRN_PART_NONE, CAIRN_PART_AWAITED, CAIRN_PART_BEGUN, CAIRN_PART_IN };
 static inline bool part_is_open(uint8_t part)
 {
     return part == CAIRN_PART_AWAITED || part == CAIRN_PART_BEGUN;
 }
 
-/* Who hears of it when it has begun, and when it has ended. */
+/* The requests that are answered when the snapshot has begun, and when it has ended. */
 struct coord_snapshot_waiters {
     struct coord_waiters at_begin, at_end;
 };
 
 struct coord_snapshot {
     struct coord_work work;
-    struct coord_job *job; /* borrowed: not restored while a snapshot runs; NULL: it was freed */
+    /* borrowed: the job is not restored while a snapshot runs; NULL: it was freed */
+    struct coord_job *job;
     uint64_t number;
     uint64_t job_id; /* the job's own number */
     bool has_files;
     enum snapshot_cause cause;
     enum coord_snapshot_stage stage;
-    bool is_ready; /* the shards have made memory for it, or it is not awaited */
+    bool is_ready; /* the shards have made memory for it, or the snapshot does not wait for that */
     bool is_asked; /* the core has been told to pin it */
     bool making_folder;
     struct cairn_version version;
-    uint64_t begun_ms;   /* of the loop's clock */
-    uint64_t stuck_ms;   /* coord_now_ms: since when it waits in vain; 0: it does not */
+    uint64_t begun_ms; /* on the loop's clock */
+    /* coord_now_ms + 1: since when it has waited for a shard that may never answer; 0: it does not */
+    uint64_t stuck_ms;
     cairn_status status; /* the first failure */
     struct sentence why;
-    /* of the thread that makes the folder, until that is done */
+    /* used by the thread that makes the folder, until that is done */
     cairn_status folder_status;
     struct sentence folder_why;
     char id[CAIRN_SNAPSHOT_ID_BYTES];
-    uint64_t bytes;   /* of all files */
-    bool has_payload; /* the manifest has one: of the first part that came */
+    uint64_t bytes;   /* bytes of all files */
+    bool has_payload; /* the manifest has a payload, from the first part that arrived */
 
     /* owned */
-    char *folder;   /* NULL in a digest */
-    uint8_t *parts; /* [shard_count], enum part_state */
-    struct snapshot_progress
-        *progress; /* [shard_count], of each the bytes and the wait; 0: untold */
+    char *folder;                       /* NULL in a digest */
+    uint8_t *parts;                     /* [shard_count], enum part_state */
+    struct snapshot_progress *progress; /* [shard_count], bytes and wait by shard; 0: none yet */
     struct coord_digests digests;
-    struct manifest manifest; /* of a digest too: content root, version, payload */
+    struct manifest manifest; /* a digest has one, too: content root, version, payload */
     struct coord_snapshot_waiters now;
-    /* of a periodic one: they want one of their own, behind it */
+    /* requests that arrived during a periodic snapshot, and wait for another one after it */
     struct coord_snapshot_waiters next;
     struct coord_waiters at_cancel;
 };
 
-/* The id of the snapshot; empty while it has none. */
+/* Returns the id of the snapshot; empty while it has none. */
 static inline const char *coord_snapshot_id(const struct coord_snapshot *snapshot)
 {
-    return snapshot->making_folder ? "" : snapshot->id; // the other thread writes it
+    return snapshot->making_folder ? "" : snapshot->id; // the other thread is writing it
 }
 
 /* Returns a new number, never 0, by which shards refer to a snapshot when they report hashes. */
@@ -269,20 +277,21 @@ uint64_t coord_snapshot_number(void);
 
 struct snapshot_view;
 
-/* The same for a list, with how far it is. False: the job has no snapshot under way. */
+/* Describes the running snapshot for a list, with its progress. False: the job has no snapshot under
+ * way. */
 bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *view);
 
-/* A shard's SnapshotPart was taken: it is asked for the next one of it. */
+/* A shard's SnapshotPart was taken: asks the shard for the next one. */
 void coord_part_next(const struct coord_shard_entry *entry, const Cairn__SnapshotPart *part);
-/* Its own failure, as a status. */
+/* Returns the failure that a shard reports in its part, as a status. */
 cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct sentence *why);
-/* A status message with the texts that are made for it; the others are borrowed. */
+/* A status message with the texts that are made for it; the other texts are borrowed. */
 struct snapshot_view {
     Cairn__SnapshotStatus status;
     char nonfinite[CAIRN_RESULTS_BYTES];
 };
 
-/* Says what of the saved version is not finite. */
+/* Describes which elements of the saved version are not finite. */
 void coord_nonfinite_to_view(const struct manifest *manifest, struct snapshot_view *view);
 /* Describes a committed snapshot. `view` borrows from `manifest`, `id` and `folder`. */
 void coord_manifest_to_view(const struct manifest *manifest, const char *id, const char *folder,
@@ -298,109 +307,114 @@ void coord_snapshots_show(struct coord_session *session, uint32_t request, const
 
 /* ==== parting ==== */
 
-/* Saves the state of a shard that ends before other shards hold it (reshard.h): the
- * coordinator itself begins a snapshot of each of the shard's jobs, one for all shards that end
- * together. Training goes on meanwhile; steps after the snapshot are lost with the shard. */
+/* Saves the state of a shard that ends before other shards hold it (reshard.h): the coordinator itself
+ * begins a snapshot of each of the shard's jobs, one for all shards that end together. Training continues
+ * meanwhile; steps after the snapshot are lost with the shard. */
 
 /* A job's parting snapshot. */
 struct coord_parting {
     enum {
         CAIRN_PARTING_NONE,
-        CAIRN_PARTING_WANTED, /* what stands in its way passes by itself */
+        CAIRN_PARTING_WANTED, /* it will be taken when what prevents it has passed */
         CAIRN_PARTING_TAKEN,  /* the snapshot is under way */
         CAIRN_PARTING_ENDED,
     } state;
-    bool is_saved;                /* ENDED, and well: */
-    struct cairn_version version; /* as this one */
-    struct sentence outcome;      /* for people: saved as what, or why not */
+    bool is_saved;                /* ENDED with success: the state is saved, .. */
+    struct cairn_version version; /* .. as this version */
+    struct sentence outcome;      /* in words: the snapshot that holds it, or why it is not saved */
 };
 
-/* The next step. True: it has ended. */
+/* Takes the next step of the parting snapshot. True: it has ended. */
 bool coord_parting_advance(struct coord_job *job);
-/* The snapshot is of one, and has ended, well or not. */
+/* The snapshot is a parting one, and has ended, with success or not. */
 void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot);
 
 /* ==== periodic ==== */
 
-/* Periodic snapshots: of each version whose step is a multiple of the job's snapshot_every, or of the first
- * one when snapshot_every_s have passed since one was due, begun by the coordinator itself. In a job with
- * buffers_every the version is the one that a write makes after the step, which has the buffers, too.
+/* Periodic snapshots, which the coordinator itself begins: of each version whose step is a multiple of the
+ * job's snapshot_every, or of the first version after snapshot_every_s have passed since one was due. In a
+ * job with buffers_every it is the version that a write makes after the step, which has the buffers, too.
  *
- * Which are periodic is in their manifests, with the number of the job, so that the count goes on after a
- * restart, and neither what somebody asked for nor what another job of the name has left is ever removed.
- * Old ones go when a newer one is committed, never before. One that fails, or is due while another snapshot
- * runs, is said, and the next is tried at its step. While results of the job are not finite (round.h) none
- * is taken. Training waits for none of it. */
+ * The manifest of a periodic snapshot says so, with the number of the job, so that the count continues
+ * after a restart, and neither snapshots that somebody asked for nor those of another job of the name are
+ * ever removed. Old ones are removed when a newer one is committed, never before. If one fails, or is due
+ * while another snapshot runs, that is reported, and the next is tried at its step. While results of the
+ * job are not finite (round.h) none is taken. Training does not wait for any of this. */
 
 /* A job's snapshots: the one under way, and when the next is due. */
 struct coord_snapshots {
-    struct coord_snapshot *running; /* a snapshot or a digest on its way; NULL: none is (above) */
+    struct coord_snapshot *running; /* the snapshot or digest under way; NULL: none is (above) */
     struct cairn_version stepped;   /* the version at the last event */
     /* the number of the next snapshot, which shards were asked to prepare; 0: they were not */
     uint64_t ahead;
     bool awaits_write; /* buffers_every: a step was due, and the write after it is still to come */
     uint64_t due_ms;   /* snapshot_every_s: coord_now_ms + 1 when one was due; 0: not yet */
     struct coord_cost cost;
-    struct sentence failed;      /* the last periodic one; empty: it did not; for status */
-    struct sentence passed_over; /* restore.c, until a snapshot is taken; for status */
+    /* why the last periodic snapshot failed; empty: it did not; for status */
+    struct sentence failed;
+    struct sentence passed_over; /* set by restore.c, until a snapshot is taken; for status */
 };
 
 /* ---- digests.c ---- */
 
-/* A periodic one failed, or was not begun, of that step: status and log say so, and when the next is due. */
+/* The periodic snapshot of that step failed, or was not begun: status and log say so, and when the next is
+ * due. */
 void coord_periodic_failed(struct coord_job *job, uint64_t step, const char *why);
-/* None is taken while the job is damaged; or again. */
+/* The job is damaged, so that no periodic snapshot is taken; or it is sound again. */
 void coord_periodic_damaged(struct coord_job *job);
 void coord_periodic_undamaged(struct coord_job *job);
-/* The snapshot is a periodic one, and has ended, well or not. */
+/* The snapshot is a periodic one, and has ended, with success or not. */
 void coord_periodic_ended(const struct coord_snapshot *snapshot);
-/* Nothing durable is left of the job but older snapshots, as things are. */
+/* Reports that, as things are, nothing durable is left of the job but older snapshots. */
 void coord_parting_unsaved(struct coord_job *job, const char *why);
 
 /* ---- parts.c ---- */
 
 /* ==== keep ==== */
 
-/* The fate of committed snapshots: which one `latest` names, which have a tag, which stay.
+/* The fate of committed snapshots: which one `latest` names, which have a tag, which are kept.
  *
- * `latest` names the newest snapshot that is whole and has finite results. It does so from the
- * commit on, when the headers have been read again, until all of the snapshot is read and found
- * damaged; then `latest` goes back to the newest that is verified. A snapshot that was read and
- * found good (scrub, below) is noted so (proto/snapshot_io/snapshot_io.h). Then snapshots that no
- * rule of the job keeps (retention, below) are removed, each on a thread of its own (keep.c), and
- * so are the leftovers of a coordinator that died: snapshots of this job that it had begun and not
- * committed, or begun to remove.
+ * `latest` names the newest snapshot that is complete and has finite results. It does so from the commit
+ * on, when the headers have been read again, unless the snapshot is later read in full and found damaged;
+ * then `latest` goes back to the newest one that is verified. A snapshot that was read and found good
+ * (scrub, below) is recorded as such (proto/snapshot_io/snapshot_io.h). Then snapshots that no rule of the
+ * job keeps (retention, below) are removed, each on a thread of its own (keep.c), and so are the leftovers
+ * of a coordinator that died: snapshots of this job that it had begun and not committed, or had begun to
+ * remove.
  *
- * Nothing is removed if the folder is not the one that snapshots were written to, or if a tag
- * cannot be read. Training waits for none of this. */
+ * Nothing is removed if the folder is not the one that snapshots were written to, or if a tag cannot be
+ * read. Training does not wait for any of this. */
 
-/* It is committed, and its files are there with their sizes and headers: `latest` names it, if it is newer,
- * so that whoever waited for it restores it. Blocks, as the next one: another thread than the loop's; one
- * word is written at a time. */
+/* The snapshot is committed, and its files exist with their sizes and headers: makes `latest` name it, if
+ * it is newer, so that a client that waited for it restores it. Blocks, as the next function does: call
+ * both on another thread than the loop's; such records are written one at a time. */
 cairn_status coord_snapshot_note_latest(const struct coord *cluster, const char *job,
                                         const char *id, struct sentence *why) CAIRN_MUST_CHECK;
-/* All of it was read, and is good, or damaged. CAIRN_ERR_NOT_FOUND: it is gone meanwhile, which is no damage;
- * nothing is noted. */
+/* The snapshot was read in full, and is good, or damaged: records that. CAIRN_ERR_NOT_FOUND: it was removed
+ * meanwhile, which is no damage; nothing is recorded. */
 cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *job, const char *id,
                                        bool is_good, struct sentence *why) CAIRN_MUST_CHECK;
-/* One of the job was noted as good, on the loop: removes what may go now. */
+/* A snapshot of the job was recorded as good: removes what need not be kept any longer. Loop thread. */
 void coord_snapshot_keep(struct coord *cluster, const char *job);
 
-/* Why a snapshot goes, by which is judged whether it may, as things are when it does. */
+/* Why a snapshot is removed; the cause decides, at the time of the removal, whether it may be. */
 enum removal_cause {
-    CAIRN_REMOVAL_ASKED,  /* not one with a tag, nor the only verified one */
-    CAIRN_REMOVAL_FORCED, /* its tags go with it */
-    CAIRN_REMOVAL_RETIRED, /* nothing keeps it: nor one with a tag, and while another one is verified */
-    CAIRN_REMOVAL_LEFT /* begun, or begun to be removed, by one who died: not if it is committed */
+    CAIRN_REMOVAL_ASKED,  /* a snapshot with a tag stays, and so does the only verified one */
+    CAIRN_REMOVAL_FORCED, /* it is removed together with its tags */
+    /* no rule keeps it: removed if it has no tag, and another one is verified */
+    CAIRN_REMOVAL_RETIRED,
+    /* a dead coordinator had begun it, or begun to remove it: removed unless it is committed */
+    CAIRN_REMOVAL_LEFT
 };
-/* The first of a removal: if it may go (CAIRN_ERR_REFUSED: it may not) it is no snapshot any more, and
- * `latest` is off it; its files are still there. Whoever asks next does not count on it. Blocks; another
- * thread than the loop's. */
+/* The first step of a removal: if the snapshot may be removed (CAIRN_ERR_REFUSED: it may not), it ceases to
+ * be a snapshot, and `latest` no longer names it; its files still exist. Later decisions do not count it.
+ * Blocks: call it on another thread than the loop's. */
 cairn_status coord_snapshot_release(const struct coord *cluster, const char *job, const char *id,
                                     enum removal_cause cause, struct snapshot_removed *removed_out,
                                     struct sentence *why) CAIRN_MUST_CHECK;
 
-/* Around what is read and then decided by tags: nothing is released meanwhile. Blocks. */
+/* Lock and unlock around code that reads tags and decides by them: no snapshot is released meanwhile.
+ * Blocks. */
 void coord_snapshot_words_lock(void);
 void coord_snapshot_words_unlock(void);
 
@@ -413,116 +427,120 @@ void coord_snapshot_tag(struct coord_session *session, uint32_t request,
 
 /* ==== retention ==== */
 
-/* Which of a job's snapshots stay, and why: pure, by the rules of its policy (proto/spec/spec.h).
+/* Decides which of a job's snapshots are kept, and why: pure, by the rules of its policy
+ * (proto/spec/spec.h).
  *
- * A periodic snapshot of the job stays that any of keep_last, keep_every and keep_within names; without these
- * rules all do. While the snapshots of the job together have more than max_bytes, the oldest goes that
- * keep_every does not name. Whatever the rules say these stay:
- *   - what is not the job's, though it has its name, what somebody asked for, and what has a tag
- *   - the newest verified one, what `latest` names, and all that no newer verified one stands for
+ * A periodic snapshot of the job is kept if any of keep_last, keep_every and keep_within names it; without
+ * these rules all are kept. While the snapshots of the job together have more than max_bytes, the oldest
+ * that keep_every does not name is removed. Whatever the rules say, these are kept:
+ *   - snapshots of another job of the same name, those that somebody asked for, and those with a tag
+ *   - the newest verified one, the one that `latest` names, and all that have no newer verified one
  *
- * Which is newer the caller says, by version. The wall clock is asked for keep_within alone, and can only
- * keep one for longer: a snapshot whose time lies in the future, or before that of an older one, is as young
- * as the next newer one; and while a jump of the clock is younger than keep_within, nothing goes by age. */
+ * The caller sorts the snapshots by version, which says which one is newer. The wall clock is used only for
+ * keep_within, and can only keep a snapshot longer: one whose time lies in the future, or before that of an
+ * older one, counts as being as young as the next newer one; and while the last jump of the clock is
+ * younger than keep_within, nothing is removed by age. */
 
-#define CAIRN_RETENTION_SKEW_S 60 /* so far in the future a snapshot may be: hosts differ */
+/* how far in the future a snapshot's time may lie, since the clocks of hosts differ */
+#define CAIRN_RETENTION_SKEW_S 60
 
 struct retention_clock {
     uint64_t now_unix_s;
-    uint64_t sound_s; /* since it jumped (server/base/log.h); UINT64_MAX: it did not */
+    uint64_t sound_s; /* seconds since it jumped (server/base/log.h); UINT64_MAX: it did not */
 };
 
-/* 0: no such rule. */
+/* The rules of a policy; a value of 0 means that there is no such rule. */
 struct retention_rules {
     uint64_t keep_last, keep_every, keep_within_s, max_bytes;
 };
 
 enum retention_fate {
-    CAIRN_RETENTION_LAST,   /* of the newest keep_last */
-    CAIRN_RETENTION_EVERY,  /* the first of keep_every steps */
-    CAIRN_RETENTION_WITHIN, /* younger than keep_within_s */
+    CAIRN_RETENTION_LAST,   /* it is among the newest keep_last */
+    CAIRN_RETENTION_EVERY,  /* it is the first of keep_every steps */
+    CAIRN_RETENTION_WITHIN, /* it is younger than keep_within_s */
     CAIRN_RETENTION_NO_RULE,
-    CAIRN_RETENTION_OTHERS, /* another job's of the name */
+    CAIRN_RETENTION_OTHERS, /* it belongs to another job of the name */
     CAIRN_RETENTION_ASKED,
     CAIRN_RETENTION_TAGGED,
     CAIRN_RETENTION_LATEST,
-    CAIRN_RETENTION_VERIFIED, /* the newest that is */
+    CAIRN_RETENTION_VERIFIED, /* it is the newest verified one */
     CAIRN_RETENTION_NEEDED,   /* no newer one is verified */
-    CAIRN_RETENTION_CLOCK,    /* how old it is cannot be told: the clock has jumped */
+    CAIRN_RETENTION_CLOCK,    /* its age is not known, because the clock has jumped */
     CAIRN_RETENTION_GOES,     /* no rule names it */
-    CAIRN_RETENTION_TOO_MUCH  /* goes: over max_bytes */
+    CAIRN_RETENTION_TOO_MUCH  /* it is removed: over max_bytes */
 };
 
 struct retention_item {
     uint64_t created_unix_s, step, bytes;
-    bool is_periodic; /* of this very job */
+    bool is_periodic; /* it is a periodic one of this very job */
     bool is_others;
     bool is_tagged, is_latest;
     bool is_verified;
-    bool is_damaged;          /* it counts for no rule */
-    bool is_left;             /* the job turned away from it: none of the others goes for it */
-    enum retention_fate fate; /* out */
+    bool is_damaged; /* it counts for no rule */
+    bool is_left;    /* the job turned away from it: no other snapshot is removed because of it */
+    enum retention_fate fate; /* result */
 };
 
-/* The newest is the first. At most 1,000: it takes the cube of their number where all
- * times are odd, and their square else. */
+/* Sets the fate of each item; the newest must be the first. At most 1,000 items: the time grows with the
+ * cube of their number if all times are odd, else with the square. */
 void retention_judge(const struct retention_rules *rules, const struct retention_clock *clock,
                      struct retention_item *items, size_t count);
 static inline bool retention_goes(enum retention_fate fate)
 {
     return fate >= CAIRN_RETENTION_GOES;
 }
-/* "of the newest kept", for people. */
+/* Returns the reason in words, such as "of the newest kept". */
 const char *retention_reason(enum retention_fate fate);
 
 /* ==== scrub ==== */
 
-/* Reads snapshots again, so that damage is known before anybody needs them: each when it has been
- * committed, and then as often as the job's snapshot_scrub_every_s says. One snapshot at a time is
- * read, past the page cache, on a thread of its own that yields to all others and works no more
- * than half of the time.
+/* Reads snapshots again, so that damage is known before anybody needs them: each one after its commit, and
+ * then as often as the job's snapshot_scrub_every_s says. One snapshot at a time is read, past the page
+ * cache, on a separate thread that yields to all others and works at most half of the time.
  *
- * Each result stands in checks/ID beside the snapshots (proto/snapshot_io/snapshot_io.h), so that a
- * coordinator that starts again knows when each was read last; damage is an event and a line of
- * the log. Loop thread only. */
+ * Each result is kept in checks/ID beside the snapshots (proto/snapshot_io/snapshot_io.h), so that a
+ * coordinator that starts again knows when each was last read; damage is an event and a line of the log.
+ * Loop thread only. */
 
 cairn_status coord_scrub_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
-/* Gives up what is being read, and waits for its thread a moment; on_closed follows if it was open. */
+/* Gives up what is being read, and waits a moment for the thread; on_closed is called if the scrub was
+ * open. */
 void coord_scrub_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
-/* Frees it; with the cluster, whose handles are closed. False: its thread hangs in the storage, and may read
- * the cluster's `storage` when it comes back: that stays, until the process ends. */
+/* Frees the scrub, when the cluster is freed and its handles are closed. False: its thread hangs in the
+ * storage, and may read the cluster's `storage` when it continues, so the storage must not be freed until
+ * the process ends. */
 bool coord_scrub_free(struct coord *cluster) CAIRN_MUST_CHECK;
-/* The snapshot of the job is to be read, before those whose time has come. More than 64 at a time are left to
- * these. */
+/* Asks that the job's snapshot be read before those that are due. If more than 64 are asked for at a time,
+ * the others are read only when they are due. */
 void coord_scrub_want(struct coord *cluster, const char *job, const char *id);
-/* Begins the next one, if there is one. */
+/* Begins to read the next snapshot, if any is due. */
 void coord_scrub_tick(struct coord *cluster);
 
 /* ==== advise ==== */
 
 /* How often a job should take a snapshot: `cairn snapshot advise`.
  *
- * The answer is Young's rule (J. W. Young, "A first order approximation to the optimum
- * checkpoint interval", Communications of the ACM 17(9), 1974): the loss, as snapshots' cost and
- * as steps that are done again after a fault, is least at an interval of sqrt(2 * MTBF * cost).
- * The rule holds while the cost is small against the MTBF. The cost is measured (above),
- * and so is the time between faults (the cluster's events), unless it is given. */
+ * The answer is Young's rule (J. W. Young, "A first order approximation to the optimum checkpoint
+ * interval", Communications of the ACM 17(9), 1974): the total loss, from the cost of snapshots and from
+ * steps that are repeated after a fault, is least at an interval of sqrt(2 * MTBF * cost). The rule holds
+ * while the cost is small against the MTBF. The cost is measured (above), and so is the time between faults
+ * (the cluster's events), unless it is given. */
 
 struct advise_given {
     double mtbf_s;  /* mean time between faults */
-    double cost_s;  /* of a snapshot, in time of training; 0: it was not to be seen */
-    double write_s; /* from its begin until it is committed: no more often than that */
+    double cost_s;  /* cost of a snapshot, in training time; 0: too small to be measured */
+    double write_s; /* time from a snapshot's start to its commit: the least interval */
     double step_s;  /* 0: not known */
 };
 struct advise_found {
     uint32_t interval_s;     /* at least 1, at most CAIRN_SPEC_SNAPSHOT_S_MAX */
     uint64_t interval_steps; /* at least 1; 0: not known */
-    bool by_write;           /* Young's would be shorter than a snapshot takes */
+    bool by_write;           /* Young's interval would be shorter than a snapshot takes */
 };
-/* Pure. */
+/* Applies the rule to the given values. Pure. */
 struct advise_found coord_advise(const struct advise_given *given);
 
-/* CAIRN_ERR_NOT_FOUND: there is no such job. Loop thread. */
+/* Answers the session. CAIRN_ERR_NOT_FOUND: there is no such job. Loop thread. */
 void coord_snapshot_advise(struct coord_session *session, uint32_t request,
                            const Cairn__SnapshotAdvise *message);
 

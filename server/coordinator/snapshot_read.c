@@ -12,14 +12,13 @@
 #include "server/coordinator/restore.h"
 
 #define WANTED_MAX 64
-#define CLOSE_MS   2000 /* so long its thread may rest and read; else the storage hangs */
-#define LOOK_EVERY 10   /* heartbeats: whether the time of one has come */
-#define PUT_OFF_S  600  /* what could not be read */
+#define CLOSE_MS   2000 /* the thread rests or reads for so long at most; else the storage hangs */
+#define LOOK_EVERY 10   /* heartbeats between two looks for a snapshot that is due */
+#define PUT_OFF_S  600  /* for a snapshot that could not be read */
 
 struct wanted {
     char job[CAIRN_NAME_MAX + 1];
-    char id
-        [CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the one of the job whose time has come, if there is one */
+    char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the snapshot of the job that is due, if any */
 };
 
 struct put_off {
@@ -29,23 +28,23 @@ struct put_off {
 
 struct coord_scrub {
     struct task task;              /* first */
-    struct coord_scrub *next_left; /* of those whose threads were not back */
-    struct pool *pool_left;        /* its pool then */
+    struct coord_scrub *next_left; /* a list of scrubs whose threads had not returned */
+    struct pool *pool_left;        /* the pool such a scrub had */
     struct pool *pool;             /* owned */
     const struct coord *cluster;
     struct wanted wanted[WANTED_MAX]; /* [wanted_count], the oldest first */
     size_t wanted_count;
-    bool running, is_left; /* left: it was closed, and its thread is not back */
-    uint64_t looked_ms;    /* when a job was asked last, of the loop's clock */
-    uint64_t turn;         /* how many jobs have been asked */
+    bool running, is_left; /* is_left: it was closed, and its thread has not returned */
+    uint64_t looked_ms;    /* when it last looked for a due job, by the loop's clock */
+    uint64_t turn;         /* the number of such looks so far */
     atomic_bool stop;
-    /* the thread's, while it runs */
+    /* used by the thread while it runs */
     struct wanted at;
     uint64_t every_s;
-    struct put_off put_off[WANTED_MAX]; /* the oldest gives way */
+    struct put_off put_off[WANTED_MAX]; /* the oldest entry is overwritten */
     size_t put_off_count;
     uint64_t block_began_ns;
-    cairn_status status; /* CAIRN_ERR_NOT_READY: no one's time has come */
+    cairn_status status; /* CAIRN_ERR_NOT_READY: no snapshot is due */
     struct sentence why;
 };
 
@@ -58,7 +57,7 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-/* As long as the block took. */
+/* Rests as long as reading the block took, up to a second. */
 static bool pace_reading(void *context, uint64_t done, uint64_t total, const char *file)
 {
     struct coord_scrub *scrub = context;
@@ -84,7 +83,7 @@ static bool is_put_off(const struct coord_scrub *scrub, const char *id)
     return false;
 }
 
-/* The one that was read longest ago, if that is every_s ago, or never. */
+/* Finds the snapshot that was read longest ago, if it was never read or not within every_s. */
 static cairn_status find_due(struct coord_scrub *scrub, struct sentence *why)
 {
     struct coord_found found;
@@ -125,7 +124,7 @@ static cairn_status verify_snapshot(struct coord_scrub *scrub, struct sentence *
     return status;
 }
 
-/* True if the snapshot is damaged. It is not if the storage cannot give it now, or somebody has
+/* True if the snapshot is damaged. It is not damaged if the storage cannot read it now, or if somebody has
  * removed it meanwhile. */
 static bool is_damage(cairn_status status)
 {
@@ -133,7 +132,7 @@ static bool is_damage(cairn_status status)
            status == CAIRN_ERR_MALFORMED;
 }
 
-/* Puts off a snapshot that cannot be read now: if it were the next one again, all others would
+/* Puts off a snapshot that cannot be read now: if it were chosen again at once, all others would
  * wait for it. */
 static void put_off(struct coord_scrub *scrub)
 {
@@ -181,7 +180,7 @@ static void on_run(struct task *task)
         coord_event_note(cluster, CAIRN_EVENT_DAMAGED, scrub->at.job, NULL, "%s is damaged: %s",
                          scrub->at.id, sentence_brief(scrub->why.text, 900).text);
     } else if (scrub->status == CAIRN_OK) {
-        scrub->looked_ms = 0; // there may be more of them
+        scrub->looked_ms = 0; // more snapshots may be due
         coord_snapshot_keep(cluster, scrub->at.job);
     } else if (scrub->status != CAIRN_ERR_NOT_READY && scrub->status != CAIRN_ERR_CANCELED &&
                scrub->status != CAIRN_ERR_NOT_FOUND) {
@@ -190,7 +189,7 @@ static void on_run(struct task *task)
     coord_scrub_tick(cluster);
 }
 
-/* The next job in turn that has its snapshots read by itself; NULL: none has. */
+/* Returns the next job, in turn, whose snapshots are scrubbed at intervals; NULL if there is none. */
 static const struct coord_job *next_job(struct coord_scrub *scrub)
 {
     const struct coord_job *chosen = NULL;
@@ -264,7 +263,7 @@ void coord_scrub_close(struct coord *cluster, void (*on_closed)(void *context), 
 
 bool coord_scrub_free(struct coord *cluster)
 {
-    static struct coord_scrub *left; // until the process ends
+    static struct coord_scrub *left; // kept until the process ends
     const bool is_left = cluster->scrub != NULL && cluster->scrub->is_left;
     if (is_left) {
         cluster->scrub->next_left = left;
@@ -278,8 +277,9 @@ bool coord_scrub_free(struct coord *cluster)
 
 /* ==== read for a restore ==== */
 
-/* Reads for a restore, on other threads: manifest, signature and files of the snapshot that was asked for,
- * or of the newest. Proves that files, or the state that shards have loaded, come to the content root. */
+/* Reads for a restore, on other threads: manifest, signature and files of the snapshot that was asked
+ * for, or of the newest. Proves that the files, or the state that shards have loaded, have the
+ * manifest's content root. */
 
 const char *coord_restore_job_name(const struct coord_restore *restore)
 {
@@ -288,7 +288,8 @@ const char *coord_restore_job_name(const struct coord_restore *restore)
 
 /* ==== latest ==== */
 
-/* One with results that are not finite, or of nobody that is trusted, is restored by its id alone. */
+/* True if `f` is passed over: a snapshot with results that are not finite, or that nobody trusted has
+ * signed, is restored only if it is asked for by its id. */
 static bool pass_over(struct coord_restore *restore, const struct found_snapshot *f)
 {
     const struct manifest *m = &f->manifest;
@@ -309,7 +310,8 @@ static bool pass_over(struct coord_restore *restore, const struct found_snapshot
     return true;
 }
 
-/* The job went back behind it, or it is of another job that had the name. Said of the newest. */
+/* Notes that `f` is passed over, because the job went back behind it or another job of that name saved it.
+ * Only the first one noted, the newest, is reported. */
 static void pass_left(struct coord_restore *restore, const struct found_snapshot *f)
 {
     if (restore->latest.passed.text[0] != '\0') return;
@@ -333,7 +335,7 @@ static struct found_snapshot *choose_latest(struct coord_restore *restore,
     return NULL;
 }
 
-/* On another thread, the folder of a restore that has none. */
+/* Runs on another thread: finds the folder of a restore that has none. */
 static void restore_find_latest(struct coord_restore *restore)
 {
     struct coord_found found;
@@ -358,7 +360,7 @@ static void restore_find_latest(struct coord_restore *restore)
     coord_found_release(&found);
 }
 
-/* The place of a folder, which may have no manifest any more. */
+/* Returns the place of a snapshot from its folder, which may have no manifest any more. */
 static struct snapshot_place place_of(const char *folder)
 {
     const char *slash = strrchr(folder, '/');
@@ -369,8 +371,9 @@ static struct snapshot_place place_of(const char *folder)
     return place;
 }
 
-/* The one that was asked for by its id is damaged, as restore->why says: with `fallback` the newest that is
- * older is to be tried in its place, which is then restore->folder (true); else `why` names it. */
+/* Handles damage of a snapshot that was asked for by its id, as restore->why tells it. With `fallback`,
+ * sets restore->folder to the newest older snapshot, to be tried next, and returns true; otherwise
+ * restore->why names that snapshot. */
 static bool restore_fall_back(struct coord_restore *restore)
 {
     struct sentence text = restore->why, passed = restore->latest.passed;
@@ -388,7 +391,7 @@ static bool restore_fall_back(struct coord_restore *restore)
     restore->latest.newest = place.version;
     restore->folder = NULL;
     restore_find_latest(restore);
-    restore->latest.passed = passed; // the newest
+    restore->latest.passed = passed; // report the newest
     const bool found = restore->status == CAIRN_OK;
     if (found && restore->fallback) {
         log_warn("job %s: passed over: %s", restore->job_name, passed.text);
@@ -438,10 +441,10 @@ static cairn_status compare_roots(struct coord_restore *restore, const char *wha
                      what, has, says);
 }
 
-/* The hashes of files that are being read, by several threads. */
+/* Hashes the files that several threads are reading. */
 struct proof {
     struct coord_restore *restore;
-    pthread_mutex_t mutex; /* of its digests */
+    pthread_mutex_t mutex; /* guards the restore's digests */
 };
 
 static cairn_status hash_range(void *context, uint32_t thread, const struct sweep_range *range,
@@ -462,7 +465,7 @@ static cairn_status hash_range(void *context, uint32_t thread, const struct swee
     return status;
 }
 
-/* All that the files hold. */
+/* Adds all ranges that the files hold. */
 static cairn_status add_all(const struct job_spec_data *spec, struct sweep_ranges *ranges,
                             struct sentence *why)
 {
@@ -494,7 +497,7 @@ static cairn_status hash_files(struct coord_restore *restore, const struct snaps
     return status;
 }
 
-/* The content root is another one: which file and block are to blame, if it is they. */
+/* Called when the content root differs: finds the damaged file and block, if the files are at fault. */
 static void find_damage(struct coord_restore *restore)
 {
     struct snapshot snapshot;
@@ -516,7 +519,8 @@ static void judge_proof(struct coord_restore *restore, const char *what)
     if (restore->status == CAIRN_ERR_CHECKSUM) find_damage(restore);
 }
 
-/* On another thread: the content root of the files, which were verified, against the manifest's. */
+/* Runs on another thread: compares the content root of the files, which were verified,
+ * with the manifest's. */
 static void restore_prove_files(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
@@ -538,14 +542,14 @@ void coord_restore_prove_loaded(struct coord_work *work)
 
 /* ==== check ==== */
 
-/* Reads a snapshot for a restore on another thread, before anything is touched: manifest,
- * signature, files. If it is damaged and may give way, the next older snapshot is read. */
+/* Reads a snapshot for a restore on another thread, before anything is changed: manifest, signature, files.
+ * If it is damaged and a fallback is allowed, the next older snapshot is read. */
 
-/* A snapshot is read before it is loaded only if a file has one checksum over all of it, since
- * somebody has to read all of it then, or if the snapshot may give way to another. Otherwise the
- * shards hash what they load, or, where a job is given up for the snapshot, the files are proved
- * first: the content root tells of every bit. Checksums are then asked only to find whose fault
- * a damage is. */
+/* A snapshot is read before it is loaded only in two cases: if a file has one checksum for the whole file,
+ * since all of it has to be read then in any case, or if the restore may fall back on another snapshot.
+ * Otherwise the shards hash the state that they load, or, if a job is given up for the snapshot,
+ * the files are proved first: the content root detects any changed bit. The block checksums are then read
+ * only to find the damaged file. */
 static bool has_whole_sums(const struct manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++)
@@ -553,7 +557,8 @@ static bool has_whole_sums(const struct manifest *m)
     return false;
 }
 
-/* May it be taken, by who signed it? Any thread. CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
+/* Judges by its signature whether the snapshot may be restored. Any thread.
+ * CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
 static cairn_status restore_judge_signature(const struct coord_restore *restore,
                                             const struct manifest *manifest, const char *folder,
                                             struct sentence *why)
@@ -563,7 +568,7 @@ static cairn_status restore_judge_signature(const struct coord_restore *restore,
     return status == CAIRN_OK ? CAIRN_OK : fail_with(why, status, "%s: %s", folder, said.text);
 }
 
-/* Of restore->folder; which is then without links. */
+/* Checks the snapshot in restore->folder, and replaces that path by one without links. */
 static void check_folder(struct coord_restore *restore)
 {
     struct snapshot snapshot;
@@ -603,8 +608,8 @@ void coord_restore_prove(struct coord_work *work)
     }
 }
 
-/* Looks at the other snapshots in the folder of the job to be made. If they cannot be listed,
- * the new generation follows the manifest's alone. */
+/* Looks at the other snapshots in the folder of the job that is to be created. If they cannot be listed,
+ * the new generation only follows the manifest's. */
 static void look_around(struct coord_restore *restore)
 {
     const char *root = restore->cluster->storage.path;

@@ -1,7 +1,7 @@
-/* Who we are to a shard, and what shards hold that we do not act on: parts of another store, of no store,
- * or of a job that our store has an older state of. Nothing of these is ever dropped by itself but
- * leftovers that are provably our own; they are listed, and adopted (adopt.c) or forgotten by
- * the operator's word. */
+/* Who we are to a shard, and what shards hold that we do not act on: parts of another store, of no
+ * store, or of a job whose state in our store is older. None of these parts is dropped automatically,
+ * except leftovers that are provably our own; they are listed, and adopted (adopt.c) or forgotten when
+ * an operator says so. */
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "server/coordinator/cluster.h"
 
-#define PARTS_MAX 1024 /* in a status */
+#define PARTS_MAX 1024 /* shown in a status */
 
 void coord_dropped_add(struct coord *cluster, uint64_t job)
 {
@@ -129,7 +129,8 @@ bool coord_shard_take_held(struct coord_session *session, const struct wire_fram
         message_free(&held->base);
         return false;
     }
-    // A list that nobody asked for is newer than the one that was: what was asked stays answered.
+    // A list that nobody asked for is newer than the one that was asked for, so the last request stays
+    // answered.
     const uint32_t told = frame->request != 0 ? frame->request : entry->parts_answered;
     coord_shard_forget_parts(entry);
     entry->parts = held;
@@ -138,9 +139,9 @@ bool coord_shard_take_held(struct coord_session *session, const struct wire_fram
     return true;
 }
 
-/* True if the shard's part is of no use any more: the job was restored onto other shards while
- * this one was away, or the part went off it. If our store is behind the shard's layout, the
- * shard has seen a higher epoch, so this is false. */
+/* True if the shard's part is of no use any more: the job was restored onto other shards while this one
+ * was away, or was moved off this one. If our store is behind the shard's layout, the shard has seen a
+ * higher epoch, so this is false. */
 static bool was_left_behind(const struct coord_job *job, const struct coord_shard_entry *entry,
                             const Cairn__HeldJob *held)
 {
@@ -186,7 +187,7 @@ struct marks coord_job_marks(const struct coord_job *job)
 
 /* ---- strangers ---- */
 
-/* The part is one that we do not act on: `why` says so. */
+/* True if we do not act on the part; `why` gives the reason. */
 static bool is_strange(const struct coord_shard_entry *entry, const Cairn__HeldJob *part,
                        struct sentence *why)
 {
@@ -275,7 +276,7 @@ void coord_strangers_release(struct coord_strangers *strangers)
 
 /* ==== entries ==== */
 
-/* Shards by name, there or away. */
+/* Shards by name, whether connected or away. */
 
 uint32_t coord_shards_up(const struct coord *cluster)
 {
@@ -338,7 +339,7 @@ void coord_shard_free(struct coord_shard_entry *entry)
 
 /* ==== shards that are gone for good ==== */
 
-/* A job that has a part there; NULL: none. */
+/* Returns a job that has a part on the shard; NULL: none. */
 static const struct coord_job *user_of(const struct coord *cluster,
                                        const struct coord_shard_entry *entry)
 {
@@ -347,7 +348,8 @@ static const struct coord_job *user_of(const struct coord *cluster,
     return job;
 }
 
-/* A job that is not linked yet may hold an entry; an adoption has its name. */
+/* True if an entry may be in use unseen: by a restore's job that is not linked yet, or, by its name, by
+ * an adoption. */
 static bool unknown_uses(const struct coord *cluster)
 {
     return cluster->restores != NULL || cluster->adoption != NULL;

@@ -1,4 +1,5 @@
-/* Shows operators what there is: `cairn cluster status`, `cairn job list`, `cairn job show`. */
+/* Shows operators the state of the cluster and its jobs: `cairn cluster status`, `cairn job list`,
+ * `cairn job show`. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@ static void take_memory(struct coord_shard_entry *entry, const Cairn__Heartbeat 
     entry->memory = memory;
     for (size_t i = 0; i < count; i++) {
         memory[i] = *message->memory[i];
-        // The message's, which is freed; the rest are numbers.
+        // These fields belong to the message, which is freed; the others are numbers.
         memory[i].shard = NULL;
         memory[i].untold = false;
         memory[i].base.unknown_fields = NULL;
@@ -45,7 +46,8 @@ void coord_bytes_read(struct coord_member *member, uint64_t bytes)
     if (bytes > member->read_bytes) member->read_bytes = bytes;
 }
 
-/* Shards tell of the workers that they have; one that is away has told of those that it had. */
+/* True if a worker has that rank. Shards report only the workers that they have, but the last report of
+ * a shard that is away names those that it had. */
 static bool is_attached(const struct coord_job *job, uint32_t rank)
 {
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
@@ -53,7 +55,8 @@ static bool is_attached(const struct coord_job *job, uint32_t rank)
     return false;
 }
 
-/* The entry of the rank, made in its place; NULL: so many are not shown, or it has left. */
+/* Returns the rank's entry, inserted in its place; NULL: no more workers are shown, or the worker has
+ * left. */
 static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord_job *job,
                                       uint32_t rank)
 {
@@ -61,7 +64,7 @@ static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord
     while (at < out->count && out->told[at].rank < rank) at++;
     if (at < out->count && out->told[at].rank == rank) return &out->told[at];
     if (at > CAIRN_BYTES_WORKERS_SHOWN || !is_attached(job, rank)) return NULL;
-    if (out->count <= CAIRN_BYTES_WORKERS_SHOWN) out->count++; // else the last one goes
+    if (out->count <= CAIRN_BYTES_WORKERS_SHOWN) out->count++; // else the last one is dropped
     memmove(&out->told[at + 1], &out->told[at], (out->count - 1 - at) * sizeof *out->told);
     cairn__bytes_told__init(&out->told[at]);
     out->told[at].of_worker = true;
@@ -69,7 +72,7 @@ static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord
     return &out->told[at];
 }
 
-/* Shards tell at different times, so each is divided by its own steps. */
+/* Shards report at different times, so the bytes of each are divided by its own steps. */
 static void add_bytes(Cairn__BytesTold *to, const Cairn__BytesTold *more)
 {
     to->pushed_shared += more->pushed_shared;
@@ -110,7 +113,7 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
             if (to != NULL) add_bytes(to, told);
         }
     }
-    // Behind what shards told, which says how many steps there were.
+    // Added after the shards' reports, which say how many steps there were.
     uint64_t read = job->members.read_bytes;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         read += m->read_bytes;
@@ -160,7 +163,7 @@ void coord_memory_release(struct memory_view *view)
 
 #define LEASES_SHOWN 64
 
-/* A status message with what it borrows. */
+/* A status message, with the memory that it borrows. */
 struct job_view {
     Cairn__JobStatus status;
     Cairn__JobSpec spec;
@@ -238,7 +241,7 @@ static void list_frozen(struct job_view *view, const struct job_spec_data *spec)
     }
 }
 
-/* Shows the leases that are granted; others still wait. */
+/* Shows the leases that are granted; the others still wait. */
 static void fill_leases(struct job_view *view, const struct coord_job *job)
 {
     Cairn__JobStatus *s = &view->status;
@@ -341,8 +344,8 @@ static void view_release(struct job_view *view)
 
 #define BRIEF_CHARS 160
 
-/* Keeps what a job is and whom it waits for; `job show` has the rest. So the list fits a frame
- * even with the most jobs that there may be. */
+/* Keeps only what a job is and whom it waits for, so that the list fits a frame even with the maximum of
+ * jobs; `job show` has the rest. */
 static void shorten_job_status(struct job_view *view)
 {
     Cairn__JobStatus *s = &view->status;
@@ -368,7 +371,7 @@ void coord_job_list_answer(struct coord_session *session, uint32_t request)
     for (struct coord_job *j = session->cluster->jobs; whole && j != NULL; j = j->next, n++) {
         whole = view_init(&views[n], j);
         if (!whole) break;
-        views[n].status.n_bytes = 0; // `job show` has them
+        views[n].status.n_bytes = 0; // `job show` shows them
         views[n].status.n_reduce_groups = 0;
         list[n] = &views[n].status;
     }
@@ -407,13 +410,13 @@ void coord_job_show_answer(struct coord_session *session, uint32_t request,
 
 /* Answers `cairn cluster status`: the coordinator, its shards, workers and readers. */
 
-/* For a field of a message, which nobody writes. */
+/* Returns the text for a message field, which nobody writes to. */
 static char *path_of(const uint8_t *address, size_t bytes)
 {
     return wire_text(fabric_address_ways(address, bytes));
 }
 
-/* As path_of; written into `text`. */
+/* Like path_of, but written into `text`. */
 static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLACE_BYTES])
 {
     fabric_address_print_places(address, bytes, text);
@@ -478,7 +481,7 @@ static size_t count_members(const struct coord *cluster)
     return n < MEMBERS_MAX ? n : MEMBERS_MAX;
 }
 
-/* Shards first, then workers and readers; at most `max`. */
+/* Fills in the shards first, then workers and readers; at most `max`. Returns how many. */
 static size_t fill_members(const struct coord *cluster, Cairn__MemberStatus *out,
                            char (*places)[CAIRN_PLACE_BYTES], size_t max)
 {
@@ -536,25 +539,25 @@ void coord_status_answer(struct coord_session *session, uint32_t request)
 
 /* ==== snapshots ==== */
 
-/* Snapshots that a job takes by itself, and the lists of all that there are. */
+/* The lists of all snapshots. */
 
 /* ==== list ==== */
 
-/* An admin asks for the snapshots in the store folder; they are read on another thread. */
+/* An admin asks for the snapshots in the folder of snapshots, which another thread reads. */
 
 struct listing {
     struct coord_work work;
     cairn_status status;
     struct sentence why;
     /* owned */
-    char *job; /* NULL = of all */
-    char *id;  /* one alone; NULL = list */
+    char *job; /* NULL: the snapshots of all jobs */
+    char *id;  /* of the only one to show; NULL: list all */
     struct key_ring ring;
     struct coord_found found;
-    struct said *said; /* [found.count]; NULL: nothing is */
+    struct said *said; /* [found.count]; NULL: no words were read */
 };
 
-/* A snapshot's entry in the words of its job: whether it is the latest, its check, and its tags. */
+/* The words of its job about one snapshot: whether it is the latest, its check, and its tags. */
 struct said {
     bool latest, check_failed;
     uint64_t checked_unix_s;
@@ -592,8 +595,8 @@ static void take_words(const struct snapshot_words *words, const char *id, struc
     }
 }
 
-/* Reads the words of each job once. If they cannot be read, the list is sent without them:
- * better than none. */
+/* Reads the words of each job once. If they cannot be read, the list is sent without them, which is
+ * better than no list. */
 static void read_words(struct listing *listing)
 {
     const struct coord_found *found = &listing->found;
@@ -602,7 +605,7 @@ static void read_words(struct listing *listing)
         const char *job = found->list[i].manifest.spec.name;
         struct snapshot_words words;
         struct sentence why;
-        if (listing->said[i].tags != NULL) continue; // with one before it
+        if (listing->said[i].tags != NULL) continue; // read with an earlier snapshot of the job
         if (snapshot_words_load(listing->work.cluster->storage.path, job, &words, &why) != CAIRN_OK)
             log_warn("the words of the snapshots of job %s: %s", job, why.text);
         for (size_t k = i; k < found->count; k++)
@@ -638,7 +641,7 @@ static void read_store(struct coord_work *work)
     if (listing->status == CAIRN_OK) read_words(listing);
 }
 
-/* Its manifest is there already: the loop has yet to hear of it. */
+/* True if the manifest is already in the folder of snapshots: the loop has yet to hear of it. */
 static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus *s)
 {
     for (size_t i = 0; i < listing->found.count; i++)
@@ -648,8 +651,8 @@ static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus 
     return false;
 }
 
-/* Lists the snapshots that are being taken; borrows from their jobs. Both arrays are the
- * caller's to free. False: no memory. */
+/* Lists the snapshots that are being taken; the list borrows from their jobs. The caller frees both
+ * arrays. False: no memory. */
 static bool list_running(const struct listing *listing, struct snapshot_view **views,
                          Cairn__SnapshotList *message)
 {
@@ -671,7 +674,7 @@ static bool list_running(const struct listing *listing, struct snapshot_view **v
 static void send_list(struct listing *listing)
 {
     struct sentence why;
-    // A job that was never here and has left no snapshots: a mistyped name, most likely.
+    // A job that was never here and has left no snapshots is most likely a mistyped name.
     if (listing->job != NULL && listing->found.count == 0 &&
         coord_job_find(listing->work.cluster, listing->job) == NULL) {
         sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",

@@ -25,10 +25,10 @@ struct column {
     const char *name;
     enum column_type type;
     size_t at; /* in the row's struct: a uint64_t, bool, double, const char * or const uint8_t * */
-    size_t count_at;        /* of BYTES: their size_t */
+    size_t count_at;        /* for BYTES: the offset of their size_t */
     const char *constraint; /* NULL: NOT NULL */
-    bool grows;             /* no change takes it back */
-    uint32_t set_by;        /* bits of the changes that set it, beside those of whole rows */
+    bool grows;             /* a change never lowers it */
+    uint32_t set_by;        /* bits of the changes that set it, besides those that put whole rows */
 };
 
 #define BY(change) (1u << CAIRN_STORE_##change)
@@ -97,7 +97,7 @@ static const struct column event_columns[] = {
 };
 #undef ROW
 
-/* Rows are changed by the first column, which the key begins with. */
+/* A change finds its rows by the first column, with which the key begins. */
 #define TABLE(text, row, list, primary, by)                                         \
     {                                                                               \
         (text), (primary), (by), sizeof(row), (list), sizeof(list) / sizeof *(list) \
@@ -123,7 +123,7 @@ static const struct table {
 
 static const struct change {
     enum store_kind kind;
-    enum { PUT, SET, DROP } how; /* whole rows; the columns that say so; no row any more */
+    enum { PUT, SET, DROP } how; /* puts whole rows; sets the columns of the change; deletes rows */
 } changes[CAIRN_STORE_CHANGES] = {
     [CAIRN_STORE_JOB] = { CAIRN_STORED_JOBS, PUT },
     [CAIRN_STORE_LAYOUT] = { CAIRN_STORED_JOBS, SET },
@@ -142,8 +142,8 @@ static const struct change {
     [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
 };
 
-/* These follow in the same transaction: a part of a job that was dropped is a leftover of our own, and
- * the oldest go. */
+/* The triggers run in the same transaction: a dropped job is remembered, since parts of it are leftovers of
+ * this cluster, and the oldest entries are deleted. */
 static const char schema_end[] =
     "CREATE TRIGGER drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped (job) VALUES "
     "(old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - %d; END; "
@@ -153,7 +153,7 @@ static const char schema_end[] =
 
 /* ---- statements ---- */
 
-/* The library's last error becomes a status, and a sentence that says what to do. */
+/* Turns the library's last error into a status, and a sentence with advice. */
 static cairn_status store_fail(const struct coord_store *store, const char *doing,
                                struct sentence *why)
 {
@@ -186,7 +186,7 @@ cairn_status store_prepare(const struct coord_store *store, const char *sql, sql
     return store_fail(store, "reading", why);
 }
 
-/* One number of a one-row question. */
+/* Reads one number with a query that returns one row. */
 static cairn_status ask_number(const struct coord_store *store, const char *sql, int64_t *out,
                                struct sentence *why)
 {
@@ -202,7 +202,7 @@ static cairn_status ask_number(const struct coord_store *store, const char *sql,
     return status;
 }
 
-/* COMMIT, or ROLLBACK of what failed. */
+/* Commits, or rolls back what failed. */
 static cairn_status end_transaction(struct coord_store *store, cairn_status status,
                                     struct sentence *why)
 {
@@ -233,7 +233,7 @@ static void bind_column(sqlite3_stmt *s, int at, const struct column *column, co
     }
 }
 
-/* Texts and bytes live until the statement's next step. */
+/* Fills one field. Texts and bytes stay valid until the statement's next step. */
 static void fill_column(char *row, const struct column *column, sqlite3_stmt *s, int at)
 {
     void *value = row + column->at;
@@ -251,8 +251,8 @@ static void fill_column(char *row, const struct column *column, sqlite3_stmt *s,
     }
 }
 
-/* Copies the texts of a row behind `to`, where the row points to from then on; NULL: nothing is done.
- * Returns how many bytes they are. */
+/* Copies the texts of a row to `to`, and points the row to the copies; with NULL only counts. Returns the
+ * size of the texts in bytes. */
 static size_t copy_texts(const struct table *table, char *row, char *to)
 {
     size_t used = 0;
@@ -280,7 +280,7 @@ void *store_copy(enum store_change change, const void *rows, size_t count)
     return copies;
 }
 
-/* Prepares the statement that `sql` makes, and ends that. */
+/* Prepares the statement in `sql`, and frees `sql`. */
 static cairn_status prepare_made(const struct coord_store *store, sqlite3_str *sql,
                                  sqlite3_stmt **out, struct sentence *why)
 {
@@ -292,7 +292,7 @@ static cairn_status prepare_made(const struct coord_store *store, sqlite3_str *s
     return status;
 }
 
-/* Column I is parameter I + 1. */
+/* Prepares the statement of a change, in which column I is parameter I + 1. */
 static cairn_status prepare_change(const struct coord_store *store, enum store_change change,
                                    sqlite3_stmt **out, struct sentence *why)
 {
@@ -307,7 +307,7 @@ static cairn_status prepare_change(const struct coord_store *store, enum store_c
         for (int i = 1; i < table->column_count; i++) sqlite3_str_appendf(sql, ", ?%d", i + 1);
         sqlite3_str_appendf(sql, ") ON CONFLICT (%s) DO UPDATE SET ", table->key);
     }
-    // The first column stays as it is: SQLite would look up all shards of a job of which the id is set.
+    // The first column is not set: SQLite would look up all shards of a job whose id is set.
     for (int i = table->column_count > 1; i < table->column_count && how->how != DROP; i++) {
         const struct column *c = &table->columns[i];
         if (how->how == SET && (c->set_by >> change & 1) == 0) continue;
@@ -322,7 +322,7 @@ static cairn_status prepare_change(const struct coord_store *store, enum store_c
     return prepare_made(store, sql, out, why);
 }
 
-/* A job that is not there has no row to change. */
+/* Runs a change for one row. A job that does not exist has no row to change. */
 static cairn_status run_change(const struct coord_store *store, enum store_change change,
                                sqlite3_stmt *s, const void *row, struct sentence *why)
 {
@@ -346,7 +346,7 @@ static cairn_status run_change(const struct coord_store *store, enum store_chang
 static cairn_status apply_change(struct coord_store *store, enum store_change change,
                                  const void *rows, size_t count, struct sentence *why);
 
-/* In place of those that the job had. */
+/* Replaces the stored shards of the job. */
 static cairn_status put_shards(struct coord_store *store, const struct stored_job *job,
                                struct sentence *why)
 {
@@ -364,7 +364,7 @@ static cairn_status put_shards(struct coord_store *store, const struct stored_jo
     return status;
 }
 
-/* In a transaction. */
+/* Runs inside a transaction. */
 static cairn_status apply_change(struct coord_store *store, enum store_change change,
                                  const void *rows, size_t count, struct sentence *why)
 {
@@ -384,7 +384,7 @@ static cairn_status apply_change(struct coord_store *store, enum store_change ch
 cairn_status store_write(struct coord_store *store, enum store_change change, const void *rows,
                          size_t count, struct sentence *why)
 {
-    // Events are no part of what a job needs: the next epoch is not to wait for the disk behind them.
+    // Events are not part of a job's durable state: the next epoch must not wait until the disk has them.
     const bool is_lazy = change == CAIRN_STORE_EVENTS;
     const int before = sqlite3_total_changes(store->db);
     cairn_status status = store_run(
@@ -398,7 +398,7 @@ cairn_status store_write(struct coord_store *store, enum store_change change, co
     return status == CAIRN_OK ? again : status;
 }
 
-/* `of`: those whose first column is that number; NULL: all. */
+/* Prepares a query for the rows whose first column is *of, or for all rows if `of` is NULL. */
 static cairn_status prepare_load(const struct coord_store *store, enum store_kind kind,
                                  const uint64_t *of, sqlite3_stmt **out, struct sentence *why)
 {
@@ -446,7 +446,7 @@ static cairn_status refuse_version(const struct coord_store *store, int64_t vers
                      store->path, version, but, SCHEMA_VERSION);
 }
 
-/* A file may say that it is of this version and have the tables of another program's. */
+/* Judges the columns: a file may claim this version and have another program's tables. */
 static cairn_status judge_columns(const struct coord_store *store, struct sentence *why)
 {
     for (int kind = 0; kind < CAIRN_STORED_KINDS; kind++) {
@@ -460,8 +460,8 @@ static cairn_status judge_columns(const struct coord_store *store, struct senten
     return CAIRN_OK;
 }
 
-/* The file is of this program and its version, and whole. A new one is empty: application_id 0, no tables,
- * version 0. */
+/* Judges whether the file is undamaged and belongs to this program and version. A new file is empty:
+ * application_id 0, no tables, version 0. */
 static cairn_status judge_file(struct coord_store *store, bool *is_new_out, struct sentence *why)
 {
     int64_t id, version, table_count;
@@ -524,7 +524,7 @@ static cairn_status take_meta(void *context, const void *row, struct sentence *w
     return CAIRN_OK;
 }
 
-/* Makes the tables of a new file, and counts the incarnation up. */
+/* Creates the tables of a new file, and increments the incarnation. */
 static cairn_status begin_incarnation(struct coord_store *store, bool is_new, struct sentence *why)
 {
     cairn_status status = is_new ? create_tables(store, why)
@@ -549,7 +549,8 @@ static cairn_status set_up(struct coord_store *store, struct sentence *why)
     return CAIRN_OK;
 }
 
-/* An empty file is a new database. SQLite gives its journal the same mode. */
+/* Opens the file with mode 0600, which SQLite also gives to its journal. An empty file becomes
+ * a new database. */
 static cairn_status open_private(const char *path, struct sentence *why)
 {
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -605,7 +606,7 @@ uint64_t store_rows_written(const struct coord_store *store)
 
 /* ---- jobs with their shards ---- */
 
-/* The shards of one job. */
+/* Gathers the shards of one job. */
 struct gathered {
     const struct coord_store *store;
     struct stored_shard *list; /* owned, with their names */
@@ -690,9 +691,9 @@ struct coord_save {
     void *rows; /* [row_count] */
     size_t row_count;
     struct stored_shard *shards; /* those of a job's row */
-    struct packed *held[3];      /* what it points to besides: it may be large */
+    struct packed *held[3];      /* large data that the row points to */
     struct sentence why;
-    uint64_t store_writes; /* of the store when it was done */
+    uint64_t store_writes; /* rows that the store had written when the save was done */
 };
 
 /* ---- on the store's thread ---- */
@@ -729,7 +730,7 @@ static void on_saved(struct task *task)
     free_save(save);
 }
 
-/* It is of no job yet, and not begun. NULL: no memory. */
+/* Returns a new save that belongs to no job yet and has not begun; NULL if there is no memory. */
 static struct coord_save *save_new(struct coord *cluster, enum store_change change,
                                    const void *rows, size_t row_count, uint64_t number,
                                    cluster_saved_fn then)
@@ -747,7 +748,7 @@ static struct coord_save *save_new(struct coord *cluster, enum store_change chan
     return NULL;
 }
 
-/* NULL: there was no memory for it. */
+/* Starts the save. NULL means that there was no memory for it. */
 static cairn_status save_start(struct coord_save *save, struct sentence *why)
 {
     if (save == NULL)
@@ -765,8 +766,8 @@ cairn_status coord_save(struct coord *cluster, enum store_change change, const v
     return save_start(save_new(cluster, change, rows, count, number, then), why);
 }
 
-/* Copies the names of the job's shards and of those that are to join, "" for holes, and their weights.
- * NULL: no memory. */
+/* Copies the names of the job's shards and of the joining ones, "" for holes, and their weights. Returns
+ * NULL if there is no memory. */
 static struct stored_shard *copy_shards(const struct coord_job *job, uint32_t count)
 {
     const struct layout *next = job->layouts.storing ? job->layouts.next : NULL;
@@ -797,8 +798,8 @@ static const uint8_t *hold_packed(struct packed **held, struct packed *packed, s
     return packed->bytes;
 }
 
-/* The layout that is in force, or on its way to be: once that is to be written nothing takes it back.
- * False: no memory. */
+/* Fills in the layout in force, or the next one if it is being stored: once its write begins, nothing takes
+ * that layout back. Returns false if there is no memory. */
 static bool fill_layout(const struct coord_job *job, struct coord_save *save)
 {
     const struct coord_layouts *l = &job->layouts;

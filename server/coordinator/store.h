@@ -1,18 +1,18 @@
-/* The coordinator's state on disk, and the only door to SQLite.
+/* The coordinator's state on disk, and the only module that uses SQLite.
  *
- * These are durable: the identity of the store, the incarnation of the coordinator, the jobs with
- * their spec, layout, shards and generation, and per job an epoch and a reserved block of round
- * numbers; the numbers of the last jobs that were dropped, since a shard that was away then has its
- * part still; the token of the folder that snapshots were written to (below); the shards that
- * an operator sends away; the keys whose signatures are trusted; and the last events. Nothing is
- * written per round: the shards' answers are the rest of the memory (server/core/round.h). A job is
- * written once every shard of it holds its part, so a job in the store is one that did exist.
+ * These are durable: the identity of the store, the incarnation of the coordinator, the jobs with their
+ * spec, layout, shards and generation, and per job an epoch and a reserved block of round numbers; the
+ * numbers of the last jobs that were dropped, since a shard that was away then still has its part; the
+ * token of the folder that snapshots were written to (below); the shards that an operator drains; the keys
+ * whose signatures are trusted; and the last events. Nothing is written per round: what else a new
+ * coordinator needs to know, it asks the shards (server/core/round.h). A job is written once every shard of
+ * it holds its part, so a job in the store is one that did exist.
  *
- * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the
- * loss of power. Every call is one transaction; one that fails changed nothing. One thread at a time: each
- * call blocks for one commit, as long as the disk takes (store.c). Epochs, reserved numbers and
- * `initialized` only grow: a row that was copied before one of them grew does not take it back. Errors:
- * CAIRN_ERR_IO, CAIRN_ERR_NO_SPACE, CAIRN_ERR_CORRUPT. */
+ * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the loss
+ * of power. Every call is one transaction; one that fails changed nothing. One thread at a time: each call
+ * blocks for one commit, as long as the disk takes (store.c). Epochs, reserved numbers and `initialized`
+ * only grow: a row that was copied before one of them grew does not take it back. Errors: CAIRN_ERR_IO,
+ * CAIRN_ERR_NO_SPACE, CAIRN_ERR_CORRUPT. */
 #ifndef CAIRN_COORDINATOR_STORE_H
 #define CAIRN_COORDINATOR_STORE_H
 
@@ -31,20 +31,20 @@
 /* The key that this cluster signs its snapshots with, and those whose signatures it trusts.
  *
  * The secret key is FOLDER/cluster.key, mode 0600, in the store's folder: made at the first start and
- * durable before anything is signed. A copy of the store (`cairn cluster backup`) has it, too: where a copy
- * is put back without the file, the file is made of that. The public keys that are trusted are in the store:
- * this cluster's, also former ones, and those of others by an operator's word. Shards are told of them, and
- * keep them with their state: a store that adopts it trusts them from then on. A store without a key, in a
- * file or in itself, gets a new one; what the old one signed stays trusted. Loop thread only, but for the
- * ring, which is a copy. */
+ * durable before anything is signed. A copy of the store (`cairn cluster backup`) has it, too: if a copy is
+ * put back without the file, the file is made from the copy. The trusted public keys are in the store: this
+ * cluster's own, former ones included, and those of other clusters that an operator trusts. Shards are told
+ * of these keys, and keep them with their state: a store that adopts the state trusts the keys from then
+ * on. A store without a key, in a file or in itself, gets a new one; what the old one signed stays trusted.
+ * Loop thread only, but for the ring, which is a copy. */
 
 #define CAIRN_KEY_FILE "cluster.key"
 
-/* Behind the store and the events, before the store's thread begins; reads or makes the key's file. Blocks.
- * CAIRN_ERR_CONFIG: that is no key, or others may read it. */
+/* Reads the key's file, or makes it; called after the store and the events are open, before the store's
+ * thread begins. Blocks. CAIRN_ERR_CONFIG: the file holds no key, or other users may read it. */
 cairn_status coord_keys_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 void coord_keys_close(struct coord *cluster);
-/* Who signs; constant while the cluster is open: any thread. */
+/* Returns the key that signs; constant while the cluster is open: any thread. */
 const struct secret_key *coord_keys_signer(const struct coord *cluster);
 /* Copies the keys that are trusted now, for another thread. */
 void coord_keys_ring(const struct coord *cluster, struct key_ring *out);
@@ -63,15 +63,16 @@ struct keys_message {
     char ids[CAIRN_KEYS_MAX][CAIRN_KEY_NAME_BYTES], lines[CAIRN_KEYS_MAX][CAIRN_KEY_LINE_BYTES];
 };
 void coord_keys_fill(const struct coord *cluster, struct keys_message *room);
-/* The same of a list. */
+/* The same for the keys of a list. */
 void coord_keys_fill_list(const struct coord *cluster, const struct trusted_key *list, size_t count,
                           struct keys_message *room);
-/* Adds to the list what a shard has kept and is not trusted here; returns its new length. */
+/* Adds to the list the keys that a shard has kept and that are not trusted here; returns the list's new
+ * length. */
 size_t coord_keys_unknown(struct coord *cluster, const Cairn__Keys *kept,
                           struct trusted_key list[CAIRN_KEYS_MAX], size_t count);
-/* They are in the store now. */
+/* The keys of the list are in the store now. */
 void coord_keys_adopted(struct coord *cluster, const struct trusted_key *list, size_t count);
-/* One is on its way to the store. */
+/* True: a key is being written to the store. */
 bool coord_keys_are_changing(const struct coord *cluster);
 
 /* ---- what an admin asks ---- */
@@ -83,22 +84,23 @@ void coord_key_trust(struct coord_session *session, uint32_t request,
 
 struct coord_store;
 
-#define CAIRN_STORE_DROPPED_MAX 4096 /* the last that were */
-#define CAIRN_STORE_EVENTS_MAX  4096 /* the newest, by their numbers */
+#define CAIRN_STORE_DROPPED_MAX 4096 /* the most dropped jobs that are kept, the last ones */
+#define CAIRN_STORE_EVENTS_MAX  4096 /* the most events that are kept, the newest by number */
 
 /* Texts and bytes are borrowed, in both directions, for the length of a call. */
 
 struct stored_meta {
-    uint64_t zero;        /* 0: there is one row */
-    uint64_t incarnation; /* of the coordinator: from 1, one more with every open */
-    uint64_t identity;    /* of the store: random, not 0; made with it, and anew by store_adopt */
-    uint64_t storage;     /* the token of the folder that snapshots were written to; 0: none was */
+    uint64_t zero;        /* always 0: there is one row */
+    uint64_t incarnation; /* the coordinator's: from 1, one more with every open */
+    /* the store's: random, not 0; made with the store, and anew by store_adopt */
+    uint64_t identity;
+    uint64_t storage; /* the token of the folder that snapshots were written to; 0: none was */
 };
 
 struct stored_shard {
     uint64_t job, place;
     const char *name; /* "": a hole */
-    double weight;    /* of a re-sharding; 0: all goes off that shard */
+    double weight;    /* weight in a re-sharding; 0: everything moves off that shard */
 };
 
 struct stored_job {
@@ -109,36 +111,36 @@ struct stored_job {
     const uint8_t *layout; /* [layout_bytes], proto/geometry/layout.h */
     size_t layout_bytes;
     uint64_t generation;
-    uint64_t generation_reserved; /* a restore has begun to use numbers up to this one */
+    uint64_t generation_reserved; /* a restore has begun to use generations up to this one */
     uint64_t epoch;
     uint64_t round_reserved; /* round numbers up to this one may have been used */
     uint64_t base_step;      /* the step at which the generation began */
     bool initialized;
     struct origin origin;
-    /* A change of layout needs these: the version that the job had when `layout` came into
-     * force, and the layout in which that version is published, [layout_before_bytes], NULL: in
-     * `layout`. */
+    /* A change of layout needs these: the version that the job had when `layout` came into force, and the
+     * layout in which that version is published, [layout_before_bytes]; NULL: it is `layout`. */
     uint64_t layout_at_generation, layout_at_step;
     const uint8_t *layout_before;
     size_t layout_before_bytes;
-    /* [shard_count], by index in the layout. Behind those of the layout: who joins. Each is of this job and
-     * of its place, whatever it says. */
+    /* [shard_count], by index in the layout; after those of the layout come the shards that join. Their
+     * fields `job` and `place` are ignored: they follow from this row and the index. */
     const struct stored_shard *shards;
     uint32_t shard_count;
     bool weighed; /* a re-sharding is under way: the shards have weights */
-    double pause; /* of that one */
+    double pause; /* its pause */
 };
 
-struct stored_dropped { /* what there is of the job is a leftover of our own */
+/* a dropped job: parts of it that shards still hold are leftovers of our own */
+struct stored_dropped {
     uint64_t place, job;
 };
 
-struct stored_leaving { /* by an operator's word (reshard.h) */
+struct stored_leaving { /* a shard that leaves by an operator's word (reshard.h) */
     const char *shard;
 };
 
-struct stored_key {   /* whose signatures are trusted (above) */
-    const char *line; /* of the public key, in base64 */
+struct stored_key {   /* a key whose signatures are trusted (above) */
+    const char *line; /* line of the public key, in base64 */
     bool is_own;      /* this cluster's, now or before */
     uint64_t since_unix_s;
 };
@@ -148,26 +150,26 @@ struct stored_event { /* see events, below */
     const char *kind, *job, *who, *text;
 };
 
-/* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is
- * locked (server/base/daemon.h). CAIRN_ERR_CORRUPT: damaged, or not a database of Cairn;
- * CAIRN_ERR_VERSION: of another version, which is not read. */
+/* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is locked
+ * (server/base/daemon.h). CAIRN_ERR_CORRUPT: damaged, or not a database of Cairn; CAIRN_ERR_VERSION: its
+ * version is another one, and cannot be read. */
 cairn_status store_open(const char *folder, struct coord_store **store_out,
                         struct sentence *why) CAIRN_MUST_CHECK;
 void store_close(struct coord_store *store); /* NULL is fine */
 
-/* As it was at the start, or at the last adoption. */
+/* Returns the meta row as it was at the start, or at the last adoption. */
 const struct stored_meta *store_meta(const struct coord_store *store);
-/* Rows written since open, but for events: for the test that rounds write none. */
+/* Counts the rows written since open, except events; for the test that rounds write none. */
 uint64_t store_rows_written(const struct coord_store *store);
 
 /* ---- rows ----
- * A table says of each kind which columns there are and where they lie in the row's struct (store.c): it is
- * made, written, copied and read back by the same few functions. */
+ * For each kind of row a table describes the columns, and where they lie in the row's struct (store.c), so
+ * that the same few functions create, write, copy and read all kinds. */
 
 enum store_kind {
     CAIRN_STORED_META,    /* struct stored_meta: one row */
     CAIRN_STORED_JOBS,    /* struct stored_job, by name, with their shards */
-    CAIRN_STORED_SHARDS,  /* struct stored_shard: written and read with their job */
+    CAIRN_STORED_SHARDS,  /* struct stored_shard; shards are written and read with their job */
     CAIRN_STORED_DROPPED, /* struct stored_dropped, the oldest first */
     CAIRN_STORED_LEAVING, /* struct stored_leaving */
     CAIRN_STORED_KEYS,    /* struct stored_key, the cluster's own first */
@@ -175,24 +177,25 @@ enum store_kind {
     CAIRN_STORED_KINDS
 };
 
-/* The changes that are made at once. CAIRN_ERR_NOT_FOUND: of a job that is not there. */
+/* The kinds of changes; each is made in one transaction. CAIRN_ERR_NOT_FOUND: the job is not in the
+ * store. */
 enum store_change {
-    CAIRN_STORE_JOB, /* adds the job, or replaces the one of that id. CAIRN_ERR_EXISTS: another one has the
-                        name */
-    CAIRN_STORE_LAYOUT,      /* its epoch, reserved rounds, shards, and all about layouts */
-    CAIRN_STORE_EPOCH,       /* its epoch and reserved rounds */
-    CAIRN_STORE_INITIALIZED, /* its `initialized` */
-    CAIRN_STORE_GENERATION,  /* its generation_reserved */
-    CAIRN_STORE_JOB_DROP,    /* takes it away by its id; it is one of the dropped from now on */
-    CAIRN_STORE_STORAGE,     /* the storage of the meta row */
-    CAIRN_STORE_LEAVE,       /* the shard is one that leaves */
-    CAIRN_STORE_STAY,        /* and not any more */
-    CAIRN_STORE_KEY,         /* adds the key, or replaces the one of that line */
-    CAIRN_STORE_KEY_DROP,    /* takes it away by its line */
-    /* Adds events, or replaces those of their numbers. They survive the end of the process, but not yet the
-     * loss of power: the next commit of anything else brings that. */
+    /* adds the job, or replaces the one with that id. CAIRN_ERR_EXISTS: another job has the name */
+    CAIRN_STORE_JOB,
+    CAIRN_STORE_LAYOUT,      /* writes its epoch, reserved rounds, shards, and all about layouts */
+    CAIRN_STORE_EPOCH,       /* writes its epoch and reserved rounds */
+    CAIRN_STORE_INITIALIZED, /* writes its `initialized` */
+    CAIRN_STORE_GENERATION,  /* writes its generation_reserved */
+    CAIRN_STORE_JOB_DROP,    /* deletes the job by its id, and adds it to the dropped ones */
+    CAIRN_STORE_STORAGE,     /* writes the storage of the meta row */
+    CAIRN_STORE_LEAVE,       /* adds the shard to those that leave */
+    CAIRN_STORE_STAY,        /* removes it from them */
+    CAIRN_STORE_KEY,         /* adds the key, or replaces the one with that line */
+    CAIRN_STORE_KEY_DROP,    /* deletes the key by its line */
+    /* Adds events, or replaces those with their numbers. They survive the end of the process, but survive
+     * the loss of power only after the next commit of anything else. */
     CAIRN_STORE_EVENTS,
-    /* the store's own */
+    /* used by the store itself */
     CAIRN_STORE_START,
     CAIRN_STORE_SHARDS,
     CAIRN_STORE_SHARDS_DROP,
@@ -202,11 +205,11 @@ enum store_change {
 /* Writes `count` rows, in one transaction. A job's shards are written with it. */
 cairn_status store_write(struct coord_store *store, enum store_change change, const void *rows,
                          size_t count, struct sentence *why) CAIRN_MUST_CHECK;
-/* A copy of rows for such a change, with their texts, but for the bytes and shards that jobs point to: one
- * block, the caller's to free. NULL: no memory. */
+/* Copies rows for such a change, with their texts, but without the bytes and shards that jobs point to: one
+ * block, which the caller frees. NULL: no memory. */
 void *store_copy(enum store_change change, const void *rows, size_t count);
-/* Gives every row of a kind to `take`, which borrows it; stops at the first that it refuses and returns that
- * status. */
+/* Passes every row of a kind to `take`, which borrows it; stops at the first row that `take` refuses, and
+ * returns its status. */
 typedef cairn_status (*stored_fn)(void *context, const void *row, struct sentence *why);
 cairn_status store_each(struct coord_store *store, enum store_kind kind, stored_fn take,
                         void *context, struct sentence *why) CAIRN_MUST_CHECK;
@@ -218,39 +221,38 @@ struct store_adoptees { /* borrowed for the length of a call */
     size_t job_count;
     const struct stored_key *keys;
     size_t key_count;
-    uint64_t incarnation; /* the highest that they have seen */
+    uint64_t incarnation; /* the highest that the shards have seen */
 };
-/* All at once: adds or replaces the jobs and keys, takes a new identity and an incarnation that is above
- * theirs and the present one. CAIRN_ERR_EXISTS: as CAIRN_STORE_JOB. */
+/* In one transaction: adds or replaces the jobs and keys, and takes a new identity and an incarnation above
+ * both the shards' and the present one. CAIRN_ERR_EXISTS: as for CAIRN_STORE_JOB. */
 cairn_status store_adopt(struct coord_store *store, const struct store_adoptees *adoptees,
                          struct sentence *why) CAIRN_MUST_CHECK;
 
-/* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now,
- * and with the signer. CAIRN_ERR_NO_MEMORY. */
+/* Returns the bytes (malloc'd, the caller's) of a file that opens as a store with everything that is in
+ * this one now, and with the signer. CAIRN_ERR_NO_MEMORY. */
 cairn_status store_picture(const struct coord_store *store, uint8_t **bytes_out,
                            size_t *byte_count_out, struct sentence *why) CAIRN_MUST_CHECK;
-/* The text of the key that signs snapshots, which is in pictures and, while a store is in use, in a file
- * beside it. This store was put back from a picture, and has one since then. CAIRN_ERR_NOT_FOUND: it has
- * none. */
+/* Returns the text of the key that signs snapshots. Pictures have it; a store in use keeps it in a file
+ * beside it, so only a store that was put back from a picture has one. CAIRN_ERR_NOT_FOUND: it has none. */
 cairn_status store_signer(const struct coord_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
                           struct sentence *why) CAIRN_MUST_CHECK;
-/* Puts this signer into pictures. A signer that the store itself has is removed: it is in its
- * own file now. */
+/* Sets the signer for pictures. Removes a signer from the store itself, because it is in its own file
+ * now. */
 cairn_status store_set_signer(struct coord_store *store, const char *text,
                               struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== private ==== */
 
-/* The open database, for the files of the store alone. */
+/* The open database, for the source files of the store alone. */
 
 struct coord_store {
     /* owned */
     sqlite3 *db;
     char *path;
-    char signer[CAIRN_KEY_TEXT_BYTES]; /* what pictures have; empty: none */
+    char signer[CAIRN_KEY_TEXT_BYTES]; /* the signer that pictures get; empty: none */
     struct stored_meta meta;
-    uint64_t opening_changes; /* rows that open itself wrote */
-    uint64_t event_changes;   /* rows of events, written or deleted */
+    uint64_t opening_changes; /* rows that store_open itself wrote */
+    uint64_t event_changes;   /* rows of events that were written or deleted */
 };
 
 cairn_status store_run(const struct coord_store *store, const char *sql, struct sentence *why);
@@ -264,89 +266,92 @@ static inline void store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
 
 /* ==== saves ==== */
 
-/* The store's writes: on a thread of their own, one after the other in the order in which they are asked for,
- * so that the loop never waits for the disk. Whoever needs one durable goes on in its `then`.
+/* The store's writes: on a thread of their own, one after the other in the order in which they are
+ * requested, so that the loop never waits for the disk. A caller that needs a write to be durable continues
+ * in its `then`.
  *
- * Each takes a copy of what it writes; `then` follows from the loop, unless the cluster is closed before.
+ * Each takes a copy of what it writes; `then` is called on the loop, unless the cluster is closed before.
  * CAIRN_ERR_NO_MEMORY: nothing was begun. */
 
 /* The cluster's saves. */
 struct coord_saves {
     struct pool *pool;       /* owned: the store's thread */
-    struct coord_save *list; /* owned: on their way */
-    uint64_t rows_written;   /* by those that ended */
+    struct coord_save *list; /* owned: the saves under way */
+    uint64_t rows_written;   /* rows written by finished saves */
 };
 
 /* The outcome of a save. */
 struct coord_saved {
     struct coord *cluster;
-    uint64_t job;    /* its id: it may be another one by then, or none; 0: it is of none */
-    uint64_t number; /* the asker's: which of its saves */
+    /* id of the job, which may be dropped or replaced by then; 0: the save is of no job */
+    uint64_t job;
+    uint64_t number; /* the caller's number, which tells its saves apart */
     cairn_status status;
     const char *why;
 };
 typedef void (*cluster_saved_fn)(const struct coord_saved *saved);
 
-/* Writes rows of no job: store_write. */
+/* Writes rows that belong to no job, as store_write does. */
 cairn_status coord_save(struct coord *cluster, enum store_change change, const void *rows,
                         size_t count, uint64_t number, cluster_saved_fn then,
                         struct sentence *why) CAIRN_MUST_CHECK;
-/* Makes such a change of a job's row, as the job is now, but for what is not true before it is durable: spec
- * (NULL: the job's own), INITIALIZED, and GENERATION, where generations up to `number` may be used. */
+/* Makes such a change of a job's row, with the values that the job has now, except those that take effect
+ * only when they are durable: spec (NULL: the job's own), INITIALIZED, and GENERATION, which reserves
+ * generations up to `number`. */
 cairn_status coord_save_job(struct coord_job *job, enum store_change change, struct packed *spec,
                             uint64_t number, cluster_saved_fn then,
                             struct sentence *why) CAIRN_MUST_CHECK;
-/* Something of the job is on its way to the store. */
+/* True: something of the job is being written to the store. */
 bool coord_saving(const struct coord_job *job);
 cairn_status coord_saves_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
-/* Waits for the one that runs; the others are forgotten. on_closed follows if it was open. */
+/* Waits for the save that runs; the others are dropped. on_closed is called if the saves were open. */
 void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
 
 /* ==== events ==== */
 
-/* The cluster's events: who came, went, moved, was put out, with time and cause, for `cairn
- * cluster events`. The newest CAIRN_STORE_EVENTS_MAX are in memory and, a moment later, in the
- * store, so that a new incarnation has them, too. Nobody waits until they are stored:
- * a commit of them waits for no disk, and those of the last moment before power is lost may be missing. Loop
- * thread only. */
+/* The cluster's events: which shards and members joined, left, moved or were put out, with time and cause,
+ * for `cairn cluster events`. The newest CAIRN_STORE_EVENTS_MAX are in memory and, a moment later, in the
+ * store, so that a new incarnation has them, too. Nobody waits until they are stored: their commit does not
+ * wait for the disk, and those of the last moment before a loss of power may be missing. Loop thread
+ * only. */
 
 /* kind | its name */
-#define CAIRN_EVENTS(X)                                                           \
-    X(STARTED, "started") /* the coordinator */                                   \
-    X(UP, "up")           /* a shard's process that was not there before */       \
-    X(BACK, "back")       /* one whose connection was lost */                     \
-    X(AWAY, "away")                                                               \
-    X(CLAIMED, "claimed")     /* a second process of its name came, and waits */  \
-    X(FORGOTTEN, "forgotten") /* by an operator */                                \
-    X(ATTACHED, "attached")   /* a worker or reader to a job */                   \
-    X(LEFT, "left")           /* by itself */                                     \
-    X(LOST, "lost")           /* without a word */                                \
-    X(PUT_OUT, "put-out")                                                         \
-    X(FENCED, "fenced") /* another one took its place */                          \
-    X(EPOCH, "epoch")   /* of a job, and why */                                   \
-    X(CREATED, "job-created")                                                     \
-    X(AMENDED, "job-amended")                                                     \
-    X(HALTED, "job-halted")                                                       \
-    X(JOB_LOST, "job-lost")                                                       \
-    X(RESTORED, "job-restored")                                                   \
-    X(DROPPED, "job-dropped")                                                     \
-    X(PARKED, "job-parked")                                                       \
-    X(UNPARKED, "job-unparked")                                                   \
-    X(SNAPSHOT, "snapshot-committed")                                             \
-    X(SNAPSHOT_FAILED, "snapshot-failed")                                         \
-    X(RESHARD, "reshard-begun")                                                   \
-    X(RESHARD_ENDED, "reshard-ended")                                             \
-    X(SHARD_JOINED, "shard-joined")                                               \
-    X(SHARD_LEFT, "shard-left")                                                   \
-    X(DRAIN, "drain-begun")                                                       \
-    X(DRAINED, "drain-ended")                                                     \
-    X(PATH_CUT, "path-cut") /* a data path, as who does not hear somebody says */ \
-    X(PATH_WHOLE, "path-whole")                                                   \
-    X(KEY, "key") /* trusted, not any more, or made anew */                       \
-    X(DAMAGED, "snapshot-damaged")                                                \
-    X(ASKED, "asked")           /* by an operator: whatever changes something */  \
-    X(STORAGE, "storage-taken") /* the snapshots' folder, from another cluster */ \
-    X(CLOCK, "clock-jumped")    /* of the coordinator's host */
+#define CAIRN_EVENTS(X)                                                                         \
+    X(STARTED, "started") /* the coordinator */                                                 \
+    X(UP, "up")           /* a shard's process that was not there before */                     \
+    X(BACK, "back")       /* a shard whose connection was lost */                               \
+    X(AWAY, "away")                                                                             \
+    X(CLAIMED, "claimed")     /* a second process of its name connected, and waits */           \
+    X(FORGOTTEN, "forgotten") /* a shard, by an operator */                                     \
+    X(ATTACHED, "attached")   /* a worker or reader, to a job */                                \
+    X(LEFT, "left")           /* a worker or reader, by itself */                               \
+    X(LOST, "lost")           /* a worker or reader, without saying so */                       \
+    X(PUT_OUT, "put-out")                                                                       \
+    X(FENCED, "fenced") /* another process took the member's place */                           \
+    X(EPOCH, "epoch")   /* a new epoch of a job, and why */                                     \
+    X(CREATED, "job-created")                                                                   \
+    X(AMENDED, "job-amended")                                                                   \
+    X(HALTED, "job-halted")                                                                     \
+    X(JOB_LOST, "job-lost")                                                                     \
+    X(RESTORED, "job-restored")                                                                 \
+    X(DROPPED, "job-dropped")                                                                   \
+    X(PARKED, "job-parked")                                                                     \
+    X(UNPARKED, "job-unparked")                                                                 \
+    X(SNAPSHOT, "snapshot-committed")                                                           \
+    X(SNAPSHOT_FAILED, "snapshot-failed")                                                       \
+    X(RESHARD, "reshard-begun")                                                                 \
+    X(RESHARD_ENDED, "reshard-ended")                                                           \
+    X(SHARD_JOINED, "shard-joined")                                                             \
+    X(SHARD_LEFT, "shard-left")                                                                 \
+    X(DRAIN, "drain-begun")                                                                     \
+    X(DRAINED, "drain-ended")                                                                   \
+    X(PATH_CUT, "path-cut") /* a data path, reported by the end that does not hear the other */ \
+    X(PATH_WHOLE, "path-whole")                                                                 \
+    X(KEY, "key") /* a key is trusted, is no longer trusted, or was made anew */                \
+    X(DAMAGED, "snapshot-damaged")                                                              \
+    X(ASKED, "asked")           /* an operator's request that changes something */              \
+    X(STORAGE, "storage-taken") /* the snapshots' folder was another cluster's */               \
+    X(CLOCK, "clock-jumped")    /* the wall clock of the coordinator's host */
 
 enum coord_event_kind {
 #define X(kind, name) CAIRN_EVENT_##kind,
@@ -358,15 +363,15 @@ enum coord_event_kind {
 /* The events that this process has in memory. */
 struct coord_events {
     struct stored_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
-    uint64_t first, next;       /* numbers: of the oldest, and of the one to come */
-    uint64_t began;             /* the first that this process gave */
-    uint64_t saved;             /* those below are in the store, or on their way there */
+    uint64_t first, next;       /* numbers of the oldest event, and of the next one */
+    uint64_t began;             /* the first number that this process gave */
+    uint64_t saved; /* events with lower numbers are in the store, or being written to it */
     bool saving;
-    bool failed; /* the last that was tried, which was said */
+    bool failed; /* the last write failed, which was logged */
 };
 
-/* Notes that it happened, now. job: its name; who: "worker w3 (rank 2)", "shard s1"; NULL: of none. The
- * sentence says the cause. Copies all. */
+/* Notes an event that happened now. job: the job's name; who: such as "worker w3 (rank 2)" or "shard s1";
+ * either may be NULL: none. The sentence says the cause. Copies all its arguments. */
 void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const char *job,
                       const char *who, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
@@ -374,20 +379,22 @@ void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const c
 /* Notes an event of the shard of that name. */
 void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
                             const char *name, const char *text);
-/* Reads those of former incarnations; before the store's thread begins. */
+/* Reads the events of former incarnations; called before the store's thread begins. */
 cairn_status coord_events_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
-/* Sends what is new to the store. */
+/* Sends new events to the store. */
 void coord_events_tick(struct coord *cluster);
-/* Writes what is new; the store's thread has ended, and the store is still open. */
+/* Writes new events; called when the store's thread has ended, and the store is still open. */
 void coord_events_close(struct coord *cluster);
-/* When the newest was noted, by the wall clock of then; 0: there is none. */
+/* Returns when the newest event was noted, by the wall clock at that time; 0: there is none. */
 uint64_t coord_events_last_ms(const struct coord *cluster);
-/* Who made the job, by the newest event of that: "worker w3"; "": it is forgotten. */
+/* Writes who created the job, such as "worker w3", from the newest event of its creation; "": there is no
+ * such event any more. */
 void coord_events_maker(const struct coord *cluster, const char *job, struct sentence *out);
-/* Faults that are seen in them: shards of the cluster that went away, workers of the job that were lost. */
+/* Faults counted from the events: shards of the cluster that went away, workers of the job that were
+ * lost. */
 struct event_faults {
     uint64_t shards, workers;
-    uint64_t observed_ms; /* since the job was created, or the oldest event that is there */
+    uint64_t observed_ms; /* time since the job was created, or since the oldest event */
 };
 void coord_events_faults(const struct coord *cluster, const char *job, struct event_faults *out);
 void coord_events_answer(struct coord_session *session, uint32_t request,
@@ -395,43 +402,42 @@ void coord_events_answer(struct coord_session *session, uint32_t request,
 
 /* ==== storage ==== */
 
-/* The folder of the snapshots, known by its token (proto/store/storage.h). The store
- * remembers the token once there is something in the folder: if the storage is not mounted, the
- * path leads to another folder, and nothing may be written to that folder or be missed in it. A
- * folder belongs to one cluster, by the identity of its store. Another cluster's folder is not
- * written to either, until it is taken (snapshots.foreign) or that cluster's jobs are
- * (coord_storage_adopted). Complaints about the folder are in storage.watch.said; it is
- * looked at again until the token is there. */
+/* The folder of the snapshots, known by its token (proto/store/storage.h). The store remembers the token
+ * once something is in the folder: if the storage is not mounted, the path leads to another folder, to
+ * which nothing may be written, and from which no snapshot may be reported missing. A folder belongs to one
+ * cluster, by the identity of its store. Nor is anything written to another cluster's folder, until the
+ * folder is taken (snapshots.foreign) or that cluster's jobs are adopted (coord_storage_adopted).
+ * Complaints about the folder are in storage.watch.said; it is checked again until the token is found. */
 
 /* The cluster's folder of snapshots. */
 struct coord_storage {
-    char *path;      /* owned: absolute; constant while the cluster is open, as the token */
-    uint64_t token;  /* in the folder; 0: there is none */
-    bool remembered; /* by the store, or on its way there */
-    /* as which the folder is ours: any thread */
+    char *path;      /* owned: absolute; path and token are constant while the cluster is open */
+    uint64_t token;  /* the token in the folder; 0: none */
+    bool remembered; /* the store has the token, or it is being written */
+    /* the store identities by which the folder is ours: any thread */
     _Atomic uint64_t store, former;
     struct storage_watch watch;
 };
 
-/* Sets path and token; makes the folder and its token if the store remembers none. Behind
- * the store; may block. */
+/* Sets path and token; makes the folder and its token if the store remembers none. Called after the store
+ * is open; may block. */
 cairn_status coord_storage_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
-/* It is the folder that has the token, and ours. Blocks: for another thread than the loop's. CAIRN_ERR_IO;
- * CAIRN_ERR_REFUSED: another cluster's. */
+/* Checks that the folder has the token, and is ours. Blocks: call it on another thread than the loop's.
+ * CAIRN_ERR_IO; CAIRN_ERR_REFUSED: it is another cluster's. */
 cairn_status coord_storage_seen(const struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
-/* Tells that the store has a new identity and has taken over the jobs of the store `former`: a
- * folder of that store is ours, too. */
+/* Notes that the store has a new identity and has taken over the jobs of the store `former`: a folder of
+ * that store is ours, too. */
 void coord_storage_adopted(struct coord *cluster, uint64_t former);
-/* A snapshot begins in it: the store remembers it. */
+/* A snapshot begins in the folder: makes the store remember its token. */
 void coord_storage_used(struct coord *cluster);
 
 /* ==== backup ==== */
 
-/* A copy of the store, by the operator's word. */
+/* A copy of the store, made because an operator asks for it. */
 
 void coord_backup_begin(struct coord_session *session, uint32_t request,
                         const Cairn__ClusterBackup *message);
-/* With the cluster, whose threads have ended. */
+/* Called when the cluster is closed, after its threads have ended. */
 void coord_backup_close(struct coord *cluster);
 
 #endif

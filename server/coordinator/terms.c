@@ -1,5 +1,5 @@
-/* The terms that a job goes by, which amendments change; the steps that its tensors have missed; and which
- * shards know the spec that is in the store. */
+/* The terms that a job's rounds use, which amendments change; the steps that its tensors have missed;
+ * and which shards know the spec that is in the store. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,10 +9,11 @@
 
 /* ==== terms ==== */
 
-/* Terms: what an update goes by, made of the groups of a spec for the core to borrow. An amendment makes
- * new ones; the older stay until the core has let them go, which is when the next round opens. */
+/* Terms are the settings of an update, made from the groups of a spec for the core to borrow. An
+ * amendment makes new terms; the older ones stay until the core has released them, which is when the
+ * next round opens. */
 
-#define STILL_STEPS 100 // applied, one after the other
+#define STILL_STEPS 100 // applied in a row
 
 struct arrays {
     struct group_hyper *groups;
@@ -40,7 +41,7 @@ static cairn_status fill_terms(struct coord_terms *terms, const struct job_spec_
     return status;
 }
 
-/* As the core sees them. */
+/* Fills the tensors as the core sees them. */
 static void fill_tensors(struct coord_terms *terms, const struct job_spec_data *spec,
                          struct round_tensor *tensors)
 {
@@ -316,7 +317,7 @@ cairn_status coord_missed_judge(const struct coord_job *job, const struct job_sp
     return status;
 }
 
-/* `missed` in the place of what the last decision's payload tells of it. */
+/* Puts `missed` in place of the missed steps that the last decision's payload holds. */
 static cairn_status put_in(const struct coord_job *job, const struct missed *missed,
                            struct decision *last, uint8_t *payload)
 {
@@ -364,7 +365,8 @@ static bool any_missed(const struct job_spec_data *spec)
     return false;
 }
 
-/* Who gives them again, another rank say, has the spec as it was. */
+/* Notes the hash of the spec with its missed steps, because another rank, say, opens the job with that
+ * spec. */
 static cairn_status note_former(struct job_spec_data *spec)
 {
     uint8_t hash[32];
@@ -411,12 +413,12 @@ cairn_status coord_missed_begin(struct job_spec_data *spec, uint8_t **payload_ou
 
 /* ==== amend shards ==== */
 
-/* Brings the spec that is in the store to all shards. An amendment is answered only when all of
- * them have it, so that a lost store can be rebuilt from them. The store is written first: a
- * shard is never ahead of it. The spec goes over the ordered connection of the rounds, so no
- * round goes by terms that one of its shards does not have. */
+/* Brings the spec that is in the store to all shards. An amendment is answered only when all of them
+ * have it, so that a lost store can be rebuilt from them. The store is written first: a shard is never
+ * ahead of it. The spec is sent over the ordered connection of the rounds, so no round uses terms that
+ * one of its shards does not have. */
 
-/* A JobTerms on its way. */
+/* A JobTerms message that is not answered yet. */
 struct telling {
     uint64_t generation, revision;
     uint32_t shard;
@@ -458,7 +460,8 @@ void coord_terms_advance(struct coord_job *job)
     }
 }
 
-/* It stands in the store and is gone by: that one shard cannot keep it is said, and does not hold it up. */
+/* The spec is in the store and in force: a shard that cannot keep it is reported, but does not hold the
+ * job up. */
 static void fail_revision(struct coord_job *job, uint64_t revision, cairn_status status,
                           const char *text)
 {
@@ -479,7 +482,7 @@ static void on_terms_answered(struct coord_job *job, const void *about, cairn_st
 {
     const struct telling *told = about;
     if (job->generation != told->generation) return;
-    if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
+    if (status == CAIRN_ERR_CLOSED) return; // sent again when the shard is back
     if (status != CAIRN_OK) {
         fail_revision(job, told->revision, status, text);
         return;

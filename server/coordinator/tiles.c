@@ -1,14 +1,15 @@
-/* The tiles of a job's ranks: which rank holds which boxes, whether together they make up the tensors, and
- * which shards know. See proto/wire/wire.h and TilesDeclare in control.proto.
+/* The tiles of a job's ranks: which rank holds which boxes, whether the boxes together make up the
+ * tensors, and which shards know them. See proto/wire/wire.h and TilesDeclare in control.proto.
  *
- * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares its own
- * after each attach, also what is known already. Rounds stand behind the core's gate: it is shut until every
- * attached worker has declared, the cover is exact, and all shards know every worker's list; and it lets
- * exactly the declared ranks through. A new incarnation hears from the shards (Answer.tiles_world), before
- * any round can open, that there were tiles, and waits for all declarations.
+ * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares its
+ * own tiles after each attach, even if they are known already. The core's gate holds rounds back: it is
+ * shut until every attached worker has declared, the cover is exact, and all shards know every worker's
+ * list; and it lets exactly the declared ranks through. A new coordinator process hears from the shards
+ * (Answer.tiles_world), before any round can open, that there were tiles, and waits for all
+ * declarations.
  *
- * Ranks with equal lists share one. A shard is told a few lists ahead of its answers: a thousand ranks do not
- * each wait for a way there and back, and no queue grows. */
+ * Ranks with equal lists share one list. The coordinator sends a shard a few lists ahead of its answers,
+ * so that a thousand ranks do not each wait for a round trip, and no queue grows. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,18 +18,18 @@
 #include "server/coordinator/job.h"
 #include "server/coordinator/store.h"
 
-enum { UNKNOWN, SENT, KNOWN }; /* of a member's tiles, at a shard */
+enum { UNKNOWN, SENT, KNOWN }; /* the state of a member's tiles at a shard */
 
-#define TELL_AHEAD_BYTES   (64u << 10) /* lists on their way to a shard, or one that is larger */
-#define MEMBER_TILES_BYTES 64          /* what goes before a list, about */
+#define TELL_AHEAD_BYTES   (64u << 10) /* unanswered lists to a shard at most, or one larger list */
+#define MEMBER_TILES_BYTES 64          /* the rest of the message, about */
 
 /* A list that some ranks have declared. */
 struct coord_tile_list {
     struct coord_tile_list *next;
-    uint32_t refs; /* ranks */
+    uint32_t refs; /* ranks that share it */
     uint64_t hash;
     struct tiles tiles;    /* owned */
-    struct packed *packed; /* held: the same; NULL: of the whole tensors */
+    struct packed *packed; /* held: the same; NULL: the list of whole tensors */
 };
 
 /* ---- lists ---- */
@@ -49,7 +50,7 @@ static void list_put(struct coord_tiles *t, struct coord_tile_list *list)
     list_free(list);
 }
 
-/* The list of these tiles, which it takes. NULL: no memory, and nothing is taken. */
+/* Returns the list of these tiles, and takes them. NULL: no memory, and nothing is taken. */
 static struct coord_tile_list *list_get(struct coord_tiles *t, struct tiles *tiles)
 {
     const uint64_t hash = tiles_digest(tiles);
@@ -87,13 +88,13 @@ static bool is_halted(const struct coord_job *job)
     return job->cluster->closing || job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST;
 }
 
-/* It has declared all, and waits for the answer. */
+/* True if the member has declared everything, and waits for the answer. */
 static bool waits_for_answer(const struct coord_member *m)
 {
     return m->tiles.request != 0 && !m->tiles.arriving;
 }
 
-/* The member's TilesDeclare fails. */
+/* Fails the member's TilesDeclare. */
 static void tiles_fail(struct coord_member *m, cairn_status status, const char *text)
 {
     coord_session_error(m->session, m->tiles.request, status, text);
@@ -104,7 +105,7 @@ static void forget_sent(struct coord_member *m)
 {
     memset(m->tiles.known_to, UNKNOWN, m->job->shard_count);
     m->tiles.knowing = 0;
-    m->tiles.serial++; // an answer on its way is of the list before
+    m->tiles.serial++; // an answer on its way is about the earlier list
 }
 
 static void free_table(struct coord_tiles *t)
@@ -125,7 +126,8 @@ void coord_tiles_release(struct coord_job *job)
     free_table(&job->tiles);
 }
 
-/* Nothing is declared any more; who waits, but `by`, hears why. advance follows. */
+/* Forgets all declarations. Members other than `by` that wait for an answer get the reason. Advance must
+ * follow. */
 static void tiles_clear(struct coord_job *job, const struct coord_member *by)
 {
     struct sentence why;
@@ -156,13 +158,13 @@ void coord_tiles_heard(struct coord_job *job, uint32_t world)
     if (world == 0 || t->known || world > CAIRN_SPEC_WORKERS_MAX) return;
     log_info("job %s: its shards know tiles of %" PRIu32 " ranks; waiting for their declarations",
              job->spec.name, world);
-    if (!table_open(t, world)) return; // the next Answer
+    if (!table_open(t, world)) return; // tried again with the next Answer
     t->known = t->telling = true;
     coord_gate_update(job);
 }
 
-/* Another list where those of all ranks hold. Either all ranks begin anew, or it is of a newcomer among
- * ranks that stay as they are, and has to fit to theirs. */
+/* True if a list that differs begins new tiles for all ranks; else it belongs to a newcomer among ranks
+ * that keep theirs, and has to fit to them. */
 static bool begins_anew(const struct coord_member *member)
 {
     if (!member->job->tiles.covered || member->tiles.declared) return member->job->tiles.covered;
@@ -171,8 +173,8 @@ static bool begins_anew(const struct coord_member *member)
     return true;
 }
 
-/* Takes the tiles that the member declares for member->tiles.world ranks into the table; advance follows.
- * CAIRN_ERR_BUSY: it contributes to an open round. CAIRN_ERR_NO_MEMORY. */
+/* Takes the tiles that the member declares for member->tiles.world ranks into the table; advance must
+ * follow. CAIRN_ERR_BUSY: the member contributes to an open round. CAIRN_ERR_NO_MEMORY. */
 static cairn_status member_tiles_set(struct coord_member *member, struct tiles *tiles,
                                      struct sentence *why)
 {
@@ -213,7 +215,7 @@ static cairn_status member_tiles_set(struct coord_member *member, struct tiles *
     return CAIRN_OK;
 }
 
-/* The box of a tensor that a rank holds; NULL: the whole tensor. The rank must have declared. */
+/* Returns the box of a tensor that a rank holds; NULL: the whole tensor. The rank must have declared. */
 static const struct cairn_box *tiles_box(const struct coord_job *job, uint32_t rank,
                                          uint32_t tensor)
 {
@@ -223,7 +225,7 @@ static const struct cairn_box *tiles_box(const struct coord_job *job, uint32_t r
 
 /* ---- telling the shards ---- */
 
-/* The tiles of a worker that the shards are to know; NULL: they are told nothing yet. */
+/* Returns the tiles of a worker that the shards are to know; NULL: the shards are not told yet. */
 static const struct coord_tile_list *list_of(const struct coord_member *m)
 {
     static const struct coord_tile_list whole = { .hash = CAIRN_TABLE_HASH_WHOLE };
@@ -238,14 +240,14 @@ static bool all_know(const struct coord_member *m)
     return m->tiles.knowing == m->job->entry_count;
 }
 
-/* A MemberTiles on its way. */
+/* A MemberTiles message that is not answered yet. */
 struct telling {
     uint64_t member;
     size_t bytes; /* about, on the wire */
     uint32_t shard, serial;
 };
 
-/* A shard that cannot hold them: the declaration fails, or the worker must go. */
+/* A shard cannot hold the member's tiles: fails the member's declaration, or expels the member. */
 static void refuse_tiles(struct coord_member *member, cairn_status status, const char *why)
 {
     struct coord_job *job = member->job;
@@ -274,7 +276,7 @@ static void on_tiles_answered(struct coord_job *job, const void *about, cairn_st
     size_t *unanswered_bytes = &job->shards[telling.shard].tiles.unanswered_bytes;
     *unanswered_bytes -= telling.bytes < *unanswered_bytes
                              ? telling.bytes
-                             : *unanswered_bytes; // another may join there
+                             : *unanswered_bytes; // another shard may have this index by now
     struct coord_member *member = coord_job_member(job, telling.member);
     const bool awaited = member != NULL && member->tiles.serial == telling.serial &&
                          member->tiles.known_to[telling.shard] == SENT;
@@ -305,7 +307,7 @@ static void tell_tiles(struct coord_member *member, uint32_t shard,
     const struct telling telling = { member->id, bytes, shard, member->tiles.serial };
     struct coord_gather *gather = coord_gather_open_job(job, on_tiles_answered, &telling,
                                                         sizeof telling);
-    if (gather == NULL) return; // with the next advance
+    if (gather == NULL) return; // tried again with the next advance
     member->tiles.known_to[shard] = SENT;
     job->shards[shard].tiles.unanswered_bytes += bytes;
     Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
@@ -321,8 +323,8 @@ static void tell_tiles(struct coord_member *member, uint32_t shard,
     coord_gather_start(gather);
 }
 
-/* Tells a shard of the next workers whose tiles it does not know. It goes on where it was, so that it passes
- * each worker once. */
+/* Tells a shard about the next workers whose tiles it does not know. Each call continues where the last
+ * one stopped, so that it passes each worker once. */
 static void tell_more(struct coord_job *job, uint32_t shard)
 {
     struct coord_job_shard *s = &job->shards[shard];
@@ -337,7 +339,7 @@ static void tell_more(struct coord_job *job, uint32_t shard)
     }
 }
 
-/* From the first worker on, again. */
+/* Tells all shards, beginning with the first worker again. */
 static void tell_all(struct coord_job *job)
 {
     const struct coord_tiles *t = &job->tiles;
@@ -356,7 +358,7 @@ void coord_tiles_shard_gone(struct coord_member *m, uint32_t shard)
 
 /* ---- what follows ---- */
 
-/* All ranks have declared: do they make up the tensors? */
+/* When all ranks have declared, judges whether their tiles make up the tensors. */
 static void judge_cover(struct coord_job *job)
 {
     struct coord_tiles *t = &job->tiles;
@@ -415,7 +417,7 @@ static void gate_set(struct coord_job *job, bool shut)
     coord_job_event(job, &event);
 }
 
-/* Rounds may begin when all have declared and all shards know. */
+/* Lets rounds begin when all workers have declared and all shards know the tiles. */
 static void gate_open_if_ready(struct coord_job *job)
 {
     const struct coord_tiles *t = &job->tiles;
@@ -436,7 +438,7 @@ void coord_gate_update(struct coord_job *job)
 {
     if (is_halted(job)) return;
     if (job->rounds.in_event) {
-        job->tiles.changed = true; // when the event is over
+        job->tiles.changed = true; // done when the event is over
         return;
     }
     job->tiles.changed = false;
@@ -449,7 +451,7 @@ void coord_gate_update(struct coord_job *job)
 
 /* Takes the tiles that workers declare, and says whom a job with tiles waits for. */
 
-#define NAMES_MAX 5 /* in a sentence */
+#define NAMES_MAX 5 /* shown in a sentence */
 
 static cairn_status judge_declare(const struct coord_member *member, uint32_t world, uint64_t bytes,
                                   struct sentence *why)
@@ -516,7 +518,7 @@ void coord_tiles_page(struct coord_session *session, uint32_t request, const Cai
     struct coord_member *member = session->members;
     while (member != NULL && (!member->tiles.arriving || member->tiles.request != request))
         member = member->next_of_session;
-    if (member == NULL) return; // of a declaration that was refused
+    if (member == NULL) return; // of a declaration that was refused already
     if (paged_add(&member->tiles.pages, page) != CAIRN_OK) {
         member->tiles.arriving = false;
         paged_release(&member->tiles.pages);
@@ -532,7 +534,7 @@ void coord_tiles_begins(struct coord_member *member)
     if (job->tiles.world == 0 || member->tiles.declared) return;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->tiles.declared || m->tiles.request != 0) return;
-    // Nobody is left of those who held parts: the job goes on with whole tensors.
+    // None of the workers that held parts is left: the job continues with whole tensors.
     member->tiles.world = 0;
     tiles_clear(job, member);
     coord_gate_update(job);
@@ -540,7 +542,7 @@ void coord_tiles_begins(struct coord_member *member)
 
 /* ---- whom it waits for ---- */
 
-/* A list in a sentence that ends in time. */
+/* A list of names in a sentence, which ends after NAMES_MAX of them. */
 struct names {
     struct sentence *out;
     size_t count;
@@ -555,7 +557,7 @@ static void add_rank(struct names *names, const struct coord_member *m, uint32_t
     sentence_add(names->out, "rank %" PRIu32 " (%s)", rank, what);
 }
 
-/* Attached workers of the ranks below the world; NULL: no memory. */
+/* Returns the attached workers whose rank is below the world, by rank; NULL: no memory. */
 static const struct coord_member **by_rank(const struct coord_job *job)
 {
     const struct coord_member **list = calloc(job->tiles.world, sizeof *list);
@@ -593,7 +595,7 @@ bool coord_tiles_waiting(const struct coord_job *job, struct sentence *out)
     return out->text[0] != '\0';
 }
 
-/* All declared ranks have said InitDone. */
+/* True if all declared ranks have sent InitDone. */
 static bool tiles_all_put(const struct coord_job *job)
 {
     const struct coord_member **members = by_rank(job);
@@ -610,12 +612,13 @@ static bool tiles_all_put(const struct coord_job *job)
 
 /* ==== replicas ==== */
 
-/* Replicas: ranks that hold the same box of a tensor. Each puts its values, and the last ones would stay; so
- * what they say of theirs (InitDone.held) is compared before the state is sealed. */
+/* Replicas are ranks that hold the same box of a tensor. Each puts its values, and the last values put
+ * would stay; so the digests that the ranks report (InitDone.held) are compared before the state is
+ * sealed. */
 
-enum { HELD = 8 }; /* bytes of InitDone.held a tensor */
+enum { HELD = 8 }; /* bytes per tensor in InitDone.held */
 
-/* InitDone.held of a member. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
+/* Takes a member's InitDone.held. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
 static cairn_status take_replicas(struct coord_member *member, const ProtobufCBinaryData *held)
 {
     if (held->len != 0 && held->len != member->job->spec.tensor_count * HELD)
@@ -628,14 +631,14 @@ static cairn_status take_replicas(struct coord_member *member, const ProtobufCBi
     return CAIRN_OK;
 }
 
-/* The box of the tensor at hand that a rank holds, and the digest that it reports of it. */
+/* The box that a rank holds of the tensor being compared, and the digest that the rank reports for it. */
 struct entry {
     struct cairn_box box;
     uint32_t rank;
     const uint8_t *digest;
 };
 
-/* Orders entries by box, then by rank, so that replicas of a box stand together. */
+/* Orders entries by box, then by rank, so that replicas of a box are neighbours. */
 static int compare_replicas(const void *left, const void *right)
 {
     const struct entry *a = left, *b = right;
@@ -674,7 +677,8 @@ static void say_replicas_differ(const struct coord_job *job, uint32_t tensor, co
                  job->spec.tensors[tensor].name, a->rank, b->rank, box_text(&a->box, box));
 }
 
-/* Ranks that hold the same box of a tensor have put the same; else false, and why. */
+/* True if all ranks that hold the same box of a tensor have put the same values; else `why` gives the
+ * reason. */
 static bool replicas_agree(const struct coord_job *job, struct sentence *why)
 {
     size_t members = 0;
@@ -700,11 +704,12 @@ static bool replicas_agree(const struct coord_job *job, struct sentence *why)
 
 /* ==== init ==== */
 
-/* The end of the initial state: the source says that it is put, the shards seal it, everyone who waits is
- * answered. Ranks that hashed the same state are compared with the source; what callers gave themselves
- * is compared among those who gave it. Digests are kept while this coordinator lives. */
+/* The end of the initial state: the source reports that the state is put, the shards seal it, and
+ * everyone who waits is answered. Ranks that hashed the same state are compared with the source; what
+ * callers gave themselves is compared among those who gave it. Digests are kept while this coordinator
+ * lives. */
 
-enum { HEX_BYTES = 2 * 8 + 1 }; /* the first eight bytes tell two apart */
+enum { HEX_BYTES = 2 * 8 + 1 }; /* the first eight bytes distinguish two digests */
 
 static bool digest_ok(const ProtobufCBinaryData *bytes)
 {
@@ -758,7 +763,7 @@ static void answer_init(struct coord_member *member)
         refuse_init(member, request, &member->init.digest, &member->job->init.source);
 }
 
-/* Nobody's is taken: all may put again. */
+/* Refuses the InitDone of every member that waits: all of them may put again. */
 static void refuse_all(struct coord_job *job, const struct sentence *why)
 {
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
@@ -784,7 +789,7 @@ void coord_member_init_done(struct coord_member *member, uint32_t request,
         return;
     }
     if (!job->init.given.known) job->init.given = given;
-    const bool tiled = job->tiles.world > 0; // then ranks hold different parts, and put them
+    const bool tiled = job->tiles.world > 0; // ranks with tiles hold different parts, and put those
     if (!tiled) take_digest(&member->init.digest, &message->digest, member->rank);
     if (message->source && !job->init.source.known) job->init.source = member->init.digest;
     const cairn_status status = take_replicas(member, &message->held);
@@ -811,7 +816,7 @@ void coord_member_init_done(struct coord_member *member, uint32_t request,
     coord_job_try_seal(job);
 }
 
-/* The initial state is there: who waits for that hears it. */
+/* Answers the members that wait for the initial state, if it exists. */
 static void answer_all(struct coord_job *job)
 {
     if (!job->initialized) return;
@@ -831,7 +836,7 @@ static void seal_failed(struct coord_job *job, cairn_status status, const char *
     }
 }
 
-/* Durable: rounds may begin. */
+/* The initial state is durable: rounds may begin. */
 static void on_initialized(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -859,7 +864,7 @@ static void on_sealed(struct coord_job *job, const void *about, cairn_status sta
     if (!job->init.seal_running) return;
     if (status == CAIRN_ERR_CLOSED) {
         job->init.seal_running = false;
-        coord_job_try_seal(job); // the shard is back already, or asks when it is
+        coord_job_try_seal(job); // the shard is back already, or this is called again when it is
         return;
     }
     job->init.seal_wanted = false;

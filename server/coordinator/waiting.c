@@ -1,4 +1,4 @@
-/* For whom a job waits, in words, and which of them said that they are at work on something else. */
+/* Says for whom a job waits, and keeps which workers said that they are at work on something else. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,8 +54,8 @@ static uint64_t left_ms(const struct coord_member *member)
     return until_ms(member->session->cluster, member->pause.ends_ms);
 }
 
-/* How long a worker that was put out for a restore may still take: while a worker is missing,
- * that may be the one. */
+/* Returns how long a worker that was expelled for a restore may still pause: while a worker is missing,
+ * it may be that one. */
 static uint64_t absent_left_ms(const struct coord_job *job)
 {
     const bool is_missing = job->core != NULL && !coord_job_dead(job) &&
@@ -63,7 +63,7 @@ static uint64_t absent_left_ms(const struct coord_job *job)
     return is_missing ? until_ms(job->cluster, job->members.pause.ends_ms) : 0;
 }
 
-/* Before the first round it is not asked whom each step of it waits for. */
+/* Before the first round the longest pause counts, whichever worker the present step really waits for. */
 uint64_t coord_job_paused_ms(const struct coord_job *job)
 {
     struct sentence text;
@@ -84,7 +84,7 @@ static uint64_t least_ms(uint64_t left, uint64_t right)
 uint64_t coord_job_still_ms(const struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
-    uint64_t still_ms = 0; // since the first of the workers that are there
+    uint64_t still_ms = 0; // since the first of the present workers attached
     if (job->core == NULL || job->park.shut || coord_job_paused_ms(job) > 0) return 0;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED &&
@@ -97,7 +97,7 @@ uint64_t coord_job_still_ms(const struct coord_job *job)
 
 /* ---- for whom it waits ---- */
 
-/* People know names. False: nobody of that number is there. */
+/* Adds a name, because people know names. False: no worker has that rank. */
 static bool add_name(const void *context, bool is_shard, uint32_t number, struct sentence *out)
 {
     const struct coord_job *job = context;
@@ -116,7 +116,7 @@ static bool add_name(const void *context, bool is_shard, uint32_t number, struct
     return true;
 }
 
-/* Another process, which holds parts, asked for it within the last lease. */
+/* True if another process, which holds parts, asked for the shard's name within the last lease. */
 static bool is_claimed(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const uint64_t recent_ms = (uint64_t)cluster->options->lease_timeout_ms;
@@ -137,7 +137,7 @@ static void say_part(const struct coord_job *job, uint32_t shard, struct sentenc
         entry->claimant, sitter);
 }
 
-/* Behind who is awaited: that a worker was lost, if somebody waits for that. */
+/* Adds that a worker was lost, if the job waits for a lost worker or is halted by a loss. */
 static void add_lost(const struct coord_job *job, struct sentence *out)
 {
     if (round_waits_for_lost(job->core) || round_halted_of_loss(job->core))
@@ -180,7 +180,7 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
         sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
                      job->spec.name);
     } else if (coord_tiles_waiting(job, out)) {
-        // it says whom
+        // coord_tiles_waiting has said for whom the job waits.
     } else if (!job->initialized) {
         sentence_set(out, spec_initializes_itself(&job->spec)
                               ? "the shards to publish the initial state"
@@ -201,7 +201,8 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
 
 /* ==== unheard ==== */
 
-/* The place of that name in the list; its count: it is not in it. NULL is an empty list. */
+/* Returns the index of that name in the list; the list's count if it is not there. NULL is an empty
+ * list. */
 static size_t find_unheard(const struct coord_unheard *unheard, const char *name)
 {
     size_t i = 0;
@@ -214,14 +215,14 @@ static bool hears_not(const struct coord_unheard *unheard, const char *name)
     return unheard != NULL && find_unheard(unheard, name) < unheard->count;
 }
 
-/* NULL: the shard is away. Then it is known that nothing comes from it, and nobody need say so. */
+/* Returns the shard's session. NULL: the shard is away, so it is known that nothing arrives from it. */
 static const struct coord_session *session_of(const struct coord *cluster, const char *name)
 {
     const struct coord_shard_entry *entry = coord_shard_find(cluster, name);
     return entry != NULL ? entry->session : NULL;
 }
 
-/* NULL: there is none of them to be named. */
+/* Makes a list of the named shards that are up. NULL: there are none, or no memory. */
 static struct coord_unheard *make_unheard(const struct coord_session *session, char *const *names,
                                           size_t count)
 {
@@ -245,7 +246,7 @@ static struct coord_unheard *make_unheard(const struct coord_session *session, c
     return NULL;
 }
 
-/* The other end says the same: it has been said. */
+/* True if the other end already reports the same about this session. */
 static bool is_said(const struct coord_session *session, const char *name)
 {
     const struct coord_session *other = session_of(session->cluster, name);
@@ -262,9 +263,9 @@ static void note_unheard(const struct coord_session *session, enum coord_event_k
     coord_event_note(session->cluster, kind, job, who, "%s", text);
 }
 
-/* Names the shards of `list` that `other` does not have, without those that have reported the
- * same of this session, and the earliest time since when: one sentence and one event, however
- * many shards a cut of the network is between. False: there are none. */
+/* Names the shards of `list` that are not in `other`, except those that report the same about this
+ * session, and gives the earliest time since when. This makes one sentence and one event, however many
+ * shards a network cut affects. False: there are none. */
 static bool name_changed(const struct coord_session *session, const struct coord_unheard *list,
                          const struct coord_unheard *other, struct sentence *out,
                          uint64_t *since_ms_out)
@@ -354,9 +355,9 @@ void coord_unheard_of_job(const struct coord_job *job, struct sentence *out)
 #define SLOWER_FACTOR 2
 #define SLOWER_US     1000
 #define OPEN_MS       1000
-#define ASK_MS        1000   /* from one question to the shards to the next */
-#define SAY_MS        60000  /* from one line to the next, */
-#define SAY_AGAIN_MS  300000 /* which is of the same worker and phase */
+#define ASK_MS        1000   /* between two questions to the shards */
+#define SAY_MS        60000  /* between two log lines, */
+#define SAY_AGAIN_MS  300000 /* if both are about the same worker and phase */
 
 static const char *const phase_names[CAIRN_TIMES_PHASES] = { "compute", "push", "wait", "fetch" };
 /* For each phase: what a late worker has not done yet. Used in the log line. */
@@ -374,7 +375,7 @@ static const char *const flight_signs[CAIRN_TIMES_PHASES] = {
 
 /* ---- the last steps ---- */
 
-/* The phase is gone through for each micro-batch. */
+/* True if the phase is repeated for each micro-batch. */
 static bool is_by_micro(enum phase phase)
 {
     return phase == CAIRN_PHASE_COMPUTE || phase == CAIRN_PHASE_PUSH;
@@ -394,7 +395,8 @@ static uint32_t sum_of(const struct straggler_sample *sample)
     return sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX;
 }
 
-/* The middle of all that tell but one; phase CAIRN_TIMES_PHASES: of all phases together. */
+/* Returns the median over all samples that have times, except `but`; phase CAIRN_TIMES_PHASES: of the
+ * sums of all phases. UINT32_MAX: there is no other sample. */
 static uint32_t middle_of_others(const struct straggler_sample *samples, size_t count, size_t but,
                                  size_t phase, uint32_t *scratch)
 {
@@ -406,7 +408,7 @@ static uint32_t middle_of_others(const struct straggler_sample *samples, size_t 
     return others > 0 ? times_median(scratch, others) : UINT32_MAX;
 }
 
-/* Who takes longest in a phase, if that is clear; false: it is not. */
+/* Finds who takes longest in a phase; false: nobody clearly does. */
 static bool find_in(const struct straggler_sample *samples, size_t count, enum phase phase,
                     uint32_t *scratch, struct straggler_found *out)
 {
@@ -425,8 +427,8 @@ static bool find_in(const struct straggler_sample *samples, size_t count, enum p
     return longer_us > SLOWER_US && longer_us > step_us / 10;
 }
 
-/* A push waits for others, too: contributions are added by rank. Who holds them up waits less than they do
- * when it is over. */
+/* A push waits for others, too, because contributions are added by rank. A worker that holds the others
+ * up waits less than they do after its push. */
 static bool find_in_push(const struct straggler_sample *samples, size_t count, uint32_t *scratch,
                          struct straggler_found *out)
 {
@@ -458,7 +460,7 @@ struct sampled {
     size_t count;
 };
 
-/* False: no memory; release it in any case. */
+/* False: no memory. Release `all` in any case. */
 static bool sample_job(const struct coord_job *job, struct sampled *all)
 {
     const size_t most = (size_t)job->members.count + 1;
@@ -488,7 +490,7 @@ void coord_straggler_opened(struct coord_job *job, uint64_t round, bool write)
     s->lack_count = 0;
 }
 
-/* The index of the member's lack; lack_count if no shard said that it lacks something of the
+/* Returns the index of the member's lack; lack_count if no shard reported that it lacks something of the
  * member. */
 static uint32_t find_lack(const struct coord_straggler *s, uint64_t member)
 {
@@ -516,15 +518,15 @@ void coord_straggler_lacks(struct coord_job *job, const Cairn__Lacks *lacks)
                   (lacks->flags[i] & CAIRN_LACK_ARRIVED) != 0 || lacks->micros[i] > 0);
 }
 
-/* So that it is known whether something of those who are late is on its way, and of whom, where all have
- * committed, it is not there. */
+/* Asks the shards whether something of the late workers is on its way, and, if all workers have
+ * committed, whose contributions have not arrived. */
 static void ask_shards(struct coord_job *job)
 {
     struct coord_straggler *s = &job->straggler;
     const uint64_t now_ms = coord_now_ms(job->cluster);
     if (s->asked_ms != 0 && now_ms - s->asked_ms < ASK_MS) return;
     s->asked_ms = now_ms;
-    s->answered = false; // until then the last answers count
+    s->answered = false; // until the answers arrive, the previous ones count
     Cairn__LacksGet get = CAIRN__LACKS_GET__INIT;
     get.job = job->id;
     get.epoch = round_epoch_of(job->core);
@@ -539,7 +541,7 @@ static bool has_committed(const struct coord_member *m, uint64_t round)
     return false;
 }
 
-/* The round waits for it, and it has not said that it is at work on something else. */
+/* True if the round waits for the worker, which has not said that it is at work on something else. */
 static bool is_late(const struct coord_job *job, const struct coord_member *m)
 {
     const struct coord_straggler *s = &job->straggler;
@@ -548,8 +550,8 @@ static bool is_late(const struct coord_job *job, const struct coord_member *m)
     return round_contributes(job->core, m->id);
 }
 
-/* True if the worker said that something of its own is on its way: it can do nothing before that
- * has come. */
+/* True if the worker said that something of its own is on its way: the worker can do nothing before that
+ * has arrived. */
 static bool is_in_flight(const struct coord_member *m, enum phase *phase_out)
 {
     *phase_out = (m->in_flight & CAIRN_FLIES_FETCH) != 0 ? CAIRN_PHASE_FETCH : CAIRN_PHASE_PUSH;

@@ -12,10 +12,10 @@
 #define PAYLOAD_MAGIC 0x31505243u /* "CRP1" */
 #define FLAG_FINITE   1u
 #define FLAG_FAIL     2u
-#define FLAG_STATE    4u /* the end is the client state, not empty */
-#define FLAG_SKIPS    8u /* behind the groups: u64 all, u64 revision, u32 in_row; without it none */
-#define FLAG_DRIVEN   16u /* behind those: u32 count, f64 each; without it none */
-#define FLAG_MISSED   32u /* behind those: decision.h; without it nothing */
+#define FLAG_STATE    4u /* the payload ends with the client state, which is not empty */
+#define FLAG_SKIPS    8u /* after the groups: u64 all, u64 revision, u32 in_row; absent: no skips */
+#define FLAG_DRIVEN   16u /* after those: u32 count, f64 each; absent: no driven groups */
+#define FLAG_MISSED   32u /* after those: decision.h; absent: nothing was missed */
 #define FLAGS         63u
 
 static void put_f64(uint8_t *out, double x)
@@ -48,8 +48,8 @@ static void put_driven(uint8_t *out, const struct payload *head)
     for (uint32_t i = 0; i < head->driven_count; i++) put_f64(out + 4 + 8 * i, head->driven[i]);
 }
 
-/* Judges the driven rates in the `rest` bytes behind the skips; false: they do not fit, or one
- * is no valid rate. */
+/* Checks the driven rates in the `rest` bytes after the skips; false: they do not fit, or one is not a
+ * valid rate. */
 static bool judge_driven(const uint8_t *in, size_t rest, uint32_t *count_out)
 {
     if (rest < 4) return false;
@@ -69,7 +69,7 @@ size_t payload_encode(const struct payload *head, const struct group_scalars *gr
     const size_t skips_end = groups_end + (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0);
     const size_t driven_end = skips_end + CAIRN_PAYLOAD_DRIVEN_BYTES(head->driven_count);
     const size_t fixed_bytes = driven_end + head->missed.size;
-    // First: it may be where the head of the new payload goes.
+    // Move the state first: it may lie where the head of the new payload is written.
     if (head->state_bytes > 0) memmove(out + fixed_bytes, head->state, head->state_bytes);
     le_put(out, PAYLOAD_MAGIC, 4);
     le_put(out + 4, head->group_count, 4);
@@ -154,7 +154,7 @@ cairn_status payload_decode(const void *bytes, size_t bytes_len, struct payload 
 void payload_set_loss_scale(uint8_t *bytes, double loss_scale)
 {
     put_f64(bytes + 32, loss_scale);
-    le_put(bytes + 40, 0, 4); // rounds that were good with it
+    le_put(bytes + 40, 0, 4); // no round has been good with it yet
 }
 
 cairn_status payload_group(const void *bytes, size_t bytes_len, uint32_t group,
@@ -258,7 +258,8 @@ uint32_t missed_class_of(const struct missed *missed, uint32_t tensor)
 {
     if (missed->size == 0) return CAIRN_MISSED_NONE;
     const uint8_t *runs = class_at(missed->bytes, get_u32(missed->bytes));
-    uint32_t least = 0, most = get_u32(missed->bytes + 4); // of how many begin at it or before
+    // bounds of the number of runs that begin at the tensor or before
+    uint32_t least = 0, most = get_u32(missed->bytes + 4);
     while (least < most) {
         const uint32_t middle = least + (most - least) / 2;
         if (get_u32(runs + (size_t)middle * CAIRN_MISSED_RUN_BYTES) <= tensor)
@@ -295,14 +296,14 @@ void missed_begin(struct missed_writer *writer, uint8_t *out, size_t tensors)
     *writer = (struct missed_writer) { .out = out, .room = (uint32_t)CAIRN_MISSED_RUNS(tensors) };
 }
 
-/* Runs stand behind the room of all classes until the end, which knows how many there are. */
+/* Runs lie after the room for all classes until the end, when the number of classes is known. */
 static uint8_t *run_at(const struct missed_writer *writer, uint32_t run)
 {
     return writer->out + CAIRN_MISSED_HEAD_BYTES + (size_t)writer->room * CAIRN_MISSED_CLASS_BYTES +
            (size_t)run * CAIRN_MISSED_RUN_BYTES;
 }
 
-/* Its number from 1 on. The same may be there twice, which changes nothing but the size. */
+/* Returns the class's number, from 1 on. A class may occur twice, which changes only the size. */
 static uint32_t find_class(struct missed_writer *writer, const struct missed_class *c)
 {
     const uint64_t hash = (c->steps ^ (uint64_t)c->group << 40 ^ (uint64_t)c->flags << 32) *
@@ -329,7 +330,8 @@ void missed_put(struct missed_writer *writer, uint32_t tensor, uint64_t steps, u
                                     .flags = this_step ? CAIRN_MISSED_THIS : 0 };
     if (writer->is_full) return;
     const uint32_t number = steps > 0 ? find_class(writer, &c) : 0;
-    if (number == writer->run_class) return; // as the one before, and as what is before the first
+    // same class as the tensor before; before the first tensor the class is 0
+    if (number == writer->run_class) return;
     if (writer->run_count == writer->room) writer->is_full = true;
     if (writer->is_full) return;
     uint8_t *run = run_at(writer, writer->run_count++);

@@ -7,22 +7,22 @@
 #include "proto/base/mutant.h"
 
 struct shard {
-    bool gone;      /* the layout in force has it not */
-    bool gone_next; /* nor the one of the slice */
+    bool gone;      /* the layout in force does not have it */
+    bool gone_next; /* nor does the slice's layout */
     bool prepared;
     bool moved;
 };
 
-/* In PREPARING and CUTTING the slice's layout is not in force yet, and `next` is what it is. */
+/* In PREPARING and CUTTING the slice's layout is not in force yet, and `next` describes it. */
 struct move {
     uint32_t shard_max;
     enum move_stage stage;
     uint64_t layout; /* in force */
-    bool lost;       /* a shard of it is, before it was settled: it is to be taken back */
+    bool lost;       /* one of its shards was lost before it was settled: it must be taken back */
     struct {
         uint64_t layout;
         bool back;
-        bool lost; /* a shard of it is */
+        bool lost; /* one of its shards was lost */
     } next;
     uint32_t lost_shard;
     struct shard *shards; /* [shard_max], behind this struct */
@@ -73,7 +73,7 @@ static void end_slice(uint64_t layout, cairn_status status, uint32_t shard,
     action->shard = shard;
 }
 
-/* The slice was not made: as before. */
+/* Ends a slice that did not come into force: the layout stays as before. */
 static void take_back(struct move *move, cairn_status status, uint32_t shard,
                       struct move_actions *actions)
 {
@@ -84,7 +84,7 @@ static void take_back(struct move *move, cairn_status status, uint32_t shard,
     end_slice(layout, status, shard, actions);
 }
 
-/* The slice cannot be made, and is in force. */
+/* Ends a slice that is in force and cannot be completed. */
 static void lose_slice(struct move *move, struct move_actions *actions)
 {
     move->stage = CAIRN_MOVE_LOST;
@@ -160,7 +160,7 @@ static void on_moved(struct move *move, const struct move_event *event,
     if ((event->layout != move->layout && !MUTANT(71)) || shard->gone) return;
     shard->moved = true;
     if (move->stage != CAIRN_MOVE_MOVING) {
-        // It does not know yet that the layout is settled, or the word was lost.
+        // The shard does not know yet that the layout is settled, or the message was lost.
         if (!move->lost) add_action(actions, CAIRN_MOVE_SETTLE, move->layout)->shard = event->shard;
         return;
     }
@@ -176,10 +176,10 @@ static bool may_take_back(const struct move *move, const struct move_event *even
            (move->stage == CAIRN_MOVE_CUTTING && event->pending);
 }
 
-/* It had nothing that was settled. */
+/* Handles the loss of a shard that had nothing that was settled. */
 static void on_shard_lost(struct move *move, uint32_t shard, struct move_actions *actions)
 {
-    const bool cutting = move->stage == CAIRN_MOVE_CUTTING; // and it cannot be taken back
+    const bool cutting = move->stage == CAIRN_MOVE_CUTTING; // and the slice cannot be taken back
     if (cutting && !move->shards[shard].gone_next) {
         move->next.lost = true;
         move->lost_shard = shard;
@@ -195,8 +195,9 @@ static void on_shard_gone(struct move *move, const struct move_event *event,
 {
     const struct shard *shard = &move->shards[event->shard];
     const bool is_lost = event->kind == CAIRN_MOVE_SHARD_LOST;
-    const bool lasts = is_lost && !shard->gone; // without the slice, too
-    // One that the slice was to leave out is awaited until then, and will not come.
+    const bool lasts = is_lost && !shard->gone; // it is lost without the slice, too
+    // The layout in force waits for a shard that the slice was to leave out, and that shard will not
+    // return.
     const bool concerns = !shard->gone_next || (lasts && !move->next.back);
     if (may_take_back(move, event) && concerns) {
         move->lost = move->lost || lasts;

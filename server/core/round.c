@@ -15,7 +15,7 @@ static void round_on_layout(struct round_machine *core, const struct round_event
 
 /* ---- memory ---- */
 
-/* Room for so many. */
+/* The number of shards for which there is room. */
 static uint32_t shards_of(const struct round_config *config)
 {
     return config->shard_max > 0 ? config->shard_max : config->shard_count;
@@ -33,7 +33,7 @@ static bool config_ok(const struct round_config *config)
 
 size_t round_bytes(const struct round_config *config)
 {
-    if (!config_ok(config)) return 0; // the limits above make what follows fit
+    if (!config_ok(config)) return 0; // within the limits above the sum cannot overflow
     return sizeof(struct round_machine) + shards_of(config) * sizeof(struct shard) +
            config->member_max * (sizeof(struct worker) + sizeof(struct absent) + sizeof(uint64_t)) +
            config->group_count * (sizeof(struct group_scalars) + 2 * sizeof(double)) +
@@ -44,11 +44,11 @@ size_t round_bytes(const struct round_config *config)
 
 size_t round_actions_max(const struct round_config *config)
 {
-    return (3 + ENDS_ASKED_MAX) * (size_t)config->member_max +
-           16; // each worker hears of an end unasked, of those it asked for, a fence and a beginning
+    // Each worker gets an end without a request, the ends that it asked for, a fence and a beginning.
+    return (3 + ENDS_ASKED_MAX) * (size_t)config->member_max + 16;
 }
 
-/* No amendment changes which groups are. */
+/* No amendment changes which groups are driven. */
 static void find_driven(struct round_machine *core)
 {
     const struct round_terms *terms = &core->config.terms;
@@ -118,7 +118,7 @@ struct worker *round_find_worker(const struct round_machine *core, uint64_t id)
     return NULL;
 }
 
-/* The first with this rank or a higher one. */
+/* The index of the first worker with this rank or a higher one. */
 static uint32_t rank_place(const struct round_machine *core, uint32_t rank)
 {
     uint32_t i = 0;
@@ -135,7 +135,7 @@ static void send_fence(uint64_t member, cairn_status status, uint64_t round,
     action->round = round;
 }
 
-/* Before the decision a round cannot do without a contributor; after it, it can. */
+/* Before the decision a round needs all contributors; after it, it does not. */
 void round_remove_worker(struct round_machine *core, struct worker *worker)
 {
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN) core->need_epoch = true;
@@ -218,7 +218,7 @@ static void on_worker_write(struct round_machine *core, uint64_t member,
     if (core->writing)
         send_opened(core, worker, actions);
     else
-        core->need_epoch = true; // it waits here, and that round would wait for it
+        core->need_epoch = true; // the worker waits here, and that round would wait for the worker
 }
 
 static void on_worker_unwrite(struct round_machine *core, const struct round_event *event)
@@ -238,7 +238,7 @@ static void take_driven(struct round_machine *core, const struct round_event *ev
     memcpy(core->driven_given, event->driven, core->driven_count * sizeof *event->driven);
 }
 
-/* Once a round: what is asked again after a reconnect says the same. */
+/* Takes state and rates once a round: a commit repeated after a reconnect has the same values. */
 static void take_state(struct round_machine *core, const struct worker *worker,
                        const struct round_event *event)
 {
@@ -264,7 +264,7 @@ static void on_worker_commit(struct round_machine *core, const struct round_even
     round_answer_asked(core, worker, actions);
 }
 
-/* Its pushes cannot be undone. The shards know whether it committed, so they decide the round. */
+/* The worker's pushes cannot be undone. The shards know whether it committed, so they decide the round. */
 static void on_worker_abandon(struct round_machine *core, const struct round_event *event,
                               struct round_actions *actions)
 {
@@ -293,7 +293,8 @@ static void count_end(struct round_machine *core, bool ended)
     core->counts.skipped += ended && core->last.kind == CAIRN_DECISION_SKIP;
 }
 
-/* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
+/* Ends the open round, if there is one, with `last` or as void: answers the workers that asked, and changes
+ * to STEADY. */
 static void finish_round(struct round_machine *core, struct round_actions *actions)
 {
     const uint64_t round = core->open_round;
@@ -315,8 +316,8 @@ static void finish_round(struct round_machine *core, struct round_actions *actio
     }
 }
 
-/* Workers are in the order of their ranks, and no rank comes twice. So the ranks are 0, ...,
- * world - 1 if there are as many workers and the last one's rank is that. */
+/* Workers are sorted by rank, and no rank occurs twice. So the ranks are 0, ..., world - 1 if there are
+ * `world` workers and the last one's rank is world - 1. */
 static bool gate_lets(const struct round_machine *core)
 {
     if (core->gate_shut) return false;
@@ -325,7 +326,7 @@ static bool gate_lets(const struct round_machine *core)
            core->workers[core->worker_count - 1].rank == core->gate_world - 1;
 }
 
-/* How many workers the start waits for; 0: for nobody, or not any more. */
+/* The number of workers that the start waits for; 0: none, or no longer. */
 static uint32_t round_start_world(const struct round_machine *core)
 {
     uint32_t most = 0;
@@ -343,7 +344,7 @@ static uint32_t workers_min(const struct round_machine *core)
     return MUTANT(48) ? core->config.terms.workers_min : core->terms_newest.workers_min;
 }
 
-/* The first by rank who wants to write; NULL: nobody. */
+/* The first worker by rank that wants to write; NULL: none. */
 static struct worker *find_writer(const struct round_machine *core)
 {
     for (uint32_t i = 0; core->ready && i < core->worker_count; i++)
@@ -363,7 +364,7 @@ static bool round_wanted(const struct round_machine *core)
     return false;
 }
 
-/* A write goes before the next step; its one contributor is the writer. */
+/* A write has priority over the next step; its one contributor is the writer. */
 static void choose_contributors(struct round_machine *core)
 {
     const uint32_t most = core->config.contributors_max;
@@ -459,7 +460,7 @@ static void on_shard(struct round_machine *core, const struct round_event *event
         round_fail(core, event->shard, "it came back without the job's state", actions);
         return;
     }
-    // Up without a down before is a new connection, too: what was sent on the old one may be lost.
+    // Up without a down before is a new connection, too: messages on the old one may be lost.
     core->shards[event->shard].up = event->kind == CAIRN_ROUND_SHARD_UP;
     if (concerns) core->need_epoch = true;
 }
@@ -469,7 +470,8 @@ static void on_tick(struct round_machine *core, uint64_t now_ms, struct round_ac
     core->now_ms = now_ms;
     round_end_pauses(core);
     round_end_losses(core);
-    const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch; // or it is void anyway
+    // otherwise it is void anyway
+    const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch;
     const bool due = open && core->deadline_ms != 0;
     if (!due || now_ms < core->deadline_ms) return;
     round_on_deadline(core, actions);
@@ -478,13 +480,13 @@ static void on_tick(struct round_machine *core, uint64_t now_ms, struct round_ac
 static void on_ready(struct round_machine *core, const struct round_event *event)
 {
     core->ready = true;
-    core->need_epoch = true; // asks the shards again: they all are at this version now
+    core->need_epoch = true; // asks the shards again: all of them are at this version now
     core->version = event->version;
 }
 
 /* ---- what follows from the state: nothing above goes from stage to stage but here ---- */
 
-/* One transition, if there is one to make. */
+/* Makes one transition, if one is due. */
 static bool advance_stage(struct round_machine *core, struct round_actions *actions)
 {
     const enum round_stage stage = core->stage;
@@ -513,8 +515,8 @@ static bool advance_stage(struct round_machine *core, struct round_actions *acti
     return true;
 }
 
-/* True for events that belong to the work of a layout: from a shard that has no part in the
- * layout in force they mean nothing. */
+/* True for events that belong to the work of a layout: they are ignored from a shard that is not in the
+ * layout in force. */
 static bool is_of_layout(enum round_event_kind kind)
 {
     return kind == CAIRN_ROUND_ANSWER || kind == CAIRN_ROUND_REDUCED ||
@@ -659,7 +661,8 @@ bool round_contributes(const struct round_machine *core, uint64_t member)
 uint64_t round_paused_ms(const struct round_machine *core)
 {
     uint64_t most_ms = 0;
-    if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch) return 0; // it ends without them
+    // the round ends without them
+    if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch) return 0;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed || worker->paused_ms <= core->now_ms)
@@ -674,7 +677,7 @@ bool round_waits_for_silent(const struct round_machine *core)
 {
     const bool summed = core->reduced_count == core->serving;
     if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch || summed) return false;
-    if (core->late_round == core->open_round) return false; // a shard is who lacks something
+    if (core->late_round == core->open_round) return false; // the delay comes from a shard
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (worker->contributor && !worker->committed && worker->paused_ms <= core->now_ms)
@@ -690,7 +693,7 @@ struct round_counts round_counts_of(const struct round_machine *core)
 
 /* ---- who is awaited ---- */
 
-/* A list on its way into a sentence: "shard 2 (what it has not done), shard 3 (...)". */
+/* A list that is being written into a sentence: "shard 2 (what it has not done), shard 3 (...)". */
 struct listing {
     const struct round_names *names;
     struct sentence *out;
@@ -754,7 +757,8 @@ static void list_open_round(const struct round_machine *core, struct listing *li
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed) continue;
-        if (summed && worker->dense != 0) continue; // it has; only what it asks is on its way
+        // it has committed to the shards; only its request is on its way
+        if (summed && worker->dense != 0) continue;
         list_worker(core, listing, worker->rank, summed);
     }
     if (listing->any) return;
@@ -765,7 +769,7 @@ static void list_open_round(const struct round_machine *core, struct listing *li
     }
 }
 
-/* Says that workers are awaited that were started together with the ones that are there. */
+/* Says that the job waits for workers that were launched together with the attached ones. */
 static void wait_for_start(const struct round_machine *core, struct sentence *out)
 {
     const uint32_t world = round_start_world(core);
@@ -825,13 +829,13 @@ void round_waiting(const struct round_machine *core, const struct round_names *n
 
 /* ==== round layout ==== */
 
-/* Which shards the job has, from epoch to epoch. A layout that is pending comes into force with a change of
- * epoch in STEADY: then no round is open and every shard has the same version, so that nothing of a round
- * has to be carried from one layout to the other.
+/* Which shards the job has, from epoch to epoch. A pending layout comes into force with a change of epoch
+ * in STEADY: then no round is open and every shard has the same version, so that nothing of a round has to
+ * be carried from one layout to the other.
  *
- * One that takes another back does not wait for that, since a shard of the one in force is lost, and may be
- * what everything waits for. Its shards have what they need as long as nothing was decided in the layout that
- * it takes back: their last outcome shows it. */
+ * A layout that takes another back does not wait for that, since a shard of the layout in force is lost,
+ * and everything may be waiting for that shard. Its own shards have what they need as long as nothing was
+ * decided in the layout that it takes back: their last outcome shows this. */
 
 static void count_serving(struct round_machine *core)
 {
@@ -846,13 +850,13 @@ static void round_layout_init(struct round_machine *core)
     const struct round_config *config = &core->config;
     for (uint32_t s = 0; s < config->shard_max; s++)
         core->shards[s].gone = layout_is_hole(config->gone, config->shard_count, s);
-    core->config.gone = NULL; // it was lent
+    core->config.gone = NULL; // it was borrowed for the call
     count_serving(core);
 }
 
 static void round_on_layout(struct round_machine *core, const struct round_event *event)
 {
-    if (core->next.taken) return; // too late to forget it; and nobody begins another one
+    if (core->next.taken) return; // too late to forget it, and no other one is begun meanwhile
     if (event->layout == 0 && MUTANT(73)) return;
     core->next.layout = 0;
     if (event->layout == 0) return;
@@ -867,7 +871,7 @@ static void round_on_layout(struct round_machine *core, const struct round_event
         core->shards[s].gone_next = layout_is_hole(event->gone, event->shard_count, s);
 }
 
-/* It takes part in the layout in force, or in the one that is being made durable. */
+/* True if the shard is in the layout in force, or in the one that is being made durable. */
 static bool round_layout_concerns(const struct round_machine *core, uint32_t shard)
 {
     const struct shard *s = &core->shards[shard];

@@ -1,6 +1,6 @@
-/* The coordinator's round machine of one job: members, epochs, rounds and their one decision (design
- * 3). Pure, as step.h: events go in, actions come out; the caller owns the memory. Actions to shards
- * go to every shard of the job, over its ordered control channel.
+/* The coordinator's round machine of one job: members, epochs, rounds and the one decision of each (design
+ * 3). Pure, as step.h: events go in, actions come out; the caller owns the memory. Actions to shards are
+ * sent to every shard of the job, over its ordered control channel.
  *
  *            shards all up, PERSISTED        all answered            all PUBLISHED
  *   WAITING ───────────► FENCING ───────────► RESOLVING ───────────► STEADY ◄──────────┐
@@ -9,40 +9,44 @@
  *                                                                    OPEN ───────────► DECIDED
  *                                                                        all REDUCED
  *
- *  - One path serves every change of epoch: a new incarnation, a shard that was away, a contributor
- *    lost before the decision or giving its round up, members that changed since the last round, used-up
+ *  - One path serves every change of epoch: a new incarnation, a shard that was away, a contributor that
+ *    was lost before the decision or gave its round up, members that changed since the last round, used-up
  *    round numbers.
- *    Epoch+1 and a block of round numbers are made durable first, then all shards are fenced, then
- *    they answer with the last decision they know. The newest of those is the outcome: all get it by
- *    RESOLVE, and any other open round is void. So nothing is written to disk per round, and nothing that an
- *    incarnation remembers but the epoch and the reserved round numbers is needed by the next.
- *  - A decision stands once it is made. A worker lost after it changes the epoch before the next round.
- *  - A round's contributors are the workers attached when it opens, by rank. Joins never disturb it. Where
- *    workers hold tiles of tensors a gate stands before it: a round needs exactly certain ranks.
- *  - With contributors_max only the first so many by rank contribute. The others are surplus: they are told
- *    of the round, with a place from its world on, may ask how it ends, and nobody waits for them.
+ *    Epoch+1 and a block of round numbers are made durable first, then all shards are fenced, then they
+ *    answer with the last decision they know. The newest of those is the outcome: all get it by RESOLVE,
+ *    and any other open round is void. So no round needs a write to disk, and the next incarnation needs
+ *    only the epoch and the reserved round numbers of this one.
+ *  - A decision is final. If a worker is lost after it, the epoch changes before the next round.
+ *  - A round's contributors are the workers attached when it opens, by rank. Joins never disturb it. If
+ *    workers hold tiles of tensors, a gate guards the round: it needs exactly certain ranks.
+ *  - With contributors_max only that many workers contribute, the first by rank. The others are surplus:
+ *    they hear of the round, with a place from its world on, may ask how it ends, and nobody waits for
+ *    them.
  *  - Workers hear "committed" only when all shards have published.
- *  - Where the trainer gives states, one belongs to each version: that of the round's rank 0, without whose
- *    COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss scale.
- *  - So does the learning rate of a driven group: the update goes by what rank 0 gave with its COMMIT.
- *  - And what tensors have missed (decision.h): a step passes by what is frozen, or untouched where that is
- *    left alone, and the update of a tensor goes by its own count.
- *  - A skip leaves step and parameters, and is counted for good: step + skips is the number of the batch that
- *    comes next. After skips_max of them in a row that no loss scale could help no round of steps opens, and
- *    who asks for one is refused, until there are other terms, a write or a restore.
+ *  - If the trainer gives states, one belongs to each version: the state of the round's rank 0, without
+ *    whose COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss
+ *    scale does.
+ *  - The learning rate of a driven group travels likewise: the update uses the rate that rank 0 gave with
+ *    its COMMIT.
+ *  - The steps that tensors missed travel likewise (decision.h): a tensor misses a step if it is frozen, or
+ *    if it is untouched and untouched tensors are left alone; its update uses its own count.
+ *  - A skip leaves step and parameters unchanged, and counts permanently: step + skips is the number of the
+ *    next batch. After skips_max consecutive skips that no loss scale could prevent, no round of steps
+ *    opens, and workers that ask for one are refused, until there are other terms, a write or a restore.
  *
- *  - A write is a round of one contributor, who puts planes instead of gradients: opened and decided (WRITE:
- *    the next generation of the same step), void and resolved as any other. While it is open nobody else
- *    has a round; a writer that is lost, or does not commit in time, has changed nothing.
+ *  - A write is a round of one contributor, which puts planes instead of gradients: it is opened, decided
+ *    (WRITE: the next generation of the same step), voided and resolved as any other. While it is open no
+ *    other worker has a round; a writer that is lost, or does not commit in time, has changed nothing.
  *
- *  - The layout belongs to the epoch, too: another one comes by a change of epoch in STEADY, so no round is
- *    open then and all shards are at one version. It is made durable with the epoch, and the fence brings it.
- *    From then on the shards of that layout are awaited, and no others.
- *  - A layout may take back the one before: at the version of that time, its shards have whatever a
- *    lost shard should have got. The lost shard is not awaited, and nothing may have been decided
- *    since.
+ *  - The layout belongs to the epoch, too: another layout takes effect by a change of epoch in STEADY, so
+ *    no round is open then and all shards are at one version. The layout is made durable with the epoch,
+ *    and the fence brings it to the shards. From then on the shards of that layout are awaited, and no
+ *    others.
+ *  - A layout may take back the previous one: at the version at which that one began, its shards have all
+ *    state that a lost shard should have received. The lost shard is not awaited, and nothing may have been
+ *    decided since.
  *
- * Workers are named by their session's number, which is never reused; a reconnect keeps it. */
+ * Workers are identified by their session's number, which is never reused; a reconnect keeps it. */
 #ifndef CAIRN_CORE_ROUND_H
 #define CAIRN_CORE_ROUND_H
 
@@ -71,129 +75,133 @@ enum round_stage {
 /* A tensor, as updates see it. */
 struct round_tensor {
     uint64_t elems;
-    uint32_t group; /* CAIRN_ROUND_UNTRAINED: it is in none */
-    bool frozen;    /* it takes no gradient, whatever its group does */
+    uint32_t group; /* CAIRN_ROUND_UNTRAINED: in no group */
+    bool frozen;    /* the tensor takes no gradient, whatever its group does */
 };
 #define CAIRN_ROUND_UNTRAINED UINT32_MAX
 
-/* The terms of the update that an amendment may change, in the spec's order. They are borrowed
- * from when the core is told of them until it says that others are in force
- * (round_terms_of). */
+/* The terms of the update that an amendment may change, in the spec's order. They are borrowed from when
+ * the core receives them until round_terms_of returns others. */
 struct round_terms {
     const struct group_hyper *groups; /* [group_count] */
     const struct schedule *schedules; /* [group_count], of their lr; NULL: all are constant */
-    const bool *frozen;               /* [group_count], take no gradient; NULL: none */
-    /* [tensor_count]; group and elems are what they were */
+    const bool *frozen;               /* [group_count], these take no gradient; NULL: none */
+    /* [tensor_count]; group and elems never change */
     const struct round_tensor *tensors;
-    bool any_frozen;   /* of the tensors, by itself or with its group */
+    bool any_frozen;   /* some tensor is frozen, by itself or with its group */
     double clip_norm;  /* 0 = no clipping */
-    uint64_t revision; /* of their spec */
-    /* 1 to member_max: a round opens with at least so many workers. The newest value counts at once. */
+    uint64_t revision; /* of the spec that contains them */
+    /* 1 to member_max: a round opens with at least this many workers. The newest value takes effect at
+     * once. */
     uint32_t workers_min;
-    /* Likewise: what follows when a worker is lost, from now on. */
+    /* Likewise takes effect at once: the consequences of losing a worker. */
     cairn_worker_loss on_worker_loss;
     uint64_t worker_loss_wait_ms;
 };
 
-/* How the loss scale moves; its value stands in every payload. */
+/* How the loss scale changes; every payload contains its value. */
 struct round_scaling {
     double start; /* at the job's beginning; 1 = none */
-    /* A skip halves it, down to min; growth_rounds applied in a row double it, up to max. */
+    /* A skip halves it, down to min; growth_rounds consecutive applied rounds double it, up to max. */
     bool dynamic;
     double min, max;
     uint32_t growth_rounds;
 };
 
 struct round_config {
-    uint32_t shard_count; /* of the layout in force, holes among them; at least 1 */
-    uint32_t shard_max;   /* of any layout; 0: as many as there are */
-    /* [(shard_count + 7) / 8] bit s % 8 of byte s / 8: a hole, no such shard. NULL: none. Borrowed for the
-     * call. */
+    uint32_t shard_count; /* of the layout in force, including its holes; at least 1 */
+    uint32_t shard_max;   /* of any layout; 0: shard_count */
+    /* [(shard_count + 7) / 8] bit s % 8 of byte s / 8 is set: a hole, no such shard. NULL: none. Borrowed
+     * for the call. */
     const uint8_t *gone;
     uint32_t member_max;       /* attached workers at a time, at least 1 */
     uint32_t contributors_max; /* to a round of steps; 0: all that are attached */
-    /* So long after a round opened the shards are asked whom they wait for, and those workers are dropped;
-     * 0 = never. */
+    /* This long after a round opened, the shards are asked for which workers they wait, and those workers
+     * are dropped; 0 = never. */
     uint64_t step_deadline_ms;
     struct round_terms terms;
     uint32_t group_count;
-    /* 0: no tensor is told of, and each has the job's count of updates. */
+    /* 0: the core knows no tensors, and each has the job's count of updates. */
     uint32_t tensor_count;
     /* A tensor to which nobody contributed is left alone, and misses the step. False: its gradient is 0. */
     bool leaves_untouched;
     /* Bytes of client state, at most CAIRN_SPEC_CLIENT_STATE_MAX; 0: the trainer gives none. */
     uint32_t client_state_max;
     struct round_scaling scaling;
-    bool fail_nonfinite; /* sums that are not finite: the workers are told (and it is a skip) */
-    bool halt_nonfinite; /* after results that are not finite no round opens, until a write */
+    /* if sums are not finite, the workers are told (and the round is a skip) */
+    bool fail_nonfinite;
+    bool halt_nonfinite; /* after results that are not finite no round opens until a write */
     uint32_t skips_max;  /* in a row (struct skips); 0 = any number */
-    /* what the disk says: both 0 in a fresh job */
-    uint64_t epoch;          /* the last one made durable */
+    /* from the disk: epoch and round_reserved are 0 in a fresh job */
+    uint64_t epoch;          /* the last durable epoch */
     uint64_t round_reserved; /* no incarnation has used this round number or a higher one */
-    uint64_t layout;         /* the number of the one in force */
-    /* The version that the shards had when it came into force; generation 0: not known, or it is
-     * the first. */
+    uint64_t layout;         /* the number of the layout in force */
+    /* The version that the shards had when that layout came into force; generation 0: not known, or it is
+     * the first layout. */
     struct cairn_version layout_at;
 };
 
-/* A contributor that is not done with a round at a shard, or at the relay there. */
+/* A contributor that has not finished a round at a shard, or at the relay there. */
 struct round_lack {
     uint64_t member; /* a worker, or a relay */
-    uint32_t micro;  /* the micro-batch that it is in */
-    bool waits; /* what it can send is here, and others come first. False: something of it lacks */
-    bool relayed; /* the relay says so, and not the shard for its own part */
+    uint32_t micro;  /* its current micro-batch */
+    /* all that it can send has arrived, and others are due before it. False: something of it is missing */
+    bool waits;
+    bool relayed; /* reported by the relay, not by the shard for its own part */
 };
 
-/* A tensor on a shard: so many of its elements have no gradient in the round. */
+/* A tensor on a shard, and how many of its elements have no gradient in the round. */
 struct round_untouched {
     uint64_t elems;
-    uint32_t tensor; /* may be there more than once */
+    uint32_t tensor; /* may occur more than once */
 };
 
 enum round_event_kind {
-    /* the world */
+    /* from the caller */
     CAIRN_ROUND_TICK,      /* now_ms, monotonic: for step_deadline; a few a second */
     CAIRN_ROUND_PERSISTED, /* epoch: the last PERSIST is durable */
     CAIRN_ROUND_READY, /* version: every trained plane has its source and every shard was told. Rounds
-                            * may open. Also first thing in a new incarnation of an initialized job */
-    CAIRN_ROUND_PIN,   /* snapshot; one that is pending (round_pin_pending) is forgotten */
-    CAIRN_ROUND_GATE, /* world, shut: from now a round opens only of exactly the ranks 0, ..., world - 1
-                        * (world 0: of any workers), and not while it is shut. Before: 0, not shut */
-    CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens. No loss of before counts any more */
+                            * may open. Also the first event in a new incarnation of an initialized job */
+    CAIRN_ROUND_PIN,   /* snapshot; replaces a pending one (round_pin_pending) */
+    CAIRN_ROUND_GATE, /* world, shut: from now on a round opens only with exactly the ranks 0, ...,
+                        * world - 1 (world 0: any workers), and not while it is shut. At first 0, open */
+    CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens. Earlier losses no longer count */
     CAIRN_ROUND_LAYOUT, /* layout, shard_count, gone, back: every shard of that layout is prepared for it. It
-                         * comes into force between two rounds: none opens before, once all its shards are
-                         * up. 0: the one that is pending is forgotten. back: at once, whether the others
-                         * are up or not; shards of the layout in force that it has not were lost. empty:
-                         * those had nothing in that one either, and everything stays where it is: a
-                         * shard that is prepared stays so, and it does not matter what was decided */
-    /* shards. If the layout in force does not have a shard, its UP and DOWN are remembered, and
-     * nothing else of it counts */
+                         * comes into force between two rounds, once all its shards are up: no round opens
+                         * before. 0: the pending layout is forgotten. back: at once, whether the others
+                         * are up or not; shards of the layout in force that it lacks were lost. empty:
+                         * those had no state in that layout either, and everything stays where it is: a
+                         * shard that is prepared stays so, whatever was decided since */
+    /* shards. If a shard is not in the layout in force, its UP and DOWN are remembered, and its other
+     * events are ignored */
     CAIRN_ROUND_SHARD_UP,   /* shard: its control channel is up, with its state of the job */
     CAIRN_ROUND_SHARD_DOWN, /* shard */
-    CAIRN_ROUND_SHARD_EMPTY, /* shard: it is back without the state. (Where it had nothing that was settled
-                              * it is DOWN, and the layout goes back) */
+    CAIRN_ROUND_SHARD_EMPTY, /* shard: it returned without the state. (If the shard had nothing that was
+                              * settled, the event is DOWN instead, and the layout goes back) */
     CAIRN_ROUND_ANSWER, /* shard, epoch, refused, phase, round, version, decision; as step.h's ANSWER */
-    CAIRN_ROUND_REDUCED, /* shard, epoch, round, sums, untouched: with leaves_untouched, of all chunks of
-                            * the shard that nobody contributed to */
+    CAIRN_ROUND_REDUCED, /* shard, epoch, round, sums, untouched (only with leaves_untouched): the elements,
+                            * in all chunks of the shard, to which nobody contributed */
     CAIRN_ROUND_PUBLISHED, /* shard, epoch, round, version, nonfinite */
-    CAIRN_ROUND_LACKS, /* shard, epoch, round, lacks: the answer to ASK_LACKS; nothing, if none */
+    CAIRN_ROUND_LACKS, /* shard, epoch, round, lacks: the answer to ASK_LACKS; lacks may be empty */
     /* workers. Requests may be repeated after a reconnect */
-    CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. Known already: nothing changes. world, wait_ms: so
-                              * many came together, and the first round after all were gone waits for them,
-                              * until one has been there for its wait_ms. 0: it waits for nobody */
+    CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. If it is known already, nothing changes. world,
+                              * wait_ms: so many were launched together, and the first round after all had
+                              * left waits for them, until one has been attached for its wait_ms. 0: it
+                              * waits for nobody */
     CAIRN_ROUND_WORKER_DOWN,  /* member, lost: left by itself, or it was lost (on_worker_loss) */
     CAIRN_ROUND_WORKER_BEGIN, /* member: wants a round → WORKER_OPENED, later */
-    CAIRN_ROUND_WORKER_COMMIT, /* member, round, state, driven: how does it end? → WORKER_RESULT, later. State
-                                * and rates of the open round's rank 0 count, the first that it gives */
-    CAIRN_ROUND_WORKER_ABANDON, /* member, round: it gave up, uncommitted, and stays: void, if that is open
-                                 * → WORKER_RESULT, later */
+    CAIRN_ROUND_WORKER_COMMIT, /* member, round, state, driven: asks how it ends → WORKER_RESULT, later.
+                                * Only the open round's rank 0 sets state and rates, by its first commit */
+    CAIRN_ROUND_WORKER_ABANDON, /* member, round: it gave up, uncommitted, and stays: the round is void if
+                                 * it is open → WORKER_RESULT, later */
     CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later. An open round of
-                               * steps that waits for its commit is void: it was opened for others */
-    CAIRN_ROUND_WORKER_PAUSE, /* member, wait_ms: it is at work on something else for so long at most (0: no
-                               * more), which suspends the step's deadline for it; when that ends, the
-                               * deadline begins anew */
-    CAIRN_ROUND_WORKER_UNWRITE, /* member, round: it does not want to, any more; its open write of that
-                                 * round, or (0) of any, is void */
+                               * steps that waits for its commit is void, because the worker cannot serve
+                               * it meanwhile */
+    CAIRN_ROUND_WORKER_PAUSE, /* member, wait_ms: the member is at work on something else for at most
+                               * wait_ms (0: no longer), which suspends the step's deadline for this member;
+                               * when that ends, the deadline begins anew */
+    CAIRN_ROUND_WORKER_UNWRITE, /* member, round: it no longer wants to write; its open write of that
+                                 * round, or (0) of any round, is void */
 };
 
 struct round_event {
@@ -206,20 +214,20 @@ struct round_event {
     struct cairn_version version;
     uint64_t now_ms, wait_ms;
     uint64_t snapshot;
-    uint64_t layout; /* a higher number than that of any before */
+    uint64_t layout; /* a higher number than any before */
     uint32_t shard_count;
     uint32_t world;
     bool shut, refused, back, empty, lost;
-    bool nonfinite; /* the update of that version left something there that is not finite */
+    bool nonfinite; /* the update to that version left values there that are not finite */
     /* borrowed for the call */
     const struct decision *decision;
     const struct step_sums *sums;
     const struct round_untouched *untouched; /* [untouched_count] */
     uint32_t untouched_count;
-    const struct round_terms *terms; /* what they point to: see there */
+    const struct round_terms *terms; /* see there for the memory that they point to */
     const struct round_lack *lacks;  /* [lack_count] */
     uint32_t lack_count;
-    const uint8_t *gone;  /* as in the configuration; a shard that was one stays one */
+    const uint8_t *gone;  /* as in the configuration; a hole stays a hole */
     const uint8_t *state; /* [state_bytes], at most client_state_max */
     size_t state_bytes;
     /* [group_count] learning rates of driven groups; NULL unless round_takes_driven */
@@ -228,36 +236,37 @@ struct round_event {
 
 enum round_action_kind {
     CAIRN_ROUND_PERSIST, /* epoch, round_reserved, layout, version = its layout_at: make all durable in one
-                          * write → PERSISTED. A later one replaces it */
+                          * write → PERSISTED. A later PERSIST replaces it */
     /* to every shard of the layout in force */
-    CAIRN_ROUND_FENCE,     /* epoch, layout: the one in force from now on, this very one perhaps */
-    CAIRN_ROUND_RESOLVE,   /* epoch, decision, round: none of a higher number has begun */
+    /* epoch, layout: the layout in force from now on; it may be the present one */
+    CAIRN_ROUND_FENCE,
+    CAIRN_ROUND_RESOLVE,   /* epoch, decision, round: no round with a higher number has begun */
     CAIRN_ROUND_OPEN_SEND, /* epoch, round, version, members by rank */
     CAIRN_ROUND_DECIDE,    /* epoch, decision */
-    CAIRN_ROUND_PIN_SEND,  /* snapshot, version: what all shards have now */
-    CAIRN_ROUND_ASK_LACKS, /* epoch, round: whose contributions lack → LACKS */
+    CAIRN_ROUND_PIN_SEND,  /* snapshot, version: the one that all shards have now */
+    CAIRN_ROUND_ASK_LACKS, /* epoch, round: whose contributions are missing → LACKS */
     /* to the worker `member` */
-    CAIRN_ROUND_WORKER_OPENED, /* epoch, round, version, rank = the dense one, world, loss_scale; it goes by
-                                * the terms in force. rank >= world: the worker is surplus */
-    CAIRN_ROUND_WORKER_RESULT, /* round, status, version. OK or CAIRN_ERR_NONFINITE: how it ended is in
-                                * `decision` (its payload perhaps without groups and state), at that version;
-                                * of each worker the last step and the last write that it was in are known.
-                                * CAIRN_ERR_EPOCH_CHANGED: void, recompute; comes unasked, too, to each
-                                * contributor of a round that is abandoned; version = now. With `why` not NULL
-                                * it is not known any more whether the round was void: it is older, or of a
-                                * former incarnation, or the worker was away for long */
-    CAIRN_ROUND_WORKER_FENCE,   /* status: it is no member (any more).
+    CAIRN_ROUND_WORKER_OPENED, /* epoch, round, version, rank = the dense one, world, loss_scale; the round
+                                * uses the terms in force. rank >= world: the worker is surplus */
+    CAIRN_ROUND_WORKER_RESULT, /* round, status, version. OK or CAIRN_ERR_NONFINITE: `decision` tells how
+                                * the round ended (its payload may lack groups and state), at that version;
+                                * the core knows the outcome of each worker's last step and last write.
+                                * CAIRN_ERR_EPOCH_CHANGED: void, recompute; also sent without a request to
+                                * each contributor to an abandoned round; version = now. If `why` is not
+                                * NULL, it is no longer known whether the round was void: it is older, or
+                                * belongs to an earlier incarnation, or the worker was away for long */
+    CAIRN_ROUND_WORKER_FENCE,   /* status: it is not a member, or no longer.
                                 *   FENCED   a newer member has its rank
                                 *   TIMEOUT  it passed step_deadline in `round`; world = the shards or relays
                                 *            that lack something of it, `shard` is one; 0: it did not end
                                 *            its write, or give its client state
                                 *   BUSY     member_max are attached already */
-    CAIRN_ROUND_WORKER_REFUSED, /* what it began: no round opens, see round_halted */
+    CAIRN_ROUND_WORKER_REFUSED, /* the answer to its BEGIN: no round opens, see round_halted */
     CAIRN_ROUND_SHARD_LATE, /* shard, round, world = contributors of which it lacks something: step_deadline
-                             * has passed, and no worker is to blame. It comes again with each deadline */
-    CAIRN_ROUND_FAIL, /* shard, why: the job is lost until a restore; nothing more will come */
-    CAIRN_ROUND_BEHIND, /* shard, epoch: it has seen this one, which we know nothing of: what the disk says is
-                         * an older copy. Nothing more will come */
+                             * has passed, and no worker is to blame. Repeated at each deadline */
+    CAIRN_ROUND_FAIL, /* shard, why: the job is lost until a restore; no further actions follow */
+    CAIRN_ROUND_BEHIND, /* shard, epoch: the shard has seen this epoch, which the core does not know: the
+                         * disk holds an older copy. No further actions follow */
 };
 
 struct round_action {
@@ -269,7 +278,7 @@ struct round_action {
     bool write; /* OPEN_SEND, WORKER_OPENED */
     uint32_t shard;
     double loss_scale;
-    uint64_t skips; /* WORKER_OPENED: of the job so far */
+    uint64_t skips; /* WORKER_OPENED: the job's number so far */
     cairn_status status;
     struct cairn_version version;
     uint64_t snapshot;
@@ -281,20 +290,21 @@ struct round_action {
     const char *why; /* static */
 };
 
-/* Filled from count on; the core asserts that it fits. */
+/* The core appends from `count` on, and asserts that there is room. */
 struct round_actions {
     struct round_action *list; /* [capacity] */
     size_t count, capacity;
 };
-/* No event gives more actions than this. */
+/* The most actions that one event produces. */
 size_t round_actions_max(const struct round_config *config);
 
 struct round_machine;
 
-/* Bytes of memory for a core of this configuration; 0 if it is not valid or overflows. */
+/* The bytes of memory for a core with this configuration; 0 if the configuration is not valid, or
+ * overflows. */
 size_t round_bytes(const struct round_config *config);
-/* A new incarnation in `memory` (round_bytes, aligned as by malloc; borrowed until it is dropped;
- * nothing to release). All shards down, no worker, not ready. */
+/* Begins a new incarnation in `memory` (round_bytes, aligned as by malloc; borrowed until it is dropped;
+ * nothing to release). All shards are down, no worker is attached, and the core is not ready. */
 struct round_machine *round_init(void *memory, const struct round_config *config);
 
 /* Takes one event. An event of another epoch, round or stage changes nothing. */
@@ -305,46 +315,47 @@ void round_on_event(struct round_machine *core, const struct round_event *event,
 enum round_stage round_stage_of(const struct round_machine *core);
 uint64_t round_epoch_of(const struct round_machine *core);
 uint64_t round_open_round(const struct round_machine *core); /* not resolved yet; 0 = none */
-/* The one that all shards have published; in FENCING and before, the last that was known. */
+/* The version that all shards have published; in FENCING and before, the last known one. */
 struct cairn_version round_version(const struct round_machine *core);
 double round_loss_scale(const struct round_machine *core);
-/* In FENCING and before, what was known last. */
+/* In FENCING and before, the last known counts. */
 struct skips round_skips(const struct round_machine *core);
-/* No round of steps opens: skips_max in a row were skipped by the newest terms, or (of_results) the last
- * update left what is not finite, and halt_nonfinite is set, or (of_loss) a worker was lost, and
- * on_worker_loss is FAIL. */
+/* True if no round of steps opens: skips_max consecutive rounds were skipped under the newest terms, or
+ * (of_results) the last update left values that are not finite, and halt_nonfinite is set, or (of_loss) a
+ * worker was lost, and on_worker_loss is FAIL. */
 bool round_halted(const struct round_machine *core);
 bool round_halted_of_results(const struct round_machine *core);
 bool round_halted_of_loss(const struct round_machine *core);
-/* No round of steps opens yet: on_worker_loss is WAIT, and fewer workers are there than before a loss. */
+/* True if no round of steps opens yet: on_worker_loss is WAIT, and fewer workers are attached than before a
+ * loss. */
 bool round_waits_for_lost(const struct round_machine *core);
 const struct decision *round_last(const struct round_machine *core);
-/* The client state of round_version; valid until the next event. False: not known now, because an epoch
- * changes or a decision is being carried out. */
+/* The client state of round_version; valid until the next event. False: not known now, because an epoch is
+ * changing or a decision is being carried out. */
 bool round_client_state(const struct round_machine *core, const uint8_t **state_out,
                         size_t *state_bytes_out);
-/* The terms of the open round, or of the last one. Besides them only those of the newest AMEND are still
- * read. */
+/* The terms of the open round, or of the last one. The core still reads only these and the terms of the
+ * newest AMEND. */
 const struct round_terms *round_terms_of(const struct round_machine *core);
-/* The member's COMMIT of that round has to bring the rates of driven groups: each one is finite, and the
- * group's hyper-parameters pass their check with it. */
+/* True if the member's COMMIT of that round must bring the rates of driven groups: each rate must be
+ * finite, and the group's hyper-parameters must pass their check with it. */
 bool round_takes_driven(const struct round_machine *core, uint64_t member, uint64_t round);
-/* The learning rate of a group in the next round, by the newest terms; of a driven group the one that was
+/* The learning rate of a group in the next round, by the newest terms; for a driven group the rate that was
  * given last. */
 double round_lr(const struct round_machine *core, uint32_t group);
-/* How many steps passed a trained tensor by. */
+/* The number of steps that a trained tensor missed. */
 uint64_t round_missed(const struct round_machine *core, uint32_t tensor);
 bool round_pin_pending(const struct round_machine *core);
-/* The layout in force: the last one that is durable. */
+/* The layout in force: the last durable one. */
 uint64_t round_layout_of(const struct round_machine *core);
-/* The one that waits, and can be forgotten; 0: none, or it is being made durable. */
+/* The pending layout, which can be forgotten; 0: none, or it is being made durable. */
 uint64_t round_layout_pending(const struct round_machine *core);
 uint32_t round_worker_count(const struct round_machine *core);
-/* The open round, decided or not, counts on the worker. */
+/* True if the worker contributes to the open round, decided or not. */
 bool round_contributes(const struct round_machine *core, uint64_t member);
-/* How long, at most, the open round may still wait for workers that pause; 0: it waits for none. */
+/* The longest time that the open round may still wait for pausing workers; 0: it waits for none. */
 uint64_t round_paused_ms(const struct round_machine *core);
-/* The open round waits for a worker that lives and does not pause. */
+/* True if the open round waits for a worker that is alive and does not pause. */
 bool round_waits_for_silent(const struct round_machine *core);
 /* Since this incarnation began. */
 struct round_counts {
@@ -352,10 +363,10 @@ struct round_counts {
 };
 struct round_counts round_counts_of(const struct round_machine *core);
 
-/* Whom it waits for, as the end of a sentence: "shard 2 (not connected)", "worker of rank 1 (has not
- * committed round 4711)", "2 more workers (1 of 3 attached)"; empty when it waits for nobody. */
-struct round_names { /* of those that the core knows by number */
-    /* Adds who it is to `out`; false, and adds nothing: the number will do. */
+/* Writes what the core waits for, as the end of a sentence: "shard 2 (not connected)", "worker of rank 1
+ * (has not committed round 4711)", "2 more workers (1 of 3 attached)"; empty if it waits for nothing. */
+struct round_names { /* of shards and workers that the core knows by number */
+    /* Adds the name to `out`; false, and adds nothing: the number is used instead. */
     bool (*add)(const void *context, bool is_shard, uint32_t number, struct sentence *out);
     const void *context;
 };

@@ -1,5 +1,5 @@
-/* The one decision of a round, from the shards' sums: nothing else goes into it, so shards and workers
- * can come in any order. */
+/* The one decision of a round, from the shards' sums: it depends on nothing else, so shards and workers can
+ * report in any order. */
 #include "server/core/round_state.h"
 
 #include <assert.h>
@@ -51,13 +51,14 @@ void round_on_reduced(struct round_machine *core, const struct round_event *even
     core->reduced_count++;
 }
 
-/* The least that a dynamic loss scale may be; a fixed one is that always. */
+/* True if the loss scale is as low as possible: at the minimum if it is dynamic, always if it is fixed. */
 static bool scale_is_least(const struct round_machine *core)
 {
     return !core->config.scaling.dynamic || core->loss_scale <= core->config.scaling.min;
 }
 
-/* A skip halves a dynamic loss scale, long success doubles it, as torch.cuda.amp.GradScaler does. */
+/* A skip halves a dynamic loss scale, and growth_rounds good rounds in a row double it, as
+ * torch.cuda.amp.GradScaler does. */
 static void adapt_loss_scale(struct round_machine *core, bool applied)
 {
     const struct round_scaling *s = &core->config.scaling;
@@ -96,13 +97,13 @@ static void compute_scalars(struct round_machine *core, uint32_t grad_scale)
         const cairn_status status = group_scalars_of(&hyper, core->version.step + 1, grad_scale,
                                                      &core->scalars[g]);
         assert(status ==
-               CAIRN_OK); // the groups come from a spec that was judged, what drives them too
+               CAIRN_OK); // the groups come from a spec that was judged; so were the driven rates
         if (terms->frozen != NULL && terms->frozen[g])
             core->scalars[g].flags |= CAIRN_SCALAR_FROZEN;
     }
 }
 
-/* True if there is an update to make; then `head` and the scalars are that update's. */
+/* True if there is an update to make; then `head` and the scalars belong to that update. */
 static bool judge_sums(struct round_machine *core, struct payload *head)
 {
     struct update_norm norm;
@@ -119,7 +120,7 @@ static bool judge_sums(struct round_machine *core, struct payload *head)
     return true;
 }
 
-/* The decision stands in `last`: all shards hear it. */
+/* Sends the decision in `last` to all shards. */
 static void send_decision(struct round_machine *core, struct round_actions *actions)
 {
     core->stage = CAIRN_ROUND_DECIDED;
@@ -147,7 +148,7 @@ static void keep_state(const struct round_machine *core, struct payload *head)
     head->state_bytes = 0;
     if (core->last.payload_bytes == 0) return;
     const cairn_status status = payload_decode(core->last.payload, core->last.payload_bytes, &last);
-    assert(status == CAIRN_OK); // made here, or taken by take_job_state
+    assert(status == CAIRN_OK); // the payload was made here, or decoded by take_job_state before
     head->state = last.state;
     head->state_bytes = last.state_bytes;
 }
@@ -158,7 +159,7 @@ static void give_driven(const struct round_machine *core, struct payload *head)
     head->driven_count = core->driven_count;
 }
 
-/* False: the job has failed. (What may lead there is refused before: amend.c of the coordinator.) */
+/* False: the job has failed. (The coordinator's amend.c refuses amendments that may lead to this.) */
 static bool give_missed(struct round_machine *core, bool applies, struct payload *head,
                         struct round_actions *actions)
 {
@@ -167,8 +168,8 @@ static bool give_missed(struct round_machine *core, bool applies, struct payload
     return false;
 }
 
-/* Decides a write: the planes that were put take effect. Beside the generation, and a row of
- * skips that ends, nothing of the job's state changes. */
+/* Decides a write: the planes that were put take effect. Besides the generation, only the count of skips in
+ * a row changes in the job's state: it ends. */
 static void decide_write(struct round_machine *core, struct round_actions *actions)
 {
     struct payload head = { .clip_scale = 1,
@@ -211,7 +212,7 @@ void round_decide(struct round_machine *core, struct round_actions *actions)
         adapt_loss_scale(core, apply);
     } else {
         head.finite = true;
-        head.fail = false; // nobody counted anything: no fault of the gradients
+        head.fail = false; // nobody contributed a weight: the gradients are not at fault
     }
     head.skips = core->skips;
     head.loss_scale = core->loss_scale;
@@ -238,17 +239,17 @@ void round_decide(struct round_machine *core, struct round_actions *actions)
 
 /* ==== round skips ==== */
 
-/* Halts a job until somebody acts, for one of two causes.
+/* Halts a job until an operator or a worker acts, for one of two causes.
  *
- * Skipped rounds: this file counts how many of the job were skipped, and how many in a row, and
- * halts the job when these are too many. A skip that lowers the loss scale is the way things go. If
- * the loss scale is at its least, or fixed, a skip says that the model or its data is not fit, and
- * the next round has no better chance. The counts travel in the payload of the decisions, so that
- * the next incarnation goes on with them.
+ * Skipped rounds: this file counts how many of the job were skipped, and how many in a row, and halts the
+ * job when these are too many. A skip that lowers the loss scale is normal. If the loss scale is at its
+ * least, or fixed, a skip means that the model or its data is not fit, and the next round is no more likely
+ * to succeed. The counts travel in the payload of the decisions, so that the next incarnation continues
+ * them.
  *
- * Results that are not finite, if the policy says so. Shards report them with the version that
- * they publish, again in each epoch, so that the next incarnation hears of them. No other terms
- * mend such results: a write does. */
+ * Results that are not finite, if the policy says so. Shards report them with the version that they
+ * publish, again in each epoch, so that the next incarnation hears of them. Other terms do not repair such
+ * results: a write does. */
 
 void round_take_skips(struct round_machine *core, const struct skips *told)
 {
@@ -256,14 +257,14 @@ void round_take_skips(struct round_machine *core, const struct skips *told)
     if (core->last.round == 0) round_end_row(core);
 }
 
-/* something was applied or written */
+/* Something was applied or written. */
 static void round_end_row(struct round_machine *core)
 {
     core->skips.in_row = 0;
     core->skips.revision = 0;
 }
 
-/* The round at hand. is_hopeless: it found the loss scale as low as it gets. */
+/* Counts the current round. is_hopeless: its loss scale was already at the least. */
 static void round_count_skip(struct round_machine *core, bool is_hopeless)
 {
     const uint64_t revision = core->config.terms.revision;
@@ -306,12 +307,12 @@ bool round_refuse(struct round_machine *core, struct round_actions *actions)
 
 /* ==== round late ==== */
 
-/* The step's deadline: only the shards know who holds the open round up. A worker may have said
- * that it committed, and nothing of it arrives; a worker that has not committed may wait for
- * another. So every shard is asked of which contributors it lacks something, and which of these
- * wait there for others: something of them is there, and contributors that come before have not
- * come. Nobody can say that the least lacking (micro-batch, rank) waits for others. So either
- * somebody is found, or shards are at work. */
+/* The step's deadline: only the shards know who delays the open round. A worker may have reported its
+ * commit although none of its data arrives; a worker that has not committed may be waiting for another. So
+ * every shard is asked of which contributors it lacks something, and which of these wait there for others:
+ * part of their data has arrived, and contributors that come before them are missing. The missing
+ * contributor with the least (micro-batch, rank) cannot be waiting for others. So either a guilty worker is
+ * found, or the shards are still working. */
 
 #define NO_MICRO UINT32_MAX
 
@@ -377,7 +378,7 @@ void round_end_pauses(struct round_machine *core)
     }
 }
 
-/* A write has one contributor, and all but the client state may be there of a step. */
+/* A write has one contributor; of a step, everything except the client state may have arrived. */
 static bool is_late(const struct round_machine *core, const struct worker *worker)
 {
     if (!worker->contributor || is_paused(worker)) return false;
@@ -404,7 +405,8 @@ static void note_lack(struct round_machine *core, uint32_t shard, const struct r
 {
     if (!lack->relayed && !lack->waits) core->shards[shard].lacks++;
     struct worker *worker = round_find_worker(core, lack->member);
-    if (worker == NULL || !worker->contributor) return; // a relay: its shard says whom that lacks
+    // a relay: its own shard reports whom the relay lacks
+    if (worker == NULL || !worker->contributor) return;
     uint32_t *least = lack->waits && !MUTANT(39) ? &worker->waits : &worker->lacks;
     if (lack->micro < *least) *least = lack->micro;
     if (lack->waits) return;
@@ -412,15 +414,16 @@ static void note_lack(struct round_machine *core, uint32_t shard, const struct r
     worker->lacked_by++;
 }
 
-/* It lacks somewhere, and does not wait for others in that micro-batch or an earlier one. */
+/* True if the worker lacks something at a shard, and does not wait for others in that micro-batch or an
+ * earlier one. */
 static bool is_lacking(const struct worker *worker)
 {
     if (!worker->contributor || worker->lacks == NO_MICRO) return false;
     return worker->waits == NO_MICRO || worker->waits > worker->lacks;
 }
 
-/* The first micro-batch in which somebody is lacking. Who lacks a later one may wait for that: relays whose
- * sums an owner cannot take yet take no more themselves. */
+/* The first micro-batch in which a worker is lacking. A worker that lacks something in a later one may wait
+ * for the first: relays whose sums an owner cannot take yet take no more themselves. */
 static uint32_t least_lacking(const struct round_machine *core)
 {
     uint32_t least = NO_MICRO;
@@ -455,7 +458,8 @@ static uint32_t count_guilty(const struct round_machine *core, uint32_t least, b
     return guilty;
 }
 
-/* The one that lacks most, of those that have not summed up; *alone_out: no other lacks anything. */
+/* The shard that lacks most, of those that have not summed up; *alone_out: no other shard lacks
+ * anything. */
 static uint32_t neediest(const struct round_machine *core, bool *alone_out)
 {
     const struct shard *shards = core->shards;
@@ -471,9 +475,9 @@ static uint32_t neediest(const struct round_machine *core, bool *alone_out)
     return most;
 }
 
-/* If one shard alone lacks what most workers have sent to all other shards, the fault is that
- * shard's, or its network's. A job's only shard is believed, unless all of these workers say
- * that they have sent everything. */
+/* If one shard alone lacks what most workers have sent to all other shards, the fault is that shard's, or
+ * its network's. The only shard of a job is believed instead, unless all of these workers report that they
+ * have sent everything. */
 static void judge_lone_shard(struct round_machine *core, struct round_actions *actions)
 {
     bool alone, committed;
@@ -516,10 +520,10 @@ void round_on_lacks(struct round_machine *core, const struct round_event *event,
 
 /* ==== round missed ==== */
 
-/* How many steps passed which tensors by: what is frozen, or what nobody touched where that is left alone.
- * The update of a tensor goes by its own count, the job's step less those. It is state of the job that
- * travels in the payload of the decisions, so that the next incarnation, a snapshot and a shard that joins
- * have it. */
+/* The number of steps that each tensor missed, because it was frozen, or because nobody contributed to it
+ * and such tensors are left alone. The update of a tensor uses its own count, the job's step less those.
+ * This is state of the job that travels in the payload of the decisions, so that the next incarnation, a
+ * snapshot and a shard that joins have it. */
 
 void round_missed_begin(struct round_machine *core)
 {
@@ -528,7 +532,7 @@ void round_missed_begin(struct round_machine *core)
     core->has_untouched = false;
 }
 
-/* A shard says what nobody touched. False: there is no such tensor. */
+/* Takes a shard's report of elements to which nobody contributed. False: there is no such tensor. */
 static bool round_missed_note(struct round_machine *core, const struct round_event *event)
 {
     if (!core->config.leaves_untouched) return true;
@@ -563,7 +567,7 @@ uint64_t round_missed(const struct round_machine *core, uint32_t tensor)
     return core->missed[tensor];
 }
 
-/* The open round's step passes the tensor by. */
+/* True if the tensor misses the open round's step. */
 static bool passes_by(const struct round_machine *core, uint32_t t)
 {
     const struct round_terms *terms = &core->config.terms;
@@ -584,14 +588,14 @@ static void set_scalars(const struct round_machine *core, struct missed_writer *
         struct group_scalars scalars;
         const cairn_status status = group_scalars_of(&hyper, count,
                                                      core->scalars[one.group].grad_scale, &scalars);
-        assert(status == CAIRN_OK); // as of the group, and the count is at least 1
+        assert(status == CAIRN_OK); // as for the group, and the count is at least 1
         (void)status;
         missed_set(writer, c, &scalars);
     }
 }
 
-/* Writes what tensors have missed after the decision into the payload; `applies`: the decision
- * makes a step. False: tensors stand at more counts than can be told. */
+/* Writes the steps that tensors have missed after the decision into the payload; `applies`: the decision
+ * makes a step. False: the tensors have more different counts than the payload can hold. */
 static bool round_missed_give(struct round_machine *core, bool applies, struct payload *head)
 {
     const bool more = applies && (core->config.terms.any_frozen || core->has_untouched);

@@ -8,9 +8,9 @@
 
 /* ==== round epoch ==== */
 
-/* The one path of every epoch change: make the number durable, fence, hear what each shard knows, give
- * the newest outcome to all. Nothing that this incarnation remembers of a round takes part in it, so a
- * new incarnation comes to the same outcome. */
+/* The one path of every epoch change: make the number durable, fence, collect what each shard knows, send
+ * the newest outcome to all. It uses nothing that this incarnation remembers of a round, so a new
+ * incarnation arrives at the same outcome. */
 
 void round_epoch_begin(struct round_machine *core, struct round_actions *actions)
 {
@@ -37,7 +37,7 @@ void round_on_persisted(struct round_machine *core, const struct round_event *ev
     if (!core->persisting || event->epoch != core->epoch) return;
     core->persisting = false;
     if (core->next.taken) round_layout_enter(core);
-    if (core->need_epoch) return; // a shard went away meanwhile: it needs another one
+    if (core->need_epoch) return; // a shard went away meanwhile: another epoch is needed
     core->stage = CAIRN_ROUND_FENCING;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         core->shards[s].answered = false;
@@ -93,7 +93,7 @@ void round_on_answer(struct round_machine *core, const struct round_event *event
     shard->version = event->version;
 }
 
-/* Can this shard do as the outcome says? */
+/* Returns why the shard cannot follow the outcome; NULL: it can. */
 static const char *judge_answer(const struct round_machine *core, const struct shard *shard)
 {
     const struct decision *last = &core->last;
@@ -106,7 +106,7 @@ static const char *judge_answer(const struct round_machine *core, const struct s
     return same ? NULL : "its version differs from the other shards'";
 }
 
-/* Without a payload that has them: the spec's. */
+/* Takes the learning rates of driven groups from the payload, or from the spec if there are none. */
 static cairn_status take_driven(struct round_machine *core, const struct payload *head)
 {
     const uint32_t count = head != NULL && !MUTANT(50) ? head->driven_count : 0;
@@ -117,7 +117,7 @@ static cairn_status take_driven(struct round_machine *core, const struct payload
     return CAIRN_OK;
 }
 
-/* The job's state that is nowhere but in the last payload. (The client state stays there.) */
+/* Takes the job's state that exists only in the last payload. (The client state stays there.) */
 static cairn_status take_job_state(struct round_machine *core)
 {
     core->loss_scale = core->config.scaling.start;
@@ -161,17 +161,18 @@ void round_resolve(struct round_machine *core, struct round_actions *actions)
 
 /* ==== round loss ==== */
 
-/* A worker was lost, and the job's on_worker_loss says what comes of it. The open round is void in any
- * case, if it was open for that worker. Known to this incarnation alone: the workers of a new one are those
- * who come to it. */
+/* A worker was lost, and the job's on_worker_loss sets the consequences. The open round is void in any
+ * case, if the worker contributed to it. Only this incarnation knows about losses: the workers of a new one
+ * are those that connect to it. */
 
-/* Who comes when all have gone was started for it. */
+/* Called before a worker is removed. When the last one leaves, the failure no longer counts: workers that
+ * join later were started to continue the job. */
 static void note_last(struct round_machine *core)
 {
     if (core->worker_count == 1) core->losses.failed = false;
 }
 
-/* A second loss while the first is waited for does not make fewer of those who are awaited. */
+/* A second loss during the wait for the first does not reduce the number of awaited workers. */
 void round_note_lost(struct round_machine *core)
 {
     const struct round_terms *terms = &core->terms_newest;
@@ -183,7 +184,7 @@ void round_note_lost(struct round_machine *core)
     losses->until_ms = core->now_ms + terms->worker_loss_wait_ms;
 }
 
-/* Nobody waits for it; and the last to leave ends the run. */
+/* Nobody waits for this worker; and the last worker to leave ends the run. */
 void round_note_left(struct round_machine *core)
 {
     struct losses *losses = &core->losses;
@@ -222,14 +223,15 @@ void round_say_lost(const struct round_machine *core, struct sentence *out)
 
 /* ==== round ends ==== */
 
-/* Tells workers how a round ended, and keeps that for those that ask late: a thread of a worker
- * may sleep while another one writes, a connection may be lost and come back, and rounds go on
- * meanwhile. For each worker the last step and the last write that it contributed to are kept,
- * also while it is away. */
+/* Tells workers how a round ended, and keeps the outcome for those that ask late: one thread of a worker
+ * may sleep while another one writes, a connection may be lost and restored, and rounds continue meanwhile.
+ * For each worker the last step and the last write to which it contributed are kept, also while it is
+ * away. */
 
 /* ---- what is kept ---- */
 
-/* Without groups, their learning rates, what tensors have missed, and client state, which nobody asks for. */
+/* Takes the end without groups, their learning rates, missed steps, and client state, for which nobody
+ * asks. */
 static void take_end(const struct round_machine *core, struct end *end)
 {
     struct payload head;
@@ -238,15 +240,16 @@ static void take_end(const struct round_machine *core, struct end *end)
     end->decision.payload_bytes = 0;
     if (core->last.payload_bytes == 0) return;
     const cairn_status status = payload_decode(core->last.payload, core->last.payload_bytes, &head);
-    if (status != CAIRN_OK) return; // of a restored job, perhaps: its head says nothing of a round
+    // perhaps from a restored job: its head tells nothing about a round
+    if (status != CAIRN_OK) return;
     head.group_count = head.driven_count = 0;
     head.missed = (struct missed) { .bytes = NULL };
     head.state_bytes = 0;
     end->decision.payload_bytes = payload_encode(&head, NULL, end->head);
 }
 
-/* Notes the end for contributors that left before the round ended: only now it is known whether
- * it counted. */
+/* Notes the end for contributors that left before the round ended: only now is it known whether the round
+ * counted. */
 static void note_absent(struct round_machine *core, uint64_t round, int kind, const struct end *end)
 {
     if (!core->absent_contribute) return;
@@ -282,7 +285,7 @@ static struct absent *find_absent(struct round_machine *core, uint64_t id)
     return NULL;
 }
 
-/* A free place, or that of the one who left first. */
+/* Returns a free place, or that of the worker that left first. */
 static struct absent *make_place(struct round_machine *core, uint64_t id)
 {
     struct absent *place = find_absent(core, 0);
@@ -313,7 +316,7 @@ void round_keep_ends(struct round_machine *core, const struct worker *worker)
             place->ends[i] = worker->ends[i];
 }
 
-/* NULL: it is not known, or the round was void. */
+/* NULL: the end is not known, or the round was void. */
 static const struct decision *find_end(struct round_machine *core, struct worker *worker,
                                        uint64_t round)
 {
@@ -360,7 +363,7 @@ void round_send_void(const struct round_machine *core, uint64_t member, uint64_t
     send_result(core, member, round, NULL, actions);
 }
 
-/* In STEADY and OPEN `last` is resolved, so every round but the open one has its answer. */
+/* In STEADY and OPEN `last` is resolved, so every round except the open one has its answer. */
 static bool end_known(const struct round_machine *core, uint64_t round)
 {
     const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
@@ -385,7 +388,8 @@ bool round_has_asked(const struct worker *worker, uint64_t round)
     return false;
 }
 
-/* Beside what another thread of it asks; of too many the oldest round is not answered. */
+/* Notes a request, beside those of the worker's other threads; if there are too many, the oldest round gets
+ * no answer. */
 void round_note_asked(struct worker *worker, uint64_t round)
 {
     uint64_t *place = &worker->asked[0];

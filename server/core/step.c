@@ -25,7 +25,7 @@ static bool config_ok(const struct step_config *config)
            config->chunk_count < UINT32_MAX && config->payload_bytes_max <= SIZE_MAX / 16;
 }
 
-/* Reserves count * size bytes at *at (aligned for any of ours); false on overflow. */
+/* Reserves count * size bytes at *at (aligned for any type used here); false on overflow. */
 static bool reserve(size_t *at, size_t count, size_t size, size_t *offset_out)
 {
     if (*at > SIZE_MAX - 7) return false;
@@ -65,8 +65,8 @@ size_t step_bytes(const struct step_config *config)
 
 size_t step_actions_max(const struct step_config *config)
 {
-    // A fold or a refusal for each slot, a MICRO_ACK for each member, ZERO or FORWARD for each chunk,
-    // and a few.
+    // A fold or a refusal for each slot, a MICRO_ACK for each member, ZERO or FORWARD for each chunk, and a
+    // few more.
     return (size_t)config->member_max * ((size_t)config->window + 2) + config->chunk_count + 8;
 }
 
@@ -79,7 +79,7 @@ static void remember_decision(struct step_machine *step, const struct decision *
         memcpy(step->payload, decision->payload, decision->payload_bytes);
 }
 
-/* Nothing is known to it, and nothing is open. */
+/* Makes a machine that knows nothing, with no round open. */
 static struct step_machine *make_step(void *memory, const struct step_config *config)
 {
     struct plan plan;
@@ -161,7 +161,7 @@ void step_grant(struct step_machine *step, struct member *member, struct step_ac
 
 /* ---- a round begins, and is void ---- */
 
-/* Nothing asks what members of a void round held, so the one that is pending has its own here already. */
+/* The holds of a void round are no longer needed, so those of a pending round may overwrite them. */
 static void keep_holds(struct step_machine *step, const struct step_event *event)
 {
     step->all_hold = event->holds == NULL;
@@ -289,7 +289,7 @@ static const char *judge_decision(const struct step_machine *step, const struct 
     return NULL;
 }
 
-/* The round that this shard is prepared for is resolved. */
+/* Resolves the round for which this shard is prepared. */
 static void settle_round(struct step_machine *step, const struct decision *decision,
                          struct step_actions *actions)
 {
@@ -353,7 +353,7 @@ static void on_fence(struct step_machine *step, const struct step_event *event,
     action->decision = &step->last;
 }
 
-/* Whatever was decided is as good as done here: nothing is here that it would change. */
+/* Accepts any outcome as done: this shard has no state that the outcome would change. */
 static void join_job(struct step_machine *step, const struct step_event *event,
                      struct step_actions *actions)
 {
@@ -369,7 +369,7 @@ static void join_job(struct step_machine *step, const struct step_event *event,
     report_published(step, actions);
 }
 
-/* The outcome is of the prepared round, or of the last one settled: then whatever is prepared is void. */
+/* The outcome belongs to the prepared round, or to the last settled one: then a prepared round is void. */
 static void on_resolve(struct step_machine *step, const struct step_event *event,
                        struct step_actions *actions)
 {
@@ -445,7 +445,7 @@ static void on_updated(struct step_machine *step, struct step_actions *actions)
     assert(step->phase == CAIRN_STEP_UPDATING);
     step->phase = CAIRN_STEP_IDLE;
     step->version = step->last.version_after;
-    if (!step->fenced) report_published(step, actions); // RESOLVE asks for it otherwise
+    if (!step->fenced) report_published(step, actions); // otherwise RESOLVE asks for the report
 }
 
 /* ---- connections ---- */
@@ -478,7 +478,7 @@ static bool of_coordinator(enum step_event_kind kind)
 void step_on_event(struct step_machine *step, const struct step_event *event,
                    struct step_actions *actions)
 {
-    // A stale event is of a coordinator from before the last fence.
+    // A stale event is from a coordinator that was there before the last fence.
     const bool stale = of_coordinator(event->kind) && event->epoch < step->epoch;
     if (stale && event->kind != CAIRN_STEP_FENCE) return;
     switch (event->kind) {
@@ -549,7 +549,7 @@ uint32_t step_slots_used(const struct step_machine *step)
 
 enum fate {
     FATE_RECEIVE,
-    FATE_WAITING, /* a duplicate of one that is in a slot: its answer comes with the fold */
+    FATE_WAITING, /* a duplicate of one that is in a slot: the fold answers it */
     FATE_FOLDED,  /* a duplicate of one that is folded: its answer may have been lost */
     FATE_REFUSE
 };
@@ -571,7 +571,7 @@ static struct member *step_find(const struct step_machine *step, uint64_t id)
     return NULL;
 }
 
-/* Is the message of the round at hand, and its sender a contributor? */
+/* Checks that the message belongs to the current round, and that its sender is a contributor. */
 static cairn_status judge_sender(const struct step_machine *step, const struct step_event *event,
                                  const struct member *sender)
 {
@@ -590,7 +590,7 @@ static bool slot_is_free(const struct step_machine *step, const struct member *m
     return step->slots[index].state == SLOT_FREE;
 }
 
-/* The first free one of the member's slots [first, end); NO_SLOT if there is none. */
+/* Returns the first free one of the member's slots [first, end); NO_SLOT if there is none. */
 static uint32_t find_between(const struct step_machine *step, const struct member *member,
                              uint32_t first, uint32_t end)
 {
@@ -600,7 +600,7 @@ static uint32_t find_between(const struct step_machine *step, const struct membe
     return NO_SLOT;
 }
 
-/* The same of the kind that the chunk takes. */
+/* Returns the first free slot of the kind that the chunk takes. */
 static uint32_t find_slot(const struct step_machine *step, const struct step_event *event,
                           const struct member *member)
 {
@@ -624,7 +624,7 @@ bool step_may_receive(const struct step_machine *step)
     return false;
 }
 
-/* A chunk of the member's own micro-batch that is not here yet: may it still come? */
+/* Judges a chunk of the member's current micro-batch that has not arrived yet. */
 static struct judgement judge_new_chunk(const struct step_machine *step,
                                         const struct step_event *event, const struct member *member)
 {
@@ -632,15 +632,17 @@ static struct judgement judge_new_chunk(const struct step_machine *step,
     const bool declared_absent = step_cursor_past(step, event->chunk, event->micro, index);
     if (declared_absent && !MUTANT(1)) return refused_with(CAIRN_ERR_PROTOCOL);
     if (member->ended && member->arrived >= member->sent) return refused_with(CAIRN_ERR_PROTOCOL);
-    // A slot with memory is for what its sender counts so: it may be another's that is on its way.
+    // A slot with memory is only for a chunk that its sender counts among these: another such chunk may be
+    // on its way.
     const bool has_place = !event->in_place || event->is_readable || MUTANT(83);
     if (!has_place || find_slot(step, event, member) == NO_SLOT)
         return refused_with(CAIRN_ERR_BUSY);
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
-/* Is this very contribution in a slot? Then it is answered when that ends, and not before: to refuse it
- * meanwhile, because the round is void now, would give the worker a buffer back that is being read. */
+/* True if this very contribution is in a slot. Then it is answered when the slot is released, and not
+ * before: an earlier refusal, because the round is now void, would let the worker reuse a buffer that is
+ * being read. */
 static bool in_slot(const struct step_machine *step, const struct step_event *event,
                     const struct member *member)
 {
@@ -665,7 +667,7 @@ static struct judgement judge_chunk(const struct step_machine *step, const struc
     const struct judgement folded = { FATE_FOLDED, CAIRN_OK };
     if (MUTANT(31) && step->config.forwards && step->phase == CAIRN_STEP_REDUCING)
         return refused_with(CAIRN_ERR_PROTOCOL);
-    if (step->phase != CAIRN_STEP_COLLECTING) return folded; // everything is
+    if (step->phase != CAIRN_STEP_COLLECTING) return folded; // every chunk is folded
     if (event->micro < member->micro) return folded;
     if (event->micro > member->micro) return refused_with(CAIRN_ERR_PROTOCOL);
     if (member->committed && event->micro > member->last_micro)
@@ -692,11 +694,11 @@ static void receive_push(struct step_machine *step, const struct step_event *eve
     action->slot = index;
     action->member = event->member;
     action->chunk = event->chunk;
-    // It may be the last one that was sent: then all others are absent.
+    // This may be the last chunk that was sent: then all others are absent.
     if (member->ended && member->arrived == member->sent) step_advance(step, actions);
 }
 
-/* An answer that echoes what it answers. */
+/* Answers the event, and echoes its fields. */
 static void answer_event(const struct step_event *event, enum step_action_kind kind,
                          cairn_status status, struct step_actions *actions)
 {
@@ -713,7 +715,7 @@ static void answer_event(const struct step_event *event, enum step_action_kind k
     action->tag = event->tag;
 }
 
-/* CHUNK, MICRO_END, COMMIT */
+/* Handlers of CHUNK, MICRO_END and COMMIT. */
 static void step_on_chunk(struct step_machine *step, const struct step_event *event,
                           struct step_actions *actions)
 {
@@ -729,8 +731,8 @@ static void step_on_chunk(struct step_machine *step, const struct step_event *ev
         answer_event(event, CAIRN_STEP_REFUSE, judgement.status, actions);
 }
 
-/* Ends and commits have three fates: they are new (RECEIVE), known (WAITING; FOLDED where the answer
- * may have been lost), or refused. */
+/* Ends and commits have three fates: they are new (RECEIVE), known (WAITING; FOLDED if the answer may have
+ * been lost), or refused. */
 static struct judgement judge_micro_end(const struct step_machine *step,
                                         const struct step_event *event, const struct member *member)
 {
@@ -815,7 +817,7 @@ static bool has_landed(const struct step_machine *step, const struct member *mem
     return false;
 }
 
-/* With a slot that is free, too: it may not push more before it has its buffers back. */
+/* True even if the member has a free slot: it may push no more until its buffers are given back. */
 static bool waits_for_others(const struct step_machine *step, const struct member *member)
 {
     if (member->receiving > 0) return false;

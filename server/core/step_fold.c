@@ -1,9 +1,9 @@
 /* The strict left fold: when a landed contribution may be added to its chunk's sum.
  *
- * A chunk's cursor stands at the first (micro-batch, member) that is neither folded nor known to be absent.
- * Absence is known from what OPEN said that the member holds; and else from counts alone: a member's
- * micro-batch has ended, and as many chunks as it sent have arrived. So nothing here depends on the order of
- * arrival but the moment. */
+ * A chunk's cursor is at the first (micro-batch, member) that is neither folded nor known to be absent.
+ * OPEN tells which members hold nothing of a chunk; otherwise only counts show an absence: a member's
+ * micro-batch has ended, and as many chunks as it sent have arrived. So the order of arrival affects only
+ * the time of a fold. */
 #include "server/core/step_state.h"
 
 #include <assert.h>
@@ -14,7 +14,7 @@
 enum verdict {
     WAIT,
     PASS, /* it never has anything here: it does not hold the chunk, or has no such micro-batch */
-    SKIP, /* it might have, and has not */
+    SKIP, /* it might have a contribution, and has none */
     TAKE
 };
 
@@ -27,7 +27,8 @@ static enum verdict judge_fold(const struct step_machine *step, uint32_t chunk,
                                const struct cursor *cursor)
 {
     const struct member *member = &step->members[cursor->member];
-    if (cursor->micro > step->front) return WAIT; // for anyone: else it might pass for ever
+    // no member is that far: otherwise the cursor might pass for ever
+    if (cursor->micro > step->front) return WAIT;
     if (step->config.forwards && cursor->micro > step->forward.micro && !MUTANT(25)) return WAIT;
     if (!step_holds(step, cursor->member, chunk)) return PASS;
     if (member->committed && cursor->micro > member->last_micro) return PASS;
@@ -80,8 +81,8 @@ static void undefer_chunk(struct step_machine *step, uint32_t index)
         step->deferred_last = slot->older;
 }
 
-/* True: a FOLD would now take all that this micro-batch has for the chunk, or as much as one can
- * take. */
+/* True if a FOLD would now take all contributions of this micro-batch to the chunk, or as many as one FOLD
+ * can take. */
 static bool is_ripe(const struct step_machine *step, uint32_t chunk)
 {
     struct cursor at = step->cursors[chunk];
@@ -130,7 +131,7 @@ static void begin_fold(struct step_machine *step, uint32_t chunk, struct step_ac
     *step_act(actions, CAIRN_STEP_FOLD) = *fold;
 }
 
-/* For a relay: says that the chunk's sum in the micro-batch at hand is final, once it is. */
+/* For a relay: reports that the chunk's sum in the current micro-batch is final, once it is. */
 static void forward_chunk(struct step_machine *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
@@ -148,13 +149,13 @@ static void forward_chunk(struct step_machine *step, uint32_t chunk, struct step
     action->round = step->round;
 }
 
-/* Moves one chunk's cursor as far as it goes: over what is absent, and over what has landed, which is
- * folded in one pass. One FOLD of a chunk at a time. */
+/* Moves one chunk's cursor as far as possible: over absent contributions, and over landed ones, which are
+ * folded in one pass. A chunk has at most one FOLD at a time. */
 static void advance_chunk(struct step_machine *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
     if (cursor->fold_head != NO_SLOT) return;
-    struct step_action fold; // begun by the first contribution: most calls find none
+    struct step_action fold; // set at the first contribution: most calls find none
     uint32_t count = 0;
     while (count < CAIRN_STEP_FOLD_MAX && !at_end(step, cursor)) {
         const enum verdict verdict = judge_fold(step, chunk, cursor);
@@ -174,13 +175,14 @@ static void advance_chunk(struct step_machine *step, uint32_t chunk, struct step
     if (step->config.forwards) forward_chunk(step, chunk, actions);
 }
 
-/* The world has less to do than it could: the oldest that wait do not wait any more. */
+/* Fewer folds are under way than the caller can do: the oldest deferred contributions wait no longer. */
 static void advance_deferred(struct step_machine *step, struct step_actions *actions)
 {
     while (step->folding < step->config.folds_wanted && step->deferred_first != NO_SLOT &&
            !MUTANT(22)) {
         const uint32_t slot = step->deferred_first;
-        undefer_chunk(step, slot); // where an earlier one is missing, that one takes it along
+        // if an earlier contribution is missing, its fold will take this one along
+        undefer_chunk(step, slot);
         advance_chunk(step, step->slots[slot].chunk, actions);
     }
 }
@@ -219,8 +221,8 @@ static void commit_forwards(struct step_machine *step, struct step_actions *acti
     action->weight = MUTANT(27) ? step->members[0].weight : step->weight;
 }
 
-/* For a relay: ends the micro-batch at hand if every chunk is past it, and some member is done with
- * it. Ends the round if all members and all micro-batches are done. */
+/* For a relay: ends the current micro-batch if every chunk is past it, and some member has finished it.
+ * Ends the round if all members and all micro-batches are done. */
 static void advance_forwards(struct step_machine *step, struct step_actions *actions)
 {
     const bool past = step->forward.passed == step->config.chunk_count;
@@ -228,13 +230,13 @@ static void advance_forwards(struct step_machine *step, struct step_actions *act
                        (MUTANT(32) && step->config.chunk_count > 0);
     if (past && begun) {
         end_forwards(step, actions);
-        step_advance(step, actions); // the next one's chunks may be here
+        step_advance(step, actions); // chunks of the next micro-batch may have landed
     } else if (step->done_count == step->member_count && step->forward.micro > step->last_micro) {
         commit_forwards(step, actions);
     }
 }
 
-/* Whether the collecting is at its end. */
+/* Checks whether collecting has ended. */
 static void judge_end(struct step_machine *step, struct step_actions *actions)
 {
     if (step->config.forwards)
@@ -253,7 +255,8 @@ void step_complete_micro(struct step_machine *step, struct member *member,
                          struct step_actions *actions)
 {
     if (!member->ended || member->passed < step->config.chunk_count) return;
-    // Who holds nothing waits with the others: else one event might end any number of micro-batches.
+    // A member that holds nothing waits with the others: otherwise one event might end any number of
+    // micro-batches.
     if (step->config.forwards && member->micro > step->forward.micro) return;
     struct step_action *action = step_act(actions, CAIRN_STEP_MICRO_ACK);
     action->member = member->id;
@@ -280,7 +283,7 @@ static struct member *member_of_slot(const struct step_machine *step, uint32_t s
     return &step->members[slot / step->config.window];
 }
 
-/* Tells the worker what became of the contribution in a slot. */
+/* Tells the worker the result of the contribution in a slot. */
 static struct step_action *answer_slot(const struct step_machine *step, uint32_t slot,
                                        enum step_action_kind kind, cairn_status status,
                                        struct step_actions *actions)
@@ -304,7 +307,7 @@ static void free_slot(struct step_machine *step, uint32_t slot)
     step->slots_used--;
 }
 
-/* The contribution never arrived: the worker sends it again. */
+/* The contribution counts as if it had never arrived: the worker sends it again. */
 static void forget_slot(struct step_machine *step, uint32_t slot)
 {
     struct member *member = member_of_slot(step, slot);
@@ -327,8 +330,9 @@ void step_on_landed(struct step_machine *step, const struct step_event *event,
     const bool answerable = event->status == CAIRN_OK || event->status == CAIRN_ERR_CHECKSUM;
 
     if (step->phase == CAIRN_STEP_DRAINING) {
-        // Answered even if its connection is lost: the worker may be back, and a duplicate that it sent since
-        // was dropped because this one was under way. Whatever it sends from now on is not read either.
+        // Answer even if the connection is lost: the worker may have reconnected, and a duplicate that it
+        // sent since then was dropped because this contribution was under way. Whatever it sends from now
+        // on is not read either.
         answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_STALE, actions);
         forget_slot(step, index);
         step_drained(step, actions);

@@ -1,7 +1,8 @@
 /* The state of a shard's round machine. Private to step*.c; step.h is the contract.
  *
- * The path of a contribution: `at[member][chunk]` is NONE, then 1 + which of the member's slots it is in
- * (RECEIVING, LANDED, FOLDING), then FOLDED; the row is cleared when the member's micro-batch is complete. */
+ * The path of a contribution: `at[member][chunk]` is NONE, then 1 + the index of the member's slot that
+ * holds it (RECEIVING, LANDED, FOLDING), then FOLDED; the row is cleared when the member's micro-batch is
+ * complete. */
 #ifndef CAIRN_CORE_STEP_STATE_H
 #define CAIRN_CORE_STEP_STATE_H
 
@@ -19,30 +20,31 @@ struct slot {
     uint32_t next;         /* FOLDING: the next slot of the same FOLD, or NO_SLOT */
     uint32_t older, newer; /* deferred: neighbours in the list, or NO_SLOT */
     uint8_t state;         /* enum slot_state */
-    bool deferred;         /* LANDED, and its chunk waits for company */
+    bool deferred;         /* LANDED, and its chunk waits for further contributions */
 };
 
 struct member {
     uint64_t id;
     uint64_t weight;
-    uint32_t micro;      /* the one that is coming in */
+    uint32_t micro;      /* the micro-batch that it is sending */
     uint32_t arrived;    /* chunks of it in a slot or folded */
-    uint32_t unheld;     /* chunks that it holds nothing of, in every micro-batch */
+    uint32_t unheld;     /* chunks of which it holds nothing, in every micro-batch */
     uint32_t passed;     /* chunks whose cursor is past it: folded, absent, or unheld */
-    uint32_t sent;       /* how many there will be, once `ended` */
+    uint32_t sent;       /* the number of chunks in it, once `ended` */
     uint32_t last_micro; /* once `committed` */
-    uint32_t receiving;  /* slots */
+    uint32_t receiving;  /* slots that are RECEIVING */
     bool ended, committed, done;
-    bool lost;    /* its connection, since the round opened */
-    bool regrant; /* it is back: GRANT when nothing is RECEIVING */
+    bool lost;    /* its connection was lost since the round opened */
+    bool regrant; /* it reconnected: GRANT when nothing is RECEIVING */
 };
 
-/* How far a chunk is: everything before (micro, member) is folded, folding, absent or unheld. */
+/* The progress of a chunk: everything before (micro, member) is folded, folding, absent or unheld. */
 struct cursor {
     uint32_t micro, member;
     uint32_t fold_head; /* the slots of the FOLD under way; NO_SLOT = none */
-    bool contributed;   /* since the round began; of a relay: in the micro-batch at hand */
-    bool forwarded;     /* of a relay: it is past the micro-batch at hand, and FORWARD was said */
+    bool contributed;   /* since the round began; for a relay: in the current micro-batch */
+    /* for a relay: it is past the current micro-batch, and FORWARD was sent if due */
+    bool forwarded;
 };
 
 struct step_machine {
@@ -50,52 +52,54 @@ struct step_machine {
     enum step_phase phase;
     uint64_t epoch;       /* of the last FENCE */
     bool fenced;          /* between FENCE and RESOLVE */
-    uint64_t round;       /* of the phase, or the last one resolved; 0 = void */
-    uint64_t round_seen;  /* the newest that began; slots and members are of this one */
-    uint64_t round_epoch; /* its epoch */
+    uint64_t round;       /* of the phase, or the last resolved round; 0 = void */
+    uint64_t round_seen;  /* the newest round that began; slots and members belong to it */
+    uint64_t round_epoch; /* the epoch of round_seen */
     struct cairn_version version;
     struct decision last; /* its payload is `payload` */
     struct step_sums sums;
 
     uint32_t member_count;
     uint32_t done_count;      /* members that are done */
-    uint32_t committed_count; /* members */
-    uint32_t last_micro;      /* the greatest of the committed */
+    uint32_t committed_count; /* members that have committed */
+    uint32_t last_micro;      /* the greatest last_micro of the committed members */
     uint32_t likely_micro;    /* last_micro of the last round that was summed */
     uint32_t front;           /* the greatest micro-batch that a member is in */
     uint64_t weight;
-    uint32_t receiving, folding;            /* slots, chunks */
+    /* slots that are RECEIVING; chunks with a FOLD under way */
+    uint32_t receiving, folding;
     uint32_t deferred_first, deferred_last; /* slots, in the order of landing; NO_SLOT: none */
     uint32_t slots_used;
-    struct {             /* of a relay */
-        uint32_t micro;  /* the one at hand */
+    struct {             /* for a relay */
+        uint32_t micro;  /* the current one */
         uint32_t passed; /* chunks that are past it */
         uint32_t sent;   /* FORWARDs of it */
     } forward;
     bool summing;
-    bool lacks_state; /* some of it is on its way */
-    bool summed;      /* REDUCING: the sums are there, and state lacks */
+    bool lacks_state; /* some state is on its way */
+    bool summed;      /* REDUCING: the sums are ready, and state is missing */
     bool all_hold;    /* every member holds every chunk: `holds` means nothing */
 
-    struct {            /* an OPEN that came while DRAINING */
+    struct {            /* an OPEN that arrived while DRAINING */
         uint64_t round; /* 0 = none */
         uint32_t member_count;
     } pending;
 
     /* in the caller's memory, behind this struct */
-    struct member *members;    /* [member_max] by rank; the first member_count are of the round */
+    struct member *members;    /* [member_max] by rank; the first member_count are in the round */
     uint64_t *pending_members; /* [member_max] */
     struct cursor *cursors;    /* [chunk_count] */
     struct slot *slots;        /* [member_max][window] */
     uint16_t *at;              /* [member_max][chunk_count] */
-    uint8_t *holds;            /* [member_max] rows, as in OPEN: of the round, or the pending one */
-    uint8_t *payload;          /* [payload_bytes_max] */
+    /* [member_max] rows, as in OPEN: for the round, or for the pending one */
+    uint8_t *holds;
+    uint8_t *payload; /* [payload_bytes_max] */
 };
 
 /* step.c */
 struct step_action *step_act(struct step_actions *actions, enum step_action_kind kind);
 void step_grant(struct step_machine *step, struct member *member, struct step_actions *actions);
-/* Ends DRAINING if nothing is in flight any more, and starts the pending round. */
+/* Ends DRAINING if nothing is in flight any longer, and starts the pending round. */
 void step_drained(struct step_machine *step, struct step_actions *actions);
 
 /* step_fold.c: LANDED, FOLDED and the cursors */
@@ -103,11 +107,12 @@ void step_on_landed(struct step_machine *step, const struct step_event *event,
                     struct step_actions *actions);
 void step_on_folded(struct step_machine *step, const struct step_event *event,
                     struct step_actions *actions);
-/* Refuses everything that has landed and is not being folded: the round is void. */
+/* Refuses every contribution that has landed and is not being folded: the round is void. */
 void step_drop_landed(struct step_machine *step, struct step_actions *actions);
-/* Moves every chunk's cursor as far as it goes; begins the reduction when everything is in. */
+/* Moves every chunk's cursor as far as possible; begins the reduction when all contributions have
+ * arrived. */
 void step_advance(struct step_machine *step, struct step_actions *actions);
-/* If this member's micro-batch is complete: acknowledges it and goes to the next. */
+/* If this member's micro-batch is complete: acknowledges it and begins the next. */
 void step_complete_micro(struct step_machine *step, struct member *member,
                          struct step_actions *actions);
 bool step_cursor_past(const struct step_machine *step, uint32_t chunk, uint32_t micro,
@@ -124,7 +129,7 @@ static inline bool step_holds(const struct step_machine *step, uint32_t member, 
     return step->all_hold || (step->holds[row + chunk / 8] >> chunk % 8 & 1) != 0;
 }
 
-/* The slot that at[member][chunk] = `at` (not NONE, not FOLDED) names. */
+/* Returns the slot that at[member][chunk] = `at` (neither NONE nor FOLDED) names. */
 static inline uint32_t step_slot(const struct step_machine *step, uint32_t member, uint16_t at)
 {
     return member * step->config.window + at - 1;

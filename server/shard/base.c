@@ -1,5 +1,5 @@
-/* The session with the coordinator and what is said in it, the table of a job's members, the ledger of bytes,
- * messages that arrive in pages, and who refers to a job. */
+/* This file has the session with the coordinator and what is sent in it, the table of a job's members, the
+ * ledger of bytes, the messages that arrive in pages, and the count of what refers to a job. */
 #include "server/shard/base.h"
 
 #include <assert.h>
@@ -18,7 +18,8 @@
 
 /* Sends messages to the coordinator. */
 
-/* A message that is left out would break the order that the coordinator relies on. */
+/* Closes the connection if a message could not be sent: the coordinator relies on the order of messages,
+ * which a missing message would break. */
 static void judge_sent(struct coordinator_session *session, cairn_status status, uint16_t type,
                        const struct sentence *why)
 {
@@ -82,7 +83,7 @@ void session_answer(struct shard_daemon *shard, struct request *request, cairn_s
 {
     struct request answered = *request;
     *request = (struct request) { 0 };
-    if (answered.session != shard->session.serial) return; // nobody waits, or on a lost session
+    if (answered.session != shard->session.serial) return; // nobody waits, or the session is lost
     if (status == CAIRN_OK) {
         Cairn__Done done = CAIRN__DONE__INIT;
         session_send(shard, CAIRN_MSG_DONE, answered.number, &done.base);
@@ -96,11 +97,11 @@ void session_answer(struct shard_daemon *shard, struct request *request, cairn_s
 
 /* ==== member ==== */
 
-/* The members of a job: the table of them, and what is sent to one. */
+/* The members of a job: their table, and the messages that are sent to a member. */
 
 /* ---- the table: open addressing, a power of two, at most half full ---- */
 
-/* Where the member of that number stands, or would stand. */
+/* Returns the place in the table where the member of that number is, or would be. */
 static size_t place_of(const struct shard_job *job, uint64_t number)
 {
     size_t i = (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->members.capacity - 1);
@@ -178,12 +179,13 @@ void member_send_for(struct shard_member *member, struct chunk_header *header, u
     header->job = member->job->number;
     header->member = member->number;
     header->token = member->token;
-    header->tile = shard; // who speaks, see proto/wire/wire.h
+    header->tile = shard; // the shard that speaks: see proto/wire/wire.h
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     chunk_encode(header, bytes);
     cairn_status status = fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
-    // An answer that is left out would be waited for: the connection is the unit of loss.
+    // The member would wait for the missing answer, so its connection is cut: answers are lost only with
+    // it.
     log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
                 member->job->spec.name, status_text((int)status));
     member->cut = true;
@@ -297,7 +299,7 @@ static void add_workers(struct bytes_list *out, const struct shard_job *job)
     for (size_t i = 0; i < job->members.capacity && out->count < CAIRN_BYTES_TOLD_MAX; i++) {
         const struct shard_member *member = job->members.list[i];
         if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER) continue;
-        if (member->is_relay) continue; // what its workers gave it, it tells of them
+        if (member->is_relay) continue; // the relay itself reports what its workers pushed
         Cairn__BytesTold *told = add_bytes(out, job, &member->bytes);
         told->steps -= member->bytes.steps;
         told->of_worker = true;
@@ -310,7 +312,7 @@ void bytes_list(const struct shard_daemon *shard, struct bytes_list *out)
     size_t most = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         most += 1 + job->members.count;
-    if (most > CAIRN_BYTES_TOLD_MAX) most = CAIRN_BYTES_TOLD_MAX; // there are fewer jobs
+    if (most > CAIRN_BYTES_TOLD_MAX) most = CAIRN_BYTES_TOLD_MAX; // there are fewer jobs than this
     *out = (struct bytes_list) { .told = calloc(most + 1, sizeof *out->told),
                                  .pointers = calloc(most + 1, sizeof *out->pointers) };
     if (out->told == NULL || out->pointers == NULL) return;
@@ -349,7 +351,7 @@ void memory_list(const struct shard_daemon *shard, struct memory_list *out)
 
 /* ==== arriving ==== */
 
-#define SMALL_BYTES 32768 /* of pages: prepared sooner than a thread is told */
+#define SMALL_BYTES 32768 /* preparing so few bytes is faster than waking a thread */
 
 static void arriving_free(struct arriving *arriving)
 {
@@ -439,7 +441,7 @@ static void on_through(struct task *task)
     arriving->phase = CAIRN_ARRIVING_PREPARED;
     if (arriving->is_dropped) {
         free_dropped(shard, arriving);
-        shard->up->memory_back(shard); // others may have waited for what it had
+        shard->up->memory_back(shard); // others may have waited for the memory that it held
     } else if (arriving->status != CAIRN_OK) {
         arriving_end(shard, arriving, arriving->status, &arriving->why);
     } else {
@@ -462,7 +464,7 @@ void arriving_make(struct arriving *arriving)
     begin_arriving(arriving, run_make);
 }
 
-/* All pages are here. */
+/* Goes on with a message whose pages are all here. */
 static void go_on(struct shard_daemon *shard, struct arriving *arriving)
 {
     uint64_t bytes = 0;
@@ -528,7 +530,7 @@ void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn_
     struct arriving *arriving;
     TAILQ_FOREACH (arriving, &shard->arriving, link)
         if (arriving->request == request) break;
-    if (arriving == NULL) return; // of one that was refused
+    if (arriving == NULL) return; // the page is of a message that was refused
     cairn_status status = CAIRN_ERR_PROTOCOL;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
         if (arriving->phase == CAIRN_ARRIVING_PAGES && page->what != 0 &&

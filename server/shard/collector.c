@@ -93,11 +93,11 @@ cairn_status collector_open(struct collector *collector, const struct collector_
     return CAIRN_OK;
 }
 
-/* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
+/* Releases a slot whose payload nobody reads any more: memory of a worker is given back to the worker. */
 static void slot_release(struct collector_slot *slot)
 {
     const struct collector *collector = slot->collector;
-    // The fabric of a shard that is closed has dropped its messages.
+    // When the shard closes, its fabric has already dropped the messages.
     if (slot->message != NULL && !collector->job->shard->closing) fabric_drop(slot->message);
     if (slot->memory != NULL && collector->callbacks->slot_memory_back != NULL)
         collector->callbacks->slot_memory_back(slot);
@@ -123,7 +123,7 @@ void collector_leave(struct collector *collector)
 
 /* ---- to workers ---- */
 
-/* How many of the part's chunks are added up on a device: the first ones (memory.h). */
+/* Returns how many of the part's chunks are added up on a device; these are its first chunks (memory.h). */
 static uint64_t chunks_on_card(const struct collector *collector)
 {
     const struct chunk_table *table = collector->table;
@@ -159,7 +159,7 @@ static void refuse_push(const struct collector *collector, const struct step_act
     const struct shard_job *job = collector->job;
     struct shard_member *member = member_find(job, action->member);
     job->shard->stats.chunks_refused++;
-    if (member != NULL) { // a late one is what an end of an epoch leaves on its way
+    if (member != NULL) { // a stale chunk is normal: it was under way when its epoch ended
         log_limited(
             &member->refusals, action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
             "refused chunk %u of job %s for shard %s from %s: %s; it is of epoch "
@@ -186,14 +186,14 @@ static cairn_status judge_tensor(const struct shard_job *job, const struct chunk
     return CAIRN_OK;
 }
 
-/* The specification is read only to say what is wrong: of thousands of tensors it is in no cache. */
+/* Reads the specification only for the error text: with thousands of tensors it is in no cache. */
 static cairn_status refuse_untrained(const struct tensor_spec *tensor, struct sentence *why)
 {
     return fail_with(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
                      tensor->name, capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
 }
 
-/* CAIRN_ERR_REFUSED: the tensor, a trained one, takes no gradient in that round; `why` says so. */
+/* Returns CAIRN_ERR_REFUSED, with `why`, if the tensor, a trained one, takes no gradient in that round. */
 static cairn_status frozen_judge(const struct frozen *frozen, const struct job_spec_data *spec,
                                  uint32_t tensor, uint64_t round, struct sentence *why)
 {
@@ -253,12 +253,13 @@ bool collector_reads_view(const struct collector *collector, const struct chunk_
     const uintptr_t view = (uintptr_t)fabric_message_view(message);
     if (view == 0) return false;
     if (bytes_path_of(fabric_message_path(message)) != BYTES_PATH_DEVICE) return true;
-    // A kernel that met an element across its own size would end the card's context.
+    // A kernel that reads a misaligned element would end the card's context.
     return !compute_is_host(collector->callbacks->compute(collector, chunk)) &&
            view % dtype_size(header->dtype) == 0;
 }
 
-/* The same to the end: a device has memory of the host copied into the slot's. */
+/* True if the payload stays where it lies until it is folded. For a device, memory of the host is copied
+ * into the slot's memory first, so it does not stay. */
 static bool reads_in_place(const struct collector *collector, const struct chunk_header *header,
                            uint32_t chunk, const struct fabric_message *message)
 {
@@ -279,17 +280,17 @@ void collector_push(struct collector *collector, const struct chunk_header *head
     event.chunk = chunk;
     event.is_readable = event.in_place && reads_in_place(collector, header, chunk, message);
     collector_step(collector, &event);
-    discard(collector); // if a fault came before the core's word
+    discard(collector); // drops the message if a fault came before the core decided about it
 }
 
 /* ---- slots ---- */
 
-/* The core is told when its actions are done. */
+/* Notes that a receive has ended; the core is told after its current actions are done. */
 static void landed(struct collector_slot *slot, cairn_status status)
 {
     struct collector *collector = slot->collector;
     if (status != CAIRN_OK && status != CAIRN_ERR_CHECKSUM) {
-        // The worker is not answered, so its connection must be lost if it is not.
+        // The worker gets no answer, so its connection is cut unless it is lost already.
         if (status != CAIRN_ERR_CLOSED) member_cut(collector->job, slot->member);
         status = CAIRN_ERR_CLOSED;
     }
@@ -308,8 +309,9 @@ static void on_received(void *arg, cairn_status status)
         // Bytes that were copied out of a card's memory have passed the host: they count as shared.
         bytes_pushed(collector->job, slot->member, slot->payload_bytes,
                      slot->path == BYTES_PATH_DEVICE ? BYTES_PATH_SHARED : slot->path);
-        // Memory of a card has no checksum: no host has read it before, nor is there a way, or its sender
-        // says so. Nor has memory of this host, which its sender takes to be read where it lies.
+        // Memory of a card has no checksum, because no host has read it before: either it crosses no
+        // network, or its sender says that it has none. Memory of this host has no checksum either, because
+        // its sender expects that it is read where it lies.
         if (!slot->is_unsummed && slot->path != BYTES_PATH_DEVICE &&
             slot->path != BYTES_PATH_SHARED &&
             chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
@@ -322,7 +324,7 @@ static void on_received(void *arg, cairn_status status)
     collector->callbacks->idle(collector);
 }
 
-/* The payload is read where it lies: there is nothing to wait for, and no way on which it was damaged. */
+/* Lands a payload that is read where it lies: nothing is awaited, and no transfer can have damaged it. */
 static void land_view(struct collector_slot *slot, struct fabric_message *message)
 {
     slot->message = message;
@@ -382,11 +384,11 @@ static void do_action(struct collector *collector, const struct step_action *act
     case CAIRN_STEP_DISCARD: discard(collector); break;
     case CAIRN_STEP_FOLD: fold_begin(collector, action); break;
     case CAIRN_STEP_FAULT: shard_job_fault(collector->job, action->why); break;
-    default: break; // a callback did it
+    default: break; // callbacks->act has done it
     }
 }
 
-/* A chunk that is neither received nor refused is one that is here already. */
+/* True if the action discards a chunk that is here already: it is neither received nor refused. */
 static bool is_duplicate(const struct step_actions *actions, size_t at)
 {
     return actions->list[at].kind == CAIRN_STEP_DISCARD &&
@@ -484,8 +486,8 @@ struct tensor_chunks chunk_table_tensor(const struct chunk_table *table, uint32_
 
 /* Folds of a collector: each adds what has landed of one chunk to the chunk's sum. */
 
-/* Copies sources that are in workers' memory to where they would have landed otherwise, and folds
- * from there. Runs under the guard, as reading that memory may fault. */
+/* Copies the sources that lie in workers' memory into the slots' memory, from where they are folded. Runs
+ * under the guard, because reading workers' memory may fault. */
 static void land_views(void *arg)
 {
     struct fold *fold = arg;
@@ -499,7 +501,7 @@ static void land_views(void *arg)
     }
 }
 
-/* The host reads what is in workers' memory where it is; a device is given what can be read for sure. */
+/* The host reads workers' memory where it lies; a device is given copies, which it can read for sure. */
 static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     struct fold *fold = (struct fold *)run;
@@ -509,13 +511,13 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return run->failed_at == NULL && fold->collector->callbacks->fold(fold, stage, works);
 }
 
-/* Its memory cannot be read: the coordinator is asked to put it out, and a round that it spoiled never
- * ends here. */
+/* Tells the coordinator that the member's memory cannot be read, so that it removes the member. A round
+ * that the member spoiled never ends here. */
 static void member_unreadable(struct shard_job *job, uint64_t number)
 {
     const struct shard_member *member = member_find(job, number);
     struct sentence why;
-    if (member == NULL) return; // it left meanwhile, and its round is void
+    if (member == NULL) return; // the member left meanwhile, and its round is void
     sentence_set(
         &why,
         "the shared memory of %s (rank %u) cannot be read by shard %s: its host has no page for it "
@@ -530,7 +532,7 @@ static void member_unreadable(struct shard_job *job, uint64_t number)
     session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
 }
 
-/* The sum is wrong for good, as folds go on from it. */
+/* Notes that the round is spoiled: the chunk's sum stays wrong, because later folds add to it. */
 static void spoil(const struct fold *fold)
 {
     struct collector *collector = fold->collector;
@@ -564,7 +566,7 @@ static void on_folded(struct work_run *run)
 {
     struct fold *fold = (struct fold *)run;
     struct collector *collector = fold->collector;
-    (void)shard_job_run_failed(collector->job, run); // then no event is taken any more
+    (void)shard_job_run_failed(collector->job, run); // if it failed, no event is taken any more
     if (run->failed_at != NULL) spoil(fold);
     collector->callbacks->fold_done(fold);
     fold_drop(fold);
@@ -578,11 +580,11 @@ void fold_submit(struct fold *fold)
     compute_submit(&fold->run);
 }
 
-/* FOLD of the core. */
+/* Begins the fold that the core's FOLD asks for. */
 static void fold_begin(struct collector *collector, const struct step_action *action)
 {
     struct fold *fold = collector->folds_free;
-    assert(fold != NULL); // one fold a chunk, and each has a slot
+    assert(fold != NULL); // a chunk has at most one fold, and each fold has a slot
     collector->folds_free = fold->next;
     *fold = (struct fold) {
         .run = { .compute = collector->callbacks->compute(collector, action->chunk),
@@ -611,8 +613,8 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
 
 /* ==== step message ==== */
 
-/* The translation between workers and a core, of the shard's own part or of a relay's: messages
- * become events of the core, and its actions become headers of messages. */
+/* Translates between workers and a core (the own part's, or a relay's): messages become events of the core,
+ * and the core's actions become headers of messages. */
 
 struct step_event step_event_of(const struct chunk_header *header)
 {
@@ -641,8 +643,8 @@ struct step_event step_event_of(const struct chunk_header *header)
     return event;
 }
 
-/* The header of an answer: the numbers of the round, and in an ACK or NAK the place of the chunk, which the
- * core knows by its number in the table. */
+/* Returns the header of an answer: the numbers of the round and, in an ACK or NAK, the place of the chunk,
+ * which the core knows by its number in the table. */
 static struct chunk_header step_header_of(const struct step_action *action, uint8_t kind,
                                           const struct chunk_table *table)
 {

@@ -10,17 +10,17 @@
 #include "server/base/log.h"
 #include "server/shard/shard.h"
 
-/* Items that are done together. */
+/* The items of one list, whose works the home does together. */
 struct list {
     struct pool_item *items; /* owned: [works_best] */
-    bool *more;              /* owned, likewise: the item has a further stage */
+    bool *more;              /* owned: [works_best]; the item has a further stage */
     uint32_t count;
 };
 
 /* The works and lists that each thread has for itself. */
 struct compute_lane {
     struct works works;
-    struct list lists[CAIRN_WORKS_LISTS]; /* of the works' lists */
+    struct list lists[CAIRN_WORKS_LISTS]; /* one for each list of the works */
 };
 
 enum {
@@ -28,7 +28,7 @@ enum {
     FILES_LANE,
     SNAPSHOTS_LANE,
     LANES_BESIDE
-}; /* behind those of the threads, as server/base/daemon.h numbers them */
+}; /* these lanes follow those of the threads, as server/base/daemon.h numbers them */
 
 static void works_send(struct works *works);
 static cairn_status works_await(struct works *works, struct sentence *why);
@@ -64,13 +64,13 @@ static void close_lane(struct compute_lane *lane)
     }
 }
 
-/* Sums have the same bits whichever thread makes them. */
+/* Checks a thread's floating-point settings: sums have the same bits whichever thread makes them. */
 static void assert_float_env(void)
 {
     assert(float_env_ok());
 }
 
-/* Next to the device, as threads run where the one that starts them does. */
+/* Starts the threads next to the device: a thread runs where the thread that starts it runs. */
 static cairn_status open_threads(struct compute *compute, uv_loop_t *loop, const char *name,
                                  uint32_t threads, struct sentence *why)
 {
@@ -129,7 +129,7 @@ static struct work_run *run_of(const struct pool_item *item)
     return (struct work_run *)item->task;
 }
 
-/* True if an item has a further stage. */
+/* Adds the works of a stage. Returns true if an item has a further stage. */
 static bool describe(struct works *works, struct list *list, uint32_t stage)
 {
     bool more = false;
@@ -153,12 +153,12 @@ static void conclude_list(const struct list *list, uint32_t thread, cairn_status
     }
 }
 
-/* As far as its last stage, which is begun. */
+/* Runs the stages of the list up to the last one, which is begun and not awaited. */
 static void begin_list_compute(struct compute_lane *lane, struct list *list)
 {
     struct works *works = &lane->works;
     struct work_run *first = run_of(&list->items[0]);
-    works->is_guarded = works->in_place && first->is_guarded; // then it is the only one
+    works->is_guarded = works->in_place && first->is_guarded; // a guarded run is alone in its list
     for (uint32_t i = 0; i < list->count; i++) list->more[i] = true;
     for (uint32_t stage = 0; describe(works, list, stage); stage++) works_flush(works);
     if (works->is_guarded) {
@@ -182,8 +182,7 @@ static void finish_list(struct compute *compute, struct compute_lane *lane, cons
     conclude_list(list, thread, status);
 }
 
-/* The next list, too, is begun before the one ahead is waited for, as long as more waits than other threads
- * take. */
+/* Begins the next list before it awaits the current one, if more items wait than other threads take. */
 static void run_lists(struct compute *compute, struct compute_lane *lane, uint32_t thread)
 {
     const uint32_t most = lane->works.list_count > 1 ? home_info(compute->home)->works_best : 0;
@@ -243,7 +242,7 @@ uint32_t compute_lanes(const struct compute *compute)
 
 uint32_t compute_items_wanted(const struct compute *compute)
 {
-    // One list for each thread, and an item that is being handed over.
+    // Each thread takes one list, and one more item is being handed over.
     return pool_thread_count(compute->pool) * home_info(compute->home)->works_best + 1;
 }
 
@@ -252,7 +251,8 @@ static bool is_begun(const struct compute_lane *lane)
     return atomic_load_explicit(&lane->works.is_begun, memory_order_relaxed);
 }
 
-/* Takes what lists are staged in, so that none lacks it when it runs. As home_stream_begin. */
+/* Takes the memory that lists are staged in, so that no list lacks it when it runs. Returns as
+ * home_stream_begin does. */
 static cairn_status works_begin(struct works *works, struct sentence *why)
 {
     const cairn_status status = home_stream_begin(works->stream, why);
@@ -309,10 +309,10 @@ void compute_why(struct compute *compute, struct sentence *why_out)
 
 /* ==== works ==== */
 
-#define WORKS_OF_AN_ITEM 4 /* rarely more: then the list is run in parts */
+#define WORKS_OF_AN_ITEM 4 /* an item rarely has more; then the list is run in parts */
 
-/* Maps pages for a scratch, because pinning pins whole pages: one of malloc's could hold a part of
- * another list's scratch, too. */
+/* Maps pages for a scratch. Pinning pins whole pages, and a page of malloc's could also hold a part of
+ * another list's scratch. */
 static uint8_t *map_scratch(void)
 {
     void *scratch = mmap(NULL, CAIRN_WORKS_SCRATCH_BYTES, PROT_READ | PROT_WRITE,
@@ -383,7 +383,7 @@ static void begin_list_works(void *arg)
     list->is_under_way = list->status == CAIRN_OK;
 }
 
-/* Nothing more is begun of what has failed. */
+/* Begins the current list, unless it is empty or has failed. */
 static void begin_works(struct works *works)
 {
     struct works_list *list = current_list(works);
@@ -406,7 +406,7 @@ static void end_list(struct works *works, struct works_list *list)
     list->scratch_used = 0;
 }
 
-/* The home finishes lists in their order. */
+/* Runs the current list, after the list that was sent: the home finishes lists in their order. */
 void works_flush(struct works *works)
 {
     begin_works(works);
@@ -429,8 +429,8 @@ cairn_status works_run(struct works *works, struct sentence *why)
     return list_result(current_list(works), why);
 }
 
-/* Begins the list; works that are added from now on go into the next one. A home takes only so many
- * lists: the caller awaits the first before it sends one more. */
+/* Begins the list; works that are added from now on go into the next one. A home takes a limited number of
+ * lists, so the caller awaits the first before it sends one more. */
 static void works_send(struct works *works)
 {
     assert(works->sent < works->list_count);
@@ -468,13 +468,13 @@ void works_copy(struct works *works, void *to, const void *from, size_t bytes)
     work->copy.bytes = bytes;
 }
 
-/* Runs of one length at one distance in the range; packed they follow each other. Offsets in bytes. */
+/* Runs of one length at one distance in the range; packed they follow each other. Offsets are in bytes. */
 struct runs {
     size_t range, packed, bytes;
-    uint64_t count, stride; /* stride: 0 while there is one */
+    uint64_t count, stride; /* stride: 0 while there is only one run */
 };
 
-/* Adds the run if it goes on with them. */
+/* Adds the run if its length and its distance are those of the others. */
 static bool take_run(struct runs *runs, size_t range, size_t bytes)
 {
     const size_t last = runs->range + (size_t)((runs->count - 1) * runs->stride);
@@ -485,7 +485,8 @@ static bool take_run(struct runs *runs, size_t range, size_t bytes)
     return true;
 }
 
-/* The next of them; count 0: none is left. *at is where they begin in `packed`, and then where they end. */
+/* Returns the next runs; count 0 means that none are left. *at is where they begin in `packed`, and is
+ * moved to where they end. */
 static struct runs next_runs(struct box_runs *walk, const struct works_box *of, struct runs *ahead,
                              size_t *at)
 {
@@ -515,7 +516,8 @@ static struct home_work *add_runs(struct works *works, const struct runs *runs)
     return work;
 }
 
-/* Between a range of a plane, by strides, and what is packed: *packed or *range is written. */
+/* Adds the copies between a range of a plane, which is strided, and the packed elements. Writes *packed if
+ * `packs`, else *range. */
 static size_t add_box(struct works *works, const struct works_box *of, bool packs,
                       const uint8_t *packed, const uint8_t *range)
 {
@@ -587,7 +589,7 @@ static uint8_t *fetch(struct works *works, const void *at, size_t bytes)
     uint8_t *scratch = take_scratch(works, bytes);
     works_copy(works, scratch, at, bytes);
     works_flush(works);
-    return take_scratch(works, bytes); // the same: all of it was free
+    return take_scratch(works, bytes); // the same address: all of the scratch was free
 }
 
 const void *works_get(struct works *works, const void *at, size_t bytes)

@@ -1,5 +1,6 @@
-/* The connection to the coordinator: connect, Hello, Welcome, heartbeats, and again after a loss.
- * Losing it changes nothing in the jobs: they wait, and the coordinator fences when it is back. */
+/* The connection to the coordinator: this file connects, sends Hello, receives Welcome, sends heartbeats,
+ * and does all that again after a loss. A loss changes nothing in the jobs: they wait, and the coordinator
+ * fences when it is back. */
 #include <inttypes.h>
 #include <assert.h>
 #include <ifaddrs.h>
@@ -75,7 +76,7 @@ void shard_device_stats(const struct shard_daemon *shard, Cairn__ShardStats *sta
     stats->unpinned_bytes = use.unpinned_bytes;
 }
 
-/* Says Hello with as many of the held jobs as fit behind what else it says; returns how many. */
+/* Sends a Hello with as many of the held jobs as fit after its other fields; returns how many. */
 static size_t say_hello(struct shard_daemon *shard, Cairn__Hello *hello, Cairn__HeldJob **held,
                         size_t count)
 {
@@ -164,13 +165,14 @@ static void members_forget_untold(struct shard_job *job)
             continue;
         }
         members_leave(job, member->number);
-        i = 0; // those behind it moved up
+        i = 0; // the members behind it moved up
     }
     admit_left(job);
 }
 
-/* A coordinator tells at once of the members that it has, and a new one of each as it attaches again:
- * one that it has not told of within two leases left unseen. */
+/* Removes the members that the coordinator has not named within two leases: they left unseen. A coordinator
+ * names the members that it has at once; a new coordinator names each member when the member attaches
+ * again. */
 static void call_roll(struct shard_daemon *shard)
 {
     struct coordinator_session *session = &shard->session;
@@ -189,7 +191,7 @@ static void on_open(struct stream *stream, void *context)
     uv_timer_start(&shard->session.timer, on_timer, WELCOME_TIMEOUT_MS, 0);
 }
 
-/* Welcome: the session stands. */
+/* Handles the Welcome: the session is open. */
 static void on_welcome(struct shard_daemon *shard, const Cairn__Welcome *welcome)
 {
     struct coordinator_session *session = &shard->session;
@@ -269,10 +271,10 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
                 status_code_name((int)status), session->backoff_ms);
     const bool was_welcome = session->welcome;
     session->welcome = false;
-    session->serial++; // what was asked on the lost session is answered to nobody
+    session->serial++; // requests of the lost session are answered to nobody
     arriving_drop_all(shard);
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        job->move.fence.epoch = 0; // what the next Hello says is in force stays so
+        job->move.fence.epoch = 0; // the layout that the next Hello reports stays in force
         pin_session_ended(job);
     }
     if (was_welcome) drain_on_lost(shard);
@@ -299,7 +301,8 @@ static void connect_now(struct shard_daemon *shard)
     uv_timer_start(&session->timer, on_timer, BACKOFF_MAX_MS, 0);
 }
 
-/* Without a connection: time to try. Without Welcome: it took too long. Else: a heartbeat. */
+/* Connects if there is no connection. Closes a connection that got no Welcome in time, or heard nothing for
+ * a lease. Else sends a heartbeat. */
 static void on_timer(uv_timer_t *timer)
 {
     struct shard_daemon *shard = timer->data;
@@ -320,7 +323,7 @@ static void on_timer(uv_timer_t *timer)
                      session->lease_ms);
         return;
     }
-    storage_watch_tick(&shard->storage); // what it finds goes along
+    storage_watch_tick(&shard->storage); // the heartbeat reports what it finds
     connection_beat(shard);
     call_roll(shard);
     unfit_look(shard);
@@ -353,7 +356,7 @@ void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed)
 #define LOOK_MS 500
 #define SAY_MS  60000
 
-/* A card is "mlx5_0:1", anything else a device of the kernel. */
+/* True if this host has the device: a name like "mlx5_0:1" is a card, any other a device of the kernel. */
 static bool is_device(const char *name)
 {
     char path[CAIRN_PLACE_DEVICES_BYTES + 64];
@@ -374,8 +377,7 @@ bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYT
     return false;
 }
 
-/* True if UCX's tcp can use the device: it has an IP and is up, and so is the other end of its
- * cable. */
+/* True if UCX's tcp can use the device: it has an IP and is up, and its cable's other end is up, too. */
 static bool is_usable(const struct ifaddrs *one, const char *device, size_t length)
 {
     const unsigned up = IFF_UP | IFF_RUNNING;
@@ -384,7 +386,7 @@ static bool is_usable(const struct ifaddrs *one, const char *device, size_t leng
            (one->ifa_flags & up) == up && ip_print(one->ifa_addr, ip);
 }
 
-/* One of them is enough; a card ("mlx5_0:1") is opened without an IP, too. */
+/* True if one device of the network is usable; a card ("mlx5_0:1") is opened even without an IP. */
 static bool is_there(const char *network, const struct ifaddrs *all)
 {
     if (strchr(network, ':') != NULL) return true;
@@ -397,7 +399,8 @@ static bool is_there(const char *network, const struct ifaddrs *all)
     return false;
 }
 
-/* The devices of the first network that lacks an address, with ',' between them. False: none does. */
+/* Finds the devices of the first network that lacks an address, with ',' between them. Returns false if no
+ * network lacks one. */
 static bool find_lacking(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
 {
     struct ifaddrs *all;
@@ -420,7 +423,7 @@ static void say(struct addresses *addresses, const char *device, bool is_absent)
     if (addresses->said_ms != 0 && addresses->said_absent == is_absent &&
         now_ms - addresses->said_ms < SAY_MS)
         return;
-    addresses->said_ms = now_ms + 1; // not 0
+    addresses->said_ms = now_ms + 1; // 0 means that nothing was said yet
     addresses->said_absent = is_absent;
     snprintf(status, sizeof status, "waits for device %s: %s", device,
              is_absent ? "it is not there" : "no address, or not up");
@@ -469,12 +472,12 @@ void addresses_close(struct addresses *addresses)
 
 /* ==== unheard ==== */
 
-/* Shards that say nothing to this one over the data path, though something of them is awaited: those that
- * give it state (move.h), and those that it relays to or reads from (relay.h). Its heartbeats
- * name them, as a worker's do. Loop thread. */
+/* Shards that are silent on the data path although this shard waits for them: those that give it state
+ * (move.h), and those that it relays to or reads from (relay.h). This shard's heartbeats name them, as a
+ * worker's heartbeats do. Loop thread. */
 
-/* Adds who is at the other end, if it has been silent for long. The end of one on this host is noticed: no
- * way there is cut. */
+/* Adds the shard at the other end of the link if it has been silent for long. A shard on this host is not
+ * added: its end is noticed anyway, and no network to it can be cut. */
 static void look_unheard(struct unheard *list, const struct shard_daemon *shard,
                          const struct chunk_link *link, char *name)
 {
@@ -486,7 +489,8 @@ static void look_unheard(struct unheard *list, const struct shard_daemon *shard,
     if (i == list->count && i < CAIRN_UNHEARD_MAX) list->names[list->count++] = name;
 }
 
-/* The link to the i-th sender, and its name, borrowed; NULL: there is none, or nothing is asked of them. */
+/* Returns the link to the i-th sender, and the sender's name (borrowed). Returns NULL if there is no such
+ * sender, or if nothing is asked of the senders. */
 static const struct chunk_link *receiver_link(struct receiver *receiver, uint32_t i,
                                               char **name_out)
 {

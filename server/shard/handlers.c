@@ -11,14 +11,14 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-/* It lives: that is the answer. */
+/* Answers a probe: any answer says that this shard is alive. */
 static void on_probe(struct shard_daemon *shard, uint32_t request)
 {
     struct request answered = session_request(shard, request);
     session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
-/* CAIRN_OK: every chunk was put. CAIRN_ERR_NOT_READY: `why` names what is missing. */
+/* Returns CAIRN_OK if every chunk was put; on CAIRN_ERR_NOT_READY `why` names the missing tensors. */
 static cairn_status puts_are_whole(const struct shard_job *job, struct sentence *why)
 {
     size_t missing = 0;
@@ -50,20 +50,20 @@ static void on_job_seal(struct shard_daemon *shard, uint32_t request, struct sha
     if (job->load.at_work != NULL && job->load.at_work->puts_follow)
         status = fail_with(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
     if (is_put) status = puts_are_whole(job, &why);
-    // Not of one that is refused: another member may be putting its own.
+    // A seal that is refused counts no moments: another member may be putting its own.
     if (status == CAIRN_OK && (is_put || serves)) put_count_moments(job, moments_of);
     if (serves) status = put_judge_again(job, &why);
     if (status != CAIRN_OK || serves) {
         session_answer(shard, &answered, status, &why);
         return;
     }
-    job->load.asked = answered; // LOADING and SEALING answer when they are done
+    job->load.asked = answered; // the request is answered when LOADING or SEALING is done
     if (is_put) pass_seal(job);
 }
 
 /* ---- rounds ---- */
 
-/* A decision off the wire; false if it is none. `out` borrows from the message. */
+/* Reads a decision off the wire; returns false if it is invalid. `out` borrows from the message. */
 static bool read_decision(const Cairn__Decision *message, size_t payload_max, struct decision *out)
 {
     *out = (struct decision) { .kind = CAIRN_DECISION_NONE };
@@ -97,7 +97,8 @@ static void on_decision(struct shard_job *job, enum step_event_kind kind, uint64
     write_resolved(job, decision.round);
 }
 
-/* A coordinator that has not heard of the move hears of it in the next Hello; nothing was touched. */
+/* Refuses the round before anything was changed. A coordinator that does not know of the move learns of it
+ * from the next Hello. */
 static void refuse_round(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
@@ -106,7 +107,8 @@ static void refuse_round(struct shard_job *job, const Cairn__RoundOpen *message)
                    message->round, job->spec.name);
 }
 
-/* Its workers would wait for a grant that nobody gives: the round is opened anew, without relays. */
+/* Tells the coordinator that the round's relay is not here. The workers would wait for a grant that nobody
+ * gives, so the coordinator opens the round anew, without relays. */
 static void tell_no_relay(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     struct sentence why;
@@ -120,7 +122,7 @@ static void tell_no_relay(struct shard_job *job, const Cairn__RoundOpen *message
     session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
 }
 
-/* A round opens. */
+/* Notes the groups and tensors that are frozen in the round that opens. */
 static void frozen_note(struct frozen *frozen, const struct job_spec_data *spec,
                         const Cairn__RoundOpen *message)
 {
@@ -165,7 +167,7 @@ static void on_round_open(struct shard_job *job, const Cairn__RoundOpen *message
 
 static void on_fence(struct shard_job *job, const Cairn__Fence *message)
 {
-    const bool newer = message->epoch > step_epoch(job->collector.step); // else it is refused
+    const bool newer = message->epoch > step_epoch(job->collector.step); // else the core refuses it
     if (newer && move_on_fence(job, message->epoch, message->layout)) return;
     own_step(job, &(struct step_event) {
                       .kind = CAIRN_STEP_FENCE,
@@ -209,11 +211,10 @@ static void on_lease_keep(struct shard_daemon *shard, uint32_t request, struct s
 
 /* ---- whom a round waits for ---- */
 
-/* Lists the contributors of which something is missing in the open round. The coordinator asks for
- * it when the step's deadline has passed, or when the round takes long. */
+/* Lists the contributors from which something is missing in the open round. The coordinator asks for the
+ * list when the step's deadline has passed, or when the round takes long. */
 
-/* Lacks that do not fit into a frame are left out: those that are named first suffice as a
- * reason. */
+/* Lacks that do not fit into a frame are left out: the first ones suffice as a reason. */
 #define TOLD_MAX 16384
 
 struct list {
@@ -225,7 +226,7 @@ struct list {
 
 static void add_core(struct list *list, const struct step_machine *core, uint32_t flags)
 {
-    static struct step_waiting waiting[TOLD_MAX]; // the loop's thread alone is here
+    static struct step_waiting waiting[TOLD_MAX]; // only the loop thread uses it
     size_t count = step_waiting(core, waiting, TOLD_MAX);
     if (count > TOLD_MAX - list->count) count = TOLD_MAX - list->count;
     for (size_t i = 0; i < count; i++) {
@@ -242,7 +243,7 @@ static void tell_lacks(struct shard_job *job, const Cairn__LacksGet *message)
     struct list *list = calloc(1, sizeof *list);
     const struct relay *relay = job_relay(job);
     Cairn__Lacks lacks = CAIRN__LACKS__INIT;
-    if (list == NULL) return; // it is asked again at the next deadline
+    if (list == NULL) return; // the coordinator asks again at the next deadline
     if (step_round_of(job->collector.step) == message->round)
         add_core(list, job->collector.step, 0);
     for (uint32_t i = 0; relay != NULL && relay->round == message->round && i < relay->owner_count;
@@ -261,7 +262,7 @@ static void tell_lacks(struct shard_job *job, const Cairn__LacksGet *message)
 
 /* ---- dispatch ---- */
 
-/* Every message about a job begins with its number. */
+/* Returns the number of the job that the message is about; 0 if it is about no job. */
 static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
 {
     switch (type) {
@@ -340,7 +341,7 @@ static void on_job_message(struct shard_daemon *shard, uint16_t type, uint32_t r
     case CAIRN_MSG_PART_PUBLISH:
         move_on_publish(job, request, (const Cairn__PartPublish *)message);
         break;
-    default: break; // the caller sends no other
+    default: break; // the caller passes no other type
     }
 }
 
@@ -370,7 +371,7 @@ static void on_error(struct shard_daemon *shard, const Cairn__Error *error)
     log_warn("the coordinator says: %s (%s)", error->text, status_code_name(error->status));
 }
 
-/* NULL: it is malformed, and the session ends. */
+/* Returns NULL if the frame is malformed; then the session ends. */
 static ProtobufCMessage *unpack_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 {
     const ProtobufCMessageDescriptor *type = message_type(frame->type);
@@ -393,7 +394,7 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
     switch (frame->type) {
     case CAIRN_MSG_JOB_CREATE:
         create_on_message(shard, frame->request, (Cairn__JobCreate *)message);
-        return; // owns the message
+        return; // the callee owns the message
     case CAIRN_MSG_MEMBER_TILES:
         tiles_on_message(shard, frame->request, (Cairn__MemberTiles *)message);
         return; // the same
@@ -442,12 +443,12 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 
 /* ==== landing ==== */
 
-/* Messages from the fabric: each is judged, then told to the core, or to the functions that put and
+/* Messages from the fabric: each is judged, and then passed to the core, or to the functions that put and
  * fetch.
  *
- * A header belongs to no member until its job, member and token agree; a stranger's message is
- * dropped and counted. A member's wrong message is answered by a NAK. Nothing is received before it
- * is judged, so a wrong message changes nothing. */
+ * A header belongs to no member until its job, member and token agree; a stranger's message is dropped and
+ * counted. A member's wrong message is answered by a NAK. Nothing is received before it is judged, so a
+ * wrong message changes nothing. */
 
 /* ---- contributions ---- */
 
@@ -478,7 +479,7 @@ static void on_push(struct shard_member *member, const struct chunk_header *head
 
 /* ---- ends of micro-batches ---- */
 
-/* In the name of the shard that it is meant for. */
+/* Refuses the end of a micro-batch in the name of the shard that the end is meant for. */
 static void refuse_end(struct shard_member *member, const struct chunk_header *header,
                        cairn_status status, const char *why)
 {
@@ -496,8 +497,9 @@ struct note {
     uint32_t tensors[]; /* [count] */
 };
 
-/* How many chunks here the member sends nothing of: those of the listed tensors, and those that it holds
- * nothing of. False if the list is not ascending, or names a tensor that takes no gradient. */
+/* Counts the chunks here of which the member sends nothing: chunks of the listed tensors, and chunks of
+ * which it holds nothing. Returns false if the list is not ascending, or names a tensor that takes no
+ * gradient. */
 static bool count_absent(const struct shard_member *member, const uint32_t *tensors, size_t count,
                          uint32_t *absent_out)
 {
@@ -516,7 +518,7 @@ static bool count_absent(const struct shard_member *member, const uint32_t *tens
 static void tell_micro_end(struct shard_member *member, const struct chunk_header *header,
                            const uint32_t *tensors, size_t count, uint32_t absent)
 {
-    if (header->tensor != 0) { // of the shard of that index
+    if (header->tensor != 0) { // it is meant for the shard of index tensor - 1
         relay_on_micro_end(member, header, tensors, count);
         return;
     }
@@ -627,7 +629,7 @@ static bool begins_in(const struct shard_view *view, const struct chunk_header *
            shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
 }
 
-/* The chunk that it asks for begins in this shard's part, by the layout of that version. */
+/* True if the chunk that the fetch asks for begins in this shard's part, by the layout of that version. */
 static bool fetch_is_here(const struct shard_member *member, const struct chunk_header *header)
 {
     const struct shard_job *job = member->job;
@@ -640,7 +642,7 @@ static bool fetch_is_here(const struct shard_member *member, const struct chunk_
     return copy != NULL;
 }
 
-/* The chunk is of another shard's part. */
+/* True if the chunk belongs to another shard's part. */
 static bool is_of_another(const struct shard_member *member, const struct chunk_header *header)
 {
     return !fetch_is_here(member, header) &&
@@ -672,7 +674,7 @@ static void on_member_message(struct shard_member *member, const struct chunk_he
     fabric_drop(message);
 }
 
-/* Whose message it is; NULL if nobody's. */
+/* Returns the member that sent the message; NULL if no member did. */
 static struct shard_member *find_sender(struct shard_daemon *shard,
                                         const struct chunk_header *header)
 {

@@ -1,5 +1,5 @@
-/* A shard tells coordinators which parts of jobs it holds, and ends when it is to hold none any more:
- * drained, or unfit. */
+/* Tells coordinators which parts of jobs the shard holds, and ends the shard when it is unfit or
+ * drained. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +11,12 @@
 
 /* ==== held ==== */
 
-/* Which parts a shard holds, and of which store. State outlives the coordinator that made it: a
- * coordinator of another store, or one whose store is an older copy, is not obeyed. It may ask
- * which parts are held; if its operator says so, it may adopt them or have them dropped. */
+/* The parts that a shard holds, and the store that they belong to. State outlives the coordinator that made
+ * it: the shard does not obey a coordinator of another store, or one whose store is an older copy. Such a
+ * coordinator may ask which parts are held; if its operator says so, it may adopt them or have them
+ * dropped. */
 
-/* One that faulted is of no use to anybody. */
+/* True if the job counts as held. A job that faulted does not: nobody can use it. */
 static bool is_held(const struct shard_job *job)
 {
     return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
@@ -45,7 +46,7 @@ static void fill_more(const struct shard_job *job, Cairn__HeldJob *out)
                                              (uint8_t *)(uintptr_t)job->terms.digest.byte };
 }
 
-/* The layout that is prepared, if one is. */
+/* Fills in the layout that is prepared, if there is one. */
 static void fill_next(const struct shard_job *job, Cairn__HeldJob *out)
 {
     const struct move_part *next = job->move.next;
@@ -77,7 +78,7 @@ size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *out, boo
     return count;
 }
 
-/* HeldJobs, as an answer if `request` is not 0. */
+/* Sends HeldJobs, as the answer to `request` if that is not 0. */
 static void tell_held(struct shard_daemon *shard, uint32_t request)
 {
     Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
@@ -90,7 +91,7 @@ static void tell_held(struct shard_daemon *shard, uint32_t request)
     session_send(shard, CAIRN_MSG_HELD_JOBS, request, &message.base);
 }
 
-/* A copy of the message, owned; NULL: there is none, or no memory. */
+/* Returns a copy of the message, which the caller owns; NULL if there are no keys, or no memory. */
 static Cairn__Keys *copy_keys(const Cairn__Keys *keys)
 {
     if (keys == NULL || keys->n_keys > CAIRN_KEYS_MAX) return NULL;
@@ -117,7 +118,7 @@ void held_keys_release(struct shard_daemon *shard)
     shard->keys = NULL;
 }
 
-/* It is the one whose word counts from now on. */
+/* Obeys the coordinator of this session from now on. */
 static void obey_coordinator(struct shard_daemon *shard)
 {
     shard->session.standing = CAIRN_STANDING_GOOD;
@@ -155,7 +156,7 @@ static void refuse_request(struct shard_daemon *shard, uint32_t request, cairn_s
     session_answer(shard, &answered, status, &why);
 }
 
-/* Spec and layout, as they came. */
+/* Sends the spec and the layout of a part, as they came. */
 static void send_part(struct shard_daemon *shard, uint32_t request, const struct shard_job *job)
 {
     const bool amended = job->terms.amended.have_bytes > 0;
@@ -202,23 +203,25 @@ static void on_part_drop(struct shard_daemon *shard, uint32_t request,
     }
     log_warn("job %s, generation %" PRIu64 ", is dropped: the coordinator's operator asked for it",
              job->spec.name, job->generation);
-    job->dropping = answered; // answered when its memory is back
+    job->dropping = answered; // answered when the job's memory is given back
     shard_job_leave(job);
     tell_held(shard, 0);
-    // Nothing is held for anyone any more: begins anew, with whoever is there.
+    // The shard holds nothing for anyone any more: it begins anew, with any coordinator.
     if (shard->session.standing != CAIRN_STANDING_GOOD && held_jobs_count(shard) == 0)
         session_refuse(shard, CAIRN_ERR_FENCED, "the state of this shard was forgotten");
 }
 
-/* A coordinator drops parts that are not settled: they are leftovers of its own work. These are not, since
- * another coordinator had them made; whether its store had them too, nobody knows any more. */
+/* Marks adopted parts as settled. A coordinator drops parts that are not settled, because they are
+ * leftovers of its own work. Adopted parts were made for another coordinator, and nobody knows any more
+ * whether its store had them. */
 static void settle_adopted(struct shard_daemon *shard)
 {
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         job->terms.settled = true;
 }
 
-/* The numbers begin anew, in a store that nobody has seen before. */
+/* Obeys the store that adopted this shard's state. Nobody has seen that store before: numbers begin
+ * anew. */
 static void on_adopted(struct shard_daemon *shard, uint32_t request,
                        const Cairn__StoreAdopted *message)
 {
@@ -266,11 +269,11 @@ bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
 
 /* ==== unfit ==== */
 
-/* In which a coordinator gives up the jobs that lay on the device: of a shard that is away it would wait for
- * them. */
+/* The heartbeats for which an unfit shard stays, so that the coordinator gives up the jobs that lay on the
+ * device: it would wait for these jobs if the shard were away. */
 #define BEATS 5
 
-/* Jobs that go on without the device. */
+/* Counts the jobs that go on without the device. */
 static size_t count_others(const struct shard_daemon *shard)
 {
     size_t count = 0;
@@ -305,10 +308,10 @@ void unfit_look(struct shard_daemon *shard)
 
 /* ==== drain ==== */
 
-#define LEASE_MS      5000 /* of a coordinator that was never here */
+#define LEASE_MS      5000 /* used while no coordinator has told its lease */
 #define DRAIN_REQUEST 1    /* the one request that a shard makes of a coordinator */
 
-/* The last word: the shard may be closed in it. */
+/* Ends the drain. The caller may not use the shard afterwards, because the callback may close it. */
 static void end_drain(struct shard_daemon *shard)
 {
     shard->drain.is_wanted = false;
@@ -317,7 +320,7 @@ static void end_drain(struct shard_daemon *shard)
         shard->events.on_drained(shard, shard->events.context);
 }
 
-/* The coordinator of this session was asked, and is at it. */
+/* True if the coordinator of this session was asked to drain the shard, and is doing so. */
 static bool is_asked(const struct shard_daemon *shard)
 {
     return shard->session.welcome && shard->drain.asked == shard->session.serial;
@@ -341,8 +344,8 @@ static void on_time(uv_timer_t *timer)
     end_drain(shard);
 }
 
-/* Until the end of the time that there is; without a coordinator that can be asked no longer than one takes
- * to be started again. */
+/* Waits until the time for the drain is over. Without a coordinator that can be asked, it waits no longer
+ * than a coordinator takes to be started again. */
 static void wait_on(struct shard_daemon *shard)
 {
     const uint64_t now_ms = uv_now(shard->loop);

@@ -96,7 +96,7 @@ struct program {
     struct addresses addresses;
     struct shard_daemon *shard; /* NULL: not open yet, or being closed */
     int exit_code;
-    char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* where it is looked for, if none is named */
+    char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* the default, if no address is configured */
 };
 
 static void on_closed(void *context)
@@ -105,7 +105,7 @@ static void on_closed(void *context)
     daemon_stop(&program->daemon, program->exit_code);
 }
 
-/* The process leaves the cluster, and then ends with that code. */
+/* Closes the shard, which leaves the cluster; the process then ends with that code. */
 static void end_shard(struct program *program, int exit_code)
 {
     struct shard_daemon *shard = program->shard;
@@ -157,7 +157,7 @@ static void on_unfit(struct shard_daemon *shard, void *context)
     end_shard(context, status_exit(CAIRN_ERR_IO));
 }
 
-/* Data goes over devices. */
+/* True if bulk data may travel over network devices. */
 static bool is_far(const struct values *values)
 {
     return strcmp(values->fabric_kind, "mapped") != 0;
@@ -168,7 +168,7 @@ static bool is_local(const struct values *values)
     return strcmp(values->fabric_device, "lo") == 0;
 }
 
-/* True if a device of that name could be created later: a card is "mlx5_0:1", anything else a
+/* True if a device of that name could be created later. A name like "mlx5_0:1" is a card, any other is a
  * device of the kernel. */
 static bool may_be_device(const char *name, size_t length)
 {
@@ -180,7 +180,7 @@ static bool may_be_device(const char *name, size_t length)
     return true;
 }
 
-/* As the fabric would: proto/fabric/auto.c. */
+/* Judges the networks as the fabric would: proto/fabric/auto.c. */
 static cairn_status judge_networks(const struct values *values, struct sentence *why)
 {
     int count = 1;
@@ -249,7 +249,8 @@ static bool is_fabric(const char *kind)
     return strcmp(kind, "auto") == 0 || strcmp(kind, "mapped") == 0 || strcmp(kind, "ucx") == 0;
 }
 
-/* "7100-7199", as a firewall names it; UCX takes any port where it does not understand. */
+/* Judges a port range such as "7100-7199", as a firewall names it: UCX takes any port if it does not
+ * understand the range. */
 static cairn_status judge_ports(const char *range, struct sentence *why)
 {
     if (range[0] == '\0' || port_range_ok(range)) return CAIRN_OK;
@@ -257,7 +258,7 @@ static cairn_status judge_ports(const char *range, struct sentence *why)
                      "fabric.port_range is \"%.40s\"; " CAIRN_PORT_RANGE_ALLOWED, range);
 }
 
-/* As the coordinator would, before there is one. */
+/* Judges the name as the coordinator would, before a coordinator is connected. */
 static cairn_status judge_name(const char *name, struct sentence *why)
 {
     if (job_name_ok(name)) return CAIRN_OK;
@@ -311,7 +312,7 @@ static cairn_status judge_options(const void *of_daemon, struct sentence *why)
     return status == CAIRN_OK ? judge_folders(values->import_folders, why) : status;
 }
 
-/* A start waits for it. */
+/* Fails if a device is not there now; a shard that starts would wait for the device. */
 static cairn_status judge_now(const void *of_daemon, struct sentence *why)
 {
     const struct values *values = of_daemon;
@@ -323,7 +324,7 @@ static cairn_status judge_now(const void *of_daemon, struct sentence *why)
                      values->fabric_device, absent);
 }
 
-/* NULL: the fabric's default, for which it needs no cache of registered memory. */
+/* Returns UCX's transports. NULL is the fabric's default, which needs no cache of registered memory. */
 static const char *transports_of(const struct values *values)
 {
     const char *transports = values->fabric_transports;
@@ -347,7 +348,7 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         log_warn("insecure network: whoever reaches device %s can write to this process",
                  values->fabric_device);
     enum device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
-    (void)one_sided_parse(values->fabric_one_sided, &one_sided); // were judged
+    (void)one_sided_parse(values->fabric_one_sided, &one_sided); // both were judged before
     (void)device_memory_parse(values->fabric_device_memory, &device_memory);
     const struct shard_options shard_options = {
         .name = values->name,

@@ -1,13 +1,13 @@
 /* The connections to the members of a job.
  *
- * A connection is made when a member joins. When it goes down it is made again with the member's
- * next message, and, if the member was heard on it, after a moment: so a dead worker costs one try,
- * and one that is back is connected by its own HELLO. Not at once: UCX 1.13 aborts when the other
- * end is just dying (tcp_ep.c:478), and when both ends of a broken connection begin anew together
- * (tcp_cm.c:519). On a connection that is made again the shard greets the member, which so learns
- * that messages on the connection before may be lost (proto/wire/wire.h). On the first connection
- * the shard sends nothing before the member's own HELLO, since UCX is bad at two ends that begin to
- * speak at once. */
+ * A connection is made when a member joins. When it goes down, it is made again on the member's next
+ * message and, if the member was heard on it, also after a moment. So a dead worker costs one try, and a
+ * worker that is back is connected by its own HELLO. The shard does not connect again at once: UCX 1.13
+ * aborts when the other end is just dying (tcp_ep.c:478), and when both ends of a broken connection begin
+ * anew together (tcp_cm.c:519). On a connection that is made again the shard greets the member, which
+ * learns from this that messages on the connection before may be lost (proto/wire/wire.h). On the first
+ * connection the shard sends nothing before the member's own HELLO, because UCX is bad at two ends that
+ * begin to speak at once. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@
 #include "server/shard/relay.h"
 #include "server/shard/shard.h"
 
-/* In which a killed process is gone whole, and one that lives has spoken first. */
+/* Within this time a killed process has ended completely, and a process that lives has spoken first. */
 #define AGAIN_MS 40
 
 /* ---- connections ---- */
@@ -85,7 +85,7 @@ static void connect_member(struct shard_member *member)
     published_show(member);
 }
 
-/* A new endpoint to a member that was heard: what was sent on the one before may be lost. */
+/* Connects a member by a new endpoint and greets it: what was sent on the endpoint before may be lost. */
 static void connect_again(struct shard_member *member)
 {
     connect_member(member);
@@ -94,7 +94,7 @@ static void connect_again(struct shard_member *member)
     tell_core(member, CAIRN_STEP_PEER_UP);
 }
 
-/* Closes its peer and tells the core. */
+/* Closes the member's peer and tells the core. */
 static void member_down(struct shard_member *member)
 {
     if (member->peer == NULL) return;
@@ -104,7 +104,7 @@ static void member_down(struct shard_member *member)
     tell_core(member, CAIRN_STEP_PEER_DOWN);
 }
 
-/* shard->connects.again: connects members that went down and have not spoken since. */
+/* The timer shard->connects.again: connects members that went down and have not spoken since. */
 static void on_again(uv_timer_t *timer)
 {
     const struct shard_daemon *shard = timer->data;
@@ -148,7 +148,7 @@ void member_hello(struct shard_member *member, uint64_t connection)
     const bool connected = member->peer != NULL;
     if (connection > member->connection) member->connection = (uint32_t)connection;
     member_heard(member);
-    if (!connected) return; // it was greeted and told of by the connection that was made
+    if (!connected) return; // connect_again has greeted it and told the core
     greet_member(member);
     tell_core(member, CAIRN_STEP_PEER_UP);
 }
@@ -180,8 +180,8 @@ static cairn_status judge_join(const struct shard_job *job, const Cairn__MemberJ
     return CAIRN_OK;
 }
 
-/* A new coordinator tells again of members that never left. They keep their connections, and what is under
- * way on these goes on. */
+/* True if the member never left: a new coordinator names such members again. They keep their connections,
+ * and what is under way on these goes on. */
 static bool is_here(struct shard_job *job, const Cairn__MemberJoin *message)
 {
     struct shard_member *member = member_find(job, message->member);
@@ -214,7 +214,7 @@ cairn_status members_join(struct shard_job *job, const Cairn__MemberJoin *messag
         if (before->role == message->role) reply_move(before, member);
         member->bytes = before->bytes;
     }
-    members_leave(job, message->member); // it is replaced
+    members_leave(job, message->member); // the new member replaces it
     member->number = message->member;
     member->token = message->token;
     member->confirmed = job->shard->session.serial;
@@ -258,10 +258,10 @@ void members_release(struct shard_job *job)
 
 /* ==== own ==== */
 
-/* The callbacks of the own part's collector: where contributions land and are added up, what its core asks
- * for beside, and what follows. */
+/* The callbacks of the own part's collector: where contributions land and are added up, what else its core
+ * asks for, and what follows from that. */
 
-#define TINY_ELEMS 8192 /* of all that is folded */
+#define TINY_ELEMS 8192 /* the elements of all sources of a fold */
 
 /* ---- to the coordinator ---- */
 
@@ -283,7 +283,7 @@ static Cairn__TensorElems **tell_tensors(struct told_tensors *told, const struct
 
 static void report_reduced(struct shard_job *job, const struct step_action *action)
 {
-    if (action->round == job->collector.spoiled_round) return; // it is abandoned: member_unreadable
+    if (action->round == job->collector.spoiled_round) return; // abandoned: see member_unreadable
     uint8_t squares[CAIRN_EXACT_BYTES], nonfinite[8], weight[8];
     exact_encode(&action->sums.sum_squares, squares);
     for (int i = 0; i < 8; i++) {
@@ -314,16 +314,16 @@ static void report_reduced(struct shard_job *job, const struct step_action *acti
     session_send(job->shard, CAIRN_MSG_REDUCED, 0, &reduced.base);
 }
 
-/* 0 if one of them has not been. */
+/* Returns the microseconds between two times; 0 if one of them was not reached. */
 static uint32_t us_between(uint64_t from_us, uint64_t to_us)
 {
     const uint64_t us = from_us != 0 && to_us > from_us ? to_us - from_us : 0;
     return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
-/* The phases of the round that is being published, in microseconds: collect, until the last
- * contribution was there; fold and add up; update, which writes the published copy as well;
- * publish: waiting until nobody reads the copy that is written, and telling. */
+/* Returns the phases of the round that is being published, in microseconds: collect, until the last
+ * contribution arrived; fold and add up; update, which also writes the published copy; publish, which waits
+ * until nobody reads the copy that is written, and reports. */
 static void times_phases(const struct shard_job *job, uint32_t us_out[4])
 {
     const struct round_times *t = &job->pass.times;
@@ -350,7 +350,7 @@ static void report_published(struct shard_job *job, const struct step_action *ac
     times_phases(job, us);
     times.us = us;
     times.n_us = 4;
-    // Told once; 0: nothing was granted.
+    // The times are reported once; round 0 means that nothing was granted.
     if (job->pass.times.round != 0 && action->round == job->pass.times.round)
         published.times = &times;
     job->pass.times.round = 0;
@@ -394,7 +394,7 @@ static bool takes_events(const struct collector *collector)
 
 static void pass_zero(struct shard_job *job, uint32_t chunk)
 {
-    job->pass.zero[chunk] = true; // REDUCE, which follows, writes the zeros
+    job->pass.zero[chunk] = true; // the REDUCE that follows writes the zeros
 }
 
 static void do_own_action(struct collector *collector, const struct step_action *action)
@@ -408,10 +408,10 @@ static void do_own_action(struct collector *collector, const struct step_action 
     case CAIRN_STEP_REDUCED_REPORT: report_reduced(job, action); break;
     case CAIRN_STEP_PUBLISHED_REPORT: report_published(job, action); break;
     case CAIRN_STEP_ANSWER: send_answer(job, action); break;
-    case CAIRN_STEP_FORWARD: // a relay's machine only: relay.c
+    case CAIRN_STEP_FORWARD: // only a relay's core asks for these: relay.c
     case CAIRN_STEP_FORWARD_END:
     case CAIRN_STEP_FORWARD_COMMIT: assert(false); break;
-    default: break; // the collector does it
+    default: break; // the collector does the others
     }
 }
 
@@ -439,7 +439,8 @@ static void *landing_slot(struct collector *collector, uint32_t slot)
     return job->landing.arena.base + at;
 }
 
-/* It takes a microsecond or two where it stands; a thread to be woken, and to wake the loop, takes more. */
+/* True if the fold takes a microsecond or two on the loop; waking a thread, and then the loop, takes
+ * more. */
 static bool is_tiny(const struct fold *fold)
 {
     const struct chunk_table *table = fold->collector->table;
@@ -458,7 +459,7 @@ static bool fold_place(struct fold *fold)
     return true; // the plane of sums has a place for each chunk
 }
 
-/* Of pieces; what nobody contributes stays 0. */
+/* Folds pieces of a chunk; elements to which nobody contributes stay 0. */
 static bool fold_pieces(const struct fold *fold, uint32_t stage, struct works *works,
                         uint32_t chunk, const struct chunk_place *place, float *acc)
 {
@@ -500,7 +501,7 @@ static bool fold_sources(const struct fold *fold, uint32_t stage, struct works *
     float *acc = planes_at(&job->planes, CAIRN_PLANE_SUM, table->extent_of[chunk],
                            place.local_elem);
     const bool tiled = fold->pieces[0].held != NULL;
-    const uint32_t last = fold->first ? 2 : 1; // of pieces: the sums, while they are in the cache
+    const uint32_t last = fold->first ? 2 : 1; // the stage after the pieces: sums, from the cache
     if (tiled && stage < last) return fold_pieces(fold, stage, works, chunk, &place, acc);
     if (fold->likely_last)
         add_sums(fold, tiled, works, &place, acc);
@@ -579,7 +580,8 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
 
 /* ---- what follows ---- */
 
-/* Closes what was cut; the list may change under us, so from the start each time. */
+/* Closes the connections that were cut. More may be cut meanwhile: own_settle then calls this again, which
+ * looks from the start. */
 static void close_cut(struct shard_job *job)
 {
     job->members.cut = false;
@@ -626,7 +628,8 @@ static uint64_t bytes_between(const struct shard_job *job, uint32_t from, uint32
     return landing_at(&job->landing, to) - landing_at(&job->landing, from);
 }
 
-/* A round's n-th worker has the n-th window of slots: server/core/step.h. */
+/* Returns how many slots the workers have in all: a round's n-th worker has the n-th window of slots
+ * (server/core/step.h). */
 static uint32_t slots_wanted(const struct shard_job *job)
 {
     uint64_t workers = 0;
@@ -649,7 +652,7 @@ static cairn_status count_slots(struct shard_job *job, struct sentence *why)
     return status;
 }
 
-/* For all that joined by now: whoever comes after finds it done. */
+/* Reserves the slots of all workers that have joined by now: a later request for them finds that done. */
 static cairn_status add_slots(struct reserve *reserve, struct shard_job *job)
 {
     job->landing.asked = slots_wanted(job);
@@ -672,7 +675,7 @@ static void on_slots_taken(const struct reserve_request *request, cairn_status s
         members_leave(job, request->member);
         job->landing.extra = true;
     }
-    if (job->landing.extra) admit_left(job); // this one's, or those of others that left meanwhile
+    if (job->landing.extra) admit_left(job); // slots of this member, or of others that left
     session_answer(job->shard, &answered, status, why);
 }
 
@@ -699,7 +702,8 @@ void admit_member(struct shard_job *job, uint64_t member, struct request answer)
     session_answer(job->shard, &answer, status, &why);
 }
 
-/* Nothing lands or is folded, and no page is being made: a round has the windows from the lowest on. */
+/* True if nothing lands or is folded and no page is being made. Rounds use the windows from the lowest
+ * on. */
 static bool landing_rests(const struct shard_job *job)
 {
     return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
@@ -715,8 +719,8 @@ static void on_turn(uv_timer_t *timer)
     shard->up->memory_back(shard);
 }
 
-/* How many slots this turn of the loop may give back: the last ones of those behind `keep`, as far
- * as the turn's bytes go, but at least one a turn. */
+/* Returns how many slots this turn of the loop may give back. They are the last of the slots after `keep`:
+ * as many as the turn's bytes allow, but at least one a turn. */
 static uint32_t slots_of_turn(const struct shard_job *job, uint32_t keep)
 {
     const struct shard_daemon *shard = job->shard;

@@ -17,7 +17,7 @@
 /* A segment that members of this host may map. */
 struct arena_shown {
     struct fabric_region *region; /* owned */
-    int fd;                       /* owned: the region's; -1: of a card */
+    int fd;                       /* owned: the region's descriptor; -1: the region is a card's */
 };
 
 static void areas_close(struct state_planes *planes, struct shard_daemon *shard);
@@ -74,7 +74,7 @@ cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes
     const cairn_status status = home_memory_resize(&arena->memory, label, bytes + arena->begin,
                                                    why);
     if (status == CAIRN_OK) arena->bytes = (size_t)bytes;
-    // The last segment soon has other bytes: it is not pinned before others follow it.
+    // The last segment soon has other bytes, so it is not pinned before others follow it.
     for (uint64_t at = stays / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
          at + CAIRN_SEGMENT_BYTES <= arena->bytes; at += CAIRN_SEGMENT_BYTES)
         if (arena_pin(arena, at, CAIRN_SEGMENT_BYTES, &unpinned) != CAIRN_OK) break;
@@ -93,7 +93,7 @@ cairn_status arena_open_scratch(const char *label, uint64_t bytes, struct arena 
     if (map == MAP_FAILED)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "cannot map %" PRIu64 " bytes for %s: %s", bytes,
                          label, strerror(errno));
-    madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; segments: arena_make_pages
+    madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; for segments: arena_make_pages
     *arena_out = (struct arena) { .base = map, .bytes = (size_t)bytes };
     return CAIRN_OK;
 }
@@ -122,7 +122,8 @@ cairn_status arena_make_pages(const struct arena *arena, uint64_t from, uint64_t
 {
     uint8_t *const at = arena->base + from;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
-    // Anonymous: large ones come as it is touched. Else small ones are made where there is no large one.
+    // Anonymous memory gets large pages as it is touched. In a segment, small pages are made where the
+    // kernel has no large one.
     if (arena->memory.base != NULL) (void)pages_back(at, (size_t)bytes);
     return pages_touch(at, (size_t)bytes) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
@@ -142,17 +143,17 @@ cairn_status arena_pin(const struct arena *arena, uint64_t from, uint64_t bytes,
 
 void arena_give(const struct arena *arena, uint64_t from, uint64_t bytes)
 {
-    const uint64_t page = 4096, first = (from + page - 1) / page * page; // in use before `from`
+    const uint64_t page = 4096, first = (from + page - 1) / page * page; // bytes before are in use
     assert(arena->memory.base == NULL && from <= arena->bytes && bytes <= arena->bytes - from);
     if (first >= from + bytes) return;
     unpin_segments(arena, first,
-                   from + bytes - first); // or the device would go on with the old pages
+                   from + bytes - first); // else the device would use the old pages
     madvise(arena->base + first, (size_t)(from + bytes - first), MADV_DONTNEED);
 }
 
 /* ---- what others map ---- */
 
-/* Segments that were shared before have their seals: they can be given once. */
+/* Seals the memory. A segment that was shared before has its seals already: they can be added only once. */
 static bool seal_memory(int fd)
 {
     const int seals = fcntl(fd, F_GET_SEALS);
@@ -160,7 +161,8 @@ static bool seal_memory(int fd)
            fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0;
 }
 
-/* A region of a card takes a descriptor of its own: an open one keeps the memory taken. */
+/* Adds the region of a segment. For a card's region the fabric keeps a duplicate of the descriptor, so ours
+ * is closed: an open descriptor keeps the memory taken. */
 static cairn_status add_region(struct fabric *fabric, const struct home *home, const void *base,
                                uint64_t bytes, struct arena_shown *shown, const void *note,
                                size_t note_bytes)
@@ -213,7 +215,7 @@ void arena_show(const struct arena *arena, struct fabric_peer *peer)
     for (uint64_t i = 0; arena->shown != NULL && i < count; i++) {
         if (arena->shown[i].region == NULL) continue;
         const cairn_status status = fabric_region_show(arena->shown[i].region, peer);
-        (void)status; // it asks for what it does not see
+        (void)status; // the peer asks for what it does not see
     }
 }
 
@@ -293,7 +295,7 @@ void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes)
 /* ==== plane ==== */
 
 static const struct {
-    const char *label; /* in /proc */
+    const char *label; /* its name in /proc */
     enum update_stream stream;
     bool is_state;
 } kinds[CAIRN_PLANES] = {
@@ -356,7 +358,7 @@ uint64_t planes_device_end(const struct state_planes *planes)
     return planes->parked ? 0 : planes->host_from;
 }
 
-/* The bytes of a plane that the extents keep from local element `from` on. */
+/* Returns the bytes of a plane that the extents keep from local element `from` on. */
 static uint64_t bytes_kept(const struct state_planes *planes, enum plane plane, uint64_t from)
 {
     uint64_t bytes = 0;
@@ -586,7 +588,7 @@ uint64_t areas_bytes(const struct state_planes *planes)
     return bytes;
 }
 
-/* All of them; on another thread, if `shard` is not NULL. */
+/* Closes all areas; on another thread if `shard` is not NULL. */
 static void areas_close(struct state_planes *planes, struct shard_daemon *shard)
 {
     while (planes->areas != NULL) {
@@ -618,7 +620,7 @@ void made_pages_close(struct made_pages *made)
     free(made->list);
 }
 
-/* Takes out those that the span touches, which becomes all of them. */
+/* Takes the spans that `span` touches out of the list and joins them to `span`. */
 static void join_spans(struct made_pages *made, struct made_pages_span *span)
 {
     for (size_t i = 0; i < made->count;) {
@@ -633,7 +635,7 @@ static void join_spans(struct made_pages *made, struct made_pages_span *span)
     }
 }
 
-/* Without memory for one more it is not known of before the end. */
+/* Adds a span to the list. Without memory for it, nobody learns before the end that its pages are made. */
 static void add_span(struct made_pages *made, struct made_pages_span span)
 {
     join_spans(made, &span);
@@ -684,19 +686,19 @@ bool made_pages_await(struct made_pages *made, const void *at, uint64_t bytes)
 
 /* ==== release ==== */
 
-/* Memory that is given back: to unmap a GiB takes 0.2 s, and to free what a job of a million tensors is made
- * of as long, so a thread of its own does it, one after the other, and the budget has the bytes again when
- * that is done. Until then a JobCreate waits for them. */
+/* Memory that is given back. To unmap a GiB takes 0.2 s, and to free the tables of a job of a million
+ * tensors takes as long, so a thread of its own releases one after the other. The budget gets the bytes
+ * back when that is done; until then a JobCreate waits for them. */
 
 struct arena_release {
     struct task task;
     struct shard_daemon *shard;     /* borrowed */
-    LIST_ENTRY(arena_release) link; /* of the shard's */
+    LIST_ENTRY(arena_release) link; /* in the shard's memory.releases */
     struct arena arena;             /* owned */
     void (*free_it)(void *what);
     void *what; /* owned; NULL: none */
     uint64_t budget_bytes;
-    struct request request; /* answered when it is done */
+    struct request request; /* answered when the memory is released */
 };
 
 static void release_it(struct arena_release *release)
@@ -729,7 +731,7 @@ static void on_released(struct task *task)
     shard->up->memory_back(shard);
 }
 
-/* False: without a thread, then. */
+/* Returns false if no thread can do the release; the caller then does it itself. */
 static bool begin_release(struct shard_daemon *shard, const struct arena_release *what)
 {
     struct arena_release *release = shard->closing ? NULL : malloc(sizeof *release);
@@ -745,7 +747,7 @@ static bool begin_release(struct shard_daemon *shard, const struct arena_release
 void arena_release(struct shard_daemon *shard, struct arena *arena)
 {
     arena_unshare(arena,
-                  shard->closing); // the fabric of one that closes has dropped its regions
+                  shard->closing); // a closing shard's fabric has dropped its regions
     const struct arena_release release = { .arena = *arena };
     if (arena->base != NULL && begin_release(shard, &release)) *arena = CAIRN_ARENA_NONE;
     arena_close(arena);
@@ -769,8 +771,9 @@ void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes, const stru
         account(shard, budget_bytes, &release.request);
         return;
     }
-    // No memory for one of its own: with the newest, behind which it would have come. If somebody waits for
-    // that one already, this is answered too early, which is no harm: a JobCreate waits for all of them.
+    // Without memory for a release of its own, the bytes are added to the newest release, which this one
+    // would have followed. If a request waits for that release already, this request is answered too early,
+    // which does no harm: a JobCreate waits for all releases.
     newest->budget_bytes += budget_bytes;
     if (newest->request.session == 0)
         newest->request = release.request;

@@ -14,8 +14,9 @@
 
 /* ==== prepare ==== */
 
-/* PartPrepare: the view of the next layout, the memory for what comes with it, and those who will ask for
- * what goes; all beside what the job goes by, so that it can be forgotten. */
+/* PartPrepare: makes the view of the next layout, takes the memory for the state that comes with it, and
+ * lets in the shards that will ask for the state that leaves. All this stays apart from the layout in
+ * force, so that it can be forgotten. */
 
 static const struct arriving_kind kind;
 
@@ -47,7 +48,7 @@ static cairn_status judge_prepare(struct shard_job *job, const Cairn__PartPrepar
         return fail_with(why, CAIRN_ERR_BUSY,
                          "the state of job %s is being moved or saved here: ask again",
                          job->spec.name);
-    // One that goes back may follow another one that never came into force here.
+    // A layout that goes back may follow a layout that never came into force here.
     if (message->layout <= in_force)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "layout %" PRIu64 " of job %s does not follow layout %" PRIu64
@@ -56,7 +57,7 @@ static cairn_status judge_prepare(struct shard_job *job, const Cairn__PartPrepar
     return CAIRN_OK;
 }
 
-/* Extents that were cut stay cut: each is a part of one of before. */
+/* True if each extent lies within one of `before` with the same owner: extents that were cut stay cut. */
 static bool same_owners(const struct layout *layout, const struct layout *before)
 {
     for (size_t i = 0; i < layout->extent_count; i++) {
@@ -71,15 +72,15 @@ static bool same_owners(const struct layout *layout, const struct layout *before
     return true;
 }
 
-/* The view before the one in force, while its state is still here: parts of it need not come again.
- * NULL: it is settled, or the view in force has gone back to it. */
+/* Returns the view before the one in force while its state is still here, so that parts of it need not come
+ * again. Returns NULL if the layout is settled, or if the view in force has gone back to that view. */
 static const struct shard_view *move_retained(const struct shard_job *job)
 {
     return job->move.now != NULL && !job->move.now->is_back ? job->move.before : NULL;
 }
 
-/* While what came or went is not settled, the one way is back: to the owners of before; and from there on
- * nowhere else. */
+/* Judges the layout of the pages. While the layout in force is not settled, the next one can only go back
+ * to the owners before it; after that, only a layout with these same owners can follow. */
 static cairn_status judge_table(const struct shard_job *job, uint64_t wanted,
                                 const struct layout *layout, struct sentence *why)
 {
@@ -109,7 +110,7 @@ static uint64_t more(uint64_t next, uint64_t now)
     return next > now ? next - now : 0;
 }
 
-/* All of it, or nothing. */
+/* Takes all of the bytes from the budget, or none. */
 static cairn_status take_budget(struct shard_job *job, struct move_part *part, uint64_t room,
                                 uint64_t staging, struct sentence *why)
 {
@@ -128,7 +129,7 @@ static cairn_status take_budget(struct shard_job *job, struct move_part *part, u
     return CAIRN_OK;
 }
 
-/* The layout does not come into force: what is its alone is given back. */
+/* Gives back what was taken for a layout that does not come into force, except its staging. */
 static void give_budget(struct shard_job *job, const struct move_part *part)
 {
     shard_job_give(job, &job->memory.state, part->room + part->shifted);
@@ -164,7 +165,7 @@ static cairn_status open_receiver(struct shard_job *job, struct move_part *part,
 
 /* ---- those who will ask ---- */
 
-/* Something of what we give may be the mover's. */
+/* Lets in a mover, which may take some of the state that this shard gives. */
 static cairn_status let_in(struct shard_job *job, struct move_part *part, const Cairn__Mover *mover,
                            struct sentence *why)
 {
@@ -198,7 +199,8 @@ static cairn_status let_all_in(struct shard_job *job, struct move_part *part,
 
 /* ---- from beginning to end ---- */
 
-/* A PartPrepare that waits until what was given, or prepared before it, is forgotten. */
+/* Goes on with a PartPrepare that waited until state that was given, or a layout that was prepared before
+ * it, was forgotten. */
 static void move_go_on(struct shard_daemon *shard, uint64_t job)
 {
     for (struct arriving *a = TAILQ_FIRST(&shard->arriving), *next; a != NULL; a = next) {
@@ -209,8 +211,8 @@ static void move_go_on(struct shard_daemon *shard, uint64_t job)
     }
 }
 
-/* Forgets a change of the layout: shards that take from us by it leave, its receiver is not awaited any
- * more, and what it took of the budget for itself goes back. NULL is fine. */
+/* Frees a change of the layout: the shards that take state from here by it leave, its receiver is not
+ * awaited any more, and its staging is given back to the budget. NULL is fine. */
 static void move_part_drop(struct shard_job *job, struct move_part *part)
 {
     if (part == NULL) return;
@@ -226,21 +228,21 @@ static void move_part_drop(struct shard_job *job, struct move_part *part)
     free(part);
 }
 
-/* Gives back the device memory that no view uses any more: neither the one in force, nor the
- * prepared one, nor the one before that is not settled. */
+/* Gives back the device memory that no view uses any more: neither the view in force, nor the prepared one,
+ * nor the one before while it is not settled. */
 static void move_trim(struct shard_job *job)
 {
     const struct move *move = &job->move;
     const struct shard_view *views[] = { job->view, move->before,
                                          move->next != NULL ? move->next->view : NULL };
-    // State may still come to a place that was given up: then the next call tries again.
+    // State may still arrive at a place that was given up; then the next call tries again.
     if (job->planes.host_from == 0 || !LIST_EMPTY(&move->leaving) || job->shard->closing) return;
     shard_views_keep(views, sizeof views / sizeof *views, &job->planes, job->shard);
     job->memory.device = shard_job_device_bytes(job, false);
 }
 
-/* Forgets the prepared layout and gives back what it took. Only a layout that comes into force
- * leaves that to the job: move_on_fence. */
+/* Forgets the prepared layout and gives back what it took. Only a layout that comes into force leaves that
+ * memory to the job: enter_prepared. */
 static void forget_prepared(struct shard_job *job)
 {
     struct move_part *part = job->move.next;
@@ -254,19 +256,19 @@ static void forget_prepared(struct shard_job *job)
     move_trim(job);
 }
 
-/* The prepared layout is not to come into force. */
+/* Forgets the prepared layout, which is not to come into force. */
 static void move_forget(struct shard_job *job)
 {
     if (job->move.next == NULL) return;
     job->move.next->is_unwanted = true;
-    if (job->move.next->is_ready) forget_prepared(job); // else when its pages are made
+    if (job->move.next->is_ready) forget_prepared(job); // else on_room does when the pages are made
 }
 
 static cairn_status add_room(struct reserve *reserve, struct shard_job *job)
 {
     const struct move_part *part = job->move.next;
     cairn_status status = shift_reserve(job, part->view, move_retained(job), reserve);
-    if (part->receiver == NULL) return status; // nothing comes
+    if (part->receiver == NULL) return status; // no state comes
     if (status == CAIRN_OK) status = shard_view_reserve(job, part->view, reserve);
     return status == CAIRN_OK
                ? reserve_add(reserve, &part->receiver->staging, 0, part->receiver->staging.bytes)
@@ -349,11 +351,11 @@ static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arrivi
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     sentence_set(&why, "shard %s does not hold that job", shard->name);
     if (job != NULL) status = judge_prepare(job, message_of(arriving), &why);
-    // It goes on when that is settled, or the Fence that drains a round is through.
+    // The PartPrepare goes on when the layout is settled, or when the Fence that drains a round is done.
     if (status == CAIRN_OK && (job->move.is_settling || job->move.fence.epoch != 0)) return;
     if (status == CAIRN_OK && job->move.next != NULL) {
-        move_forget(job); // who asks may be others than those that were told before
-        if (job->move.next != NULL) return; // it goes on when that is forgotten
+        move_forget(job); // its movers may differ from those of the prepared layout
+        if (job->move.next != NULL) return; // goes on when the prepared layout is forgotten
     }
     if (status == CAIRN_OK) status = begin_prepare(job, arriving, &why);
     if (status == CAIRN_OK)
@@ -412,7 +414,7 @@ static void add_run_part(void *context, const struct shard_view_run *run)
         sum->bytes += form_bytes(&sum->view->forms[run->extent], p, run->elem_count);
 }
 
-/* The bytes, over all planes in host memory, that `view` has and `beside` does not have. */
+/* Returns the bytes, over all planes in host memory, that `view` has and `beside` does not have. */
 static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shard_view *view,
                                   const struct shard_view *beside)
 {
@@ -423,13 +425,13 @@ static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shar
 
 /* ---- time ---- */
 
-/* PartSettled came: ends `now` if nothing of what was given is being sent any more. */
+/* Ends `now` after a PartSettled, as soon as nothing of what was given is being sent any more. */
 static void move_settle(struct shard_job *job)
 {
     struct move *move = &job->move;
     struct move_part *now = move->now;
-    // State is still being sent from here, or still comes to a place that was given up: a later
-    // tick tries again.
+    // State is still being sent from here, or still arrives at a place that was given up: a later tick
+    // tries again.
     if (move->sends > 0 || !LIST_EMPTY(&move->leaving)) return;
     const uint64_t bytes = move_bytes_beyond(job, move->before, job->view);
     if (bytes > 0) shard_view_give(job, move->before);
@@ -445,7 +447,7 @@ static void move_settle(struct shard_job *job)
     move_go_on(job->shard, job->number);
 }
 
-/* True: something is waited for. */
+/* Returns true if the job waits for something. */
 static bool tick_job(struct shard_job *job, uint64_t now_ms)
 {
     bool waits = false;
@@ -473,7 +475,7 @@ void move_wake(struct shard_daemon *shard)
 
 /* ==== shift ==== */
 
-/* An extent that shifts. */
+/* An extent that shifts: its state has to lie at another local element of this shard. */
 struct shift {
     const struct form *form; /* the same before and after */
     const struct local_extent *extent, *was;
@@ -486,17 +488,18 @@ static const struct local_extent *find_extent(const struct shard_view *view,
                         : shard_map_find(&view->table.map, extent->tensor, extent->first_leaf);
 }
 
-/* The extent of that number, or the first behind it, that shifts; *number: the one behind it. False: none. */
+/* Finds the first extent from *number on that shifts, and sets *number to the one after it. Returns false
+ * if no extent shifts. */
 static bool find_shift(const struct shard_job *job, const struct shard_view *next,
                        const struct shard_view *retained, size_t *number, struct shift *out)
 {
-    if (job->planes.host_from > 0) return false; // on a device a part stays where it is
+    if (job->planes.host_from > 0) return false; // on a device extents keep their places
     while (*number < next->table.map.extent_count) {
         const size_t i = (*number)++;
         const struct local_extent *extent = &next->table.map.extents[i];
         const struct local_extent *was = find_extent(job->view, extent);
         if (was == NULL) was = find_extent(retained, extent);
-        if (was == NULL) continue; // it comes
+        if (was == NULL) continue; // its state comes from another shard
         if (was->local_elem + (extent->first_elem - was->first_elem) == extent->local_elem)
             continue;
         *out = (struct shift) { &next->forms[i], extent, was };
@@ -505,7 +508,8 @@ static bool find_shift(const struct shard_job *job, const struct shard_view *nex
     return false;
 }
 
-/* The bytes of all that shifts with `next` and is in the job's view, or in `kept` (may be NULL). */
+/* Returns the bytes of all that shifts with `next` and is in the job's view or in `retained`, which may be
+ * NULL. */
 static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view *next,
                             const struct shard_view *retained)
 {
@@ -532,8 +536,7 @@ static cairn_status shift_reserve(const struct shard_job *job, const struct shar
     return status;
 }
 
-/* Copies what shifts, before the job goes on in `next`. Not CAIRN_OK: the job may not go on in
- * it. */
+/* Copies what shifts, before the job goes on in `next`. If this fails, the job may not go on in `next`. */
 static cairn_status shift_copy(struct shard_job *job, const struct shard_view *next,
                                const struct shard_view *retained, struct sentence *why)
 {
@@ -555,7 +558,7 @@ static cairn_status shift_copy(struct shard_job *job, const struct shard_view *n
 
 /* ==== force ==== */
 
-#define PINS_MS 30000 /* that a Fence waits for snapshots */
+#define PINS_MS 30000 /* how long a Fence waits for snapshots */
 
 static uint64_t version_of(const struct move_part *part)
 {
@@ -596,7 +599,7 @@ static void on_taken(struct receiver *receiver)
     fetch_deferred(job);
 }
 
-/* A part that joined has heard at which version the job is: it has nothing of it, and so all. */
+/* Notes the job's version in a part that joined: the part has no elements, so it has all of the version. */
 static void note_version(struct shard_job *job)
 {
     struct published_copy *newest = &job->versions.copies[job->versions.newest];
@@ -640,7 +643,7 @@ static void enter_prepared(struct shard_job *job)
         return;
     }
     part->is_back = move->now != NULL;
-    move_part_drop(job, move->now); // of a way that was given up
+    move_part_drop(job, move->now); // the change that was given up, if any
     shard_view_unref(move->before);
     move->next = NULL;
     move->now = part;
@@ -655,7 +658,7 @@ static void enter_prepared(struct shard_job *job)
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
     relay_on_fence(job, epoch);
-    move_go_on(job->shard, job->number); // what was to be prepared meanwhile
+    move_go_on(job->shard, job->number); // with a PartPrepare that waited meanwhile
 }
 
 /* True if the prepared layout is the one in force, under another number. */
@@ -665,7 +668,8 @@ static bool is_renamed(const struct shard_job *job)
     return next->receiver == NULL && layout_same(job->view->layout, next->view->layout);
 }
 
-/* Nothing moves, and what is open, prepared or being applied goes on. */
+/* Gives the layout in force another number: nothing moves, and a round that is open, prepared or being
+ * applied goes on. */
 static void rename_layout(struct shard_job *job)
 {
     job->view->layout->version = version_of(job->move.next);
@@ -692,15 +696,15 @@ static bool judge_force(const struct shard_job *job, uint64_t layout, struct sen
     if (is_renamed(job)) return true;
     if (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || phase == CAIRN_STEP_DRAINING)
         return true;
-    // A layout that follows one which is not settled takes that one back, and waits for no round.
+    // A layout that follows an unsettled layout takes that layout back, and waits for no round.
     if (job->move.now != NULL && phase != CAIRN_STEP_UPDATING) return true;
     sentence_set(why, "a Fence brings layout %" PRIu64 " while a round is open", layout);
     return false;
 }
 
-/* Handles a Fence that does not bring the prepared layout: a member that came or went has changed
- * the epoch, and the slice goes on. If the layout was prepared in another session it is forgotten,
- * since that session may have said that it is not wanted, and the message was lost. */
+/* Handles a Fence that does not bring the prepared layout: a member that joined or left has changed the
+ * epoch, and the slice goes on. A layout that was prepared in another session is forgotten, because that
+ * session may have withdrawn it in a message that was lost. */
 static void keep_or_forget(struct shard_job *job)
 {
     const struct move_part *next = job->move.next;
@@ -710,7 +714,7 @@ static void keep_or_forget(struct shard_job *job)
 bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
 {
     struct sentence why;
-    job->move.fence.epoch = 0; // a later word counts
+    job->move.fence.epoch = 0; // a later Fence counts
     if (job->state != CAIRN_JOB_SERVING) return false;
     if (layout == 0 || layout == job->view->layout->version) {
         keep_or_forget(job);
@@ -728,8 +732,8 @@ bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
     job->move.fence.epoch = epoch;
     job->move.fence.since_ms = uv_now(job->shard->loop);
     pins_unprepare(job);
-    pins_hurry(job);  // it waits for them
-    write_close(job); // of a round that is void
+    pins_hurry(job);  // the Fence waits for them
+    write_close(job); // it belongs to a round that is void
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_GIVE_UP });
     move_rests(job);
     if (job->move.fence.epoch != 0) move_wake(job->shard);
@@ -752,7 +756,7 @@ void move_rests(struct shard_job *job)
 void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
 {
     struct move_part *now = job->move.now;
-    if (now == NULL || now->view->layout->version != message->layout) return; // it was, before
+    if (now == NULL || now->view->layout->version != message->layout) return; // settled already
     if (now->receiver != NULL) {
         session_refuse(
             job->shard, CAIRN_ERR_PROTOCOL,
@@ -794,7 +798,7 @@ void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartP
         status = fail_with(&why, CAIRN_ERR_BUSY, "a round of job %s is open", job->spec.name);
     if (status == CAIRN_OK && job->versions.copies[job->versions.newest].view != job->view) {
         if (job->move.publishing.session == 0) status = pass_republish(job, on_published, &why);
-        if (status == CAIRN_OK) { // or it is at work, and who asked before has given that up
+        if (status == CAIRN_OK) { // or one is at work whose asker has given up
             job->move.publishing = asked;
             return;
         }
@@ -835,7 +839,7 @@ void move_release(struct shard_job *job)
 
 /* ==== piece ==== */
 
-/* Leaves of a tensor. */
+/* A range of leaves of a tensor. */
 struct leaves {
     uint64_t first, end;
 };
@@ -875,7 +879,7 @@ static cairn_status add_piece(struct lister *lister, const struct state_piece *p
     return CAIRN_OK;
 }
 
-/* A chunk of the sender's, of which the leaves come; in each plane. */
+/* Adds the piece of a sender's chunk that lies in the leaves `come`, for each plane. */
 static cairn_status add_chunk(struct lister *lister, const struct geometry *geometry,
                               struct state_piece piece, struct leaves chunk, struct leaves come)
 {
@@ -913,7 +917,8 @@ static cairn_status add_run_pieces(struct lister *lister, const struct extent *g
     return status;
 }
 
-/* The end of the run that begins with the leaf and is here already; the leaf: it is not. */
+/* Returns the end of the run that begins with the leaf and is here already; returns the leaf itself if it
+ * is not here. */
 static uint64_t end_of_retained(const struct lister *lister, uint32_t tensor, uint64_t leaf)
 {
     const struct local_extent *extent = NULL;
@@ -951,9 +956,8 @@ static int by_sender(const void *left, const void *right)
     return (int)a->plane - (int)b->plane;
 }
 
-/* The list has pieces for all that `next` has on this shard and `now` has on another one. State in
- * `kept`, the view before, is still here and does not come; `kept` may be NULL.
- * CAIRN_ERR_NO_MEMORY. */
+/* Lists the pieces of all that `next` has on this shard and `now` has on another one. State in `retained`,
+ * the view before, is still here and does not come; `retained` may be NULL. CAIRN_ERR_NO_MEMORY. */
 static cairn_status list_pieces(const struct shard_view *now, const struct shard_view *next,
                                 const struct shard_view *retained, struct state_pieces *out)
 {

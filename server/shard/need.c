@@ -8,9 +8,9 @@
 #include "server/shard/shard.h"
 
 #define SMALL_SLOTS     64
-#define SMALL_SLOTS_ALL 16384 /* of all workers that there may be */
-#define PLACES_ALL      16384 /* the same, of what is read where it lies */
-#define LIST_WARPS      2048  /* in one list they keep a large card at work */
+#define SMALL_SLOTS_ALL 16384 /* for all possible workers together */
+#define PLACES_ALL      16384 /* likewise, for chunks that are read where they lie */
+#define LIST_WARPS      2048  /* so many in one list keep a large card at work */
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
@@ -39,7 +39,8 @@ static cairn_status judge_form(const struct job_spec_data *spec, size_t number, 
     return CAIRN_OK;
 }
 
-/* Its part on a device: device_bytes [CAIRN_PLANES] so far. The rest: state. */
+/* Adds the planes of an extent: its part on a device to device_bytes ([CAIRN_PLANES], the bytes so far),
+ * and the rest to the state. */
 static void add_planes(const struct local_extent *extent, const struct form *form,
                        struct need *need, uint64_t *device_bytes)
 {
@@ -50,8 +51,9 @@ static void add_planes(const struct local_extent *extent, const struct form *for
     }
 }
 
-/* Beside its window a worker may have so many small chunks in flight: all that the job has, since each takes
- * little memory, and each window full of them a round trip; fewer where there may be very many workers. */
+/* Returns how many small chunks a worker may have in flight beside its window: all that the job has,
+ * because each takes little memory, and each window full of them takes a round trip; fewer if there may be
+ * very many workers. */
 static uint32_t small_slots(const struct job_spec_data *spec, uint32_t member_max)
 {
     uint32_t most = SMALL_SLOTS, count = 0;
@@ -65,7 +67,7 @@ static uint32_t small_slots(const struct job_spec_data *spec, uint32_t member_ma
     return count;
 }
 
-/* The least number of chunks that the job has in any layout: re-shardings may cut it into more. */
+/* Returns the least number of chunks that the job has in any layout; re-shardings may cut it into more. */
 static uint64_t count_chunks(const struct job_spec_data *spec, uint32_t chunk_leaves)
 {
     uint64_t count = 0;
@@ -78,9 +80,9 @@ static uint64_t count_chunks(const struct job_spec_data *spec, uint32_t chunk_le
 }
 
 /* Returns how many chunks that are read where they lie a worker of this host may have in flight beside its
- * landing slots. They take no memory here, and a card does in one list what is there by then: a list of a
- * few chunks leaves most of it idle. At most all that the job has; fewer where there may be very many
- * workers, since each slot takes room in tables. */
+ * landing slots. They take no memory here. A card does in one list all chunks that have arrived by then,
+ * and a list of a few chunks leaves most of the card idle. The number is at most all chunks of the job, and
+ * less if there may be very many workers, because each slot takes room in tables. */
 static uint32_t places(const struct job_spec_data *spec, uint32_t chunk_leaves, uint32_t member_max,
                        uint32_t landing)
 {
@@ -94,8 +96,8 @@ static uint32_t places(const struct job_spec_data *spec, uint32_t chunk_leaves, 
     return (uint32_t)most;
 }
 
-/* The elements of the largest chunk that any layout can give a shard. A shard with room for such a
- * chunk can go on whichever layout comes. */
+/* Returns the elements of the largest chunk that any layout can give a shard. A shard with room for such a
+ * chunk can go on in whichever layout comes. */
 static uint64_t largest_chunk(const struct job_spec_data *spec, uint32_t chunk_leaves)
 {
     const uint64_t most = (uint64_t)chunk_leaves * CAIRN_LEAF_ELEMS;
@@ -118,13 +120,13 @@ static void add_extent(const struct shard_map *map, size_t number, struct form *
 
 static void make_room(const struct job_spec_data *spec, struct need *need)
 {
-    if (need->host_from != 0 && need->host_from != CAIRN_PLANES_ALL) return; // it stays as it is
+    if (need->host_from != 0 && need->host_from != CAIRN_PLANES_ALL) return; // its layout is fixed
     for (size_t t = 0; t < spec->tensor_count; t++) {
         const uint64_t elems = geometry_of(&spec->tensors[t].shape).elems;
         if (need->host_from == 0) need->room_elems += 2 * elems;
         need->room_wire_bytes += 2 * elems * dtype_size((int)spec->tensors[t].wire);
     }
-    need->room_wire_bytes += CAIRN_SEGMENT_BYTES; // extents of whole tensors stand at 64 bytes
+    need->room_wire_bytes += CAIRN_SEGMENT_BYTES; // whole tensors begin at multiples of 64 bytes
 }
 
 /* ---- the bytes ---- */
@@ -148,7 +150,7 @@ static void size(struct need *need, const struct shard_map *map, uint64_t chunk_
     const uint32_t large = step->member_max * window;
     need->put_max = large < CAIRN_SHARD_PUTS_MAX ? large : CAIRN_SHARD_PUTS_MAX;
     need->reply_bytes = (size_t)chunk_elems_max * sizeof(float);
-    // Contributions to one chunk are folded side by side.
+    // Slots are staggered, because contributions to one chunk are folded side by side.
     need->slot_bytes = ALIGN_UP(need->reply_bytes, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
     const size_t small = ALIGN_UP(CAIRN_CHUNK_SMALL, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
     need->small_bytes = small < need->slot_bytes ? small : need->slot_bytes;
@@ -165,14 +167,14 @@ static void size(struct need *need, const struct shard_map *map, uint64_t chunk_
     };
 }
 
-/* host_from of a map whose elements lie on a device, but for at least this fraction of them. */
-/* The beginning of the chunk in which the fraction begins. */
+/* Returns host_from for a map whose elements lie on a device, except at least this fraction of them: the
+ * beginning of the chunk in which the fraction begins. */
 static uint64_t planes_cut(const struct shard_map *map, double host_fraction)
 {
     const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);
     if (host_fraction <= 0) return CAIRN_PLANES_ALL;
     if (map->chunk_count == 0) return 0;
-    uint64_t low = 0, high = map->chunk_count; // the chunk is one of them
+    uint64_t low = 0, high = map->chunk_count; // the chunk is in [low, high)
     while (high - low > 1) {
         const uint64_t middle = low + (high - low) / 2;
         if (shard_map_chunk(map, middle).local_elem <= from)

@@ -1,4 +1,4 @@
-/* A job on this shard as a whole: judged, sized, reserved, and freed. */
+/* A job on this shard as a whole: this file judges, sizes, reserves and frees it. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdio.h>
@@ -79,21 +79,21 @@ static cairn_status make_tables(struct shard_job *job, struct sentence *why)
 
 /* ---- reserving ---- */
 
-/* The least that the budget must have: the job's own memory, and what the workers add without whom
- * no round opens. */
+/* Returns the least that the budget must have: the job's own memory, and what is added by the workers
+ * without which no round opens. */
 static uint64_t least_bytes(const struct shard_job *job, const struct need *need)
 {
     return memory_sum(&need->memory) +
            job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);
 }
 
-/* With chunks of half as many leaves, and so on, until it fits: there are more of them, and with them more of
- * the rest. 0: it never does. */
+/* Returns the chunk_leaves with which the job fits: half as many leaves as now, a quarter, and so on.
+ * Smaller chunks are more chunks, and the tables grow with them. Returns 0 if the job never fits. */
 static uint32_t leaves_that_fit(const struct shard_job *job, const struct need *need, uint64_t room)
 {
     const struct memory_need *memory = &need->memory;
     const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
-    // The last leaf may be a part of one.
+    // The last leaf may be a partial one.
     const uint64_t now = (job->replies.bytes - 1) / leaf_bytes + 1;
     const uint64_t replies = job->spec.workers_min;
     const uint64_t chunks = replies * (job->spec.window + 1) + job->puts.max;
@@ -118,7 +118,7 @@ static uint32_t window_that_fits(const struct shard_job *job, const struct need 
     return 0;
 }
 
-/* How the job would fit into the room there is, if its chunks in flight are what is too much. */
+/* Adds to `why` how the job would fit into the room that is left, if its chunks in flight take too much. */
 static void advise(const struct shard_job *job, const struct need *need, struct sentence *why)
 {
     const uint64_t room = job->shard->memory.budget.limit_bytes -
@@ -173,8 +173,7 @@ static cairn_status open_arenas(struct shard_job *job, const struct need *need,
                               &job->landing.arena, why);
 }
 
-/* Opens the memory that only the loop thread may open: that of the device, and that which the
- * fabric shows. */
+/* Opens the memory that only the loop thread may open: the device's, and that which the fabric shows. */
 static cairn_status open_shown(struct shard_job *job, const struct need *need, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
@@ -185,7 +184,7 @@ static cairn_status open_shown(struct shard_job *job, const struct need *need, s
     return status == CAIRN_OK ? published_open(job, why) : status;
 }
 
-/* Has the arenas pinned that a device copies in every round, or once for every chunk. A device does
+/* Marks the arenas to be pinned that a device copies in every round, or once for every chunk. A device does
  * not touch planes that lie in host memory. */
 static void pin_arenas(struct shard_job *job)
 {
@@ -209,7 +208,7 @@ static cairn_status frozen_init(struct frozen *frozen, const struct job_spec_dat
     return CAIRN_OK;
 }
 
-/* The small arrays of a round. */
+/* Makes the small arrays of a round. */
 static cairn_status make_round(struct shard_job *job, struct sentence *why)
 {
     cairn_status status = pass_open(job, &job->view->table);
@@ -221,7 +220,7 @@ static cairn_status make_round(struct shard_job *job, struct sentence *why)
 
 /* ---- freed ---- */
 
-/* CAIRN_ERR_NO_MEMORY: to be released all the same. */
+/* Also releases what a frozen_init that failed has left. */
 static void frozen_release(struct frozen *frozen)
 {
     free(frozen->groups);
@@ -229,8 +228,8 @@ static void frozen_release(struct frozen *frozen)
     free(frozen->group_of);
 }
 
-/* Frees the tables that no loop, fabric or budget has to do with. On another thread, since freeing
- * a million tensors takes a quarter of a second. */
+/* Frees the tables that the loop, the fabric and the budget do not use. Runs on another thread, because
+ * freeing a million tensors takes a quarter of a second. */
 static void free_tables(void *arg)
 {
     struct shard_job *job = arg;
@@ -245,7 +244,7 @@ static void free_tables(void *arg)
     free(job);
 }
 
-/* The job is in no list. Its memory is there until it is unmapped; then `request`, if it is one, is
+/* Frees a job that is in no list. Its memory counts until it is unmapped; then `request` (may be NULL) is
  * answered. */
 static void free_body(struct shard_job *job, const struct request *request)
 {
@@ -263,7 +262,7 @@ static void free_body(struct shard_job *job, const struct request *request)
 
 /* ---- the draft ---- */
 
-/* The job is in no list. */
+/* A job that is being created; it is in no list. */
 struct shard_draft {
     struct shard_job *job; /* owned */
     struct need need;
@@ -310,7 +309,7 @@ static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreat
     return CAIRN_OK;
 }
 
-/* Gives back what was admitted. */
+/* Closes a draft and gives back what was admitted for it. */
 static void draft_close(struct shard_draft *draft)
 {
     free_body(draft->job, NULL);
@@ -346,8 +345,8 @@ static cairn_status judge_count(const struct shard_daemon *shard, struct sentenc
                      shard->name, count);
 }
 
-/* Judges the create, and counts the job's memory, which is the draft's until it is opened or closed.
- * CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers; CAIRN_ERR_INVALID. */
+/* Judges the create, and counts the job's memory, which belongs to the draft until the draft is opened or
+ * closed. CAIRN_ERR_NO_MEMORY: the job does not fit, and `why` has the numbers; CAIRN_ERR_INVALID. */
 static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreate *message,
                                 struct sentence *why)
 {
@@ -361,14 +360,14 @@ static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreat
     return status == CAIRN_OK ? take_budget(job, &draft->need, why) : status;
 }
 
-/* The tables of a draft that was admitted; any thread. CAIRN_ERR_NO_MEMORY. */
+/* Makes the tables of a draft that was admitted. Any thread. CAIRN_ERR_NO_MEMORY. */
 static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate *message,
                                struct sentence *why)
 {
     struct shard_job *job = draft->job;
     struct step_config step = draft->need.step;
     step.joins = message->joins;
-    cairn_status status = make_tables(job, why); // as large as a worker's shapes say
+    cairn_status status = make_tables(job, why); // their size follows from a worker's shapes
     if (status == CAIRN_OK) status = open_arenas(job, &draft->need, why);
     if (status == CAIRN_OK) status = own_open(job, &step, message, why);
     if (status == CAIRN_OK) status = make_round(job, why);
@@ -376,8 +375,8 @@ static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate
     return status;
 }
 
-/* Takes the draft, which is made: the job is one of the shard's. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: nothing
- * is held. */
+/* Takes a draft that is made, and adds its job to those of the shard. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO:
+ * nothing is held. */
 static cairn_status job_open(struct shard_daemon *shard, struct shard_draft *draft,
                              struct shard_job **job_out, struct sentence *why)
 {
@@ -398,7 +397,7 @@ static cairn_status job_open(struct shard_daemon *shard, struct shard_draft *dra
 
 /* ---- the end ---- */
 
-/* The threads have ended: drops what was on its way; no fetch_brought follows. */
+/* Drops fetches whose chunks were being brought, as the threads have ended; no fetch_brought follows. */
 static void bring_drop(struct shard_job *job)
 {
     while (job->replies.coming != NULL) {
@@ -450,7 +449,7 @@ void shard_job_leave(struct shard_job *job)
     if (job->load.asked.session != 0) {
         session_answer(job->shard, &job->load.asked, CAIRN_ERR_CANCELED, &why);
     }
-    shard_job_busy(job); // not freed before we are through
+    shard_job_busy(job); // keeps the job until this function ends
     job->state = CAIRN_JOB_LEAVING;
     relay_leave(job);
     job->shard->up->moves_end(job);
@@ -473,7 +472,7 @@ void shard_job_stop(struct shard_job *job, const char *why)
     job->shard->up->moves_end(job);
     log_error("job %s is stopped here, at version %" PRIu64 ".%" PRIu64 ": %s; restore a snapshot",
               job->spec.name, job->generation, step_version(job->collector.step).step, why);
-    // Hello of the next session no longer names the job: the coordinator sees that it is lost here.
+    // The Hello of the next session no longer names the job, so the coordinator sees that it is lost here.
     session_refuse(job->shard, CAIRN_ERR_PROTOCOL, "job %s on shard %s: %s", job->spec.name,
                    job->shard->name, why);
 }
@@ -487,7 +486,7 @@ static const Cairn__JobCreate *create_message(const struct arriving *create)
     return (const Cairn__JobCreate *)create->message;
 }
 
-/* The job of that number; without it one that is staged, without that one that is LEAVING. */
+/* Returns the job of that number; without one, a staged one; without that, one that is LEAVING. */
 static struct shard_job *held_job(struct shard_daemon *shard, uint64_t number)
 {
     struct shard_job *held = shard_job_find(shard, number);
@@ -507,8 +506,8 @@ static uint64_t newest_held(const struct shard_daemon *shard, uint64_t number)
     return newest;
 }
 
-/* Makes the generations of the job up to generation_max leave, except `but`. When one of them is
- * freed, a create that waited may make a newer one. True if any left. */
+/* Makes the generations of the job up to generation_max leave, except `but`. When one of them is freed, a
+ * create that waited may make a newer one. Returns true if any left. */
 static bool leave_all(struct shard_daemon *shard, uint64_t number, uint64_t generation_max,
                       const struct shard_job *but)
 {
@@ -519,12 +518,12 @@ static bool leave_all(struct shard_daemon *shard, uint64_t number, uint64_t gene
                             job != but && job->state != CAIRN_JOB_LEAVING;
         if (leaves) shard_job_leave(job);
         left |= leaves;
-        job = leaves ? shard->jobs : job->next; // it may be freed
+        job = leaves ? shard->jobs : job->next; // the job may be freed
     }
     return left;
 }
 
-/* One of that kind was dropped, and a thread still works on it. */
+/* True if a message of that kind was dropped, and a thread still works on it. */
 static bool arriving_lingers(const struct shard_daemon *shard, const struct arriving_kind *kind)
 {
     const struct arriving *arriving;
@@ -533,14 +532,16 @@ static bool arriving_lingers(const struct shard_daemon *shard, const struct arri
     return arriving != NULL;
 }
 
-/* A create that was dropped has what was admitted of it until its thread is through. */
+/* True if memory is being given back. A create that was dropped keeps what was admitted for it until its
+ * thread has ended its work. */
 static bool memory_comes_back(const struct shard_daemon *shard)
 {
     return !LIST_EMPTY(&shard->memory.releases) || shard->memory.given_bytes > 0 ||
            arriving_lingers(shard, &create_kind);
 }
 
-/* There is room for the job: a thread makes its tables, and the create is whole once more. */
+/* Admits the create if there is room for the job. A thread then makes the job's tables; after that, the
+ * create is whole once more. */
 static void create_admit(struct shard_daemon *shard, struct arriving *create)
 {
     struct sentence why;
@@ -551,7 +552,7 @@ static void create_admit(struct shard_daemon *shard, struct arriving *create)
         arriving_end(shard, create, status, &why);
 }
 
-/* The result of `prepare` and `make` becomes the caller's. */
+/* Returns the result of `prepare` and `make`, which becomes the caller's. */
 static void *arriving_take(struct arriving *arriving)
 {
     void *made = arriving->made;
@@ -559,13 +560,14 @@ static void *arriving_take(struct arriving *arriving)
     return made;
 }
 
-/* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
- * jobs.h, state.h) or awaits it; Done or an error, and it leaves, answers job->load.asked. */
+/* Makes a job that was just opened LOADING: takes its memory, then loads or makes its state
+ * (`snapshot_path`, jobs.h, state.h), or awaits it. job->load.asked is answered by Done, or by an error,
+ * and then the job leaves. */
 static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
                               struct sentence *why);
 
-/* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not; when what
- * is being given back is there. */
+/* Makes the job, or answers why not, as soon as no memory is being given back. Nothing of the job's number
+ * is held, or what is held stays beside the new job. */
 static void create_open(struct shard_daemon *shard, struct arriving *create)
 {
     if (memory_comes_back(shard)) return;
@@ -607,11 +609,11 @@ static void create_beside(struct shard_daemon *shard, struct arriving *create)
         arriving_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
         return;
     }
-    // Freed at once or later: the create goes on then, and may be gone by now.
+    // If others leave, the create goes on when they are freed, at once or later, and may be gone by now.
     if (!leave_all(shard, number, newest_held(shard, number), from)) create_open(shard, create);
 }
 
-/* A whole create meets what is held of its number. */
+/* Goes on with a whole create, according to what is held of its job's number. */
 static void create_advance(struct shard_daemon *shard, struct arriving *create)
 {
     const Cairn__JobCreate *message = create_message(create);
@@ -624,17 +626,17 @@ static void create_advance(struct shard_daemon *shard, struct arriving *create)
         create_open(shard, create);
         return;
     }
-    if (held->state == CAIRN_JOB_LEAVING) return; // goes on when it is freed
+    if (held->state == CAIRN_JOB_LEAVING) return; // the create goes on when the held job is freed
     if (message->generation > held->generation) {
         log_info("job %s: generation %" PRIu64 " replaces %" PRIu64, held->spec.name,
                  message->generation, held->generation);
-        // The create goes on when they are freed: now, or later.
+        // The create goes on when the older generations are freed: now, or later.
         leave_all(shard, message->job, message->generation - 1, NULL);
         return;
     }
     if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
         draft_has_layout(create->made, held->view->layout)) {
-        // Asked again after a lost connection.
+        // The coordinator asks again after a lost connection.
         if (held->state == CAIRN_JOB_LOADING || held->state == CAIRN_JOB_SEALING) {
             held->load.asked = session_request(shard, create->request);
             arriving_drop(shard, create);
@@ -652,7 +654,7 @@ static void create_advance(struct shard_daemon *shard, struct arriving *create)
     arriving_end(shard, create, CAIRN_ERR_EXISTS, &why);
 }
 
-/* The pages go here, too: tens of MiB take the loop milliseconds. */
+/* Makes the draft. The pages are freed here, too, because tens of MiB would take the loop milliseconds. */
 static cairn_status create_prepare(struct arriving *create, void **made_out, struct sentence *why)
 {
     struct shard_draft *draft = NULL;
@@ -726,7 +728,7 @@ void create_on_drop(struct shard_daemon *shard, uint32_t request, const Cairn__J
         session_answer(shard, &answered, CAIRN_OK, NULL);
         return;
     }
-    job->dropping = answered; // answered when its memory is back
+    job->dropping = answered; // answered when the job's memory is given back
     const uint64_t newest = newest_held(shard, message->job);
     leave_all(shard, message->job, newest, NULL);
 }
@@ -752,8 +754,8 @@ void create_on_switch(struct shard_daemon *shard, const Cairn__JobSwitch *messag
 
 /* ==== admit ==== */
 
-/* Which memory is taken when: a job's state, published copies and buffers of puts when it is created, the
- * landing slots and the reply of a worker when it joins; they are given back when it has left. */
+/* When memory is taken: a job's state, published copies and buffers of puts when the job is created; a
+ * worker's landing slots and reply when the worker joins, to be given back when it has left. */
 
 static cairn_status add_state(struct reserve *reserve, struct shard_job *job)
 {
@@ -771,7 +773,7 @@ static void await_puts(struct shard_job *job)
     session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
 }
 
-/* The job names weights, or a tensor here has an initializer. */
+/* True if the job names weights, or if a tensor here has an initializer. */
 static bool origin_wanted(const struct shard_job *job)
 {
     if (job->spec.init_from != NULL) return true;
@@ -782,7 +784,7 @@ static bool origin_wanted(const struct shard_job *job)
     return false;
 }
 
-/* Loads or makes its state; or it is to be put. */
+/* Loads or makes the job's state, or lets members put it. */
 static cairn_status begin_state(struct shard_job *job, struct sentence *why)
 {
     if (job->load.joins) {
@@ -802,14 +804,14 @@ static void give_up(struct shard_job *job, cairn_status status, const struct sen
     shard_job_leave(job);
 }
 
-/* There is room: what is read of a snapshot goes where pages are already. */
+/* Begins to read a snapshot when the memory is admitted: it is read into pages that are made already. */
 static void on_state_judged(const struct reserve_request *request)
 {
     struct shard_job *job = request->job;
     struct sentence why;
     const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
     if (job->state != CAIRN_JOB_LOADING || !reads) return;
-    job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else once more, behind the pages
+    job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else begun after the pages
 }
 
 static void on_took(struct shard_job *job, const void *at, uint64_t bytes)
@@ -823,7 +825,7 @@ static void on_state_taken(const struct reserve_request *request, cairn_status s
     struct shard_job *job = request->job;
     struct sentence failure = *why;
     made_pages_end(&job->load.made, status == CAIRN_OK);
-    if (job->state != CAIRN_JOB_LOADING) return; // it leaves, and that was answered
+    if (job->state != CAIRN_JOB_LOADING) return; // the job leaves, which was answered
     if (status == CAIRN_OK) {
         log_info("holding job %s, generation %" PRIu64 ": its memory is there", job->spec.name,
                  job->generation);
@@ -844,7 +846,7 @@ void admit_loaded(struct shard_job *job, cairn_status status, const struct sente
     if (status != CAIRN_OK)
         give_up(job, status, why);
     else if (!job->load.pages_there)
-        job->load.loaded = true; // it is sealed when they are
+        job->load.loaded = true; // the job is sealed when the pages are made
     else if (puts_follow)
         await_puts(job);
     else

@@ -13,7 +13,7 @@
 
 /* ==== times ==== */
 
-/* When what of a round was done. Loop thread. */
+/* When the phases of a round were done. Loop thread. */
 
 /* Microseconds of CLOCK_MONOTONIC; 0: not yet. */
 struct round_times {
@@ -22,7 +22,7 @@ struct round_times {
     uint64_t folding_us, updating_us, updated_us; /* the last FOLD; the pass of the UPDATE */
 };
 
-/* The action is about to be done. */
+/* Called just before the action is done. */
 void times_note(struct shard_job *job, const struct step_action *action);
 
 /* ==== terms ==== */
@@ -30,27 +30,27 @@ void times_note(struct shard_job *job, const struct step_action *action);
 /* The terms of a job: its spec as the coordinator's store has it. Loop thread. */
 
 struct terms {
-    bool settled;         /* a coordinator has said that this generation is in its store */
-    uint64_t revision;    /* of the newest spec that the shard was told of */
+    bool settled;         /* a coordinator has confirmed that this generation is in its store */
+    uint64_t revision;    /* of the newest spec that the shard received */
     struct paged amended; /* owned: the bytes of that spec; none if it is job->spec */
-    struct hash digest;   /* of the bytes of that spec, as they came */
+    struct hash digest;   /* of the bytes of that spec, as received */
 };
 
-/* JobTerms; owns the message. */
+/* Handles JobTerms; takes ownership of the message. */
 void terms_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobTerms *message);
 
 /* ==== pass ==== */
 
-/* A pass: the same for each of a job's chunks, in the home where it lies. A job that has some on a device and
- * some in host memory has a part of it in each; they work beside each other. Loop thread, but for what
- * describe and conclude call. */
+/* A pass: the same work for each of a job's chunks, in the home where it lies. A job with chunks on a
+ * device and in host memory has a part of the pass in each home; the parts run at the same time. Loop
+ * thread, except for describe and conclude and what they call. */
 
 /* The functions in which kinds of passes differ; describe and conclude are as in struct
  * work_run. */
 struct pass_kind {
     bool (*describe)(struct work_run *run, uint32_t item, uint32_t stage, struct works *works);
     void (*conclude)(struct work_run *run, uint32_t item, uint32_t thread);
-    void (*done)(struct shard_job *job); /* of one that did not fail */
+    void (*done)(struct shard_job *job); /* called if the pass did not fail */
 };
 
 /* The part of a pass that is done in one home: some of the trained chunks, then some of all
@@ -58,51 +58,51 @@ struct pass_kind {
 struct pass_part {
     struct work_run run; /* first */
     struct shard_job *job;
-    struct sums *sums;             /* owned: [lanes of run.compute] of the pass at hand */
+    struct sums *sums;             /* owned: [lanes of run.compute] of the current pass */
     uint32_t trained_first, first; /* by chunk */
-    uint32_t trained_count;        /* of the pass at hand */
+    uint32_t trained_count;        /* of the current pass */
 };
 
-/* The round at hand. REDUCE, UPDATE and the first publish are passes over the chunks here, one at a
- * time. Arrays of [table.trained_count] are indexed by chunk. */
+/* The current round. REDUCE, UPDATE and the first publish are passes over the chunks here, one at a time.
+ * Arrays of [table.trained_count] are indexed by chunk. */
 struct job_pass {
-    struct pass_part device, host;   /* of the pass at hand */
+    struct pass_part device, host;   /* of the current pass */
     uint32_t parts_left;             /* under way */
-    bool failed;                     /* a part of the pass at hand did */
-    const struct pass_kind *kind;    /* of it */
-    const struct chunk_table *table; /* borrowed: of the part that is worked on */
+    bool failed;                     /* a part of the current pass failed */
+    const struct pass_kind *kind;    /* of the current pass */
+    const struct chunk_table *table; /* borrowed: of the part over which the pass runs */
     struct step_actions actions;     /* owned: the list of the own part's collector */
-    struct round_times times;        /* of the round at hand, or of the last one */
-    bool is_small;                   /* a pass takes no longer than to wake another thread for it */
+    struct round_times times;        /* of the current round, or of the last one */
+    bool is_small;                   /* a pass takes no longer than waking another thread for it */
     bool is_far; /* the planes exceed the caches: kernels may write around them */
     bool *zero;  /* owned: [trained_count] nobody contributed to the chunk: its sum is +0 */
     /* owned: [trained_count] chunk_sums[c]: sums made during chunk c's last fold, else by REDUCE. UPDATE
-     * notes in `nonfinite` what it made of the chunk. */
+     * adds to `nonfinite` what it made of the chunk. */
     struct sums *chunk_sums;
     /* owned: [trained_count] summed[c]: the sums of chunk c's last fold are still valid */
     bool *summed;
-    /* owned: of the UPDATE at hand: [spec.group_count], then those of the classes of `missed` */
+    /* owned: of the current UPDATE: [spec.group_count], then those of the classes of `missed` */
     struct group_scalars *scalars;
-    struct missed missed; /* borrowed: in the decision that the core has until the next one */
-    struct cairn_version version_next; /* that the UPDATE at hand makes */
+    struct missed missed; /* borrowed: from the decision, which the core keeps until the next one */
+    struct cairn_version version_next; /* the version that the current UPDATE makes */
     struct results gradients;          /* sums of the last REDUCE that are not finite */
-    /* owned: [spec.tensor_count] of the last REDUCE, if missing gradients are left: tensors, and of how many
-     * of their elements here nobody has a gradient */
+    /* owned: [spec.tensor_count] of the last REDUCE, if tensors without gradients are left alone: tensors,
+     * and how many of their elements here have no gradient from anybody */
     uint32_t *untouched_tensors;
     uint64_t *untouched_elems;
     uint32_t untouched_count;
-    struct results results; /* of the last UPDATE, likewise; of a write: none */
+    struct results results; /* of the last UPDATE, likewise; none for a write */
     struct log_limit results_said;
-    /* the newest version is being written once more; what follows. NULL: it is not */
+    /* called when the newest version has been written once more; NULL: no such writing is under way */
     void (*republished)(struct shard_job *job);
-    bool reduce_waits;  /* for that */
+    bool reduce_waits;  /* for that writing */
     bool updating;      /* the UPDATE was decided and is not published yet */
-    bool update_waits;  /* (or that) for sends out of the copy that is written next */
-    bool update_writes; /* the UPDATE is a write's */
-    bool settling;      /* shard_job_settle is at work */
+    bool update_waits;  /* (or that writing) for sends out of the copy to be written next */
+    bool update_writes; /* the UPDATE belongs to a write */
+    bool settling;      /* shard_job_settle is running */
 };
 
-/* With the job. CAIRN_ERR_NO_MEMORY: to be freed all the same. */
+/* Called when the job is opened. CAIRN_ERR_NO_MEMORY: call pass_close all the same. */
 CAIRN_MUST_CHECK cairn_status pass_open(struct shard_job *job, const struct chunk_table *table);
 void pass_close(struct shard_job *job);
 /* The arrays of a pass that are indexed by chunk, made for another table. */
@@ -114,75 +114,76 @@ struct pass_tables {
 /* CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status pass_tables_open(const struct chunk_table *table,
                                                struct pass_tables *tables_out);
-/* Also of what is all zero. */
+/* Also accepts tables that are all 0. */
 void pass_tables_close(struct pass_tables *tables);
-/* Passes are over these chunks from here on; none is under way. Takes the tables. */
+/* Later passes run over these chunks; none may be under way. Takes ownership of the tables. */
 void pass_switch(struct shard_job *job, struct pass_tables *tables);
 
-/* Planes lie elsewhere than they did: none is under way. */
+/* Call when planes lie elsewhere than before; no pass may be under way. */
 void pass_divide(struct shard_job *job);
 
-/* The item of a run of a pass is one of all chunks: the core has no number for its chunk. */
+/* The item of a run is one of all chunks: the core has no number for its chunk. */
 #define CAIRN_PASS_NOT_TRAINED UINT32_MAX
 
 /* ==== park ==== */
 
-/* Parking: moves a job's planes from a device to host memory, and back, for programs that want the
- * device to themselves between two phases.
+/* Parking: moves a job's planes from a device to host memory, and back, for programs that want the device
+ * to themselves between two phases.
  *
- *   PartPark ─► host memory is admitted (memory.h) ─► copies ─► the device's memory goes back ─► Done
- *   the other way ─► the device's memory is judged and taken ─► copies ─► the host's goes back ─► Done
+ *   PartPark ─► host memory is admitted (memory.h) ─► copies ─► the device's memory is given back ─► Done
+ *   and back ─► the device's memory is judged and taken ─► copies ─► the host's is given back ─► Done
  *
  * The coordinator opens no round while a job is parked. Its planes then lie in host memory:
  * fetches, snapshots, digests and leases go on from there, and a device that fails does not affect
  * it. Loop thread. */
 
 struct park {
-    /* a coordinator has parked the job, whether its planes are moved already or not; the next
-     * coordinator hears of it, and of a move under way, before it opens a round */
+    /* a coordinator has parked the job, whether its planes are moved already or not; the next coordinator
+     * hears of this, and of a move under way, before it opens a round */
     bool is_parked;
-    bool is_under_way, to_host; /* to_host: of the move at hand */
-    struct request asked;       /* its PartPark */
-    struct work_run copy;       /* of areas to where they go: memory.h */
-    uint64_t host_bytes;        /* of memory.state, while it is parked */
+    bool is_under_way, to_host; /* to_host: of the current move */
+    struct request asked;       /* the current move's PartPark */
+    struct work_run copy;       /* copies areas to their destination: memory.h */
+    uint64_t host_bytes;        /* counted in memory.state, while the job is parked */
 };
 
-/* Parks the job, or brings it back, and answers when that is done: at once if nothing of the job is
- * on a device, and at the end of a move to the same place that is under way, whoever began it.
- * CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is at work, or moves the other way, and is to be
- * asked again; CAIRN_ERR_NO_MEMORY: it stays where it is, with the numbers; CAIRN_ERR_IO: the
- * device failed. */
+/* Parks the job, or brings it back, and answers when that is done: at once if nothing of the job is on a
+ * device, and at the end of a move to the same place that is under way, whoever began it.
+ * CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is working, or moves the other way: ask again;
+ * CAIRN_ERR_NO_MEMORY: it stays where it is, with the numbers; CAIRN_ERR_IO: the device failed. */
 void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartPark *message);
 
 /* ==== admit ==== */
 
-/* Memory is there before it is counted on. Loop thread. */
+/* Memory is made before anything relies on it. Loop thread. */
 
-/* Where chunks of a job land: a slot each. A worker's are those of its window, behind them those for small
- * chunks, and behind these those that have no memory: what they are for is read where it lies. */
+/* The slots in which a job's chunks land. A worker has the slots of its window, then those for small
+ * chunks, then those without memory, for payloads that are read in place. */
 struct job_landing {
     struct arena arena; /* a window of slots, then the next */
-    /* slots of a worker; of these, those for small chunks, and those without memory */
+    /* slots of each worker; of these, the slots for small chunks, and the slots without memory */
     uint32_t window, small, in_place;
     size_t slot_bytes, small_bytes;
-    uint32_t counted; /* slots in the budget: those of as many workers as there are */
-    uint32_t made;    /* slots that have their pages, too */
-    uint32_t asked;   /* will have, when what the reserve at work takes is there */
-    bool extra;       /* of more workers than there are: admit_left */
+    uint32_t counted; /* slots in the budget: those of the present number of workers */
+    uint32_t made;    /* slots that have their pages */
+    uint32_t asked;   /* slots that will have pages when the current reserve is done */
+    bool extra;       /* slots of more workers than are present: admit_left */
 };
 
-/* Where the slot begins in the arena; of the one behind the last: where that ends. */
+/* Where the slot begins in the arena; for the index after the last slot: the end of that slot. */
 uint64_t landing_at(const struct job_landing *landing, uint32_t slot);
 
-/* shard->up->loaded: seals the job, or awaits puts, or it leaves. */
+/* Callback in shard->up (`loaded`): seals the job, awaits puts, or makes the job leave. */
 void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
                   bool puts_follow);
-/* A member joined: answers when all workers that did have their landing slots; without room it leaves. */
+/* Called when a member joined: answers when all workers that joined have their landing slots; a member
+ * without room leaves. */
 void admit_member(struct shard_job *job, uint64_t member, struct request request);
-/* Workers may have left: gives back what landed from more of them than there are, when no round uses it, and
- * so much of it in one turn of the loop; until then job->landing.extra is set, and this is called again. */
+/* Called when workers may have left: gives back the landing slots of workers that are no longer present,
+ * when no round uses them, and at most CAIRN_GIVE_MAX_BYTES in one loop iteration. Until all is given back
+ * job->landing.extra is set, and this is called again. */
 void admit_left(struct shard_job *job);
-/* Without large pages the kernel takes 0.4 s for a GiB: 25 ms. */
+/* Without large pages the kernel takes 0.4 s for a GiB: 25 ms for this much. */
 #define CAIRN_GIVE_MAX_BYTES ((uint64_t)64 << 20)
 
 #endif

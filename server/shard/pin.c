@@ -1,11 +1,11 @@
 /* Snapshots and digests: a version is pinned, and then hashed and written while training goes on.
  *
- *   PinPrepare ─► staging is made, and its pages ─► Done: so that no update has to make them
- *   Pin ─► waits for the UPDATE at hand ─► the version stands (state.h): updates save what they overwrite
+ *   PinPrepare ─► the staging and its pages are made, so that no update has to make them ─► Done
+ *   Pin ─► waits for the UPDATE at hand ─► the version is fixed (state.h): updates save what they overwrite
  *       ─► waits for PinFolder, unless it is a digest ─► read, hash, write (state.h) ─► SnapshotPart
  *
- * What is saved is staging, counted by the budget: where there is no room, the pin fails and training goes
- * on. A failed pin leaves no files. */
+ * What updates save lies in the staging, which the budget counts. Without room for it the pin fails, and
+ * training goes on. A failed pin leaves no files. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdatomic.h>
@@ -21,20 +21,20 @@
 struct pin {
     struct task task;      /* on the snapshots thread */
     struct shard_job *job; /* borrowed */
-    LIST_ENTRY(pin) link;  /* of the job's */
+    LIST_ENTRY(pin) link;  /* in the job's list */
     uint64_t snapshot;
-    bool is_prepared;     /* its staging is there, or is being made, and no Pin came yet */
+    bool is_prepared;     /* its staging is made, or being made, and no Pin has come yet */
     struct request asked; /* the PinPrepare, until it is answered */
     bool waits;           /* for the UPDATE at hand */
-    bool writes;          /* files: where, PinFolder says */
-    bool stands;          /* the version does, and the task was not submitted yet */
-    uint32_t tasks;       /* under way: one that makes the pages of the staging, and that one */
-    bool ended;           /* it was told: staging is freed when the UPDATE at hand is published */
+    bool writes;          /* it writes files, into the folder that PinFolder names */
+    bool stands;          /* the version is fixed, and the task is not submitted yet */
+    uint32_t tasks;       /* under way: the one that makes the staging's pages, and `task` */
+    bool ended;           /* reported; its staging is freed once the UPDATE at hand is published */
     atomic_bool canceled;
     struct cairn_version version;
 
     /* owned */
-    char *path; /* NULL: a digest, or not told yet */
+    char *path; /* NULL: it is a digest, or PinFolder has not come yet */
     struct staging staging;
     uint64_t staging_budget;
     struct pace pace;
@@ -71,7 +71,7 @@ static bool is_saved_into(const struct pin *pin)
     return i < pins->saving_count;
 }
 
-/* Nobody uses it any more. */
+/* Frees the pin if it has ended and nobody uses it any more. */
 static void free_if_ended(struct pin *pin)
 {
     if (pin->ended && pin->tasks == 0 && !is_saved_into(pin)) pin_free(pin);
@@ -87,7 +87,7 @@ static void say_waited(const struct pin *pin)
              pin->job->spec.name, ms, pin->version.step);
 }
 
-/* Tells, and is freed: its staging, too, before all of it is told. */
+/* Reports the end of the pin and frees it: its staging, too, before all of the report is sent. */
 static void report_pin(struct pin *pin)
 {
     struct report *told = pin->report;
@@ -105,7 +105,7 @@ static void report_pin(struct pin *pin)
 
 /* ---- prepared ---- */
 
-/* No Pin comes any more to one that has not begun. */
+/* Ends a pin that was prepared and for which no Pin comes any more. */
 static void unprepare_pin(struct pin *pin)
 {
     pin->is_prepared = false;
@@ -157,14 +157,15 @@ static void write_done(struct task *task)
     task_done(pin);
 }
 
-/* To the snapshots thread, when the folder is there, too, or nobody wants it any more. */
+/* Passes the pin to the snapshots thread when its folder is known, too, or nobody wants the pin any
+ * more. */
 static void go_on(struct pin *pin)
 {
     const bool told = !pin->writes || pin->path != NULL || atomic_load(&pin->canceled);
     if (!pin->stands || !told) return;
     pin->task = (struct task) { .run = run_write, .done = write_done, .item_count = 1 };
     pool_submit(pin->job->shard->snapshots, &pin->task);
-    pin->stands = false; // once
+    pin->stands = false; // submitted only once
 }
 
 static void give_up(struct pin *pin)
@@ -206,10 +207,11 @@ void pin_cancel(struct shard_job *job)
         if (!pin->ended) give_up(pin);
 }
 
-/* It was, and its reader looks at the planes no more, though it may hang in storage: they may move. */
+/* True if the staging was canceled and its reader reads the planes no more, though it may hang in storage:
+ * the planes may move. */
 static bool staging_is_quiet(const struct staging *staging)
 {
-    // In this order: a reader that begins later sees that it was canceled.
+    // The order matters: a reader that begins later sees that the staging was canceled.
     return staging->job != NULL && atomic_load(&staging->canceled) &&
            !atomic_load(&staging->reading);
 }
@@ -283,14 +285,14 @@ static void set_pace(struct pin *pin)
               uv_hrtime() / 1000 + within_s * 1000000);
 }
 
-/* No UPDATE is under way: the state is of one version. */
+/* Fixes the version of the pin. No UPDATE is under way, so all of the state is of one version. */
 static void pin_stands(struct pin *pin)
 {
     struct shard_job *job = pin->job;
     pin->waits = false;
     pin->version = job->versions.copies[job->versions.newest].version;
     const bool is_ready = pin->staging.job != NULL;
-    assert(!is_ready || pin->staging.view == job->view); // else pins_unprepare came before
+    assert(!is_ready || pin->staging.view == job->view); // else pins_unprepare was called
     if (!is_ready) pin->status = take_staging(pin);
     if (pin->status == CAIRN_OK) pin->status = report_keep_payload(pin->report, &pin->why);
     if (pin->status != CAIRN_OK) {
@@ -298,7 +300,7 @@ static void pin_stands(struct pin *pin)
         return;
     }
     set_pace(pin);
-    pin->tasks++; // the writer's, from here on
+    pin->tasks++; // counts the writer from here on
     shard_job_busy(job);
     if (!is_ready) begin_touch(pin);
     pin->stands = true;
@@ -324,7 +326,7 @@ void pins_save(const struct shard_job *job, struct works *works, uint64_t chunk)
         staging_save(job->pins.saving[i], works, chunk);
 }
 
-/* None is read, or will be: what is prepared holds no step up. */
+/* True if no pin is being read, or will be. A pin that is only prepared holds no step up. */
 static bool is_free(const struct pins *pins)
 {
     const struct pin *pin = LIST_FIRST(&pins->list);
@@ -332,7 +334,7 @@ static bool is_free(const struct pins *pins)
     return pin == NULL;
 }
 
-/* Notes how long a step takes: learns it while nothing is pinned, and else paces the pins by it. */
+/* Notes how long a step took: learns the usual time while nothing is pinned, else paces the pins by it. */
 static void note_step(struct pins *pins)
 {
     const uint64_t now = uv_hrtime() / 1000, took = pins->last_us == 0 ? 0 : now - pins->last_us;
@@ -371,7 +373,7 @@ static void refuse_pin(struct shard_job *job, const Cairn__Pin *message, cairn_s
     session_send(job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
 }
 
-/* CAIRN_OK: one more may be pinned. */
+/* Returns CAIRN_OK if one more version may be pinned. */
 static cairn_status judge_pin(const struct shard_job *job, struct sentence *why)
 {
     size_t count = 0;
@@ -440,7 +442,7 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
     struct pin *pin = prepared_of(job, message->snapshot);
     cairn_status status = pin == NULL ? judge_pin(job, &why) : CAIRN_OK;
     if (status == CAIRN_OK)
-        reports_drop(job); // a coordinator that asks for another one waits for these no more
+        reports_drop(job); // a coordinator that asks for another pin waits for these no more
     if (status == CAIRN_OK && pin == NULL) {
         pin = pin_new(job, message->snapshot, &why);
         if (pin == NULL) status = CAIRN_ERR_NO_MEMORY;
@@ -451,7 +453,7 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
     }
     pin->is_prepared = false;
     pin->writes = message->files;
-    // Decided already: the version is the one after it.
+    // If an UPDATE is decided already, the version of the pin is the one after it.
     if (job->pass.updating)
         pin->waits = true;
     else
@@ -460,19 +462,19 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
 
 /* ==== pin write ==== */
 
-#define PIECE_ELEMS ((uint64_t)1 << 20) /* of a digest, at a time */
-#define HASH_LEAVES ((uint64_t)256)     /* of a work */
+#define PIECE_ELEMS ((uint64_t)1 << 20) /* read at a time for a digest */
+#define HASH_LEAVES ((uint64_t)256)     /* hashed by one work */
 
 /* A plane of an extent, read from its beginning to its end. */
 struct plane_at {
     size_t extent; /* of the map */
     enum plane plane;
-    uint64_t elem; /* that comes next: of the extent */
+    uint64_t elem; /* the next one to read, counted in the extent */
     struct hash_tree tree;
-    uint64_t carry_elems; /* of the leaf tree.next_leaf, in `carry` */
+    uint64_t carry_elems; /* elements of the leaf tree.next_leaf that are in `carry` */
 };
 
-/* One that goes on in a later file: an extent that is several boxes has one in each. */
+/* A plane that goes on in a later file: an extent that is cut into several boxes has a box in each file. */
 struct plane_later {
     struct plane_later *next;
     struct plane_at at;
@@ -499,7 +501,7 @@ static size_t elem_bytes(const struct writing *w)
     return dtype_size((int)form_dtype(&w->view->forms[w->at.extent], w->at.plane));
 }
 
-/* Puts the plane aside that stands between two files, if more of it is to come. */
+/* Puts the current plane aside between two files, if more of it is to come. */
 static cairn_status put_aside(struct writing *w, struct sentence *why)
 {
     if (w->at.elem == 0 || w->at.elem == extent_of(w)->elem_count) return CAIRN_OK;
@@ -531,7 +533,7 @@ static void begin_plane(struct writing *w, size_t extent, enum plane plane)
 
 /* ---- hashing ---- */
 
-/* Where a leaf of the extent, or the one behind its last, begins: of the extent. */
+/* Returns where a leaf begins, counted in the extent; after the last leaf, the end of the extent. */
 static uint64_t leaf_elem(const struct writing *w, uint64_t leaf)
 {
     const struct local_extent *extent = extent_of(w);
@@ -539,7 +541,7 @@ static uint64_t leaf_elem(const struct writing *w, uint64_t leaf)
     return leaf_start(&w->view->layout->geometry[extent->tensor], leaf) - extent->first_elem;
 }
 
-/* The next leaves, whose bytes these are. */
+/* Hashes the next leaves, whose bytes are given. */
 static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_t leaves,
                                 struct sentence *why)
 {
@@ -549,7 +551,7 @@ static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_
                          why);
 }
 
-/* How many whole leaves begin at element `from` and end at `to`, or before it. */
+/* Returns how many whole leaves, from the next one on, end by element `to`; at most HASH_LEAVES. */
 static uint64_t whole_leaves(const struct writing *w, uint64_t to)
 {
     const struct local_extent *extent = extent_of(w);
@@ -598,7 +600,7 @@ static cairn_status hash_part(struct writing *w, const uint8_t *bytes, uint64_t 
 
 /* ---- reading ---- */
 
-/* Gives way to nobody while the deadline presses. */
+/* Lets the thread give way to nobody while the deadline presses. */
 static void press_pace(struct writing *w)
 {
     const bool presses = pace_presses(w->of->pace, uv_hrtime() / 1000);
@@ -606,7 +608,7 @@ static void press_pace(struct writing *w)
     w->presses = presses;
 }
 
-/* Until as much more may be written. */
+/* Waits until so many more bytes may be written. */
 static cairn_status rest_after(struct writing *w, uint64_t bytes, struct sentence *why)
 {
     struct staging *staging = w->of->staging;
@@ -621,7 +623,7 @@ static cairn_status rest_after(struct writing *w, uint64_t bytes, struct sentenc
     return status;
 }
 
-/* The chunk that has the element at which the plane stands. */
+/* Returns the chunk that has this element of the current extent. */
 static uint64_t chunk_at(const struct writing *w, uint64_t elem)
 {
     const struct local_extent *extent = extent_of(w);
@@ -630,7 +632,7 @@ static uint64_t chunk_at(const struct writing *w, uint64_t elem)
     return extent->first_chunk + (leaf - extent->first_leaf) / w->view->table.map.chunk_leaves;
 }
 
-/* The next elements of the plane, hashed, to `to`. */
+/* Reads the next elements of the plane into `to`, and hashes them. */
 static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to, struct sentence *why)
 {
     const struct local_extent *extent = extent_of(w);
@@ -650,7 +652,7 @@ static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to, s
     return status == CAIRN_OK ? hash_part(w, to, elems, why) : status;
 }
 
-/* To the end of the extent, or `elem_count`; *done_out: how many elements. */
+/* Reads up to the end of the extent, and at most `elem_count` elements; *done_out is how many were read. */
 static cairn_status give_of_extent(struct writing *w, const struct safetensors_entry *entry,
                                    uint64_t first_elem, uint64_t elem_count, uint8_t *to,
                                    uint64_t *done_out, struct sentence *why)
@@ -675,8 +677,8 @@ static cairn_status give_of_extent(struct writing *w, const struct safetensors_e
     return read_plane(w, *done_out, to, why);
 }
 
-/* snapshot_fill_fn: a box of a file is an extent, one of several that an extent is cut into, or several
- * that follow each other. */
+/* A snapshot_fill_fn. A box of a file is an extent, one of several that an extent is cut into, or several
+ * extents that follow each other. */
 static cairn_status give_bytes(void *context, const struct safetensors_entry *entry,
                                uint64_t first_elem, uint64_t elem_count, void *to,
                                struct sentence *why)

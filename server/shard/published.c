@@ -30,7 +30,7 @@ void published_close(struct shard_job *job)
         copy_close(job, &job->versions.copies[i]);
 }
 
-/* The readable copy of the version whose layout is the last one before layout_end; NULL: none. */
+/* Returns the readable copy of the version with the latest layout before layout_end; NULL: none. */
 static const struct published_copy *find_copy(const struct shard_job *job,
                                               struct cairn_version version, uint64_t layout_end)
 {
@@ -84,7 +84,7 @@ uint8_t *published_host_at(const struct published_copy *copy, uint64_t chunk, ui
 
 void published_forget(struct published_copy *copy, uint64_t chunk)
 {
-    copy->checksums[chunk] = 0; // made when it is asked for
+    copy->checksums[chunk] = 0; // made again when it is asked for
     if (!READ_MUTANT(2)) copy->brought[chunk] = CAIRN_BROUGHT_NOT;
 }
 
@@ -111,8 +111,7 @@ static bool shard_is_leased(const struct shard_job *job, struct cairn_version ve
     return false;
 }
 
-/* True if the copy is kept for a lease. If a leased version has two copies, that of the later
- * layout is kept. */
+/* True if the copy is kept for a lease. If a leased version has two copies, the later layout's is kept. */
 static bool is_leased(const struct shard_job *job, const struct published_copy *copy)
 {
     return copy->readable && shard_is_leased(job, copy->version) &&
@@ -124,7 +123,7 @@ static bool copy_is_there(const struct published_copy *copy)
     return copy->checksums != NULL;
 }
 
-/* Nobody would miss it: not the newest, not leased, not being written. */
+/* True if nobody needs the copy: it is not the newest, not leased, and not being written. */
 static bool is_spare(const struct shard_job *job, uint32_t index)
 {
     const struct published_copy *copy = &job->versions.copies[index];
@@ -133,7 +132,8 @@ static bool is_spare(const struct shard_job *job, uint32_t index)
     return !is_leased(job, copy);
 }
 
-/* The spare copy of the oldest version, one that has none first; CAIRN_SHARD_PUBLISHED_MAX: none. */
+/* Returns a spare copy that has no version, or else that of the oldest version; CAIRN_SHARD_PUBLISHED_MAX
+ * if there is no spare copy. */
 static uint32_t oldest_spare(const struct shard_job *job)
 {
     uint32_t best = CAIRN_SHARD_PUBLISHED_MAX;
@@ -148,8 +148,8 @@ static uint32_t oldest_spare(const struct shard_job *job)
     return best;
 }
 
-/* It reads published copies in host memory without asking: of this host, and with no card or another one.
- * Shards that ask for others map nothing. */
+/* True if the member reads published copies in host memory without asking: it is on this host, and uses no
+ * card, or another one. Shards that ask on behalf of others map nothing. */
 static bool maps_host(const struct shard_member *member, const uint8_t *uuid)
 {
     return member->peer != NULL && !member->is_relay && !member->is_mover &&
@@ -157,7 +157,7 @@ static bool maps_host(const struct shard_member *member, const uint8_t *uuid)
            !fabric_peer_imports(member->peer, uuid);
 }
 
-/* All of what is written to the copy next. */
+/* True if all of what is written to the copy next has to be in host memory, too. */
 static bool goes_to_host(const struct shard_job *job, const struct published_copy *copy)
 {
     const uint8_t *uuid = home_info(job->compute->home)->uuid;
@@ -198,7 +198,7 @@ cairn_status published_ready(struct shard_job *job, struct sentence *why)
     return copy_follow(job, &job->versions.copies[job->versions.writing], why);
 }
 
-/* Bits of enum published_side. */
+/* Returns the sides that the copy has: bits of enum published_side. */
 static uint32_t copy_sides(const struct published_copy *copy)
 {
     return (copy->on_host ? CAIRN_PUBLISHED_HOST : 0u) |
@@ -248,7 +248,7 @@ void published_forget_params(struct shard_job *job)
 
 /* ---- copies for leases ---- */
 
-/* How many versions are leased: each of them has a copy beyond the two. */
+/* Returns how many versions are leased: each of them has a copy beyond the two. */
 static uint32_t leased_count(const struct shard_job *job)
 {
     uint32_t count = 0;
@@ -259,14 +259,14 @@ static uint32_t leased_count(const struct shard_job *job)
     return count;
 }
 
-/* The bytes of device memory that the copy takes. */
+/* Returns the bytes of device memory that the copy takes. */
 static uint64_t copy_device_bytes(const struct published_copy *copy)
 {
     return plane_units(copy->device.bytes);
 }
 
-/* One copy more, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: as many as can be are there;
- * CAIRN_ERR_NO_MEMORY, with the numbers. */
+/* Adds a copy, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: there are as many copies as there
+ * can be; CAIRN_ERR_NO_MEMORY: `why` has the numbers. */
 static cairn_status published_add(struct shard_job *job, const char *what, struct sentence *why)
 {
     const uint64_t bytes = copy_bytes(job);
@@ -291,7 +291,7 @@ static cairn_status published_add(struct shard_job *job, const char *what, struc
     return CAIRN_OK;
 }
 
-/* How many are there. */
+/* Returns how many copies there are. */
 static uint32_t copy_count(const struct shard_job *job)
 {
     uint32_t count = 0;
@@ -300,8 +300,8 @@ static uint32_t copy_count(const struct shard_job *job)
     return count;
 }
 
-/* Gives back the budget of a copy for a lease. Copies took it by the view of their time, so sizes
- * may differ from the present one: the last copy gives back whatever is left. */
+/* Gives back the budget of a copy for a lease. Each copy took its bytes by the view of that time, so its
+ * size may differ from the present one: the last copy gives back whatever is left. */
 static void give_leased(struct shard_job *job)
 {
     uint64_t bytes = copy_bytes(job);
@@ -313,14 +313,14 @@ static void give_leased(struct shard_job *job)
 
 void published_trim(struct shard_job *job)
 {
-    if (job->park.is_under_way) return; // it copies them; when it has ended
+    if (job->park.is_under_way) return; // the park copies them: trimmed when it has ended
     while (copy_count(job) > CAIRN_COPIES_ALWAYS + leased_count(job)) {
         const uint32_t index = oldest_spare(job);
-        assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use
-        if (job->versions.copies[index].sends > 0) return; // when they end
+        assert(index < CAIRN_SHARD_PUBLISHED_MAX);         // two of three unleased ones are in use
+        if (job->versions.copies[index].sends > 0) return; // trimmed when the sends end
         job->memory.device -= copy_device_bytes(&job->versions.copies[index]);
         copy_close(job, &job->versions.copies[index]);
-        give_leased(job); // at once: the next lease takes them
+        give_leased(job); // at once, for the next lease
     }
 }
 
@@ -335,13 +335,13 @@ static struct shard_lease *find_lease(struct shard_job *job, uint64_t number)
     return NULL;
 }
 
-/* A coordinator before this one asked for it, and this one knows nothing of it. */
+/* True if an earlier coordinator asked for the lease, and the present one does not know of it. */
 static bool is_orphan(const struct shard_job *job, const struct shard_lease *lease)
 {
     return lease->number != 0 && lease->coordinator != job->shard->session.coordinator.incarnation;
 }
 
-/* Ends all leases of an earlier coordinator, except on `wanted`. Returns false if none was
+/* Ends the leases of earlier coordinators, but not those of version `wanted`. Returns false if none
  * ended. */
 static bool end_orphans(struct shard_job *job, struct cairn_version wanted)
 {
@@ -361,7 +361,7 @@ static bool end_orphans(struct shard_job *job, struct cairn_version wanted)
 
 static void on_end(uv_timer_t *timer);
 
-/* Sets the timer to the next end. */
+/* Sets the timer to the next end of a lease. */
 static void set_timer(struct shard_daemon *shard)
 {
     const uint64_t now_ms = uv_now(shard->loop);
@@ -378,7 +378,7 @@ static void set_timer(struct shard_daemon *shard)
         uv_timer_start(&shard->lease_timer, on_end, first_ms > now_ms ? first_ms - now_ms : 0, 0);
 }
 
-/* Judged as a whole before anything is taken. */
+/* Judges the message as a whole before anything is taken. */
 static cairn_status judge_keep(struct shard_job *job, const Cairn__LeaseKeep *message,
                                struct sentence *why)
 {
@@ -408,7 +408,7 @@ static cairn_status add_copy(struct shard_job *job, struct cairn_version wanted,
     return published_add(job, what, why);
 }
 
-/* In the place of one of an earlier coordinator, if there is no other. */
+/* Begins a lease. Without a free place it replaces an earlier coordinator's lease of the same version. */
 static cairn_status begin_lease(struct shard_job *job, const Cairn__LeaseKeep *message,
                                 struct shard_lease **out, struct sentence *why)
 {
@@ -514,7 +514,7 @@ static bool keeps_one(const struct shard_member *member)
     return member->role == CAIRN_ROLE_WIRE_WORKER || member->is_mover;
 }
 
-/* Counts the members that should keep a reply and keep none; *one_out: one of them, or NULL. */
+/* Counts the members that should keep a reply but have none; *one_out is one of them, or NULL. */
 static uint32_t count_without(const struct shard_job *job, struct shard_member **one_out)
 {
     uint32_t count = 0;
@@ -555,7 +555,7 @@ void reply_forget(struct shard_member *member)
         reply_free(reply);
 }
 
-/* Its worker left: another one that came meanwhile may have none. */
+/* Passes on the reply of a worker that left: another worker that joined meanwhile may have none. */
 static void hand_over(struct reply *reply)
 {
     struct shard_job *job = reply->job;
@@ -570,7 +570,7 @@ static void hand_over(struct reply *reply)
 
 /* ---- fetches ---- */
 
-/* Once, until there was room for one more. */
+/* Logs the shortage once, until there is room for one more reply. */
 static void say_short(const struct shard_member *member, const char *why)
 {
     struct shard_job *job = member->job;
@@ -647,13 +647,13 @@ void replies_release(struct shard_job *job)
 
 /* The memory of published copies, and the sides that they have: see read.h. */
 
-#define SETTLED_WRITES 8 /* in one view: then the layout is taken to stay */
+#define SETTLED_WRITES 8 /* after so many in one view, the layout is taken to stay */
 /* The bytes that a copy keeps for each chunk: its checksum, and whether it was brought. */
 #define CHUNK_BYTES (sizeof(uint64_t) + sizeof(uint8_t))
 
 static const struct published_copy NO_COPY = { .head = { .base = NULL } };
 
-/* The bytes of the budget that one more copy takes. */
+/* Returns the bytes of the budget that one more copy takes. */
 static uint64_t copy_bytes(const struct shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +
@@ -668,7 +668,7 @@ static void show_copy(const struct published_copy *copy, struct shard_member *me
     arena_show(&copy->device, member->peer);
 }
 
-/* Members of this host may map it, and nobody but this process writes to it. */
+/* Lets members of this host map the copy; nobody but this process writes to it. */
 static void share_copy(struct shard_job *job, struct published_copy *copy)
 {
     const uint32_t count = (uint32_t)memory_segments(copy->wire.bytes);
@@ -704,7 +704,7 @@ void published_show(struct shard_member *member)
         show_copy(&member->job->versions.copies[i], member);
 }
 
-/* In /proc. */
+/* The name of memory in /proc. */
 struct label {
     char text[32];
 };
@@ -752,7 +752,7 @@ static void give_last_segment(const struct shard_job *job, struct published_copy
     copy->most_bytes = copy->wire.bytes;
 }
 
-/* The bytes that the job's view wants; what there are stay, where that is possible. */
+/* Makes `wire` as large as the job's view wants; the bytes that it has stay, if that is possible. */
 static cairn_status size_wire(const struct shard_job *job, struct published_copy *copy,
                               struct sentence *why)
 {
@@ -772,7 +772,8 @@ static cairn_status size_wire(const struct shard_job *job, struct published_copy
     return status;
 }
 
-/* If all of the job lies on the device: processes that use the card read it there. */
+/* True if copies have a side on the device, where processes that use the card read them. They have one if
+ * all of the job lies on the device. */
 static bool has_device_side(const struct shard_job *job)
 {
     const struct home *home = job->shard->device.home;
@@ -786,7 +787,7 @@ static cairn_status open_device(struct shard_job *job, struct published_copy *co
     return arena_open_shared(job->shard->device.home, "published", wire_bytes, &copy->device, why);
 }
 
-/* Beside what the streams of the device may still take for themselves. */
+/* True if the device has room for the bytes beside what its streams may still take for themselves. */
 static bool has_room(const struct shard_job *job, uint64_t bytes)
 {
     const uint64_t staging = compute_staging_left(&job->shard->device);
@@ -825,7 +826,7 @@ static cairn_status open_chunks(const struct shard_job *job, struct published_co
     return CAIRN_OK;
 }
 
-/* In the job's view. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: there is none. */
+/* Opens a copy in the job's view. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: there is no copy. */
 static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sentence *why)
 {
     struct published_copy *copy = &job->versions.copies[index];
@@ -854,7 +855,7 @@ static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sent
 static void copy_close(const struct shard_job *job, struct published_copy *copy)
 {
     if (!copy_is_there(copy)) return;
-    // Whoever has it mapped sees that it is no version any more.
+    // A process that has the copy mapped sees that it is no version any more.
     if (copy->head.base != NULL) published_write_begin(copy_head(copy));
     arena_release(job->shard, &copy->head);
     arena_release(job->shard, &copy->wire);
@@ -865,7 +866,7 @@ static void copy_close(const struct shard_job *job, struct published_copy *copy)
     *copy = NO_COPY;
 }
 
-/* Its side on the device, for the job's view. Where there is no room it goes on without. */
+/* Makes the copy's side on the device anew, for the job's view. Without room, the copy has no such side. */
 static cairn_status follow_device(struct shard_job *job, struct published_copy *copy,
                                   struct sentence *why)
 {
@@ -883,9 +884,9 @@ static cairn_status follow_device(struct shard_job *job, struct published_copy *
     return CAIRN_OK;
 }
 
-/* Prepares a copy to be written in the job's view. It keeps its memory, except what it has too
- * much, and gets what it lacks; it is shown anew, under another number, and its old contents are
- * gone. Nothing of it is being sent. CAIRN_ERR_NO_MEMORY: it may be closed. */
+/* Prepares a copy to be written in the job's view. The copy keeps its memory, except for an excess, and
+ * gets what it lacks; it is shown anew, under another number, and its old contents are lost. Nothing of it
+ * is being sent. After CAIRN_ERR_NO_MEMORY it may be closed. */
 static cairn_status copy_follow(struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why)
 {
@@ -896,7 +897,7 @@ static cairn_status copy_follow(struct shard_job *job, struct published_copy *co
     CAIRN_TRY(open_chunks(job, copy, why));
     copy->readable = copy->holds_params = false;
     copy->stale = true;
-    // Whoever has it mapped keeps the old head, which says for good that it is no version.
+    // A process that has the copy mapped keeps the old head, by which the copy is no version for good.
     published_write_begin(copy_head(copy));
     arena_unshare(&copy->head, false);
     arena_unshare(&copy->wire, false);
@@ -957,7 +958,8 @@ cairn_status published_open_device(struct shard_job *job, struct sentence *why)
     return status;
 }
 
-/* Whoever has a side mapped keeps that, and what was read of it; nobody begins to read one that is gone. */
+/* Tells readers which sides the copy has. A process that has a side mapped keeps it, and what was read of
+ * it; nobody begins to read a side that is gone. */
 static void tell_sides(const struct published_copy *copy)
 {
     if (copy->readable) published_set_sides(copy_head(copy), copy_sides(copy));

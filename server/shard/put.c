@@ -1,4 +1,5 @@
-/* The initial state, put chunk by chunk by one declared worker while the job is INITIALIZING. */
+/* The initial state, which workers put chunk by chunk while the job is INITIALIZING; below, writes at a
+ * step boundary, and initial state that nobody puts. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ static void refuse_put(struct shard_member *member, const struct chunk_header *h
     member_refuse(member, header, status);
 }
 
-/* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of
+/* Finds the chunk that a PUT names, and sets chunk and place of *out. CAIRN_ERR_MALFORMED: it is not
  * here. */
 static cairn_status put_judge_chunk(const struct shard_job *job, const struct chunk_header *header,
                                     struct chunk_put *out, struct sentence *why)
@@ -38,7 +39,7 @@ static cairn_status put_judge_chunk(const struct shard_job *job, const struct ch
     return CAIRN_OK;
 }
 
-/* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in the header's dtype. */
+/* Returns CAIRN_ERR_MALFORMED if the payload is not as long as put->piece in the header's dtype. */
 static cairn_status put_judge_payload(const struct chunk_header *header,
                                       const struct chunk_put *put, struct sentence *why)
 {
@@ -49,7 +50,8 @@ static cairn_status put_judge_payload(const struct chunk_header *header,
                      header->payload_bytes, bytes);
 }
 
-/* The plane is one of state, as the chunk of `put` keeps it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NOT_FOUND. */
+/* Fails unless the plane is state, in the dtype of the chunk of `put` (CAIRN_ERR_MALFORMED), and the chunk
+ * keeps it (CAIRN_ERR_NOT_FOUND). */
 static cairn_status put_judge_plane(const struct shard_job *job, const struct chunk_header *header,
                                     const struct chunk_put *put, struct sentence *why)
 {
@@ -66,13 +68,13 @@ static cairn_status put_judge_plane(const struct shard_job *job, const struct ch
     return CAIRN_OK;
 }
 
-/* Moments have one source. */
+/* True if the member may put the plane: moments come from rank 0 alone. */
 static bool may_put(const struct shard_member *member, int plane)
 {
     return plane == CAIRN_PLANE_PARAM || member->rank == 0;
 }
 
-/* Judged without side effects. On success chunk, place and piece of *out are set. */
+/* Judges a PUT without side effects. On success, sets chunk, place and piece of *out. */
 static cairn_status judge_put(const struct shard_member *member, const struct chunk_header *header,
                               struct chunk_put *out, struct sentence *why)
 {
@@ -111,7 +113,8 @@ static uint8_t *buffer_of(const struct shard_job *job, const struct chunk_put *p
     return job->puts.arena.base + (size_t)(put - job->puts.list) * job->puts.bytes;
 }
 
-/* The buffers are needed no more once the job serves and nothing lands in them. */
+/* Closes the buffers if they are needed no more: the initial state is complete, no write is open, and
+ * nothing lands in them. */
 static void close_buffers(struct shard_job *job)
 {
     if (job->state == CAIRN_JOB_INITIALIZING || job->puts.write != NULL) return;
@@ -121,7 +124,7 @@ static void close_buffers(struct shard_job *job)
     arena_release(job->shard, &job->puts.arena);
 }
 
-/* A write is open: they are needed again. CAIRN_ERR_NO_MEMORY. */
+/* Opens the buffers again for a write. CAIRN_ERR_NO_MEMORY. */
 static cairn_status put_open_buffers(struct shard_job *job, struct sentence *why)
 {
     if (job->puts.arena.base != NULL) return CAIRN_OK; // counted since the job was made
@@ -182,8 +185,9 @@ cairn_status put_judge_again(const struct shard_job *job, struct sentence *why)
         job->shard->name, job->spec.tensors[tensor].name);
 }
 
-/* Put again after another shard's part was found missing, when this one's was sealed already: the same values
- * are as good as put; of a whole chunk its checksum tells. */
+/* True if a sealed chunk is put again with the values that it has, which counts as put. A member puts again
+ * after another shard's part was found missing, when this shard's was sealed already. The checksum of a
+ * whole chunk tells whether the values are the same. */
 static bool is_sealed_alike(const struct shard_member *member, const struct chunk_header *header)
 {
     struct shard_job *job = member->job;
@@ -204,7 +208,7 @@ static bool is_sealed_alike(const struct shard_member *member, const struct chun
     return true;
 }
 
-/* Into the state, or beside it. */
+/* Keeps the values that were put: in the state or, for a write, beside it. */
 static cairn_status keep_put(struct chunk_put *put, struct sentence *why)
 {
     struct shard_job *job = put->job;
@@ -230,7 +234,7 @@ static void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes)
     if (m != NULL) m->bytes.put += bytes;
 }
 
-/* The payload is whole: into the state, unless it is not wanted any more. */
+/* Keeps a payload that was received in full, unless it is not wanted any more. */
 static void finish_put(struct chunk_put *put, struct shard_member *member)
 {
     struct shard_job *job = put->job;
@@ -311,17 +315,16 @@ void job_puts_end(struct shard_job *job)
 
 /* ==== write ==== */
 
-/* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of
- * them. They are kept beside the state, each chunk in memory of its own, into which boxes are laid
- * over what the state has. They take effect together by the decision WRITE; a write that ends
- * otherwise is forgotten. Copies that readers have are never touched: the new values go with the
- * next version. */
+/* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of them. They
+ * are kept beside the state, each chunk in memory of its own; a box is laid over the values that its chunk
+ * has in the state. They take effect together by the decision WRITE; a write that ends otherwise is
+ * forgotten. Copies that readers have are never touched: the new values come with the next version. */
 
 struct write {
     uint64_t round, member;
     uint64_t budget_bytes;
     bool has_param;
-    uint8_t *staged[]; /* owned: [map.chunk_count][CAIRN_PLANE_COUNT]; NULL: as it was */
+    uint8_t *staged[]; /* owned: [map.chunk_count][CAIRN_PLANE_COUNT]; NULL: not written */
 };
 
 static uint8_t **staged_of(struct write *write, uint64_t chunk, int plane)
@@ -352,7 +355,7 @@ void write_open(struct shard_job *job, uint64_t round, uint64_t member)
         status = shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
     if (status != CAIRN_OK) {
         log_warn("job %s: no write here: %s", job->spec.name, why.text);
-        return; // its puts are refused, and so it is given up
+        return; // its puts are refused, and so the write is given up
     }
     struct write *write = calloc(1, bytes);
     if (write == NULL) {
@@ -365,8 +368,8 @@ void write_open(struct shard_job *job, uint64_t round, uint64_t member)
     job->puts.write = write;
 }
 
-/* A PUT of a job that serves, judged without side effects; chunk and place of *out are set, and its piece
- * unless a box in the payload says that. */
+/* Judges a PUT to a job that serves, without side effects. Sets chunk and place of *out, and its piece,
+ * unless a box in the payload gives that. */
 static cairn_status write_judge(const struct shard_member *member,
                                 const struct chunk_header *header, struct chunk_put *out,
                                 struct sentence *why)
@@ -374,28 +377,28 @@ static cairn_status write_judge(const struct shard_member *member,
     const struct shard_job *job = member->job;
     const bool open = write_is(job, header) &&
                       step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING;
-    // The writer may hear of its write before this shard does: it asks again.
+    // The writer may learn of its write before this shard does; then it asks again.
     if (!open && header->round > step_round_seen(job->collector.step))
         return fail_with(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return fail_with(why, CAIRN_ERR_STALE, "no write of this round is open");
-    // A chunk of which a box is put begins as the state is, and that state is not here yet.
+    // A chunk of which a box is put begins with the values of the state, and that state is not here yet.
     if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->receiver != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
     CAIRN_TRY(put_judge_chunk(job, header, out, why));
     CAIRN_TRY(put_judge_plane(job, header, out, why));
     out->piece = (struct chunk_piece) { .count = out->place.elem_count };
-    if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK; // the box says how long it is
+    if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK; // the box gives its length
     return put_judge_payload(header, out, why);
 }
 
-/* It is of the write that is open. */
+/* True if the message belongs to the write that is open. */
 static bool write_is(const struct shard_job *job, const struct chunk_header *header)
 {
     return job->puts.write != NULL && job->puts.write->round == header->round &&
            job->puts.write->member == header->member;
 }
 
-/* No round updates it meanwhile: this one is the write. */
+/* Copies the state of a chunk to `to`. No round updates it meanwhile: the open round is the write. */
 static cairn_status copy_state(struct shard_job *job, const struct chunk_put *put, uint32_t extent,
                                uint8_t *to, size_t byte_count, struct sentence *why)
 {
@@ -407,7 +410,8 @@ static cairn_status copy_state(struct shard_job *job, const struct chunk_put *pu
     return status;
 }
 
-/* Where the chunk of a plane is kept; made with what the state has, unless the put is all of it. */
+/* Finds the memory where a plane of the chunk is kept. New memory begins with what the state has, unless
+ * the put is all of the chunk. */
 static cairn_status stage(struct shard_job *job, const struct chunk_put *put, uint8_t **out,
                           struct sentence *why)
 {
@@ -436,7 +440,7 @@ static cairn_status stage(struct shard_job *job, const struct chunk_put *put, ui
     return CAIRN_OK;
 }
 
-/* The box before the elements; *head_out is how many bytes it has. */
+/* Reads the box that stands before the elements; *head_out is the size of the box in bytes. */
 static cairn_status read_box(const struct shard_job *job, const struct chunk_put *put,
                              const uint8_t *bytes, struct cairn_box *out, size_t *head_out,
                              struct sentence *why)
@@ -525,10 +529,10 @@ void write_resolved(struct shard_job *job, uint64_t round)
 
 /* ==== origin ==== */
 
-/* Where initial state comes from when nobody puts it: first from the weights that the job names
- * (init_from), which are read on the files thread, each shard its own ranges; then, for tensors
- * that these do not have, from the initializers, by works on the planes, one item for each chunk.
- * State that neither gives has to be put (above). */
+/* The sources of initial state that nobody puts. The first are the weights that the job names (init_from),
+ * of which each shard reads its own ranges on the files thread. Then, for tensors that the weights do not
+ * have, the initializers fill the planes by works, one item for each chunk. State that neither gives has to
+ * be put (above). */
 
 #define PIECE_ELEMS ((uint64_t)1 << 20)
 
@@ -536,10 +540,10 @@ struct weights_loader {
     struct loader loader; /* first */
     struct sentence extra;
     struct odd {
-        uint32_t tensor;            /* at hand */
-        uint64_t count, first_elem; /* of it: elements that are NaN or infinite */
-        size_t tensor_count;        /* that had some */
-        struct sentence lines;      /* of the first of these */
+        uint32_t tensor;            /* the one being counted */
+        uint64_t count, first_elem; /* its NaN or infinite elements: how many, and the first */
+        size_t tensor_count;        /* tensors that had such elements */
+        struct sentence lines;      /* about the first of these tensors */
     } odd;
 };
 
@@ -561,7 +565,7 @@ static bool is_odd(float value)
     return (f32_bits(value) & 0x7f800000u) == 0x7f800000u;
 }
 
-/* A buffer may well hold infinities: masks do. */
+/* Counts elements that are NaN or infinite, but not in buffers, which may hold infinities as masks do. */
 static void count_odd(struct weights_loader *origin, uint32_t tensor, uint64_t first_elem,
                       const float *values, uint64_t elems)
 {
@@ -579,7 +583,7 @@ static void count_odd(struct weights_loader *origin, uint32_t tensor, uint64_t f
     odd->count += count;
 }
 
-/* Each shard says it of what it reads. */
+/* Refuses weights with elements that are NaN or infinite; each shard reports those that it reads. */
 static cairn_status refuse_odd(struct weights_loader *origin)
 {
     const struct odd *odd = &origin->odd;
@@ -676,7 +680,7 @@ static void files_done(struct task *task)
     struct shard_job *job = origin->loader.job;
     if (origin->loader.status == CAIRN_OK) {
         if (job->view->table.map.shard == 0 &&
-            origin->extra.text[0] != '\0') { // the same on every shard
+            origin->extra.text[0] != '\0') { // it is the same on every shard
             log_info("job %s: %s has %s", job->spec.name, job->spec.init_from, origin->extra.text);
         }
         log_info("job %s: loaded %s", job->spec.name, job->spec.init_from);

@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Slots. A sender has more than an asker may have unanswered, so that there is always something to
- * ask for while what came is copied. All senders together have enough to keep a fast network at
- * work. */
+/* Numbers of slots. A sender has more slots than an asker may have unanswered requests, so that there is
+ * always something to ask for while chunks that arrived are copied. All senders together have enough slots
+ * to keep a fast network at work. */
 enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
-/* Slots with staging, for a sender. Cut chunks need few of them, since they occur only at the ends
- * of runs. If all chunks are staged: as many as an asker may have unanswered, and some that are
- * being copied meanwhile. */
+/* The slots of a sender that have staging. Cut chunks need few of them, since they occur only at the ends
+ * of runs. If all chunks are staged, there are as many as an asker may have unanswered requests, and some
+ * for chunks that are being copied meanwhile. */
 enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
 static cairn_status sender_open(struct receiver *receiver, struct sender *sender,
@@ -47,7 +47,7 @@ uint64_t receiver_staging_bytes(const struct shard_job *job, const struct state_
     return (uint64_t)pieces->sender_count * staged.each * staged.bytes;
 }
 
-/* The piece is received beside the planes. */
+/* True if the piece is received beside the planes. */
 static bool piece_is_staged(const struct receiver *receiver, const struct state_piece *piece)
 {
     return receiver->staged.all || !piece_is_whole(piece);
@@ -69,7 +69,7 @@ static const Cairn__ShardInfo *info_of(Cairn__ShardInfo *const *shards, size_t c
     return NULL;
 }
 
-/* Its pieces begin at *at, and then end there. */
+/* Opens a sender whose pieces begin at *at, and moves *at to their end. */
 static cairn_status open_sender(struct receiver *receiver, struct sender *sender, size_t *at,
                                 Cairn__ShardInfo *const *shards, size_t shard_count,
                                 struct sentence *why)
@@ -133,10 +133,10 @@ cairn_status receiver_open(struct shard_job *job, struct shard_view *view,
 
 /* ---- the end ---- */
 
-/* Ends the connection; nothing is asked for any more if the receiver leaves. */
+/* Ends the connection to the sender. If the receiver leaves, nothing is asked for any more. */
 static void sender_unlink(struct sender *sender)
 {
-    if (sender->receiver == NULL) return; // it was not opened
+    if (sender->receiver == NULL) return; // the sender was not opened
     if (sender->receiver->job->shard->closing)
         chunk_link_forget(&sender->link);
     else
@@ -160,7 +160,7 @@ void receiver_free(struct receiver *receiver)
     free(receiver);
 }
 
-/* Something in flight refers to the receiver; `idle` may free it, and its job. */
+/* Notes that something in flight refers to the receiver; receiver_idle may free it, and its job. */
 static void receiver_busy(struct receiver *receiver)
 {
     receiver->busy++;
@@ -182,7 +182,7 @@ static void receiver_idle(struct receiver *receiver)
 void receiver_leave(struct receiver *receiver)
 {
     if (receiver == NULL) return;
-    receiver_busy(receiver); // not freed before we are through
+    receiver_busy(receiver); // keeps the receiver until this function ends
     receiver->is_leaving = true;
     LIST_INSERT_HEAD(&receiver->job->move.leaving, receiver, leaving);
     for (uint32_t i = 0; i < receiver->sender_count; i++) sender_unlink(&receiver->senders[i]);
@@ -191,11 +191,10 @@ void receiver_leave(struct receiver *receiver)
 
 /* ---- what comes ---- */
 
-/* Asks for what there are free slots for. */
+/* Asks for as many pieces as there are free slots. */
 static void sender_feed(struct sender *sender)
 {
-    // Goes from the last slot to the first, since the first ones have staging: whole chunks leave
-    // those to cut ones.
+    // Goes from the last slot to the first: the first have staging, which whole chunks leave to cut ones.
     for (uint32_t i = sender->receiver->staged.of_each; i-- > 0 && sender->next < sender->end;) {
         struct receiver_slot *slot = &sender->slots[i];
         const struct state_piece *piece = &sender->receiver->pieces.list[sender->next];
@@ -264,7 +263,7 @@ static void piece_copied(struct work_run *run)
 {
     struct receiver_slot *slot = (struct receiver_slot *)run;
     struct receiver *receiver = slot->sender->receiver;
-    const bool has_failed = shard_job_run_failed(receiver->job, run); // then it leaves
+    const bool has_failed = shard_job_run_failed(receiver->job, run); // then the receiver leaves
     if (receiver->is_leaving || has_failed)
         slot->piece = NULL;
     else
@@ -280,7 +279,7 @@ static uint64_t local_elem_of(const struct receiver_slot *slot)
     return extent->local_elem + (piece->first_elem - extent->first_elem);
 }
 
-/* Where the slot's chunk is received: where it belongs, or beside it if a part of it stays elsewhere. */
+/* Returns where the slot's chunk is received: where it belongs, or in staging if the piece is staged. */
 static void *slot_memory(struct receiver_slot *slot)
 {
     const struct state_piece *piece = slot->piece;
@@ -289,7 +288,7 @@ static void *slot_memory(struct receiver_slot *slot)
     return piece_is_staged(slot->sender->receiver, piece) ? slot->staging : slot->to;
 }
 
-/* The slot's chunk has been received, and is as it was sent. */
+/* Goes on with a slot whose chunk has been received undamaged. */
 static void slot_came(struct receiver_slot *slot)
 {
     struct receiver *receiver = slot->sender->receiver;
@@ -438,12 +437,12 @@ static cairn_status send_fetch(struct chunk_request *request)
         .step = sender->receiver->version.step,
         .request = chunk_request_number(request),
     };
-    // Before the sender's HELLO it is not known by which of its endpoints it will answer.
+    // Before the sender's HELLO it is not known by which of its endpoints the sender will answer.
     if (!chunk_link_is_up(&sender->link)) return CAIRN_ERR_CLOSED;
     return chunk_link_send(&sender->link, &header, NULL, 0, NULL, NULL);
 }
 
-/* The slot's piece is to be asked for once more, after an answer with this status. */
+/* Asks once more for the slot's piece, after an answer with this status. */
 static void ask_slot_again(struct receiver_slot *slot, uint64_t status)
 {
     struct sender *sender = slot->sender;
@@ -464,7 +463,7 @@ static void on_received(void *arg, cairn_status status)
     if (sender->receiver->is_leaving)
         slot->piece = NULL;
     else if (status != CAIRN_OK)
-        asker_ask(&sender->asker, &slot->request); // its connection is lost
+        asker_ask(&sender->asker, &slot->request); // the connection is lost
     else if (slot->came != slot->checksum)
         ask_slot_again(slot, CAIRN_ERR_CHECKSUM);
     else
@@ -502,7 +501,8 @@ static void receive_piece(struct receiver_slot *slot, const struct chunk_header 
     ask_slot_again(slot, CAIRN_ERR_BUSY);
 }
 
-/* It has no time for it, or does not go by the new layout yet; or it does not have what it is to give. */
+/* Handles a refusal. The sender may have no time, or not go by the new layout yet: then it is asked again.
+ * If it does not have what it is to give, the job is faulted. */
 static void piece_refused(struct receiver_slot *slot, uint64_t status)
 {
     const struct sender *sender = slot->sender;
@@ -518,7 +518,8 @@ static void piece_refused(struct receiver_slot *slot, uint64_t status)
     }
 }
 
-/* The slot that an answer is for, no longer in flight; NULL: of a former use or connection. */
+/* Returns the slot that the answer is for, whose request is no longer in flight; NULL if the answer belongs
+ * to a former use or connection. */
 static struct receiver_slot *slot_answered(struct sender *sender, const struct chunk_header *header)
 {
     const uint32_t index = (uint32_t)header->request;

@@ -1,4 +1,4 @@
-/* The relay of a job as a whole: the coordinator's word makes and ends it, and opens and voids its
+/* The relay of a job as a whole: the coordinator's messages make and end it, and open and void its
  * rounds. */
 #include "server/shard/relay.h"
 
@@ -13,7 +13,7 @@
 #include "proto/link/link.h"
 
 #define TICK_MS       20
-#define SILENT_MAX_MS 15000 /* without a word from an owner */
+#define SILENT_MAX_MS 15000 /* how long an owner may be silent */
 
 static void relay_sums_void(struct relay *relay);
 static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *owner,
@@ -37,7 +37,7 @@ struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index)
                                                                          : NULL;
 }
 
-/* The owner of a chunk of the grid; NULL: no owner of this relay. */
+/* Returns the owner of a chunk of the grid; NULL if that is no owner of this relay. */
 static struct relay_owner *relay_owner_of_chunk(struct relay *relay, uint32_t tensor,
                                                 uint64_t first_leaf)
 {
@@ -66,7 +66,7 @@ static void relay_sums_close(struct relay *relay)
     const uint32_t touched = sums->pool.touched;
     const uint32_t taken = touched > sums->reserved ? touched : sums->reserved;
     shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);
-    arena_release(job->shard, &sums->arena); // counted back already: the next relay takes the bytes
+    arena_release(job->shard, &sums->arena); // given back above, for the next relay
     free(sums->pool.buffers);
 }
 
@@ -77,7 +77,7 @@ static void relay_free(struct relay *relay)
     *at = relay->next;
     relay_fetch_close(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++) {
-        if (relay->owners[i].relay == NULL) continue; // it was not opened
+        if (relay->owners[i].relay == NULL) continue; // the owner was not opened
         relay_link_close(&relay->owners[i]);
         relay_owner_close(&relay->owners[i]);
     }
@@ -107,7 +107,7 @@ void relay_idle(struct relay *relay)
 static void leave(struct relay *relay)
 {
     if (relay->leaving) return;
-    relay_busy(relay); // not freed before we are through
+    relay_busy(relay); // keeps the relay until this function ends
     relay->leaving = true;
     relay->round = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++) {
@@ -168,7 +168,7 @@ static cairn_status fill_relay(struct relay *relay, const Cairn__RelaySet *messa
     return status == CAIRN_OK ? relay_fetch_open(relay, why) : status;
 }
 
-/* The cores begin in the epoch at hand. */
+/* Begins the current epoch in the cores. */
 static void begin_epoch(struct relay *relay)
 {
     const uint64_t epoch = step_epoch(relay->job->collector.step);
@@ -211,7 +211,7 @@ cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
 
 /* ---- rounds ---- */
 
-/* The round is over for the machines that send: void, or resolved. */
+/* Ends the round, which is void or resolved, for the machines that send. */
 static void end_round(struct relay *relay)
 {
     relay->round = 0;
@@ -268,7 +268,7 @@ static void open_round(struct relay *relay, const Cairn__RoundOpen *message)
 cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     struct relay *relay = job_relay(job);
-    if (relay != NULL) end_round(relay); // the one before is resolved
+    if (relay != NULL) end_round(relay); // the round before is resolved
     if (message->relay == 0) return CAIRN_OK;
     if (relay == NULL || relay->number != message->relay) return CAIRN_ERR_PROTOCOL;
     open_round(relay, message);
@@ -292,8 +292,8 @@ static struct relay *find_relay(struct shard_daemon *shard, const struct chunk_h
     return ours ? relay : NULL;
 }
 
-/* True for a message that only a shard sends, not a worker. A HELLO that we send to ourselves is
- * CAIRN_CHUNK_OF_RELAY. */
+/* True for a message that only a shard sends, not a worker. A HELLO that we send to ourselves has
+ * CAIRN_CHUNK_OF_RELAY set. */
 static bool of_owner(const struct chunk_header *header)
 {
     switch (header->kind) {
@@ -307,7 +307,7 @@ static bool of_owner(const struct chunk_header *header)
     }
 }
 
-/* A HELLO that was judged to be from that owner. */
+/* Handles a HELLO that was judged to be from that owner. */
 static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_header *header)
 {
     if (chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
@@ -320,7 +320,7 @@ static void dispatch_message(struct relay_owner *owner, const struct chunk_heade
     const bool of_fetch = header->kind == CAIRN_CHUNK_DATA ||
                           (header->request & CAIRN_REQUEST_OF_ASKER) != 0;
     if (!chunk_link_heard(&owner->link)) {
-        // what it says is of a connection that is lost
+        // the message belongs to a connection that is lost
     } else if (header->kind == CAIRN_CHUNK_HELLO) {
         relay_link_on_hello(owner, header);
     } else if (of_fetch && header->kind != CAIRN_CHUNK_GRANT) {
@@ -381,13 +381,13 @@ static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
                       owner->name, relay->job->shard->name);
 }
 
-/* The owner has not answered something. */
+/* True if the owner has not answered something yet. */
 static bool relay_link_waits(const struct relay_owner *owner)
 {
     return pusher_waits(&owner->forward.pusher, 0) || relay_fetch_waits(owner);
 }
 
-/* True if there is something to wait for. */
+/* True if the relay waits for something. */
 static bool tick_relay(struct relay *relay, uint64_t now_ms)
 {
     bool waits = false;
@@ -466,12 +466,12 @@ static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *ow
 
 /* ==== sums ==== */
 
-/* The sums of a relay: memory for the buffers that buffer_pool.h gives out, and the folds that make them on
- * the compute threads. */
+/* The sums of a relay: memory for the buffers that buffer_pool.h gives out, and the folds that make the
+ * sums on the compute threads. */
 
-#define BUFFERS_WANTED_MIN 16 /* the first ones are reserved with the relay */
+#define BUFFERS_WANTED_MIN 16 /* so many are reserved with the relay */
 #define BUFFERS_WANTED_MAX 256
-#define STUCK_MAX_MS       2000 /* without room, before it is given up */
+#define STUCK_MAX_MS       2000 /* without room, before the relay is given up */
 
 /* ---- buffers ---- */
 
@@ -495,7 +495,7 @@ static cairn_status count_another(struct relay *relay, struct sentence *why)
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
 }
 
-/* The pool's question. */
+/* Takes memory for one more buffer, as the pool asks. Returns false if there is no room. */
 static bool touch_another(struct buffer_pool *pool)
 {
     struct relay *relay = (struct relay *)((char *)pool - offsetof(struct relay, sums.pool));
@@ -530,7 +530,7 @@ static void relay_fold_done(struct fold *fold)
     buffer_pool_return(&relay_owner_of(fold->collector)->relay->sums.pool, fold->claim.buffer);
 }
 
-/* Hands of the owners' collectors. */
+/* Gives the fold a buffer for its sum. Returns false if the fold has to wait for one. */
 static bool relay_fold_place(struct fold *fold)
 {
     struct relay_owner *owner = relay_owner_of(fold->collector);
@@ -558,8 +558,7 @@ void relay_sums_advance(struct relay *relay)
     for_folds(buffer_pool_advance(&relay->sums.pool), fold_submit);
 }
 
-/* The round is void: folds that wait are not done, and the sums are nobody's. The call comes before
- * the core drains. */
+/* Drops the folds that wait and gives up the sums: the round is void. Called before the core drains. */
 static void relay_sums_void(struct relay *relay)
 {
     for_folds(buffer_pool_void(&relay->sums.pool), fold_drop);
@@ -610,7 +609,7 @@ static cairn_status relay_sums_open(struct relay *relay, struct sentence *why)
                                 "a relay", why);
     if (status != CAIRN_OK) return status;
     sums->reserved = reserved;
-    (void)arena_share(&sums->arena, job->shard->fabric, NULL); // else it is copied
+    (void)arena_share(&sums->arena, job->shard->fabric, NULL); // else the sums are copied
     return CAIRN_OK;
 }
 
@@ -699,11 +698,12 @@ void relay_link_close(struct relay_owner *owner)
         chunk_link_forget(&owner->link);
     else
         chunk_link_close(&owner->link);
-    relay_wake(shard_of(owner)); // it is told, and connected again, by a tick
+    relay_wake(shard_of(owner)); // a tick reports the loss and connects again
 }
 
-/* An owner that is hung, the coordinator notices. This one it hears, and we do not: the way between is
- * broken, and the workers may have another. */
+/* Gives the relay up if the owner is silent for long. The coordinator notices an owner that hangs. If it
+ * hears the owner and we do not, the path between us and the owner is broken, and the workers may have
+ * another. */
 static void judge_silence(struct relay_owner *owner, uint64_t now_ms)
 {
     if (chunk_link_silent_ms(&owner->link, now_ms) < owner->relay->silent_max_ms) return;
@@ -711,7 +711,7 @@ static void judge_silence(struct relay_owner *owner, uint64_t now_ms)
                   shard_of(owner)->name);
 }
 
-/* Connects, retries, breaks a silence; tells relay_cache.c and relay_cache.c of a loss. */
+/* Connects, retries and breaks a silence; a loss is reported to the sends and fetches in relay_cache.c. */
 static void relay_link_tick(struct relay_owner *owner, uint64_t now_ms)
 {
     if (owner->link.peer != NULL) relay_fetch_tick(owner);
@@ -744,7 +744,7 @@ static void refuse_fetch_or_push(struct shard_member *member, const struct chunk
 
 /* ---- contributions ---- */
 
-/* Memory for a payload that does not lie in this host's shared memory. */
+/* Takes memory for a payload that does not lie in this host's shared memory. */
 static bool take_memory(struct relay *relay, size_t bytes)
 {
     struct shard_job *job = relay->job;
@@ -799,13 +799,14 @@ static void on_push(struct relay *relay, struct shard_member *member,
         return;
     }
     collector_push(&owner->collector, header, chunk, &piece, message);
-    // It was not received.
+    // Gives back memory into which the payload was not received.
     give_memory(relay, &relay->collect.memory, (size_t)header->payload_bytes);
 }
 
 /* ---- ends ---- */
 
-/* Whom of ours an end or a commit is meant for; NULL: nobody, and that was answered. */
+/* Returns the owner that an end or a commit is meant for. If that is no owner of this relay, answers that
+ * and returns NULL. */
 static struct relay_owner *owner_of_end(struct shard_member *member,
                                         const struct chunk_header *header)
 {
@@ -818,7 +819,7 @@ static struct relay_owner *owner_of_end(struct shard_member *member,
     return owner;
 }
 
-/* How many chunks of the owner the member sends nothing of. */
+/* Counts the chunks of the owner of which the member sends nothing. */
 static uint32_t count_absent(const struct relay_owner *owner, const uint32_t *tensors, size_t count)
 {
     uint64_t absent = 0;
@@ -887,12 +888,12 @@ static void do_owner_action(struct collector *collector, const struct step_actio
     case CAIRN_STEP_FORWARD_END: relay_forward_micro_end(owner, action->micro); break;
     case CAIRN_STEP_FORWARD_COMMIT: relay_forward_commit(owner, action->weight); break;
     case CAIRN_STEP_ANSWER: break; // the shard's own part answers
-    case CAIRN_STEP_ZERO:          // of a core that updates only
+    case CAIRN_STEP_ZERO:          // only a core that updates asks for these
     case CAIRN_STEP_REDUCE:
     case CAIRN_STEP_UPDATE:
     case CAIRN_STEP_REDUCED_REPORT:
     case CAIRN_STEP_PUBLISHED_REPORT: assert(false); break;
-    default: break; // the collector does it
+    default: break; // the collector does the others
     }
 }
 

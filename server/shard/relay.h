@@ -1,5 +1,5 @@
-/* A relay: this shard adds up what the workers of its host contribute to chunks that other shards own
- * (and to its own), and passes one contribution of the host on to each owner; and it fetches the owners'
+/* A relay: this shard adds up the contributions of its host's workers to chunks that other shards own (and
+ * to its own chunks), and passes one contribution of the host on to each owner; and it fetches the owners'
  * published chunks once for all of them. A reduce group is a host.
  *
  *   coordinator ── RelaySet, RoundOpen, Fence ──► relay.c
@@ -13,18 +13,18 @@
  * strict left fold within the host, and the owners fold the hosts' sums in the order of their least
  * ranks.
  *
- * A FOLD that begins a chunk's sum takes a buffer of one chunk, which is free again when the owner
- * has folded it. So memory grows with what is under way, not with the model, as long as the workers
- * push in about the same order: a chunk that one worker has pushed and another not yet keeps its
- * buffer. buffer_pool.h decides which folds get a buffer and which wait; the shard's budget counts
- * a buffer when it is first touched.
+ * A FOLD that begins a chunk's sum takes a buffer of one chunk, which is free again when the owner has
+ * folded it. So memory grows with the number of sums under way, not with the model, as long as the workers
+ * push in about the same order: a chunk that one worker has pushed and another not yet keeps its buffer.
+ * buffer_pool.h decides which folds get a buffer and which wait; the shard's budget counts a buffer when it
+ * is first touched.
  *
- * All would wait for a sum that the relay cannot pass on (there is no room for it and only room
- * could end it, or an owner refuses it). So the relay tells the coordinator, which goes on without
- * reduce groups.
+ * If the relay cannot pass a sum on (it has no room and only more room would help, or an owner refuses the
+ * sum), all workers would wait for it. So the relay tells the coordinator, which continues without reduce
+ * groups.
  *
- * A job has at most one relay that works; earlier relays end when nothing of theirs is under way.
- * Loop thread. */
+ * A job has at most one active relay; earlier relays end when nothing of theirs is under way. Loop
+ * thread. */
 #ifndef CAIRN_SHARD_RELAY_H
 #define CAIRN_SHARD_RELAY_H
 
@@ -49,7 +49,7 @@
 
 struct relay_owner;
 
-/* Which tensors a micro-batch had nothing of, as its end says. Kept until the round is over. */
+/* The tensors of which a micro-batch had nothing, as its end says. Kept until the round is over. */
 struct relay_note {
     struct relay_note *next;
     uint32_t micro;
@@ -60,42 +60,42 @@ struct relay_note {
 struct relay_forward {
     struct pusher pusher;
     struct chunk_header grant; /* the owner's last one; kind 0: none on this connection */
-    bool *sent; /* owned: [table.trained_count] chunks forwarded in the micro-batch at hand */
+    bool *sent; /* owned: [table.trained_count] chunks forwarded in the current micro-batch */
     struct relay_note *notes; /* owned */
 };
 
-/* The machine's memory. CAIRN_ERR_NO_MEMORY: too many chunks, too. */
+/* Allocates memory for the machine. CAIRN_ERR_NO_MEMORY, also if there are too many chunks. */
 CAIRN_MUST_CHECK cairn_status relay_forward_open(struct relay_owner *owner);
 void relay_forward_close(struct relay_owner *owner);
-/* A round opened. */
+/* Called when a round opens. */
 void relay_forward_begin(struct relay_owner *owner, uint64_t epoch, uint64_t round);
-/* The round is void, or resolved. */
+/* Called when the round is void, or resolved. */
 void relay_forward_end(struct relay_owner *owner);
-/* The chunk's sum is final: its buffer, by owner->buffers.sums, is sent. */
+/* Called when the chunk's sum is final: sends its buffer, as found in owner->buffers.sums. */
 void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t micro);
 void relay_forward_micro_end(struct relay_owner *owner, uint32_t micro);
 void relay_forward_commit(struct relay_owner *owner, uint64_t weight);
-/* GRANT, ACK, NAK, MICRO_ACK. */
+/* Handles GRANT, ACK, NAK and MICRO_ACK. */
 void relay_forward_on_answer(struct relay_owner *owner, const struct chunk_header *header);
 
 /* ==== owner ==== */
 
-/* An owner, as its relay sees it: its part of the job, the collector for it, and the machine that
+/* An owner, as its relay sees it: the owner's part of the job, the collector for it, and the machine that
  * passes the sums on. */
 
 struct relay;
 
-/* A shard to which we pass on. */
+/* A shard to which the relay passes sums on. */
 struct relay_owner {
     struct relay *relay; /* borrowed */
     uint32_t index;      /* in the relay's layout */
     char name[64];
-    struct chunk_table table; /* owned: its part */
+    struct chunk_table table; /* owned: of the owner's part */
 
     uint8_t *address; /* owned */
     size_t address_bytes;
     struct chunk_link link;
-    struct asker asker; /* while relay->fetches is there: its requests are the cache's */
+    struct asker asker; /* while relay->fetches exists: its requests are the cache's */
 
     struct collector collector;
     struct buffer_owner buffers; /* of the sums; buffers.sums is owned */
@@ -104,145 +104,153 @@ struct relay_owner {
 
 /* ==== link ==== */
 
-/* Connections of a relay to the owners (proto/link/link.h); an owner may be this very shard. */
+/* Connections of a relay to the owners (proto/link/link.h); this very shard may be one of the owners. */
 
 void relay_link_close(struct relay_owner *owner);
 
 /* ==== sums ==== */
 
-/* The sums of a relay: the buffers that they lie in, and the folds that make them. */
+/* The sums of a relay: the buffers in which they lie, and the folds that make them. */
 
 struct relay_sums {
-    struct buffer_pool pool; /* who gets a buffer, and who waits; pool.buffers is owned */
-    /* [pool.count][buffer_bytes] a page that was never touched is none */
+    struct buffer_pool pool; /* decides who gets a buffer, and who waits; pool.buffers is owned */
+    /* [pool.count][buffer_bytes] pages that were never touched do not exist */
     struct arena arena;
     size_t buffer_bytes;
     uint32_t reserved; /* buffers that the shard's budget counts from the start, touched or not */
     struct log_limit starving;
 };
 
-/* A buffer is free, or may be taken: folds that wait go on. */
+/* Called when a buffer is free, or may be taken: folds that wait continue. */
 void relay_sums_advance(struct relay *relay);
 
 float *relay_buffer_at(const struct relay *relay, uint32_t buffer);
 
 /* ==== collect ==== */
 
-/* Collects what workers contribute by way of a relay, with one collector for each owner. */
+/* Collects the contributions that workers send through a relay, with one collector for each owner. */
 
 /* Shared by the collectors of all owners. */
 struct relay_collect {
-    struct step_actions actions; /* owned: of the core that is told something */
-    void *memory; /* owned: for the payload that a core is being told of, if it cannot be viewed */
-    uint64_t roomless_since_ms; /* since then payloads are refused for lack of memory; 0: none is */
+    struct step_actions actions; /* owned: of the core that is handling an event */
+    void *memory; /* owned: for the payload that a core is deciding on, if it cannot be viewed */
+    /* since when payloads are refused for lack of memory; 0: none is refused */
+    uint64_t roomless_since_ms;
 };
 
-/* A PUSH of a worker: false if it is meant for the shard's own part of the job. Takes or drops the message
- * if not. */
+/* Handles a PUSH of a worker, and takes or drops the message. False: the PUSH is meant for the shard's own
+ * part of the job, and is left to the caller. */
 bool relay_on_push(struct shard_member *member, const struct chunk_header *header,
                    struct fabric_message *message);
-/* MICRO_END and COMMIT that name an owner (header->tensor), with a list of untouched tensors that is judged
- * to be ascending and of trained ones. */
+/* Handle a MICRO_END or COMMIT that names an owner (header->tensor). The list of untouched tensors was
+ * judged: it is ascending, and all tensors are trained. */
 void relay_on_micro_end(struct shard_member *member, const struct chunk_header *header,
                         const uint32_t *tensors, size_t count);
 void relay_on_commit(struct shard_member *member, const struct chunk_header *header);
-/* The owner's collector. CAIRN_ERR_NO_MEMORY. Who tells it something holds the relay: relay_busy. */
+/* Opens the owner's collector. CAIRN_ERR_NO_MEMORY. A caller that passes it an event holds the relay:
+ * relay_busy. */
 CAIRN_MUST_CHECK cairn_status relay_collect(struct relay_owner *owner);
 
 /* ==== fetch ==== */
 
-/* Published chunks of owners, fetched once for the host: fetch.c for the workers, relay_cache.c at
- * the owners. */
+/* Published chunks of owners, fetched once for the host: fetch.c serves the workers, relay_cache.c asks the
+ * owners. */
 
 struct relay_fetches;
 
-/* Called with the relay: memory is taken from the shard's budget as it is needed, up to its bound. Without
- * room for a chunk there is no cache, and every FETCH is told to ask the owner. CAIRN_ERR_NO_MEMORY. */
+/* Called when the relay is opened: memory is taken from the shard's budget as it is needed, up to its
+ * bound. Without room for a chunk there is no cache, and every FETCH is told to ask the owner.
+ * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status relay_fetch_open(struct relay *relay, struct sentence *why);
-/* Who waits is told to ask the owner. Freed if nothing is in flight, or the fabric is closed; else by the
- * next call. */
+/* Tells the waiting workers to ask the owner. Frees the fetches if nothing is in flight, or the fabric is
+ * closed; otherwise the next call does. */
 void relay_fetch_close(struct relay *relay);
-/* A FETCH of a member for a chunk that is not of this shard. Takes or drops the message (the box of a
- * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or it is not for that: the owner is to be
- * asked. */
+/* Handles a member's FETCH for a chunk that another shard owns. Takes or drops the message (the box of a
+ * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or the relay does not serve this chunk: the
+ * member must ask the owner. */
 void relay_fetch(struct shard_member *member, const struct chunk_header *header,
                  struct fabric_message *message);
-/* The member is gone: it waits for nothing any more. */
+/* The member left: it no longer waits for anything. */
 void relay_fetch_forget(struct relay *relay, uint64_t member);
 
 /* ---- relay_cache.c ---- */
-/* DATA or NAK of one of our FETCHes (request has CAIRN_REQUEST_OF_ASKER set). Takes or drops it. */
+/* Handles the DATA or NAK for one of our FETCHes (request has CAIRN_REQUEST_OF_ASKER set). Takes or drops
+ * the message. */
 void relay_fetch_on_answer(struct relay_owner *owner, const struct chunk_header *header,
                            struct fabric_message *message);
-/* Called by relay.c while the owner is connected: asks again for what the owner had no time for. */
+/* Called by relay.c while the owner is connected: repeats requests that the owner had no time for. */
 void relay_fetch_tick(struct relay_owner *owner);
-/* The connection, or the owner's connection to us, is lost: unanswered requests are asked again. */
+/* The connection to the owner, or the owner's connection to us, is lost: unanswered requests are
+ * repeated. */
 void relay_fetch_lost(struct relay_owner *owner);
 bool relay_fetch_waits(const struct relay_owner *owner);
 
 /* ==== relay ==== */
 
 struct relay {
-    struct relay *next;      /* of the job's: the first may work, others end */
+    struct relay *next;      /* in the job's list: the first may be active, the others are ending */
     struct shard_job *job;   /* borrowed */
-    struct shard_view *view; /* counted: by its layout they are owners */
-    uint32_t shard;          /* our own index in it */
+    struct shard_view *view; /* counted: its layout numbers the owners */
+    uint32_t shard;          /* our own index in that layout */
     uint64_t number, token;
     uint64_t *members; /* owned: [member_count] by rank */
     uint32_t member_count;
     struct relay_owner *owners; /* owned: [owner_count] by index */
     uint32_t owner_count;
-    uint64_t round; /* that it relays; 0: none */
+    uint64_t round; /* the round that it relays; 0: none */
     bool leaving;
-    bool given_up;          /* the coordinator was told that it cannot go on */
-    uint32_t busy;          /* folds, loans and messages that refer to it */
-    uint64_t silent_max_ms; /* so long an owner may not answer; then the relay is given up */
+    bool given_up; /* the coordinator was told that the relay cannot continue */
+    uint32_t busy; /* folds, loans and messages that refer to the relay */
+    /* the longest time that an owner may not answer; then the relay is given up */
+    uint64_t silent_max_ms;
 
     struct relay_collect collect;
     struct relay_sums sums;
     struct relay_fetches *fetches; /* owned; NULL: they are closed */
 };
 
-/* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: there is none then. */
+/* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: the job has no relay then. */
 CAIRN_MUST_CHECK cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
                                            struct sentence *why);
-/* The job's relay that works; NULL: none. */
+/* The job's active relay; NULL: none. */
 struct relay *job_relay(const struct shard_job *job);
 struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index);
 void relay_on_fence(struct shard_job *job, uint64_t epoch);
 void relay_on_resolve(struct shard_job *job, uint64_t epoch);
-/* A round is open. CAIRN_ERR_PROTOCOL: it names a relay that there is not. */
+/* Called when a round is open. CAIRN_ERR_PROTOCOL: the message names a relay that does not exist. */
 CAIRN_MUST_CHECK cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message);
-/* A worker's connection is UP or DOWN. */
+/* Called when a worker's connection is UP or DOWN. */
 void relay_on_peer(struct shard_member *member, enum step_event_kind kind);
-/* A message that an owner sent to a relay; false: it is not one. Takes or drops the message if so. */
+/* Handles a message that an owner sent to a relay, and takes or drops it. False: the message is not one,
+ * and is left to the caller. */
 bool relay_on_message(struct shard_daemon *shard, const struct chunk_header *header,
                       struct fabric_message *message);
 /* Ends all relays of a job. */
 void relay_leave(struct shard_job *job);
-/* Frees all relays of a job: nothing is in flight, or the fabric and the pools are closed. */
+/* Frees all relays of a job; nothing may be in flight, unless the fabric and the pools are closed. */
 void relay_free_all(struct shard_job *job);
-/* Gives the relay up: what it has of the round cannot be passed on, nor will it be. The coordinator
- * is told once and goes on without the relay, since all would wait for a relay that is silent. */
+/* Gives the relay up: its sums of the round cannot be passed on, now or later. The coordinator is told once
+ * and continues without the relay, since all would wait for a relay that is silent. */
 void relay_give_up(struct relay *relay, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* There is something to wait for: ticks begin. */
+/* Starts the ticks, when there is something to wait for. */
 void relay_wake(struct shard_daemon *shard);
 void relay_busy(struct relay *relay);
 void relay_idle(struct relay *relay); /* may free it, and its job */
 
 /* ==== cache ==== */
 
-/* Chunks of owners' published copies that a relay has, or is fetching: each once, in a place of its own in
+/* Chunks of owners' published copies that a relay has, or is fetching: each once, in its own place in
  * memory that workers of the host map, so that an answer is a reference.
  *
- * An entry goes FREE → COMING (to be asked for, asked for, or being received) → HERE, and is at rest when
- * nothing of it is being sent. Only one at rest gives its place away: first those that every member of the
- * relay has had, in the order in which they came to rest, then the least recently used. Only the newest
- * version that ever arrived gets younger by use: so older ones go before it.
+ * An entry changes from FREE to COMING (to be asked for, asked for, or being received) to HERE, and is at
+ * rest when nothing of it is being sent. Only an entry at rest gives up its place: first the entries that
+ * every member of the relay has had, in the order in which they came to rest, then the least recently used.
+ * Use renews only entries of the newest version that ever arrived, so older versions give up their places
+ * first.
  *
- * Places are of one size, the largest chunk's, and taken from the shard's budget as they are touched first,
- * up to a bound. Loop thread only. */
+ * All places have the size of the largest chunk, and are taken from the shard's budget as they are first
+ * touched, up to a bound. Loop thread only. */
 
 struct relay_entry;
 
@@ -254,8 +262,8 @@ enum relay_entry_state {
 
 enum relay_want_state {
     CAIRN_RELAY_WANT_FREE = 0,
-    CAIRN_RELAY_WANT_PLACE, /* waits for an entry to be free */
-    CAIRN_RELAY_WANT_ENTRY, /* waits for its entry to come, with others */
+    CAIRN_RELAY_WANT_PLACE, /* waits for a free entry */
+    CAIRN_RELAY_WANT_ENTRY, /* waits, with others, for its entry to arrive */
     CAIRN_RELAY_WANT_SENT   /* its entry is being sent */
 };
 
@@ -265,26 +273,26 @@ struct relay_want {
     enum relay_want_state state;
     struct relay_owner *owner;  /* borrowed */
     uint64_t chunk;             /* of the owner's map */
-    struct relay_entry *entry;  /* borrowed; of WANT_ENTRY and WANT_SENT */
+    struct relay_entry *entry;  /* borrowed; in WANT_ENTRY and WANT_SENT */
     struct chunk_header header; /* as the worker sent it */
     enum bytes_path path;       /* of the answer */
 };
 STAILQ_HEAD(relay_wants, relay_want);
 
 struct relay_entry {
-    TAILQ_ENTRY(relay_entry) link; /* among those at rest, or those that are free */
+    TAILQ_ENTRY(relay_entry) link; /* in the list of those at rest, or of those that are free */
     struct relay_entry *next;      /* in its bucket */
     enum relay_entry_state state;
-    struct chunk_request request; /* to its owner, while it is COMING */
+    struct chunk_request request; /* to the chunk's owner, while the entry is COMING */
     bool is_had;                  /* every member has had it; at rest it is in cache->had */
-    uint32_t sends;               /* how many are under way */
+    uint32_t sends;               /* sends under way */
     struct relay_owner *owner;    /* borrowed */
     uint64_t chunk;               /* of the owner's map */
     struct cairn_version version;
     cairn_dtype dtype;
     size_t byte_count;
     uint64_t checksum;
-    struct relay_wants wants; /* until it is HERE */
+    struct relay_wants wants; /* waiting until the entry is HERE */
 };
 TAILQ_HEAD(relay_entries, relay_entry);
 
@@ -292,41 +300,41 @@ struct relay_cache {
     struct shard_job *job; /* borrowed */
     struct arena memory;   /* [entry_max][place_bytes] */
     size_t place_bytes;
-    uint32_t entry_max;           /* as many as there are addresses for */
-    uint32_t entry_count;         /* those whose memory was taken from the budget */
+    uint32_t entry_max;           /* as many as have addresses */
+    uint32_t entry_count;         /* entries whose memory was taken from the budget */
     uint64_t budget_bytes;        /* taken from the budget in all */
-    struct relay_entry *entries;  /* owned: [entry_max], an entry's place is its index */
+    struct relay_entry *entries;  /* owned: [entry_max], an entry's index is also its place */
     struct relay_entry **buckets; /* owned: [bucket_count], a power of two */
     uint32_t bucket_count;
     uint32_t member_words;
     uint64_t *had_by;               /* owned: [entry_max][member_words] bits, by rank */
     struct relay_entries free;      /* of the first entry_count */
-    struct relay_entries had, kept; /* at rest: had by every member; and the others */
+    struct relay_entries had, kept; /* at rest: entries that every member has had; and the others */
     struct cairn_version newest;    /* the newest version that ever arrived */
 };
 
-/* For what the relay's owners but its own shard have, up to shard->relay_cache_bytes; entry_max 0: there is
- * no room for a chunk. CAIRN_ERR_NO_MEMORY: nothing is held. */
+/* Opens a cache for the chunks of the relay's owners except its own shard, up to shard->relay_cache_bytes;
+ * entry_max 0: there is no room for a chunk. CAIRN_ERR_NO_MEMORY: nothing is allocated. */
 CAIRN_MUST_CHECK cairn_status relay_cache_open(const struct relay *relay, struct relay_cache *cache,
                                                struct sentence *why);
 void relay_cache_release(struct relay_cache *cache);
 
-/* NULL: the chunk is not here, and is not COMING. */
+/* NULL: the chunk is neither HERE nor COMING. */
 struct relay_entry *relay_cache_find(const struct relay_cache *cache,
                                      const struct relay_owner *owner, uint64_t chunk,
                                      struct cairn_version version);
-/* A new entry for a chunk that is not found. It is COMING: the caller asks for it. NULL: every place is in
- * use. */
+/* Takes a new entry for a chunk that was not found. The entry is COMING: the caller must ask for it. NULL:
+ * every place is in use. */
 struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_owner *owner,
                                      uint64_t chunk, struct cairn_version version);
 
 /* A send of the entry begins: it is not at rest. */
 void relay_cache_lend(struct relay_cache *cache, struct relay_entry *entry);
-/* The send ended. `member`: the rank among the relay's members of who has had the entry by it; UINT32_MAX:
- * nobody. */
+/* The send ended. `member`: the rank, among the relay's members, of the member that received the entry;
+ * UINT32_MAX: none. */
 void relay_cache_return(struct relay_cache *cache, struct relay_entry *entry, uint32_t member,
                         uint32_t member_count);
-/* The entry's bytes are here: it is HERE, at rest until it is sent. */
+/* The entry's bytes have arrived: it is HERE, at rest until it is sent. */
 void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry);
 
 /* ==== fetches ==== */
@@ -336,7 +344,7 @@ void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry);
 struct relay_fetches {
     struct relay *relay; /* borrowed */
     struct relay_cache cache;
-    struct relay_want *wants; /* owned: [want_count] as many as all members may have */
+    struct relay_want *wants; /* owned: [want_count] enough for all members */
     uint32_t want_count;
     uint32_t under_way; /* sends and receives */
     struct relay_wants wants_free, without_place;

@@ -130,7 +130,7 @@ static void give_budget(struct relay_cache *cache, uint64_t bytes)
     cache->budget_bytes -= bytes;
 }
 
-/* One more of the memory, if there is budget for it, and the host has the pages: workers read them. */
+/* Adds an entry with its memory, if the budget has room and the host has the pages, which workers read. */
 static struct relay_entry *add_entry(struct relay_cache *cache)
 {
     if (cache->entry_count == cache->entry_max) return NULL;
@@ -190,7 +190,7 @@ struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_own
     return entry;
 }
 
-/* A COMING entry is not to be had, and is not asked for any more: frees its place. */
+/* Frees the place of a COMING entry that cannot be had, or is not wanted, and is not asked for any more. */
 static void relay_cache_forget(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(entry->sends == 0 && STAILQ_EMPTY(&entry->wants));
@@ -202,8 +202,8 @@ static void relay_cache_forget(struct relay_cache *cache, struct relay_entry *en
 
 /* ---- open and close ---- */
 
-/* The number of chunks that others own, and the bytes of the largest. In an extent no chunk is
- * larger than the first. */
+/* Returns the number of chunks that other shards own, and the bytes of the largest. In an extent no chunk
+ * is larger than the first. */
 static uint64_t measure(const struct relay *relay, size_t *largest_out)
 {
     const struct shard_job *job = relay->job;
@@ -226,7 +226,7 @@ static uint64_t measure(const struct relay *relay, size_t *largest_out)
 
 static cairn_status open_tables(struct relay_cache *cache, struct sentence *why)
 {
-    // The tables are there whether or not anything is fetched.
+    // The tables take memory whether or not anything is fetched.
     const uint64_t bytes = cache->entry_max *
                                (sizeof *cache->entries + cache->member_words * sizeof(uint64_t)) +
                            cache->bucket_count * sizeof(struct relay_entry *);
@@ -290,9 +290,9 @@ void relay_cache_release(struct relay_cache *cache)
 
 /* Asks the owners, by one asker for each, for the chunks that the workers of this host want.
  *
- * Only its owner knows the state of a version: NOT_READY and VERSION_GONE are passed on to all who
- * wait. Any other refusal may be meant for the relay and not for the worker: then the worker is
- * told to ask the owner itself (NOT_FOUND). */
+ * Only a chunk's owner knows the state of a version, so NOT_READY and VERSION_GONE are passed on to all
+ * workers that wait. Any other refusal may be meant for the relay and not for the worker; then the worker
+ * is told to ask the owner itself (NOT_FOUND). */
 
 /* Called by the owners' askers: sends the FETCH of an entry to its owner. */
 static cairn_status relay_ask_send(struct chunk_request *request)
@@ -312,14 +312,14 @@ static cairn_status relay_ask_send(struct chunk_request *request)
         .step = entry->version.step,
         .request = chunk_request_number(request),
     };
-    // Before the owner's HELLO it is not known by which of its endpoints it will answer.
+    // Before the owner's HELLO it is not known by which of its endpoints the owner will answer.
     if (!chunk_link_is_up(&entry->owner->link)) return CAIRN_ERR_CLOSED;
     return chunk_link_send(&entry->owner->link, &header, NULL, 0, NULL, NULL);
 }
 
 /* ---- answers ---- */
 
-/* It is asked again, or nobody gets it. */
+/* Asks for the entry again, or refuses it to all who wait for it. */
 static void refused_ask(struct relay_entry *entry, uint64_t status)
 {
     const bool is_of_version = status == CAIRN_ERR_NOT_READY || status == CAIRN_ERR_VERSION_GONE;
@@ -374,7 +374,8 @@ static void receive_entry(struct relay_fetches *fetches, struct relay_entry *ent
     refused_ask(entry, CAIRN_ERR_BUSY);
 }
 
-/* The entry that an answer is for, no longer in flight; NULL: of a former use or connection. */
+/* Returns the entry that the answer is for, whose request is no longer in flight; NULL if the answer
+ * belongs to a former use or connection. */
 static struct relay_entry *entry_answered(struct relay_owner *owner,
                                           const struct chunk_header *header)
 {
@@ -436,11 +437,11 @@ bool relay_fetch_waits(const struct relay_owner *owner)
 
 /* ==== fetch ==== */
 
-/* Published chunks of other shards for the workers of this host: asked for once, given to all of them out of
- * the relay's cache.
+/* Published chunks of other shards for the workers of this host: each chunk is asked for once, and sent to
+ * all of them out of the relay's cache.
  *
  *   worker ── FETCH ──► want ──► an entry that is HERE ─────────────────────────────► DATA
- *                        ├────► one that is on its way: waits, with others ──────────► DATA, or NAK
+ *                        ├────► one that is COMING: waits, with others ──────────────► DATA, or NAK
  *                        ├────► a new one: COMING ── FETCH ──► owner ── DATA ──► HERE
  *                        └────► no place is at rest: waits without one
  *
@@ -456,7 +457,7 @@ static uint32_t rank_of(const struct relay *relay, uint64_t member)
 
 /* ---- to workers ---- */
 
-/* It is over, however it ended. */
+/* Ends the want, however it was answered. */
 static void want_end(struct relay_fetches *fetches, struct relay_want *want)
 {
     struct shard_member *member = member_find(fetches->relay->job, want->header.member);
@@ -489,7 +490,7 @@ static void on_sent(void *arg, cairn_status status)
     relay_idle(relay);
 }
 
-/* The header of an answer: as the worker asked, with what it gets. */
+/* Returns the header of an answer: the worker's own header, with the data of the entry. */
 static struct chunk_header data_header(const struct relay_want *want,
                                        const struct relay_entry *entry)
 {
@@ -532,7 +533,7 @@ static void want_send(struct relay_fetches *fetches, struct relay_want *want,
 
 /* ---- who waits ---- */
 
-/* Gives the want what it asks for, or an entry to wait for. False: there is no place for one. */
+/* Gives the want what it asks for, or an entry to wait for. Returns false if no entry has a place. */
 static bool serve_want(struct relay_fetches *fetches, struct relay_want *want)
 {
     struct relay_cache *cache = &fetches->cache;
@@ -553,7 +554,7 @@ static bool serve_want(struct relay_fetches *fetches, struct relay_want *want)
     return true;
 }
 
-/* A place may be at rest, or free: in the order in which they came, those who can be served are. */
+/* Serves the wants that can be served, in their order of arrival: a place may be at rest or free by now. */
 static void relay_fetch_serve(struct relay_fetches *fetches)
 {
     if (fetches->relay->leaving || fetches->relay->job->shard->closing) return;
@@ -566,7 +567,7 @@ static void relay_fetch_serve(struct relay_fetches *fetches)
     }
 }
 
-/* It is not to be had: all who wait for it are told, and it is forgotten. */
+/* Refuses an entry that cannot be had to all who wait for it, and forgets the entry. */
 static void relay_fetch_refuse_all(struct relay_fetches *fetches, struct relay_entry *entry,
                                    cairn_status status)
 {
@@ -578,7 +579,7 @@ static void relay_fetch_refuse_all(struct relay_fetches *fetches, struct relay_e
     relay_cache_forget(&fetches->cache, entry);
 }
 
-/* It is HERE: all who wait for it are sent it. */
+/* Sends an entry that is HERE to all who wait for it. */
 static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_entry *entry)
 {
     while (!STAILQ_EMPTY(&entry->wants)) {
@@ -590,7 +591,7 @@ static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_ent
 
 /* ---- fetches of workers ---- */
 
-/* Without side effects. CAIRN_ERR_NOT_FOUND: not by a relay. */
+/* Judges a fetch without side effects. CAIRN_ERR_NOT_FOUND: it is not for a relay. */
 static cairn_status judge_fetch(const struct relay *relay, const struct shard_member *member,
                                 const struct chunk_header *header, const struct relay_owner *owner,
                                 uint64_t *chunk_out)
@@ -610,7 +611,7 @@ static cairn_status judge_fetch(const struct relay *relay, const struct shard_me
     return STAILQ_EMPTY(&relay->fetches->wants_free) ? CAIRN_ERR_BUSY : CAIRN_OK;
 }
 
-/* In whose name it is refused. */
+/* Returns the shard in whose name the fetch is refused. */
 static uint32_t owner_index(const struct shard_job *job, const struct chunk_header *header)
 {
     const struct extent *extent = layout_find(job->view->layout, header->tensor,
@@ -651,7 +652,7 @@ void relay_fetch(struct shard_member *member, const struct chunk_header *header,
     struct relay_want *want = want_open(fetches, member, owner, chunk, header);
     STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
     relay_fetch_serve(fetches);
-    // The shard's memory is used up by others, perhaps for long.
+    // Without any entry the relay cannot serve: others use up the shard's memory, perhaps for long.
     if (want->state == CAIRN_RELAY_WANT_PLACE && fetches->cache.entry_count == 0) {
         STAILQ_REMOVE(&fetches->without_place, want, relay_want, link);
         want_refuse(fetches, want, CAIRN_ERR_NOT_FOUND);
@@ -822,7 +823,7 @@ static size_t absent(const struct pusher *pusher, uint32_t shard, uint32_t micro
     const struct relay_note *note = owner_of(pusher)->forward.notes;
     (void)shard;
     while (note != NULL && note->micro != micro) note = note->next;
-    if (note == NULL) return 0; // it had something of every tensor
+    if (note == NULL) return 0; // the micro-batch had something of every tensor
     memcpy(tensors_out, note->tensors, note->count * sizeof *tensors_out);
     return note->count;
 }
@@ -832,8 +833,8 @@ static void released(struct pusher *pusher, const struct push_action *action)
     buffer_pool_end(&owner_of(pusher)->relay->sums.pool, buffer_of(action->cookie));
 }
 
-/* The coordinator knows by itself that a round is void; what else an owner refuses is a fault of one of
- * us. */
+/* Gives the relay up after a refusal, unless the round is void, which the coordinator knows by itself:
+ * anything else that an owner refuses is a fault of the owner or of this shard. */
 static void refused_forward(struct pusher *pusher, const struct push_action *action)
 {
     const struct relay_owner *owner = owner_of(pusher);
@@ -873,7 +874,7 @@ static void give_grant(struct relay_owner *owner)
 void relay_forward_begin(struct relay_owner *owner, uint64_t epoch, uint64_t round)
 {
     pusher_begin(&owner->forward.pusher, epoch, round);
-    give_grant(owner); // it may have come before the coordinator's word
+    give_grant(owner); // the grant may have come before the round was opened
 }
 
 static void free_notes(struct relay_forward *forward)
@@ -902,7 +903,7 @@ void relay_forward_close(struct relay_owner *owner)
 
 /* ---- what the core says ---- */
 
-/* More than the machine's queue takes, or no memory: the round cannot end here. */
+/* Gives the relay up if the machine's queue is full or there is no memory: the round cannot end here. */
 static void judge_queued(struct relay_owner *owner, cairn_status status)
 {
     if (status == CAIRN_ERR_BUSY)
@@ -940,7 +941,7 @@ void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t mic
     judge_queued(owner, status);
 }
 
-/* Notes the tensors there that nothing was forwarded of. False: no memory. */
+/* Notes the owner's tensors of which nothing was forwarded. Returns false if there is no memory. */
 static bool note_absent(struct relay_owner *owner, uint32_t micro)
 {
     const struct shard_map *map = &owner->table.map;
@@ -954,7 +955,7 @@ static bool note_absent(struct relay_owner *owner, uint32_t micro)
         if (spec->tensors[extent->tensor].kind != CAIRN_TRAINED || extent->chunk_count == 0)
             continue;
         if (owner->forward.sent[owner->table.first[i]])
-            continue; // of a tensor all is pushed, or nothing
+            continue; // a tensor is pushed completely or not at all
         if (note->count == 0 || note->tensors[note->count - 1] != extent->tensor)
             note->tensors[note->count++] = extent->tensor;
     }

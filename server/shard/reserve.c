@@ -13,8 +13,8 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-#define PIECE_BYTES     ((uint64_t)64 << 20) /* for a thread at a time */
-#define NEIGHBOUR_BYTES 4096 /* a smaller gap is taken along: it is of the same page */
+#define PIECE_BYTES     ((uint64_t)64 << 20) /* made by a thread at a time */
+#define NEIGHBOUR_BYTES 4096 /* a smaller gap is filled, too: it is of the same page */
 #define LOCK_TIMEOUT_MS \
     900000 /* other shards of the host take memory first: a second for some 10 GB */
 
@@ -24,15 +24,15 @@ struct piece {
 };
 
 struct reserve {
-    struct task task; /* the judgement, then the pages */
+    struct task task; /* judges the request, then makes the pages */
     struct reserve_request request;
     struct reserve *next;      /* in shard->memory.reserves: the first is at work */
-    struct shared_span *spans; /* owned: they are given back, nothing is taken; or NULL */
+    struct shared_span *spans; /* owned: pages to give back, while nothing is taken; or NULL */
     struct piece *pieces;      /* owned */
     size_t piece_count, piece_capacity;
     atomic_bool canceled;
-    atomic_bool failed;      /* a page was not to be had */
-    atomic_bool is_unpinned; /* some could not be pinned: `unpinned` says why, of the first */
+    atomic_bool failed;      /* a page could not be made */
+    atomic_bool is_unpinned; /* some could not be pinned: `unpinned` has the first reason */
     struct sentence unpinned;
     int lock_fd; /* owned; -1: not held */
     cairn_status status;
@@ -53,7 +53,7 @@ static struct piece *add_piece(struct reserve *reserve)
     return &reserve->pieces[reserve->piece_count++];
 }
 
-/* The last piece goes on with bytes of its arena from there on. */
+/* True if bytes of the arena from there on continue the last piece. */
 static bool is_neighbour(const struct piece *last, const struct arena *arena, uint64_t from)
 {
     const uint64_t end = last->from + last->bytes;
@@ -71,7 +71,7 @@ cairn_status reserve_add(struct reserve *reserve, const struct arena *arena, uin
         from = last->from;
         reserve->piece_count--;
     }
-    while (from < end) { // cut where all cut, so that large pages are not
+    while (from < end) { // cut at fixed places, so that no large page is cut
         const uint64_t cut = ((from + arena->begin) / PIECE_BYTES + 1) * PIECE_BYTES - arena->begin;
         struct piece *piece = add_piece(reserve);
         if (piece == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -112,7 +112,7 @@ static void run_pages(struct task *task, uint32_t item, uint32_t thread)
         reserve->request.took(reserve->request.job, piece->arena->base + piece->from, piece->bytes);
 }
 
-/* A host without such a lock: what others are about to take is not seen. */
+/* Takes the host's lock. On a host without such a lock, what other shards are about to take is not seen. */
 static void take_lock(struct reserve *reserve, const struct shard_daemon *shard)
 {
     reserve->status = host_lock_take(shard->memory.lock, LOCK_TIMEOUT_MS, &reserve->canceled,
@@ -161,8 +161,8 @@ static void reserve_free(struct reserve *reserve)
     free(reserve);
 }
 
-/* Ends the first reserve. Its turn ends last, after `done`: `done` may reserve more, and the next
- * reserve may need to see what it took. */
+/* Ends the first reserve. Its turn ends last, after `done`: `done` may reserve more, and the next reserve
+ * may need to see what that took. */
 static void end_first(struct reserve *reserve)
 {
     struct shard_job *job = reserve->request.job;
@@ -218,7 +218,7 @@ static void give_done(struct task *task)
     end_first((struct reserve *)task);
 }
 
-/* Nothing wanted: nothing to wait for but the turn. */
+/* Begins the first reserve. A reserve that wants nothing waits only for its turn. */
 static void begin_first(struct shard_daemon *shard)
 {
     struct reserve *reserve = shard->memory.reserves;
@@ -235,7 +235,7 @@ static void begin_first(struct shard_daemon *shard)
     pool_submit(shard->memory.pool, &reserve->task);
 }
 
-/* It is the last one. */
+/* Adds the reserve as the last one. */
 static void add_last(struct shard_daemon *shard, struct reserve *reserve)
 {
     shard_job_busy(reserve->request.job);

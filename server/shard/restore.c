@@ -1,5 +1,5 @@
-/* Loading: this shard's part of a snapshot, read into the state and hashed on the way: each thread reads,
- * copies and hashes what it takes (proto/snapshot_io/snapshot_io.h), while it is in the cache. */
+/* Loading: this shard's part of a snapshot is read into the state and hashed on the way. Each thread reads,
+ * copies and hashes what it takes (proto/snapshot_io/snapshot_io.h), while that is in the cache. */
 #include <inttypes.h>
 #include <assert.h>
 #include <pthread.h>
@@ -16,17 +16,18 @@
 
 struct restore {
     struct loader loader;  /* first */
-    struct report *report; /* owned until it is sent; NULL: nobody wants to know */
+    struct report *report; /* owned until it is sent; NULL: nobody asked for one */
     struct results results;
-    struct sweep_ranges ranges; /* owned; `place`: the extent */
-    pthread_mutex_t mutex;      /* of the report */
-    pthread_mutex_t device;     /* of the device's list of the files thread */
+    struct sweep_ranges ranges; /* owned; `place` is the number of an extent */
+    pthread_mutex_t mutex;      /* guards the report */
+    pthread_mutex_t device;     /* guards the device's list of the files thread */
     struct works host[CAIRN_SWEEP_THREADS];
 };
 
 /* ---- what is read ---- */
 
-/* Leaves of an extent, up to where another home begins. Returns where that is: of the extent. */
+/* Adds the leaves of an extent from element `from` to where another home begins. Returns that place,
+ * counted in the extent. */
 static uint64_t add_home(struct restore *restore, struct sweep_range *range, uint64_t from,
                          size_t elem_bytes)
 {
@@ -44,7 +45,7 @@ static uint64_t add_home(struct restore *restore, struct sweep_range *range, uin
     return to;
 }
 
-/* The elements of one can be taken over as the other's: both have one shape and one master dtype. */
+/* True if the elements of one tensor can be taken over as the other's: same shape, same master dtype. */
 static bool is_same_form(const struct tensor_spec *a, const struct tensor_spec *b)
 {
     return a->shape.rank == b->shape.rank && a->master == b->master &&
@@ -122,7 +123,8 @@ static bool on_device(const struct restore *restore, const struct sweep_range *r
            planes_device_end(&job->planes);
 }
 
-/* It is read while the pages of host memory are made. False: the job leaves. */
+/* Waits until the pages of the range are made: pages of host memory are still being made while the snapshot
+ * is read. Returns false if they will not be made, because the job leaves. */
 static bool await_pages(const struct restore *restore, const struct sweep_range *range)
 {
     return on_device(restore, range) ||
@@ -143,7 +145,7 @@ static cairn_status put_range(struct restore *restore, struct works *works,
     return status == CAIRN_OK ? hash_range(restore, works, range, at, why) : status;
 }
 
-/* Hashed where it stands then. A device has one list for all the threads. */
+/* Puts a range into the state, and hashes it there. A device has one list for all threads. */
 static cairn_status take_range(void *context, uint32_t thread, const struct sweep_range *range,
                                const void *elems, struct sentence *why)
 {
@@ -174,7 +176,7 @@ static cairn_status read_hashed(struct restore *restore, const struct snapshot *
     return status;
 }
 
-/* Nobody compares hashes of it: the checksums of its blocks judge it. */
+/* Reads without hashing: nobody compares hashes of it, and the checksums of its blocks judge it. */
 static cairn_status read_judged(struct restore *restore, struct snapshot *snapshot)
 {
     cairn_status status = CAIRN_OK;
@@ -204,8 +206,8 @@ static void read_all(struct restore *restore, struct snapshot *snapshot)
                                              : read_judged(restore, snapshot);
 }
 
-/* The non-finite values that the snapshot's manifest lists are still there. One shard tells of
- * them, for all. */
+/* Returns the non-finite values that the snapshot's manifest lists; they are still in the state. One shard
+ * reports them, for all. */
 static struct results results_of(const struct shard_job *job, const struct manifest *m)
 {
     struct results results = { 0 };
@@ -286,12 +288,12 @@ cairn_status restore_begin(struct shard_job *job, struct sentence *why)
 /* ==== report ==== */
 
 #define BATCH_BYTES \
-    ((size_t)512 << 10) /* of a SnapshotPart, but for one entry or the payload alone */
+    ((size_t)512 << 10) /* of a SnapshotPart, unless one entry or the payload alone has more */
 
 struct report_file {
     char path[CAIRN_SNAPSHOT_PATH_BYTES];
     uint64_t bytes;
-    uint8_t *sums; /* owned: of its blocks */
+    uint8_t *sums; /* owned: the checksums of its blocks */
     uint64_t block_count, blocks_told;
 };
 
@@ -301,7 +303,7 @@ struct report_digest {
 };
 
 struct report {
-    LIST_ENTRY(report) link; /* of the job's, while it is sent */
+    LIST_ENTRY(report) link; /* in the job's list, while it is sent */
     struct shard_job *job;   /* borrowed */
     uint64_t snapshot;
     struct cairn_version version;
@@ -438,15 +440,14 @@ static void send_failure(const struct report *report, cairn_status status, const
 struct batch {
     Cairn__SnapshotFile *files;
     Cairn__DigestNode *digests;
-    void **list; /* of the files, then of the digests */
+    void **list; /* pointers to the files, then to the digests */
     size_t bytes;
 };
 
 #define ENTRIES_MAX \
     (BATCH_BYTES / 32) /* no entry is shorter: each has a hash of 16 bytes and its frame */
 
-/* The bytes of block sums that one message has of a file: a file of very many blocks takes several
- * messages. */
+/* The most bytes of block sums of a file in one message: a file of very many blocks takes several. */
 #define SUMS_BYTES (BATCH_BYTES / 2)
 
 static size_t fill_files(struct report *report, struct batch *batch)
@@ -498,7 +499,7 @@ static bool is_told(const struct report *report)
     return report->files_told == report->file_count && report->digests_told == report->digest_count;
 }
 
-/* The payload goes with the first. False if there is no memory for the lists. */
+/* Sends one batch; the first has the payload, too. Returns false without memory for the lists. */
 static bool send_batch(struct report *report)
 {
     struct batch batch = { .files = calloc(ENTRIES_MAX, sizeof *batch.files),
@@ -525,7 +526,7 @@ static bool send_batch(struct report *report)
     return have;
 }
 
-/* Frees it unless more of it is to come. */
+/* Sends one batch, and frees the report unless more of it is to come. */
 static void send_some(struct report *report)
 {
     const bool sent = send_batch(report);
@@ -569,13 +570,13 @@ void reports_drop(struct shard_job *job)
 
 /* ==== extend ==== */
 
-/* Makes a generation of a job from the one that serves: tensors that both have are copied, new
- * tensors begin by their initializers, and moments that did not exist before begin at 0. This is
- * done by works on the planes, one item for each chunk.
+/* Makes a generation of a job from the one that serves: tensors that both have are copied, new tensors
+ * begin by their initializers, and moments that did not exist before begin at 0. This is done by works on
+ * the planes, one item for each chunk.
  *
- * No table changes for a tensor that stays (proto/plan/plan.h), so each extent has one to be copied
- * from, or is of a new tensor. The coordinator opens no round meanwhile; a version that changed all
- * the same is noticed. */
+ * No table changes for a tensor that stays (proto/plan/plan.h), so each extent has an extent to be copied
+ * from, or belongs to a new tensor. The coordinator opens no round meanwhile; if the version changes all
+ * the same, extend_done notices it. */
 
 #define NEW UINT32_MAX
 
@@ -586,7 +587,7 @@ struct extend {
     uint32_t source[]; /* [job->view->table.map.extent_count] an extent of `from`, or NEW */
 };
 
-/* The extent of `from` that has the elements of the job's extent i. */
+/* Finds the extent of `from` that has the elements of the job's extent i. */
 static cairn_status find_source(struct extend *extend, size_t i, struct sentence *why)
 {
     const struct shard_job *job = extend->loader.job, *from = extend->from;
@@ -746,7 +747,7 @@ void loader_fill(struct loader *loader,
     loader->host.run.item_count = (uint32_t)job->view->table.map.chunk_count - cut;
     loader->host.run.item_first = cut;
     if (cut > 0) compute_submit(&loader->device.run);
-    compute_submit(&loader->host.run); // of nothing, too: its end follows
+    compute_submit(&loader->host.run); // even without items, so that its end follows
 }
 
 void loader_end(struct loader *loader)

@@ -20,8 +20,8 @@
 #include "server/shard/part.h"
 #include "server/shard/state.h"
 
-#define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where it lies */
-#define MEMORY_THREADS 4          /* make pages: from there on the kernel is what takes the time */
+#define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where they lie */
+#define MEMORY_THREADS 4          /* make pages: with more, the kernel is what takes the time */
 
 static cairn_status device_open(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why);
@@ -68,7 +68,8 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
         load_cancel(job);
     }
     if (shard->session.timer.data != NULL) {
-        // The stream frees itself in its on_close, which still reads the shard: wait for both.
+        // The stream frees itself in its on_close, which still reads the shard: awaits the timer and the
+        // stream.
         shard->end.handles += 1 + (shard->session.stream != NULL);
         connection_close(shard, on_timer_closed);
     }
@@ -84,7 +85,7 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
         shard->end.handles++;
         fabric_poll_close(&shard->poll, on_part_closed, shard);
     }
-    // First: their threads may be reading the memory of workers.
+    // Stopped first, because their threads may be reading the memory of workers.
     if (compute_stop(&shard->device, on_part_closed, shard)) shard->end.handles++;
     if (compute_stop(&shard->host, on_part_closed, shard)) shard->end.handles++;
     fabric_close(shard->fabric); // every loan ends here
@@ -125,7 +126,7 @@ static void on_refused(void *arg, const char *what)
     log_limited(&shard->fabric_refusals, CAIRN_LOG_WARN, "%s", what);
 }
 
-/* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
+/* Logs how data on the device is sent to other hosts. Called after the fabric was opened. */
 static void device_say_way(const struct shard_daemon *shard)
 {
     const char *why;
@@ -269,7 +270,7 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
 static cairn_status check_storage(const char *path, uint64_t token,
                                   const struct storage_owner *owner, struct sentence *why)
 {
-    (void)owner; // the coordinator has judged that
+    (void)owner; // the coordinator has judged the owner
     const cairn_status status = storage_check(path, token, why);
     if (status != CAIRN_OK)
         sentence_add(why,
@@ -307,7 +308,7 @@ static bool has_card(void)
     return found;
 }
 
-/* The optional features that this build and this host lack, as bits of enum spec_without. Reads
+/* Returns what optional features this build and this host lack, as bits of enum spec_without. Reads
  * /sys. */
 static uint32_t find_without(bool has_device)
 {
@@ -320,8 +321,8 @@ static uint32_t find_without(bool has_device)
 
 /* ==== device ==== */
 
-/* They put lists together and bring what workers have in memory to where a device can take it; so many keep
- * copies and kernels beside each other. */
+/* The device's threads put lists together, and bring what workers have in memory to where a device can take
+ * it. So many threads keep copies and kernels running beside each other. */
 #define DEVICE_THREADS 4
 
 /* ---- memory of the card that workers show ---- */
@@ -377,7 +378,8 @@ static cairn_status open_home(struct shard_daemon *shard, const char *device, st
     CAIRN_TRY(home_open_cuda(is_named ? device : NULL, &home, why));
     cairn_status status = compute_open(&shard->device, shard->loop, home, "cairn-device",
                                        DEVICE_THREADS, why);
-    // No thread of it runs: they are opened last. Jobs go to what is there, so nothing may stay.
+    // No thread of it runs, because threads are opened last. Jobs use a device if there is one, so nothing
+    // of it may stay.
     if (status != CAIRN_OK) compute_close(&shard->device);
     return status;
 }
@@ -399,9 +401,9 @@ static void say(struct shard_daemon *shard)
     if (info->warning[0] != '\0') log_warn("%s: %s", info->device, info->warning);
 }
 
-/* Opens the device that the options ask for, and says in the log where state lies, and why not elsewhere.
- * Without one `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
- * CAIRN_ERR_NO_MEMORY: cuda was asked for and cannot be had. */
+/* Opens the device that the options ask for, and logs where state lies, and why not elsewhere. Without a
+ * device, `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY:
+ * cuda was asked for and cannot be had. */
 static cairn_status device_open(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why)
 {
@@ -419,7 +421,7 @@ static cairn_status device_open(struct shard_daemon *shard, const struct shard_o
     const char *host = home_info(shard->host.home)->device;
     if (strcmp(backend, "host") == 0 || status == CAIRN_ERR_NOT_FOUND)
         log_info("state lies in host memory (%s): %s", host, reason.text);
-    else // there may be a device, and nobody uses it
+    else // there may be a device that is not used
         log_warn("state lies in host memory (%s): %s", host, reason.text);
     shard->no_device = reason;
     return CAIRN_OK;

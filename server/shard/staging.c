@@ -14,11 +14,11 @@
 
 enum { PENDING, SAVING, SAVED, TAKEN };
 
-#define LINE        64u               /* pieces begin at one */
-#define TOUCH_BYTES ((size_t)2 << 20) /* at a time: a large page */
-#define REST_US     500     /* .. and how often it is looked whether an update still runs */
-#define REST_MAX_US 5000000 /* for so long at most, of all such rests together */
-#define SAVING_US   20      /* how often a reader looks whether a piece is saved now */
+#define LINE        64u               /* pieces begin at multiples of it */
+#define TOUCH_BYTES ((size_t)2 << 20) /* made at a time: a large page */
+#define REST_US     500               /* a rest; then it is checked whether an update still runs */
+#define REST_MAX_US 5000000           /* the most that all such rests take together */
+#define SAVING_US   20                /* how often a reader checks whether a piece is saved */
 
 #define STALLED                                                           \
     "an update waited %" PRIu64                                           \
@@ -30,7 +30,7 @@ enum { PENDING, SAVING, SAVED, TAKEN };
 
 /* ---- how much ---- */
 
-/* The bytes of a chunk's plane; 0: the plane is no state of the chunk. */
+/* Returns the bytes of a chunk's plane; 0 if the plane is not state of the chunk. */
 static size_t piece_bytes(const struct shard_view *view, uint64_t chunk, int plane)
 {
     const struct form *form = &view->forms[view->table.extent_of[chunk]];
@@ -39,7 +39,7 @@ static size_t piece_bytes(const struct shard_view *view, uint64_t chunk, int pla
     return (size_t)form_bytes(form, (enum plane)plane, place.elem_count);
 }
 
-/* All pieces; and the largest. */
+/* Returns the bytes of all pieces; *largest_out is the size of the largest. */
 static uint64_t sum_pieces(const struct shard_view *view, size_t *largest_out)
 {
     uint64_t sum = 0;
@@ -61,7 +61,8 @@ uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room)
     const uint64_t all = sum_pieces(job->view, &largest);
     uint64_t small = (uint64_t)largest * CAIRN_PLANE_COUNT;
     if (small < CAIRN_STAGING_SMALL_BYTES) small = CAIRN_STAGING_SMALL_BYTES;
-    // One more: a piece may be saved ahead and by a pass at once, and one of the two is in vain.
+    // There is room for one more piece: a piece may be saved ahead and by a pass at the same time, and one
+    // of these copies is in vain.
     return room == CAIRN_SNAPSHOT_STAGING_SMALL && small < all ? small : all + largest;
 }
 
@@ -103,7 +104,7 @@ void staging_close(struct staging *staging)
     *staging = (struct staging) { .job = NULL };
 }
 
-/* The kernel clears pages with the bandwidth that an update needs: they take turns, but not for ever. */
+/* Rests while an update runs, but not for ever: clearing pages takes the bandwidth that updates need. */
 static void give_way(const struct staging *staging, uint64_t *rests_left)
 {
     while (atomic_load(&staging->job->pins.updating) && !atomic_load(&staging->canceled) &&
@@ -113,7 +114,7 @@ static void give_way(const struct staging *staging, uint64_t *rests_left)
     }
 }
 
-/* Pages that a pass has made meanwhile stay as they are. */
+/* Makes the pages of the room. Pages that a pass has made meanwhile stay as they are. */
 static void touch(struct task *task, uint32_t item, uint32_t thread)
 {
     struct staging *staging = (struct staging *)task;
@@ -128,7 +129,7 @@ static void touch(struct task *task, uint32_t item, uint32_t thread)
         const size_t left = staging->room.bytes - at;
         if (madvise(staging->room.base + at, left < TOUCH_BYTES ? left : TOUCH_BYTES,
                     MADV_POPULATE_WRITE) != 0)
-            break; // who needs a page makes it
+            break; // a pass that needs a page makes it
     }
     if (presses) thread_yield();
 }
@@ -169,8 +170,8 @@ cairn_status staging_check(const struct staging *staging, struct sentence *why)
 
 /* ---- room ---- */
 
-/* Takes room that was never used; NULL: there is none left. Works without a lock, so that a pass
- * never waits for a thread that gives way to everybody. */
+/* Takes room that was never used; returns NULL if none is left. Works without a lock, so that a pass never
+ * waits for a thread that gives way to everybody. */
 static uint8_t *new_room(struct staging *staging, size_t bytes)
 {
     const uint64_t at = atomic_fetch_add(&staging->used, bytes);
@@ -178,7 +179,7 @@ static uint8_t *new_room(struct staging *staging, size_t bytes)
                                                                           : NULL;
 }
 
-/* A slot; NULL: there is none; lock held. */
+/* Returns a free slot; NULL if there is none. The lock is held. */
 static uint8_t *find_slot(struct staging *staging)
 {
     uint8_t *at = staging->spare;
@@ -197,7 +198,7 @@ static struct timespec after(uint64_t us)
     return at;
 }
 
-/* NULL: as take_room; lock held. */
+/* Waits for a free slot. Returns NULL as take_room does. The lock is held. */
 static uint8_t *wait_for_slot(struct staging *staging)
 {
     const uint64_t from = uv_hrtime();
@@ -221,7 +222,7 @@ static uint8_t *wait_for_slot(struct staging *staging)
     return at;
 }
 
-/* NULL: nobody reads what would be saved. */
+/* Takes room for a piece. Returns NULL if nobody reads what would be saved. */
 static uint8_t *take_room(struct staging *staging, size_t bytes)
 {
     if (!staging->again) return new_room(staging, ALIGN_UP(bytes, LINE));
@@ -249,13 +250,13 @@ static size_t number_of(uint64_t chunk, int plane)
     return (size_t)chunk * CAIRN_PLANE_COUNT + (size_t)plane;
 }
 
-/* Adds the copy of a pending piece. False: nothing is to be saved of it. */
+/* Adds the copy of a pending piece to the works. Returns false if nothing of it is to be saved. */
 static bool begin_save(struct staging *staging, struct works *works, uint64_t chunk, int plane)
 {
     const struct shard_view *view = staging->view;
     const size_t n = number_of(chunk, plane), bytes = piece_bytes(view, chunk, plane);
     if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return false;
-    uint8_t *at = take_room(staging, bytes); // before it is SAVING: the reader waits for that
+    uint8_t *at = take_room(staging, bytes); // before SAVING: the reader waits for that
     uint8_t pending = PENDING;
     assert(at != NULL || staging->again); // else what the update overwrites would be lost
     if (at == NULL) return false;
@@ -276,7 +277,8 @@ void staging_save(struct staging *staging, struct works *works, uint64_t chunk)
 {
     if (atomic_load(&staging->canceled)) return;
     for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
-        // Each at once: while this waits for room, the reader waits for nothing that is only begun.
+        // Saves each piece at once: while this waits for room, the reader awaits no piece that is only
+        // begun.
         if (!begin_save(staging, works, chunk, p)) continue;
         works_flush(works);
         if (works_now(works)->status != CAIRN_OK) atomic_store(&staging->failed, true);
@@ -286,7 +288,8 @@ void staging_save(struct staging *staging, struct works *works, uint64_t chunk)
 
 /* ---- the reader ---- */
 
-/* At any address. TSan does not look, and no function is called: another thread may be writing there. */
+/* Copies from and to any address. TSan does not look, and no function is called, because another thread may
+ * be writing there. */
 typedef uint64_t __attribute__((aligned(1), may_alias)) loose_word;
 __attribute__((noinline, no_sanitize("thread"))) static void
 copy_loosely(void *to, const void *from, size_t bytes)
@@ -313,18 +316,18 @@ __attribute__((noinline)) static cairn_status peek_at_live_state(struct works *w
     return works_run(works, why);
 }
 
-/* False: it is pending no more. */
+/* Returns false if the piece is pending no more. If it is, and `ends`, it becomes TAKEN. */
 static bool still_pending(_Atomic uint8_t *piece, bool ends)
 {
     uint8_t pending = PENDING;
     if (ends) return atomic_compare_exchange_strong(piece, &pending, TAKEN);
     return atomic_fetch_or(piece, 0) ==
-           PENDING; // a read and a write: none of the bytes are read later
+           PENDING; // a read and a write, so that no byte is read later
 }
 
 struct range {
     const void *live;
-    size_t offset, bytes; /* of the piece */
+    size_t offset, bytes; /* in the piece */
     bool ends;
 };
 
@@ -370,7 +373,7 @@ static cairn_status read_range(struct staging *staging, struct works *works, uin
 
 /* ---- ahead of an update ---- */
 
-/* A piece that is pending and in host memory. False: there is no room. */
+/* Saves a piece in host memory if it is pending. Returns false if there is no room. */
 static bool save_piece_ahead(struct staging *staging, struct works *works, uint64_t chunk,
                              int plane)
 {
@@ -382,12 +385,13 @@ static bool save_piece_ahead(struct staging *staging, struct works *works, uint6
     if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return true;
     uint8_t *at = take_room(staging, bytes);
     if (at == NULL) return false;
-    // In place: it cannot fail.
+    // The works are in place, so this cannot fail.
     (void)peek_at_live_state(
         works,
         planes_at(&staging->job->planes, (enum plane)plane, view->table.extent_of[chunk], local),
         bytes, at, &unsaid);
-    // Still pending: what was read is whole. Else a pass has begun and saved it: no more follow.
+    // If the piece is still pending, the copy is not torn. Else a pass has begun and saved it, and no more
+    // pieces follow.
     if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) return true;
     staging->saved[n] = at;
     atomic_fetch_add(&staging->saved_bytes, bytes);
@@ -395,7 +399,7 @@ static bool save_piece_ahead(struct staging *staging, struct works *works, uint6
     return true;
 }
 
-/* No pass has begun since, and its end is awaited by nobody. */
+/* True if no pass has begun since, and the pace does not press. */
 static bool is_ahead(const struct staging *staging, const struct pace *pace, uint64_t passes)
 {
     const struct pins *pins = &staging->job->pins;
@@ -427,7 +431,7 @@ cairn_status staging_read(struct staging *staging, struct works *works, uint64_t
     cairn_status status = staging_check(staging, why);
     if (status == CAIRN_OK)
         status = read_range(staging, works, chunk, plane, first, elems, ends, to, why);
-    // Again: a pass that did not save any more may have overwritten what was pending.
+    // Checks again: after a cancel a pass saves nothing, and may have overwritten what was pending.
     if (status == CAIRN_OK) status = staging_check(staging, why);
     atomic_store(&staging->reading, false);
     return status;
@@ -435,11 +439,11 @@ cairn_status staging_read(struct staging *staging, struct works *works, uint64_t
 
 /* ==== pace ==== */
 
-#define IDLE_US          ((uint64_t)2000000) /* without a step for so long, or for .. */
-#define IDLE_STEPS       4                   /* .. so many times what one took: nobody trains */
-#define PACE_REST_MAX_US ((uint64_t)20000)   /* so a cancel is soon heard */
+#define IDLE_US          ((uint64_t)2000000) /* nobody trains: no step for so long, and for .. */
+#define IDLE_STEPS       4                   /* .. so many times what a step took */
+#define PACE_REST_MAX_US ((uint64_t)20000)   /* at most, so that a cancel is noticed soon */
 #define BURST_BYTES      ((uint64_t)8 << 20) /* that may be written at once, after a rest */
-#define SLACK_DIVIDE     20 /* a step of a twentieth more than before is as before */
+#define SLACK_DIVIDE     20 /* a step that is up to a twentieth longer is not slow */
 
 void pace_init(struct pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
                uint64_t deadline_us)
@@ -467,14 +471,14 @@ void pace_step(struct pace *pace, uint64_t took_us, uint64_t now_us)
     atomic_store(&pace->step_us, now_us);
 }
 
-/* Nothing was updated for long. */
+/* True if nothing was updated for long. */
 static bool is_idle(const struct pace *pace, uint64_t now_us)
 {
     const uint64_t last = atomic_load(&pace->step_us), steps = IDLE_STEPS * pace->before_us;
     return last == 0 || now_us > last + (steps > IDLE_US ? steps : IDLE_US);
 }
 
-/* Bytes a second, to be there in time. */
+/* Returns the bytes a second that the deadline asks for. */
 static double asked_rate(const struct pace *pace, uint64_t now_us)
 {
     const uint64_t done = atomic_load(&pace->done_bytes);

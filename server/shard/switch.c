@@ -12,10 +12,10 @@
 
 /* ---- a view ---- */
 
-/* Views of before, whose places are kept; all NULL: a fresh job. */
+/* Maps of earlier views, whose places are kept; all NULL for a new job. */
 struct places {
     const struct shard_map *before, *beside;
-    const bool *dense; /* of shard_map_init_from: blobs */
+    const bool *dense; /* for shard_map_init_from: the blobs */
 };
 
 static cairn_status make_map(const struct shard_job *job, uint32_t index,
@@ -103,7 +103,7 @@ static uint32_t member_max_of(const struct shard_job *job)
     return job->collector.slot_count / job->landing.window;
 }
 
-/* Beside an area for what comes, room for what copies will take more. */
+/* Judges whether the device has room for an area for what comes, and for what the copies will take more. */
 static cairn_status judge_area(const struct shard_job *job, const struct shard_view *view,
                                uint64_t bytes, struct sentence *why)
 {
@@ -143,8 +143,8 @@ static cairn_status make_whole(struct shard_job *job, struct shard_view *view,
                    : shard_view_place(job, view, before, why);
 }
 
-/* By tensor: the bytes of an extent stand dense, so a part of one lies elsewhere than its local elements say
- * (memory.h). Malloc'ed. */
+/* Lists, by tensor, whether the bytes of an extent lie dense, so that a part of the extent lies elsewhere
+ * than its local elements say (memory.h). Malloc'ed. */
 static bool *list_dense(const struct job_spec_data *spec)
 {
     bool *dense = calloc(spec->tensor_count + 1, sizeof *dense);
@@ -283,14 +283,14 @@ cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, st
 
 /* ==== park ==== */
 
-#define PIECE_BYTES ((uint64_t)4 << 20) /* of a plane, an item */
+#define PIECE_BYTES ((uint64_t)4 << 20) /* of a plane, for one item */
 
 /* Resumes the work that waited for the job to be parked, or taken back to the device. */
 static void go_on(struct shard_job *job)
 {
     job->park.is_under_way = false;
     if (job->state != CAIRN_JOB_SERVING) return;
-    published_trim(job); // of leases that ended
+    published_trim(job); // copies for leases that have ended
     fetch_deferred(job);
 }
 
@@ -303,7 +303,7 @@ static void end_park(struct shard_job *job, cairn_status status, const struct se
     session_answer(job->shard, &job->park.asked, status, why);
 }
 
-/* It stays where it was. */
+/* Ends a move that failed: the job stays where it was. */
 static void give_up(struct shard_job *job, cairn_status status, const struct sentence *why)
 {
     for (struct area *area = job->planes.areas; area != NULL; area = area->next)
@@ -329,8 +329,8 @@ static uint32_t piece_count(uint64_t bytes)
     return (uint32_t)((bytes + PIECE_BYTES - 1) / PIECE_BYTES);
 }
 
-/* The n-th array that moves: areas of planes, then published copies. False: there are no more. *area_out:
- * NULL, of a copy. */
+/* Finds the n-th array that moves: areas of planes, then published copies. Returns false if there are no
+ * more. *area_out is NULL for a copy. */
 static bool move_of(const struct shard_job *job, uint32_t n, struct published_move *out,
                     const struct area **area_out)
 {
@@ -381,7 +381,8 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return false;
 }
 
-/* They lie on the device anew, whole: gives back what was given before. */
+/* Gives back once more the segments that were given back before the park: the areas lie on the device anew,
+ * with all their segments. */
 static void areas_give_gone(struct state_planes *planes)
 {
     for (struct area *area = planes->areas; area != NULL; area = area->next)
@@ -419,8 +420,8 @@ static void planes_copied(struct work_run *run)
     struct shard_job *job = job_of(run);
     struct sentence why = { "the job is being dropped" };
     if (run->status != CAIRN_OK) {
-        // Nothing was written where it lay: it is suspect only if that is a device that failed. On its way
-        // back nothing of it was there: all is in host memory still.
+        // Nothing was written to where the state lay, so it is suspect only if it lay on a device that
+        // failed. On its way back it lay on no device: all of it is in host memory still.
         if (job->park.to_host && home_has_failed(run->compute->home))
             (void)shard_job_run_failed(job, run);
         compute_why(run->compute, &why);
@@ -485,7 +486,7 @@ static void park_part(struct shard_job *job)
     for (struct area *area = job->planes.areas; area != NULL && status == CAIRN_OK;
          area = area->next) {
         status = arena_open_scratch("parked", area->arena.bytes, &area->to, &why);
-        arena_pins_for(&area->to, job->shard->device.home); // it copies it twice
+        arena_pins_for(&area->to, job->shard->device.home); // the device copies it twice
     }
     if (status == CAIRN_OK) status = reserve_begin(&request, &why);
     if (status != CAIRN_OK) give_up(job, status, &why);
@@ -510,10 +511,10 @@ static void unpark_part(struct shard_job *job)
 
 /* ---- asked ---- */
 
-/* Nothing works on the planes, and nothing will before it is told. */
+/* True if nothing works on the planes, and nothing will begin to by itself. */
 static bool rests(const struct shard_job *job)
 {
-    // A snapshot reads planes where they lie: those of the device are about to move.
+    // A snapshot reads planes where they lie, and the planes on the device are about to move.
     const bool saves = job->planes.host_from != 0 && !LIST_EMPTY(&job->pins.list);
     return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
            step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
@@ -521,7 +522,7 @@ static bool rests(const struct shard_job *job)
            job->move.next == NULL && job->move.now == NULL;
 }
 
-/* The coordinator that asked first went away meanwhile: this one is answered at the end. */
+/* Replaces the request: the coordinator that asked first is gone; this one is answered at the end. */
 static void take_over(struct shard_job *job, struct request asked)
 {
     struct sentence why;
@@ -571,7 +572,8 @@ uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct shard_
     return wanted;
 }
 
-/* Others may take it meanwhile: then it is missing when the planes are made. */
+/* Judges whether the device has so many bytes free. Others may take them meanwhile; then they are missing
+ * when the planes are made. */
 cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device_bytes,
                                     uint64_t host_bytes, struct sentence *why)
 {
@@ -584,7 +586,7 @@ cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device
     const cairn_status status = home_memory_open(home, "probe", 1, &probe, why);
     home_memory_close(&probe);
     if (status == CAIRN_ERR_IO)
-        return status; // nothing is free on a device that has failed: it says why
+        return status; // nothing is free on a device that has failed: `why` says it
     return fail_with(
         why, CAIRN_ERR_NO_MEMORY,
         "job %s needs %" PRIu64 " bytes of %s for its state here, and streams %" PRIu64

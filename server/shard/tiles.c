@@ -22,7 +22,7 @@ static const struct shape *shape_of(const struct shard_job *job, uint32_t tensor
     return &job->spec.tensors[tensor].shape;
 }
 
-/* The tensor's chunks here. */
+/* Returns the tensor's chunks in this part. */
 static struct tensor_chunks chunks_of(const struct shard_job *job, uint32_t tensor)
 {
     return chunk_table_tensor(job->tiling.table, tensor);
@@ -36,7 +36,7 @@ uint64_t tiles_common(const struct shard_job *job, const struct cairn_box *box,
     return box_before(box, shape, place->first_elem + place->elem_count) - *before_out;
 }
 
-/* Fills in where a box has elements. */
+/* Finds the chunks in which a box has elements. */
 static void find_chunks(const struct shard_job *job, const struct chunk_table *table,
                         uint32_t tensor, const struct cairn_box *box, struct held_box *out)
 {
@@ -77,7 +77,8 @@ static void held_free(struct shard_job *job, struct held_box *held)
     give_tables(job, held, sizeof *held + (size_t)held->chunk_count);
 }
 
-/* A box with its marks, by a table; counted. NULL: `why` says it. */
+/* Makes a box with its marks, for the chunks of a table, and counts its memory. Returns NULL, with `why`,
+ * if there is no memory. */
 static struct held_box *held_open(struct shard_job *job, const struct chunk_table *table,
                                   uint32_t tensor, const struct cairn_box *box,
                                   struct sentence *why)
@@ -116,14 +117,14 @@ bool tiles_rest(const struct shard_job *job)
     return true;
 }
 
-/* Frees what nobody holds, if nothing can refer to it. */
+/* Frees the boxes that nobody holds, if nothing can refer to them. */
 static void sweep_held(struct shard_job *job)
 {
     if (step_phase_of(job->collector.step) != CAIRN_STEP_IDLE || !tiles_rest(job)) return;
     struct tiled **link = &job->tiling.list;
     while (*link != NULL) {
         struct tiled *tiled = *link;
-        struct held_box **at = &tiled->held->next; // the whole stays as long as the tensor
+        struct held_box **at = &tiled->held->next; // the box of the whole stays as long as `tiled`
         while (*at != NULL) {
             struct held_box *held = *at;
             if (held->holders > 0) {
@@ -144,8 +145,8 @@ static void sweep_held(struct shard_job *job)
     }
 }
 
-/* Memory for the answers of tiles_holds by this table, the caller's to free; NULL: no
- * memory. */
+/* Returns memory for the answers of tiles_holds by this table, which the caller frees; NULL if there is
+ * none. */
 static uint8_t *tiles_holds_open(const struct shard_job *job, const struct chunk_table *table)
 {
     const size_t members = job->collector.slot_count / job->landing.window;
@@ -176,8 +177,8 @@ void tiles_close(struct shard_job *job)
     }
 }
 
-/* The box of that tensor, made if need be. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_BUSY: a round is collecting,
- * whose sums were begun without it. */
+/* Finds the box of that tensor, or makes it. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_BUSY: a round is collecting,
+ * and its sums were begun without this box. */
 static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struct cairn_box *box,
                              struct held_box **held_out, struct sentence *why)
 {
@@ -199,7 +200,7 @@ static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struc
 
 /* ---- members ---- */
 
-/* The part of the tensor that the member declared to hold; NULL: nothing. */
+/* Returns the part of the tensor that the member declared to hold; NULL if it declared none. */
 static const struct member_tile *tiles_of_member(const struct shard_member *member, uint32_t tensor)
 {
     const size_t low = lower_bound(member->tiles, member->tile_count, sizeof *member->tiles,
@@ -241,7 +242,7 @@ uint64_t tiles_touched(const struct shard_member *member, uint32_t tensor)
     return tile->held->touched;
 }
 
-/* The member's `untouched`, by the table of the tiling. */
+/* Sets the member's `untouched`, by the table of the tiling. */
 static void tiles_count(struct shard_member *member)
 {
     uint64_t untouched = 0;
@@ -265,7 +266,7 @@ static void clear_chunks(const struct shard_job *job, uint64_t first, uint64_t e
     }
 }
 
-/* Takes the chunks of a tensor that the box has no element in out of a row of holds. */
+/* Takes the chunks of a tensor in which the box has no element out of a row of holds. */
 static void clear_beside(const struct shard_job *job, uint32_t tensor, const struct held_box *held,
                          uint8_t *row)
 {
@@ -275,7 +276,7 @@ static void clear_beside(const struct shard_job *job, uint32_t tensor, const str
     clear_chunks(job, all.first, held->first_chunk, row);
     clear_chunks(job, end, all.first + all.count, row);
     if (held->touched == held->chunk_count) return;
-    for (uint64_t c = held->first_chunk; c < end; c++) { // a box of short runs, far apart
+    for (uint64_t c = held->first_chunk; c < end; c++) { // the box has short runs, far apart
         const struct chunk_place place = shard_map_chunk(&job->tiling.table->map, c);
         if (tiles_common(job, &held->box, &place, &before) == 0) clear_chunks(job, c, c + 1, row);
     }
@@ -303,7 +304,7 @@ const uint8_t *tiles_holds(struct shard_job *job, const uint64_t *members, uint3
     return job->tiling.holds;
 }
 
-/* Fills [tiles->count] entries; on failure it holds nothing. */
+/* Fills [tiles->count] entries of the list, and holds their boxes; on failure it holds nothing. */
 static cairn_status hold_tiles(struct shard_job *job, const struct tiles *tiles,
                                struct member_tile *list, struct sentence *why)
 {
@@ -351,12 +352,13 @@ cairn_status tiles_set_member(struct shard_member *member, const struct tiles *t
 
 /* ==== tiles pieces ==== */
 
-/* Pieces of chunks: what a chunk has in common with the box that a member holds; how it is put and folded.
+/* Pieces of chunks: what a chunk has in common with the box that a member holds, and how it is put and
+ * folded.
  *
- * A box has a mark a chunk: whether it was folded into the chunk's sum in this round. So the first
- * contribution of an element is copied and later ones are added to it, as in a tensor that all hold: elements
- * that nobody contributed are +0. Marks are made and cleared between folds on the loop; a fold reads and
- * writes those of its own chunk. */
+ * A box has a mark for each chunk: whether the box was folded into the chunk's sum in this round. So the
+ * first contribution to an element is copied and later ones are added to it, as in a tensor that all
+ * members hold: elements to which nobody contributed are +0. Marks are made and cleared between folds on
+ * the loop; a fold reads and writes those of its own chunk. */
 
 static uint8_t *mark_of(struct held_box *held, uint64_t chunk)
 {
@@ -364,14 +366,14 @@ static uint8_t *mark_of(struct held_box *held, uint64_t chunk)
     return within ? &held->mark[chunk - held->first_chunk] : NULL;
 }
 
-/* NULL: every member holds all of the chunk's tensor. */
+/* Returns the boxes of the chunk's tensor; NULL if every member holds all of that tensor. */
 static const struct tiled *tiled_of(const struct shard_job *job, uint64_t chunk)
 {
     const struct chunk_table *table = job->tiling.table;
     return job->tiling.of[table->map.extents[table->extent_of[chunk]].tensor];
 }
 
-/* The box that the header means; *held_out NULL: all of the tensor, which is not tiled. */
+/* Finds the box that the header means; *held_out is NULL for all of a tensor that is not tiled. */
 static cairn_status judge_tile(const struct shard_member *member, const struct chunk_header *header,
                                const struct tiled *tiled, struct held_box **held_out,
                                struct sentence *why)
@@ -420,14 +422,14 @@ void tiles_begin_chunk(struct shard_job *job, uint64_t chunk)
     }
 }
 
-/* The sources of one box, in their order. */
+/* Folds the sources of one box, in their order. */
 static void fold_box(struct works *works, const struct fold *fold, const struct chunk_piece *piece,
                      const struct fold_source *sources, uint32_t count, uint64_t chunk,
                      const struct chunk_place *place, float *acc)
 {
     const struct shard_job *job = fold->collector->job;
     uint8_t *mark = mark_of(piece->held, chunk);
-    assert(mark != NULL); // it has elements there
+    assert(mark != NULL); // the box has elements there
     const bool first = *mark == 0;
     *mark = 1;
     struct box_runs runs;
@@ -494,7 +496,7 @@ bool tiles_put_whole(const struct shard_job *job, uint64_t chunk)
 
 /* Tiles by another table: the same boxes of the same members, in other chunks. */
 
-/* The tensor's extents are the same in both: its chunks have other numbers at most. */
+/* True if the tensor's extents are the same in both tables; its chunks may have other numbers. */
 static bool is_same(const struct chunk_table *a, const struct chunk_table *b, uint32_t tensor)
 {
     const struct tensor_chunks in_a = chunk_table_tensor(a, tensor);
@@ -566,7 +568,7 @@ static void point_members(struct shard_job *job)
     }
 }
 
-/* The boxes of one tensor, in the order in which they were. */
+/* Replaces the boxes of one tensor, which stay in their order. */
 static void replace(struct shard_job *job, struct tiled *tiled)
 {
     for (struct held_box **link = &tiled->held; *link != NULL; link = &(*link)->next) {
@@ -611,7 +613,7 @@ static cairn_status judge_tiling(const struct shard_job *job, const struct arriv
     return CAIRN_OK;
 }
 
-/* All pages are here. */
+/* Takes a list of tiles whose pages are all here. */
 static cairn_status take_tiling(struct shard_daemon *shard, const struct arriving *tiling,
                                 struct sentence *why)
 {

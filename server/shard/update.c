@@ -1,14 +1,15 @@
-/* The arithmetic of a round behind its folds (members.c), on the compute pool: the sums, the
- * update, the first
- * publish.
+/* The arithmetic of a round after its folds (members.c), on the compute pool: the sums, the update, and the
+ * first publish.
  *
- * A FOLD works on one chunk's sum; the passes (part.h: REDUCE, UPDATE, the seal) take a chunk an item. The
- * round machine never asks for two things of one chunk at a time, nor for a pass while anything runs.
+ * A FOLD works on one chunk's sum; the passes (part.h: REDUCE, UPDATE, the seal) have one item for each
+ * chunk. The round machine never asks for two things of one chunk at a time, nor for a pass while anything
+ * runs.
  *
- * An update goes through memory twice: the folds write the sums, the UPDATE reads them (8 of 38 bytes an
- * element, with bf16 on the wire). One pass would overwrite parameters before the decision, which
- * comes after all chunks of all shards even without a clip and where non-finite sums are applied: until
- * then a worker may die and the round be abandoned, and the parameters must be those before it. */
+ * An update goes through memory twice: the folds write the sums, and the UPDATE reads them (8 of 38 bytes
+ * an element, with bf16 on the wire). A single pass would overwrite parameters before the decision, which
+ * comes after all chunks of all shards, even without a clip and even where non-finite sums are applied.
+ * Until the decision a worker may die and the round be abandoned, and then the parameters must be those
+ * before the round. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
@@ -32,7 +33,7 @@ static struct chunk_place place_of(const struct shard_job *job, uint64_t chunk)
     return shard_map_chunk(&job->pass.table->map, chunk);
 }
 
-/* Where the plane of a trained chunk lies; NULL: its extent does not keep the plane. */
+/* Returns where the plane of a chunk lies; NULL if the chunk's extent does not keep the plane. */
 static float *plane_at(const struct shard_job *job, enum plane plane, uint32_t chunk,
                        const struct chunk_place *place)
 {
@@ -46,14 +47,14 @@ static struct shard_job *pass_job(const struct work_run *run)
     return ((const struct pass_part *)run)->job;
 }
 
-/* The core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
+/* Returns the core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
 static uint32_t pass_trained(const struct work_run *run, uint32_t item)
 {
     const struct pass_part *part = (const struct pass_part *)run;
     return item < part->trained_count ? part->trained_first + item : CAIRN_PASS_NOT_TRAINED;
 }
 
-/* The map's. */
+/* Returns the map's number of an item's chunk. */
 static uint32_t pass_chunk(const struct work_run *run, uint32_t item)
 {
     const struct pass_part *part = (const struct pass_part *)run;
@@ -72,7 +73,7 @@ static bool describe_reduce(struct work_run *run, uint32_t item, uint32_t stage,
     struct sums *sums = &job->pass.chunk_sums[trained];
     (void)stage;
     if (job->pass.zero[trained] || !job->pass.summed[trained]) *sums = (struct sums) { 0 };
-    if (job->pass.zero[trained]) { // and adds nothing
+    if (job->pass.zero[trained]) { // it adds nothing to the sums
         struct home_work *work = works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = acc;
         work->zero.bytes = (size_t)place.elem_count * sizeof *acc;
@@ -98,8 +99,7 @@ static void conclude_reduce(struct work_run *run, uint32_t item, uint32_t thread
     part->sums[thread].nonfinite += sums->nonfinite;
 }
 
-/* Counts by tensor the non-finite results of a pass. Mostly `any` is 0, and then no chunk is looked
- * at. */
+/* Counts the non-finite results of a pass, by tensor. `any` is mostly 0, and then no chunk is looked at. */
 static struct results collect_nonfinite(const struct shard_job *job, uint64_t any)
 {
     struct results results = { 0 };
@@ -111,7 +111,7 @@ static struct results collect_nonfinite(const struct shard_job *job, uint64_t an
     return results;
 }
 
-/* Counts by tensor the elements that nobody has a gradient for. A shard's chunks are in the order of
+/* Counts, by tensor, the elements for which nobody has a gradient. A shard's chunks are in the order of
  * their tensors, so a chunk belongs to the last tensor of the list or to a new one. */
 static void collect_untouched(struct shard_job *job)
 {
@@ -149,7 +149,8 @@ void pass_reduce(struct shard_job *job)
 
 /* ---- update ---- */
 
-/* Behind those of the groups, of tensors that have missed steps. */
+/* Reads the scalars of tensors that have missed steps; they follow those of the groups. Returns NULL, or
+ * why the decision cannot be applied. */
 static const char *read_missed(struct shard_job *job, const struct missed *missed)
 {
     const uint32_t count = missed_class_count(missed), groups = (uint32_t)job->spec.group_count;
@@ -166,7 +167,7 @@ static const char *read_missed(struct shard_job *job, const struct missed *misse
     return NULL;
 }
 
-/* The scalars of the update of a tensor. */
+/* Returns the scalars for the update of a tensor. */
 static const struct group_scalars *scalars_of(const struct shard_job *job, uint64_t tensor,
                                               uint32_t group)
 {
@@ -174,7 +175,7 @@ static const struct group_scalars *scalars_of(const struct shard_job *job, uint6
     return &job->pass.scalars[c == CAIRN_MISSED_NONE ? group : job->spec.group_count + c];
 }
 
-/* The scalars out of the decision; NULL, or why it cannot be applied. */
+/* Reads the scalars of the decision. Returns NULL, or why the decision cannot be applied. */
 static const char *read_scalars(struct shard_job *job, const struct decision *decision)
 {
     struct payload head;
@@ -196,14 +197,14 @@ static const char *read_scalars(struct shard_job *job, const struct decision *de
     return read_missed(job, &head.missed);
 }
 
-/* Where the chunk's wire copy stands. */
+/* Returns where the chunk lies in the published copy. */
 static void *wire_of(const struct published_copy *published, uint64_t chunk,
                      const struct chunk_place *place)
 {
     return copy_chunk_at(published, chunk, place->local_elem);
 }
 
-/* A chunk whose parameters no update changes, out of these. */
+/* Publishes a chunk from its parameters, which no update changes. */
 static void publish_from(struct works *works, const void *param, const struct shard_job *job,
                          struct published_copy *published, uint32_t chunk,
                          const struct chunk_place *place)
@@ -226,8 +227,9 @@ static void publish_chunk(struct works *works, const struct shard_job *job,
                  place);
 }
 
-/* A copy with a device's side has that written first; then the host's gets what is wanted there: of frozen
- * tensors always, since updates pass them by. */
+/* True if the chunk is copied to the host's side next. A copy with a device's side has that side written
+ * first; then the host's side gets what is wanted there, and frozen tensors always, because updates skip
+ * them. */
 static bool host_follows(const struct shard_job *job, const struct published_copy *published,
                          uint32_t chunk)
 {
@@ -235,8 +237,8 @@ static bool host_follows(const struct shard_job *job, const struct published_cop
            (published->on_host || !job->view->forms[job->pass.table->extent_of[chunk]].trained);
 }
 
-/* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
- * one that a lease made. */
+/* Publishes a chunk of a frozen tensor. Updates skip frozen tensors, so the older copies have to take them
+ * over once after a write, and so has a copy that a lease made. */
 static bool refresh_frozen(struct works *works, const struct shard_job *job,
                            struct published_copy *next, uint32_t chunk)
 {
@@ -279,8 +281,8 @@ static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
     const struct chunk_place place = place_of(job, chunk);
     const struct form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
     const struct group_scalars *scalars = scalars_of(job, place.tensor, form->group);
-    job->pass.chunk_sums[trained].nonfinite = 0; // the decision has come: free again
-    // A prepared shard has seen the opening of the round that is decided: job->frozen is that round's.
+    job->pass.chunk_sums[trained].nonfinite = 0; // free again after the decision
+    // A prepared shard has seen the decided round open, so job->frozen belongs to that round.
     if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {
         publish_chunk(works, job, next, chunk, &place);
         return host_follows(job, next, chunk);
@@ -343,7 +345,7 @@ static void update_done(struct shard_job *job)
     fetch_deferred(job);
 }
 
-/* False: the job is stopped. */
+/* Makes ready the copy that is written next. Returns false if that fails; then the job is stopped. */
 static bool is_ready(struct shard_job *job)
 {
     struct sentence why;
@@ -380,7 +382,8 @@ void pass_update(struct shard_job *job, const struct decision *decision)
     job->pass.version_next = decision->version_after;
     job->bytes.steps += !job->pass.update_writes;
     job->pass.updating = true;
-    // The version that was there is gone from here on: without leases, the one before the newest.
+    // The version in the chosen copy is gone from here on; without leases, this is the version before the
+    // newest.
     published_begin(job);
     job->pass.update_waits = true;
     pass_copies_ended(job);
@@ -445,7 +448,7 @@ cairn_status pass_republish(struct shard_job *job, void (*done)(struct shard_job
 
 /* ---- the first publish ---- */
 
-/* Moments of a member that did not come to the end of its puts. */
+/* Sets moments to 0 that came from a member that did not finish its puts. */
 static void forget_moments(struct works *works, struct shard_job *job, uint32_t chunk,
                            const struct chunk_place *place)
 {
@@ -464,7 +467,7 @@ static bool describe_seal(struct work_run *run, uint32_t item, uint32_t stage, s
     struct shard_job *job = pass_job(run);
     const uint32_t chunk = pass_chunk(run, item);
     const struct chunk_place place = place_of(job, chunk);
-    // Updates pass frozen tensors by, so both copies have them from the start.
+    // Updates skip frozen tensors, so both copies have them from the start.
     const bool is_frozen = !job->view->forms[job->pass.table->extent_of[chunk]].trained;
     if (stage == 0) forget_moments(works, job, chunk, &place);
     for (int i = 0; i < (is_frozen ? 2 : 1); i++) {
@@ -486,7 +489,7 @@ static void seal_done(struct shard_job *job)
     job_puts_end(job);
     log_info("job %s: ready at version %" PRIu64 ".%" PRIu64, job->spec.name, version.generation,
              version.step);
-    if (!job->load.joins) // else it hears at the first Resolve at which version the job is
+    if (!job->load.joins) // else the first Resolve tells it the job's version
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_READY, .version = version });
     session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
 }
@@ -502,9 +505,10 @@ void pass_seal(struct shard_job *job)
 
 /* ==== pass ==== */
 
-/* A pass over so few takes some 10 us; a thread to be woken, and to wake the loop, takes as long. */
+/* A pass over so few elements takes some 10 us; to wake a thread, which wakes the loop, takes as long. */
 #define SMALL_ELEMS 16384
-/* From here on nothing of a pass is in a cache when the next one comes to it, by measurement. */
+/* From so many elements on, nothing of a pass is in a cache when the next pass comes to it, by
+ * measurement. */
 #define FAR_ELEMS ((uint64_t)4 << 20)
 
 void pass_divide(struct shard_job *job)
@@ -610,7 +614,8 @@ void pass_close(struct shard_job *job)
 
 /* ---- the parts ---- */
 
-/* One that failed has stopped the job: nothing of it is told or published. */
+/* Ends a part of a pass. A pass that failed has stopped the job, and nothing of it is reported or
+ * published. */
 static void part_done(struct work_run *run)
 {
     struct shard_job *job = pass_job(run);
@@ -672,7 +677,7 @@ static void add_part(struct step_sums *sums, const struct pass_part *part,
     }
 }
 
-/* The sums of all threads of the pass that ended, in both homes. */
+/* Returns the sums of all threads of the pass that ended, in both homes. */
 static struct step_sums pass_sums(const struct shard_job *job)
 {
     struct step_sums sums = { 0 };
@@ -683,9 +688,9 @@ static struct step_sums pass_sums(const struct shard_job *job)
 
 /* ==== terms ==== */
 
-/* JobTerms: the job's spec as it is in the coordinator's store. The shard goes by what each round says, and
- * by the tensors that it was made with, which other threads read; it keeps the amended spec, as bytes, so
- * that a lost store can be rebuilt from it. Tensors and planes are never others than they were. */
+/* JobTerms: the job's spec as it is in the coordinator's store. The shard works by what each round says,
+ * and by the tensors that the job was made with, which other threads read. It keeps the amended spec, as
+ * bytes, so that a lost store can be rebuilt from it. An amended spec never has other tensors or planes. */
 
 static bool same_tensor(const struct tensor_spec *a, const struct tensor_spec *b)
 {
@@ -714,7 +719,7 @@ static cairn_status judge_terms(const struct shard_job *job, const struct job_sp
                      job->spec.name, next->revision);
 }
 
-/* All its pages are here; takes them. */
+/* Takes the terms, whose pages are all here. */
 static cairn_status take_terms(struct shard_daemon *shard, struct arriving *terms,
                                struct sentence *why)
 {
@@ -726,12 +731,12 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
                          "shard %s does not hold job %016" PRIx64 " in generation %" PRIu64,
                          shard->name, message->job, message->generation);
     job->terms.settled = true;
-    if (spec->have_bytes == 0) return CAIRN_OK; // it has that spec
+    if (spec->have_bytes == 0) return CAIRN_OK; // the shard has that spec
     const struct job_spec_data *next = terms->made;
     const cairn_status status = judge_terms(job, next, why);
     const uint64_t revision = next->revision;
     if (status != CAIRN_OK || revision <= job->terms.revision)
-        return status; // the same again is no fault
+        return status; // the same spec again is no fault
     paged_release(&job->terms.amended);
     job->terms.amended = *spec;
     *spec = (struct paged) { .bytes = NULL };
@@ -741,7 +746,7 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
     return CAIRN_OK;
 }
 
-/* Unpacks the spec that the pages hold. If there are none the shard has that spec already, and
+/* Unpacks the spec that the pages hold. If there are no pages the shard has that spec already, and
  * *made_out stays NULL. */
 static cairn_status terms_prepare(struct arriving *terms, void **made_out, struct sentence *why)
 {
@@ -787,9 +792,9 @@ void terms_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobTe
 
 /* ==== times ==== */
 
-/* When a round got how far here, in microseconds of CLOCK_MONOTONIC, which all processes of a host share:
- * told to the coordinator by phase with Published, and for `cairn bench` as one line of the log at level
- * debug. */
+/* The times at which a round reached its stages here, in microseconds of CLOCK_MONOTONIC, which all
+ * processes of a host share. The coordinator is told them by phase with Published; for `cairn bench` they
+ * are one line of the log at level debug. */
 
 static uint64_t now_us(void)
 {
@@ -799,7 +804,7 @@ static uint64_t now_us(void)
 static void log_times(const struct shard_job *job, uint64_t round)
 {
     const uint64_t *us = job->pass.times.action_us;
-    struct home_use use = { 0 }; // since the device was opened, of all jobs
+    struct home_use use = { 0 }; // for all jobs, since the device was opened
     if (job->shard->device.home != NULL) use = home_use(job->shard->device.home);
     log_fields(CAIRN_LOG_DEBUG,
                CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "round", NULL, round },
@@ -827,7 +832,7 @@ void times_note(struct shard_job *job, const struct step_action *action)
         log_times(job, action->round);
 }
 
-/* The pass of an UPDATE begins, and has ended. */
+/* Notes when the pass of an UPDATE begins; times_updated notes when it has ended. */
 static void times_updating(struct shard_job *job)
 {
     job->pass.times.updating_us = now_us();

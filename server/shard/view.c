@@ -12,7 +12,7 @@ struct shard_view *shard_view_ref(struct shard_view *view)
     return view;
 }
 
-/* Safe to call again, and of a view that has none. */
+/* Safe to call again, and for a view that has no places. */
 static void view_places_close(struct shard_view *view)
 {
     for (size_t i = 0; view->places != NULL && i < view->table.map.extent_count; i++)
@@ -41,7 +41,7 @@ struct search {
     void *context;
 };
 
-/* The leaves [first, end) of an extent. */
+/* Calls `each` for the leaves [first, end) of an extent. */
 static void give_leaves(const struct search *search, size_t number, uint64_t first, uint64_t end)
 {
     const struct local_extent *extent = &search->in->table.map.extents[number];
@@ -69,7 +69,7 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
     for (size_t i = 0; i < map->extent_count; i++) {
         const struct local_extent *e = &map->extents[i];
         const uint64_t last = e->first_leaf + e->leaf_count;
-        uint64_t at = e->first_leaf; // all before it is told
+        uint64_t at = e->first_leaf; // the leaves before it are handled
         while (other != end &&
                (other->tensor < e->tensor ||
                 (other->tensor == e->tensor && other->first_leaf + other->leaf_count <= at)))
@@ -86,15 +86,15 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
 
 /* ==== view memory ==== */
 
-/* The pages of what is in one view and not in the one in force: made before it comes, given back when it
- * went. */
+/* The pages of state that is in one view and not in the view in force: made before the state comes, given
+ * back when it has left. */
 
 /* ---- runs by their places ---- */
 
 struct runs {
     struct shard_view_run *list; /* owned */
     size_t count, capacity;
-    bool failed; /* no memory for one */
+    bool failed; /* there was no memory for a run */
 };
 
 static void add_run(void *context, const struct shard_view_run *run)
@@ -139,7 +139,7 @@ cairn_status shard_view_reserve(const struct shard_job *job, const struct shard_
                                 struct reserve *reserve)
 {
     struct runs runs;
-    if (job->planes.host_from > 0) return CAIRN_OK; // an area has them already
+    if (job->planes.host_from > 0) return CAIRN_OK; // an area has their memory already
     cairn_status status = list_runs(view, job->view, &runs);
     if (status != CAIRN_OK) return status;
     for (enum plane p = 0; p < CAIRN_PLANES; p++) {
@@ -158,13 +158,13 @@ cairn_status shard_view_reserve(const struct shard_job *job, const struct shard_
 
 #define PAGE_BYTES ((uintptr_t)4096)
 
-/* Local elements that nobody uses: between `from` and `to` nothing is in use. */
+/* Local elements [first, end) that nobody uses. Nothing between `from` and `to` is in use. */
 struct gap {
     uint64_t first, end, from, to;
 };
 
-/* The runs, those that touch as one, each with how far nothing of `kept` stands beside it. Gives their
- * number. */
+/* Lists the runs of `gone` as gaps, those that touch as one gap, each with how far nothing of `kept` lies
+ * beside it. Returns the number of gaps. */
 static size_t list_gaps(const struct runs *gone, const struct runs *kept, struct gap *gaps)
 {
     size_t count = 0, next = 0;
@@ -185,7 +185,7 @@ static size_t list_gaps(const struct runs *gone, const struct runs *kept, struct
     return count;
 }
 
-/* The pages of a plane that lie in the gap, or touch it and have nothing else. */
+/* Returns the pages of a plane that lie in the gap, or that touch it and have nothing else. */
 static struct shared_span span_of(const struct arena *arena, const struct gap *gap)
 {
     const uintptr_t base = (uintptr_t)arena->base, all_end = base + arena->bytes;
@@ -200,7 +200,7 @@ static struct shared_span span_of(const struct arena *arena, const struct gap *g
 void shard_view_give(struct shard_job *job, const struct shard_view *view)
 {
     struct runs gone, kept;
-    if (list_runs(view, job->view, &gone) != CAIRN_OK) return; // it stays until the job goes
+    if (list_runs(view, job->view, &gone) != CAIRN_OK) return; // kept until the job is freed
     if (list_runs(job->view, NULL, &kept) != CAIRN_OK) {
         free(gone.list);
         return;
@@ -224,9 +224,11 @@ void shard_view_give(struct shard_job *job, const struct shard_view *view)
 
 /* ==== view places ==== */
 
-/* Where what a view has lies on a device: kept from the view before, or new. */
+/* Where the extents of a view lie on a device: in the places that the view before gave them, or in new
+ * ones. */
 
-/* Where it is, as a part of what it was a part of. */
+/* Keeps the place of an extent that is a part of an extent of the view before. Returns false if it is
+ * not. */
 static bool keep_place(const struct shard_view *view, size_t number,
                        const struct shard_view *before)
 {
@@ -245,7 +247,7 @@ static bool keep_place(const struct shard_view *view, size_t number,
     return true;
 }
 
-/* The planes of an extent that comes, each by itself so far. */
+/* Places the planes of an extent that comes, as yet each plane by itself. */
 static void place_new(const struct shard_view *view, size_t number, uint64_t host_from,
                       uint64_t *end_bytes)
 {

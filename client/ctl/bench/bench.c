@@ -21,7 +21,7 @@
 #define TURN_MS 100
 #define STOP_MS 1000
 
-/* ---- a worker's end ---- */
+/* ---- the worker's end of the pipes ---- */
 
 static bool read_all(int fd, void *out, size_t bytes)
 {
@@ -37,7 +37,7 @@ static bool read_all(int fd, void *out, size_t bytes)
 static bool write_all(int fd, const void *data, size_t bytes)
 {
     ssize_t written;
-    do { // fewer bytes than a pipe takes at a time
+    do { // fewer bytes than a pipe accepts at once
         written = write(fd, data, bytes);
     } while (written < 0 && errno == EINTR);
     return written == (ssize_t)bytes;
@@ -53,7 +53,7 @@ bool bench_worker_report(const struct bench_worker *worker, const struct bench_r
     return write_all(worker->reports_fd, report, sizeof *report);
 }
 
-/* ---- the bench's end ---- */
+/* ---- the bench's end of the pipes ---- */
 
 bool bench_is_interrupted(struct local *local)
 {
@@ -155,7 +155,7 @@ uint64_t bench_memory_bytes(void)
     return (uint64_t)kib << 10;
 }
 
-/* "model name : X" of the first core; "unknown" where the kernel says nothing of it. */
+/* Reads "model name : X" of the first core; "unknown" if the kernel does not report it. */
 static void read_cpu(char *name_out, size_t name_bytes)
 {
     char line[256];
@@ -171,15 +171,15 @@ static void read_cpu(char *name_out, size_t name_bytes)
     if (file != NULL) fclose(file);
 }
 
-/* 0: the system does not say. */
+/* 0: the system does not report it. */
 static json_int_t cache(int name)
 {
     const long value = sysconf(name);
     return value > 0 ? (json_int_t)value : 0;
 }
 
-/* cpu, cores, memory_bytes, kernel, isa (of the kernels in gpu/host), l1d_bytes and _ways, l2_bytes,
- * l3_bytes (of a core). A new object. */
+/* Returns a new object: cpu, cores, memory_bytes, kernel, isa (of the kernels in gpu/host), l1d_bytes
+ * and _ways, l2_bytes, l3_bytes (of one core). */
 static json_t *bench_machine(void)
 {
     char cpu[128];
@@ -203,7 +203,7 @@ bool bench_is_ok(cairn_status status)
     return status == CAIRN_OK;
 }
 
-/* A way that --path may name (NULL: none); by CAIRN_FABRIC it is told to the library. */
+/* True for a data path that --path may name, or NULL for none; CAIRN_FABRIC passes it to the library. */
 static bool is_path(const char *name)
 {
     static const char *const paths[] = { "auto", "mapped", "ucx" };
@@ -301,7 +301,7 @@ double bench_greatest(const struct bench_report *reports, uint32_t count, int fi
 
 /* ==== result ==== */
 
-/* Runs by turns, their medians, and how a result is printed. */
+/* Alternating runs, their medians, and the printing of a result. */
 
 #define SECONDS_DEFAULT 5.0
 
@@ -340,7 +340,7 @@ struct bench_spread bench_spread_of(double *values, uint32_t count)
     };
 }
 
-/* One of each. False: one of them failed. */
+/* Runs the subject and the reference once. False: one of them failed. */
 static bool run_pair(bool less_is_better, bench_fn subject, bench_fn reference, void *context,
                      struct runs *runs)
 {
@@ -361,8 +361,7 @@ int bench_alternate(struct bench_result *result, double seconds, bench_fn subjec
     if (!(seconds > 0)) seconds = SECONDS_DEFAULT;
     runs.count = 0;
     if (!run_pair(result->less_is_better, subject, reference, context, &runs)) return 1;
-    runs.count =
-        0; // the first touches memory that nothing has touched, and fills what is filled once
+    runs.count = 0; // the first pair touches new memory and fills caches
     const double end = bench_now() + seconds;
     while (runs.count < BENCH_RUNS_MAX && (runs.count < BENCH_RUNS_MIN || bench_now() < end))
         if (!run_pair(result->less_is_better, subject, reference, context, &runs)) return 1;
@@ -397,7 +396,7 @@ static int print_json(const struct bench_result *result)
     return ctl_print_json(object);
 }
 
-/* "name value" by turns, on one line. */
+/* Prints "name value" pairs on one line. */
 static void print_object(const char *name, json_t *object)
 {
     char *text = json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(6));
@@ -444,8 +443,8 @@ int bench_print(struct bench_result *result, const struct ctl *ctl)
     return 0;
 }
 
-/* Processor time of a process so far, in seconds: of all its threads, including those that have
- * ended; below 0: the process is gone. */
+/* Processor time used by a process so far, in seconds: by all its threads, including those that have
+ * ended; below 0: the process has ended. */
 double bench_used_s(pid_t pid)
 {
     clockid_t clock;
@@ -456,7 +455,7 @@ double bench_used_s(pid_t pid)
 
 /* ==== memory of processes ==== */
 
-/* The line that begins with `name`, in kibibytes there. */
+/* Reads the line that begins with `name`, which has kibibytes. */
 static uint64_t status_bytes(pid_t pid, const char *name)
 {
     const size_t length = strlen(name);
@@ -486,14 +485,14 @@ void bench_process_peak_forget(pid_t pid)
     char path[48];
     snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)pid);
     FILE *file = fopen(path, "we");
-    if (file == NULL) return; // then the peak is of all the time
+    if (file == NULL) return; // then the peak covers the process's complete life
     fputs("5\n", file);
     fclose(file);
 }
 
 /* ==== times ==== */
 
-/* The number behind " key="; 0: it is not there. */
+/* Returns the number after " key="; 0: there is none. */
 static uint64_t field(const char *line, const char *key)
 {
     char wanted[32];

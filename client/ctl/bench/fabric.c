@@ -1,16 +1,16 @@
-/* cairn bench fabric: what the fabric makes of the bytes of pushes and fetches, with all that client and
- * shard do to a chunk on its way (bench.h), against what moves as many and does nothing else:
+/* cairn bench fabric: the throughput of the fabric for pushes and fetches, including all work of client and
+ * shard on a chunk in transit, against programs that only move the same number of bytes:
  *
  *   --path ucx        ucx_perftest -t ucp_am_bw -E sleep -e with chunks, window, header and settings of the
  *                     fabric (raw TCP where it is not installed)
- *   --path one-sided  the same; chunks are read by their receiver, over TCP emulated by UCX
+ *   --path one-sided  the same; the receiver reads the chunks, which UCX emulates over TCP
  *   --path mapped     memcpy
  *
- * A run pushes RUN_BYTES and fetches as many; its figure is all of it by the time of both.
+ * A run pushes RUN_BYTES and fetches as many; its figure is the sum of bytes over the sum of both times.
  *
- * perftest sends one buffer, in the cache, again and again, and looks at no byte. So a run on the path "ucx"
- * has three turns more, which say what of the difference is whose: without checksums (and received as UCX
- * does it by itself), of one chunk, and both, which is what perftest does. */
+ * perftest repeatedly sends one buffer, which stays in the cache, and reads none of its bytes. So a run on
+ * the path "ucx" has three more variants, which show the causes of the difference: without checksums (and
+ * with UCX's own way of receiving), with a single chunk, and with both, which is what perftest does. */
 #include "client/ctl/bench/bench.h"
 
 #include <errno.h>
@@ -39,16 +39,15 @@
 
 #define BENCH_WINDOW 8
 #define BENCH_AREA_BYTES \
-    ((size_t)64 << 20) /* what is pushed, and what is published, again and again */
+    ((size_t)64 << 20) /* the area that is pushed, and the area that is published, reused */
 
-/* The reference that the fabric is measured against: the same bytes by the shortest way there
- * is. */
+/* The reference that the fabric is measured against: moves the same bytes by the shortest path. */
 
-/* GB/s; 0: it failed, and that was said. */
+/* Functions return GB/s; 0, with the error printed: the run failed. */
 
 #define PROGRAM     "ucx_perftest"
 #define WARM_CHUNKS 16
-#define TRIES       100 /* until its server listens */
+#define TRIES       100 /* connection attempts until the server listens */
 #define TRY_MS      20
 #define LIMIT_MS    120000
 #define OUTPUT_MAX  4096
@@ -62,7 +61,7 @@ static void end_process(pid_t pid)
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
 }
 
-/* A loopback socket that listens at a free port, if `port` is 0. */
+/* Opens a loopback socket that listens at *port, or at a free port if *port is 0. */
 static int listen_at(uint16_t *port)
 {
     struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
@@ -79,10 +78,10 @@ static int listen_at(uint16_t *port)
 
 /* ---- ucx_perftest ---- */
 
-/* ucx_perftest -t ucp_am_bw -E sleep -e: two processes that send one buffer into one other, with the fabric's
- * settings, and sleep as it does. (With -E poll it is faster where both have an idle core, and many times
- * slower where they have not. -e: endpoints with the error handling that Cairn's have, without which a dead
- * peer is never noticed; without -e it is 1.4 times as fast, over another lane.) */
+/* ucx_perftest -t ucp_am_bw -E sleep -e: two processes that send one buffer into one other buffer, with
+ * the fabric's settings, and sleep like the fabric. (-E poll is faster if both processes have an idle
+ * core, and many times slower if they do not. -e: endpoints with error handling, like Cairn's, without
+ * which a dead peer is never noticed; without -e perftest is 1.4 times as fast, over another lane.) */
 static bool bench_perftest_is_there(void)
 {
     char path[4096], *rest = NULL;
@@ -97,7 +96,7 @@ static bool bench_perftest_is_there(void)
     return false;
 }
 
-/* Runs it with what the fabric sets (proto/fabric/ucx.c); `out`: where it prints to. */
+/* Starts it with the settings of the fabric (proto/fabric/ucx.c); `out`: the descriptor for its output. */
 static pid_t start_perftest(char *const *arguments, int out)
 {
     static const char *const settings[][2] = {
@@ -123,7 +122,7 @@ static pid_t start_perftest(char *const *arguments, int out)
     _exit(127);
 }
 
-/* Everything that comes until the other end closes it; false: not within the limit. */
+/* Reads until the other end closes the pipe; false: not within the limit. */
 static bool read_output(int fd, char text[OUTPUT_MAX])
 {
     size_t have = 0;
@@ -139,11 +138,12 @@ static bool read_output(int fd, char text[OUTPUT_MAX])
     return true;
 }
 
-/* " 256,2.6,2069.0,4621.6,...": the fourth is microseconds a message, of all of them. 0: there is none. */
+/* Parses " 256,2.6,2069.0,4621.6,...": the fourth number is the microseconds per message over all
+ * messages. 0: not found. */
 static double microseconds_of(const char *text)
 {
     const char *line = strrchr(text, '\n');
-    while (line != NULL && line > text && line[1] == '\0') // the last line that says something
+    while (line != NULL && line > text && line[1] == '\0') // the last line that is not empty
         do line--;
         while (line > text && *line != '\n');
     double us = 0;
@@ -151,7 +151,7 @@ static double microseconds_of(const char *text)
     return us;
 }
 
-/* One try: 0 if its server does not listen yet. */
+/* Makes one attempt; 0 if the server does not listen yet. */
 static double try_client(char *const *arguments)
 {
     char text[OUTPUT_MAX];
@@ -165,7 +165,7 @@ static double try_client(char *const *arguments)
     return whole ? microseconds_of(text) : 0;
 }
 
-/* Microseconds a message; 0: none of its clients has met the server. */
+/* Returns microseconds per message; 0: no client could connect to the server. */
 static double try_pair(char *const *server_line, char *const *client_line)
 {
     const struct timespec pause = { .tv_nsec = TRY_MS * 1000000L };
@@ -186,7 +186,7 @@ static double bench_perftest(size_t chunk_bytes, uint64_t chunks)
     char port[8], size[24], count[24], warm[8], window[8];
     uint16_t number = 0;
     const int probe = listen_at(&number);
-    if (probe >= 0) close(probe); // free a moment ago: nobody else gets it so soon
+    if (probe >= 0) close(probe); // just freed: no other process gets it this soon
     snprintf(port, sizeof port, "%u", number);
     snprintf(size, sizeof size, "%zu", chunk_bytes);
     snprintf(count, sizeof count, "%" PRIu64, chunks);
@@ -196,8 +196,8 @@ static double bench_perftest(size_t chunk_bytes, uint64_t chunks)
     char *const client_line[] = { PROGRAM, "127.0.0.1", "-p",  port,    "-t", "ucp_am_bw", "-s",
                                   size,    "-n",        count, "-w",    warm, "-O",        window,
                                   "-H",    "128",       "-E",  "sleep", "-e", "-fv",       NULL };
-    // Built with MPI (Debian 13) it ends at once, since no mpirun has started it, unless it is told not to
-    // use it; built without, it does not know that option.
+    // If built with MPI (Debian 13), perftest exits immediately because mpirun did not start it, unless an
+    // option tells it not to use MPI; if built without MPI, perftest rejects that option.
     char *const server_alone[] = { PROGRAM, "-P", "0", "-p", port, "-E", "sleep", "-e", NULL };
     char *const client_alone[] = { PROGRAM, "127.0.0.1", "-P", "0",    "-p", port,
                                    "-t",    "ucp_am_bw", "-s", size,   "-n", count,
@@ -224,7 +224,7 @@ static uint8_t *make_bytes(size_t bytes)
     return made != MAP_FAILED ? made : NULL;
 }
 
-/* The child: reads all of it into memory of a window, and says so. */
+/* The child: reads all bytes into memory of a window, and acknowledges them. */
 static int swallow(int fd, size_t chunk_bytes, uint64_t chunks)
 {
     const size_t room = BENCH_WINDOW * chunk_bytes;
@@ -257,7 +257,7 @@ static bool pour(int fd, size_t chunk_bytes, uint64_t chunks)
     return ok;
 }
 
-/* write() and read() over loopback, two processes. */
+/* Measures write() and read() over loopback, between two processes. */
 static double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
 {
     struct sockaddr_in there = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
@@ -285,10 +285,10 @@ static double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
 
 /* ---- memcpy ---- */
 
-/* memcpy of one area to another, each of `area_bytes`. */
+/* Measures memcpy of one area to another, each of `area_bytes`. */
 static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks)
 {
-    static uint8_t *from, *to; // kept: what a fabric measures has been touched before, too
+    static uint8_t *from, *to; // kept: the fabric's memory was touched before, too
     if (from == NULL) from = make_bytes(area_bytes);
     if (to == NULL) to = make_bytes(area_bytes);
     if (from == NULL || to == NULL) {
@@ -305,45 +305,45 @@ static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunk
 
 /* ==== ends ==== */
 
-/* The two ends of a bench of the fabric: this process as the worker, a child as the shard, which do with a
- * chunk what the client library and a shard do with it on its way, and nothing else.
+/* The two ends of a bench of the fabric: this process as the worker, and a child as the shard. Each does
+ * to a chunk in transit exactly what the client library or a shard does to it, and nothing else.
  *
  *   push:  worker  checksum, PUSH ──►  shard  receive into a slot, checksum, ACK
- *          (to a peer that maps: no checksum; it reads all of it where it lies)
- *   fetch: worker  FETCH ──►  shard  copy of what is published, its checksum as kept, DATA ──►
- *          worker  receive around the caches, checksum on the way
- *          (to a peer that maps: straight from what is published)
+ *          (to a peer that maps: no checksum; the peer reads the complete chunk in place)
+ *   fetch: worker  FETCH ──►  shard  copy of the published bytes, their stored checksum, DATA ──►
+ *          worker  receive around the caches, checksum in the same pass
+ *          (to a peer that maps: directly from the published memory)
  *
- * Headers of 128 bytes, BENCH_WINDOW chunks under way, each end one libuv loop that sleeps when there
- * is nothing to do. The child ends with the worker's end, or with this process. */
+ * Headers have 128 bytes, BENCH_WINDOW chunks are in flight, and each end has one libuv loop that sleeps
+ * when idle. The child ends when the worker's end closes, or with this process. */
 
-/* Bits: work that is left out, to see what it costs. */
+/* Bits: work that is omitted, to measure its cost. */
 enum bench_less {
-    BENCH_UNCHECKED = 1, /* no checksum is made or compared */
-    BENCH_ONE_CHUNK = 2  /* one chunk again and again instead of the area: what the caches keep */
+    BENCH_UNCHECKED = 1, /* no checksum is computed or compared */
+    BENCH_ONE_CHUNK = 2  /* one chunk repeatedly instead of the area: it stays in the caches */
 };
 
 struct bench_ends;
 
-/* The worker's end and the shard's: bench.h. */
+/* The worker's end and the shard's. */
 
-#define SLOTS      (8 * BENCH_WINDOW) /* releases come by another way than what is asked next */
-#define STALLED_MS 10000              /* without a chunk: it will not come any more */
+#define SLOTS      (8 * BENCH_WINDOW) /* releases and new requests take different paths */
+#define STALLED_MS 10000              /* without a chunk: treated as lost */
 #define JOB        1
 #define MEMBER     1
 
-/* A chunk under way: of the worker's end, or a slot or reply of the shard's. */
+/* A chunk in flight: of the worker's end, or a slot or reply of the shard's. */
 struct flight {
     struct end *end;
     struct chunk_header header;
-    uint8_t *bytes; /* borrowed: of the landing area */
-    uint64_t came;  /* the checksum of what did */
-    bool lent;      /* the fabric has its memory */
+    uint8_t *bytes; /* borrowed: from the landing area */
+    uint64_t came;  /* the checksum of the received bytes */
+    bool lent;      /* the fabric is using its memory */
     bool answered;
-    struct flight *next; /* of the free ones */
+    struct flight *next; /* in the list of free ones */
 };
 
-/* One process. */
+/* One of the two processes. */
 struct end {
     uv_loop_t loop;
     struct fabric *fabric;
@@ -354,21 +354,21 @@ struct end {
     size_t chunk_bytes, area_chunks;
     /* owned: mapped */
     uint8_t *area,
-        *landing; /* [area_chunks] chunks in shared memory; the same, or [SLOTS] of the shard */
-    uint64_t *checksums; /* shard: [area_chunks], 0: not asked for yet */
+        *landing; /* [area_chunks] chunks in shared memory; the same, or [SLOTS] for the shard */
+    uint64_t *checksums; /* shard: [area_chunks], 0: not requested yet */
     struct flight flights[SLOTS];
     struct flight *free;
-    /* worker: the run */
+    /* worker: state of the run */
     uint64_t asked, done, wanted, stalled_at;
     uint8_t kind;
     unsigned less;
-    uv_timer_t stall; /* ends a run in which nothing comes */
+    uv_timer_t stall; /* ends a run in which nothing arrives */
 };
 
 struct bench_ends {
     struct end worker;
     pid_t shard;
-    int line; /* to the shard's process: addresses, then its end says that we are gone */
+    int line; /* to the shard's process: exchanges addresses; closing it ends the shard */
 };
 
 /* ---- both ---- */
@@ -425,7 +425,7 @@ static void check_push(struct flight *flight, const void *bytes)
     give_flight(flight);
 }
 
-/* Where it lies: a checksum is as quick a reader as the fold. */
+/* Reads the chunk in place: a checksum reads as fast as the fold. */
 static void read_push(struct flight *flight, const void *bytes)
 {
     flight->header.checksum = chunk_checksum(bytes, (size_t)flight->header.payload_bytes);
@@ -464,7 +464,7 @@ static void shard_on_fetch(struct flight *flight)
 {
     struct end *end = flight->end;
     const size_t chunk = (size_t)flight->header.step % end->area_chunks;
-    const uint8_t *bytes = end->area + chunk * end->chunk_bytes; // right out of what is published
+    const uint8_t *bytes = end->area + chunk * end->chunk_bytes; // directly from published memory
     if (end->checksums[chunk] == 0) end->checksums[chunk] = chunk_checksum(bytes, end->chunk_bytes);
     flight->header.kind = CAIRN_CHUNK_DATA;
     flight->header.dtype = CAIRN_F32;
@@ -477,7 +477,7 @@ static void shard_on_fetch(struct flight *flight)
 
 static void pump(struct end *end);
 
-/* Answered, and the fabric has given its memory back. */
+/* Finishes a chunk that was answered and whose memory the fabric no longer uses. */
 static void finish_flight(struct flight *flight)
 {
     struct end *end = flight->end;
@@ -507,7 +507,7 @@ static void ask_chunk(struct end *end, struct flight *flight)
         .job = JOB,
         .member = MEMBER,
         .leaf_count = (uint32_t)((end->chunk_bytes + leaf_bytes - 1) / leaf_bytes),
-        // which of the area: this bench's own use of it
+        // the chunk's index in the area: this bench's own use of the field
         .step = (end->less & BENCH_ONE_CHUNK) != 0 ? 0 : end->asked % end->area_chunks,
         .request = (uint64_t)(flight - end->flights),
     };
@@ -525,7 +525,7 @@ static void ask_chunk(struct end *end, struct flight *flight)
 static void pump(struct end *end)
 {
     while (end->asked < end->wanted && !end->is_lost && end->asked - end->done < BENCH_WINDOW)
-        ask_chunk(end, take_flight(end)); // there are more than the window
+        ask_chunk(end, take_flight(end)); // there are more flights than the window
 }
 
 static void on_received(void *arg, cairn_status status)
@@ -544,7 +544,7 @@ static void worker_on_answer(struct end *end, const struct chunk_header *header,
 {
     if (header->request >= SLOTS || (header->kind == CAIRN_CHUNK_DATA) != (message != NULL) ||
         header->kind == CAIRN_CHUNK_NAK || header->payload_bytes > end->chunk_bytes) {
-        end->is_lost = true; // nothing here is answered so, but by a fault
+        end->is_lost = true; // only a fault causes this answer
         if (message != NULL) fabric_drop(message);
         return;
     }
@@ -579,9 +579,9 @@ static void on_message(void *arg, const void *bytes, size_t size, size_t payload
         return;
     }
     if (is_ours) flight = take_flight(end);
-    if (flight == NULL) { // more is under way than the window explains
+    if (flight == NULL) { // more chunks are in flight than the window explains
         end->is_lost = true;
-        uv_stop(&end->loop); // its end is the other's
+        uv_stop(&end->loop); // the other end notices when this end closes
         if (message != NULL) fabric_drop(message);
         return;
     }
@@ -605,7 +605,7 @@ static uint8_t *map_area(struct end *end, size_t bytes)
             const uint32_t word = (uint32_t)(i * 2654435761u);
             memcpy((uint8_t *)area + i, &word, sizeof word);
         }
-    // The descriptor is the region's; both end with the process.
+    // The region owns the descriptor; both end with the process.
     const bool ok = area != MAP_FAILED && fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0 &&
                     fabric_region_add(end->fabric, area, bytes, fd, "", 0, &end->region) ==
                         CAIRN_OK;
@@ -621,7 +621,7 @@ static bool make_memory(struct end *end)
     end->landing = pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (end->area == NULL || end->checksums == NULL || end->landing == MAP_FAILED) return false;
     madvise(end->landing, bytes, MADV_HUGEPAGE);
-    madvise(end->landing, bytes, MADV_DONTFORK); // else each fork of a reference costs us faults
+    madvise(end->landing, bytes, MADV_DONTFORK); // else a reference's fork causes page faults
     memset(end->landing, 0, bytes);
     for (size_t i = 0; i < SLOTS; i++) {
         end->flights[i] = (struct flight) { .end = end, .bytes = end->landing };
@@ -631,8 +631,8 @@ static bool make_memory(struct end *end)
     return true;
 }
 
-/* Exchanges fabric addresses with the other process over `line` and connects to it; an address fits
- * into a socket's buffer. */
+/* Exchanges fabric addresses with the other process over `line` and connects to that process; an address
+ * fits into a socket's buffer. */
 static bool exchange(struct end *end, int line)
 {
     uint8_t theirs[CAIRN_FABRIC_ADDRESS_MAX];
@@ -674,7 +674,7 @@ static bool end_open(struct end *end, const char *path, int line)
 static void on_line(uv_poll_t *poll, int status, int events)
 {
     (void)status, (void)events;
-    uv_stop(poll->loop); // nobody writes to it any more: it is the end
+    uv_stop(poll->loop); // the worker closed the line: end
 }
 
 static int shard_main(struct end *end, const char *path, int line)
@@ -687,7 +687,7 @@ static int shard_main(struct end *end, const char *path, int line)
     uv_poll_start(&watch, UV_READABLE | UV_DISCONNECT, on_line);
     uv_run(&end->loop, UV_RUN_DEFAULT);
     fabric_close(end->fabric);
-    return 0; // the process is its memory's end
+    return 0; // its memory ends with the process
 }
 
 /* ---- the worker's process ---- */
@@ -714,11 +714,11 @@ static void bench_ends_close(struct bench_ends *ends)
     if (ends->shard > 0)
         while (waitpid(ends->shard, NULL, 0) < 0 && errno == EINTR) {}
     free(worker->checksums);
-    free(ends); // its maps end with the process, which has no more to do
+    free(ends); // its mappings end with the process, which is about to end
 }
 
-/* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory.
- * NULL: they could not be opened, and that was said. */
+/* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory. NULL, with the error
+ * printed: the ends could not be opened. */
 static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
 {
     struct bench_ends *ends = calloc(1, sizeof *ends);
@@ -732,7 +732,7 @@ static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
     worker->chunk_bytes = chunk_bytes;
     worker->area_chunks = BENCH_AREA_BYTES / chunk_bytes;
     fflush(NULL);
-    ends->shard = fork(); // before there is a fabric: its threads are not forked
+    ends->shard = fork(); // before the fabric opens: its threads are not forked
     if (ends->shard == 0) {
         close(line[0]);
         _exit(shard_main(worker, path, line[1]));
@@ -769,8 +769,8 @@ static double run_chunks(struct bench_ends *ends, uint8_t kind, uint64_t chunks,
     return 0;
 }
 
-/* Moves so many chunks, one way or the other, leaving out `less` (enum bench_less). Returns
- * the seconds it took; 0: it failed, and that was said. */
+/* Moves `chunks` chunks in one direction, omitting `less` (enum bench_less). Returns the seconds it
+ * took; 0, with the error printed: the run failed. */
 static double bench_ends_push(struct bench_ends *ends, uint64_t chunks, unsigned less)
 {
     return run_chunks(ends, CAIRN_CHUNK_PUSH, chunks, less);
@@ -788,7 +788,7 @@ static double seconds_of(clockid_t clock)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Seconds of CPU that both processes have used so far. */
+/* Returns the seconds of CPU that both processes have used so far. */
 static double bench_ends_cpu(const struct bench_ends *ends)
 {
     clockid_t shard;
@@ -801,9 +801,9 @@ static double bench_ends_cpu(const struct bench_ends *ends)
 #define RUN_BYTES     ((uint64_t)128 << 20)
 #define PERFTEST_RUNS 4
 #define CHUNK_DEFAULT ((uint64_t)1 << 20)
-#define CHUNK_MAX     ((uint64_t)4 << 20) /* as chunks of a layout */
+#define CHUNK_MAX     ((uint64_t)4 << 20) /* as for chunks of a layout */
 
-/* A run's other turns, of half as many chunks. */
+/* A run's other variants, each with half as many chunks. */
 static const struct {
     unsigned less;
     const char *name, *ratio_name;
@@ -817,7 +817,7 @@ enum { TURNS = sizeof turns / sizeof *turns };
 struct fabric_bench {
     struct bench_ends *ends;
     size_t chunk_bytes;
-    uint64_t chunks; /* of a run, each way */
+    uint64_t chunks; /* per run, in each direction */
     const char *path;
     bool is_mapped, has_perftest;
     uint32_t runs;
@@ -862,12 +862,12 @@ static double run_reference(void *context)
 {
     const struct fabric_bench *bench = context;
     if (bench->is_mapped) return bench_memcpy(BENCH_AREA_BYTES, bench->chunk_bytes, bench->chunks);
-    if (bench->has_perftest) // of more: it calls sent what lies in the sockets
+    if (bench->has_perftest) // longer: perftest counts bytes in sockets as sent
         return bench_perftest(bench->chunk_bytes, PERFTEST_RUNS * bench->chunks);
     return bench_raw_tcp(bench->chunk_bytes, bench->chunks);
 }
 
-/* -1: go on; else the exit status. */
+/* -1: continue; else the exit status. */
 static int check_fabric(const struct ctl *ctl, struct fabric_bench *bench)
 {
     const char *path = ctl->path != NULL ? ctl->path : "ucx";
@@ -882,14 +882,14 @@ static int check_fabric(const struct ctl *ctl, struct fabric_bench *bench)
                               chunk, CHUNK_MAX);
     bench->chunk_bytes = (size_t)chunk;
     bench->chunks = RUN_BYTES / chunk;
-    if (bench->chunks > 65536) bench->chunks = 65536; // of small ones it is their number that costs
+    if (bench->chunks > 65536) bench->chunks = 65536; // the count dominates if chunks are small
     bench->has_perftest = !bench->is_mapped && bench_perftest_is_there();
     return -1;
 }
 
 static void describe(struct fabric_bench *bench, struct bench_result *result)
 {
-    const uint32_t count = bench->runs - 1; // the first was not measured
+    const uint32_t count = bench->runs - 1; // the first run was not measured
     const double push = bench_spread_of(bench->pushes + 1, count).median;
     const double fetch = bench_spread_of(bench->fetches + 1, count).median;
     result->params = json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", bench->path, "chunk_bytes",

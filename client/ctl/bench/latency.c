@@ -1,4 +1,4 @@
-/* cairn bench latency, and how much of a core idle daemons take. */
+/* cairn bench latency; also measures how much of a core idle daemons use. */
 #include "client/ctl/bench/bench.h"
 
 #include <stdio.h>
@@ -16,28 +16,27 @@
 
 /* ==== idle ==== */
 
-/* Measures how much processor the daemons of the bench's own cluster use while nothing happens:
- * processor time of all threads, in nanoseconds, so a loaded machine does not change the figure. */
+/* Measures how much processor time the daemons of the bench's own cluster use while nothing happens: of
+ * all threads, in nanoseconds, so other load on the machine does not change the figure. */
 
-#define BENCH_IDLE_LIMIT 0.5 /* percent of a core, a daemon */
+#define BENCH_IDLE_LIMIT 0.5 /* percent of a core, per daemon */
 
-#define SETTLE_S 0.2 /* what is under way when the last round is over */
+#define SETTLE_S 0.2 /* for work still in flight after the last round */
 
-/* False, and said: a daemon ended, or a signal came. */
+/* Waits for `seconds`. False: a daemon ended, which was printed, or a signal came. */
 static bool let_go_by(struct local *local, double seconds)
 {
     const double end_s = bench_now() + seconds;
     for (double left_s = seconds; left_s > 0; left_s = end_s - bench_now()) {
         const int number = local_signal(local, (int)(left_s * 1000) + 1, NULL);
-        if (number != 0 && number != SIGCHLD) return false; // it is heard, so it needs no words
+        if (number != 0 && number != SIGCHLD) return false; // the user knows of it
         if (local_daemons_reap(local) > 0) return false;
     }
     return true;
 }
 
-/* Lets `seconds` go by and gives the percentage of one core that the busiest daemon has used.
- * Workers that are attached keep still meanwhile. False, and said: a daemon ended, or a signal
- * came. */
+/* Waits for `seconds` and computes the percentage of one core that the busiest daemon used. Attached
+ * workers are idle meanwhile. False: a daemon ended, which was printed, or a signal came. */
 static bool bench_idle(struct local *local, double seconds, double *percent_out)
 {
     double before_s[1 + CTL_SHARDS_MAX], most_s = 0;
@@ -60,28 +59,28 @@ static bool bench_idle(struct local *local, double seconds, double *percent_out)
 
 /* ==== latency ==== */
 
-/* cairn bench latency: an empty step, which pushes nothing and updates a tiny model: what a round costs
- * however small the model is. The way of its messages, from the last worker that asks to the first that
- * has the result, is eight hops long:
+/* cairn bench latency: measures an empty step, which pushes nothing and updates a tiny model: the cost of a
+ * round however small the model is. The path of its messages, from the last worker that begins to the first
+ * worker that has the result, is eight hops long:
  *
  *   worker ──begin──► coordinator ──open──► shard ──grant──► worker ──end of micro-batch, commit──► shard
  *     ──reduced──► coordinator ──decide──► shard ──published──► coordinator ──result──► worker
  *
- * so the reference is eight times the half of a round trip between two processes that do nothing else, each
- * asleep in read() until the other's 128 bytes come: raw TCP over loopback.
+ * so the reference is eight times half a round trip between two processes that do nothing else; each sleeps
+ * in read() until the other's 128 bytes arrive: raw TCP over loopback.
  *
- * The parts are of a second cluster of the same kind, whose shards log when they got how far (bench.h);
- * a worker's begin and end are of the same clock. Each part ends where the last of all shards, or of all
- * workers, has done it.
+ * The parts are measured in a second cluster of the same kind, whose shards log their progress with times
+ * (bench.h); a worker's begin and end are of the same clock. Each part ends when the last shard, or the
+ * last worker, has finished it.
  *
- * idle_percent is what the busiest daemon takes of a core while all workers are attached and none begins a
- * round: waiting costs nothing (idle_percent_limit). Not of a cluster of yours, whose processes are not ours
- * to look at. */
+ * idle_percent is the share of a core that the busiest daemon uses while all workers are attached and none
+ * begins a round: waiting should cost nothing (idle_percent_limit). It is not measured on the user's own
+ * cluster (--endpoint), whose processes this bench does not inspect. */
 
 #define HOPS         8
 #define BLOCK_ROUNDS 200
 #define PART_ROUNDS  500
-#define ROW_COUNT    4 /* 16 KiB of parameters a tensor: one leaf each */
+#define ROW_COUNT    4 /* 16 KiB of parameters per tensor: one leaf each */
 #define PING_BYTES   128
 #define PINGS        1000
 #define IDLE_S_MIN   1.0
@@ -100,7 +99,8 @@ struct latency_bench {
     struct bench_result *result;
     struct bench_model model;
     uint32_t workers;
-    struct stamp *stamps; /* shared: [workers][PART_ROUNDS], of the workers' last PART_ROUNDS */
+    /* shared: [workers][PART_ROUNDS], of the workers' last PART_ROUNDS rounds */
+    struct stamp *stamps;
     struct bench_crew crew;
     int ping_fd;
     pid_t echo;
@@ -152,7 +152,7 @@ static struct bench_report report_of(struct block *block, uint32_t count)
     struct bench_report report = { { 0 } };
     if (count > BLOCK_ROUNDS) count = BLOCK_ROUNDS;
     report.figures[FIGURE_STEP] = bench_spread_of(block->step, count).median;
-    report.figures[FIGURE_P99] = block->step[count - 1 - count / 100]; // in order by now
+    report.figures[FIGURE_P99] = block->step[count - 1 - count / 100]; // sorted by now
     report.figures[FIGURE_BEGIN] = bench_spread_of(block->begin, count).median;
     report.figures[FIGURE_COMMIT] = bench_spread_of(block->commit, count).median;
     report.figures[FIGURE_ACK] = bench_spread_of(block->ack, count).median;
@@ -179,7 +179,7 @@ static int work_latency(const struct bench_worker *worker)
 
 /* ---- subject and reference ---- */
 
-/* The slowest worker's figure; 0: failed. */
+/* Runs a block and returns the slowest worker's figure; 0: it failed. */
 static double run_block(struct latency_bench *bench, uint32_t word, int figure)
 {
     const struct bench_order order = { word, BLOCK_ROUNDS };
@@ -219,7 +219,7 @@ static double run_pings(void *context)
     return bench_spread_of(trips, PINGS).median / 2 * HOPS;
 }
 
-/* Two ends of a TCP connection over loopback. */
+/* Opens both ends of a TCP connection over loopback. */
 static bool connect_self(int ends[2])
 {
     struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
@@ -297,7 +297,7 @@ static int measure_idle(struct latency_bench *bench, struct local *local)
 static int run_there(struct local *local, void *context)
 {
     struct latency_bench *bench = context;
-    int done = start_echo(bench, local) ? -1 : 1; // before the workers: they have none of its ends
+    int done = start_echo(bench, local) ? -1 : 1; // first, so that workers do not inherit its ends
     if (done < 0)
         done = bench_crew_start(&bench->crew, local, bench->workers, work_latency, bench)
                    ? measure_latency(bench)
@@ -315,7 +315,7 @@ static const char *const part_names[PARTS] = { "1_begin_us",          "2_grant_e
                                                "3_reduce_us",         "4_decide_us",
                                                "5_update_publish_us", "6_result_us" };
 
-/* The last of all shards, in one round. */
+/* The times at which the last shard finished each step of one round. */
 struct ends {
     uint64_t grant, reduce, reduced, update, published;
     uint32_t shards;
@@ -341,7 +341,7 @@ static void add_shard(const struct bench_times *times, size_t count, uint64_t ro
     }
 }
 
-/* Splits one round into its parts; false if a worker or a shard has no times of that round. */
+/* Splits one round into its parts; false if a worker or a shard has no times for that round. */
 static bool find_parts(const struct latency_bench *bench, uint32_t i, const struct ends *ends,
                        double out[PARTS])
 {

@@ -1,9 +1,9 @@
-/* cairn bench reshard: a job of one worker moves from so many shards to so many and back, in a cluster of
- * the bench's own. At rest, by turns with a memcpy of as many bytes by all cores: how fast state comes, by
- * what the shards say that take it, and how long all of it takes, that is told apart. While it trains, with a
- * backward of 200 ms, that sleeps and that computes on every core: how much longer the longest step is than
- * the median before. And what a snapshot and its restore over the same shards take, and torch.save and load
- * where Python has it. */
+/* cairn bench reshard: moves the job of one worker from `from` shards to `to` shards and back, in the
+ * bench's own cluster. At rest, it alternates the move with a memcpy of the same number of bytes by all
+ * cores, and reports separately how fast state arrives, according to the receiving shards, and how long
+ * the complete move takes. During training, with a backward of 200 ms that sleeps and one that computes
+ * on every core, it reports how much longer the longest step is than the median before the move. It also
+ * measures a snapshot and its restore over the same shards, and torch.save and load if Python has torch. */
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -24,10 +24,10 @@
 
 /* ==== copy ==== */
 
-/* The reference for the bench of moves: memcpy of as many bytes, by one thread or by one a core, to
- * memory that was written before or that is fresh. */
+/* The reference for the bench of moves: memcpy of the same number of bytes, by one thread or by one
+ * thread per core, to memory that was written before or to fresh memory. */
 
-/* Two areas of memory; zero: none yet. */
+/* Two areas of memory; zero: not allocated yet. */
 struct bench_copier {
     char *to, *from; /* owned: mapped, [bytes] */
     size_t bytes;
@@ -35,7 +35,7 @@ struct bench_copier {
 
 #define THREADS_MAX 64
 
-/* The part of the area that one thread copies. */
+/* The part of the areas that one thread copies. */
 struct part {
     pthread_t thread;
     char *to;
@@ -86,12 +86,12 @@ static void *copy_copy(void *context)
 {
     struct part *part = context;
     memcpy(part->to, part->from, part->bytes);
-    __asm__ volatile("" : : "r"(part->to) : "memory"); // somebody reads it
+    __asm__ volatile("" : : "r"(part->to) : "memory"); // forces the compiler to keep the copy
     return NULL;
 }
 
-/* GB/s; 0, and said: there is no memory, or no thread. `is_fresh`: the pages of what is written are made
- * while it is copied. Areas of another size than before are made anew. */
+/* Returns GB/s; 0, with the error printed: no memory, or no thread. `is_fresh`: the destination's pages
+ * are allocated during the copy. Areas are reallocated when their size changes. */
 static double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh)
 {
     struct part parts[THREADS_MAX];
@@ -117,31 +117,33 @@ static double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t thr
 
 /* ==== move ==== */
 
-/* A move of the bench's job, and what is watched meanwhile: by a thread of its own, so that the bench may
- * order steps. */
+/* Moves the bench's job and observes the move on a thread of its own, so that the bench can order steps. */
 
 /* The measured figures of one move. */
 struct bench_move {
-    double seconds; /* from the request until the coordinator says that it is done */
+    double seconds; /* from the request until the coordinator reports the move as done */
     double moved_bytes, least_bytes, slices;
-    double state_bytes, state_s;       /* that came to shards, and in how long, slice by slice */
-    double prepare_s, cut_s, waited_s; /* of all slices: until all were ready, in force, whole */
-    double memory; /* the most of any shard / (what it owned before or after, and a slice) */
+    double state_bytes, state_s; /* received by shards, and the time for it, slice by slice */
+    /* over all slices: until all were ready, in force, complete */
+    double prepare_s, cut_s, waited_s;
+    /* the maximum over shards of peak / (bytes owned before or after, and a slice) */
+    double memory;
 };
 
 struct bench_mover {
-    /* the caller's, before begin */
+    /* Set by the caller, before begin */
     const struct local *local;
     const char *job;
     uint32_t first, last; /* "shard-FIRST" to "shard-LAST" */
-    bool adds;            /* they join, else they are drained */
-    bool rests;           /* it begins when nobody trains the job, as the coordinator sees it */
-    /* the thread's */
+    bool adds;            /* true: the shards join; false: they are drained */
+    /* the move starts when nobody trains the job, as the coordinator sees it */
+    bool rests;
+    /* Used by the thread */
     struct ctl ctl;
     pthread_t thread;
-    uint64_t peaks[1 + CTL_SHARDS_MAX]; /* bytes of the shards, by number */
+    uint64_t peaks[1 + CTL_SHARDS_MAX]; /* peak bytes of the shards, by number */
     struct bench_move move;
-    bool is_ok; /* it has said so where it is not */
+    bool is_ok; /* false: the thread has printed the error */
     atomic_bool is_over;
 };
 
@@ -155,7 +157,7 @@ static void look_at_memory(const struct local *local, uint64_t *most)
     }
 }
 
-/* The reply to one question; NULL, and said: it failed. */
+/* Returns the reply to one request; NULL, with the error printed: the request failed. */
 static ProtobufCMessage *ask_reshard(struct bench_mover *m, uint32_t op)
 {
     char names[CTL_SHARDS_MAX][24], *list[CTL_SHARDS_MAX];
@@ -176,7 +178,7 @@ static ProtobufCMessage *ask_reshard(struct bench_mover *m, uint32_t op)
     return called == CAIRN_OK ? reply : NULL;
 }
 
-/* 1: it goes on; 0: done; -1, and said: it failed. */
+/* 1: the move continues; 0: done; -1, with the error printed: it failed. */
 static int check_move(struct bench_mover *m, const Cairn__ReshardTold *told)
 {
     const Cairn__ReshardJob *job = told->n_jobs == 1 ? told->jobs[0] : NULL;
@@ -206,7 +208,7 @@ static int step_move(struct bench_mover *m, uint32_t op)
     return goes_on;
 }
 
-/* False, and said: it failed. */
+/* Waits until nobody trains the job. False, with the error printed: a request failed. */
 static bool await_rest(struct bench_mover *m)
 {
     for (bool rests = false; !rests;) {
@@ -253,7 +255,7 @@ static void *run_move(void *context)
     return NULL;
 }
 
-/* False, and said: there is no thread. */
+/* Starts the move. False, with the error printed: no thread could be started. */
 static bool bench_move_begin(struct bench_mover *m)
 {
     m->ctl = *m->local->ctl;
@@ -266,7 +268,7 @@ static bool bench_move_begin(struct bench_mover *m)
     return false;
 }
 
-/* Waits for its end; false, and said: it failed. */
+/* Waits for the move to end. False, with the error printed: it failed. */
 static bool bench_move_end(struct bench_mover *m, struct bench_move *move_out)
 {
     pthread_join(m->thread, NULL);
@@ -281,8 +283,8 @@ static bool bench_move_end(struct bench_mover *m, struct bench_move *move_out)
 #define FROM_DEFAULT           4
 #define BACKWARD_S             0.2
 #define STEPS_BEFORE           7
-#define SHARD_BYTES            36 /* an element of state: with what is beside it, and the bench's copies */
-#define COPIES                 3 /* of each kind that is beside the reference */
+#define SHARD_BYTES            36 /* per element: its state, other shard memory, the bench's copies */
+#define COPIES                 3 /* runs of each kind of copy other than the reference */
 
 struct reshard_bench {
     const struct ctl *ctl;
@@ -293,11 +295,11 @@ struct reshard_bench {
     struct bench_mover mover;
     uint32_t from, to;
     bool is_there;                /* the job is on `to` shards */
-    struct bench_move last, rest; /* the last one; those at rest, added up */
+    struct bench_move last, rest; /* the last move; the sum of those at rest */
     uint32_t rests;               /* moves at rest */
     double moved, least, memory;  /* of all moves: bytes, bytes, the worst */
     struct bench_copier copier;
-    double longest[2], median[2]; /* of a backward that sleeps, that computes; seconds */
+    double longest[2], median[2]; /* for a backward that sleeps, and one that computes; seconds */
 };
 
 /* ---- a move ---- */
@@ -338,7 +340,7 @@ static void add_rest(struct reshard_bench *b)
     rest->waited_s += last->waited_s;
 }
 
-/* GB/s. */
+/* Moves the job at rest and returns GB/s. */
 static double move_at_rest(void *context)
 {
     struct reshard_bench *b = context;
@@ -354,7 +356,7 @@ static double copy_reshard(void *context)
     return bench_copy(&b->copier, (size_t)b->last.state_bytes, bench_core_count(), false);
 }
 
-/* The median of some; 0, and said: one failed. */
+/* Returns the median of several copies; 0, with the error printed: one failed. */
 static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_fresh)
 {
     double values[COPIES];
@@ -367,7 +369,7 @@ static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_
 
 /* ---- while it trains ---- */
 
-/* Seconds of a step; 0, and said: it failed. */
+/* Runs a step and returns its seconds; 0, with the error printed: it failed. */
 static double train(struct reshard_bench *b, uint32_t word)
 {
     struct bench_report report;
@@ -385,7 +387,7 @@ static bool train_before(struct reshard_bench *b, uint32_t word, double *median_
     return true;
 }
 
-/* Forth while steps are made, and back at rest. */
+/* Moves the job forth during steps, and back at rest. */
 static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median_out,
                           double *longest_out)
 {
@@ -401,9 +403,9 @@ static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median
     return end_move(b) && seconds > 0 && move_at_rest(b) > 0;
 }
 
-/* ---- what it took before ---- */
+/* ---- the alternatives to a move ---- */
 
-/* Seconds of a snapshot that is committed, and of its restore; 0, and said: it failed. */
+/* Returns the seconds of a committed snapshot and of its restore; 0, with the error printed: it failed. */
 static double snapshot_and_restore(struct reshard_bench *b)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
@@ -427,7 +429,7 @@ static double snapshot_and_restore(struct reshard_bench *b)
     return called == CAIRN_OK ? seconds : 0;
 }
 
-/* The same state in one process; 0: this Python has no torch, which is said. */
+/* Saves and loads the same state in one process; 0: this Python has no torch, which is printed. */
 static double torch_save_and_load(const struct reshard_bench *b)
 {
     const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
@@ -454,7 +456,7 @@ static void report_rest(const struct reshard_bench *b, json_t *parts)
     json_decref(more);
 }
 
-/* False, and said: there is no memory. */
+/* False, with the error printed: no memory. */
 static bool report_copies(struct reshard_bench *b, json_t *parts)
 {
     static const struct {
@@ -511,14 +513,14 @@ static int run_there(struct local *local, void *context)
     b->local = local;
     if (bench_crew_start(&b->crew, local, 1, bench_step_work, &b->plan)) done = -1;
     for (uint32_t s = b->from; s < b->to && done < 0; s++) done = local_shard_add(local);
-    if (done < 0 && !(train(b, STEP_ORDER_STEP) > 0)) done = 1; // there is a version to move
+    if (done < 0 && !(train(b, STEP_ORDER_STEP) > 0)) done = 1; // creates a version to move
     if (done < 0) done = measure_reshard(b);
     bench_crew_stop(&b->crew);
     bench_copier_release(&b->copier);
     return done;
 }
 
-/* As many as by default, or fewer, and said: memory is short. */
+/* Returns the default, or fewer, with a message, if memory is short. */
 static uint64_t params_that_fit(void)
 {
     const uint64_t fit = bench_memory_bytes() / 10 * 9 / SHARD_BYTES;
@@ -541,7 +543,7 @@ static void make_model(struct reshard_bench *b)
     b->plan.card = -1;
 }
 
-/* -1: go on. */
+/* -1: continue. */
 static int check_reshard(const struct reshard_bench *b)
 {
     const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
@@ -595,12 +597,12 @@ int bench_reshard(struct ctl *ctl)
 
 /* ==== layout ==== */
 
-/* cairn bench layout: one plan, by a process of its own, so that its time and its memory are the planner's
- * alone. The model is like a language model's: blocks of a few large and many small tensors. */
+/* cairn bench layout: makes one plan, in a process of its own, so that its time and memory are only the
+ * planner's. The model resembles a language model: blocks of a few large and many small tensors. */
 
 #define BOUND_SECONDS         1.0
 #define BOUND_BYTES           ((uint64_t)1 << 30)
-#define UNIT_TENSORS          16 /* of a block */
+#define UNIT_TENSORS          16 /* per block */
 #define LARGE_OF_UNIT         7  /* attention and feed-forward; the others are norms and biases */
 #define SMALL_ELEMS           ((uint64_t)8192)
 #define NAME_BYTES            32
@@ -612,7 +614,8 @@ struct layout_bench {
     double rss_bytes;
 };
 
-/* Rows of 1024 elements; the parameters that norms and biases leave, spread over the large ones. */
+/* Rows of 1024 elements; the parameters that are not in norms and biases are spread over the large
+ * tensors. */
 static struct shape shape_of(const struct layout_bench *bench, uint32_t tensor)
 {
     const uint32_t rest = bench->tensors % UNIT_TENSORS;
@@ -626,7 +629,7 @@ static struct shape shape_of(const struct layout_bench *bench, uint32_t tensor)
     return (struct shape) { .rank = 2, .dim = { rows > 0 ? rows : 1, 1024 } };
 }
 
-/* The child: 0 if the plan was made. */
+/* Runs in the child. Returns 0 if the plan was made. */
 static int plan_layout(const struct layout_bench *bench)
 {
     const size_t count = bench->tensors;

@@ -1,4 +1,4 @@
-/* The means of the bench of snapshots: snapshots by a thread of its own, a disk, and torch. */
+/* The helpers of the bench of snapshots: snapshots on a separate thread, a disk, and torch. */
 #include "client/ctl/bench/bench.h"
 #include "bench/torch_async.h"
 #include "bench/torch_save.h"
@@ -23,7 +23,7 @@
 /* ==== saver ==== */
 
 #define SAVER_LOOK_MS 5
-#define LOOK_DUE_MS   20 /* each look reads the store */
+#define LOOK_DUE_MS   20 /* each poll reads the store */
 
 static void take_reply(struct bench_saver *s, const Cairn__SnapshotStatus *reply)
 {
@@ -32,7 +32,7 @@ static void take_reply(struct bench_saver *s, const Cairn__SnapshotStatus *reply
     s->bytes = reply->bytes;
 }
 
-/* ---- the job's own ---- */
+/* ---- the job's own snapshots ---- */
 
 static cairn_status set_every(struct bench_saver *s, uint64_t every)
 {
@@ -44,7 +44,8 @@ static cairn_status set_every(struct bench_saver *s, uint64_t every)
     return ctl_amend(&s->ctl, &amend, &revision);
 }
 
-/* Notes when it begins. The one before was removed: the first that is listed is it. */
+/* Records when the snapshot begins. The previous one was removed, so the first one listed is the new
+ * one. */
 static cairn_status look_for_snapshot(struct bench_saver *s)
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
@@ -145,7 +146,7 @@ bool bench_save_remove(struct bench_saver *s)
     prepare_call(s);
     remove.job = wire_text(s->job);
     remove.id = s->id;
-    remove.force = true; // it is the only one that there is
+    remove.force = true; // it is the only snapshot
     if (ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED,
                  &reply) != CAIRN_OK)
         return false;
@@ -188,12 +189,12 @@ void bench_save_make_cold(const struct bench_saver *s)
 
 #define LOOK_MS 5
 
-/* A pass over the file: threads take blocks until there are none. */
+/* A pass over the file: threads take blocks until none are left. */
 struct pass {
-    int from, to; /* -1: nothing is read, or written */
+    int from, to; /* -1: nothing is read, or nothing is written */
     uint64_t bytes;
-    _Atomic uint64_t next; /* the first byte that nobody has taken */
-    atomic_int left;       /* threads at work */
+    _Atomic uint64_t next; /* the first byte that no thread has taken */
+    atomic_int left;       /* threads still at work */
     atomic_int error;      /* errno of the first that failed; 0: none */
     atomic_bool gives_up;
 };
@@ -206,7 +207,7 @@ static bool move_block(int fd, bool writes, char *block, uint64_t at)
         const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
                                      : pread(fd, block + done, left, from);
         if (moved < 0 && errno == EINTR) continue;
-        if (moved == 0) errno = EIO; // the file is shorter than it was made
+        if (moved == 0) errno = EIO; // the file is shorter than it was created
         if (moved <= 0) return false;
         done += (size_t)moved;
     }
@@ -219,7 +220,7 @@ static void *run_pass(void *context)
     char *block = aligned_alloc(4096, BENCH_DISK_BLOCK_BYTES);
     int none = 0;
     if (block == NULL) atomic_compare_exchange_strong(&pass->error, &none, ENOMEM);
-    // No zeros: a disk might make less of them.
+    // Not zeros: a disk might compress those.
     for (size_t i = 0; block != NULL && i < BENCH_DISK_BLOCK_BYTES; i++)
         block[i] = (char)(i * 2654435761u >> 13);
     while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
@@ -234,7 +235,8 @@ static void *run_pass(void *context)
     return NULL;
 }
 
-/* All blocks, and fsync of what was written. Seconds; 0, and said. */
+/* Processes all blocks, and syncs what was written. Returns seconds; 0, with the error printed: it
+ * failed. */
 static double make_pass(struct bench_disk *disk, int from, int to, uint64_t bytes)
 {
     struct pass pass = { .from = from, .to = to, .bytes = bytes };
@@ -261,7 +263,7 @@ static double make_pass(struct bench_disk *disk, int from, int to, uint64_t byte
     return 0;
 }
 
-/* A file without a name. -1, and said. */
+/* Opens a file without a name. -1, with the error printed: it failed. */
 static int open_file(struct bench_disk *disk)
 {
     int fd = -1;
@@ -307,7 +309,7 @@ void bench_disk_close(struct bench_disk *disk)
     disk->bytes = 0;
 }
 
-/* The file that is read, of whole blocks. False, and said. */
+/* Ensures that the file to read exists, with complete blocks. False, with the error printed: it failed. */
 static bool have_file(struct bench_disk *disk, uint64_t bytes)
 {
     if (disk->bytes != bytes) bench_disk_close(disk);
@@ -345,8 +347,8 @@ double bench_disk_copy(struct bench_disk *disk, uint64_t bytes)
 #define TORCH_LOOK_MS 50
 
 struct snake {
-    pid_t pid; /* -1: there is none */
-    int fd;    /* of what it prints */
+    pid_t pid; /* -1: no process */
+    int fd;    /* the read end of its output */
 };
 
 static struct snake start_snake(struct local *local, const char *python, const char *script,
@@ -370,7 +372,7 @@ static struct snake start_snake(struct local *local, const char *python, const c
     return snake;
 }
 
-/* Its two numbers, at its end. 1: there; 0: not; -1: a signal came. */
+/* Reads the process's two numbers, and waits for its end. 1: valid; 0: not; -1: a signal came. */
 static int await_torch(struct local *local, const struct snake *snake, double numbers_out[static 2])
 {
     struct pollfd wait = { .fd = snake->fd, .events = POLLIN };
@@ -394,11 +396,11 @@ static void end_snake(struct snake *snake)
 {
     if (snake->fd >= 0) close(snake->fd);
     if (snake->pid < 0) return;
-    kill(snake->pid, SIGKILL); // one that has printed has no more to do
+    kill(snake->pid, SIGKILL); // a process that has printed has nothing left to do
     while (waitpid(snake->pid, NULL, 0) < 0 && errno == EINTR) {}
 }
 
-/* `count` processes of one python; the greatest of what they print. As await. */
+/* Runs `count` processes of one Python; returns the maximum of each number. Result as for await_torch. */
 static int run_torch(struct local *local, const char *python, const char *script, uint64_t elems,
                      uint32_t count, double numbers_out[static 2])
 {

@@ -1,5 +1,5 @@
-/* cairn bench snapshot: what a snapshot costs, and its restore, beside the raw rate of the disk that it is
- * on, in the same run; what training feels of it; and the manifest of a large one. */
+/* cairn bench snapshot: the cost of a snapshot and of its restore, beside the raw rate of the disk that
+ * holds it, in the same run; the effect on training; and the manifest of a large snapshot. */
 #include "client/ctl/bench/bench.h"
 #include "bench/torch_import.h"
 
@@ -22,23 +22,23 @@
 
 /* ==== shared ==== */
 
-/* cairn bench snapshot: what its parts share. Each part is in a file of its own, and runs in a cluster of the
- * bench's own whose folder is in --dir, so everything that is written lies there and goes with it. */
+/* cairn bench snapshot: shared by its parts. Each part runs in the bench's own cluster, whose folder is
+ * in --dir, so everything that is written is in that folder and is removed with it. */
 
-#define SNAPSHOT_RUNS 5 /* of each, where they are not timed by --seconds */
+#define SNAPSHOT_RUNS 5 /* of each kind, unless --seconds sets the duration */
 
 struct snapshot_bench {
     const struct ctl *ctl;
-    struct local *local;         /* of the part that runs */
-    struct bench_result *result; /* of the same */
+    struct local *local;         /* of the running part */
+    struct bench_result *result; /* of the running part */
     json_t *parts;               /* figures of all parts */
-    double seconds;              /* of an interval */
+    double seconds;              /* per interval */
     struct step_plan plan;
     uint32_t workers;
     struct bench_crew crew;
     struct bench_disk disk;
     struct bench_saver saver;
-    uint64_t steps; /* that the job has made */
+    uint64_t steps; /* the number that the job has completed */
     double stall_s; /* of async_save of the same state; 0: not measured */
 };
 
@@ -46,17 +46,17 @@ struct snapshot_bench {
 #define REST_PARAMS              180000000u /* 2 GiB of state */
 #define INTERVAL_PARAMS          64000000u
 #define INTERVAL_SECONDS         60.0
-#define BACKWARD_S               0.2 /* less where an interval has no room for ten of them */
-#define DURABLE_S                30 /* a snapshot is to be there by then, whatever the steps feel */
-#define STATE_BYTES              12 /* an element in a snapshot: the parameter, two moments */
-#define SHARD_BYTES              28 /* of state, with what is beside it */
-#define STAGING_BYTES            12 /* of it, while a snapshot is taken */
+#define BACKWARD_S               0.2 /* less if an interval is too short for ten of them */
+#define DURABLE_S                30 /* a snapshot must be durable by then, whatever the effect on steps */
+#define STATE_BYTES              12 /* per element in a snapshot: the parameter, two moments */
+#define SHARD_BYTES              28 /* per element of state, with the shard's other memory */
+#define STAGING_BYTES            12 /* per element, while a snapshot is taken */
 #define WORKER_BYTES             8
-#define ON_DISK                  3.2 /* a snapshot, and raw files or torch's; with what is beside them */
+#define ON_DISK                  3.2 /* a snapshot, raw files or torch's, and overhead; in snapshots */
 
 /* ---- what the parts share ---- */
 
-/* How many elements the job has, and bytes a snapshot of it. */
+/* Returns the number of elements of the job. */
 static uint64_t snapshot_elems(const struct snapshot_bench *b)
 {
     return b->plan.model.tensors * (uint64_t)bench_model_elems(&b->plan.model);
@@ -72,7 +72,7 @@ static void snapshot_set(struct snapshot_bench *b, const char *name, double valu
     json_object_set_new(b->parts, name, json_real(value));
 }
 
-/* A step of all workers. Seconds of the slowest; 0, and said. */
+/* Runs a step of all workers. Returns the seconds of the slowest; 0, with the error printed: it failed. */
 static double snapshot_step(struct snapshot_bench *b, uint32_t word)
 {
     struct bench_report reports[BENCH_WORKERS_MAX];
@@ -82,7 +82,7 @@ static double snapshot_step(struct snapshot_bench *b, uint32_t word)
     return bench_greatest(reports, b->workers, STEP_FIGURE_ALL);
 }
 
-/* Starts the workers, which make a first step. False, and said: one of them failed;
+/* Starts the workers and runs a first step. False, with the error printed: a worker failed;
  * bench_crew_stop is needed. */
 static bool snapshot_crew_start(struct snapshot_bench *b)
 {
@@ -92,8 +92,8 @@ static bool snapshot_crew_start(struct snapshot_bench *b)
 
 /* ==== rest ==== */
 
-/* A job at rest: a snapshot of it, against a file of as many bytes and torch.save; and its restore, onto the
- * same shards and onto one more, with nothing of it in the page cache. */
+/* A job at rest: its snapshot, against a file of the same size and torch.save; and its restore, onto the
+ * same shards and onto one more, with none of it in the page cache. */
 
 /* ---- writing ---- */
 
@@ -105,14 +105,15 @@ static double write_once(void *context)
     return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
-/* GB/s of as many bytes as a snapshot has, to the disk as it is; `context` is the bench. 0, and said. */
+/* Writes the bytes of a snapshot directly to the disk, in GB/s; `context` is the bench. 0, with the
+ * error printed: it failed. */
 static double snapshot_write_raw(void *context)
 {
     struct snapshot_bench *b = context;
     return bench_disk_write(&b->disk, snapshot_bytes(b));
 }
 
-/* The job's first version, and nobody who trains it. */
+/* Creates the job's first version; afterwards nobody trains the job. */
 static bool make_job(struct snapshot_bench *b)
 {
     const bool is_made = snapshot_crew_start(b);
@@ -134,13 +135,13 @@ static int add_torch(struct snapshot_bench *b)
     return -1;
 }
 
-/* A job at rest, and a snapshot of it, if there is none yet. False, and said. */
+/* Ensures a job at rest and a snapshot of it. False, with the error printed: it failed. */
 static bool snapshot_make(struct snapshot_bench *b)
 {
     return b->saver.id[0] != '\0' || (make_job(b) && bench_save(&b->saver) > 0);
 }
 
-/* The parts, in a cluster that is up. -1: go on; else the exit status. */
+/* Runs the part, in a cluster that is up. -1: continue; else the exit status. */
 static int snapshot_write(struct snapshot_bench *b)
 {
     if (!make_job(b)) return 1;
@@ -150,7 +151,7 @@ static int snapshot_write(struct snapshot_bench *b)
 
 /* ---- reading ---- */
 
-/* The job is as it is: one that lives is given up only for files that were proven before. */
+/* Restores over the live job, which is given up only for files that were verified before. */
 static double read_over_job(struct snapshot_bench *b)
 {
     bench_save_make_cold(&b->saver);
@@ -160,7 +161,7 @@ static double read_over_job(struct snapshot_bench *b)
     return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
-/* There is no such job. */
+/* Restores when the job does not exist. */
 static double read_once(void *context)
 {
     struct snapshot_bench *b = context;
@@ -173,7 +174,7 @@ static double read_raw(void *context)
     return bench_disk_read(&b->disk, snapshot_bytes(b));
 }
 
-/* In place of the job, once; and onto a shard more than it was written by. */
+/* Restores in place of the job, once; and onto one more shard than the snapshot was written by. */
 static int read_otherwise(struct snapshot_bench *b)
 {
     double values[SNAPSHOT_RUNS];
@@ -199,19 +200,20 @@ static int snapshot_bench_read(struct snapshot_bench *b)
 
 /* ==== interval ==== */
 
-/* A job that trains, and one snapshot in an interval of it: intervals without and with one by turns, so that
- * what the machine does otherwise meets both. With a backward that sleeps, and with one that computes on
- * every core; and, sleeping again, with a snapshot that the job takes by itself, at a step. */
+/* A training job with one snapshot in an interval: intervals without and with a snapshot alternate, so
+ * that other load on the machine affects both. Runs with a backward that sleeps, and with one that
+ * computes on every core; and, sleeping again, with a snapshot that the job takes by its own rule, at a
+ * step. */
 
 #define PAIRS     2
-#define STEPS_MIN 5   /* of an interval, however short it is to be */
-#define BEFORE    0.1 /* of an interval with a snapshot, until that is asked for */
-#define DUE       30  /* steps ahead one that the job takes by itself is due: time to prepare */
+#define STEPS_MIN 5   /* per interval, however short it is */
+#define BEFORE    0.1 /* the fraction of an interval before the snapshot is requested */
+#define DUE       30  /* steps until a snapshot by the job's own rule is due: time to prepare */
 
 static const struct kind {
     const char *how;
-    uint32_t word; /* of a step */
-    bool is_due;   /* the job takes the snapshot by itself */
+    uint32_t word; /* the order for a step */
+    bool is_due;   /* the job takes the snapshot by its own rule */
 } kinds[] = { { "sleeping", STEP_ORDER_STEP, false },
               { "computing", STEP_ORDER_BUSY, false },
               { "due", STEP_ORDER_STEP, true } };
@@ -229,7 +231,7 @@ static void take_peaks(const struct local *local, struct bench_interval *interva
         interval->shard_bytes[s - 1] = bench_process_peak(local->daemons[s].pid);
 }
 
-/* One step more; false, and said. */
+/* Runs one more step. False, with the error printed: it failed. */
 static bool add_step(struct snapshot_bench *b, uint32_t word, struct bench_interval *interval)
 {
     const double seconds = snapshot_step(b, word);
@@ -251,7 +253,7 @@ static bool run_without(struct snapshot_bench *b, const struct kind *kind,
     return true;
 }
 
-/* Until the snapshot is committed, if that is later. */
+/* Runs an interval with a snapshot, at least until the snapshot is committed. */
 static bool run_with(struct snapshot_bench *b, const struct kind *kind,
                      struct bench_interval *interval)
 {
@@ -263,7 +265,7 @@ static bool run_with(struct snapshot_bench *b, const struct kind *kind,
     while (is_ok &&
            (interval->count < STEPS_MIN || bench_now() < end || !atomic_load(&b->saver.is_over))) {
         if (!is_asked && interval->count > 0 && bench_now() >= ask) {
-            b->saver.every = kind->is_due ? b->steps + DUE : 0; // it divides one step of these
+            b->saver.every = kind->is_due ? b->steps + DUE : 0; // divides one of these steps
             if (!bench_save_begin(&b->saver)) return false;
             is_asked = true;
         }
@@ -276,7 +278,7 @@ static bool run_with(struct snapshot_bench *b, const struct kind *kind,
     return is_ok;
 }
 
-/* ---- what is said ---- */
+/* ---- reporting ---- */
 
 static json_t *steps_json(const struct bench_interval *interval)
 {
@@ -293,7 +295,7 @@ static json_t *steps_json(const struct bench_interval *interval)
     return object;
 }
 
-/* Every step, for who wants to see which of them made a bad ratio. */
+/* Adds every step, for readers who want to see which of them caused a bad ratio. */
 static void add_steps(struct snapshot_bench *b, const char *how, struct bench_interval (*pairs)[2])
 {
     char name[48];
@@ -331,7 +333,7 @@ static void report_interval(struct snapshot_bench *b, const char *how,
 
 /* ---- the part ---- */
 
-/* *out only on success. */
+/* *out is set only on success. */
 static bool measure_interval(struct snapshot_bench *b, const struct kind *kind,
                              struct bench_slowdown *out)
 {
@@ -358,7 +360,7 @@ static struct bench_spread spread_of_one(double value)
     return (struct bench_spread) { value, value, value };
 }
 
-/* Before anybody trains: it would take cores. */
+/* Runs before training starts, because it would take cores. */
 static bool measure_stall(struct snapshot_bench *b)
 {
     struct bench_torch torch;
@@ -402,7 +404,7 @@ bool bench_interval_add(struct bench_interval *interval, double seconds)
     return true;
 }
 
-/* All steps of one kind, of all pairs. */
+/* All steps of one kind, from all pairs. */
 struct gathered {
     double *steps; /* owned */
     uint32_t count;
@@ -469,12 +471,12 @@ bool bench_slowdown_of(const struct bench_interval (*pairs)[2], uint32_t pair_co
 
 /* ==== manifest ==== */
 
-/* The manifest of a large snapshot: written with all that makes it durable, and read and judged. Nothing else
- * of the snapshot is there: its files are of the sizes that it says, and without blocks on the disk. */
+/* The manifest of a large snapshot: written durably, and read and verified. The snapshot's other files
+ * have the sizes that the manifest lists, but no blocks on the disk. */
 
 #define MANIFEST_TENSORS_DEFAULT 100000
 #define SHARDS_DEFAULT           256
-#define ROWS                     768 /* of 1024 columns: 79 G parameters, as large models are cut */
+#define ROWS                     768 /* of 1024 columns: 79 G parameters, partitioned like a large model */
 #define LIMIT_S                  5.0
 
 struct manifest_bench {
@@ -508,7 +510,7 @@ static cairn_status add_tensors(struct job_spec_data *spec, uint32_t count)
     return status;
 }
 
-/* A file of that size, which takes nothing of the disk. */
+/* Creates a sparse file of that size, which uses no space on the disk. */
 static bool make_file(const char *folder, const char *path, uint64_t bytes)
 {
     char name[PATH_MAX + 128];
@@ -520,8 +522,7 @@ static bool make_file(const char *folder, const char *path, uint64_t bytes)
     return is_made;
 }
 
-/* Makes the block sums of one file of the bench: [blocks], no two alike. NULL: there is no
- * memory. */
+/* Creates the block sums of one file of the bench: [blocks], all different. NULL: no memory. */
 static uint8_t *make_sums(uint64_t blocks)
 {
     const size_t bytes = (size_t)blocks * CAIRN_SNAPSHOT_SUM_BYTES;
@@ -530,7 +531,7 @@ static uint8_t *make_sums(uint64_t blocks)
     return sums;
 }
 
-/* Each shard's share of the parameters, and of both moments. */
+/* Adds each shard's share of the parameters and of both moments. */
 static bool add_files(struct manifest_bench *m)
 {
     static const char *const folders[] = { "model", "optim" };
@@ -569,7 +570,7 @@ static bool make_manifest(struct manifest_bench *m, const struct snapshot_bench 
     return false;
 }
 
-/* Seconds of both. */
+/* Writes and reads the manifest. Returns the seconds of both. */
 static double write_and_read(void *context)
 {
     struct manifest_bench *m = context;
@@ -577,7 +578,7 @@ static double write_and_read(void *context)
     struct sentence why;
     char path[sizeof m->folder + 32];
     snprintf(path, sizeof path, "%s/%s", m->folder, CAIRN_MANIFEST_NAME);
-    unlink(path); // of the run before: no manifest takes another's place
+    unlink(path); // of the previous run: a manifest never replaces another
     const double begin = bench_now();
     cairn_status status = manifest_commit(m->folder, &m->manifest, &why);
     const double written = bench_now();
@@ -623,8 +624,8 @@ static int snapshot_manifest(struct snapshot_bench *b)
 
 /* ==== export ==== */
 
-/* cairn snapshot export of all of a snapshot, as a process of its own, against a file of as many bytes that
- * is written, and one that is read and written. */
+/* cairn snapshot export of a complete snapshot, in a process of its own, against writing a file of the
+ * same size, and against reading and writing one. */
 
 #define EXPORT_LOOK_MS 2
 
@@ -636,7 +637,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return remove(path);
 }
 
-/* In the child: this program, once more. */
+/* In the child: executes this program again. */
 static void become_export(const struct snapshot_bench *b, const char *to)
 {
     const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -646,7 +647,7 @@ static void become_export(const struct snapshot_bench *b, const char *to)
     _exit(127);
 }
 
-/* True: it ended well. */
+/* Waits for the process. True: it succeeded. */
 static bool await_export(const struct snapshot_bench *b, pid_t pid)
 {
     int status = 0;
@@ -655,13 +656,13 @@ static bool await_export(const struct snapshot_bench *b, pid_t pid)
         const pid_t ended = waitpid(pid, &status, gives_up ? 0 : WNOHANG);
         if (ended == pid || (ended < 0 && errno != EINTR)) break;
         gives_up = gives_up || bench_is_interrupted(b->local);
-        if (gives_up) kill(pid, SIGINT); // it removes what it has begun
+        if (gives_up) kill(pid, SIGINT); // it removes what it has written
         poll(NULL, 0, EXPORT_LOOK_MS);
     }
     return !gives_up && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/* GB/s of the snapshot's bytes, which are read from the disk and written to it. */
+/* Exports the snapshot. Returns GB/s of its bytes, which are read from the disk and written to it. */
 static double export_once(void *context)
 {
     struct snapshot_bench *b = context;
@@ -683,7 +684,8 @@ static double copy_raw(void *context)
     return bench_disk_copy(&b->disk, snapshot_bytes(b));
 }
 
-/* No export is faster than the disk reads and writes as many bytes: so much it does of that. */
+/* An export cannot be faster than the disk reads and writes the same bytes; the ratio shows the part it
+ * reaches. */
 static int snapshot_export(struct snapshot_bench *b)
 {
     struct bench_result copy = { .bench = NULL };
@@ -698,10 +700,10 @@ static int snapshot_export(struct snapshot_bench *b)
 
 /* ==== import ==== */
 
-/* cairn.import_checkpoint of a file of torch.save with both moments, by one worker, against direct reads of a
- * file of as many bytes. */
+/* cairn.import_checkpoint of a torch.save file with both moments, by one worker, against direct reads of
+ * a file of the same size. */
 
-/* GB/s of the file's bytes. */
+/* Imports the file and returns GB/s of its bytes. */
 static double import_once(void *context)
 {
     struct snapshot_bench *b = context;
@@ -733,8 +735,8 @@ static int snapshot_import(struct snapshot_bench *b)
 static const struct part {
     const char *name, *unit, *reference_name;
     bool less_is_better;
-    uint64_t params;  /* by default; 0: it has no job */
-    uint32_t workers; /* the same */
+    uint64_t params;  /* the default; 0: the part has no job */
+    uint32_t workers; /* the default */
     int (*run)(struct snapshot_bench *b);
 } parts[] = {
     { "write", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
@@ -767,7 +769,7 @@ static void make_model(struct snapshot_bench *b, const struct part *part)
     snprintf(model->job, sizeof model->job, "bench.snapshot");
 }
 
-/* -1: go on. */
+/* -1: continue. */
 static int check_room(const struct snapshot_bench *b)
 {
     struct statvfs fs;
@@ -782,7 +784,7 @@ static int check_room(const struct snapshot_bench *b)
         ctl_bytes(on_disk), b->ctl->bench.folder, ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
 }
 
-static const struct part *running; /* what run_there runs */
+static const struct part *running; /* the part that run_there runs */
 
 static int run_there(struct local *local, void *context)
 {
@@ -796,7 +798,7 @@ static int run_there(struct local *local, void *context)
     return done;
 }
 
-/* In a cluster of its own. */
+/* Runs the part in a cluster of its own. */
 static int run_part(struct snapshot_bench *b, const struct part *part)
 {
     static struct local local;
@@ -811,11 +813,11 @@ static int run_part(struct snapshot_bench *b, const struct part *part)
     return done;
 }
 
-/* Adds the medians of this part to the parts of the whole bench. */
+/* Adds the medians of this part to the parts of the complete bench. */
 static void add_result(struct snapshot_bench *b, const struct part *part)
 {
     char name[64];
-    if (!(b->result->value.median > 0)) return; // it was skipped
+    if (!(b->result->value.median > 0)) return; // the part was skipped
     snprintf(name, sizeof name, "%s_%s", part->name, part->unit);
     snapshot_set(b, name, b->result->value.median);
     snprintf(name, sizeof name, "%s_reference_%s", part->name, part->unit);
@@ -826,7 +828,7 @@ static void add_result(struct snapshot_bench *b, const struct part *part)
 
 /* ---- the bench ---- */
 
-/* -1: go on. */
+/* -1: continue. */
 static int check_snapshot(struct ctl *ctl)
 {
     struct statvfs fs;
@@ -856,7 +858,7 @@ static json_t *params_of(const struct snapshot_bench *b)
                      b->seconds, "folder", b->ctl->bench.folder);
 }
 
-/* `result` is what the first part says; the others are among its parts. */
+/* `result` receives the first part's figures; the others are among its parts. */
 static int run_parts(struct snapshot_bench *b, struct bench_result *result)
 {
     const char *only = b->ctl->bench.only;
@@ -885,7 +887,7 @@ int bench_snapshot(struct ctl *ctl)
     char name[32] = "snapshot";
     int done = check_snapshot(ctl);
     if (done >= 0) return done;
-    setenv("TMPDIR", ctl->bench.folder, 1); // where the clusters' folders are
+    setenv("TMPDIR", ctl->bench.folder, 1); // where the clusters' folders are created
     if (ctl->shards == 0) ctl->shards = 2;
     bench.ctl = ctl;
     bench.parts = json_object();

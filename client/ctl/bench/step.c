@@ -1,11 +1,12 @@
-/* cairn bench step: a whole step of real worker processes: begin, push all gradients, commit, fetch all
- * parameters; seconds of the slowest worker. Gradients are made outside the clock; with bf16 on the wire
- * their cast from fp32 is within it. The reference is the least that any way of doing this moves: every
- * worker copies its gradients once and its parameters once (twice where they are read as stage 3 does), by
- * memcpy, all workers at a time. With --backend cuda the shards of the bench's own cluster have their state
- * on a card; then it is also said what each phase took there, and how much of the card all took. With
- * --memory device workers have gradients and parameters there, too, and the reference copies on the card.
- * With --global-batch the reference is the same step with its micro-batches added up in the workers. */
+/* cairn bench step: a complete step of real worker processes: begin, push all gradients, commit, fetch all
+ * parameters; in seconds of the slowest worker. The time excludes the creation of the gradients, but with
+ * bf16 on the wire it includes their cast from fp32. The reference is the least data movement that any
+ * implementation needs: every worker copies its gradients once and its parameters once (twice if they are
+ * read as in stage 3), by memcpy, all workers at the same time. With --backend cuda the shards of the
+ * bench's own cluster have their state on a card, and the bench also reports the time of each phase there,
+ * and how much of the card's memory is used. With --memory device workers have gradients and parameters on
+ * the card, too, and the reference copies on the card. With --global-batch the reference is the same step
+ * with its micro-batches accumulated in the workers. */
 #include "client/ctl/bench/bench.h"
 
 #include <errno.h>
@@ -23,9 +24,9 @@
 
 /* ==== card ==== */
 
-/* Memory of a card and of processes, for benches. One thread. */
+/* Measures the memory of a card and of processes, for benches. One thread. */
 
-/* In the process of its own; its exit status. */
+/* Runs in a process of its own. Returns that process's exit status. */
 static int ask_card(const char *device, int answer_fd)
 {
     struct home *home = NULL;
@@ -37,14 +38,14 @@ static int ask_card(const char *device, int answer_fd)
     return write(answer_fd, &bytes, sizeof bytes) == sizeof bytes ? 0 : 1;
 }
 
-/* Bytes of the card that nobody has taken now; its device as of home_open_cuda. A process of its own
- * asks: a context is not inherited by those that a bench forks afterwards, and what it takes itself is the
- * same each time. False, and said on stderr: there is no such card. */
+/* Returns the bytes of the card that are free now; `device` as for home_open_cuda. A separate process
+ * asks: a context cannot be inherited by processes that a bench forks later, and the context's own
+ * memory is the same each time. False, with an error on stderr: there is no such card. */
 static bool bench_card_free(const char *device, uint64_t *bytes_out)
 {
     int fds[2];
     if (pipe2(fds, O_CLOEXEC) != 0) return false;
-    fflush(NULL); // what is not written yet would be written twice
+    fflush(NULL); // else buffered output would be written twice
     const pid_t pid = fork();
     if (pid == 0) _exit(ask_card(device, fds[1]));
     close(fds[1]);
@@ -58,11 +59,11 @@ static bool bench_card_free(const char *device, uint64_t *bytes_out)
 
 /* ==== timeline ==== */
 
-/* Writes what happened when in one step, as a trace that browsers draw (chrome://tracing,
- * ui.perfetto.dev): JSON, one event ("ph": "X") a span, a process a worker or shard. */
+/* Writes the times of one step as a trace that browsers draw (chrome://tracing, ui.perfetto.dev): JSON
+ * with one event ("ph": "X") per span and one process per worker or shard. */
 
-/* The steps of some workers: spans [workers][spans_each], kind NONE: not used; rounds [workers], which the
- * steps are of. */
+/* The steps of several workers: spans [workers][spans_each], where kind NONE is unused; rounds
+ * [workers], the round of each worker's step. */
 struct bench_trace {
     const struct bench_span *spans;
     const uint64_t *rounds;
@@ -150,7 +151,8 @@ static double first_begin(const struct bench_trace *trace)
     return first;
 }
 
-/* Writes the file; of the shards, too, if they are the bench's own. False, and said. */
+/* Writes the file, including the shards if they are the bench's own. False, with the error printed: it
+ * failed. */
 static bool bench_timeline_write(const struct bench_trace *trace, const struct local *local,
                                  const char *path)
 {
@@ -166,7 +168,7 @@ static bool bench_timeline_write(const struct bench_trace *trace, const struct l
     return ok;
 }
 
-/* Pushes begin in order of time: so their union is a walk. */
+/* Pushes are sorted by their begin, so a single walk finds their union. */
 static void add_overlap(const struct bench_span *spans, uint32_t count, double *both, double *all)
 {
     double begin = 0, end = 0, reached = 0;
@@ -182,7 +184,7 @@ static void add_overlap(const struct bench_span *spans, uint32_t count, double *
     }
 }
 
-/* How much of the time in which a push was under way a backward was, too, of all workers; 0 to 1. */
+/* The fraction (0 to 1) of the time with a push in flight in which a backward ran, over all workers. */
 static double bench_timeline_overlap(const struct bench_trace *trace)
 {
     double both = 0, all = 0;
@@ -191,7 +193,7 @@ static double bench_timeline_overlap(const struct bench_trace *trace)
     return all > 0 ? both / all : 0;
 }
 
-/* How much of a fetch's time lies within uses of other tensors (uses do not overlap). */
+/* Returns the part of a fetch's time that lies within uses of other tensors (uses do not overlap). */
 static double used_meanwhile(const struct bench_span *fetch, const struct bench_span *spans,
                              uint32_t count)
 {
@@ -206,7 +208,8 @@ static double used_meanwhile(const struct bench_span *fetch, const struct bench_
     return both;
 }
 
-/* How much of the time in which a tensor was fetched another one was used, of all workers; 0 to 1. */
+/* The fraction (0 to 1) of the time in which a tensor was fetched that another one was in use, over all
+ * workers. */
 static double bench_timeline_ahead(const struct bench_trace *trace)
 {
     double both = 0, all = 0;
@@ -223,7 +226,7 @@ static double bench_timeline_ahead(const struct bench_trace *trace)
 
 /* ==== plan ==== */
 
-/* The memory that the bench shares with its workers: they write there what happened when. */
+/* The memory that the bench shares with its workers, which record the times of their steps there. */
 
 static size_t spans_bytes(const struct step_plan *plan, uint32_t workers)
 {
@@ -257,8 +260,7 @@ void bench_step_plan_release(struct step_plan *plan, uint32_t workers)
 
 /* ==== shards ==== */
 
-/* The figures of a shard in one round, measured from the round before it where they are
- * counters. */
+/* The figures of a shard in one round; counters are differences from the round before. */
 enum { RECEIVE_FOLD, SUMS, UPDATE_PUBLISH, LAUNCHES, IN_BYTES, OUT_BYTES, FIGURES };
 static const char *const names[FIGURES] = { "shard_receive_fold_s",   "shard_sums_s",
                                             "shard_update_publish_s", "shard_launches",
@@ -282,7 +284,7 @@ static double figure_of(const struct bench_times *t, int figure)
     }
 }
 
-/* medians[FIGURES], of one shard; false: its log has no second round. */
+/* Computes medians[FIGURES] of one shard; false: its log has no second round. */
 static bool read_shard(const struct local *local, int number, double *medians)
 {
     struct bench_times *times = NULL;
@@ -310,9 +312,9 @@ static void add_figures(const struct local *local, json_t *parts)
     for (int f = 0; f < FIGURES; f++) json_object_set_new(parts, names[f], json_real(greatest[f]));
 }
 
-/* Adds to `parts` the medians over all rounds but the first of what a shard's phases took, and of what its
- * device did: launches, bytes copied to it and from it; and the memory that a shard and a worker have now, in
- * bytes. With several shards, or workers, each figure is the greatest. */
+/* Adds to `parts` the medians, over all rounds but the first, of the times of a shard's phases and of
+ * its device's work (launches, bytes copied to it and from it), and the memory in bytes that a shard and
+ * a worker use now. With several shards or workers, each figure is the maximum. */
 static void step_shards_report(const struct local *local, const struct bench_crew *crew,
                                json_t *parts)
 {
@@ -334,9 +336,9 @@ static void step_shards_report(const struct local *local, const struct bench_cre
 
 #define PARAMS_DEFAULT       64000000u
 #define STEP_TENSORS_DEFAULT 64
-#define SHARD_BYTES          28 /* an element of state: with what is beside it */
+#define SHARD_BYTES          28 /* per element: its state, with the shard's other memory */
 #define SHARD_BYTES_OF_CARD \
-    12 /* what of that stays in host memory: two published copies, landing */
+    12 /* the part of it that stays in host memory: two published copies, landing */
 
 struct step_bench {
     const struct ctl *ctl;
@@ -346,11 +348,12 @@ struct step_bench {
     struct bench_crew crew;
     struct bench_report reports[BENCH_WORKERS_MAX];
     double parts[STEP_FIGURES][BENCH_RUNS_MAX + 1];
-    /* of a traced one: what of the pushes lies within the backward, of the fetches within uses of others */
+    /* for a traced step: the fractions of pushes within the backward, and of fetches within uses of
+     * others */
     double overlaps[BENCH_RUNS_MAX + 1], aheads[BENCH_RUNS_MAX + 1];
     uint32_t part_count; /* the first is of the run that is not measured */
-    uint64_t card_bytes; /* free of the card before there was a cluster */
-    double added_bytes;  /* that a worker pushed where it added up */
+    uint64_t card_bytes; /* free on the card before the cluster started */
+    double added_bytes;  /* pushed by a worker in steps that accumulate in the worker */
 };
 
 static double most(const struct step_bench *bench, int figure)
@@ -405,7 +408,7 @@ static double run_added(void *context)
     return most(bench, STEP_FIGURE_ALL);
 }
 
-/* ---- what is asked for ---- */
+/* ---- the options ---- */
 
 static bool is_on_card(const struct step_bench *bench)
 {
@@ -425,7 +428,7 @@ static uint64_t bytes_needed(const struct step_bench *bench)
 
 static const char *const read_names[] = { "fetch", "map", "units" }; /* by enum step_read */
 
-/* NULL: fetch. False: there is no such way. */
+/* Parses --read; NULL means fetch. False: unknown name. */
 static bool read_of(const char *name, enum step_read *out)
 {
     for (size_t i = 0; name != NULL && i < sizeof read_names / sizeof *read_names; i++) {
@@ -436,7 +439,7 @@ static bool read_of(const char *name, enum step_read *out)
     return name == NULL;
 }
 
-/* -1: go on. */
+/* -1: continue. */
 static int check_device_memory(const struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
@@ -450,7 +453,7 @@ static int check_device_memory(const struct step_bench *bench)
     return ctl_usage_fail(ctl, "--memory device: parameters are fetched; leave --read out");
 }
 
-/* -1: go on. */
+/* -1: continue. */
 static int check_batch(const struct step_bench *bench)
 {
     const struct ctl_bench *asked = &bench->ctl->bench;
@@ -461,7 +464,7 @@ static int check_batch(const struct step_bench *bench)
                                       "and --memory device out");
 }
 
-/* -1: go on. */
+/* -1: continue. */
 static int check_step(struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
@@ -483,7 +486,7 @@ static int check_step(struct step_bench *bench)
     return bench_check_memory(bytes_needed(bench), "", "--params or --workers");
 }
 
-/* The number of --device; the first card without one, -1 of a UUID. */
+/* Returns the number given by --device; 0, the first card, without one; -1 for a UUID. */
 static int card_of(const char *device)
 {
     if (device == NULL) return 0;

@@ -1,4 +1,4 @@
-/* Benches of tensors: many small ones, one that is mapped, very many that are opened. */
+/* Benches of tensors: many small tensors, a mapped tensor, opening a very large number of tensors. */
 #include "client/ctl/bench/bench.h"
 
 #include <inttypes.h>
@@ -15,15 +15,15 @@
 
 /* ==== tensors ==== */
 
-/* cairn bench tensors: what it costs that a model has many small tensors. A step (begin, push all, commit,
- * fetch all) of 5,000 tensors of 1,024 elements, against the step of one tensor of as many bytes, in the
- * same workers and shards: the ratio is what is paid for the number of tensors.
+/* cairn bench tensors: the cost of having many small tensors in a model. A step (begin, push all, commit,
+ * fetch all) of 5,000 tensors of 1,024 elements runs against a step of one tensor with the same number of
+ * bytes, in the same workers and shards: the ratio is the cost of the number of tensors.
  *
- * All tensors are pushed by one call of cairn_push_many, and fetched by one of cairn_fetch_many;
- * _singly_s_ is the step in which each has calls of its own.
+ * All tensors are pushed by one call of cairn_push_many, and fetched by one of cairn_fetch_many; _singly_s_
+ * is the step in which each tensor is pushed and fetched by separate calls.
  *
- * The parts are of both steps, _many_ and _one_: what the worker waited for, and what the slowest shard
- * did with the round meanwhile, by its log (bench.h), in a cluster of the bench's own, and processor
+ * The parts describe both steps, _many_ and _one_: what the worker waited for; what the slowest shard did
+ * with the round meanwhile, according to its log (bench.h), in the bench's own cluster; and processor
  * time. */
 
 #define TENSORS_DEFAULT 5000
@@ -37,7 +37,7 @@ enum {
     PART_COMMIT,
     PART_FETCH,
     PART_CPU,
-    PART_DAEMONS_CPU, /* the following: of daemons of its own */
+    PART_DAEMONS_CPU, /* this and the following: only of the bench's own daemons */
     PART_COLLECT,
     PART_SUMS,
     PART_UPDATE,
@@ -112,11 +112,11 @@ static cairn_status fetch_all(struct tensors_worker *w, const struct bench_membe
     return status;
 }
 
-/* The calls by which a step moves its tensors: lists, or one call a tensor. */
+/* How a step moves its tensors: by lists, or by one call per tensor. */
 struct way {
     const struct bench_member *member;
     const struct bench_model *model;
-    cairn_list *pushes, *fetches; /* NULL: a call a tensor */
+    cairn_list *pushes, *fetches; /* NULL: one call per tensor */
 };
 
 static cairn_status push_step(const struct tensors_worker *w, const struct way *way,
@@ -156,7 +156,7 @@ static bool run_step(struct tensors_worker *w, const struct way *way, struct ben
     return bench_is_ok(status);
 }
 
-/* All tensors of the model, in that memory. */
+/* Returns the parts for all tensors of the model, in the given memory. */
 static struct cairn_part *parts_of(const struct bench_member *member,
                                    const struct bench_model *model, char *memory)
 {
@@ -227,7 +227,7 @@ static double most(const struct tensors_bench *bench, int figure)
     return bench_greatest(bench->reports, bench->workers, figure);
 }
 
-/* Processor time of all daemons so far. */
+/* Returns the processor time of all daemons so far. */
 static double daemons_cpu_s(const struct tensors_bench *bench)
 {
     const struct local *local = bench->crew.local;
@@ -269,7 +269,7 @@ static double run_one(void *context)
 
 #define SINGLY_RUNS 5
 
-/* Behind the runs by turns. False: it failed. */
+/* Runs after the alternating runs. False: it failed. */
 static bool run_singly(struct tensors_bench *bench, double *median_out)
 {
     double values[SINGLY_RUNS];
@@ -288,7 +288,7 @@ static void add_longest(double *greatest, uint64_t from_us, uint64_t to_us)
     if (s > *greatest) *greatest = s;
 }
 
-/* A run's round is the one that was granted while it ran. */
+/* Assigns to each run the round that was granted while the run was active. */
 static void add_shard(struct side *side, const struct bench_times *times, size_t count)
 {
     size_t at = 0;
@@ -342,7 +342,7 @@ static int run_there(struct local *local, void *context)
     return done;
 }
 
-/* ---- what is asked for ---- */
+/* ---- the options ---- */
 
 static void make_models(struct tensors_bench *bench)
 {
@@ -388,10 +388,10 @@ int bench_tensors(struct ctl *ctl)
 
 /* ==== map ==== */
 
-/* cairn bench map: a unit of one tensor, cut over the shards, is mapped where they published it, and one
- * load of every cache line of it is summed; by one worker, and after a round, so that it is a version
- * that was never mapped before. The reference is memcpy of as many bytes to memory that was written before:
- * what gathering the unit would take at least. */
+/* cairn bench map: maps a unit of one tensor, which is split over the shards, where they published it,
+ * and sums one load from each of its cache lines. One worker does this after a round, so that the
+ * version was never mapped before. The reference is a memcpy of the same number of bytes to memory that
+ * was written before: the least cost of gathering the unit. */
 
 #define MAP_PARAMS_DEFAULT 16777216u /* 64 MiB of fp32 */
 #define LINE_BYTES         64
@@ -422,8 +422,8 @@ struct map_bench {
 struct map_worker {
     struct bench_member member;
     size_t bytes;    /* of the unit */
-    uint8_t *memory; /* [2][bytes]: from and to, of the reference */
-    uint64_t sum;    /* of what was read: the loads are for something */
+    uint8_t *memory; /* [2][bytes]: source and destination of the reference */
+    uint64_t sum;    /* of the bytes read, so that the loads are not optimized away */
 };
 
 static bool take_memory(struct map_worker *w)
@@ -449,7 +449,7 @@ static uint64_t sum_lines(const uint8_t *memory, size_t bytes)
     return sum;
 }
 
-/* A round in which nothing is pushed: what is published is a new version all the same. */
+/* Runs a round in which nothing is pushed: it publishes a new version nevertheless. */
 static cairn_status make_version(struct map_worker *w, struct cairn_version *version_out)
 {
     struct cairn_round round = { .struct_size = sizeof round };
@@ -501,7 +501,7 @@ static void run_copy(struct map_worker *w, struct bench_report *report)
 {
     const double begin = bench_now();
     memcpy(w->memory, w->memory + w->bytes, w->bytes);
-    __asm__ volatile("" : : "r"(w->memory) : "memory"); // somebody reads it
+    __asm__ volatile("" : : "r"(w->memory) : "memory"); // forces the compiler to keep the copy
     report->figures[MAP_FIGURE_ALL] = bench_now() - begin;
 }
 
@@ -590,7 +590,7 @@ static void make_model_map(struct map_bench *bench)
              model->wire == CAIRN_F32 ? "f32" : "bf16");
 }
 
-/* -1: go on. */
+/* -1: continue. */
 static int check_map(const struct map_bench *bench)
 {
     const int done = bench_check(bench->ctl, 1, 1);
@@ -623,23 +623,23 @@ int bench_map(struct ctl *ctl)
 
 /* ==== open ==== */
 
-/* cairn bench open: what others feel while a job of very many tensors is opened, in a cluster of the bench's
- * own. One process steps a small job all the time; another opens a new job of 300,000 tensors of 3 elements,
- * again and again. The subject is the longest step of the first one while the other opens, the reference its
- * longest step in as long a time at rest.
+/* cairn bench open: measures how opening a job of very many tensors affects other jobs, in the bench's own
+ * cluster. One process continuously steps a small job; another repeatedly opens a new job of 300,000
+ * tensors of 3 elements. The subject is the first process's longest step during an opening; the reference
+ * is its longest step at rest, over a period of the same length.
  *
- * The parts: how long an opening took (open_s), and what of memory it left in the trainer for each tensor
- * (trainer_bytes_a_tensor), by its greatest resident memory. */
+ * The parts are the time of an opening (open_s), and the memory that an opening left in the trainer per
+ * tensor (trainer_bytes_a_tensor), by its peak resident memory. */
 
 #define OPEN_TENSORS_DEFAULT 300000
 #define RUNS                 5
 #define OPEN_MS              300000
 #define NAME_BYTES           24
 
-/* Shared with the processes. */
+/* Shared with the child processes. */
 struct shared {
     atomic_bool measuring;
-    _Atomic double longest_s; /* step since measuring began */
+    _Atomic double longest_s; /* the longest step since measuring began */
     double open_s, trainer_bytes;
 };
 
@@ -651,7 +651,7 @@ struct open_bench {
     double open_s[RUNS + 1], trainer_bytes[RUNS + 1];
 };
 
-/* ---- who steps all the time ---- */
+/* ---- the process that steps continuously ---- */
 
 static bool step_once(struct bench_member *member, const float *gradient)
 {
@@ -691,7 +691,7 @@ static int step_for_ever(const struct bench_worker *worker)
     return 0;
 }
 
-/* ---- who opens ---- */
+/* ---- the process that opens jobs ---- */
 
 static double resident_bytes(void)
 {
@@ -752,7 +752,7 @@ static void begin_measure(struct open_bench *bench)
     atomic_store(&bench->shared->measuring, true);
 }
 
-/* 0: it failed, and has said why. */
+/* Returns 0 if it failed, after printing the error. */
 static double run_opening(struct open_bench *bench)
 {
     int status = 0;

@@ -1,19 +1,20 @@
-/* cairn bench update: what a shard does with the gradients of a step, by the kernels and in the passes of
+/* cairn bench update: a shard's work on the gradients of a step, with the kernels and passes of
  * server/shard/update.c, without the messages: two contributions are folded and summed, then AdamW
- * updates and publishes. Counted bytes an element, with bf16 on the wire (fp32):
+ * updates and publishes. Counted bytes per element, with bf16 on the wire (fp32 in parentheses):
  *
  *   fold      reads 2 contributions of 2 (4), writes the sum 4                          8  (12)
  *   update    reads the sum 4, reads and writes parameter and two moments 24,
  *             writes the published copy 2 (4)                                          30  (32)
  *
- * What the hardware adds (it reads a line before it writes a part of it) is not counted. The reference
- * updates the same seven arrays in place: each is read and written, 38 bytes an element (48).
- * On a device (--backend cuda) the arrays lie on it, and the reference copies as many bytes there.
- * --only adamw: the update of one fp32 gradient without a published copy, as an optimizer in the trainer
- * has it: 28 bytes against four arrays in place. --only zeros: the same where gradients and moments are 0, as
- * of rows that nobody uses; a device's square root and division have a slow way for zero. --only fold: the
- * first row above. --only hash: the leaf hashes of an fp32 plane, 4, against libsodium's. --only copy: such
- * a plane out of pinned host memory into a device, and back, 8. */
+ * Additional traffic of the hardware (it reads a line before it writes a part of it) is not counted. The
+ * reference updates the same seven arrays in place: each is read and written, 38 bytes per element (48).
+ * With --backend cuda the arrays are on the device, and the reference copies as many bytes there.
+ *
+ * --only adamw: the update of one fp32 gradient without a published copy, like an optimizer in the trainer:
+ * 28 bytes against four arrays in place. --only zeros: the same with gradients and moments of 0, like rows
+ * that are never used; a device's square root and division have a slow path for zero. --only fold: the
+ * first row above. --only hash: the leaf hashes of an fp32 plane, 4 bytes, against libsodium's. --only
+ * copy: copies such a plane from pinned host memory into a device, and back, 8 bytes. */
 #include <inttypes.h>
 #include <assert.h>
 #include <jansson.h>
@@ -46,18 +47,18 @@ struct bench_stream {
 #define UPDATE_SOURCES      2
 #define UPDATE_THREADS_MAX  64
 
-/* The part of an update that is done, by --only. */
+/* The part of an update that --only selects. */
 enum update_only {
-    UPDATE_ALL,   /* fold and update, as a shard */
+    UPDATE_ALL,   /* fold and update, like a shard */
     UPDATE_ADAMW, /* of an fp32 gradient, without a published copy */
-    UPDATE_ZEROS, /* the same, of gradients and moments that are and stay 0 */
+    UPDATE_ZEROS, /* the same, with gradients and moments that are and remain 0 */
     UPDATE_FOLD,
     UPDATE_HASH, /* the leaf hashes of a plane */
-    UPDATE_COPY, /* a plane into a device and out of it */
+    UPDATE_COPY, /* a plane into a device and back */
     UPDATE_ONLIES
 };
 
-/* The data that the works of one chunk point to while they run. */
+/* The data that the work items of one chunk point to while they run. */
 struct update_slot {
     struct fold_source sources[UPDATE_SOURCES];
     struct sums sums;
@@ -65,44 +66,45 @@ struct update_slot {
     struct hash hashes[UPDATE_CHUNK_LEAVES];
 };
 
-/* A thread's own things, owned. */
+/* The data of one thread, owned. */
 struct update_thread {
     struct home_stream *stream;
     struct update_slot *slots; /* [list_chunks] */
-    struct home_work *works;   /* [list_chunks], at least as many as a chunk is filled with */
-    float *values;             /* [chunk] host memory, to fill from */
+    struct home_work *works;   /* [list_chunks], at least as many as are needed to fill a chunk */
+    float *values;             /* [chunk] host memory, the source for filling */
 };
 
 struct update_arrays {
-    /* set by the caller before opening */
+    /* set by the caller before update_arrays_open */
     struct home *home; /* borrowed */
     struct geometry geometry;
     struct group_scalars scalars;
     cairn_dtype wire_dtype;
     enum update_only only;
-    size_t elems; /* whole chunks */
+    size_t elems; /* a multiple of the chunk size */
     uint32_t threads;
-    /* owned: addresses in the home; NULL: not of this bench */
+    /* owned: addresses in the home; NULL: not used by this bench */
     void *sources[UPDATE_SOURCES], *wire; /* [elems] wire_dtype */
     float *sum, *param, *exp_avg, *exp_avg_sq;
-    float *host; /* [elems] pinned host memory, of UPDATE_COPY; in large pages */
+    float *host; /* [elems] pinned host memory, for UPDATE_COPY; in large pages */
     bool is_pinned;
-    void *copies; /* a device's: room for all arrays once more; NULL for the host */
+    void *copies; /* on a device: room for a copy of all arrays; NULL for the host */
     struct bench_stream streams[BENCH_STREAMS_MAX]; /* the same arrays */
     struct update_map {
-        struct home_memory memory; /* a device's */
-        void *map;                 /* the host's, in large pages */
+        struct home_memory memory; /* on a device */
+        void *map;                 /* on the host, in large pages */
         size_t bytes;
-    } maps[BENCH_STREAMS_MAX + 2]; /* of the same, of copies, of host */
+    } maps[BENCH_STREAMS_MAX + 2]; /* of the arrays above, of copies, of host */
     size_t stream_count, map_count;
-    size_t streams_bytes; /* an element: of all arrays */
-    size_t list_chunks;   /* works that a thread gives at once */
+    size_t streams_bytes; /* per element, over all arrays */
+    size_t list_chunks;   /* work items that a thread submits at once */
     struct update_thread thread[UPDATE_THREADS_MAX];
 };
 
 /* ==== streams ==== */
 
-/* A page of an fp32 stream, half a page of a 16-bit one: bursts that prefetchers and memory like. */
+/* A page of an fp32 stream, half a page of a 16-bit stream: burst sizes that suit prefetchers and
+ * memory. */
 #define BURST_ELEMS ((size_t)1024)
 
 typedef void (*add_fn)(uint32_t *data, size_t words, uint32_t increment);
@@ -146,12 +148,12 @@ static add_fn choose_add(void)
     return add_plain;
 }
 
-/* Reads and writes elements [first, first + elems) of every stream, side by side, and leaves all as it was:
- * it adds 0. first and elems are multiples of 2048. In the widest instruction set that the CPU has. */
+/* Reads and writes elements [first, first + elems) of every stream, side by side, without changing them:
+ * it adds 0. first and elems are multiples of 2048. Uses the widest instruction set that the CPU has. */
 static void streams_touch(const struct bench_stream *streams, size_t stream_count, size_t first,
                           size_t elems)
 {
-    static volatile uint32_t zero; // not known to the compiler, so that the adds are made
+    static volatile uint32_t zero; // unknown to the compiler, so that the additions are executed
     const add_fn add_to = choose_add();
     assert(stream_count <= BENCH_STREAMS_MAX && elems % BURST_ELEMS == 0);
     for (size_t start = first; start < first + elems; start += BURST_ELEMS)
@@ -164,8 +166,8 @@ static void streams_touch(const struct bench_stream *streams, size_t stream_coun
 
 /* ==== pass ==== */
 
-/* Passes of cairn bench update. Every thread has its part of the chunks, always the same, and has touched it
- * first; it gives its home as many chunks at once as the home likes best. */
+/* Passes of cairn bench update. Every thread has a fixed part of the chunks, which it touched first, and
+ * submits as many chunks at once to its home as works best there. */
 
 #define CHUNK_ELEMS UPDATE_CHUNK_ELEMS
 
@@ -179,7 +181,7 @@ struct pass_thread {
     list_fn *run;
     uint32_t number;
     size_t list_chunks;
-    double cpu; /* seconds of the core that it took */
+    double cpu; /* seconds of processor time that it used */
     cairn_status status;
     struct sentence why;
 };
@@ -189,7 +191,7 @@ static char *at(void *array, size_t chunk, size_t bytes_per_elem)
     return (char *)array + chunk * CHUNK_ELEMS * bytes_per_elem;
 }
 
-/* ---- lists of works ---- */
+/* ---- lists of work items ---- */
 
 static struct home_work fold_of(const struct update_arrays *arrays, size_t chunk,
                                 struct update_slot *slot)
@@ -268,7 +270,7 @@ static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t c
     return run_works(thread, hash_of, first, count);
 }
 
-/* A leaf after the other. */
+/* Hashes one leaf after the other. */
 static cairn_status libsodium_list(struct pass_thread *thread, size_t first, size_t count)
 {
     struct update_thread *own = thread->own;
@@ -304,7 +306,7 @@ static cairn_status out_list(struct pass_thread *thread, size_t first, size_t co
     return copy_list(thread, thread->arrays->host, thread->arrays->param, first, count);
 }
 
-/* Used by the reference pass on the host alone. */
+/* Used only by the reference pass on the host. */
 static cairn_status touch_list(struct pass_thread *thread, size_t first, size_t count)
 {
     streams_touch(thread->arrays->streams, thread->arrays->stream_count, first * CHUNK_ELEMS,
@@ -361,7 +363,7 @@ static void *pass_main(void *argument)
     return NULL;
 }
 
-/* The seconds it took, and of all cores in *cpu_sum; 0: it failed. */
+/* Returns the elapsed seconds, and the processor seconds of all threads in *cpu_sum; 0: it failed. */
 static double run_pass(struct update_arrays *arrays, list_fn *run, size_t list_chunks,
                        double *cpu_sum, struct sentence *why)
 {
@@ -392,7 +394,7 @@ static double run_pass(struct update_arrays *arrays, list_fn *run, size_t list_c
     return 0;
 }
 
-/* One list: the device has all of it at once. */
+/* Copies all arrays as one list, which the device receives at once. */
 static double copy_all(struct update_arrays *arrays, struct sentence *why)
 {
     struct home_work works[BENCH_STREAMS_MAX];
@@ -408,7 +410,8 @@ static double copy_all(struct update_arrays *arrays, struct sentence *why)
     return bench_now() - begin;
 }
 
-/* Reads all arrays once and writes as many bytes: in place on the host, a copy on a device. */
+/* Reads all arrays once and writes the same number of bytes: in place on the host, as a copy on a
+ * device. */
 static double pass_reference(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
 {
     if (arrays->copies != NULL) return copy_all(arrays, why);
@@ -417,7 +420,7 @@ static double pass_reference(struct update_arrays *arrays, double *cpu_sum, stru
 
 /* ==== arrays ==== */
 
-/* The arrays of cairn bench update: where a shard of that home has them. */
+/* The arrays of cairn bench update, placed where a shard of that home has them. */
 
 #define LIST_CHUNKS_MAX 1024
 #define FILL_WORKS      (UPDATE_SOURCES + 1)
@@ -429,7 +432,7 @@ static bool is_host(const struct update_arrays *arrays)
 
 /* ---- memory ---- */
 
-/* In large pages, as a shard's arenas are. */
+/* Maps memory in large pages, like a shard's arenas. */
 static void *map_host(struct update_map *map, size_t bytes)
 {
     char *at = pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
@@ -454,7 +457,7 @@ static void *make_memory(struct update_arrays *arrays, size_t bytes, struct sent
     return base;
 }
 
-/* `begin`: where a shard has it in a page, proto/fabric/backend.h. */
+/* `begin`: the array's offset in a page, as in a shard (proto/fabric/backend.h). */
 static void *make_array(struct update_arrays *arrays, size_t stream, size_t bytes_per_elem,
                         struct sentence *why)
 {
@@ -467,7 +470,7 @@ static void *make_array(struct update_arrays *arrays, size_t stream, size_t byte
     return base + begin;
 }
 
-/* Pinned as a shard's landing is; where that fails, copies are slower, and right. */
+/* Pins the memory like a shard's landing area; if pinning fails, copies are slower but correct. */
 static bool make_host(struct update_arrays *arrays, struct sentence *why)
 {
     const size_t bytes = arrays->elems * sizeof *arrays->host;
@@ -520,9 +523,9 @@ static bool make_thread(struct update_arrays *arrays, struct update_thread *thre
     return false;
 }
 
-/* Makes them, and fills them: gradients of about the size that a step has, or of UPDATE_ZEROS zeros;
- * parameters and moments have seen one update. False: `why` says it, and all is given back by
- * update_arrays_close. */
+/* Allocates the arrays and fills them: gradients have the magnitude of a training step's, or are zeros
+ * for UPDATE_ZEROS; parameters and moments have seen one update. False: `why` has the reason, and
+ * update_arrays_close frees everything. */
 static bool update_arrays_open(struct update_arrays *arrays, struct sentence *why)
 {
     const uint32_t best = home_info(arrays->home)->works_best;
@@ -552,9 +555,9 @@ static void update_arrays_close(struct update_arrays *arrays)
 
 /* ==== hash ==== */
 
-/* Measures for cairn bench update --only hash: one thread hashes a plane by each instruction set
- * that this CPU has, by turns; "plain" is libsodium, a leaf after the other. Seconds are processor
- * time of the thread, as others may use the cores, too. */
+/* Measures for cairn bench update --only hash: one thread hashes a plane with each instruction set that
+ * this CPU has, alternately; "plain" is libsodium, one leaf after the other. Seconds are the thread's
+ * processor time, since other processes may use the cores, too. */
 
 #define ROUNDS      9
 #define ROUND_ELEMS ((size_t)4 << 20)
@@ -600,24 +603,24 @@ static void hash_sets(const struct update_arrays *arrays, json_t *parts)
 /* ==== bench ==== */
 
 #define PARAMS_DEFAULT      ((uint64_t)64 << 20)
-#define THREADS_OF_DEVICE   2 /* while one waits for its list the other one's is at work */
+#define THREADS_OF_DEVICE   2 /* while one thread waits for its list, the other one's list runs */
 #define PASSES_MAX          2
-#define BYTES_MAX           (UPDATE_SOURCES * 4 + 5 * 4) /* an element, of all arrays */
-#define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)              /* and where they are copied to */
+#define BYTES_MAX           (UPDATE_SOURCES * 4 + 5 * 4) /* per element, over all arrays */
+#define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)              /* and the room for their copies */
 
 struct update_bench {
     struct update_arrays arrays;
     double best[PASSES_MAX]; /* seconds of each pass */
-    uint64_t launches;       /* of a device, for all of them once */
-    /* processor time of all runs: their ratio stands on a machine whose cores others use, too */
+    uint64_t launches;       /* of a device, for one run of all passes */
+    /* processor time of all runs; their ratio is valid even on a machine whose cores are shared */
     double subject_cpu, reference_cpu;
     struct sentence why;
 };
 
 /* ---- the two runs ---- */
 
-/* Indexed by enum update_only: --only NAME, its passes, and the counted bytes an element:
- * `bytes`, and `wires` times those of the wire type. */
+/* Indexed by enum update_only: --only NAME, its passes, and the counted bytes per element: `bytes`, plus
+ * `wires` times the size of the wire type. */
 static const struct subject {
     const char *name;
     struct {
@@ -643,7 +646,7 @@ static size_t counted_bytes(const struct update_arrays *arrays)
     return subject->bytes + subject->wires * dtype_size((int)arrays->wire_dtype);
 }
 
-/* Hashes of the host are measured against libsodium's, by the same threads; all else against memory. */
+/* Hashing on the host is measured against libsodium, with the same threads; all else against memory. */
 static bool is_by_libsodium(const struct update_arrays *arrays)
 {
     return arrays->only == UPDATE_HASH && home_info(arrays->home)->is_host;
@@ -695,7 +698,7 @@ static double run_reference(void *context)
                        : fail_run(bench);
 }
 
-/* ---- what is asked for ---- */
+/* ---- the options ---- */
 
 static bool only_of(const char *name, enum update_only *out)
 {
@@ -707,7 +710,7 @@ static bool only_of(const char *name, enum update_only *out)
     return false;
 }
 
-/* -1: go on; else the exit status. */
+/* -1: continue; else the exit status. */
 static int check_words(const struct ctl *ctl, struct update_arrays *arrays)
 {
     const char *wire = ctl->bench.wire, *only = ctl->bench.only, *backend = ctl->bench.backend;
@@ -782,7 +785,7 @@ static void describe_update(const struct update_bench *bench, struct bench_resul
     json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));
 }
 
-/* Once the arrays are there. */
+/* Returns the reference's name. The arrays must be allocated. */
 static const char *reference_name(const struct update_arrays *arrays)
 {
     static char name[48];
@@ -825,7 +828,7 @@ int bench_update(struct ctl *ctl)
 {
     static struct update_bench bench;
     int done = check_words(ctl, &bench.arrays);
-    if (done < 0 && sodium_init() < 0) // until then libsodium hashes by its portable code
+    if (done < 0 && sodium_init() < 0) // without it libsodium uses its portable code
         done = ctl_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
     if (done < 0) done = open_home(ctl, &bench);
     if (done >= 0) return done;

@@ -1,8 +1,9 @@
-/* A worker of the bench of a step. Its gradients are made once, as fp32, as autograd leaves them; a step
- * begins a round, casts them for the wire where that is bf16, pushes each tensor as it is ready, commits,
- * and fetches all parameters (or had read them before, unit by unit: below). All of its memory is of
- * cairn_alloc, as the gradients of the Python package are: so the library may take the shortest way there is,
- * and it has large pages. On a card (below) gradients are of the wire's type already. */
+/* A worker of the bench of a step. Its gradients are created once, as fp32, as autograd produces them. A
+ * step begins a round, casts the gradients for the wire if that is bf16, pushes each tensor as it
+ * becomes ready, commits, and fetches all parameters (or has read them before, unit by unit: below). All
+ * its memory is from cairn_alloc, like the gradients of the Python package, so the library can use the
+ * shortest path, and the memory has large pages. On a card (below) gradients already have the wire's
+ * type. */
 #include "client/ctl/bench/bench.h"
 
 #include <pthread.h>
@@ -15,14 +16,14 @@
 
 /* ==== busy ==== */
 
-/* A backward that computes: every core is at work until a time, as a trainer on the host has it. */
+/* A backward that computes: every core is busy until a given time, as with a trainer on the host. */
 
 enum { TURNS = 4096 };
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t more;
-    double until; /* under the lock */
+    double until; /* protected by the lock */
     bool is_started;
 } busy = { .lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER };
 
@@ -50,7 +51,7 @@ static void *help_compute(void *context)
     return NULL;
 }
 
-/* They end with the process. One that cannot be started is a core that rests. */
+/* Starts the helpers, which end with the process. A helper that cannot be started leaves its core idle. */
 static void start_helpers(void)
 {
     pthread_t thread;
@@ -72,11 +73,11 @@ static void step_compute_until(double seconds)
 
 /* ==== worker ==== */
 
-/* A worker of the bench of a step, in its process: what worker.c and step.c share. */
+/* A worker of the bench of a step, in its process: shared by worker.c and step.c. */
 
-/* A unit that was asked for, and is not known to be there. */
+/* A unit that was requested, and may not have arrived yet. */
 struct step_asked {
-    cairn_op *op; /* NULL: there is none */
+    cairn_op *op; /* NULL: no request */
     uint32_t tensor;
     double begin;
 };
@@ -85,28 +86,30 @@ struct step_worker {
     const struct step_plan *plan;
     uint32_t rank;
     struct bench_member member;
-    struct bench_member added; /* of a batch: the job to which it pushes sums; same session */
+    struct bench_member added; /* for a batch: the job that receives pushed sums; same session */
     size_t elems, elem_bytes;  /* of a tensor; of an element on the wire */
-    float *made;               /* [tensors * elems]: what backward gives; NULL: `grads` are that */
+    float *made;               /* [tensors * elems]: the output of backward; NULL: `grads` is */
     char *grads,
-        *params; /* [tensors * elems], of the wire's type; plan->card >= 0: not to be followed */
-    struct step_card *card; /* owned: of plan->card; NULL: all is in host memory */
+        *params; /* [tensors * elems], of the wire's type; plan->card >= 0: not dereferenceable */
+    struct step_card *card; /* owned: on plan->card; NULL: everything is in host memory */
     cairn_op *ops[BENCH_TENSORS_MAX];
     struct cairn_view views[BENCH_TENSORS_MAX];
-    uint32_t lent;            /* views, by a step that reads all at its end */
-    struct step_asked asked;  /* by one that reads unit by unit */
-    bool is_busy;             /* the backward of this step computes */
-    double waited;            /* seconds of this step, for units that were not there */
-    struct bench_span *spans; /* [STEP_SPANS_EACH] of the plan, from span_count on free */
+    uint32_t lent;           /* mapped views, in a step that reads all parameters at its end */
+    struct step_asked asked; /* used by a step that reads unit by unit */
+    bool is_busy;            /* the backward of this step computes */
+    double waited;           /* seconds of this step spent waiting for units */
+    /* [STEP_SPANS_EACH] of the plan; entries from span_count on are free */
+    struct bench_span *spans;
     uint32_t span_count;
-    int acks[2]; /* a pipe to the thread that waits for acknowledgements: tensors in order */
+    /* a pipe to the thread that waits for acknowledgements; carries push spans in order */
+    int acks[2];
     bool acks_ok;
 };
 
 /* ---- step.c ---- */
 
-/* Reports what the shards of a step do, and how much memory shards and workers take, in a cluster
- * of the bench's own. */
+/* Reports the work of a step's shards, and how much memory shards and workers use, in the bench's own
+ * cluster. */
 
 static struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor)
 {
@@ -119,7 +122,7 @@ static struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory
 
 /* ---- spans ---- */
 
-/* A span that ends now; only of a traced step. */
+/* Adds a span that ends now; only for a traced step. */
 static struct bench_span *step_add_span(struct step_worker *w, enum bench_span_kind kind,
                                         uint32_t tensor, double begin)
 {
@@ -128,11 +131,11 @@ static struct bench_span *step_add_span(struct step_worker *w, enum bench_span_k
     return span;
 }
 
-/* Waits for the acknowledgements in the order of the pushes, and notes when they came. */
+/* Waits for the acknowledgements in the order of the pushes, and records when they arrived. */
 static void *await_acks(void *argument)
 {
     struct step_worker *w = argument;
-    uint32_t at; /* of the push's span */
+    uint32_t at; /* the index of the push's span */
     w->acks_ok = true;
     while (w->acks_ok && read(w->acks[0], &at, sizeof at) == sizeof at && at != UINT32_MAX) {
         struct bench_span *span = &w->spans[at];
@@ -144,7 +147,7 @@ static void *await_acks(void *argument)
 
 /* ---- a step ---- */
 
-/* A look at each page of a tensor, so that to have it there is in the time. */
+/* Reads one byte of each page of a tensor, so that the cost of accessing the tensor is measured. */
 static void step_look_at(const struct step_worker *w, const struct cairn_view *view)
 {
     const volatile uint8_t *from = view->ptr;
@@ -161,7 +164,7 @@ static void step_sleep_until(double seconds)
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) {}
 }
 
-/* The gradient of tensor i is ready: its cast, if it needs one, and its push. */
+/* Called when the gradient of tensor i is ready: casts it, if needed, and pushes it. */
 static cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round,
                                   uint32_t i)
 {
@@ -181,7 +184,7 @@ static cairn_status step_push_one(struct step_worker *w, const struct cairn_roun
     return write(w->acks[1], &at, sizeof at) == sizeof at ? CAIRN_OK : CAIRN_ERR_IO;
 }
 
-/* All parameters of that job. */
+/* Fetches all parameters of that job. */
 static cairn_status step_fetch_all(struct step_worker *w, const struct bench_member *member,
                                    struct cairn_version version)
 {
@@ -199,14 +202,15 @@ static cairn_status step_fetch_all(struct step_worker *w, const struct bench_mem
     return status;
 }
 
-/* Bytes that passed the host, not directly from one memory of the card to another. */
+/* Returns the bytes that passed through the host instead of moving directly between memories of the
+ * card. */
 static double host_bytes(const struct cairn_stats *stats)
 {
     return (double)(stats->pushed_bytes - stats->device_pushed_bytes + stats->fetched_bytes -
                     stats->device_fetched_bytes);
 }
 
-/* The figures of bytes: what came to the library's counts from `before` to `after`. */
+/* Sets the byte figures: the increase of the library's counters from `before` to `after`. */
 static void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
                              struct bench_report *report)
 {
@@ -218,11 +222,13 @@ static void step_count_bytes(const struct cairn_stats *before, const struct cair
 
 /* ==== batch ==== */
 
-/* cairn bench step --global-batch: a step of K micro-batches that the workers deal, each pushed for itself,
- * and beside it the same micro-batches in a job of stage 1, where each worker adds its own up and pushes the
- * sums once. Both push the same gradients, which are as the wire has them before the clock starts. */
+/* cairn bench step --global-batch: a step of K micro-batches distributed over the workers, each pushed
+ * separately; and beside it the same micro-batches in a job of stage 1, where each worker accumulates
+ * its own and pushes the sums once. Both push the same gradients, which have the wire's type before the
+ * clock starts. */
 
-/* The second job, and gradients as the wire has them. False, and said. */
+/* Opens the second job, and casts the gradients to the wire's type. False, with the error printed: it
+ * failed. */
 static bool step_batch_open(struct step_worker *w, const struct bench_worker *worker)
 {
     struct bench_model model = w->plan->model;
@@ -246,7 +252,7 @@ static cairn_status push_micro(struct step_worker *w, const struct bench_member 
     return status == CAIRN_OK ? cairn_micro_end(member->job, round, micro) : status;
 }
 
-/* Where they are added up each worker counts its own. */
+/* In the job whose workers accumulate, each worker counts its own micro-batches. */
 static cairn_status push_batch(struct step_worker *w, const struct bench_member *member,
                                const struct cairn_round *round)
 {
@@ -258,7 +264,7 @@ static cairn_status push_batch(struct step_worker *w, const struct bench_member 
     return status;
 }
 
-/* A step of all micro-batches, of `member` or of `added`. False, and said. */
+/* Runs a step of all micro-batches, in `member` or in `added`. False, with the error printed: it failed. */
 static bool step_batch_run(struct step_worker *w, const struct bench_member *member,
                            struct bench_report *report)
 {
@@ -286,13 +292,13 @@ static bool step_batch_run(struct step_worker *w, const struct bench_member *mem
 
 /* ==== card ==== */
 
-/* A worker of the bench of a step whose gradients and parameters lie on a card. */
+/* A worker of the bench of a step whose gradients and parameters are on a card. */
 
-/* For the reference alone: what is copied on the card, and the stream that copies it. */
+/* Only for the reference: the memory that is copied on the card, and the stream that copies it. */
 struct step_card {
     struct home *home;
     struct home_stream *stream;
-    struct home_memory from, to; /* as many bytes as all gradients */
+    struct home_memory from, to; /* each has the bytes of all gradients */
 };
 
 static bool is_ok(cairn_status status, const struct sentence *why)
@@ -301,7 +307,7 @@ static bool is_ok(cairn_status status, const struct sentence *why)
     return status == CAIRN_OK;
 }
 
-/* The process ends with it: nothing is given back. */
+/* Opens the memory and stream of the reference; they are not closed, since the process ends with them. */
 static bool open_reference(struct step_worker *w, size_t bytes)
 {
     struct sentence why;
@@ -316,7 +322,7 @@ static bool open_reference(struct step_worker *w, size_t bytes)
     return is_ok(status, &why);
 }
 
-/* The gradients are the parameters as they begin. */
+/* Fetches the initial parameters as gradients. */
 static cairn_status fill_gradients(struct step_worker *w)
 {
     struct cairn_version newest;
@@ -333,8 +339,9 @@ static cairn_status fill_gradients(struct step_worker *w)
     return status;
 }
 
-/* Memory on the card for gradients and parameters. The gradients are what the parameters of the job are,
- * which begin as random numbers: nothing here writes to a card by itself. False, and said. */
+/* Allocates memory on the card for gradients and parameters. The gradients are the job's initial
+ * parameters, which are random: this process cannot write to a card directly. False, with the error
+ * printed: it failed. */
 static bool step_card_take(struct step_worker *w)
 {
     const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
@@ -348,7 +355,8 @@ static bool step_card_take(struct step_worker *w)
     return bench_is_ok(status) && open_reference(w, bytes);
 }
 
-/* Copies the bytes of all gradients on the card so many times. Seconds; 0, and said: it failed. */
+/* Copies the bytes of all gradients on the card `copies` times. Returns seconds; 0, with the error
+ * printed: it failed. */
 static double step_card_copy(struct step_worker *w, int copies)
 {
     struct sentence why;
@@ -365,13 +373,13 @@ static double step_card_copy(struct step_worker *w, int copies)
 
 /* ==== units ==== */
 
-/* A step as a trainer of stage 3 makes it: it has a unit (here a tensor) while it uses it, and has asked for
- * the next one by then:
+/* A step like that of a trainer in stage 3: the worker holds a unit (here a tensor) only while it uses the
+ * unit, and has requested the next unit by then:
  *
  *   forward    w0 ─ w1 ─ ... ─ wn   half as long as the backward
- *   backward   wn ─ ... ─ w1 ─ w0   each is read again, and its gradient pushed when it was used
+ *   backward   wn ─ ... ─ w1 ─ w0   each is read again, and its gradient is pushed after its use
  *
- * To use one is to look at each of its pages and to sleep. */
+ * Using a unit means reading a byte of each of its pages and sleeping. */
 
 static cairn_status ask_unit(struct step_worker *w, struct cairn_version version, uint32_t i)
 {
@@ -382,7 +390,7 @@ static cairn_status ask_unit(struct step_worker *w, struct cairn_version version
     return cairn_map(w->member.job, version, w->member.names[i], view, &count, &w->asked.op);
 }
 
-/* Waits for the unit that was asked for; CAIRN_ERR_TIMEOUT: it is not there yet. */
+/* Waits for the requested unit; CAIRN_ERR_TIMEOUT: it has not arrived yet. */
 static cairn_status await_asked(struct step_worker *w, int timeout_ms)
 {
     if (w->asked.op == NULL) return CAIRN_OK;
@@ -393,7 +401,7 @@ static cairn_status await_asked(struct step_worker *w, int timeout_ms)
     return status;
 }
 
-/* The next unit is fetched meanwhile. */
+/* Uses a unit while the next one is fetched. */
 static cairn_status use_unit(struct step_worker *w, uint32_t i, double seconds)
 {
     const double begin = bench_now(), end = begin + seconds;
@@ -405,7 +413,7 @@ static cairn_status use_unit(struct step_worker *w, uint32_t i, double seconds)
     return status == CAIRN_ERR_TIMEOUT ? CAIRN_OK : status;
 }
 
-/* Tensor i is the next to be used, `ahead` the one behind it; UINT32_MAX: there is none. */
+/* Uses tensor i; `ahead` is the tensor to request next; UINT32_MAX: none. */
 static cairn_status visit_unit(struct step_worker *w, struct cairn_version version, uint32_t i,
                                uint32_t ahead, double seconds)
 {
@@ -443,7 +451,7 @@ static cairn_status backward(struct step_worker *w, const struct cairn_round *ro
     return status;
 }
 
-/* Forward and backward of the round's version, unit by unit, with all pushes. */
+/* Runs forward and backward of the round's version, unit by unit, with all pushes. */
 static cairn_status step_units_run(struct step_worker *w, const struct cairn_round *round)
 {
     w->waited = 0;
@@ -482,7 +490,7 @@ static bool take_memory(struct step_worker *w)
     return true;
 }
 
-/* Gradients become ready one after the other, the last one at the end of the backward. */
+/* Pushes the gradients, which become ready one after the other, the last one at the end of the backward. */
 static cairn_status push_all(struct step_worker *w, const struct cairn_round *round)
 {
     const uint32_t tensors = w->plan->model.tensors;
@@ -500,7 +508,7 @@ static cairn_status push_all(struct step_worker *w, const struct cairn_round *ro
     return status;
 }
 
-/* All that comes before the commit. */
+/* Does everything before the commit. */
 static cairn_status compute(struct step_worker *w, const struct cairn_round *round)
 {
     return w->plan->read == STEP_READ_UNITS ? step_units_run(w, round) : push_all(w, round);
@@ -525,7 +533,7 @@ static cairn_status give_views_back(struct step_worker *w)
     return status;
 }
 
-/* A unit a tensor: where the shards published it, if they are on this host. */
+/* Maps one unit per tensor, where the shards published it, if they are on this host. */
 static cairn_status map_all(struct step_worker *w, struct cairn_version version)
 {
     cairn_status status = give_views_back(w);
@@ -546,7 +554,7 @@ static cairn_status map_all(struct step_worker *w, struct cairn_version version)
 
 static cairn_status read_all(struct step_worker *w, struct cairn_version version)
 {
-    if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK; // it has, before
+    if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK; // already read, unit by unit
     return w->plan->read == STEP_READ_MAP ? map_all(w, version)
                                           : step_fetch_all(w, &w->member, version);
 }
@@ -581,9 +589,8 @@ static bool run_step(struct step_worker *w, struct bench_report *report)
     return bench_is_ok(status);
 }
 
-/* Moves as many bytes as a step must: every byte of the gradients once, every byte of the
- * parameters once, or twice where backward reads them again. The next fetch overwrites the
- * parameters with the right values. */
+/* Copies as many bytes as a step must move: the gradients once, and the parameters once, or twice if
+ * backward reads them again. The next fetch overwrites the parameters with the correct values. */
 static bool run_copy(struct step_worker *w, struct bench_report *report)
 {
     const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;

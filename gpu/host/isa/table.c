@@ -1,5 +1,5 @@
-/* The kernels of one instruction set, as one table: this file is compiled once for each, with what it may
- * use and these two names (see CMakeLists.txt). */
+/* The kernels of one instruction set, as one table: this file is compiled once per instruction set, with
+ * the options that allow it and with two macros for its names (see CMakeLists.txt). */
 #include "gpu/home_kind.h"
 #include "gpu/host/isa/vector.h"
 #include <assert.h>
@@ -7,14 +7,15 @@
 
 /* ==== folds ==== */
 
-/* The strict left fold of contributions into the fp32 accumulator, and the sums of its leaves on the way.
+/* The strict left fold of contributions into the fp32 accumulator, and in the same pass the sums of its
+ * leaves.
  *
- * Sources are taken two at a time, in registers, a block (a leaf) after the other; so acc goes through memory
- * once however many sources there are, and not at all a second time for the sums. */
+ * Sources are added two at a time, in registers, one block (a leaf) after the other; so acc is loaded from
+ * and stored to memory once, for any number of sources, and the sums need no second pass over memory. */
 
 /* ==== norm ==== */
 
-/* Sums of squares: by leaf over a fixed tree of lanes, then exactly. */
+/* Sums of squares: each leaf over a fixed tree of lanes, then an exact sum over leaves. */
 
 #define LANES        ((size_t)32)
 #define LANE_VECTORS (LANES / HALF_ELEMS)
@@ -39,9 +40,9 @@ static uint64_t count_nonfinite(const float *g, size_t elems)
     return count;
 }
 
-/* Ends a leaf: the squares of its last elements, less than a round of lanes, then lane k += lane k + w for
- * w = 16, 8, 4, 2, 1. The squares of finite fp32 numbers cannot overflow, so the sum is infinite or NaN
- * exactly if an element is: `leaf` is looked through only then. */
+/* Ends a leaf: adds the squares of its last elements, fewer than there are lanes, then lane k += lane k + w
+ * for w = 16, 8, 4, 2, 1. The squares of finite fp32 numbers cannot overflow, so the sum is infinite or NaN
+ * exactly if an element is: only then the elements of `leaf` are counted. */
 static void add_leaf(const struct lanes *lanes, const float *leaf, size_t elems, struct sums *sums)
 {
     double lane[LANES];
@@ -91,10 +92,10 @@ static void sum_leaves(const float *acc, const struct geometry *geometry, uint64
 /* A pass over a block: acc = (acc + a) + b. */
 struct fold_pass {
     float *acc;
-    const char *a, *b; /* b NULL: a alone */
+    const char *a, *b; /* b NULL: only a */
     bool first;        /* acc = a + b: a is copied, not added to 0, which would lose -0 */
-    bool sums;         /* the block is a leaf, and this its last pass */
-    bool around;       /* acc is written around the cache */
+    bool sums;         /* the block is a leaf, and this is its last pass */
+    bool around;       /* stores to acc bypass the cache */
 };
 
 static inline __attribute__((always_inline)) f32_half load_half(const char *source,
@@ -119,7 +120,7 @@ static inline __attribute__((always_inline)) float load_one(const char *source,
     return f32_from_bits((uint32_t)half << 16);
 }
 
-/* Everything but `elems` is known when it is compiled. */
+/* All parameters but the pointers and `elems` are compile-time constants; so is whether b is NULL. */
 static inline __attribute__((always_inline)) void fold_block(float *acc, const char *a,
                                                              const char *b, size_t bytes_per_elem,
                                                              bool first, bool sums, bool around,
@@ -195,7 +196,7 @@ static const char *source_at(const struct fold_source *source, size_t elem)
     return (const char *)source->data + elem * dtype_size((int)source->dtype);
 }
 
-/* All sources into one block that begins at their element `start`. lanes NULL: no sums. */
+/* Folds all sources into one block, which begins at their element `start`. lanes NULL: no sums. */
 static void fold_sources(float *acc, const struct fold_source *sources, size_t count, bool first,
                          size_t start, size_t elems, bool around, struct lanes *lanes)
 {
@@ -259,7 +260,7 @@ static void fold_leaves(const struct leaf_fold *f)
 /* Common parts of the optimizers: the walk over a run of elements, one vector after another. Each
  * step's published copy is written while the step is in registers or the nearest cache. */
 
-/* A group's scalars, in every element. */
+/* A group's scalars, each in every element of a vector. */
 struct constants {
     f32_vector grad_scale, decay, one_minus_b1, b2, one_minus_b2, sqrt_bc2, eps, neg_step_size;
     f32_vector momentum;
@@ -284,7 +285,8 @@ static inline struct constants constants_of(const struct group_scalars *s)
     };
 }
 
-/* One vector of an optimizer: the new parameter; m and v (those it keeps) in place. */
+/* One vector of an optimizer: returns the new parameter; updates in place those of m and v that it
+ * keeps. */
 typedef f32_vector (*rule_fn)(f32_vector p, f32_vector *m, f32_vector *v, f32_vector g,
                               const struct constants *k);
 
@@ -305,10 +307,10 @@ publish_vector(void *wire, cairn_dtype dtype, bool around, size_t i, f32_vector 
     }
 }
 
-/* Becomes NaN or infinite, and stays so, with a result that is, or a parameter so large that bf16 may have it
- * as infinite. Large finite numbers may add up to that, too: who finds it looks again. A first moment that is
- * not finite takes its parameter along. Two operations a vector: more do not hide behind divisions and
- * memory, as counting in each plane does not. */
+/* Accumulates results: the value becomes and stays NaN or infinite if a result is, or if a parameter is so
+ * large that it may be infinite in bf16. Large finite numbers may also sum to infinity, so the caller then
+ * counts exactly. A non-finite first moment makes its parameter non-finite. The cost is two operations per
+ * vector: more operations, like counting in each plane, would not overlap with divisions and memory. */
 static inline f32_vector add_results(f32_vector seen, f32_vector p, f32_vector v)
 {
     return plus_twice(seen + v, p);
@@ -329,7 +331,8 @@ static uint64_t count_results(const struct update *u)
     return count;
 }
 
-/* The elements after the last whole step, a vector or less at a time. Returns add_results of all. */
+/* Updates the elements after the last complete step, at most a vector at a time. Returns add_results of
+ * all. */
 static inline __attribute__((always_inline)) f32_vector update_rest(const struct update *u,
                                                                     size_t i, rule_fn rule,
                                                                     const struct constants *k,
@@ -344,7 +347,7 @@ static inline __attribute__((always_inline)) f32_vector update_rest(const struct
         if (u->exp_avg_sq != NULL) memcpy(&v, u->exp_avg_sq + i, n * sizeof(float));
         p = rule(p, &m, &v, g, k);
         const f32_vector found = add_results(seen, p, v);
-        memcpy(&seen, &found, n * sizeof(float)); // beyond them 0 / 0 may stand
+        memcpy(&seen, &found, n * sizeof(float)); // beyond them may be 0 / 0
         memcpy(u->param + i, &p, n * sizeof(float));
         if (u->exp_avg != NULL) memcpy(u->exp_avg + i, &m, n * sizeof(float));
         if (u->exp_avg_sq != NULL) memcpy(u->exp_avg_sq + i, &v, n * sizeof(float));
@@ -355,7 +358,7 @@ static inline __attribute__((always_inline)) f32_vector update_rest(const struct
     return seen;
 }
 
-/* has_m, has_v: the planes that the rule keeps; known when it is compiled, as the rule is. */
+/* has_m, has_v: the planes that the rule keeps; compile-time constants, like the rule. */
 static inline __attribute__((always_inline)) f32_vector
 update_steps(const struct update *u, const struct constants *k, rule_fn rule, bool has_m,
              bool has_v, cairn_dtype dtype, bool publishes, bool around)
@@ -388,7 +391,7 @@ update_run(const struct update *update, const struct group_scalars *scalars, rul
            bool has_m, bool has_v)
 {
     struct update u = *update;
-    if (!has_m) u.exp_avg = NULL; // a buffer that this optimizer does not keep is left alone
+    if (!has_m) u.exp_avg = NULL; // a buffer that this optimizer does not keep is not touched
     if (!has_v) u.exp_avg_sq = NULL;
     const struct constants k = constants_of(scalars);
     assert(u.wire == NULL || wire_dtype_ok((int)u.wire_dtype));
@@ -414,7 +417,7 @@ update_run(const struct update *update, const struct group_scalars *scalars, rul
  * once:
  *
  *   g' = g * grad_scale
- *   g' = g' + wd * p                          left out where wd is 0, as -0 + 0 would lose a sign
+ *   g' = g' + wd * p                          omitted if wd is 0, as -0 + 0 would lose a sign
  *   m  = m + (1 - b1) * (g' - m)
  *   v  = v * b2 + ((1 - b2) * g') * g'
  *   d  = sqrt(v) / sqrt(1 - b2^t) + eps
@@ -468,12 +471,12 @@ static uint64_t adamw(const struct update *update, const struct group_scalars *s
 
 /* ==== sgd ==== */
 
-/* SGD with momentum, Nesterov's too: Sutskever et al., "On the importance of initialization and
+/* SGD with momentum, also Nesterov's: Sutskever et al., "On the importance of initialization and
  * momentum in deep learning" (2013), in the order and with the dampening 0 of torch.optim.SGD.
  * p, b, g: [elems] f32; every operation rounds once:
  *
  *   g' = g * grad_scale
- *   g' = g' + wd * p                          left out where wd is 0
+ *   g' = g' + wd * p                          omitted if wd is 0
  *   b  = b * momentum + g'                    b = g' at the first step
  *   g' = b, or g' + momentum * b (Nesterov)   without momentum there is no b
  *   p  = p + -lr * g'                                                                              */
@@ -508,20 +511,19 @@ static uint64_t sgd(const struct update *update, const struct group_scalars *sca
 
 /* ==== hashes ==== */
 
-/* Leaf hashes, BLAKE2b-256 (RFC 7693, 3.2) of 0x00 and the leaf's elements: as many leaves at once
- * as a vector has 64-bit lanes. A hash can go on only when its previous block is done; the lanes
- * wait for theirs together. A lane whose leaf ends takes the next leaf, so leaves may have any
- * lengths.
+/* Leaf hashes, BLAKE2b-256 (RFC 7693, 3.2) of 0x00 and the leaf's elements: as many leaves at once as a
+ * vector has 64-bit lanes. Each block of a hash depends on the previous block, so the lanes process their
+ * blocks in step. A lane whose leaf ends takes the next leaf, so leaves may have any lengths.
  *
- * Its speed is limited by the vector arithmetic: 14 operations a mix, 16 with AVX2, and 96 mixes a
- * block. So nothing else is done by vectors: a block's words are copied one by one, so that the
- * words of a number lie in a row, and while the block before them is mixed; the adds read them from
- * memory, so that registers hold the state alone.
+ * The vector arithmetic limits the speed: 14 operations per mix, 16 with AVX2, and 96 mixes per block. So
+ * vectors do nothing else: a block's words are copied one by one, while the previous block is mixed, into
+ * rows that contain the same word of every lane; the additions read the words from memory, so that
+ * registers hold only the state.
  *
- * The 0x00 shifts the message by a byte against the leaf: block b is the leaf's bytes [128 b - 1,
- * 128 b + 127), read where they lie; the first and the last are put together in a buffer of the
- * lane. A leaf with a NaN is hashed out of a copy that has the one pattern (host_canonical).
- * Without AVX2 there would be only two lanes, and libsodium is faster. */
+ * The 0x00 shifts the message by a byte against the leaf: block b is the leaf's bytes [128 b - 1, 128 b +
+ * 127), which are read in place; the first and the last block are assembled in a buffer of the lane. A leaf
+ * with a NaN is hashed from a copy with canonical NaNs (host_canonical). Without AVX2 there would be only
+ * two lanes, and libsodium is faster. */
 
 #if !defined(__AVX2__)
 
@@ -541,11 +543,11 @@ typedef uint64_t u64_lanes __attribute__((vector_size(VECTOR_BYTES)));
 /* The words of a block of every lane. */
 typedef uint64_t hash_words[BLAKE2B_WORDS][HASH_LANES] __attribute__((aligned(VECTOR_BYTES)));
 
-/* Each lane, by a compile-time number of bits. */
+/* Rotates each lane by a compile-time number of bits. */
 #if defined(__AVX512F__)
 #define ROTATE_RIGHT(x, bits) ((u64_lanes)_mm512_ror_epi64((__m512i)(x), (bits)))
 #else
-/* Whole bytes are a shuffle. */
+/* A rotation by complete bytes is a shuffle. */
 static inline u64_lanes rotate_bytes(u64_lanes x, int bytes)
 {
     const __m256i by_2 = _mm256_setr_epi8(2, 3, 4, 5, 6, 7, 0, 1, 10, 11, 12, 13, 14, 15, 8, 9, 2,
@@ -570,8 +572,8 @@ static inline u64_lanes load_lanes(const uint64_t *at)
     return x;
 }
 
-/* The i-th word of every lane's block. Volatile: compilers would put a vector together of them, by more
- * operations than these are, and on the ports that the mixes need. */
+/* Copies the i-th word of every lane's block. Volatile: compilers would assemble a vector from the words,
+ * with more operations, and on the execution ports that the mixes need. */
 static inline __attribute__((always_inline)) void copy_word(hash_words words, size_t i,
                                                             const uint8_t *const *block)
 {
@@ -585,8 +587,9 @@ static inline __attribute__((always_inline)) void copy_word(hash_words words, si
 
 #define EACH_OF_TWO(i) _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++)
 
-/* Columns k and k + 1, or the diagonals (diagonal == 1) that begin there; `order` of their words. In step:
- * neither waits for the other, and more than two would not fit into AVX2's registers. */
+/* Mixes columns k and k + 1, or the diagonals (diagonal == 1) that begin there; `order`: of their words.
+ * The two run interleaved, since they are independent; more than two would not fit into AVX2's
+ * registers. */
 static inline __attribute__((always_inline)) void
 mix_two(u64_lanes *v, int k, int diagonal, const hash_words words, const uint8_t *order)
 {
@@ -609,15 +612,15 @@ mix_two(u64_lanes *v, int k, int diagonal, const hash_words words, const uint8_t
     EACH_OF_TWO (i) *b[i] = ROTATE_RIGHT(*b[i] ^ *c[i], 63);
 }
 
-/* Where the blocks after these lie, whose words are copied to `words`, and how far behind them memory is
- * asked for. */
+/* The addresses of the next blocks, whose words are copied to `words`, and the distance after them at which
+ * memory is prefetched. */
 struct hash_next {
     const uint8_t *block[HASH_LANES];
     uint64_t (*words)[HASH_LANES];
     size_t ahead_bytes;
 };
 
-/* A share of it, i < BLAKE2B_WORDS. */
+/* Does the i-th share of the copy, i < BLAKE2B_WORDS. */
 static inline __attribute__((always_inline)) void copy_next(const struct hash_next *next, size_t i)
 {
     copy_word(next->words, i, next->block);
@@ -625,8 +628,8 @@ static inline __attribute__((always_inline)) void copy_next(const struct hash_ne
         __builtin_prefetch(next->block[i / 2] + 64 * (i % 2) + next->ahead_bytes, 0, 2);
 }
 
-/* counted: bytes of each lane's message up to the end of its block; last: all ones where it is the last;
- * next: NULL, or what is copied meanwhile. */
+/* counted: bytes of each lane's message up to the end of its block; last: all ones if the block is the last
+ * one; next: NULL, or the blocks to copy meanwhile. */
 static inline __attribute__((always_inline)) void hash_compress(u64_lanes *state,
                                                                 const hash_words words,
                                                                 u64_lanes counted, u64_lanes last,
@@ -643,7 +646,7 @@ static inline __attribute__((always_inline)) void hash_compress(u64_lanes *state
 #pragma GCC unroll 12
     for (size_t r = 0; r < 12; r++) {
         const uint8_t *order = hash_sigma[r];
-        __asm__ volatile("" ::: "memory"); // no word stays in a register for another round
+        __asm__ volatile("" ::: "memory"); // no word is kept in a register for another round
         mix_two(v, 0, 0, words, order);
         mix_two(v, 2, 0, words, order + 4);
         if (next != NULL && 2 * r < BLAKE2B_WORDS) copy_next(next, 2 * r);
@@ -663,7 +666,7 @@ static __attribute__((noinline)) void hash_one(u64_lanes *state, const uint8_t *
     hash_compress(state, words, counted, last, NULL);
 }
 
-/* `count` blocks of every lane that lie one behind the other, none of them the last: most of all. */
+/* Hashes `count` contiguous blocks of every lane, none of them a last block: most blocks pass here. */
 static __attribute__((noinline)) void hash_many(u64_lanes *state, const uint8_t *const *block,
                                                 u64_lanes *counted, uint64_t count,
                                                 size_t ahead_bytes)
@@ -675,7 +678,7 @@ static __attribute__((noinline)) void hash_many(u64_lanes *state, const uint8_t 
     for (size_t i = 0; i < HASH_LANES; i++) next.block[i] = block[i];
     for (size_t i = 0; i < BLAKE2B_WORDS; i++) copy_word(words[0], i, block);
     for (uint64_t n = 0; n < count; n++) {
-        const size_t step = n + 1 < count ? HASH_BLOCK : 0; // behind the last one memory may end
+        const size_t step = n + 1 < count ? HASH_BLOCK : 0; // memory may end after the last one
         for (size_t i = 0; i < HASH_LANES; i++) next.block[i] += step;
         next.words = words[(n + 1) % 2];
         now += HASH_BLOCK;
@@ -687,12 +690,12 @@ static __attribute__((noinline)) void hash_many(u64_lanes *state, const uint8_t 
 
 /* ---- leaves ---- */
 
-/* A lane, and the leaf that it is at. */
+/* A lane and its current leaf. */
 struct hash_lane {
     const uint8_t *next;      /* the first block that begins in the leaf and is not hashed yet */
     uint64_t left;            /* bytes of the message that are not hashed yet */
-    struct hash *out;         /* NULL: it has no leaf */
-    bool is_first;            /* its block is the edge */
+    struct hash *out;         /* NULL: no leaf */
+    bool is_first;            /* its next block is the first, in `edge` */
     uint8_t edge[HASH_BLOCK]; /* the first block, and the last */
     uint8_t *copy;            /* of a leaf with a NaN; borrowed: [CAIRN_LEAF_ELEMS * 8] */
 };
@@ -706,7 +709,7 @@ struct hash_queue {
     struct hash *out; /* of the next leaf */
 };
 
-/* The largest of the elements as numbers without their sign: a NaN is above infinity. */
+/* Returns the largest bit pattern of the elements without the sign: a NaN's is above infinity's. */
 #define DEFINE_LARGEST(bits)                                              \
     static uint##bits##_t largest_##bits(const uint8_t *at, size_t elems) \
     {                                                                     \
@@ -723,7 +726,8 @@ DEFINE_LARGEST(16)
 DEFINE_LARGEST(32)
 DEFINE_LARGEST(64)
 
-/* True if a canonical copy would be another one: most planes have none, and are hashed where they lie. */
+/* True if a canonical copy may differ from the elements: most planes have no NaN, and are hashed in
+ * place. */
 static bool has_nan(const uint8_t *at, cairn_dtype dtype, size_t elems)
 {
     switch (dtype) {
@@ -736,14 +740,15 @@ static bool has_nan(const uint8_t *at, cairn_dtype dtype, size_t elems)
     return false;
 }
 
-/* The last bytes of the message, with zeros behind them; `from` the leaf's byte that they begin with. */
+/* Assembles the last bytes of the message, followed by zeros; `from`: the leaf's byte at which they
+ * begin. */
 static void make_last(struct hash_lane *lane, const uint8_t *from)
 {
     memset(lane->edge, 0, sizeof lane->edge);
     if (lane->left > 0) memcpy(lane->edge, from, (size_t)lane->left);
 }
 
-/* The next leaf, and the lane's state for it. False: there is none. */
+/* Takes the next leaf and initializes the lane for it. False: no leaf is left. */
 static bool take_leaf(struct hash_queue *queue, struct hash_lane *lane)
 {
     if (queue->leaf == queue->end) return false;
@@ -766,12 +771,12 @@ static bool take_leaf(struct hash_queue *queue, struct hash_lane *lane)
     return true;
 }
 
-/* Lanes, each with a leaf; a lane that has none any more does what is of no use, on its edge. */
+/* Lanes, each with a leaf; a lane without a leaf hashes its `edge`, and the result is ignored. */
 struct hash_run {
     u64_lanes state[8], counted; /* bytes of the message so far */
     struct hash_lane lane[HASH_LANES];
     size_t busy;
-    size_t ahead_bytes; /* from a lane's leaf to its next one, if they are whole */
+    size_t ahead_bytes; /* from a lane's leaf to its next one, if all are of full length */
 };
 
 static void begin_lane(struct hash_run *run, struct hash_queue *queue, size_t i)
@@ -796,7 +801,7 @@ static void end_lane(struct hash_run *run, size_t i)
     run->busy--;
 }
 
-/* A block of each lane, at least one of which is its leaf's first or last. */
+/* Hashes a block of each lane; at least one of these is its leaf's first or last block. */
 static void hash_edges(struct hash_run *run, struct hash_queue *queue)
 {
     const uint8_t *block[HASH_LANES];
@@ -824,7 +829,7 @@ static void hash_edges(struct hash_run *run, struct hash_queue *queue)
     }
 }
 
-/* How many blocks every lane has before it that lie in the leaf and are not its last. */
+/* Returns how many next blocks of every lane are within its leaf and not the last one. */
 static uint64_t blocks_inside(const struct hash_run *run)
 {
     uint64_t least = UINT64_MAX;

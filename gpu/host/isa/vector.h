@@ -1,7 +1,7 @@
-/* Vectors of the instruction set that this file is compiled for, written as arithmetic: an
- * operation on a vector is that operation on each element, rounded once each, so the bits are those
- * of a loop. Operations for which the compilers have no notation (square root, stores around the
- * cache) are functions below. For gpu/host/isa only. */
+/* Vectors of the instruction set that this file is compiled for, written as arithmetic: a vector operation
+ * is applied to each element and rounds once per element, so the bits are the same as those of a loop.
+ * Operations for which compilers have no notation (square root, stores that bypass the cache) are functions
+ * below. Only for gpu/host/isa. */
 #ifndef CAIRN_GPU_HOST_ISA_VECTOR_H
 #define CAIRN_GPU_HOST_ISA_VECTOR_H
 
@@ -18,7 +18,7 @@
 #if defined(__SSE2__)
 #endif
 
-/* A vector of fp32, and half of one: what fills a vector when it becomes double. */
+/* A vector of fp32, and half a vector: the elements that fill a vector after conversion to double. */
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #define HALF_BYTES   32
@@ -27,7 +27,7 @@
 #define HALF_BYTES   16
 #else
 #define VECTOR_BYTES 16
-#define HALF_BYTES   16 /* less than that is no vector */
+#define HALF_BYTES   16 /* the smallest vector */
 #endif
 #define VECTOR_ELEMS ((size_t)VECTOR_BYTES / sizeof(float))
 #define HALF_ELEMS   ((size_t)HALF_BYTES / sizeof(float))
@@ -43,10 +43,11 @@ typedef double f64_lanes __attribute__((vector_size(2 * HALF_BYTES)));
 /* Elements between two prefetches: a line of bf16, two of fp32. */
 #define STEP_ELEMS ((size_t)32)
 
-/* How far ahead memory is asked for, by measurement: the hardware's own prefetch ends with the 4 KiB page,
- * and stores around the cache are slow without one. Beyond an array's end it does nothing. */
+/* The distance of prefetches, found by measurement: the hardware's own prefetch ends at the 4 KiB page, and
+ * stores that bypass the cache are slow without a prefetch. Beyond an array's end a prefetch has no
+ * effect. */
 #define AHEAD_BYTES     ((size_t)2048)
-#define AHEAD_BYTES_FAR ((size_t)4096) /* of a loop that does little for a byte */
+#define AHEAD_BYTES_FAR ((size_t)4096) /* for a loop with little work per byte */
 
 static inline void prefetch_step(const void *at, size_t bytes_per_elem, size_t ahead_bytes)
 {
@@ -67,13 +68,13 @@ static inline void store_f32(float *at, f32_vector x)
     memcpy(at, &x, sizeof x);
 }
 
-/* True if stores there may go around the cache. */
+/* True if stores to this address can bypass the cache. */
 static inline bool is_aligned(const void *at)
 {
     return (uintptr_t)at % 64 == 0;
 }
 
-/* Around the cache; `at` is aligned, and whole lines are written one after another. */
+/* Stores past the cache; `at` is aligned, and complete lines are written one after another. */
 static inline void stream_half(float *at, f32_half x)
 {
 #if defined(__AVX2__) && HALF_BYTES == 32
@@ -91,7 +92,7 @@ static inline void stream_u16(uint16_t *at, u16_vector x)
     _mm256_stream_si256((__m256i *)(void *)at, (__m256i)x);
 #elif VECTOR_BYTES == 32
     _mm_stream_si128((__m128i *)(void *)at, (__m128i)x);
-#elif defined(__SSE2__) && defined(__x86_64__) // 32 bits have no store of 64
+#elif defined(__SSE2__) && defined(__x86_64__) // no 64-bit store in 32-bit mode
     long long bits;
     memcpy(&bits, &x, sizeof bits);
     _mm_stream_si64((long long *)(void *)at, bits);
@@ -113,7 +114,7 @@ static inline void stream_f32(float *at, f32_vector x)
 #endif
 }
 
-/* After stores around the cache: whoever hears of the work sees them. */
+/* Called after stores that bypass the cache: any thread that learns that the work is done sees them. */
 static inline void stream_end(void)
 {
 #if defined(__SSE2__)
@@ -135,7 +136,7 @@ static inline f32_vector square_root(f32_vector x)
 #endif
 }
 
-/* x + 2 * y. Rounded once or twice, as it comes: of no use for what has promised bits. */
+/* x + 2 * y. Rounded once or twice, depending on the CPU: not for results whose bits are guaranteed. */
 static inline f32_vector plus_twice(f32_vector x, f32_vector y)
 {
 #if VECTOR_BYTES == 64
@@ -154,8 +155,8 @@ static inline bool is_finite(f32_vector x)
     return any == 0;
 }
 
-/* Each element zero-extended, and each one exactly as a double. Compilers make these of
- * __builtin_convertvector in two halves and four times the instructions, which a fold of bf16 waits for. */
+/* Zero-extends each element, and converts each element exactly to double. Compilers translate
+ * __builtin_convertvector into two halves with four times the instructions, which slows a fold of bf16. */
 static inline u32_half extend_u16(const uint16_t *at)
 {
 #if defined(__AVX2__) && HALF_BYTES == 32
@@ -185,7 +186,7 @@ static inline bool is_nonfinite(float x)
     return (f32_bits(x) & 0x7f800000u) == 0x7f800000u;
 }
 
-/* A group's scalar in every element. */
+/* Returns a vector with a group's scalar in every element. */
 static inline f32_vector spread(uint32_t bits)
 {
     return (f32_vector)(bits + (u32_vector) { 0 });
@@ -193,7 +194,7 @@ static inline f32_vector spread(uint32_t bits)
 
 /* ==== convert ==== */
 
-/* fp32 and bf16, the upper half of an fp32; any other dtype is only copied. */
+/* Converts fp32 and bf16, which is the upper half of an fp32; any other dtype is only copied. */
 
 static inline f32_half widen_half(const uint16_t *at)
 {
@@ -205,8 +206,8 @@ static void widen(float *restrict dst, const uint16_t *restrict src, size_t elem
     for (size_t i = 0; i < elems; i++) dst[i] = f32_from_bits((uint32_t)src[i] << 16);
 }
 
-/* To nearest even: adding 0x7fff carries when the lower half is above one half, and the kept part's
- * last bit makes the tie even. FLT_MAX goes to infinity, as it is nearer to the next step up. */
+/* Rounds to nearest even: adding 0x7fff carries if the lower half is above one half, and adding the upper
+ * half's last bit makes ties even. FLT_MAX becomes infinity, as it is nearer to the next step up. */
 static inline uint16_t narrow_one(float x)
 {
     uint32_t u = f32_bits(x);
@@ -222,8 +223,8 @@ static inline u16_vector narrow_vector(f32_vector x)
     return __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0u), u16_vector);
 }
 
-/* A chunk of the usual length: others read it, later, and written around the caches it takes a fifth less
- * time. */
+/* The length of a normal chunk: others read the result later, and writing it past the caches takes a fifth
+ * less time. */
 #define AROUND_ELEMS ((size_t)64 * CAIRN_LEAF_ELEMS)
 
 static void narrow(uint16_t *restrict dst, const float *restrict src, size_t elems)
