@@ -18,16 +18,18 @@ struct admin {
     const char *build;    /* the version string that Hello reports; NULL: CAIRN_VERSION */
     const char *advice;   /* follows "... cannot be reached: WHY; is it running" */
     int timeout_ms;       /* of one call */
-    const char
-        *cut_of; /* the job of a snapshot or digest, asked meanwhile for whom it waits; else NULL */
-    /* Reports for whom the request waits; `is_late`: not the first answer. May be NULL, like `ends`. */
+    /* the job of a snapshot or digest: admin_call asks meanwhile for whom this job waits; else NULL */
+    const char *cut_of;
+    /* Reports for whom the request waits; `is_late` is true after the first report. May be NULL, like
+     * `ends`. */
     void (*on_awaited)(void *context, const Cairn__Awaited *awaited, bool is_late);
     bool (*ends)(void *context); /* true: the call must stop waiting (CAIRN_ERR_CLOSED) */
     void *context;
     /* its own */
     int fd;
     uint64_t deadline_ms;
-    struct sentence awaited; /* for whom the request last waited; "": not reported */
+    /* for whom the request waited when last reported; "": never reported */
+    struct sentence awaited;
 };
 
 /* Connects, says Hello, sends the request and returns its reply of `reply_type` (freed by the
@@ -39,15 +41,15 @@ cairn_status admin_call(struct admin *admin, uint16_t type, const ProtobufCMessa
 
 /* ---- what replies say ---- */
 typedef void admin_passed_fn(const Cairn__SnapshotStatus *snapshot, const char *what);
-/* Returns the snapshot that is restored as "latest"; NULL: no snapshot. `on_passed_over` (may be
- * NULL) is called for each damaged snapshot that is newer. */
+/* Returns the snapshot that a restore of "latest" takes; NULL if there is none. `on_passed_over` (may
+ * be NULL) is called for each damaged snapshot that is newer than the returned one. */
 const Cairn__SnapshotStatus *admin_latest(const Cairn__SnapshotList *list,
                                           admin_passed_fn *on_passed_over);
 /* Writes who has the job open: "2 workers and 1 reader", "nobody". */
 void admin_members(const Cairn__ReplacedJob *replaced, struct sentence *out);
-/* Returns true if the planned restore would replace a job that has something to lose. `out` then
- * says what would be lost: the job, its step, who has it open, and the step of the snapshot, which
- * is kept. */
+/* Returns true if the planned restore would replace a job that has something to lose. `out` then says
+ * what would be lost: the job, the job's step and who has the job open; and what would remain: the step
+ * of the snapshot. */
 bool admin_replaces(const Cairn__SnapshotStatus *plan, struct sentence *out);
 
 #endif

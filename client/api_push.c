@@ -194,8 +194,8 @@ cairn_status api_judge_fill(struct job *job, const struct cairn_round *round, ui
     return status;
 }
 
-/* Refuses the gradient of a tensor that is frozen in this round. An amendment freezes a tensor or
- * its whole group; RoundOpened says which. Under the lock. */
+/* Refuses the gradient of a tensor that is frozen in this round. An amendment freezes a tensor or the
+ * tensor's whole group; RoundOpened lists both. Under the lock. */
 static cairn_status judge_thawed(const struct job *job, size_t tensor)
 {
     const struct tensor_spec *t = &job->spec.tensors[tensor];
@@ -285,7 +285,9 @@ static cairn_status fill_part(struct job *job, const struct cairn_round *round,
     return status;
 }
 
-/* Once sent, the assembly is on loan, or freed. */
+/* Sends the assembly. On success the caller no longer owns the assembly: the push's operation frees it
+ * at its end, or, if its values were added up, it is freed at once. After a failure the caller still
+ * owns the assembly. */
 static cairn_status send_assembly(struct job *job, const struct cairn_round *round, uint32_t micro,
                                   struct assembly *assembly)
 {
@@ -398,8 +400,8 @@ static cairn_status send_piece(struct job *job, const struct push *push, struct 
     return status;
 }
 
-/* Sends the gradient from the caller's memory. Dense memory of a card is read when its stream has
- * reached this point; memory of a card that is not dense is copied to the host. */
+/* Sends the gradient from the caller's memory. Dense memory of a card is read when the caller's stream
+ * has reached this point; memory of a card with strides is first copied to the host. */
 static cairn_status push_piece(struct job *job, struct push *push, cairn_op **op_out)
 {
     struct command pattern = { .tensor = (uint32_t)push->tensor,
@@ -558,8 +560,8 @@ static cairn_status judge_tiles(const struct job *job, const struct cairn_tile *
     return CAIRN_OK;
 }
 
-/* Offers a declaration; only one waits at a time. It belongs to this call until withdraw. Takes
- * over `declared` in any case. */
+/* Offers a declaration; only one declaration waits at a time. The offer belongs to this call until
+ * withdraw. Takes over `declared` in any case. */
 static cairn_status offer(struct job *job, struct declared *declared)
 {
     pthread_mutex_lock(&job->session->lock);

@@ -232,15 +232,15 @@ static const uint32_t *units_tensors(const struct units *units, size_t unit, siz
 /* Gathered units that cairn_prefetch and cairn_map hold in the library's memory, by unit and
  * version.
  *
- * A block holds the tensors of one unit at one version. It is fetched once, for the first caller
- * that asks for it. It is lent to each cairn_map until its cairn_unmap, and is dropped when it is
- * no longer on loan and was not prefetched again. At most `prefetch_units` blocks are held: a
- * prefetch beyond that evicts the oldest block that is not on loan, or is dropped; a map beyond it
- * is counted. A block of an older version than the requested one is dropped, too, unless it is on
- * loan. Any thread; one lock, the session's. */
+ * A block holds the tensors of one unit at one version. The block is fetched once, for the first caller
+ * that asks for it. The block is lent to each cairn_map until the matching cairn_unmap, and is dropped
+ * when it is no longer on loan and was not prefetched again. At most `prefetch_units` blocks are held:
+ * a prefetch beyond that number evicts the oldest block that is not on loan; if every block is on loan,
+ * the prefetch is dropped. A map beyond that number is counted. A block of an older version than the
+ * requested one is dropped, too, unless it is on loan. Any thread; one lock, the session's. */
 
-/* A tensor of a unit as this worker reads it: the part that it holds, or all; of an alias, its part
- * of the target. */
+/* A tensor of a unit as this worker reads it: the part that this worker holds, or the whole tensor; for
+ * an alias, the alias's part of the target. */
 struct unit_tensor {
     uint32_t named, fetched; /* tensors of the spec */
     struct piece piece;
@@ -261,7 +261,7 @@ struct block {
     struct job *job;    /* borrowed: outlives it */
     struct cairn_version version;
     struct unit_shape shape;     /* owned */
-    struct card *card;           /* whose addresses the views have; NULL: host addresses */
+    struct card *card;           /* the card whose addresses the views have; NULL: host addresses */
     struct gone *own;            /* owned: `memory`, if it is of a card */
     uint8_t *memory;             /* owned; [shape.byte_count]; NULL: the data is in `view` */
     struct published_view *view; /* owned; where this host's shards published it; or NULL */
@@ -441,8 +441,8 @@ static bool allocate_block(struct block *block, size_t bytes, struct gone **own)
 }
 
 /* Adds a block, which takes over the shape. Its `pending` is 0 if the data is available at once;
- * otherwise the caller must begin the fetches. NULL: out of memory. A pending block remains valid
- * when the lock is released; a complete one may be given back by another thread, and freed. */
+ * otherwise the caller must begin the fetches. NULL: out of memory. A pending block remains valid when
+ * the lock is released; a complete block may be given back and freed by another thread. */
 static struct block *add_block(struct job *job, struct cairn_version version, struct card *card,
                                struct unit_shape *shape, struct gone **own)
 {
@@ -578,9 +578,9 @@ static struct block *find_or_add(struct job *job, struct cairn_version version, 
     return block;
 }
 
-/* Finds or adds a block. Called under the lock, which is released while memory of a card is
- * allocated, since the driver may take long. *own keeps that memory if another thread added the
- * block first; the caller then gives it back. */
+/* Finds or adds a block. Called under the lock, which is released while memory of a card is allocated,
+ * since the driver may take long. If another thread added the block meanwhile, *own keeps the memory,
+ * and the caller gives the memory back. */
 static struct block *get(struct job *job, struct cairn_version version, struct card *card,
                          struct unit_shape *shape, struct gone **own, struct block **made_out)
 {
@@ -877,7 +877,7 @@ static bool withdraw_run(struct command *command)
     return true;
 }
 
-/* Withdraws the lease request with that key, and ends the lease if it began. Nobody waits for this:
+/* Withdraws the lease request with that key, and ends the lease if it began. No thread waits for this:
  * if the message is lost, the lease still ends, at its time limit or with the connection. */
 static void withdraw(struct job *job, uint64_t key)
 {
@@ -887,7 +887,7 @@ static void withdraw(struct job *job, uint64_t key)
     session_command(job->session, command);
 }
 
-/* Keeps the layouts that the leased version is read by for as long. */
+/* Keeps the layouts by which the leased version is read until the lease ends. */
 static void note_lease(struct job *job, struct cairn_version version, int ttl_ms)
 {
     const uint64_t now_ms = client_now_ms(), until_ms = now_ms + (uint64_t)ttl_ms;

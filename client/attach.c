@@ -56,8 +56,8 @@ static bool is_named(uint32_t shard, Cairn__ShardInfo *const *infos, size_t info
     return i < info_count;
 }
 
-/* Marks absent shards: a shard without extents is present if it is named, as when it joins, and
- * absent once it has left. */
+/* Marks absent shards. A shard without extents is present if the message names it, as when the shard
+ * joins; it is absent once it has left. */
 static void note_holes(struct served_layout *served, Cairn__ShardInfo *const *infos,
                        size_t info_count)
 {
@@ -78,8 +78,8 @@ static bool served_layouts_need(const struct job *job, uint32_t shard)
     return false;
 }
 
-/* Closes the connections to shards that left the job and that nobody needs. Nothing is requested
- * any more from a shard that is no longer needed or is gone for good. */
+/* Closes the connections to shards that left the job and that the job no longer needs. No more requests
+ * are sent to a shard that is not needed any more or is gone for good. */
 static void let_go_of_holes(struct job *job)
 {
     for (uint32_t i = 0; i < job->shards.count; i++) {
@@ -143,8 +143,8 @@ static bool is_layout(const struct served_layout *served, const struct layout *l
     return served != NULL && memcmp(served->layout->hash, layout->hash, sizeof layout->hash) == 0;
 }
 
-/* Returns true if shards have other numbers than before, as after a restore; otherwise a shard
- * keeps its number. */
+/* Returns true if shards have other numbers than before. This happens after a restore; otherwise a
+ * shard keeps its number. */
 static bool are_renumbered(const struct job *job, Cairn__ShardInfo *const *infos, size_t info_count)
 {
     for (size_t i = 0; i < info_count; i++) {
@@ -183,7 +183,7 @@ static cairn_status add_first(struct job *job, struct reading *reading,
     return CAIRN_OK;
 }
 
-/* Refuses a coordinator that uses an earlier layout than this worker knows: nobody else would know
+/* Refuses a coordinator that uses an earlier layout than this worker knows: no other member would know
  * the data that this worker has in the later layout. */
 static cairn_status judge_known(const struct job *job, const struct served_layout *known,
                                 struct sentence *why)
@@ -229,8 +229,8 @@ static cairn_status apply_attached(struct job *job, struct layout *layout,
 }
 
 /* Applies the layout of the newest version, as `reading` read it, and the shards in the job's
- * attachment. CAIRN_ERR_ROLLED_BACK: the job was restored onto other shards. `why` is only set if
- * the caller's text, "not a layout", does not apply. */
+ * attachment. CAIRN_ERR_ROLLED_BACK: the job was restored onto other shards. `why` is set only if the
+ * failure is another one than the caller's text, "not a layout". */
 static cairn_status layouts_attached(struct job *job, struct reading *reading, struct sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
@@ -424,9 +424,9 @@ static void again_pause(struct job *job)
     control_send(s, CAIRN_MSG_PAUSE, job->pause.request, &message.base);
 }
 
-/* The job was attached in the middle of a round, which by now is decided or void. Possibly no shard
- * is left to report that (a shard that never granted the round answers nothing), so asks the
- * coordinator, which always knows. */
+/* The job was attached in the middle of a round, which by now is decided or void. Perhaps no shard is
+ * left to report the outcome (a shard that never granted the round answers nothing), so this asks the
+ * coordinator, which always knows it. */
 static void again_ask_round(struct job *job)
 {
     Cairn__RoundCommit ask = CAIRN__ROUND_COMMIT__INIT;
@@ -489,8 +489,8 @@ void attach_begin(struct job *job)
                            job->attachment.spec_packed);
 }
 
-/* The job existed, and was lost while its shards heard of this worker: a second request restores
- * it, so the request is repeated once. */
+/* The job existed, and was lost while its shards were being told of this worker. A second request
+ * restores the job, so the request is repeated once. */
 static bool was_lost_under_way(struct job *job, cairn_status status)
 {
     const bool resumes = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0 &&
@@ -527,7 +527,7 @@ static void put_off_or_fail(struct job *job, cairn_status status, const char *te
 
 /* ---- what Attached brings ---- */
 
-/* Detects a restore that happened while the coordinator was away, so that nobody could report it. */
+/* Detects a restore that happened while the coordinator was away and therefore was never reported. */
 static cairn_status judge_step(const struct job *job, struct sentence *why)
 {
     const uint64_t now = job->attachment.reply->step;
@@ -557,7 +557,8 @@ static cairn_status adopt_spec(struct job *job, struct reading *reading, struct 
     return CAIRN_OK;
 }
 
-/* For lack of memory, an open fails and may be tried again, but an open job is attached again. */
+/* If memory is lacking while a job is being opened, the open fails and may be tried again; if the job
+ * is already open, it is attached again. */
 static void give_up_attach(struct job *job, cairn_status status, const char *why)
 {
     if (status != CAIRN_ERR_NO_MEMORY)

@@ -115,8 +115,8 @@ cairn_status cairn_error_difference(size_t index, struct cairn_difference *out)
 
 /* ==== fork ==== */
 
-/* Closes, in a forked process, the parent session's connection to the coordinator. If a data
- * loader's worker kept its copy open, its trainer could be killed without the coordinator noticing. */
+/* Closes, in a forked process, the parent session's connection to the coordinator. If a data loader's
+ * process kept its copy open, the coordinator would not notice that the trainer was killed. */
 
 struct watched {
     const void *owner;
@@ -398,8 +398,8 @@ static bool reaches(const struct strides *s, size_t elem_bytes)
     return last < PTRDIFF_MAX / elem_bytes;
 }
 
-/* Adds an inner dimension. It is merged with the previous one if that one's stride spans exactly
- * the new dimension. */
+/* Adds an inner dimension. The new dimension is merged with the previous one if the previous one's
+ * stride spans exactly the new dimension. */
 static void add_dimension(struct strides *s, uint64_t extent, uint64_t stride)
 {
     uint64_t over;

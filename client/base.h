@@ -15,8 +15,8 @@
 /* ==== strides ==== */
 
 /* The caller's memory where it is not dense: element (i0, i1, ...) of a piece is at i0 * stride[0]
- * + i1 * stride[1] + ... elements from the pointer. Only dense pieces are sent over the wire: data
- * is gathered before it is sent and scattered after it is received, a chunk at a time. Pure. */
+ * + i1 * stride[1] + ... elements from the pointer. Only dense pieces are sent over the wire: each
+ * chunk is gathered before it is sent and scattered after it is received. Pure. */
 
 struct strides {
     bool given; /* false: dense, row-major; the other fields are unused */
@@ -37,8 +37,9 @@ bool strides_apart(const struct strides *strides);
  * elements. */
 size_t strides_span(const struct strides *strides, uint64_t elems, size_t elem_bytes);
 
-/* Copies elements [first, first + count) of the piece, in row-major order, from the caller's memory
- * (`base` is element 0) to dense `out`, and back. `strides` are `given`. */
+/* strides_gather copies elements [first, first + count) of the piece, in row-major order, from the
+ * caller's memory (`base` is element 0) to dense `out`; strides_scatter copies them from dense `in` to
+ * the caller's memory. `strides` must be `given`. */
 void strides_gather(const struct strides *strides, const void *base, size_t elem_bytes,
                     uint64_t first, uint64_t count, void *out);
 void strides_scatter(const struct strides *strides, void *base, size_t elem_bytes, uint64_t first,
@@ -53,7 +54,7 @@ struct piece {
     bool whole;             /* the box is the entire tensor */
     uint8_t tile;           /* enum chunk_tile */
     uint64_t table_hash;    /* of the tile declaration that the piece was made from */
-    struct strides strides; /* of the memory that is put or pushed, or fetched into */
+    struct strides strides; /* of the caller's memory */
 };
 
 /* ==== clock ==== */
@@ -133,11 +134,11 @@ cairn_status handle_fail(const void *handle, const char *what);
  * which is the default; fields that this library does not know must be 0, or they would be ignored
  * in silence. */
 
-/* Copies a caller's struct, which begins with its struct_size, into ours of `bytes`. False: from is
- * NULL, its size is below least_bytes (the struct of the first release) or absurd, or a field that
- * this library does not know is not 0. */
+/* Copies a caller's struct, which begins with its struct_size, into our struct, which has `bytes`
+ * bytes. False: `from` is NULL, its size is below least_bytes (the struct of the first release) or
+ * absurd, or a field that this library does not know is not 0. */
 bool struct_copy_in(void *to, size_t bytes, size_t least_bytes, const void *from);
-/* Returns true if *out, the caller's, has a struct_size of at least least_bytes. */
+/* Returns true if the caller's struct *out has a struct_size of at least least_bytes. */
 bool struct_fits(const void *out, size_t least_bytes);
 /* Copies our struct to the caller's, up to the caller's struct_size, which is preserved; the
  * remaining bytes become 0. */
@@ -168,7 +169,7 @@ struct group_spec client_group_of(const struct cairn_group *g);
  * times to the coordinator. Under the session's lock, any thread. */
 
 enum step_phase_times {
-    CAIRN_TIME_COMPUTE, /* the time that is in no other phase */
+    CAIRN_TIME_COMPUTE, /* the rest: time outside all other phases */
     CAIRN_TIME_PUSH,    /* waits until shards had added up the pushed gradients */
     CAIRN_TIME_WAIT,    /* waits for the end of a round and for the next round */
     CAIRN_TIME_FETCH,   /* waits for parameters */

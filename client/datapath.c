@@ -1,10 +1,11 @@
-/* The data path of a session: the devices that it is opened on, and the errors where nothing gets
- * through, or nothing any more.
+/* The data path of a session: the devices that it is opened on, and the errors that are reported if no
+ * data gets through, or if data stops getting through.
  *
- * UCX's devices are fixed when the fabric is opened. Unless they are set, they are the devices of
- * the routes to the shards. So the coordinator is first asked for the shards' places, by a Hello
- * without an address, whose Welcome lists them; then the connection is established again, with this
- * process's address. The route to the coordinator gives no hint: it may be a management network. */
+ * UCX's devices are fixed when the fabric is opened. Unless the devices are set, they are the devices
+ * of the routes to the shards. So the client first asks the coordinator for the shards' places: it
+ * sends a Hello without an address, and the Welcome lists the places. Then the connection is
+ * established again, with this process's address. The route to the coordinator gives no hint: it may be
+ * a management network. */
 #include "client/session.h"
 
 #include <inttypes.h>
@@ -22,7 +23,8 @@
 #define SILENCE_MS \
     CAIRN_LINK_SILENT_MS /* of a shard that already knew us when we first sent to it */
 #define STARVED_MS 5000  /* without memory to send to a shard */
-#define LATE_MS    1000  /* between two checks: this process did not run, and read nothing */
+/* longer than this between two checks: this process did not run, and read nothing */
+#define LATE_MS    1000
 #define INFINIBAND "/sys/class/infiniband"
 
 static void link_on_message(void *session, const void *header, size_t header_bytes,
@@ -299,7 +301,7 @@ static void explain_silence(const struct shard_link *link, struct sentence *out)
     add_advice_here(link, &there, out);
 }
 
-/* No shard is to blame: this process cannot send its own data. */
+/* Explains that this process cannot send its own data; no shard is to blame. */
 static void explain_starving(const struct shard_link *link, struct sentence *out)
 {
     sentence_set(
@@ -309,8 +311,7 @@ static void explain_starving(const struct shard_link *link, struct sentence *out
         link->name, link->conn.starved.bytes);
 }
 
-/* Writes into the job which link is silent or starved: the first such link, and the number of
- * others. */
+/* Records in the job the first link that is silent or starved, and the number of further such links. */
 static void note_silence(struct job *job)
 {
     struct sentence silence = { "" };
@@ -352,8 +353,8 @@ static void end_silence(struct shard_link *link, bool is_heard)
 
 /* ---- a process without memory ---- */
 
-/* Fails the job for this worker if memory for sending is lacking for STARVED_MS: a chunk that is
- * sent in part counts neither as sent nor as absent, so the round could not end. */
+/* Fails the job for this worker if memory for sending is lacking for STARVED_MS. A chunk that is sent
+ * in part counts neither as sent nor as absent, so the round could not end. */
 static void judge_memory(struct shard_link *link, uint64_t now_ms)
 {
     const uint64_t starved_ms = chunk_link_starved_ms(&link->conn, now_ms);
@@ -379,8 +380,8 @@ void datapath_heard(struct shard_link *link)
 }
 
 /* A shard counts as silent only if it would send: every shard answers the HELLO that breaks a
- * silence. A shard of this host is not checked, since its end is noticed, unless it has left the
- * job: then its process may know nothing of the job any more. */
+ * silence. A shard of this host is not checked, since its end is noticed. It is checked only if it has
+ * left the job, because its process may then know nothing of the job any more. */
 static bool would_speak(const struct shard_link *link, bool has_left)
 {
     if (link->address_bytes == 0) return false;

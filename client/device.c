@@ -41,7 +41,7 @@ static cairn_status card_fail(int result, cairn_status status, const char *doing
 /* For each thread: the depth of its library calls, and its capture mode outside of them. */
 static __thread int depth, mode_outside;
 
-/* Relaxes the thread's capture mode: then the library's calls become part of no graph that the
+/* Relaxes the thread's capture mode. The library's calls then do not become part of a graph that the
  * caller captures, and do not end a capture by another thread. */
 static int relax(const struct driver *driver)
 {
@@ -59,8 +59,8 @@ static void unrelax(const struct driver *driver)
     if (--depth == 0) (void)driver->cuThreadExchangeStreamCaptureMode(&mode_outside);
 }
 
-/* Makes the card's context the thread's current one; its calls then disturb no graph capture.
- * card_leave restores the former state. */
+/* Makes the card's context the thread's current one, and sets the capture mode so that the thread's
+ * calls disturb no graph capture. card_leave restores the former state. */
 static cairn_status card_enter(const struct card *card, struct sentence *why)
 {
     int result = relax(card->driver);
@@ -82,9 +82,9 @@ static void card_leave(const struct card *card)
 
 /* ---- opening ---- */
 
-/* Opens the side stream with the greatest priority. Such streams have hardware queues that the
- * caller's streams do not share; in a shared queue, a copy could be stuck behind the very wait that
- * it has to end. */
+/* Opens the side stream with the greatest priority. Streams of this priority have hardware queues that
+ * the caller's streams do not share. In a shared queue, a copy could be stuck behind the wait that this
+ * copy has to end. */
 static int open_side(struct card *card)
 {
     int least, greatest;
@@ -298,7 +298,7 @@ static void drop_if_empty(struct card_imports *imports, struct span *span)
 
 /* ---- one segment ---- */
 
-/* The driver does not report whether the descriptor is wrong or this process lacks something. So a
+/* The driver does not report whether the descriptor is wrong or this process lacks a resource. So a
  * refusal is CAIRN_ERR_IO, and the shard is told to send its published data through the host. */
 static cairn_status map_import(const struct card *card, uint64_t at, uint64_t bytes, int fd,
                                struct sentence *why)
@@ -612,7 +612,7 @@ int card_memory_export(const struct card_memory *memory)
     return fd;
 }
 
-/* Inside the context. Once the context has failed, nothing is freed: its memory is lost with it,
+/* Inside the context. If the context has failed, nothing is freed: the memory is lost with the context,
  * and may be in use until then. */
 static bool has_failed(const struct card *card)
 {
@@ -704,7 +704,7 @@ cairn_status card_copy_begin(struct card *card, void *to, const void *from, size
                            direction == CARD_FROM_HOST ? "a copy to it" : "a copy from it", why);
 }
 
-/* The event may be recorded again meanwhile: then it also covers later copies. */
+/* The event may be recorded again meanwhile; the wait then also covers later copies. */
 cairn_status card_copy_wait(struct card *card, uint64_t copy, struct sentence *why)
 {
     pthread_mutex_lock(&card->copies_lock);

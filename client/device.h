@@ -16,10 +16,10 @@
  * interface (gpu/cuda/driver.h): no CUDA runtime is linked, and without a driver everything else
  * works.
  *
- * A card is opened when it is first named, in its primary context, which torch and the CUDA runtime
- * use, and stays open until the process ends. Each call works in that context and restores the
- * thread's own. Any thread; no call waits for a stream unless its comment says so. A call without a
- * `why` argument sets the calling thread's sentence (cairn_error). */
+ * A card is opened when it is first named, and stays open until the process ends. It is opened in its
+ * primary context, which torch and the CUDA runtime use, too. Each call works in that context and
+ * restores the thread's own. Any thread; no call waits for a stream unless its comment says so. A call
+ * without a `why` argument sets the calling thread's sentence (cairn_error). */
 
 struct card;
 struct card_event;
@@ -66,10 +66,10 @@ enum card_direction { CARD_WITHIN, CARD_TO_HOST, CARD_FROM_HOST };
  * that still uses the memory. CAIRN_ERR_IO: most likely, the context is gone. */
 cairn_status card_copy(struct card *card, void *to, const void *from, size_t bytes,
                        enum card_direction direction, struct sentence *why) CAIRN_MUST_CHECK;
-/* The same in two calls. Copies begin in the order of the calls, in parallel with the card's other
- * work, and are waited for by number; a wait also covers all earlier copies. Number 0: nothing was
- * begun. Source and target must stay as they are until then, even if the caller does not need the
- * copy any more. */
+/* These two calls do the same as card_copy. Copies begin in the order of the calls, in parallel with
+ * the card's other work. The caller waits for a copy by its number; the wait also covers all earlier
+ * copies. Number 0: no copy was begun. Source and target must not change until the wait returns, even
+ * if the caller no longer needs the copy. */
 cairn_status card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
                              enum card_direction direction, uint64_t *copy_out,
                              struct sentence *why) CAIRN_MUST_CHECK;
@@ -80,15 +80,16 @@ cairn_status card_copy_wait(struct card *card, uint64_t copy,
 bool card_lands(const struct card *card);
 /* Makes the network card's writes visible to all work that the card does from here on. CAIRN_ERR_IO. */
 cairn_status card_landed(const struct card *card, struct sentence *why) CAIRN_MUST_CHECK;
-/* Pins host memory that is often copied to. False: the memory is unchanged, and copies are slower. */
+/* Pins host memory that is often a target of copies. False: the memory is not pinned, and copies are
+ * slower. */
 bool card_pin(struct card *card, void *host, size_t bytes);
 void card_unpin(struct card *card, void *host);
 
 /* ---- what a stream has queued ---- */
 
-/* Marks the work that is queued on the stream now: the event is done when that work is. `stream` is
- * a cudaStream_t of the card's primary context; NULL: the default stream. CAIRN_ERR_INVALID: the
- * driver rejects the stream, or the stream is being captured into a graph. */
+/* Creates an event for the work that is queued on the stream now: the event is done when that work is
+ * done. `stream` is a cudaStream_t of the card's primary context; NULL: the default stream.
+ * CAIRN_ERR_INVALID: the driver rejects the stream, or the stream is being captured into a graph. */
 cairn_status card_mark(struct card *card, void *stream,
                        struct card_event **event_out) CAIRN_MUST_CHECK;
 enum card_state { CARD_WAITS, CARD_DONE, CARD_FAILED };
@@ -99,7 +100,8 @@ void card_event_free(struct card_event *event); /* NULL is fine */
 
 /* ---- a stream that waits for the host ---- */
 
-/* A word whose value only grows. It is never freed, since a stream may wait for it arbitrarily late. */
+/* A word in memory whose value only grows. A word is never freed, since a stream may wait for it
+ * arbitrarily late. */
 struct card_word {
     struct card_word *next; /* in the list of its current owner */
     struct card *card;
@@ -111,8 +113,8 @@ struct card_wait {
     uint64_t at;
     uint32_t value;
 };
-/* The word belongs to the caller until card_word_set. *wait_out is for one wait, which may also
- * begin after that. */
+/* The word belongs to the caller until card_word_set. *wait_out is for one wait, which may also begin
+ * after card_word_set. */
 cairn_status card_word_acquire(struct card *card, struct card_word **word_out,
                                struct card_wait *wait_out) CAIRN_MUST_CHECK;
 /* Makes all work that is queued on the stream after this call wait until the word is set.
@@ -123,11 +125,11 @@ cairn_status card_stream_await_word(struct card *card, void *stream,
  * stream nor another thread's call can delay it, and it works even if the card has failed. */
 void card_word_set(struct card_word *word);
 
-/* Calls that map, register or unmap memory belong between these two: the driver may block them
- * until all work of a card is complete, including a stream that waits for a word. A session's
- * thread sets words, so it must not block there: if the first call returns false, some stream of
- * this process waits, and the thread tries again later. In between, no stream begins to wait: a
- * thread that acquires a word sleeps meanwhile. */
+/* Calls that map, register or unmap memory belong between card_change_begin and card_change_end: the
+ * driver may block such calls until all work of a card is complete, including a stream that waits for a
+ * word. A session's thread sets words, so it must not block there: if card_change_begin returns false,
+ * some stream of this process waits, and the thread tries again later. Between the two calls no stream
+ * begins to wait: a thread that acquires a word sleeps meanwhile. */
 bool card_change_begin(void);
 void card_change_end(void);
 
@@ -138,10 +140,10 @@ void card_change_end(void);
 struct card {
     const struct driver *driver;
     int number, device;
-    int numa_node; /* the nearest; its pinned memory belongs there (proto/base/machine.h) */
+    int numa_node; /* the nearest node; the card's pinned memory belongs there (proto/base/machine.h) */
     uint8_t uuid[16];
     bool is_reached;  /* network cards can access its memory (GPUDirect RDMA) */
-    bool has_dma_buf; /* its driver gives it to the network cards' as a dma-buf */
+    bool has_dma_buf; /* the driver exports the memory as a dma-buf for the network cards' driver */
     enum vmm_order order;
     bool exports; /* its memory can be passed between processes as descriptors */
     struct CUctx_st *context;
@@ -150,27 +152,28 @@ struct card {
     struct card_word *words;  /* free: nobody waits for them */
     /* copies in `side`, numbered from 1 in order */
     pthread_mutex_t copies_lock; /* guards what follows */
-    struct CUevent_st *copied; /* after the last copy that was begun; waited for without the lock */
+    /* recorded after the last copy that was begun; threads wait for it without the lock */
+    struct CUevent_st *copied;
     uint64_t copies_begun, copies_done;
 };
 
 /* ==== import ==== */
 
-/* Maps the memory that the shards of this host publish on a card, so that this process can read it:
- * implements the callbacks that the fabric needs (proto/fabric/fabric.h). The segments of a copy
- * arrive one by one, as the shard shows them (proto/geometry/layout.h), and are mapped side by
- * side, starting at the first. While a stream waits for a word, nothing is mapped or unmapped,
- * since the driver may block such a call until the stream is done: the mapping is postponed, and
- * until then a segment that was shown only has its addresses. Loop thread. */
+/* Maps the memory that the shards of this host publish on a card, so that this process can read that
+ * memory: implements the callbacks that the fabric needs (proto/fabric/fabric.h). The segments of a
+ * copy arrive one by one, as the shard shows them (proto/geometry/layout.h), and are mapped side by
+ * side, starting with the first segment. While a stream waits for a word, nothing is mapped or
+ * unmapped, since the driver may block such a call until the stream is done. The mapping is then
+ * postponed; until it is done, the segment has addresses, but no memory. Loop thread. */
 
 struct card_imports;
 
 /* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_UNSUPPORTED: the card cannot map memory of other processes. */
 cairn_status card_imports_open(struct card *card,
                                struct card_imports **imports_out) CAIRN_MUST_CHECK;
-/* Called after the fabric is closed and nobody reads any more. NULL is fine. */
+/* Called when the fabric is closed and no thread reads the memory any more. NULL is fine. */
 void card_imports_close(struct card_imports *imports);
-/* Does the postponed work; call it between card_change_begin and _end. NULL is fine. */
+/* Does the postponed work. Call this between card_change_begin and card_change_end. NULL is fine. */
 void card_imports_turn(struct card_imports *imports);
 /* Returns true if some work is postponed. */
 bool card_imports_wait(const struct card_imports *imports);

@@ -1,4 +1,4 @@
-/* Reads from the environment where the process's cluster is, and the process's rank and world.
+/* Reads the environment: the address of the process's cluster, and the process's rank and world.
  *
  * The first source that has a value gives it: the caller, CAIRN_*, torchrun, Slurm, Open MPI, the
  * default. An empty variable counts as not set. Rank and world come from the same launcher: a rank
@@ -11,7 +11,7 @@
  * incarnation that every session draws; in a job, a newer incarnation with the same rank fences the
  * older one.
  *
- * Pure, except for `get` and for a look at which socket exists. */
+ * Pure, except for `get` and for a check which socket exists. */
 #ifndef CAIRN_CLIENT_ENV_H
 #define CAIRN_CLIENT_ENV_H
 
@@ -31,7 +31,7 @@ enum env_key {
     CAIRN_ENV_TRANSPORTS,    /* UCX's; default "": the fabric's own choice */
     CAIRN_ENV_ONE_SIDED,     /* auto, on, off: proto/fabric/fabric.h; default auto */
     CAIRN_ENV_DEVICE_MEMORY, /* auto, host: likewise; default auto */
-    CAIRN_ENV_PORTS,         /* of its bulk data, "first-last"; default "": any free one */
+    CAIRN_ENV_PORTS, /* for the process's bulk data, "first-last"; default "": any free ports */
     /* of the process */
     CAIRN_ENV_RANK,       /* default 0 */
     CAIRN_ENV_WORLD,      /* default 1 */
@@ -43,7 +43,7 @@ enum env_key {
     CAIRN_ENV_PROCESS = CAIRN_ENV_RANK /* the first of them */
 };
 
-/* A value that the caller gave itself. It wins over the environment. */
+/* A value that the caller gave itself. This value takes precedence over the environment. */
 struct env_given {
     const char *text;   /* NULL: not given */
     const char *source; /* its name in errors: "--endpoint" */
@@ -73,7 +73,8 @@ const char *env_get(void *context, const char *variable);
 /* "rank". Never NULL. */
 const char *env_key_name(enum env_key key);
 
-/* Fills in one value: the given one, the first launcher's, or the default. Not for rank and world. */
+/* Fills in one value: the caller's, else the first launcher's, else the default. Not for rank and
+ * world. */
 CAIRN_MUST_CHECK cairn_status env_find(const struct env_input *input, enum env_key key,
                                        struct env_report *report, struct sentence *why);
 /* Fills in the values of the cluster: endpoint, fabric, device, host, transports, one_sided,

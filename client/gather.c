@@ -89,8 +89,8 @@ cairn_status api_judge_boxed(const struct job *job, const char *name, const stru
     return status;
 }
 
-/* Checks mem.bytes, if given: at most that many bytes are accessed. Dense memory must have exactly
- * the size of the piece, as otherwise it is memory of something else. */
+/* Checks mem.bytes, if given: at most that many bytes are accessed. Dense memory must have exactly the
+ * size of the piece; memory of another size was meant for something else. */
 static cairn_status judge_bytes(const char *name, const struct cairn_mem *mem,
                                 const struct piece *piece, size_t elem_bytes)
 {
@@ -163,9 +163,9 @@ cairn_status api_judge_own(struct job *job, size_t tensor, const struct cairn_bo
     return status;
 }
 
-/* Checks a call without a box, which concerns the part that this worker holds. A caller that
- * expects the whole tensor passes memory of that size, and would not notice that less was read or
- * written: so mem.bytes must confirm the part. */
+/* Checks a call without a box, which concerns the part that this worker holds. A caller that expects
+ * the whole tensor passes memory of the whole tensor's size, and would not notice that only a part was
+ * read or written. So mem.bytes must confirm the part's size. */
 static cairn_status judge_held(const struct tensor_spec *tensor, const struct piece *own,
                                const struct cairn_mem *mem)
 {

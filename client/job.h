@@ -23,8 +23,8 @@
 
 /* ==== attachment ==== */
 
-/* The state of a job's attachment to the coordinator: what the job requests when it attaches, and
- * how far that has come. The loop attaches it (client/session.h). */
+/* The state of a job's attachment to the coordinator: what the job requests when it attaches, and how
+ * far attaching has come. The loop attaches it (client/session.h). */
 
 enum job_state { JOB_DETACHED, JOB_ATTACHING, JOB_ATTACHED };
 
@@ -44,13 +44,14 @@ struct attachment {
     uint32_t request; /* of the JobOpen in progress */
     uint64_t at_ms;   /* the earliest time of the next attempt */
     uint32_t delay_ms;
-    /* with CAIRN_OPEN_RESUME: asked again, once, as the job was lost while its shards heard of it */
+    /* with CAIRN_OPEN_RESUME: the client asked again, once, because the job was lost while its shards
+     * were being told of it */
     bool lost_under_way;
     /* the newest epoch in which a round was opened, and that epoch's store; 0: no round yet */
     uint64_t seen_epoch, seen_store;
     Cairn__Attached *reply; /* owned: its pages are arriving */
     struct paged spec_pages, layout_pages;
-    struct reading *reading;       /* owned: of these pages, once all have arrived */
+    struct reading *reading;       /* owned: reads these pages once all have arrived */
     Cairn__LayoutChanged *changed; /* owned: likewise */
     /* owned: the MISMATCH with its differences; NULL: none. Constant once the job has failed */
     Cairn__Error *refused;
@@ -63,17 +64,17 @@ void attachment_drop_pages(struct attachment *attachment);
 void attachment_drop_changed(struct attachment *attachment);
 /* Loop thread: the job is no longer attached, and must attach again. */
 void attachment_lost(struct job *job);
-/* Any thread: sets why the job waits; "": it does not wait. Not under the lock. */
+/* Any thread: sets the reason why the job waits; "": the job does not wait. Not under the lock. */
 void attachment_put_off(struct job *job, const char *why);
 
 /* ==== filling ==== */
 
-/* The round that the caller fills with gradients, as the caller's API calls track it: invalid calls
- * are refused before anything is sent. Under the lock. */
+/* The round that the caller fills with gradients. The caller's API calls track the round here, so that
+ * invalid calls are refused before anything is sent. Under the lock. */
 
 struct filling {
     uint64_t round;
-    struct spec_batch batch; /* of the round; also of a write, then without a total */
+    struct spec_batch batch; /* of the round, or of a write; a write's batch has no total */
     bool had_last;        /* this worker had the last micro-batch of the batch in its last round */
     uint32_t micro;       /* the micro-batch being filled: its index among this worker's */
     bool any;             /* something was pushed in this micro-batch */
@@ -115,12 +116,12 @@ struct put_note {
 struct puts {
     struct put_note *notes; /* owned: [tensor_count]; NULL: nothing was put */
     uint64_t open;          /* puts that are not done */
-    bool has_moments;       /* some were put, even if everything had to be put again since */
+    bool has_moments;       /* moments were put, even if everything had to be put again since */
     cairn_status status;    /* the first failure of a put */
     struct sentence why;
 };
 
-/* The first bytes of each tensor's digest that InitDone.held has. */
+/* How many first bytes of each tensor's digest InitDone.held has. */
 #define CAIRN_PUTS_HELD_BYTES 8
 
 /* Under the lock: undoes the claim of a plane that was not put after all. */
@@ -144,7 +145,7 @@ struct shard_link {
     char name[64];
     uint8_t *address; /* owned */
     size_t address_bytes;
-    struct chunk_header grant;  /* the last one; kind 0: none on this connection */
+    struct chunk_header grant;  /* the last GRANT; kind 0: no GRANT arrived on this connection */
     struct shard_link *carrier; /* receives the pushes of the open round; NULL: not granted */
     bool relayed;               /* MICRO_END and COMMIT to the carrier carry this owner's index */
     bool declined;              /* the granting relay cannot serve fetches of this owner's chunks */
@@ -161,8 +162,9 @@ struct shard_link {
     bool relays;               /* it has granted on behalf of other owners */
     bool reached;              /* something has been received from it, ever */
     uint64_t unheard_since_ms; /* present and awaited, but not heard since; 0: not checked yet */
-    bool starves;       /* this process has no memory to send to it: shards.silence reports that */
-    bool silent;        /* for so long that shards.silence reports it */
+    /* this process lacks the memory to send to the shard: shards.silence reports that */
+    bool starves;
+    bool silent;        /* not heard for so long that shards.silence reports it */
     uint64_t judged_ms; /* when its silence was last checked */
 };
 
@@ -171,8 +173,8 @@ struct job_shards {
     /* loop thread */
     struct shard_link **links; /* owned, each: [count] */
     uint32_t count;
-    /* lock: the link on which nothing arrives any more, or nothing is sent for lack of memory; else
-     * empty */
+    /* lock: describes the link on which nothing arrives any more, or nothing is sent for lack of
+     * memory; empty if there is no such link */
     struct sentence silence;
 };
 
@@ -226,7 +228,8 @@ struct known_state {
 
 /* The versions that this client asked the coordinator to keep. */
 struct leased {
-    struct cairn_version oldest; /* kept until until_ms, by this process's clock; 0: nothing */
+    /* kept until until_ms, on this process's clock; 0: no version is kept */
+    struct cairn_version oldest;
     uint64_t until_ms;
 };
 
@@ -234,7 +237,7 @@ struct job {
     struct session *session; /* borrowed */
     struct job *next;        /* loop thread: the session's list */
     /* constant from open on */
-    struct job_spec_data spec; /* canonical; set by the first attach, for a reader entirely */
+    struct job_spec_data spec; /* canonical. The first attach sets it: for a reader all of it */
     char *name;
     struct member member;
     void *handle;
@@ -266,10 +269,12 @@ struct job {
     struct job_shards shards;
 
     /* loop thread */
-    struct failure broken; /* of a card: fails the job in the next iteration */
-    /* a push waits for the work on its stream, and the pushes after it wait, too */
+    struct failure broken; /* failure of a card, which fails the job in the next iteration */
+    /* a push waits for the work on its stream, and the pushes after this one wait, too */
     bool awaits_stream;
-    bool stalled; /* its first command could not proceed: its later ones wait, other jobs' do not */
+    /* the job's first command could not proceed, so its later commands wait; commands of other jobs do
+     * not */
+    bool stalled;
     struct parcel_table parcels;
     struct {
         TAILQ_HEAD(, parcel) parcels;
@@ -298,7 +303,7 @@ void job_note_clip_norm(struct job *job, double clip_norm); /* likewise */
  * to the loop thread. They run on the caller's threads; a failure sets the calling thread's error
  * sentence. */
 
-/* cairn_open; with a hub (tests), the data path is the mem fabric. Not exported. */
+/* Does the work of cairn_open; with a hub (tests), the data path is the mem fabric. Not exported. */
 cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub,
                          cairn **out) CAIRN_MUST_CHECK;
 
@@ -364,9 +369,9 @@ cairn_status api_push_incomplete(struct job *job, const struct cairn_round *roun
 /* Validates what a caller passes for a tensor: name, memory, box, plane. Caller's threads; failures
  * set this thread's sentence. */
 
-/* Finds the tensor and validates everything about the caller's memory that does not depend on the
- * box; *mem_out is that memory. An alias gives its target; an alias of a box gives that box in
- * *part_out (NULL = all of the tensor). */
+/* Finds the tensor and validates everything about the caller's memory that does not depend on the box;
+ * *mem_out is that memory. For an alias, *tensor_out is its target; for an alias of a box, *part_out is
+ * that box (NULL = all of the tensor). */
 cairn_status api_judge_data(const struct job *job, const char *name, const struct cairn_mem *given,
                             struct cairn_mem *mem_out, size_t *tensor_out,
                             const struct cairn_box **part_out) CAIRN_MUST_CHECK;
@@ -396,8 +401,8 @@ cairn_status api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
  * and fetched. */
 cairn_status api_judge_dtype(const struct job *job, size_t tensor, int plane,
                              const struct cairn_mem *mem) CAIRN_MUST_CHECK;
-/* Sets whole and piece. CAIRN_ERR_INVALID: the box is not that of the entire alias, or the memory
- * is not valid; CAIRN_ERR_UNSUPPORTED: this worker holds a tile of the target. */
+/* Sets whole and piece. CAIRN_ERR_INVALID: the box is not the entire alias's box, or the memory is not
+ * valid; CAIRN_ERR_UNSUPPORTED: this worker holds a tile of the target. */
 cairn_status api_judge_portion(struct job *job, const struct cairn_box *part,
                                const struct cairn_box *box,
                                struct portion *portion) CAIRN_MUST_CHECK;

@@ -17,8 +17,8 @@
 
 /* ==== layout ==== */
 
-/* A version may be read until KEPT_STEPS newer ones exist, or longer by a member that knows of
- * another's lease. So outlived layouts are kept as long as all layouts together have at most
+/* A version may be read until KEPT_STEPS newer versions exist, and longer by a member that knows of
+ * another member's lease. So outlived layouts are kept as long as all layouts together have at most
  * KEPT_EXTENTS extents. */
 #define KEPT_STEPS   2
 #define KEPT_EXTENTS ((size_t)1 << 17)
@@ -101,8 +101,8 @@ static bool are_too_much(const struct job *job)
     return extents > KEPT_EXTENTS;
 }
 
-/* Returns true if nothing that `served` serves is read any more, given that `newer` serves the
- * later versions. Under the lock. */
+/* Returns true if no version that `served` serves is read any more; `newer` serves the later versions.
+ * Under the lock. */
 static bool is_outlived(const struct job *job, const struct served_layout *served,
                         const struct served_layout *newer)
 {
@@ -235,8 +235,8 @@ static bool same_terms(const struct job_spec_data *a, const struct job_spec_data
     return true;
 }
 
-/* Returns true if the servers' spec is byte for byte what this worker sent. It usually is, and
- * reading a million tensors again would take seconds, and memory for another spec. */
+/* Returns true if the servers' spec is byte for byte the spec that this worker sent. Usually the two
+ * are equal, and reading a million tensors again would take seconds, and memory for another spec. */
 static bool is_what_was_sent(const struct job *job)
 {
     const struct packed *sent = job->attachment.spec_packed;
@@ -267,8 +267,8 @@ static cairn_status judge_spec(struct reading *reading)
 }
 
 /* Reads the servers' spec. The first attach takes it over: a reader has no spec, and a worker's may
- * be older than an amendment. A later attach keeps the job's spec: with other tensors, nothing that
- * this member knows of the job would apply any more. */
+ * be older than an amendment. A later attach keeps the job's spec: if the tensors were different,
+ * nothing that this member knows of the job would apply any more. */
 static cairn_status read_spec(struct reading *reading)
 {
     const struct job *job = reading->job;

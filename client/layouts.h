@@ -1,8 +1,8 @@
 /* A served layout: a layout, the places where the shards published by that layout, and the versions
  * that it serves. While a job is re-sharded, it has several served layouts, newest first. Each
- * serves the versions from its `since` up to the next layout's: the shard that published a version
- * serves it, even if another shard owns that part by now. Pushes, writes and the state itself
- * always use the newest layout.
+ * serves the versions from its `since` up to the next layout's: the shard that published its part of a
+ * version serves this part, even if another shard owns the part by now. Pushes, writes and the state
+ * itself always use the newest layout.
  *
  * Any thread may read the list and the layouts under the lock; the loop thread changes them, under
  * the lock. */
@@ -35,7 +35,8 @@ struct served_layout {
     struct served_layout *older; /* of the job's list */
     uint32_t refs; /* loop thread: held by the list, by commands and by the open round */
     struct cairn_version since;
-    bool found; /* found when this member came back: may also apply to versions before `since` */
+    /* found when this member returned to the job, so it may also apply to versions before `since` */
+    bool found;
     struct layout *layout;      /* owned */
     struct served_part parts[]; /* [layout->shard_count] */
 };
@@ -57,19 +58,19 @@ void served_layouts_serve_since(struct job *job, struct served_layout *served,
 /* Likewise: releases the layouts that no fetch uses any more. True if there were any. */
 bool served_layouts_trim(struct job *job);
 void served_layouts_release(struct job *job); /* likewise: all of them */
-/* Returns the layout for fetching a published version: the newest one that serves the version. It
- * always exists. */
+/* Returns the layout for fetching a published version: the newest one that serves the version. There is
+ * always such a layout. */
 struct served_layout *served_layout_of_version(const struct job *job, struct cairn_version version);
 /* Returns true if the shard has left the job; its published copies may still exist. */
 bool served_layouts_left_by(const struct job *job, uint32_t shard);
 
 /* ==== pieces ==== */
 
-/* Copies of a card's memory, on their way to shards that cannot read that memory directly. They are
- * pieces of memory as cairn_alloc gives it, on the card or on the host (pinned for the card), and
- * are reused. Their number is the highest number of chunks that were in flight, or copied ahead, at
- * one time (push.h). While a stream waits, new ones are on the host, and not pinned yet. Loop
- * thread. */
+/* Copies of a card's memory for shards that cannot read that memory directly. Each copy is in a piece
+ * of memory such as cairn_alloc gives, on the card or on the host (pinned for the card). Pieces are
+ * reused, so their number is the highest number of chunks that were in flight, or copied ahead, at one
+ * time (push.h). A piece that is allocated while a stream waits is on the host, and is not pinned yet.
+ * Loop thread. */
 
 struct card;
 struct staging_area;
@@ -103,7 +104,9 @@ struct held_tiles {
     struct declared *declaring; /* of the cairn_tiles call waiting for other ranks; or NULL */
     bool declaring_holds;       /* `declaring` became `declared` */
     /* loop thread */
-    uint32_t request; /* of the declaration repeated after an attach; 0: none is unanswered */
+    /* the request number of a declaration that was repeated after an attach; 0: no such declaration is
+     * unanswered */
+    uint32_t request;
 };
 
 /* Any thread, not under the lock: returns what this worker holds of a tensor. */

@@ -12,10 +12,10 @@
 
 /* ==== list ==== */
 
-/* Lists of tensors that are pushed or fetched together. A list is described once, and is then
- * validated as far as possible; the checks that depend on the round are done for all entries before
- * any entry is sent. A list is one operation; if it has memory of cards, each entry has an
- * operation of its own. */
+/* Lists of tensors that are pushed or fetched together. A list is described once, and is validated then
+ * as far as possible. The checks that depend on the round are done for all entries before any entry is
+ * sent. A list is one operation; if the list has memory of cards, each entry has an operation of its
+ * own. */
 
 struct list {
     struct job *job; /* holds a reference */
@@ -278,7 +278,8 @@ static cairn_status fill_list(const struct list *list, const struct cairn_round 
     return status;
 }
 
-/* Decrements filling.adding for a push that is not added after all; the caller may try it again. */
+/* Decrements filling.adding for a push that is not added after all; the caller may try the push
+ * again. */
 static void accumulate_skip(struct job *job, size_t tensor)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -287,7 +288,8 @@ static void accumulate_skip(struct job *job, size_t tensor)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-/* Each entry was counted in filling.adding, and its call decrements that in any case. */
+/* Each entry was counted in filling.adding, and the entry's call decrements filling.adding in any
+ * case. */
 static cairn_status add_up(const struct list *list, const struct cairn_round *round, uint32_t micro)
 {
     cairn_status first = CAIRN_OK;

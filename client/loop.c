@@ -21,8 +21,8 @@
 
 /* A process that maps GPU memory which another process owns cannot be restored from a checkpoint. A
  * trainer may therefore detach from such memory for a while: the fabric turns the shards away, and
- * they return once they are admitted again. Nothing may be open meanwhile, and published memory
- * that was mapped for reading is gone, as when a shard is lost. */
+ * they return once they are admitted again. Meanwhile no round, operation or mapped unit may be open,
+ * and published memory that was mapped for reading is gone, as it is when a shard is lost. */
 
 static bool has_parcels(const struct job *job)
 {
@@ -204,8 +204,9 @@ static void free_command(struct session *s, struct command *command)
     command_free(command);
 }
 
-/* Runs the commands in order, job by job: if one job waits for its shards, others continue; and if
- * a push waits for the stream that writes it, commands that are not part of the round continue. */
+/* Runs the commands in order, job by job. If one job waits for its shards, other jobs continue. If a
+ * push waits for the stream that writes the gradient, commands that are not part of the round
+ * continue. */
 static void run_commands(struct session *s)
 {
     struct command *before = NULL;
@@ -265,8 +266,8 @@ static void run_turn(struct session *s)
 
 /* ---- who is awaited ---- */
 
-/* Counts the job's chunks that a shard has not answered. *via_out: the other shard, a relay, that
- * one of them was sent to; or NULL. */
+/* Counts the job's chunks that a shard has not answered. *via_out: the relay to which one of these
+ * chunks was sent; NULL: none was sent to a relay. */
 static uint32_t count_open(const struct job *job, uint32_t shard, const struct shard_link **via_out)
 {
     uint32_t count = 0;
@@ -322,13 +323,14 @@ static void explain_awaited(struct job *job)
 static void connect_again(struct session *s);
 static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context);
 
-#define CONNECT_TRY_MS  2000
-#define RETRY_MIN_MS    50
-#define RETRY_MAX_MS    1000
-#define STEADY_MS       2000 /* a connection that lasted this long was no failure */
-#define PLACES_RETRY_MS 100  /* while no shard has joined */
-#define FLIGHT_MS       500  /* transfers in flight for this long are reported */
-#define FLIGHTS_MAX     64   /* jobs of a session whose transfers are reported */
+#define CONNECT_TRY_MS 2000
+#define RETRY_MIN_MS   50
+#define RETRY_MAX_MS   1000
+/* a connection that lasted at least this long is not counted as a failure */
+#define STEADY_MS       2000
+#define PLACES_RETRY_MS 100 /* while no shard has joined */
+#define FLIGHT_MS       500 /* transfers in flight for this long are reported */
+#define FLIGHTS_MAX     64  /* jobs of a session whose transfers are reported */
 
 /* ---- connection ---- */
 
@@ -580,8 +582,8 @@ static void answer_ask(struct session *s, uint32_t request, uint16_t type,
     message_free(message);
 }
 
-/* The first Welcome lists the shards' places. The fabric is opened by these, and then the
- * connection is established again, with the fabric's address. */
+/* The first Welcome lists the shards' places. The fabric is opened on the devices that lead to these
+ * places, and then the connection is established again, with the fabric's address. */
 static void choose_path(struct session *s, const Cairn__Welcome *welcome)
 {
     struct sentence why = { "" };
@@ -664,8 +666,8 @@ static uint64_t job_of_message(uint16_t type, const ProtobufCMessage *message)
     return number;
 }
 
-/* Delays a message for a job whose pages are still being read until they are read, so that a large
- * job sees its messages in the same order as a small one. */
+/* If the pages of a message's job are still being read, delays the message until they are read, so that
+ * a large job sees its messages in the same order as a small job. */
 static void read_before(struct session *s, const struct wire_frame *frame,
                         const ProtobufCMessage *message)
 {

@@ -29,8 +29,9 @@ struct region {
     bool asked;                  /* the fabric was told, or refused it */
 };
 
-/* A region that the loop thread must withdraw from the fabric before it is unmapped; or memory of a
- * card that never was among the session's regions, and is unmapped when no stream waits. */
+/* Memory that is still to be unmapped: either a region that the loop thread must first withdraw from
+ * the fabric; or memory of a card that never was among the session's regions, and is unmapped when no
+ * stream waits. */
 struct gone {
     struct gone *next;
     struct region region;
@@ -148,7 +149,7 @@ static cairn_status show(struct fabric *fabric, struct region *region)
     return status;
 }
 
-/* Unmaps the region; a card's only when no stream waits. */
+/* Unmaps the region; a region of a card may be unmapped only when no stream waits. */
 static void let_go(struct session *s, struct gone *gone)
 {
     const bool is_of_card = gone->region.card.card != NULL;
@@ -387,8 +388,8 @@ cairn_status memory_free(struct session *s, const void *ptr)
 
 /* ==== memory ==== */
 
-/* Refuses more than the machine has: the kernel would not reserve it, and would end the process
- * later. */
+/* Refuses more memory than the machine has: the kernel would not reserve the memory, and would kill the
+ * process later. */
 static cairn_status judge_bytes(size_t bytes)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);

@@ -15,8 +15,8 @@ static void session_commands(struct session *s, struct command_queue *commands);
 
 #define SPARE_MAX 8192 /* some MiB: for a step of many small tensors */
 
-/* Reuses the memory of an op that is over: with thousands per step, malloc would return it to the
- * kernel and request it again each time. NULL: out of memory. */
+/* Reuses the memory of an op that is over. With thousands of ops per step, malloc would return that
+ * memory to the kernel and request it again each time. NULL: out of memory. */
 static struct op *reuse_op(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -91,8 +91,8 @@ void op_hold(struct op *op)
     op->holds++;
 }
 
-/* Under the lock: fails the op, as the stream that was released has read data that was incomplete,
- * or overwritten data that was still being read. */
+/* Under the lock: fails the op, because the stream that was released early may have read incomplete
+ * data, or overwritten data that was still being read. */
 static void judge_late(struct op *op)
 {
     if (op->status != CAIRN_OK) return;

@@ -27,7 +27,7 @@ struct target {
     uint8_t dtype;
     uint8_t *ptr; /* on loan while the operation is open */
     struct piece piece;
-    struct card *card; /* that owns the memory at ptr; NULL: the host */
+    struct card *card; /* the card that owns the memory at ptr; NULL: the host */
     size_t box_bytes;  /* of a fetch or a put of a box: sent with each of its chunks */
     uint8_t box[CAIRN_BOX_BYTES_MAX];
 };
@@ -54,8 +54,9 @@ struct op {
     SLIST_ENTRY(op) next_spare; /* lock: in the session's spare list, when it is over */
     struct op *next_awaiting;   /* lock: the next operation that awaits the same block (read.h) */
     /* loop thread */
-    uint32_t holds;  /* parcels that are not done, plus one while it is being cut */
-    uint32_t landed; /* of these parcels, those received and being copied to a card (push.h) */
+    uint32_t holds; /* parcels that are not done, plus one while the operation is being cut */
+    /* how many of these parcels are received and being copied to a card (push.h) */
+    uint32_t landed;
     /* lock */
     bool done;
     cairn_status status;
@@ -88,14 +89,15 @@ struct command {
     op_done_fn on_done; /* of its op */
     void *context;
     /* loop thread: how far it has come */
-    const struct target *target;  /* the op's, or an entry of its list */
-    size_t targets_left;          /* the number of targets after this one */
-    struct served_layout *served; /* held: the layout that it is cut by; NULL: not begun */
+    const struct target *target; /* the op's, or an entry of its list */
+    size_t targets_left;         /* the number of targets after this one */
+    /* held: the layout by which the command is cut; NULL: cutting has not begun */
+    struct served_layout *served;
     size_t next_extent;
     const struct local_extent *local; /* of next_extent; NULL: not looked up yet */
     uint64_t next_chunk;
     bool is_held_up;     /* a push: the pusher had no room for its last chunk */
-    uint64_t starved_ms; /* since when memory has been lacking for it; 0: not lacking */
+    uint64_t starved_ms; /* since when the command has lacked memory; 0: it lacks none */
 };
 
 struct op_list {
@@ -107,8 +109,8 @@ struct op_list {
 /* Creates an op with the loop's reference, and one of the handle if `with_handle`. NULL: out of
  * memory. */
 struct op *op_create(struct job *job, uint8_t kind, bool with_handle);
-/* Loop thread: adds a parcel; or removes one, with its result. Removing the last one completes the
- * op. */
+/* Loop thread: op_hold adds a parcel; op_let_go removes a parcel, with its result. Removing the last
+ * parcel completes the op. */
 void op_hold(struct op *op);
 void op_let_go(struct op *op, cairn_status status, const char *why);
 
@@ -121,8 +123,9 @@ static inline const char *op_why(const struct op *op)
 void command_free(struct command *command); /* not its op */
 /* Creates a command with a reference to the job; NULL: out of memory. */
 struct command *op_command(struct job *job, bool (*run)(struct command *));
-/* Creates the operation of a call that will be complete when it returns. The operation is created
- * before the call's work, so that nothing can fail after the work. *out is NULL if op_out is. */
+/* Creates the operation of a call whose work is complete when the call returns. The operation is
+ * created before the call's work, so that nothing can fail after the work. *out is NULL if op_out is
+ * NULL. */
 cairn_status op_reserve(struct job *job, uint8_t kind, cairn_op **op_out,
                         struct op **out) CAIRN_MUST_CHECK;
 /* Consumes the operation: on success *op_out becomes its handle; on failure nobody is notified.
@@ -138,8 +141,9 @@ cairn_status op_begin(struct job *job, uint8_t kind, bool (*run)(struct command 
 /* Fills in the tensor, the memory and the piece that an operation of this pattern transfers. */
 void op_describe_target(const struct command *pattern, struct target *out);
 /* The same for a list, as one operation: `targets` belong to the list, which is held until the
- * operation is over. Memory of cards gets operations of its own (below): each waits for its stream.
- * *wrong_out: the index of the target that is refused; `count`: none of them. */
+ * operation is over. Targets in memory of cards get operations of their own (below), each of which
+ * waits for its stream. *wrong_out: the index of the target that is refused; `count`: no target is
+ * wrong. */
 cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct command *),
                            const struct command *pattern, const struct op_list *list,
                            cairn_op **op_out, size_t *wrong_out) CAIRN_MUST_CHECK;
@@ -148,14 +152,15 @@ TAILQ_HEAD(command_queue, command);
 
 /* Several commands that are handed over together. */
 struct command_chain {
-    struct op *of; /* of all of them, from op_create: it ends with the last one; or NULL */
+    /* the operation of all these commands, from op_create, which ends with the last command; or NULL */
+    struct op *of;
     struct command_queue commands;
 };
-/* Adds one more, as by op_begin, without beginning it. */
+/* Adds a command to the chain like op_begin, without beginning the command. */
 cairn_status op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
                       const struct command *pattern, struct command_chain *chain) CAIRN_MUST_CHECK;
 void op_chain_go(struct session *s, struct command_chain *chain);
-/* Drops the chain: none of its commands is begun, they are freed, and `of` has ended. */
+/* Drops the chain: frees its commands, none of which is begun, and ends `of`. */
 void op_chain_drop(struct command_chain *chain);
 
 /* ==== wait ==== */
@@ -166,12 +171,12 @@ void op_chain_drop(struct command_chain *chain);
 /* This worker is busy with something else (cairn_pause). */
 struct pause {
     uint64_t ends_ms; /* 0: it is not paused */
-    uint32_t
-        request; /* loop thread: of the Pause that was repeated to a new coordinator; 0: of none */
+    /* loop thread: the request number of the Pause that was repeated to a new coordinator; 0: none */
+    uint32_t request;
     char what[64];
 };
 
-/* Which shards have not answered: a caller's thread asks, the loop thread answers. */
+/* A question which shards have not answered: a caller's thread asks it, the loop thread answers it. */
 struct awaited {
     bool asked, answered;
     struct sentence text;
@@ -186,15 +191,15 @@ struct patience {
     bool paused;      /* the awaited worker was paused when last asked */
 };
 struct patience client_patience(struct job *job, uint64_t deadline_ms);
-/* Returns when the sleep of a call must end: at its deadline, or earlier when it is due to report
- * for whom it waits. */
+/* Returns when the sleep of a call must end: at the call's deadline, or earlier if the call must report
+ * before that for whom it waits. */
 uint64_t client_says_at(const struct patience *p, uint64_t deadline_ms);
-/* Not under the lock. Reports that the call still waits: `text` is the text that its error would
+/* Not under the lock. Reports that the call still waits; `text` is the text that the call's error would
  * have. */
 void client_say_wait(struct patience *p, const char *text);
 
-/* Sets `out` to the beginning of the error of a call of the job that timed out: it names the silent
- * link and ends in "; ", or is empty if no link is silent. Not under the lock. */
+/* Sets `out` to the beginning of the error text for a call of the job that timed out. This beginning
+ * names the silent link and ends in "; ", or is empty if no link is silent. Not under the lock. */
 void client_silence(struct job *job, struct sentence *out);
 
 /* ==== ask ==== */

@@ -227,8 +227,8 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
 
 /* ---- close ---- */
 
-/* Returns the handle of an open job, and tells the job to close. A job that is being opened has no
- * handle yet, and fails because of `stopping`. */
+/* Returns the handle of an open job, and tells that job to close. A job that is still being opened has
+ * no handle yet; its open fails because of `stopping`. */
 static cairn_job *next_job(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -242,8 +242,8 @@ static cairn_job *next_job(struct session *s)
     return handle;
 }
 
-/* Waits until no stream of another session waits, for at most a second: to free memory meanwhile
- * could block on that stream. */
+/* Waits, for at most a second, until no stream of another session waits: a call that frees memory could
+ * be blocked by such a stream. */
 static bool await_change(void)
 {
     enum { TRIES = 100, PAUSE_US = 10000 };

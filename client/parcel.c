@@ -50,10 +50,10 @@ static struct staging_area *find_area(struct session *s, const struct card *card
     return area;
 }
 
-/* Frees an area on a card that cannot be shown to shards: a push from there requires that shards
- * map it, and it cannot replace host memory. The reason may be the driver, which is permanent, or a
- * lack of descriptors, which is temporary: so cards are tried again later, and the reason is
- * reported only once. */
+/* Frees an area on a card if the area cannot be shown to shards: a push from the area requires that
+ * shards map it, and the area cannot replace host memory. If the driver is the reason, this is
+ * permanent; if descriptors are lacking, it is temporary. So cards are tried again later, and the
+ * reason is reported only once. */
 static void refuse_cards(struct session *s, const void *base)
 {
     if (s->staging_on_host_ms == 0)
@@ -101,8 +101,8 @@ static struct staging_area *open_on_card(struct session *s, struct card *card, s
     return area;
 }
 
-/* Pins the area as soon as that delays no stream and no copy is in progress: copies are slower
- * until then. */
+/* Pins the area as soon as pinning delays no stream and no copy is in progress. Until then, copies are
+ * slower. */
 static void pin_area(struct staging_area *area)
 {
     if (!area->may_pin || area->used != 0 || !card_change_begin()) return;
@@ -155,7 +155,7 @@ void stage_close_areas(struct session *s)
 
 /* Error sentences for chunks: what went wrong, where, and what to do. */
 
-/* Explains why a version could not be read, and how to get one that can be read. */
+/* Explains why a version could not be read, and how to get a version that can be read. */
 static void explain_version(const struct parcel *parcel, cairn_status status,
                             struct cairn_version newest, struct sentence *out)
 {

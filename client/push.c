@@ -121,9 +121,9 @@ static void say_refused(const struct job *job, const struct push_action *action,
                  job->pushing.pusher.round);
 }
 
-/* STALE and FENCED follow from messages that the coordinator has sent or will send. It does not
- * know of any other refusal, while the shard waits for the data that it refused: so the round is
- * given up, and the worker's calls in it report why. */
+/* STALE and FENCED follow from messages that the coordinator has sent or will send. The coordinator
+ * does not know of any other refusal, and the shard waits for the data that it refused. So the round is
+ * given up, and the worker's calls in the round report why. */
 static void refused_pushes(struct pusher *pusher, const struct push_action *action)
 {
     struct job *job = job_of(pusher);
@@ -228,7 +228,7 @@ void pushes_on_grant(struct shard_link *owner)
 }
 
 /* Tells the pusher of the HELLO for each owner that is reached over `link`. An owner that has not
- * granted yet is left out, since the link that reaches it is not known. */
+ * granted yet is skipped, since it is not known which link reaches this owner. */
 void pushes_on_hello(struct shard_link *link, uint64_t way)
 {
     struct job *job = link->job;
@@ -305,8 +305,8 @@ static bool round_is_over(const struct command *command)
 }
 
 /* Handles a lack of memory: the command is run again in the next iteration, from the point it
- * reached. A push that is cut in part is neither pushed nor absent, so if memory stays lacking, the
- * job fails for this worker. True: it has failed. */
+ * reached. A push that is cut in part is neither pushed nor absent, so the job fails for this worker if
+ * memory stays lacking. True: the job has failed. */
 static bool starve_command(struct command *command, const char *doing)
 {
     const uint64_t now_ms = client_now_ms();
@@ -340,9 +340,9 @@ static bool end_push(struct command *command, cairn_status status, const char *w
     return true;
 }
 
-/* Checks whether the card has written the gradient. If the card's work failed, there is no
- * gradient, and the tensor can be neither pushed nor absent: so the job fails for this worker,
- * whose context has failed as well. */
+/* Checks whether the card has written the gradient. If the card's work failed, there is no gradient,
+ * and the tensor can be neither pushed nor absent. So the job fails for this worker; the context of its
+ * card has failed as well. */
 static enum card_state state_of_pushes(struct command *command)
 {
     struct sentence why;
@@ -420,8 +420,8 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
     return count;
 }
 
-/* Undoes the cut from the i-th chunk on, for which the pusher has no room: these chunks are cut
- * again later. */
+/* Undoes the cut of the i-th chunk and all later ones, for which the pusher has no room: these chunks
+ * are cut again later. */
 static void uncut(struct command *command, const struct cut_chunk *cuts, size_t i, size_t count)
 {
     command->next_extent = cuts[i].next_extent;
@@ -430,7 +430,7 @@ static void uncut(struct command *command, const struct cut_chunk *cuts, size_t 
     while (count > i) parcel_undo(cuts[--count].parcel);
 }
 
-/* Cuts the rest of a target into parcels, some at a time; those that have to be copied before they
+/* Cuts the rest of a target into parcels, some at a time. Parcels that have to be copied before they
  * are sent are queued for the copy as they are cut. */
 static enum cut_pushes cut_target(struct command *command)
 {
@@ -541,8 +541,8 @@ static struct shard_link *route(struct shard_link *owner, const struct parcel *p
 }
 
 /* Returns true if the fetch must wait for the round's GRANT, which names the relay and may arrive
- * after the coordinator's message. Otherwise each worker of the host would itself fetch the
- * parameters that the first round begins with. */
+ * after the coordinator's message. Without this wait, each worker of the host would itself fetch the
+ * parameters with which the first round begins. */
 static bool awaits_grant(const struct shard_link *owner, const struct parcel *parcel)
 {
     const struct job *job = owner->job;
@@ -584,7 +584,8 @@ static bool copy_here(struct parcel *parcel, struct served_layout *served, uint6
     return true;
 }
 
-/* Copies an entire tensor from where shards publish it on the card that it is fetched to. */
+/* Copies an entire tensor on the card to which it is fetched, if shards publish the tensor on that
+ * card. */
 static bool copy_on_card(struct command *command)
 {
     struct job *job = command->job;
@@ -864,8 +865,8 @@ void job_fail(struct job *job, cairn_status status, const char *text)
 
 #define WORD_MS 20000 /* the longest wait for the coordinator's message about a layout */
 
-/* Returns the layout by which a put or fetch of a plane at a version is cut: for published
- * parameters the one that serves the version, for state the newest. */
+/* Returns the layout by which a put or fetch of a plane at a version is cut: for published parameters
+ * the layout that serves the version, for state the newest layout. */
 static struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t plane,
                                           struct cairn_version version)
 {
@@ -961,8 +962,9 @@ static bool is_missed(const struct job *job, const struct served_layout *served)
     return next != NULL && next->found;
 }
 
-/* Handles a shard that knows no such chunk. True: the parcel continues, either cut again, or asked
- * once more while the coordinator's message may be on its way. */
+/* Handles the answer of a shard that does not know the chunk. True: the parcel continues. Either it is
+ * cut again, or the shard is asked once more, because the coordinator's message may not have arrived
+ * yet. */
 static bool recut_refused(struct parcel *parcel, uint64_t status)
 {
     struct job *job = parcel->job;

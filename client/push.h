@@ -31,8 +31,8 @@ struct push_sums {
 bool accumulate_wanted(const struct job *job);
 /* Under the lock, when no push is open or being added: resets the sums. */
 void accumulate_new_round(struct job *job);
-/* Adds a gradient, whose memory is the caller's again on return. The caller incremented
- * filling.adding under the lock; this call decrements it in any case. */
+/* Adds a gradient, whose memory is the caller's again on return. The caller has incremented
+ * filling.adding under the lock; this call decrements filling.adding in any case. */
 cairn_status accumulate_add(struct job *job, const struct cairn_round *round, uint32_t micro,
                             size_t tensor, const struct piece *piece,
                             const struct cairn_mem *mem) CAIRN_MUST_CHECK;
@@ -42,18 +42,18 @@ void accumulate_release(struct job *job);
 
 /* ==== assemble ==== */
 
-/* Assembles a tensor that is put or pushed in parts: aliases of boxes of it, such as the halves of
- * a fused weight.
+/* Assembles a tensor that is put or pushed in parts. The parts are aliases of the tensor's boxes, such
+ * as the halves of a fused weight.
  *
  * The servers only know the tensor. So its parts are copied into one dense tensor in the client's
  * memory (cairn_stats.assembled_bytes), which is put or pushed when all of its elements are
- * present: contributions are folded in the same order with the same bits as a contribution of the
- * fused tensor. A micro-batch that ends before that pushes zeros for the missing elements; a tensor
- * without any part is absent, as usual. No element may be given twice. Not available to a worker
- * that holds a tile of the tensor.
+ * present: such a contribution is folded in the same order, and with the same bits, as a contribution
+ * of the fused tensor. If the micro-batch ends while elements are missing, zeros are pushed for the
+ * missing elements; a tensor without any part is absent, as usual. No element may be given twice. Not
+ * available to a worker that holds a tile of the tensor.
  *
- * Caller's threads. A part is claimed under the lock and copied without it; meanwhile it counts in
- * filling.adding, and the end of a micro-batch waits until that is 0. */
+ * Caller's threads. A part is claimed under the lock and copied without it; meanwhile the part counts
+ * in filling.adding, and the end of a micro-batch waits until filling.adding is 0. */
 
 struct command;
 
@@ -77,8 +77,8 @@ bool assemble_begun(const struct job *job, const struct portion *portion);
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status assemble_claim(struct job *job, const struct portion *portion,
                             struct assembly **out) CAIRN_MUST_CHECK;
-/* Not under the lock. If no element is missing after the copy, *whole_out is true and the caller
- * owns the assembly, to send or undo it. On failure, the state is as if the portion had not been
+/* Not under the lock. If no element is missing after the copy, *whole_out is true, and the caller owns
+ * the assembly and must send or undo it. On failure, the state is as if the portion had not been
  * claimed. CAIRN_ERR_EPOCH_CHANGED: the portion is of a void round. */
 cairn_status assemble_copy(struct assembly *assembly, const struct portion *portion,
                            bool *whole_out) CAIRN_MUST_CHECK;
@@ -115,11 +115,12 @@ struct target;
  * parcel is over when it is answered and the fabric has returned everything that it had on loan. */
 struct parcel {
     struct job *job;
-    struct op *op;                /* NULL: free */
-    const struct target *target;  /* the target, one of the op's */
-    struct parcel *next;          /* in the free list */
-    struct chunk_request request; /* of a put or fetch, to its owner; of a push: its cookie */
-    uint8_t kind;                 /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
+    struct op *op;               /* NULL: free */
+    const struct target *target; /* the target, one of the op's */
+    struct parcel *next;         /* in the free list */
+    /* the request of a put or fetch to the chunk's owner; for a push, only its cookie is used */
+    struct chunk_request request;
+    uint8_t kind; /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint8_t plane, dtype, tile;
     bool answered;
     cairn_status status;
@@ -142,14 +143,16 @@ struct parcel {
     bool on_card;               /* `bytes` is memory of a card, and is sent by reference */
     uint64_t first;             /* element of the piece */
     size_t byte_count;
-    size_t head_bytes; /* bytes before it in `packed`: the box of a put; 0: none */
+    size_t head_bytes; /* bytes in `packed` before the data: the box of a put; 0: none */
     bool lands;        /* the network card writes the received data to the card */
-    bool is_unsummed;  /* CAIRN_CHUNK_UNSUMMED: of data being received, or sent from the card */
+    /* CAIRN_CHUNK_UNSUMMED: applies to data that is received, or sent from the card */
+    bool is_unsummed;
     uint64_t checksum; /* of the data that a fetch receives, as reported by the shard */
     uint64_t came;     /* the same, as computed from the received data */
     struct cairn_version version;
-    uint64_t round;      /* of a put in a write; else 0 */
-    uint64_t word_by_ms; /* until when to ask again, as the shard knows no such chunk; else 0 */
+    uint64_t round; /* of a put in a write; else 0 */
+    /* until when the shard is asked again, since it does not know the chunk yet; else 0 */
+    uint64_t word_by_ms;
 };
 
 /* All parcels of a job, those in use and the free ones. */
@@ -198,10 +201,10 @@ struct shard_link;
 
 struct pushing {
     struct pusher pusher;
-    struct served_layout
-        *served;          /* held: the last round's, which the pusher was created for; NULL: none */
+    /* held: the last round's layout, for which the pusher was created; NULL: none */
+    struct served_layout *served;
     uint8_t **pushed;     /* owned: [micro_count][tensor_count] 1: pushed in that micro-batch */
-    uint32_t micro_count; /* begun in this round */
+    uint32_t micro_count; /* number of micro-batches begun in this round */
     uint64_t gives_up;    /* the round to give up after a shard's refusal; 0: none, or reported */
 };
 
@@ -234,15 +237,16 @@ void pushes_lost(struct shard_link *link);
 /* The layouts of the job, or the versions from which they serve, have changed. */
 void recut_all(struct job *job);
 
-/* The shard has left the job and no longer exists: nobody has the data that was requested from it. */
+/* The shard has left the job and no longer exists, so no shard has the data that was requested from
+ * this one. */
 void recut_gone(struct shard_link *link);
 
 /* ==== stage ==== */
 
-/* Copies of a card's memory that pass through the host. A push to a shard that cannot read the
- * memory directly begins its copy a few chunks before the chunk is sent; a fetch begins its copy
- * when a chunk arrives, and ends that chunk a few chunks later. So one wait serves several copies,
- * and the card copies while the shards work. Loop thread. */
+/* Copies of a card's memory that pass through the host. If a shard cannot read the memory directly, a
+ * push to it begins to copy each chunk a few chunks before that chunk is sent. A fetch begins to copy a
+ * chunk when the chunk arrives, and ends the chunk a few chunks later. So one wait serves several
+ * copies, and the card copies while the shards work. Loop thread. */
 
 /* The number of chunks of an owner that may be copied ahead of being sent, and of chunks of a job
  * that may be copied after they arrived. */
@@ -250,12 +254,12 @@ void recut_gone(struct shard_link *link);
 
 /* Queues a push that was just cut; pushes of host memory may be passed, too. */
 void stage_queue(struct parcel *parcel);
-/* Begins copies of pushes that are queued for the owner, as many as may be ahead. */
+/* Begins to copy pushes that are queued for the owner, as many as may be copied ahead. */
 void stage_fill(struct shard_link *owner);
 
 /* Before the loop sleeps: if some operation has nothing left but copies to the card, waits for
- * these copies and ends their parcels. If none has, the rest of the operations is awaited first,
- * while the card copies. */
+ * these copies and ends their parcels. If every operation still has other work, the loop waits for that
+ * work first, while the card copies. */
 void stage_end_landed(struct job *job);
 
 /* ==== transfer ==== */

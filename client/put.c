@@ -12,12 +12,12 @@
 
 /* Records what a worker has put of the initial state.
  *
- * Every put of what the worker holds is hashed as it is put, by BLAKE2b-256 over name, dtype, shape
- * and bytes; at cairn_init_done the hashes, in the canonical order of the tensors, are combined
- * into one digest of all that this rank has put. Rank 0's digest is sent with its state. If another
- * rank puts too, only its digest is sent, and none of its tensors; the coordinator reports a digest
- * that differs from rank 0's. With tiles, all ranks put, and the coordinator compares the hashes of
- * ranks that hold the same box. */
+ * When a worker puts a tensor, the part that this worker holds is hashed by BLAKE2b-256 over name,
+ * dtype, shape and bytes. At cairn_init_done the hashes, in the canonical order of the tensors, are
+ * combined into one digest of everything that this rank has put. Rank 0 sends its digest and its state.
+ * Any other rank that puts sends only its digest, and none of its tensors; the coordinator reports a
+ * digest that differs from rank 0's. With tiles, all ranks put, and the coordinator compares the hashes
+ * of ranks that hold the same box. */
 
 enum { DIGEST_BYTES = CAIRN_PUTS_DIGEST_BYTES };
 
@@ -81,9 +81,9 @@ static size_t puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
     return count;
 }
 
-/* Returns the first bytes of the digest of every tensor of the job, for InitDone.held, 0 for a tensor
- * that was not hashed; the caller frees them. NULL: no memory, or the job has more tensors than fit
- * into a message. */
+/* Returns the first bytes of the digest of every tensor of the job, for InitDone.held; the bytes are 0
+ * for a tensor that was not hashed. The caller frees the result. NULL: no memory, or the job has more
+ * tensors than fit into a message. */
 static uint8_t *puts_held(struct job *job)
 {
     enum { HELD = CAIRN_PUTS_HELD_BYTES };
@@ -105,7 +105,8 @@ static bool puts_any_failed(const struct job *job)
     return false;
 }
 
-/* Under the lock: reserves the plane for this call's put; CAIRN_ERR_EXISTS: it was put before. */
+/* Under the lock: reserves the plane for this call's put; CAIRN_ERR_EXISTS: the plane was put
+ * before. */
 static cairn_status puts_claim(struct job *job, size_t tensor, int plane)
 {
     if (job->puts.notes == NULL)
@@ -180,9 +181,9 @@ static void add_missing(const struct job *job, struct sentence *out)
                  names.text);
 }
 
-/* Adds to this thread's sentence what this worker did not put, before puts_end resets it: if the
- * initial state is incomplete, everything that rank 0 has left out; and if only `count` tensors
- * were put, their number, the usual reason for a mismatch. */
+/* Adds to this thread's sentence what this worker did not put, before puts_end resets that record. If
+ * the initial state is incomplete, adds everything that rank 0 has left out. If only `count` tensors
+ * were put, adds their number, the usual reason for a mismatch. */
 static cairn_status puts_explain(struct job *job, cairn_status status, size_t count)
 {
     struct sentence why;
@@ -211,8 +212,8 @@ static bool is_source(struct job *job)
     return job->member.rank == 0 || has_tiles;
 }
 
-/* A job that has its state accepts no more of it; the values of other ranks are still compared
- * before the first update. */
+/* A job that has its initial state accepts no more puts of it; the values of other ranks are still
+ * compared before the first update. */
 static cairn_status judge_state(struct job *job)
 {
     const bool source = is_source(job);
@@ -235,8 +236,8 @@ static cairn_status judge_put_box(struct job *job, size_t tensor, const struct c
     return api_judge_own(job, tensor, box, mem, piece_out);
 }
 
-/* The source's values are sent, those of other ranks are only hashed: moments have only one source,
- * and nothing to compare. *sent_out: the memory is on loan. */
+/* The values of the source rank are sent; the values of other ranks are only hashed. Moments have only
+ * one source, so there is nothing to compare. *sent_out is true if the memory is on loan. */
 static cairn_status put_claimed(struct job *job, const struct command *pattern,
                                 const struct cairn_mem *mem, cairn_op **op_out, bool *sent_out)
 {

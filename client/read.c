@@ -18,18 +18,18 @@
 
 static void stitches_sweep(struct job *job);
 
-/* Published memory of shards of this host: a fetch of the wire plane is one copy out of it, without
- * any request. Only the loop thread changes the list of copies, under the lock.
+/* Published memory of shards of this host: a fetch of the wire plane copies once from this memory,
+ * without any request. Only the loop thread changes the list of copies, under the lock.
  *
  * Shards show their published copies to the members of a job (proto/geometry/layout.h), a segment
- * at a time, perhaps before their layout is known. So a copy is validated when it is first used, by
- * its notes and its head; then its segments are mapped side by side. Only shards can show a copy,
- * since the coordinator gives this session's address to shards only. It is no error if a copy is
- * overwritten while it is read, has another version, or lacks a segment: the shard is asked
- * instead, as over any other path, and reports why it does not have the data. */
+ * at a time, perhaps before their layout is known. So a copy is validated by its notes and its head
+ * when it is first used; then its segments are mapped side by side. Only shards can show a copy, since
+ * the coordinator gives this session's address to shards only. It is no error if a copy is overwritten
+ * while it is read, has another version, or lacks a segment: the data is then requested from the shard,
+ * as over any other path, and the shard reports if it does not have the data, and why. */
 
-/* Measured: a reader of chunks of so large a copy fetches more than caches hold; small copies are
- * not worth it. */
+/* Measured: a reader of chunks of a copy this large fetches more than caches hold; for small copies
+ * this is not worthwhile. */
 #define FAR_COPY_BYTES   ((uint64_t)32 << 20)
 #define FAR_PARCEL_BYTES ((size_t)256 << 10)
 
@@ -134,7 +134,7 @@ static void unuse_copy(struct published *copy)
     if (--copy->uses == 0 && copy->shown == NULL) free(copy);
 }
 
-/* Removes the copy from the list, under the lock; returns what was shown of it. */
+/* Removes the copy from the list, under the lock; returns the segments that were shown. */
 static struct shown *unlink_shown(struct published **link)
 {
     struct published *copy = *link;
@@ -379,7 +379,7 @@ bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t c
 /* A run of the tensor's bytes on one shard. */
 struct stitch_run {
     struct published *copy;
-    uint64_t sequence;  /* of the copy when `at` had the wanted version */
+    uint64_t sequence;  /* the copy's sequence when `at` had the wanted version */
     uint64_t at;        /* its offset in the copy; equal to `from` modulo the page */
     uint64_t from, end; /* in the tensor */
 };
@@ -498,8 +498,8 @@ static bool is_of_version(const struct stitch *stitch, const struct stitch_run *
     return true;
 }
 
-/* Takes a stitch of the same pages off the list, if it has the wanted version or is not in use. A
- * stitch in use at another version is left to its readers. NULL: none. */
+/* Takes a stitch of the same pages off the list, if the stitch has the wanted version or is not in use.
+ * A stitch that is in use at another version is left to its readers. NULL: there is no such stitch. */
 static struct stitch *reuse_stitch(struct job *job, uint32_t tensor, const struct stitch_run *runs,
                                    size_t count)
 {
@@ -592,7 +592,7 @@ void stitches_release(struct job *job)
 
 /* ==== published view ==== */
 
-/* The published copy of a shard that parts of the view are in. */
+/* A shard's published copy in which parts of the view lie. */
 struct source {
     struct published *copy;
     uint64_t sequence;
@@ -603,10 +603,11 @@ struct published_view {
     struct served_layout *served; /* borrowed; serves the version while the view is opened */
     struct cairn_version version;
     enum published_side side;
-    struct source *sources; /* owned: [shard_count]; copy NULL: no part is of that shard */
+    struct source *sources; /* owned: [shard_count]; copy is NULL if no part lies on that shard */
     uint32_t shard_count;
-    const uint8_t **at;       /* owned: [count] */
-    struct stitch **stitches; /* owned: [count], each on loan; NULL: one shard has the tensor */
+    const uint8_t **at; /* owned: [count] */
+    /* owned: [count], each on loan; an entry is NULL if one shard has the tensor */
+    struct stitch **stitches;
     size_t count;
 };
 

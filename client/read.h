@@ -59,7 +59,7 @@ void reading_await(struct reading *reading);
 /* Gathered units: the units that cairn_prefetch and cairn_map hold in the library's memory
  * (api_read.c). */
 
-/* With the job: no operation is in progress any more. */
+/* Called when the job is released: no operation is in progress any more. */
 void cache_release(struct job *job);
 
 /* Under the lock: frees everything that is not on loan. False: something is on loan, or being
@@ -81,13 +81,13 @@ struct shown {
     bool is_there; /* readable now: a mapping on a card is postponed while a stream waits */
 };
 
-/* A copy that a shard showed, or the part that has been shown so far. Changed under the lock. */
+/* A copy that a shard shows, as far as it has been shown. Changed under the lock. */
 struct published {
     struct published *next;
     struct published_note note;        /* of the first of its regions to arrive */
     struct shown *shown;               /* owned */
     const struct published_head *head; /* NULL: not shown yet, or the session is closed */
-    /* owned: [bytes] its segments side by side, read-only; NULL: not is_whole */
+    /* owned: [bytes] the copy's segments side by side, read-only; NULL: the copy is not is_whole */
     const uint8_t *base;
     /* the same on the session's card, not a host address; NULL: not complete yet */
     const uint8_t *on_card;
@@ -101,8 +101,9 @@ struct published {
 struct mapped_reads {
     uint64_t bytes; /* lock */
     /* loop thread */
-    uint64_t reported;        /* the part of them that the coordinator was told */
-    uint64_t reported_before; /* the part of those told on behalf of an earlier member */
+    uint64_t reported; /* the part of `bytes` that was reported to the coordinator */
+    /* the part of `reported` that was reported on behalf of an earlier member */
+    uint64_t reported_before;
 };
 
 /* fabric_options.on_mapping and on_mapping_gone. */
@@ -115,8 +116,8 @@ void mapped_settle(struct session *s);
 /* Called before the fabric is closed. Copies that are in use are freed with their last use; their
  * memory no longer exists by then. */
 void mapped_release(struct session *s);
-/* Copies a fetch's part of a chunk of that layout, if mapped memory has it. False: it must be
- * requested from the shard. */
+/* Copies a fetch's part of a chunk of that layout, if mapped memory has that part. False: the part must
+ * be requested from the shard. */
 bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t chunk,
                  const struct piece *piece);
 /* Any thread, under the lock: counts bytes of published memory that were read or lent here. The
@@ -132,9 +133,9 @@ void mapped_count(struct job *job, uint64_t bytes);
  * The two copies that a shard publishes alternate, so a stitch that was read is needed again two
  * versions later, with the same pages: the stitch is kept, with its page tables, and only the edges
  * between two runs are copied again. Mapping all pages again would cost a fault for every few
- * pages, which is most of the time of reading a tensor. A stitch is released when a shard withdraws
- * one of its copies, with its job, or to make room for newer ones when there are more than
- * CAIRN_STITCH_MAPS_MAX maps. */
+ * pages, which is most of the time of reading a tensor. A stitch is released in three cases: a shard
+ * withdraws one of the stitch's copies, the job is released, or newer stitches need room because there
+ * are more than CAIRN_STITCH_MAPS_MAX maps. */
 
 /* The limit of maps in all stitches of a job. Each counts for up to two of the maps that a process
  * may have (65530 by default). */
@@ -148,7 +149,7 @@ struct stitches {
     size_t map_count;        /* of all of them */
 };
 
-/* With the job: no stitch is in use any more. */
+/* Called when the job is released: no stitch is in use any more. */
 void stitches_release(struct job *job);
 
 /* ==== published view ==== */
@@ -157,10 +158,10 @@ void stitches_release(struct job *job);
  * the pages in which parts of several shards meet are copied (above). Under the session's lock, any
  * thread. */
 
-/* Opens the wire planes of whole tensors at a version, read-only, until published_view_close; on
- * the device side, at addresses of the session's card. NULL: a shard of another host has a part,
- * the version does not exist (any more), there is no address space, or, on the card, several shards
- * have parts of one tensor. */
+/* Opens the wire planes of whole tensors at a version, read-only, until published_view_close. On the
+ * device side the addresses are the session's card's. NULL: a shard of another host has a part, the
+ * version does not exist or no longer exists, there is no address space, or, on the card, several
+ * shards have parts of one tensor. */
 struct published_view *published_view_open(struct job *job, struct cairn_version version,
                                            enum published_side side, const uint32_t *tensors,
                                            size_t count);
@@ -173,8 +174,8 @@ void published_view_close(struct published_view *view); /* NULL is fine */
 /* Returns true if this is the session's card: data that is published there may be lent or copied. */
 bool published_view_has_card(const struct job *job, const struct card *card);
 /* Copies the wire plane of a whole tensor, at the version, from its published copy on the card to
- * other memory of the card, and returns when the copy is complete. False: the copy does not have
- * all of it, or not any more. Not under the lock. */
+ * other memory of the card, and returns when the copy is complete. False: the published copy does not
+ * have the whole tensor, or no longer has it. Not under the lock. */
 bool published_view_copy(struct job *job, struct cairn_version version, uint32_t tensor,
                          struct card *card, void *to);
 

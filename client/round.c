@@ -77,9 +77,9 @@ static cairn_status driven_rates(struct job *job, double *room, double **driven_
 
 /* ==== round ==== */
 
-/* Under the lock, with global_batch: checks that all of this worker's micro-batches are ended, or
- * all but the last. *is_open: the last must still be ended. CAIRN_ERR_INVALID: others are missing.
- * Without global_batch nothing is checked, and *is_open is unchanged. */
+/* Under the lock, with global_batch: checks that all of this worker's micro-batches are ended, or all
+ * except the last. *is_open is true if the last must still be ended. CAIRN_ERR_INVALID: earlier
+ * micro-batches are missing. Without global_batch nothing is checked, and *is_open is unchanged. */
 static cairn_status batch_judge_commit(const struct job *job, bool *is_open)
 {
     const struct spec_batch *batch = &job->filling.batch;
@@ -179,8 +179,8 @@ static bool open_round(struct job *job, const Cairn__RoundOpened *opened, bool i
     return true;
 }
 
-/* Waits until none of this worker's pushes is in progress: neither in a thread that still adds it
- * up (such a thread waits for nothing, and may send its sum), nor at the shards. */
+/* Waits until all pushes of this worker are done: first in threads that still add them up (such a
+ * thread waits for nothing, and may send its sum), then at the shards. */
 static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -291,7 +291,8 @@ static cairn_status send_sums(struct job *job, const struct cairn_round *round)
     return mine ? send_claimed(job, round, CAIRN_OK) : CAIRN_OK;
 }
 
-/* Sends everything that belongs to the end of a micro-batch. The end itself is already recorded. */
+/* Sends everything that belongs to the end of a micro-batch. The caller has already recorded the end
+ * itself. */
 static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     CAIRN_TRY(api_push_incomplete(job, round, micro));
@@ -342,7 +343,7 @@ static cairn_status note_committed(struct job *job, const struct cairn_round *ro
     return CAIRN_OK;
 }
 
-/* Under the lock, for a round that was committed before: the call may be repeated, and has no
+/* Under the lock, for a round that was committed before: a repeated call is allowed, and has no
  * effect. */
 static cairn_status judge_again(const struct job *job, const struct cairn_round *round,
                                 uint64_t weight)
@@ -397,7 +398,7 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     return status == CAIRN_OK ? note_committed(job, round) : status;
 }
 
-/* CAIRN_OK: no shard refused anything that this worker sent in that round. */
+/* Returns CAIRN_OK if the shards accepted everything that this worker sent in that round. */
 static cairn_status judge_refused(struct job *job, uint64_t round)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -524,7 +525,7 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     return CAIRN_OK;
 }
 
-/* CAIRN_OK with *over_out: the round is already void, or this worker cannot give it up. */
+/* Returns CAIRN_OK with *over_out if the round is already void, or if this worker cannot give it up. */
 static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -609,8 +610,8 @@ static void cancel_write(struct job *job, uint64_t round)
     client_fail(CAIRN_OK, "%s", said.text);
 }
 
-/* Gives the write up: since nobody commits it, it is void here before the coordinator says so, and
- * the next one may begin. */
+/* Gives up the write. No worker will commit this write, so it is void here before the coordinator says
+ * so, and the next write may begin. */
 static void give_up(struct job *job, uint64_t round)
 {
     pthread_mutex_lock(&job->session->lock);

@@ -233,7 +233,7 @@ static void add_word(struct op *op, struct card_word *word)
     pthread_cond_signal(&waits->changed);
 }
 
-/* Detaches the words of one operation that is late. NULL: none is. */
+/* Detaches the words of one operation that is late. NULL: no operation is late. */
 static struct card_word *detach_late(struct stream_waits *waits, uint64_t now_ms)
 {
     const bool all = waits->is_over || (waits->close_ms != 0 && now_ms >= waits->close_ms);
@@ -299,7 +299,7 @@ static cairn_status start(struct stream_waits *waits)
 
 /* ---- */
 
-/* Gives the word to the operation; *is_done: the operation is over, so nobody has to wait. */
+/* Gives the word to the operation; *is_done: the operation is over, so the stream need not wait. */
 static cairn_status give(struct op *op, struct card_word *word, bool *is_done_out)
 {
     struct session *s = op->session;
@@ -315,7 +315,7 @@ static cairn_status give(struct op *op, struct card_word *word, bool *is_done_ou
     return status;
 }
 
-/* Takes the word back, since no stream waits for it; false: it was released meanwhile. */
+/* Takes the word back, since no stream waits for the word; false: the word was released meanwhile. */
 static bool withdraw_word(struct op *op, const struct card_word *word)
 {
     struct stream_waits *waits = &op->session->streams;
@@ -407,8 +407,8 @@ void client_say_wait(struct patience *p, const char *text)
     (void)say(p, text, 0); // the call has its own deadline
 }
 
-/* Called when the call's time is over; `awaited` tells for whom it waits (NULL: unknown). True: the
- * call waits on, until *deadline_ms, and asks again then. */
+/* Called when the call's time is over; `awaited` tells for whom the call waits (NULL: unknown). True:
+ * the call continues to wait until *deadline_ms, and then asks again. */
 static bool client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
                             uint64_t *deadline_ms)
 {
@@ -424,7 +424,7 @@ static bool client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
     return true;
 }
 
-/* Without a descriptor no shard can be reached, and that is not the shard's fault. */
+/* Without a descriptor this process cannot reach any shard, and the shard is not to blame. */
 static bool has_descriptor(const struct session *s)
 {
     const int fd = fcntl(s->event_fd, F_DUPFD_CLOEXEC, 0);
@@ -448,12 +448,12 @@ void client_silence(struct job *job, struct sentence *out)
 
 /* ==== ask ==== */
 
-/* Asks wait in the session to be sent, their threads wait for the answer, and a failure gets a
- * sentence that names who is awaited. */
+/* Asks: they wait in the session until they are sent, and their threads wait for the answers. The error
+ * text of a failure names who is awaited. */
 
 #define AWAITED_TIMEOUT_MS 500
-#define AWAITED_LATE_MS \
-    100 /* how much longer than its time a call may take, to report for whom it waited */
+/* how long a call may exceed its timeout, in order to report for whom it waited */
+#define AWAITED_LATE_MS 100
 #define PAUSES                                                                                  \
     "; a worker that is at work on something else says so, and is waited for (cairn_pause; in " \
     "Python: with m.pause(\"evaluating\", at_most=600))"
@@ -467,7 +467,7 @@ static void enlist(struct ask *ask)
     session_kick(s);
 }
 
-/* Sleeps until the ask is answered; false: it is not answered at the deadline. */
+/* Sleeps until the ask is answered; false: the deadline passed without an answer. */
 static bool sleep_for_ask(struct ask *ask, uint64_t deadline_ms)
 {
     struct session *s = ask->job->session;
@@ -483,7 +483,7 @@ static bool sleep_for_ask(struct ask *ask, uint64_t deadline_ms)
     return is_answered;
 }
 
-/* Takes the ask out of the list: it belongs to the caller again, whatever its result. */
+/* Takes the ask out of the list. The ask then belongs to the caller again, whatever its result is. */
 static void delist(struct ask *ask)
 {
     struct session *s = ask->job->session;
@@ -508,8 +508,8 @@ static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_
     return NULL;
 }
 
-/* Returns how long the coordinator has been away, or 0 if it is connected. While it is away, nobody
- * can tell for whom it waits. */
+/* Returns how long the coordinator has been away, or 0 if it is connected. While the coordinator is
+ * away, nobody can report for whom it waits. */
 static uint64_t away_for_ms(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -547,7 +547,7 @@ static void say_rest(struct job *job, uint16_t type, struct sentence *out)
     }
 }
 
-/* Returns true if cairn_detach_memory was called, and cairn_attach_memory not since. */
+/* Returns true if cairn_detach_memory was called, and cairn_attach_memory was not called since. */
 static bool is_detached(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -614,8 +614,8 @@ static bool is_of_round(uint16_t type)
            type == CAIRN_MSG_TILES_DECLARE;
 }
 
-/* CAIRN_OK: the ask is answered. The question of who is awaited is sent a little before the
- * deadline, so that a coordinator that does not answer causes no further delay. */
+/* CAIRN_OK: the ask is answered. The ask for who is awaited is sent a little before the deadline, so
+ * that the call returns in time even if the coordinator does not answer. */
 static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
 {
     struct patience patience = client_patience(ask->job, deadline_ms);
@@ -698,8 +698,8 @@ static void note_time(struct op *op, uint64_t from_us)
         step_times_waited(&op->job->times, CAIRN_TIME_PUSH, from_us);
 }
 
-/* Returns true if the call waits on: a push may wait for the contributions of other workers. Not
- * under the lock. */
+/* Returns true if the call continues to wait: a push may wait for the contributions of other workers.
+ * Not under the lock. */
 static bool waits_on(const struct op *op, struct patience *patience, uint64_t *deadline_ms)
 {
     if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
@@ -854,11 +854,11 @@ cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 
 /* ==== pause ==== */
 
-/* Pauses: this worker is busy with something else, and the others wait. */
+/* Pauses: this worker is busy with something else, and the other workers wait for it. */
 
 #define AT_MOST_MS 86400000
 
-/* The pause is repeated after an attach: a new coordinator knows of none. */
+/* The pause is repeated after an attach, because a new coordinator knows no pauses. */
 static void note_pause(struct job *job, const char *what, uint64_t ends_ms)
 {
     pthread_mutex_lock(&job->session->lock);

@@ -5,10 +5,10 @@
  * lives only for that (read.h). The caller's threads never touch any of these. The two sides
  * meet at one lock:
  *
- *   asks      (op.h) control requests of the caller's threads. A thread adds one and sleeps; the loop thread
- *             sends it when the connection is established and its job is attached, sends it again after a
- *             reconnect, and wakes the thread with the reply. A thread whose deadline passes withdraws its
- *             ask.
+ *   asks      (op.h) control requests of the caller's threads. A thread adds an ask and sleeps. The loop
+ *             thread sends the ask when the connection is established and the ask's job is attached,
+ *             sends it again after a reconnect, and wakes the thread with the reply. A thread whose
+ *             deadline passes withdraws its ask.
  *   commands  (op.h) put, push, micro-batch end, commit, fetch: executed by the loop thread in order.
  *   ops       (op.h) puts, pushes and fetches in progress; a thread waits for `done`, or a stream of a GPU
  *             (below).
@@ -61,8 +61,9 @@ struct session_loop {
     uv_async_t kick;
     uv_prepare_t rest; /* the last prepare of an iteration: the newest runs first */
     uv_timer_t tick;
-    uv_timer_t soon;     /* wakes the loop again while a push waits for its stream */
-    uint64_t stop_by_ms; /* set before `stopping`: then the fabric is closed despite any loans */
+    uv_timer_t soon; /* wakes the loop again while a push waits for its stream */
+    /* set before `stopping`: from that time on the fabric is closed even if memory is on loan */
+    uint64_t stop_by_ms;
     atomic_bool stopping;
 };
 
@@ -115,8 +116,8 @@ uint64_t control_job_read(struct job *job);
 
 /* ==== datapath ==== */
 
-/* The data path of a session: the fabric, the devices that it is opened on, and the errors where
- * nothing gets through, or nothing any more. Loop thread. */
+/* The data path of a session: the fabric, the devices that it is opened on, and the errors that are
+ * reported if no data gets through, or if data stops getting through. Loop thread. */
 
 struct shard_link;
 
@@ -137,8 +138,8 @@ bool datapath_choose(struct session *s, const Cairn__Welcome *welcome, struct se
 /* Closes the fabric, which returns every loan, including those of a stopped shard. */
 void datapath_close(struct session *s);
 /* Called at each tick. A shard that was never heard fails the job, with the addresses of both ends.
- * A shard that was heard, is awaited, and is present according to the coordinator, is reported as
- * silent until it is heard again. */
+ * A shard that was heard before is reported as silent, until it is heard again, if it is awaited now
+ * and the coordinator says that it is present. */
 void datapath_judge(struct shard_link *link, uint64_t now_ms);
 /* Records that a message of the shard arrived. */
 void datapath_heard(struct shard_link *link);
@@ -159,10 +160,11 @@ struct detachment {
 
 /* ==== again ==== */
 
-/* Repeats to a coordinator, after an attach, what this client reported to the previous one: a new
- * coordinator does not know it. Loop thread. */
+/* After an attach, repeats to the coordinator what this client reported to the previous coordinator: a
+ * new coordinator does not know these reports. Loop thread. */
 
-/* TilesSet, in reply to `request`: to a repeated declaration, or to the cairn_tiles call that waits. */
+/* Handles TilesSet, the reply to `request`: a repeated declaration, or the declaration of a cairn_tiles
+ * call that waits. */
 void again_on_tiles_set(struct job *job, uint32_t request);
 
 /* A shard refused something of the round (push.c): gives up the round, for all workers. */
@@ -170,7 +172,7 @@ void again_give_up(struct job *job);
 
 /* ==== attach ==== */
 
-/* Attaching to a job, and again after every loss of the control connection. Loop thread. */
+/* Attaching to a job, at first and again after every loss of the control connection. Loop thread. */
 
 void attach_begin(struct job *job);
 /* The job is closing: leaves it, and removes it from the list once the fabric has none of its
@@ -223,8 +225,9 @@ struct region;
 struct session_memory {
     struct region *regions; /* owned: [count] of capacity, by address */
     size_t count, capacity;
-    bool changed;      /* since the fabric was last told of the regions */
-    struct gone *gone; /* owned: freed, but still known to the fabric or mapped on a card */
+    bool changed; /* since the fabric was last told of the regions */
+    /* owned: freed by the caller, but still known to the fabric or mapped on a card */
+    struct gone *gone;
     bool closed;
 };
 
@@ -278,7 +281,7 @@ struct stream_waits {
     pthread_mutex_t lock; /* taken after the session's; guards the fields below, and op.h's */
     pthread_cond_t changed;
     LIST_HEAD(, op) ops; /* operations that streams wait for */
-    uint64_t close_ms;   /* when the session ends, and all waits with it; 0: not ending */
+    uint64_t close_ms;   /* when the session ends, and with it all waits; 0: it is not ending */
     bool is_running, is_over;
     pthread_t thread; /* from the first wait on */
 };
@@ -319,7 +322,7 @@ struct session {
     struct {
         SLIST_HEAD(, op) ops;
         uint32_t count;
-    } spare;    /* finished operations, for reuse (op.c) */
+    } spare;    /* operations that are over, for reuse (op.c) */
     bool ended; /* the loop accepts nothing more: asks and commands fail, nothing wakes it */
     LIST_HEAD(, ask) asks;
     struct command_queue commands;
@@ -340,8 +343,9 @@ struct session {
     struct control control;
     struct datapath path;
     struct staging_area *staging_areas; /* owned: parcel.c */
-    uint64_t staging_on_host_ms;        /* until then none on cards, whose memory can't be shown */
-    struct card_imports *imports;       /* owned: for cairn_opts.device; NULL: without a device */
+    /* until then no staging area is made on a card, because a card's memory could not be shown */
+    uint64_t staging_on_host_ms;
+    struct card_imports *imports; /* owned: for cairn_opts.device; NULL: without a device */
 };
 
 /* Begins a call of a session: declares `s`, looked up by the handle and held until the function

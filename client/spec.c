@@ -147,7 +147,7 @@ static cairn_status add_groups(struct job_spec_data *spec, const struct groups *
     return CAIRN_OK;
 }
 
-/* Returns the group of a trained tensor that names none: the first group whose pattern matches the
+/* Returns the group of a trained tensor that names no group: the first group whose pattern matches the
  * tensor's name. */
 static const char *group_by_pattern(struct groups *groups, const char *tensor)
 {
@@ -272,9 +272,9 @@ static cairn_status fill_added(const struct cairn_tensor *first, size_t count,
     return add_tensors(spec, &none, &from);
 }
 
-/* Gives the alias the fields of its target. The kind and shape that the caller gave to the alias
- * must agree with the target; afterwards the alias has none of its own. spec_check refuses a target
- * that does not exist or is itself an alias. */
+/* Gives the alias the fields of its target. The kind and shape that the caller gave to the alias must
+ * agree with the target; afterwards the alias has no kind and shape of its own. spec_check refuses a
+ * target that does not exist or is itself an alias. */
 static cairn_status settle_alias(const struct job_spec_data *spec, struct tensor_spec *alias)
 {
     const size_t index = spec_find_tensor(spec, alias->alias_of);
@@ -305,7 +305,7 @@ static cairn_status settle_alias(const struct job_spec_data *spec, struct tensor
     return CAIRN_OK;
 }
 
-/* Settles all aliases. Every target still has its own shape then, since an alias of an alias is
+/* Settles all aliases. Every target still has its own shape at that time, since an alias of an alias is
  * refused. */
 static cairn_status settle_aliases(struct job_spec_data *spec)
 {
@@ -413,8 +413,8 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
 
 /* ==== describe ==== */
 
-/* cairn_job_describe and cairn_job_tensor describe the job to a member that opened it. Readers have
- * no spec of their own, and trainers compare the job's spec with theirs. */
+/* cairn_job_describe and cairn_job_tensor describe the job to a member that opened it: readers have no
+ * spec of their own, and trainers compare the job's spec with their own spec. */
 
 static void fill_info(struct job *job, struct cairn_job_info *info)
 {

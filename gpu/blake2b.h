@@ -17,7 +17,8 @@
 /* 2.5: the parameter block, xored into the state's first word: no key, a digest of 32 bytes, sequential. */
 #define BLAKE2B_256 0x01010020
 
-/* 2.7: calls ROUND() with the order of the message's words for each round; 10 and 11 are 0 and 1 again. */
+/* 2.7: calls ROUND() with the order of the message's words for each round; rounds 10 and 11 use the orders
+ * of rounds 0 and 1. */
 #define BLAKE2B_ROUNDS(ROUND)                                   \
     ROUND(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) \
     ROUND(14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3) \

@@ -21,7 +21,7 @@
 enum trouble {
     TROUBLE_SHARD,    /* a shard is not up, unfit, or not reached by other hosts; too few are up */
     TROUBLE_WAITS,    /* a job is lost, halted, or waits */
-    TROUBLE_SNAPSHOT, /* one failed, is damaged, unverified or older than asked; none can be saved */
+    TROUBLE_SNAPSHOT, /* a snapshot failed, is damaged, unverified or too old; or none can be saved */
     TROUBLE_DEGRADED, /* everything works, but not as it should */
     TROUBLE_COUNT
 };
@@ -143,7 +143,7 @@ static uint64_t age_s(uint64_t unix_ms)
     return now_s > then_s ? now_s - then_s : 0;
 }
 
-/* `list`: the newest snapshot first. */
+/* `list` has the newest snapshot first. */
 static void check_newest(struct check *check, const Cairn__JobStatus *j,
                          const Cairn__SnapshotList *list)
 {
@@ -168,7 +168,7 @@ static void check_newest(struct check *check, const Cairn__JobStatus *j,
     }
 }
 
-/* True if the coordinator answered: the status then concerns only this job's snapshots, and the check
+/* True if the coordinator answered: a bad status then concerns only this job's snapshots, and the check
  * continues. */
 static bool is_answer(cairn_status status)
 {
@@ -234,8 +234,8 @@ static int end_check(struct check *check, cairn_status status)
     return status == CAIRN_OK ? found : status_exit((int)status);
 }
 
-/* Prints what is wrong with the cluster and all its jobs, one line each. The exit status is that of the
- * worst kind. */
+/* Prints what is wrong with the cluster and all its jobs, one line per trouble. Returns the exit status of
+ * the worst kind. */
 static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status)
 {
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
@@ -268,8 +268,8 @@ int ctl_job_check(struct ctl *ctl)
 
 /* ==== cluster ==== */
 
-/* Prints which capabilities the builds or hosts of shards lack, one line for all shards that lack the
- * same, as shards on the same kind of machine do. */
+/* Prints which capabilities the builds or hosts of shards lack. Shards that lack the same capabilities, as
+ * shards on the same kind of machine do, share one line. */
 static void print_without(const Cairn__ClusterStatus *status)
 {
     for (uint32_t without = 1; without < 1u << CAIRN_WITHOUT_COUNT; without++) {
@@ -382,7 +382,8 @@ static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *pa
     ctl_table_print(ctl, CTL_COLUMNS(columns), parts, count);
 }
 
-/* Prints the status, with the use of a shard's device next to the device's description. */
+/* Prints the status. The figures of how much a shard's device is used are next to the description of the
+ * device. */
 static void print_json(const Cairn__ClusterStatus *status)
 {
     json_t *object = ctl_json(status), *members = json_object_get(object, "members");
@@ -527,8 +528,8 @@ static json_t *keys_json(const Cairn__Keys *keys)
     return ids;
 }
 
-/* Lists the lost store's trusted keys: unless the new store trusts them, no snapshot that they signed
- * can be restored. */
+/* Lists the keys that the lost store trusted. Snapshots signed by these keys can be restored only if the
+ * new store trusts the keys, too. */
 static void say_keys(const Cairn__Keys *keys, bool done)
 {
     for (size_t i = 0; keys != NULL && i < keys->n_keys; i++)
@@ -586,12 +587,12 @@ int ctl_cluster_adopt(struct ctl *ctl)
 
 struct seen {
     uint64_t after;   /* the number of the last event */
-    uint64_t process; /* the coordinator process that assigned it; 0: none yet */
+    uint64_t process; /* the coordinator process that assigned this number; 0: none yet */
 };
 
-/* True if the events must be fetched again: a new coordinator process has reused numbers that were already
- * seen, either of events that the previous process had not stored when it was killed, or, if its store was
- * lost, of all events. */
+/* True if the events must be fetched again, because a new coordinator process has reused numbers that were
+ * already seen. A new process reuses the numbers of events that the previous process had not stored when it
+ * was killed, or all numbers if the store was lost. */
 static bool goes_back(struct seen *seen, const Cairn__Events *page)
 {
     const bool is_other = seen->process != 0 && page->process != seen->process;
@@ -632,7 +633,7 @@ static cairn_status ask_events(struct ctl *ctl, struct ctl_table *table, json_t 
     return CAIRN_OK;
 }
 
-/* Prints the events after those already seen: one row, or one object, each. */
+/* Prints the events that were not seen yet, each as one row or one JSON object. */
 static cairn_status print_new(struct ctl *ctl, struct seen *seen)
 {
     static const struct ctl_column columns[] = {
@@ -697,7 +698,7 @@ const struct ctl_question ctl_shard_forget = CTL_QUESTION(SHARD_FORGET, shard_fo
 
 /* Parses a time in the past, as people write it: --since. */
 
-/* Parses "2h", "1.5d", "90s" before now. */
+/* Parses "2h", "1.5d", "90s" as a time before now. */
 static bool parse_ago(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
 {
     static const struct {
@@ -716,7 +717,7 @@ static bool parse_ago(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
     return false;
 }
 
-/* Parses what follows the seconds: ".250", then "Z" or "+02:00". */
+/* Parses the rest of the time after the seconds: ".250", then "Z" or "+02:00". */
 static bool parse_rest(const char *text, int64_t *ms_out, int64_t *offset_s_out)
 {
     int hours, minutes, read = 0;

@@ -15,13 +15,14 @@
 #include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 
-/* Version of the JSON that `-o json` prints; incremented when a field changes its meaning or is removed. */
+/* Version of the JSON that `-o json` prints; it is incremented when a field changes its meaning or is
+ * removed. */
 #define CTL_SCHEMA_VERSION 1
 #define CTL_SHARDS_MAX     64  /* of cairn local */
 #define CTL_NAMES_MAX      256 /* of an option that may be repeated */
 #define CTL_OPTIONS_MAX    128
 
-/* Which snapshots are taken and retained. */
+/* The rules by which snapshots are taken and retained. */
 struct ctl_rules {
     bool by_time;        /* --snapshot-every 10min: every_s */
     bool fallback;       /* --snapshot-fallback yes */
@@ -46,8 +47,8 @@ struct ctl_bench {
     const char *backend;    /* "host" or "cuda" */
     const char *device;     /* of cuda: its number or UUID */
     bool has_device_memory; /* --memory device */
-    /* The part of the bench to run; the bench validates this field, and ctl.path, which names the data
-     * path. */
+    /* The part of the bench to run. The bench validates this field. It also validates ctl.path, which names
+     * the data path. */
     const char *only;
     const char *folder; /* --dir */
 };
@@ -98,10 +99,10 @@ struct ctl {
     bool deletes;            /* --delete */
     double every_s;          /* --watch, --every; 0: not given */
     const char *job, *path;  /* --job, --path; NULL: not given */
-    const char *path_before; /* the first of two --path options; `path` has the last */
+    const char *path_before; /* the first of two --path options; `path` has the second */
     /* --from, --to, --as; NULL: not given. The subcommand validates them. */
     const char *from, *to, *as;
-    const char *group; /* --group; the same */
+    const char *group; /* --group; NULL: not given; validated like --from */
     double lr, clip_norm;
     struct ctl_rules rules;
     uint64_t since_unix_ms;            /* --since; 0: not given */
@@ -128,11 +129,11 @@ struct ctl {
     bool given[CTL_OPTIONS_MAX]; /* indexed by row of the option table */
     char words[64];              /* "job list": for messages about the command line */
     /* the connection */
-    /* the caller retries: do not report a coordinator that is unreachable or late */
+    /* True if the caller retries: then a coordinator that is unreachable or late is not reported */
     bool tries_again;
     struct sentence *failed; /* receives the error for the caller; NULL: print it on stderr */
-    /* For a snapshot or digest: its job, and whether the command has already printed whom the job waits
-     * for. */
+    /* For a snapshot or digest: the name of its job, and whether the command has already printed whom this
+     * job waits for. */
     const char *cut_of;
     bool awaited_said;
 };
@@ -145,14 +146,14 @@ typedef int ctl_command(struct ctl *ctl);
  * of the returned status. */
 cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
                       uint16_t reply_type, ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
-/* Like ctl_call, for a reply that continues in Page messages. `pages` is zeroed before; on CAIRN_OK the
- * caller releases it. */
+/* Like ctl_call, for a reply that continues in Page messages. The call zeroes `pages` first; on CAIRN_OK
+ * the caller releases `pages`. */
 cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
                             uint16_t reply_type, ProtobufCMessage **reply_out,
                             struct paged *pages) CAIRN_MUST_CHECK;
 
 /* ---- job.c ---- */
-/* Sends an amendment, with a key of its own. *revision_out: the job's revision afterwards. Errors as for
+/* Sends an amendment under a new key. *revision_out is the job's revision afterwards. Errors as for
  * ctl_call. */
 cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
                        uint64_t *revision_out) CAIRN_MUST_CHECK;
@@ -162,18 +163,18 @@ cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
 int ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- options.c ---- */
-/* Reads options up to the next word of the line, or with `all` everywhere in the line; afterwards
+/* Reads options up to the next word of the line, or, with `all`, everywhere in the line. Afterwards
  * ctl->argv begins with the first word that is not an option. -1: continue; else the exit status. */
 int ctl_options_read(struct ctl *ctl, bool all);
 /* `takes`: the kinds of options that one or more subcommands accept: "endpoint timeout terms". */
-/* Rejects a given option that the subcommand does not accept; returns as above. */
+/* Rejects a given option that the subcommand does not accept. -1: continue; else the exit status. */
 int ctl_options_check(const struct ctl *ctl, const char *takes);
 /* Prints the accepted options, one per line. */
 void ctl_options_print(FILE *out, const char *takes);
 bool ctl_takes(const char *takes, const char *kind);
 /* True if any of these options was given: "keep-last keep-every". */
 bool ctl_is_given(const struct ctl *ctl, const char *options);
-/* Prints a usage error, which ends with "; see cairn job list --help". */
+/* Prints a usage error; the message ends with "; see cairn job list --help". */
 int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -200,40 +201,43 @@ void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
 /* Prints the table (with headers unless --no-headers was given) and frees it. */
 void ctl_table_close(struct ctl_table *table, const struct ctl *ctl);
 
-/* A table of messages: a column shows a field (output.c has its text form), or what a function adds. */
+/* A table of messages: a column shows a field of the message (output.c has the field's text form), or a
+ * cell that a function adds. */
 struct ctl_column {
     const char *header, *field;
     void (*add)(struct ctl_table *table, const void *message); /* adds one cell; NULL: the field */
 };
 struct ctl_table *ctl_table_of(const struct ctl_column *columns, size_t column_count);
-/* `messages` is an array of pointers to them. */
+/* `messages` is an array of pointers to the messages. */
 void ctl_table_rows(struct ctl_table *table, const void *messages, size_t count);
 void ctl_table_print(const struct ctl *ctl, const struct ctl_column *columns, size_t column_count,
                      const void *messages, size_t count);
 #define CTL_COLUMNS(columns) (columns), sizeof(columns) / sizeof *(columns)
 
-/* Returns a message as a new object, by its row in output.c; null for NULL. */
+/* Returns a message as a new object, with the fields of the message's row in output.c; null for NULL. */
 json_t *ctl_json(const void *message);
 /* Adds the named fields of the message. */
 void ctl_json_add(json_t *object, const void *message, const char *fields);
 
-/* A command that only sends a request and prints the reply; NULL, 0 and false leave a part out. */
+/* A command that only sends a request and prints the reply. A field that is NULL, 0 or false leaves its
+ * part out. */
 struct ctl_question {
     uint16_t type, reply_type; /* CAIRN_MSG_ */
     const ProtobufCMessageDescriptor *request;
-    /* The request's fields that are not 0. "FIELD=@0": argument 0, if given; "FIELD=@force": whether
-     * that option was given; "FIELD=!yes": whether it was not; "FIELD=1": true. */
+    /* The request's fields that are not 0. "FIELD=@0": argument 0, if given; "FIELD=@force": true if
+     * --force was given; "FIELD=!yes": true if --yes was not given; "FIELD=1": true. */
     const char *fill;
     int timeout_ms; /* used if no timeout is given */
     bool awaits;    /* prints whom the job named by argument 0 waits for */
-    /* asks for confirmation before this is deleted; the last argument names it */
+    /* The kind of thing that this command deletes, after asking for confirmation; the last argument names
+     * the thing */
     const char *confirm;
     const char *farewell; /* printed when the command is interrupted */
     void (*print)(struct ctl *ctl, const void *reply);
-    bool is_quiet_too; /* print is called with -q, too */
+    bool is_quiet_too; /* `print` is also called with -q */
     json_t *(*json)(struct ctl *ctl, const void *reply);
-    /* If json is NULL: fields of the reply, and of the command line, "KEY=@0", "KEY=@yes"; NULL: all, as
-     * ctl_json. */
+    /* Used if json is NULL: fields of the reply, and values of the command line, "KEY=@0", "KEY=@yes". If
+     * this is NULL, too: all fields of the reply, as ctl_json prints them. */
     const char *fields;
 };
 #define CTL_QUESTION(type_, message, fill_, reply, ...)                                       \
@@ -243,7 +247,7 @@ struct ctl_question {
     }
 /* Sends the request and prints the reply. Returns the exit status. */
 int ctl_ask(struct ctl *ctl, const struct ctl_question *question);
-/* The same, with a request that is already filled in. */
+/* Like ctl_ask, with a request that is already filled in. */
 int ctl_ask_by(struct ctl *ctl, const struct ctl_question *question, const void *request);
 
 /* Prints a "name: value" line about one thing. */
@@ -251,9 +255,10 @@ void ctl_line(const char *name, const char *fmt, ...) __attribute__((format(prin
 void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown);
 /* Prints the object with schema_version and returns 0. Takes ownership of the object. */
 int ctl_print_json(json_t *object);
-/* Lower-case hexadecimal; "" for no bytes. Static memory, valid until the call after next. */
+/* Lower-case hexadecimal; "" for no bytes. Static memory, valid until the second call after this one. */
 const char *ctl_hex(ProtobufCBinaryData bytes);
-/* "2026-11-24T14:00:00Z"; "": never. Static memory, valid until the second call after this one. */
+/* "2026-11-24T14:00:00Z"; "" for 0, which means never. Static memory, valid until the second call after
+ * this one. */
 const char *ctl_time(uint64_t unix_ms);
 /* "12.3 MiB". Static memory, valid until the fourth call after this one. */
 const char *ctl_bytes(uint64_t bytes);
@@ -261,8 +266,8 @@ const char *ctl_bytes(uint64_t bytes);
 /* ---- snapshot.c ---- */
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000 /* used if no timeout is given */
 void ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
-/* Prints the line "damaged" of a job or a snapshot: its non-finite elements, and the tensors that have
- * them. */
+/* Prints the line "damaged" of a job or a snapshot: the number of its non-finite elements, and the tensors
+ * with such elements. */
 void ctl_damaged_line(uint64_t nonfinite, const char *tensors);
 /* Warns on stderr that a snapshot with non-finite elements "is passed over", for example. */
 void ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
@@ -273,16 +278,18 @@ json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
 void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count);
 
 /* ---- output.c ---- */
-/* From now on SIGINT and SIGTERM end the command (130) immediately, with this line on stderr. */
+/* From now on SIGINT and SIGTERM end the command immediately, with exit status 130 and this line on
+ * stderr. */
 void ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* Calls `run` every ctl->every_s seconds until SIGINT or SIGTERM. On a terminal the new output overwrites
- * the old; elsewhere an empty line separates them. Also ends when `run` fails, unless a coordinator that
- * was reached before is unreachable now. */
+ * the old; elsewhere an empty line separates them. ctl_watch also ends when `run` fails. It continues only
+ * if the coordinator was reached before and is unreachable now. */
 int ctl_watch(struct ctl *ctl, ctl_command *run);
 
 /* ---- cluster.c ---- */
-/* Prints to stderr any parts that shards hold and that nothing acts on. */
+/* Prints to stderr how many parts of jobs the shards hold that nothing acts on; prints nothing if there are
+ * none. */
 void ctl_say_strangers(struct ctl *ctl);
 
 ctl_command ctl_cluster_events, ctl_cluster_status, ctl_job_check, ctl_cluster_adopt,
@@ -315,7 +322,8 @@ struct ctl_progress {
 
 void ctl_progress_begin(struct ctl_progress *progress, const struct ctl *ctl, const char *what,
                         uint64_t total_bytes);
-/* Reports that done_bytes are done. Cheap: reads the clock, and prints at most ten times a second. */
+/* Reports that done_bytes are done. The call is cheap: it reads the clock, and prints at most ten times a
+ * second. */
 void ctl_progress_at(struct ctl_progress *progress, uint64_t done_bytes);
 /* Removes the bar from the terminal. */
 void ctl_progress_end(struct ctl_progress *progress);
@@ -334,16 +342,16 @@ cairn_status ctl_plan_spec(const char *path, struct job_spec_data *out,
 
 /* cairn local: a cluster in the foreground.
  *
- * One thread, no loop: every relevant signal, SIGCHLD included, is blocked and taken with sigtimedwait, so
- * nothing runs in a handler. The command waits for, signals and kills only children that it started, by
+ * One thread, no loop: every relevant signal, SIGCHLD included, is blocked and received by sigtimedwait, so
+ * no code runs in a handler. The command waits for, signals and kills only children that it started, by
  * process id; no other process can have that id until the child is reaped. The daemons run in process
- * groups of their own, so Ctrl-C reaches only the command, and in the folder, so their configurations need
- * no absolute paths. */
+ * groups of their own, so Ctrl-C reaches only the command. Their working directory is the folder, so their
+ * configurations need no absolute paths. */
 
 enum { LOCAL_COORDINATOR, LOCAL_SHARD, LOCAL_PROGRAMS };
 
 struct local_daemon {
-    char name[24]; /* "shard-1": of its configuration, log and ready file */
+    char name[24]; /* "shard-1": the name of its configuration, log and ready file */
     pid_t pid;     /* 0: it does not run */
 };
 
@@ -359,7 +367,8 @@ struct local {
     bool is_announced;     /* this command wrote the endpoint file */
     char endpoint[288];
     char socket[PATH_MAX + 32]; /* the socket that the coordinator will listen on */
-    /* a folder created for the socket if `folder`'s name is too long or has unusual characters; else "" */
+    /* A folder that was created for the socket because `folder`'s name is too long or has unusual
+     * characters; else "" */
     char socket_folder[64];
     struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
     int daemon_count;
@@ -374,8 +383,8 @@ struct local {
  * earlier cluster. */
 int local_run(struct local *local, int (*body)(struct local *local, void *context), void *context);
 
-/* Adds one more shard to the running cluster, which was not configured for it. -1: continue; else the exit
- * status. */
+/* Adds one more shard to the running cluster, whose configuration does not include that shard. -1:
+ * continue; else the exit status. */
 int local_shard_add(struct local *local);
 
 /* Waits for a signal of local->signals and returns it; 0: none came. timeout_ms -1: no limit. *is_key_out:

@@ -1,6 +1,6 @@
-/* cairn snapshot diff: how two snapshots differ: spec, scalars, and each plane, with the size of the
- * difference. cairn snapshot show: the description of a snapshot, its tensors, and statistics of their
- * elements. */
+/* cairn snapshot diff: shows how two snapshots differ in their specs, scalars and planes, with the size of
+ * each difference. cairn snapshot show: prints the description of a snapshot, its tensors, and statistics
+ * of their elements. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -18,7 +18,7 @@
 /* ==== stats ==== */
 
 #define BLOCK \
-    ((size_t)1024) // elements that are added up plainly: a double holds their squares' sum
+    ((size_t)1024) // elements added without error tracking: a double suffices for their squares
 
 static void add_to_sum(struct ctl_sum *s, double x)
 {
@@ -112,7 +112,7 @@ void ctl_difference_add(struct ctl_difference *d, uint64_t first_elem, const flo
     }
 }
 
-/* Like ctl_difference_add, for bytes: only elems and first_elem. */
+/* Like ctl_difference_add, for bytes: updates only elems and first_elem. */
 static void difference_add_bytes(struct ctl_difference *d, uint64_t first_elem, const uint8_t *a,
                                  const uint8_t *b, size_t count)
 {
@@ -120,7 +120,7 @@ static void difference_add_bytes(struct ctl_difference *d, uint64_t first_elem, 
         if (a[i] != b[i]) note_first(d, first_elem + i);
 }
 
-/* Adds all of `more`, which covers other elements of the same plane. */
+/* Adds the differences in `more`, which covers other elements of the same plane. */
 static void difference_join(struct ctl_difference *d, const struct ctl_difference *more)
 {
     if (more->elems > 0 && (d->elems == 0 || more->first_elem < d->first_elem))
@@ -140,8 +140,8 @@ double ctl_difference_relative(const struct ctl_difference *d)
 
 /* ==== sweep ==== */
 
-/* Reads a complete snapshot: piece by piece in the order of its files, which is fastest for storage,
- * with several threads that each read a run of files. */
+/* Reads a snapshot piece by piece, in the order of its files, because that order is fastest for storage.
+ * Several threads each read a run of consecutive pieces. */
 
 #define CTL_SWEEP_THREADS_MAX 8
 #define CTL_SWEEP_PIECE_BYTES ((size_t)4 << 20)
@@ -156,13 +156,15 @@ struct ctl_piece {
 
 struct ctl_sweep {
     const char *folder;
-    const struct snapshot *snapshot; /* in `folder`, opened; only its index and manifest are read */
+    /* the opened snapshot in `folder`; only its index and manifest are read */
+    const struct snapshot *snapshot;
     struct ctl_progress *progress;
     void *context;
-    /* Which planes are read; NULL: all. */
+    /* Returns true for the planes to read; NULL: all planes are read. */
     bool (*wants)(const void *context, uint32_t tensor, uint32_t plane);
-    /* Pieces of a plane come in any order; a given thread always gets the same pieces. `thread` is below
-     * CTL_SWEEP_THREADS_MAX. A status other than CAIRN_OK ends the sweep with that status. */
+    /* Receives one piece. The pieces of a plane arrive in any order. `thread` is the number of the calling
+     * thread, below CTL_SWEEP_THREADS_MAX; the same thread always gets the same pieces. A status other than
+     * CAIRN_OK ends the sweep with that status. */
     cairn_status (*on_piece)(void *context, unsigned thread, const struct ctl_piece *piece,
                              struct sentence *why);
 };
@@ -214,7 +216,7 @@ static uint64_t sweep_bytes(const struct ctl_sweep *sweep)
 
 /* ---- a thread ---- */
 
-/* Records a thread's progress or failure. False: a thread has failed. */
+/* Records a thread's progress or failure. False: this thread or another one has failed. */
 static bool note_sweep(struct crew *crew, cairn_status status, const struct sentence *why,
                        uint64_t bytes)
 {
@@ -316,7 +318,8 @@ static unsigned deal(struct crew *crew, struct hand hands[CTL_SWEEP_THREADS_MAX]
     return count;
 }
 
-/* CAIRN_OK: every piece was passed to on_piece. Else the first failure; all threads have ended. */
+/* Returns CAIRN_OK if every piece was passed to on_piece, else the first failure. All threads have ended by
+ * then. */
 static cairn_status run_sweep_of(const struct ctl_sweep *sweep, struct sentence *why)
 {
     struct crew crew = { .sweep = sweep, .status = CAIRN_OK };
@@ -349,7 +352,7 @@ struct diff {
     const struct snapshot *a, *b;
     const char *folder_b;
     struct pair *pairs; /* owned; [tensor of A][CAIRN_PLANE_COUNT] */
-    /* owned by each thread: its own opened B, a buffer for a piece of it, and its results */
+    /* owned by each thread: its own opened B, a buffer for a piece of B, and its results */
     struct {
         bool is_open;
         struct snapshot b;
@@ -440,8 +443,8 @@ static void note_diff(json_t *lines, const char *format, ...)
     json_array_append_new(lines, json_string(line.text));
 }
 
-/* Rewords the difference: spec_difference speaks of a worker ("here") and the servers; here these are A
- * and B. */
+/* Rewords the difference: spec_difference names the two sides "here" (a worker) and the servers; in this
+ * command the sides are A and B. */
 static void on_difference(void *context, const struct spec_difference *d)
 {
     if (d->here != NULL)
@@ -463,7 +466,7 @@ static void compare_scalars(struct diff *d)
                   b->payload_bytes);
 }
 
-/* Selects the planes to compare; lists those that only one snapshot has, or that differ in shape. */
+/* Selects the planes to compare. Lists the planes that only one snapshot has, or that differ in shape. */
 static void pair_planes(struct diff *d)
 {
     const struct job_spec_data *a = spec_a(d), *b = &d->b->manifest.spec;
@@ -628,12 +631,14 @@ int ctl_snapshot_diff(struct ctl *ctl)
 
 /* ==== show ==== */
 
-/* cairn snapshot show: the description of a snapshot, its tensors, and statistics of their elements. */
+/* cairn snapshot show: prints the description of a snapshot, its tensors, and statistics of their
+ * elements. */
 
 /* The snapshot to show. */
 struct show {
     const struct job_spec_data *spec; /* NULL: the snapshot cannot be read from this host */
-    /* for --stats, [tensor][CAIRN_PLANE_COUNT], one per thread, then the total in the first; NULL: none */
+    /* for --stats: one [tensor][CAIRN_PLANE_COUNT] per thread; at the end stats[0] has the totals; NULL: no
+     * statistics */
     struct ctl_stats *stats[CTL_SWEEP_THREADS_MAX];
 };
 
@@ -836,7 +841,7 @@ static void status_of(const struct manifest *m, const char *folder,
     out->periodic = m->periodic != 0;
 }
 
-/* `told`: the coordinator's status; NULL without a coordinator. */
+/* `told` is the status that the coordinator reported; NULL without a coordinator. */
 static void say_snapshot(const struct ctl *ctl, const char *folder,
                          const Cairn__SnapshotStatus *told, const struct manifest *manifest,
                          const struct show *show)
@@ -872,8 +877,7 @@ static int show_stats(struct ctl *ctl, const char *folder, const Cairn__Snapshot
     return done >= 0 ? done : 0;
 }
 
-/* Succeeds even if the folder is not visible from this host, since the coordinator has read the
- * snapshot. */
+/* If the folder is not visible from this host, this still succeeds, with what the coordinator has read. */
 static int show_tensors(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
 {
     struct manifest manifest;

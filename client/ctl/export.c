@@ -1,5 +1,5 @@
-/* cairn snapshot export: writes a snapshot in formats of other programs. Blocks are read and verified
- * ahead, in the order in which they are written, while earlier blocks are written: the memory used is
+/* cairn snapshot export: writes a snapshot in formats of other programs. While a block is written, the
+ * blocks after it are already read and verified, in the order in which they are written. The memory used is
  * that of the blocks in flight, whatever the model's size. */
 #include <dirent.h>
 #include <errno.h>
@@ -45,8 +45,8 @@ const struct ctl_number_type *ctl_number_type(cairn_dtype dtype)
     return &types[dtype == CAIRN_BF16 ? 1 : 0];
 }
 
-/* Returns the type and shape that the list gives for the buffer, if they match its byte count; else type
- * NULL. */
+/* Returns the type and shape that the list gives for the buffer, if they match the buffer's byte count;
+ * else `type` is NULL. */
 static struct ctl_buffer listed(const json_t *entry, uint64_t bytes)
 {
     struct ctl_buffer b = { .type = NULL };
@@ -115,7 +115,7 @@ struct planning {
     const struct ctl_export_wish *wish;
     struct ctl_export_plan *plan;
     uint64_t file_data_bytes; /* of the last file */
-    size_t file_header_bytes; /* an upper bound; also of the last file */
+    size_t file_header_bytes; /* of the last file; an upper bound */
 };
 
 /* ---- files ---- */
@@ -141,7 +141,7 @@ static struct safetensors_entry *add_entry(struct snapshot_file *file)
     return entry;
 }
 
-/* Adds the entry to the last file, or to a new one if that file is full. */
+/* Adds the entry to the last file, or to a new file if the last file is full. */
 static bool place_plan(struct planning *p, struct safetensors_entry entry, uint64_t bytes)
 {
     struct ctl_export_plan *plan = p->plan;
@@ -166,7 +166,7 @@ static bool place_plan(struct planning *p, struct safetensors_entry entry, uint6
 
 /* ---- tensors ---- */
 
-/* `type`: of a buffer that is stored as raw bytes; else NULL. */
+/* `type` is the type of a buffer that is stored as raw bytes; for any other tensor NULL. */
 static bool place_tensor(struct planning *p, size_t tensor, const struct shape *shape,
                          const struct ctl_number_type *type)
 {
@@ -208,7 +208,8 @@ static void name_file(struct ctl_export_plan *plan, size_t at)
                  plan->file_count);
 }
 
-/* Lists the aliases of complete tensors that the file holds. *notes_out is malloc'd, its texts borrowed. */
+/* Lists the aliases of complete tensors that the file holds. *notes_out is malloc'd; its texts are
+ * borrowed. */
 static bool list_aliases(const struct job_spec_data *spec, const struct snapshot_file *file,
                          struct safetensors_note **notes_out, size_t *count_out)
 {
@@ -273,7 +274,7 @@ static bool finish_plan(const struct planning *p)
     return plan->file_count < 2 || build_index(plan);
 }
 
-/* Plans a single file with everything; for a folder, also .metadata. */
+/* Plans a single file that has all tensors; for a folder, also plans .metadata. */
 static cairn_status plan_torch(const struct manifest *manifest, const struct ctl_export_wish *wish,
                                struct ctl_export_plan *plan)
 {
@@ -313,7 +314,8 @@ static void export_plan_release(struct ctl_export_plan *plan)
 }
 
 /* Plans the export of the snapshot with this manifest, which must outlive the plan. CAIRN_ERR_NO_MEMORY;
- * CAIRN_ERR_NOT_FOUND: there is nothing to export. Release the plan only after CAIRN_OK. */
+ * CAIRN_ERR_NOT_FOUND: there is nothing to export. The caller releases the plan, but only after
+ * CAIRN_OK. */
 static cairn_status export_plan_make(const struct manifest *manifest,
                                      const struct ctl_export_wish *wish,
                                      struct ctl_export_plan *plan_out)
@@ -378,7 +380,7 @@ static void empty_folder(int fd)
         close(again);
 }
 
-/* Takes over an existing DIR.tmp: allowed if it is not locked and has only files of an export. */
+/* Takes over an existing DIR.tmp, if it is not locked and has only files that an export writes. */
 static cairn_status take_over(struct ctl_made_folder *f, struct sentence *why)
 {
     f->fd = open(f->temp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -454,7 +456,7 @@ static cairn_status put_in_place(const struct ctl_made_folder *f, struct sentenc
     snprintf(parent, sizeof parent, "%.*s", slash > f->path ? (int)(slash - f->path) : 1, f->path);
     if (fsync(f->fd) != 0) return fail_errno(why, "fsync", f->temp);
     if (renameat2(AT_FDCWD, f->temp, AT_FDCWD, f->path, RENAME_NOREPLACE) != 0) {
-        // Some file systems lack the flag; without it, a non-empty folder is still never replaced.
+        // Some file systems lack the flag. Even without the flag, a non-empty folder is never replaced.
         if (errno != EINVAL || rename(f->temp, f->path) != 0)
             return fail_errno(why, "rename", f->temp);
     }
@@ -519,7 +521,7 @@ static bool is_before(const struct place_export *a, const struct place_export *b
     return a->entry != b->entry ? a->entry < b->entry : a->elem < b->elem;
 }
 
-/* Requests the blocks after `end`, as far as there is room for them. */
+/* Requests the blocks from `end` on, as many as there is room for. */
 static void look_ahead(struct exporting *x, struct place_export end)
 {
     struct place_export *at = &x->ahead;
@@ -692,7 +694,7 @@ int ctl_snapshot_export(struct ctl *ctl)
     if (done < 0) done = ctl_place_open(from, &snapshot);
     if (done >= 0) return done;
     const double begun = now_s();
-    // Two per location that a tensor may be read from: the current block, and the next.
+    // Two blocks per location that a tensor may be read from: the current block, and the next one.
     const size_t blocks = AHEAD + 2 * (size_t)snapshot.manifest.shard_count;
     snapshot.ahead = (uint32_t)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
     struct ctl_buffer *buffers = NULL;
@@ -728,8 +730,8 @@ static bool on_progress(void *context, uint64_t done)
     return !is_interrupted;
 }
 
-/* The owner of the copy: a coordinator that runs as another user could neither list, restore nor remove
- * it. */
+/* The owner of the copy. A coordinator that runs as another user than the owner cannot list, restore or
+ * remove the copy. */
 struct owner {
     char text[200]; /* "cairn:cairn" */
     uid_t user;
@@ -788,7 +790,7 @@ static int print_copy(const struct ctl *ctl, const struct snapshot *snapshot, ui
     return 0;
 }
 
-/* Copies the snapshot, and takes ownership of it. */
+/* Copies the snapshot, and takes ownership of `snapshot`. */
 static int copy_to(struct ctl *ctl, struct snapshot *snapshot, const char *root)
 {
     struct ctl_progress progress;

@@ -250,7 +250,7 @@ static json_t *group_json_job(const Cairn__GroupSpec *g)
     return spec_fields_json(group, &group_fields, CAIRN_SPEC_ALL, &spec);
 }
 
-/* The fields of the spec that apply to the complete job. */
+/* Returns the fields of the spec that apply to the complete job. */
 static json_t *spec_json(const Cairn__JobSpec *s)
 {
     struct job_spec_data spec;
@@ -260,7 +260,7 @@ static json_t *spec_json(const Cairn__JobSpec *s)
     return spec_fields_json(object, &spec_fields, CAIRN_SPEC_ALL, &spec);
 }
 
-/* True if all the job's shards have reported what they hold and transferred. */
+/* True if all shards of the job have reported the bytes that they hold and that they transferred. */
 static bool is_told(const Cairn__JobStatus *j)
 {
     return j->shards_told >= j->shards;
@@ -392,7 +392,7 @@ static void print_group(const Cairn__GroupSpec *g)
     ctl_line("", "  %s; lr of the %s round %g", text, driven ? "last" : "next", g->lr_now);
 }
 
-/* With global_batch, the round's micro-batches are those of all workers together. */
+/* With global_batch, the number of micro-batches in a round counts those of all workers together. */
 static void print_stage(const Cairn__JobSpec *s)
 {
     const uint32_t micros = s->global_batch > 0 ? s->global_batch : s->micro_batches;
@@ -607,8 +607,8 @@ static int fill_groups(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn
                     job->name, ctl->group != NULL ? ctl->group : "at all", job->name);
 }
 
-/* Warns if fewer workers are attached than required: the job obeys, but the operator may not notice that
- * it waits. */
+/* Warns if fewer workers are attached than required: the job was amended, but the operator may not notice
+ * that the job waits. */
 static void say_who_lacks(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
@@ -659,8 +659,8 @@ static int send_amendment(struct ctl *ctl, Cairn__JobAmend *amend)
     "snapshot-staging snapshot-durable-within snapshot-fallback snapshot-scrub-every"
 #define LOSS_OPTIONS "on-shard-loss shard-loss-wait on-worker-loss worker-loss-wait"
 
-/* Options that are not given leave their field unchanged; if periodic snapshots end, their rules are
- * cleared, too. */
+/* Options that are not given leave their field unchanged; if the amendment ends periodic snapshots, it also
+ * clears their rules. */
 static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
     const struct ctl_rules *given = &ctl->rules;
@@ -682,7 +682,7 @@ static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cai
 #undef FILL
 }
 
-/* Sets the policy to the named one, or to the job's current one. -1: continue. */
+/* Sets the policy to the policy that the option names, or to the job's current policy. -1: continue. */
 static int fill_policy(enum capability_field field, const char *option, const char *allowed,
                        const char *given, uint32_t now, uint32_t *out)
 {
@@ -692,7 +692,7 @@ static int fill_policy(enum capability_field field, const char *option, const ch
     return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: %s are allowed", option, given, allowed);
 }
 
-/* Sets the policies for a lost shard and a lost worker; returns as above. */
+/* Sets the policies for a lost shard and a lost worker. -1: continue. */
 static int fill_losses(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
     amend->set_shard_loss = ctl->on_shard_loss != NULL || ctl->shard_loss_wait_s > 0;
@@ -713,7 +713,7 @@ static int fill_losses(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__
     return done;
 }
 
-/* Fills the amendment from the job's current state; its revision makes the coordinator refuse the
+/* Fills the amendment from the job's current state; the job's revision makes the coordinator refuse the
  * amendment if the job was amended in the meantime. -1: continue. */
 static int fill_amendment(const struct ctl *ctl, const Cairn__JobStatus *job,
                           Cairn__JobAmend *amend)

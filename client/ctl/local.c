@@ -66,8 +66,8 @@ static bool find_program(const char *name, char path_out[PATH_MAX], struct sente
     return false;
 }
 
-/* Finds the libcairn that was built with this program, in ../lib. False: none there; the linker's
- * default applies. */
+/* Finds the libcairn that was built with this program, in ../lib. False: ../lib has no libcairn, and the
+ * linker's default applies. */
 static bool find_library(char path_out[PATH_MAX])
 {
     char found[PATH_MAX] = "";
@@ -124,7 +124,7 @@ static bool place_socket(struct local *local, struct sentence *why)
     return true;
 }
 
-/* Creates the folder, mode 0700, or uses the one given by --keep. */
+/* Creates the folder, mode 0700, or uses the folder given by --keep. */
 static bool make_folder(struct local *local, struct sentence *why)
 {
     const bool is_there = local->ctl->keep != NULL ? take_kept(local, why)
@@ -132,8 +132,8 @@ static bool make_folder(struct local *local, struct sentence *why)
     return is_there && place_socket(local, why);
 }
 
-/* Finds the folder that weights may be read from: --import, else the working folder if a configuration
- * can hold its name. */
+/* Finds the folder that weights may be read from. This is the folder of --import, else the working folder,
+ * if a configuration can hold the working folder's name. */
 static bool find_import(struct local *local, struct sentence *why)
 {
     const char *given = local->ctl->import;
@@ -159,7 +159,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return 0;
 }
 
-/* Removes what was created, unless it is to be kept. */
+/* Removes the files and folders that were created, unless the user asked to keep them. */
 static void remove_folder(struct local *local)
 {
     if (local->socket_folder[0] != 0) {
@@ -276,7 +276,8 @@ int local_signal(const struct local *local, int timeout_ms, bool *is_key_out)
 
 /* ---- starting ---- */
 
-/* Makes the child die with this process: by `signal_number` if this process ends without signaling it. */
+/* Makes the child die with this process: if this process ends without signaling the child, the kernel sends
+ * `signal_number` to the child. */
 static void prepare_child(const struct local *local, pid_t parent, int signal_number)
 {
     prctl(PR_SET_PDEATHSIG, signal_number);
@@ -312,11 +313,11 @@ static void become_daemon(const struct local *local, const char *name, const cha
         dup2(log_fd, STDOUT_FILENO) < 0 || dup2(log_fd, STDERR_FILENO) < 0)
         _exit(126);
     setpgid(0, 0);             // Ctrl-C must reach only the command
-    unsetenv("NOTIFY_SOCKET"); // it belongs to this process, if to any
+    unsetenv("NOTIFY_SOCKET"); // the socket belongs to this process, not to the child
     become(argv);
 }
 
-/* Starts a daemon. False, with the error printed: it cannot be started. */
+/* Starts a daemon. Returns false after printing the error if the daemon cannot be started. */
 static bool start_daemon(struct local *local, struct local_daemon *daemon, int program)
 {
     char ready[PATH_MAX + 32];
@@ -430,7 +431,7 @@ static void watch_child(struct local *local, pid_t pid)
     bool is_key;
     const int number = local_signal(local, -1, &is_key);
     if (number == SIGCHLD)
-        local_daemons_reap(local); // the command notices from its own calls
+        local_daemons_reap(local); // the command learns of an ended daemon from its own calls
     else if (number != 0 && !is_key)
         kill(pid, number);
 }
@@ -469,7 +470,7 @@ static uint64_t now_ms(void)
 
 static void block_signals(struct local *local)
 {
-    if (local->is_blocked) return; // a second cluster: old_signals are still the original ones
+    if (local->is_blocked) return; // a second cluster: old_signals has the original mask
     local->is_blocked = true;
     sigemptyset(&local->signals);
     for (size_t i = 0; i < sizeof taken_signals / sizeof *taken_signals; i++)
@@ -481,7 +482,7 @@ static void block_signals(struct local *local)
 
 /* ---- up ---- */
 
-/* -1: continue, here and below; else the exit status. */
+/* This function and those below return -1 to continue, else the exit status. */
 static int prepare_cluster(struct local *local)
 {
     const char *command = local->ctl->argc > 0 ? local->ctl->argv[0] : NULL;
@@ -594,7 +595,7 @@ static void print_screen(const struct local *local)
     fprintf(stderr, "\n");
 }
 
-/* Without a command, Ctrl-C ends the cluster and is not a failure. */
+/* Waits for the end of a cluster without a command: Ctrl-C ends the cluster and is not a failure. */
 static int await_end(struct local *local)
 {
     for (;;) {

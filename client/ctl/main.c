@@ -1,5 +1,5 @@
-/* cairn: the command line of a cluster. Has the table of subcommands, and parses a line into one of
- * them. */
+/* cairn: the command line of a cluster. This file has the table of subcommands, and parses the line into a
+ * subcommand. */
 #include <stdio.h>
 #include <string.h>
 
@@ -212,7 +212,7 @@ static bool matches(const struct subcommand *s, const char *noun, const char *ve
            (verb == NULL || strcmp(s->verb, verb) == 0);
 }
 
-/* Prints the usage of all subcommands, of those of a noun, or of one. */
+/* Prints the usage of all subcommands, of a noun's subcommands, or of one subcommand. */
 static void usage(FILE *out, const char *noun, const char *verb)
 {
     char takes[1 << 13] = "";
@@ -240,8 +240,8 @@ static const struct subcommand *find_subcommand(const char *noun, const char *ve
     return NULL;
 }
 
-/* Reads a word of the line, after the options before it. -1: continue; *word_out is NULL at the line's
- * end. */
+/* Reads the options up to the next word of the line, and then this word. -1: continue; *word_out is NULL at
+ * the line's end. */
 static int next_word(struct ctl *ctl, const char **word_out)
 {
     const int done = ctl_options_read(ctl, false);

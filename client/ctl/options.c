@@ -1,4 +1,4 @@
-/* The options of the command line: a table with one row per option, which drives parsing, checking and
+/* The options of the command line: a table with one row per option. The table drives parsing, checking and
  * help. */
 #include "client/ctl/ctl.h"
 
@@ -22,12 +22,12 @@ enum option_type {
     FLAG,         /* bool; takes no value */
     TEXT,         /* const char * */
     CHOICE,       /* const char *: one of the words shown for the value, "f32|bf16" */
-    SWITCH,       /* bool: of two such words, true for number `max`, counted from 0 */
+    SWITCH,       /* bool: one of two such words; true for the word numbered `max`, from 0 */
     NAMES,        /* struct ctl_names: each use adds one */
     NUMBER,       /* uint32_t, 1 to max; K, M, G or T multiplies by powers of a thousand */
     COUNT,        /* uint64_t, the same */
     COUNT_OR_0,   /* the same, or 0 */
-    REAL,         /* double, 0 to max (max 0: no limit) */
+    REAL,         /* double, from 0 to max (0: no limit) */
     PERCENT,      /* double: a fraction, at most max percent */
     SECONDS,      /* double, above 0 */
     MILLISECONDS, /* double */
@@ -38,10 +38,12 @@ enum option_type {
 /* One row. An option with two meanings has two rows; the first one determines how it is parsed. */
 struct option_row {
     const char *name;
-    const char *value; /* as shown; "[SECONDS]": may be omitted; NULL: takes no value */
-    /* The kinds by which subcommands accept it; NULL: its name; "": every subcommand accepts it. */
+    const char *value; /* as help shows it; "[SECONDS]": may be omitted; NULL: takes no value */
+    /* The kinds by which subcommands accept the option. NULL: the only kind is the option's name. "": every
+     * subcommand accepts the option. */
     const char *kinds;
-    int (*parse)(struct ctl *ctl, char *text); /* for PARSED; -1: continue; else the exit status */
+    /* for PARSED; returns -1 to continue, else the exit status */
+    int (*parse)(struct ctl *ctl, char *text);
     enum option_type type;
     size_t offset; /* in struct ctl */
     uint64_t max;
@@ -52,7 +54,7 @@ struct option_row {
 
 /* ==== values ==== */
 
-/* All return -1: continue; or the exit status, after printing the error. */
+/* All functions return -1 to continue, or else the exit status after printing the error. */
 
 /* Reads a number from `least` to `most`, followed by `unit`. */
 static bool read_real(const char *text, const char *unit, double least, double most, double *out)
@@ -176,7 +178,7 @@ static int parse_timeout(struct ctl *ctl, char *text)
     return -1;
 }
 
-/* The seconds may be given as the next word, if that is a number. */
+/* Reads the seconds, which may also be the next word, if that word is a number. */
 static int parse_watch(struct ctl *ctl, char *text)
 {
     char *next = text == NULL && optind < ctl->argc ? ctl->argv[optind] : NULL;
@@ -242,7 +244,7 @@ static int parse_mtbf(struct ctl *ctl, char *text)
     return ctl_fail(CAIRN_ERR_INVALID, "--mtbf %s: a time longer than 0 is needed", text);
 }
 
-/* The value is copied into configurations unchanged. */
+/* Checks that the value can be copied into a configuration unchanged. */
 static int parse_device(struct ctl *ctl, char *text)
 {
     const size_t length = strlen(text);
@@ -611,7 +613,8 @@ int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
 /* Rejects an option that getopt does not know or cannot read; `text` is the argument that contains it. */
 static int refuse_option(const struct ctl *ctl, int answer, const char *text)
 {
-    const bool is_short = optopt > 0 && optopt < 256 && optopt != 'q'; // it is --quiet=3, not -q
+    // For --quiet=3 optopt is 'q', too.
+    const bool is_short = optopt > 0 && optopt < 256 && optopt != 'q';
     if (answer == ':') return ctl_usage_fail(ctl, "%s needs a value", text);
     if (is_short) return ctl_usage_fail(ctl, "there is no option -%c", optopt);
     if (optopt != 0) return ctl_usage_fail(ctl, "%s: it takes no value", text);

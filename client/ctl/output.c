@@ -1,5 +1,5 @@
 /* The helpers that subcommands share: tables, lines and JSON; progress, confirmation, interrupts; the
- * single request; --watch. Also has two subcommands: env and capabilities. */
+ * single request; --watch. This file also has two subcommands: env and capabilities. */
 #include <inttypes.h>
 #include <errno.h>
 #include <poll.h>
@@ -230,7 +230,8 @@ static const struct {
 
 /* A value in a message. */
 struct value {
-    const ProtobufCFieldDescriptor *field; /* NULL: the message that contains the field is absent */
+    /* NULL: the message that would contain the field is absent */
+    const ProtobufCFieldDescriptor *field;
     const void *at;
 };
 
@@ -251,7 +252,7 @@ static struct value find_value(const ProtobufCMessage *message, const char *path
     }
 }
 
-/* Returns a number of any integer type; 1 for a text that is not empty. */
+/* Returns the value of a field of any integer type as a number; 1 for a text that is not empty. */
 static uint64_t number_of(struct value v)
 {
     switch (v.field->type) {
@@ -354,7 +355,7 @@ static json_t *value_json(struct value v)
     }
 }
 
-/* The elements of a repeated field are pointers or 32-bit numbers. */
+/* Returns the list of a repeated field, whose elements are pointers or 32-bit numbers. */
 static json_t *list_json(const ProtobufCMessage *message, struct value v)
 {
     const size_t count = *(const size_t *)(const void *)((const char *)message +
@@ -523,8 +524,8 @@ void ctl_progress_end(struct ctl_progress *p)
 
 /* ==== confirm ==== */
 
-/* Asks for confirmation before a step that cannot be undone: on a terminal the user types the name of
- * the thing that is deleted; elsewhere --yes is needed. */
+/* Asks for confirmation before a step that cannot be undone. On a terminal the user types the name of the
+ * thing that is deleted; without a terminal --yes is needed. */
 
 int ctl_confirm(const struct ctl *ctl, const char *what, const char *name)
 {
@@ -568,7 +569,7 @@ void ctl_on_interrupt(const char *fmt, ...)
 
 /* ==== absolute ==== */
 
-/* Makes paths absolute for the coordinator, which opens them and runs in another folder. */
+/* Makes paths absolute, because the coordinator opens them and runs in another folder. */
 
 int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX])
 {
@@ -597,7 +598,8 @@ int ctl_fail(cairn_status status, const char *fmt, ...)
     return status_exit((int)status);
 }
 
-/* Prints once whom a snapshot or digest waits for, if they are away, or if it is late. */
+/* Prints once whom a snapshot or digest waits for, if the awaited processes are away, or if the snapshot or
+ * digest is late. */
 static void on_awaited(void *context, const Cairn__Awaited *awaited, bool is_late)
 {
     struct ctl *ctl = context;
@@ -641,7 +643,7 @@ cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *me
     return ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
 }
 
-/* `fields` has the syntax of struct ctl_question. */
+/* `fields` has the syntax of `fields` in struct ctl_question. */
 static json_t *answer_json(const struct ctl *ctl, const void *reply, const char *fields)
 {
     json_t *object = json_object();
@@ -734,7 +736,7 @@ static int print_json_env(const struct env_report *report)
         const bool is_number = key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
         json_t *text = is_number ? json_integer((json_int_t)value->number)
                                  : json_string(value->text);
-        if (text == NULL) // a device in bytes that are not UTF-8
+        if (text == NULL) // the name of a device may have bytes that are not UTF-8
             text = json_string("?");
         json_object_set_new(object, name,
                             json_pack("{s:o, s:s}", "value", text, "from", source_of(report, key)));
@@ -777,7 +779,8 @@ int ctl_env(struct ctl *ctl)
 
 #define HOME_AND_CLEAR "\033[H\033[J"
 
-/* Exits immediately, even during a call whose coordinator hangs. An incomplete screen is not shown. */
+/* Exits immediately, even during a call to a coordinator that does not answer. An incomplete screen is not
+ * shown. */
 static void on_signal_watch(int signal)
 {
     (void)signal;

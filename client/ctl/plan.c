@@ -1,5 +1,5 @@
-/* cairn job plan: the memory that a job needs on its shards, computed by the functions that admit the
- * job. */
+/* cairn job plan: the memory that a job needs on its shards, computed by the same functions by which the
+ * servers admit a job. */
 #include <inttypes.h>
 #include <errno.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ struct plan {
     Cairn__MemoryTold **list; /* owned: [shards] */
 };
 
-/* Fetches the spec of an existing job. CAIRN_OK, or the error was printed. */
+/* Fetches the spec of an existing job. If this fails, the error was printed. */
 static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
 {
     Cairn__JobSpecGet get = CAIRN__JOB_SPEC_GET__INIT;
@@ -214,7 +214,8 @@ static cairn_status of_json(const char *path, struct job_spec_data *out, struct 
     return status;
 }
 
-/* Adds the weight as a tensor trained by AdamW, on the wire in its stored dtype, where that is possible. */
+/* Adds the weight as a tensor that AdamW trains. On the wire the tensor has its stored dtype, where that is
+ * possible. */
 static cairn_status add_weight(struct job_spec_data *spec, const struct weight *weight)
 {
     char *name = wire_text(weight->key), *group = wire_text("default");
@@ -232,7 +233,8 @@ static cairn_status add_weight(struct job_spec_data *spec, const struct weight *
     return spec_add_tensor(spec, &tensor);
 }
 
-/* Adds all weights that a job could read. The rest, integers, has no optimizer, and is reported. */
+/* Adds all weights that a job could read. Integers, which no optimizer trains, are left out and
+ * reported. */
 static cairn_status add_weights(struct job_spec_data *spec, const struct weights *weights)
 {
     struct sentence rest = { "" };
@@ -296,7 +298,8 @@ cairn_status ctl_plan_spec(const char *path, struct job_spec_data *out, struct s
 
 /* ==== top ==== */
 
-/* cairn job top: where the time of a job's last steps went, and whom the others wait for. */
+/* cairn job top: shows what took the time of a job's last steps, and which worker or shard the others wait
+ * for. */
 
 enum { PHASES = 4 };
 static const char *const worker_phases[PHASES] = { "compute", "push", "wait", "fetch" };
@@ -312,7 +315,8 @@ static uint32_t phase_us(const Cairn__StepTimes *t, size_t phase)
     return phase < t->n_us ? t->us[phase] : 0;
 }
 
-/* Returns the bytes that the shards counted for a worker; NULL: the rank is not among the first 64. */
+/* Returns the bytes that the shards counted for a worker; NULL: the shards count only the first 64
+ * ranks. */
 static const Cairn__BytesTold *bytes_of(const Cairn__JobStatus *job, uint32_t rank)
 {
     for (size_t i = 0; i < job->n_bytes; i++)
@@ -320,7 +324,7 @@ static const Cairn__BytesTold *bytes_of(const Cairn__JobStatus *job, uint32_t ra
     return NULL;
 }
 
-/* Returns the memory of a worker or shard. False: it does not report any. */
+/* Returns the memory of a worker or shard. False: this worker or shard does not report its memory. */
 static bool memory_of(const Cairn__JobStatus *job, const Cairn__StepTimes *t, uint64_t *bytes_out)
 {
     const Cairn__WorkerMemory *worker = t->memory;

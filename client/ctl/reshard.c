@@ -25,8 +25,8 @@ static double percent_longer(double ratio)
 
 /* ---- for people ---- */
 
-/* The number of pieces in a fresh layout is known only if the plan was compared with one. A plan that was
- * asked to move only the minimum is not compared. */
+/* The number of pieces in a fresh layout is known only if the plan was compared with a fresh layout. A plan
+ * that was asked to move only the minimum is not compared with one. */
 static void print_pieces(const Cairn__ReshardJob *job)
 {
     char fresh[64] = "";
@@ -46,7 +46,7 @@ static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
     ctl_table_print(ctl, CTL_COLUMNS(columns), job->pairs, job->n_pairs);
 }
 
-/* Prints everything: the moves from shard to shard, and what is expected. */
+/* Prints all of a re-sharding: the moves from shard to shard, and the expected or measured times. */
 static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
 {
     ctl_line("job", "%s", job->name);
@@ -111,7 +111,8 @@ static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
 
 /* ==== reshard wait ==== */
 
-/* Waits for a re-sharding: shows a bar on a terminal, elsewhere a line for each tenth of the work. */
+/* Waits for a re-sharding. On a terminal a bar shows the progress; without a terminal each tenth of the
+ * work gets a line. */
 
 enum { ASK_EVERY_MS = 200, BAR = 30, AWAY_MAX = 300 /* tries: a minute */ };
 
@@ -172,7 +173,8 @@ static void show_progress(struct progress *p, const struct sum *sum)
             ctl_bytes(sum->all), sum->one->slice, sum->one->slices);
 }
 
-/* Asks again if a coordinator that was reached before is unreachable, as during a restart. -1: continue. */
+/* Asks again if the coordinator was reached before and is unreachable now, as during a restart. -1:
+ * continue. */
 static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
 {
     for (int tries = 0;; tries++) {
@@ -205,7 +207,7 @@ static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufC
 
 /* ==== reshard ==== */
 
-/* Holds the lists, since a message only points to them. */
+/* A request with its lists: the message only points to the lists, which are stored here. */
 struct question {
     Cairn__ReshardAsk ask;
     Cairn__ShardWeight weights[CTL_NAMES_MAX], *weight_list[CTL_NAMES_MAX];
@@ -277,7 +279,8 @@ static void print_plans(const struct ctl *ctl, const Cairn__ReshardTold *told)
     }
 }
 
-/* Returns the exit status of the worst job; the failure is printed with the job's text. */
+/* Returns the exit status that belongs to the worst job; a failure is printed with the text that the job
+ * reports. */
 static int say_ends(const Cairn__ReshardTold *told)
 {
     int worst = 0;
@@ -291,7 +294,8 @@ static int say_ends(const Cairn__ReshardTold *told)
     return worst;
 }
 
-/* Sends the request and shows the answer, as JSON or by `print`; `check` reports what is wrong with it. */
+/* Sends the request and shows the answer, as JSON or by `print`; `check` reports what is wrong with the
+ * answer. */
 static int ask_and_show(struct ctl *ctl, uint32_t op,
                         void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told),
                         int (*check)(const Cairn__ReshardTold *told))
@@ -321,7 +325,8 @@ static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told
     }
 }
 
-/* Canceling for all jobs ends the running re-shardings; it fails only if none is running. */
+/* A cancel for all jobs ends the running re-shardings. The command fails only if no re-sharding is
+ * running. */
 static int check_canceled(const Cairn__ReshardTold *told)
 {
     size_t refused = 0;
@@ -347,7 +352,7 @@ int ctl_reshard_cancel(struct ctl *ctl)
 
 /* ---- apply ---- */
 
-/* A job whose re-sharding could not begin is shown as refused, not in its earlier state. */
+/* If the re-sharding of a job could not begin, shows the job as refused, not in its earlier state. */
 static void keep_refused(Cairn__ReshardTold *begun, Cairn__ReshardTold *ended)
 {
     for (size_t b = 0; b < begun->n_jobs; b++)
@@ -360,8 +365,8 @@ static void keep_refused(Cairn__ReshardTold *begun, Cairn__ReshardTold *ended)
         }
 }
 
-/* For a single job the plan is shown first; its hash then ensures that only this plan is applied. -1:
- * continue. */
+/* For a single job the plan is shown first. The plan's hash then ensures that only this plan is applied.
+ * -1: continue. */
 static int show_plan(struct ctl *ctl, struct question *q)
 {
     ProtobufCMessage *reply;

@@ -1,5 +1,5 @@
-/* cairn snapshot restore, and cairn job create, which restores under a new name: both ask before they
- * replace a job that is not lost. */
+/* cairn snapshot restore, and cairn job create, which restores under a new name. Both ask for confirmation
+ * before they replace a job that is not lost. */
 #include <inttypes.h>
 #include <errno.h>
 #include <limits.h>
@@ -80,8 +80,8 @@ int ctl_key_show(struct ctl *ctl)
     return done;
 }
 
-/* Reads a key from a file, or copies the key itself. False: the text is too large for a key; else `text`
- * has it. */
+/* Copies the given key, or the contents of the file that `given` names, to `text`. False: the text is too
+ * large for a key. */
 static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
 {
     FILE *file = fopen(given, "re");
@@ -94,7 +94,7 @@ static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
     return fits;
 }
 
-/* Parses a key, or the file that contains it. */
+/* Parses a key, given as text or as the name of a file that contains the key. */
 static int key_read(const char *given, struct public_key *out)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
@@ -160,8 +160,8 @@ static cairn_status call_restore(struct ctl *ctl, const Cairn__SnapshotRestore *
     return status;
 }
 
-/* Asks before a restore that loses steps. -1: continue; else the exit status. A lost job has nothing
- * more to lose, unless its parts return. */
+/* Asks before a restore that loses steps. -1: continue; else the exit status. A lost job can lose no more
+ * steps, unless its parts return. */
 static int confirm_restore(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
 {
     Cairn__SnapshotRestore question = *restore;
@@ -323,7 +323,8 @@ int ctl_job_create(struct ctl *ctl)
 
 /* ==== verify ==== */
 
-/* cairn snapshot verify: checks every block of a snapshot against its checksum, and the signature. */
+/* cairn snapshot verify: checks every block of a snapshot against the block's checksum, and checks the
+ * snapshot's signature. */
 
 struct verification {
     const struct ctl *ctl;
@@ -352,8 +353,8 @@ static void on_damage(void *context, const char *what)
     fprintf(stderr, "cairn: %s\n", what);
 }
 
-/* Finds the keys to verify with: the given one, else those that the coordinator trusts, if it was asked.
- * -1: continue; else the exit status. */
+/* Finds the keys to verify with: the given key, else the keys that the coordinator trusts, if the
+ * coordinator was asked. -1: continue; else the exit status. */
 static int find_ring(struct ctl *ctl, bool *found_out, struct key_ring *ring)
 {
     *found_out = ctl->key != NULL || ctl->path == NULL;
@@ -397,7 +398,7 @@ static int print_verify(const struct verification *v, const char *folder, uint64
     return 0;
 }
 
-/* Splits the path into the snapshots' root and the id. False: the folder is not in a snapshots' root, so
+/* Splits the path into the root of the snapshots and the id. False: the folder is not in such a root, so
  * nobody would look for a check result there. */
 static bool split_place(const char *folder, const struct manifest *m, char root[PATH_MAX],
                         char id[CAIRN_SNAPSHOT_ID_BYTES])
@@ -416,8 +417,8 @@ static bool split_place(const char *folder, const struct manifest *m, char root[
     return true;
 }
 
-/* When run as root: gives the check result to the owner of the job's folder, the coordinator, which
- * replaces and removes it. */
+/* If this process runs as root, gives the check result to the owner of the job's folder. The owner is the
+ * user of the coordinator, which later replaces and removes the check result. */
 static void give_to_owner(const char *root, const char *job, const char *id)
 {
     char path[PATH_MAX + CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 16];
@@ -431,8 +432,8 @@ static void give_to_owner(const char *root, const char *job, const char *id)
     if (done != 0) fprintf(stderr, "cairn: %s stays root's: %s\n", path, strerror(errno));
 }
 
-/* Records the damage beside the snapshot, where the coordinator's own scrub stores its result: list and
- * restore use it. */
+/* Records the damage beside the snapshot, where the coordinator's own scrub stores its result. `snapshot
+ * list` and restores use this record. */
 static void note_damage(const char *folder, const struct manifest *m)
 {
     struct snapshot_check check = { .is_good = false, .unix_s = (uint64_t)time(NULL) };

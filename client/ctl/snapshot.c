@@ -207,7 +207,8 @@ static void add_snapshot_row(struct ctl_table *table, const Cairn__SnapshotStatu
     ctl_table_cell(table, "%s", text.text);
 }
 
-/* The JSON of a committed snapshot, plus the progress; null: not reported yet. */
+/* Returns the JSON of a committed snapshot, with the progress added; null stands for values that are not
+ * reported yet. */
 static json_t *running_json(const Cairn__SnapshotStatus *s)
 {
     json_t *object = ctl_json(s);

@@ -18,11 +18,11 @@
 
 /* ==== buffers ==== */
 
-/* Finds the blobs of a snapshot that hold tensors of a type that the servers do not compute with:
- * integers, bools, float64, complex64. The Python client stores such buffers of a model as raw bytes,
- * and lists them in the blob CTL_BUFFERS_BLOB in the syntax of safetensors: {"<name>": {"dtype": "I64",
- * "shape": [..]}, ...}. This part also has the number types that an export writes, with each format's
- * name for them. */
+/* Finds the blobs of a snapshot that hold tensors of a type that the servers do not compute with: integers,
+ * bools, float64, complex64. The Python client stores such buffers of a model as raw bytes, and lists them
+ * in the blob CTL_BUFFERS_BLOB in the syntax of safetensors: {"<name>": {"dtype": "I64", "shape": [..]},
+ * ...}. This section also declares the number types that an export writes, with the name of each type in
+ * each format. */
 
 #define CTL_BUFFERS_BLOB "cairn.buffers"
 
@@ -33,7 +33,7 @@ struct ctl_number_type {
 /* The entry for CAIRN_F32 or CAIRN_BF16. */
 const struct ctl_number_type *ctl_number_type(cairn_dtype dtype);
 
-/* Describes a blob's bytes as a tensor. */
+/* Describes the tensor that a blob's bytes represent. */
 struct ctl_buffer {
     const struct ctl_number_type *type; /* NULL: it is not listed */
     struct shape shape;
@@ -84,14 +84,16 @@ bool ctl_torch_is_text(const struct safetensors_entry *entry);
 cairn_status ctl_torch_plan(const struct manifest *manifest, const struct ctl_torch_wish *wish,
                             struct snapshot_file *file,
                             struct ctl_torch_file **out) CAIRN_MUST_CHECK;
-/* The same for a folder: plans its one file, and returns the bytes of .metadata, malloc'd. */
+/* Like ctl_torch_plan, for a folder: plans the folder's one file, and returns the bytes of .metadata,
+ * malloc'd. */
 cairn_status ctl_torch_folder_plan(const struct manifest *manifest,
                                    const struct ctl_torch_wish *wish, struct snapshot_file *file,
                                    struct ctl_torch_file **out, char **metadata_out,
                                    size_t *metadata_bytes_out) CAIRN_MUST_CHECK;
-/* Copies bytes [first, first + count) of the text to `to`. All planes before them must have been passed. */
+/* Copies bytes [first, first + count) of the text to `to`. All planes before these bytes must have been
+ * passed to ctl_torch_pass. */
 void ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t count, void *to);
-/* Passes the next bytes of this entry, which is a plane: in order, each once. */
+/* Passes the next bytes of this entry, which is a plane. Every byte is passed once, in order. */
 void ctl_torch_pass(struct ctl_torch_file *t, const struct safetensors_entry *entry,
                     const void *from, uint64_t bytes);
 void ctl_torch_free(struct ctl_torch_file *t);
@@ -105,11 +107,11 @@ void ctl_torch_free(struct ctl_torch_file *t);
 
 /* Finds the id of the job's newest snapshot that is not damaged. */
 int ctl_snapshot_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPSHOT_ID_BYTES]);
-/* Finds the folder of the job's snapshot with that id, or of the "latest". */
+/* Finds the folder of the job's snapshot with that id, or of its newest snapshot if the id is "latest". */
 int ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
                   char folder_out[static PATH_MAX]);
-/* Finds the folder that the command line names, by its two arguments or by --path. Anything else is
- * a usage error. */
+/* Finds the folder that the command line names, by its two arguments or by --path. Every other command line
+ * is a usage error. */
 int ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
 
 /* Reports an error about the folder, and returns the exit status. */
@@ -153,7 +155,8 @@ static inline double ctl_sum_of(const struct ctl_sum *s)
     return s->sum + s->rest;
 }
 
-/* Statistics of the finite elements; only `nonfinite` counts the others. Zeroed: no elements. */
+/* Statistics of the finite elements; `nonfinite` counts the elements that are not finite. Zeroed: no
+ * elements. */
 struct ctl_stats {
     uint64_t finite, nonfinite; /* elements */
     float min, max;             /* valid if finite is above 0 */
@@ -161,11 +164,12 @@ struct ctl_stats {
 };
 void ctl_stats_add(struct ctl_stats *stats, const float *elems, size_t count);
 
-/* How elements b differ from the elements a at the same positions. Zeroed: no elements. */
+/* The differences between elements b and the elements a at the same positions. Zeroed: no elements. */
 struct ctl_difference {
     uint64_t elems;      /* the number whose bits differ */
-    uint64_t first_elem; /* the first of these, where elems is above 0 */
-    /* the number of these where a or b is not finite; excluded from the figures below */
+    uint64_t first_elem; /* the index of the first element that differs, if elems is above 0 */
+    /* the number of differing elements where a or b is not finite; they are excluded from the figures
+     * below */
     uint64_t unlike;
     double max;                        /* of |b - a| */
     struct ctl_sum squares, squares_a; /* of b - a; of a; where both are finite */
@@ -214,7 +218,7 @@ struct ctl_export_wish {
     bool is_dcp, is_torch; /* neither: hf */
     const struct ctl_buffer *buffers;
     cairn_dtype dtype; /* of the model's tensors: CAIRN_F32 or CAIRN_BF16 */
-    /* the limit on the tensor bytes of a file, except for a single tensor that is larger */
+    /* The most tensor bytes in one file; only a file with a single, larger tensor exceeds this */
     uint64_t file_bytes_max;
 };
 
@@ -249,8 +253,8 @@ struct ctl_made_folder {
  * DIR.tmp exists, and has files that an export does not write. CAIRN_ERR_IO, CAIRN_ERR_NO_SPACE. */
 cairn_status ctl_made_folder_begin(const char *path, struct ctl_made_folder *out,
                                    struct sentence *why) CAIRN_MUST_CHECK;
-/* Ends the writing, whose result is `status` and whose files are durable: either DIR exists, durably, or
- * DIR.tmp is removed. Closes the folder. */
+/* Ends the writing. `status` is the result of the writing, and the files are already durable. Afterwards
+ * either DIR exists, durably, or DIR.tmp is removed. Closes the folder. */
 cairn_status ctl_made_folder_end(struct ctl_made_folder *folder, cairn_status status,
                                  struct sentence *why) CAIRN_MUST_CHECK;
 

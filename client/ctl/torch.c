@@ -39,7 +39,7 @@ struct ctl_torch_file {
 struct ctl_torch_order {
     const struct manifest *manifest;
     const struct job_spec_data *spec;
-    /* owned: in their creator's order; tensors without a position follow, by name */
+    /* owned: tensors in their creator's order, then the tensors without a position, by name */
     size_t *tensors;
     size_t *groups; /* owned: the groups in torch's order */
 };
@@ -100,7 +100,7 @@ static void ctl_say(struct ctl_torch_file *t, const char *text)
     put_text(t, text);
 }
 
-/* Writes opcodes; parts between apostrophes are texts. */
+/* Writes the opcodes in `sentence`; the parts between apostrophes are texts. */
 static void say_all_of(struct ctl_torch_file *t, const char *sentence)
 {
     for (bool is_text = false; *sentence != '\0'; is_text = !is_text) {
@@ -137,7 +137,8 @@ static void say_flag(struct ctl_torch_file *t, bool value)
     put_text(t, value ? "\x88" : "\x89");
 }
 
-/* Writes a tensor of a storage: all of it, or a box. `first_of_archive`: the store that is data/0. */
+/* Writes a tensor that uses all of a storage, or a box of the storage. `first_of_archive` is the store that
+ * is data/0. */
 static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
                        const struct shape *shape, const struct cairn_box *box)
 {
@@ -190,7 +191,8 @@ static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *b
 
 /* ==== torch archive ==== */
 
-/* A zip in torch's form: stored, not compressed. Checksums of the written data are filled in after it. */
+/* A zip in torch's form: stored, not compressed. The checksum of written data follows the data, so it is
+ * filled in later. */
 
 #define PLANE_TEXT CAIRN_PLANE_COUNT
 #define ALIGN      64 // where torch aligns a tensor
@@ -225,7 +227,7 @@ static void add_entry(struct packing *k, struct safetensors_entry entry, uint64_
     f->entries[f->entry_count++] = entry;
 }
 
-/* Makes the text written since the last flush an entry of the file. */
+/* Adds the text that was written since the last flush to the file, as an entry. */
 static void flush(struct packing *k)
 {
     const size_t bytes = k->t->text_bytes - k->text_from;
@@ -316,7 +318,7 @@ static void set_sum(struct ctl_torch_file *t, const struct ctl_torch_member *m)
             t->text[m->sum_at[i] + byte] = (uint8_t)(m->sum >> 8 * byte);
 }
 
-/* Writes a member whose bytes are text: the text between its headers. */
+/* Writes a member whose bytes are text, between the member's headers. */
 static void pack_text(struct packing *k, struct ctl_torch_member *m, const char *name,
                       const void *from, size_t bytes)
 {
@@ -357,7 +359,7 @@ static struct ctl_torch_member *add_members(struct ctl_torch_file *t, size_t cou
     return first;
 }
 
-/* Appends an archive to the file: the pickle, which is consumed and freed, and these stores. */
+/* Appends an archive with the pickle and these stores to the file. The pickle is consumed and freed. */
 static void torch_pack(struct ctl_torch_file *t, struct snapshot_file *file, const char *folder,
                        uint8_t *pickle, size_t pickle_bytes, size_t first_store, size_t store_count)
 {
@@ -535,7 +537,7 @@ static void say_option(struct ctl_torch_file *t, const struct ctl_torch_option *
 
 /* ==== planning ==== */
 
-/* The value of a key: a tensor or an option of a group, and the position of its archive. */
+/* The value of a key: either a tensor or an option of a group, with the position of its archive. */
 struct item {
     char *key;        /* owned */
     const char *name; /* the tensor's; NULL: an option */
@@ -552,7 +554,8 @@ struct planning {
     const struct ctl_torch_wish *wish;
     const struct job_spec_data *spec;
     struct ctl_torch_order order;
-    /* owned; by tensor: for a file, its parameter's storage; for a folder, its item + 1 */
+    /* owned; indexed by tensor: for a file, the storage of the parameter; for a folder, the tensor's item +
+     * 1 */
     size_t *of_model;
     struct item *items; /* owned; for a folder */
     size_t item_count, item_capacity;
@@ -724,7 +727,7 @@ static void add_item(struct planning *p, struct item item)
 
 /* ---- archives: one of each ---- */
 
-/* Makes the text since `from` the pickle of an archive with these stores, and adds the item for it. */
+/* Makes the text since `from` the pickle of an archive with these stores, and adds the archive's item. */
 static void pack(struct planning *p, size_t from, struct item item, size_t first_store,
                  size_t store_count)
 {
@@ -770,7 +773,8 @@ static void pack_of_model(struct planning *p, size_t tensor)
                                 .type = is_blob ? buffer->type : ctl_number_type(dtype) });
 }
 
-/* Adds an alias of a complete tensor: a key with the same position. An alias of a part needs no key. */
+/* Adds an alias of a complete tensor, as a key with the position of that tensor. An alias of a part of a
+ * tensor gets no key. */
 static void add_alias(struct planning *p, size_t tensor)
 {
     const struct tensor_spec *t = &p->spec->tensors[tensor];
@@ -852,7 +856,7 @@ static const char *const globals[] = {
 };
 enum { TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, ENCODING, STORAGE, SIZE, STRIDED, GLOBALS };
 
-/* Writes a reference to one of these globals, which was stored before. */
+/* Writes a reference to one of these globals; the global was stored before. */
 static void say_global(struct planning *p, uint8_t which)
 {
     ctl_put(p->t, (uint8_t[]) { 'h', which }, 2);

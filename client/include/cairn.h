@@ -12,35 +12,35 @@
  * struct, and set every field that you do not use to 0 (= the default, except for a group's numbers:
  * see below). A buffer given to put, push or fetch is on loan until its operation completes
  * (cairn_wait); if op_out is NULL, cairn_commit (pushes) or cairn_init_done (puts) completes the
- * operation. Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes nothing,
- * and cairn_error() then names whom the call waited for. CAIRN_ERR_NO_MEMORY (memory, descriptors,
- * threads) changes nothing either: the same call may be repeated, within a round or a write too; if a
- * job has failed with this status, close the job and open it again. The library never aborts, forks,
- * or touches signals. If cairn_opts.on_wait is NULL, the library prints the texts that on_wait would
- * receive, a line when a shard falls silent or is heard again, and (once) a line that it has no room
- * to map the shards' memory and copies it instead; otherwise the library prints nothing. The library
- * owns one thread (two from the first cairn_stream_wait on) and one descriptor to poll. The library
- * cannot be used after fork() without exec(): in the child the parent's handles give CAIRN_ERR_HANDLE,
- * cairn_close and cairn_job_close do nothing with them, and cairn_open may hang: UCX may have a thread
- * from the moment it is loaded, and a lock of that thread would stay held in the child
- * (with UCX_VFS_ENABLE=n UCX starts no such thread). A signal handler may call cairn_status_name and
- * cairn_version. To end the wait of a thread, the handler can set a flag that the thread checks
- * between calls with short timeouts. Every other call takes locks and allocates memory. A thread must
- * not be cancelled (pthread_cancel), nor leave by longjmp or a C++ exception, while it is in a call or
- * in on_wait: a lock would stay held, and the session would hang. Where threads are cancelled,
- * put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...) around the calls.
+ * operation. Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes nothing;
+ * cairn_error() then names whom the call waited for. CAIRN_ERR_NO_MEMORY (memory, descriptors, threads)
+ * changes nothing either: the same call may be repeated, within a round or a write too; if a job has
+ * failed with this status, close the job and open it again. The library never aborts, forks, or touches
+ * signals. If cairn_opts.on_wait is NULL, the library prints the texts that on_wait would receive, and
+ * a line when a shard falls silent or is heard again. It also prints one line if it has no room to map
+ * the shards' memory, and copies that memory instead. Otherwise the library prints nothing. The library
+ * owns one thread (two from the first cairn_stream_wait on) and one descriptor to poll. A child of
+ * fork() must not use the library before exec(): in the child the parent's handles give
+ * CAIRN_ERR_HANDLE, cairn_close and cairn_job_close ignore these handles, and cairn_open may hang. UCX
+ * may run a thread as soon as UCX is loaded, and a lock of that thread would stay held in the child;
+ * with UCX_VFS_ENABLE=n UCX starts no such thread. A signal handler may call cairn_status_name and
+ * cairn_version. To end the wait of a thread, the handler can set a flag that the thread checks between
+ * calls with short timeouts. Every other call takes locks and allocates memory. While a thread is in a
+ * call or in on_wait, the thread must not be cancelled (pthread_cancel), and must not leave by longjmp
+ * or a C++ exception: a lock would stay held, and the session would hang. If your program cancels
+ * threads, put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...) around the calls.
  *
  * Names: a job's name has 1 to 255 bytes of [A-Za-z0-9._-] and does not begin with '.' or '-'; a name
  * of a tensor, unit or group has 1 to 255 bytes of UTF-8 without control characters. client/README.md,
  * "The arithmetic", has the formulas that an update computes: the optimizers, the mean, the norm and
  * the clip.
  *
- * The meaning of 0. In the fields of cairn_opts, cairn_tensor, cairn_mem and cairn_job_spec whose
- * comments say so, and for a cairn_group's name, pattern and schedule, 0 means the default. For the
- * group's lr, beta1, beta2, eps, weight_decay and momentum 0 means 0, since most of these may be 0;
- * and a group has to name its optimizer. So begin a group with CAIRN_GROUP_INIT and change the fields
- * that differ. With lr 0 nothing is learnt; an eps of 0 is refused for "adamw" and "adam", which
- * divide by it.
+ * The meaning of 0. 0 means the default in those fields of cairn_opts, cairn_tensor, cairn_mem and
+ * cairn_job_spec whose comments say so, and for a cairn_group's name, pattern and schedule. For the
+ * group's lr, beta1, beta2, eps, weight_decay and momentum 0 means 0, since most of these may be 0. A
+ * group has to name its optimizer. So begin a group with CAIRN_GROUP_INIT and change the fields that
+ * differ. With lr 0 nothing is learnt; an eps of 0 is refused for "adamw" and "adam", which divide by
+ * eps.
  *
  * GPUs (client/README.md, "Memory of a GPU"): in every `device`, 0 is the host and CAIRN_GPU(n) is GPU
  * n, as CUDA_VISIBLE_DEVICES numbers the GPUs; anything else is CAIRN_ERR_INVALID.
@@ -127,8 +127,9 @@ typedef enum cairn_kind {
     CAIRN_BUFFER = 3,
     CAIRN_BLOB = 4
 } cairn_kind;
-/* A box in elements, per dimension. In every call that takes a box, NULL means what this worker holds:
- * the whole tensor without cairn_tiles; for an alias of a box, that box. */
+/* A box in elements, per dimension. In every call that takes a box, NULL means the box that this worker
+ * holds. Without cairn_tiles this box is the whole tensor; for an alias of a box it is the alias's
+ * box. */
 struct cairn_box {
     uint32_t rank;
     uint64_t start[8], extent[8];
@@ -141,8 +142,8 @@ struct cairn_version {
 
 #ifndef CAIRN_NONFINITE_DEFINED
 #define CAIRN_NONFINITE_DEFINED
-/* How a round with a non-finite gradient ends. SKIP changes nothing and goes on, FAIL reports an
- * error; cairn_result, or cairn_error(), lists the tensors. An update of finite gradients whose
+/* How a round with a non-finite gradient ends. SKIP changes nothing and the job goes on; FAIL reports
+ * an error. cairn_result, or cairn_error(), lists the tensors. An update of finite gradients whose
  * results are not finite (cairn_result.nonfinite) is kept: with SKIP the result reports it and the job
  * goes on, with FAIL no further round opens (CAIRN_ERR_HALTED), unless the job has
  * init_nonfinite_ok. */
@@ -162,10 +163,10 @@ typedef enum cairn_loss_scale {
 
 #ifndef CAIRN_SHARD_LOSS_DEFINED
 #define CAIRN_SHARD_LOSS_DEFINED
-/* How the job reacts when a shard has lost its part of the job: it came back without the part, or
- * is away for longer than shard_loss_wait_s. WAIT: the job waits for the part, or for an operator.
- * RESTORE_LATEST: the coordinator restores the job's newest complete snapshot onto the available
- * shards, at most three times without an applied step in between; workers get
+/* How the job reacts when a shard has lost its part of the job: the shard returned without the part, or
+ * has been away for longer than shard_loss_wait_s. WAIT: the job waits for the part, or for an
+ * operator. RESTORE_LATEST: the coordinator restores the job's newest complete snapshot onto the
+ * available shards, at most three times without an applied step in between; workers get
  * CAIRN_ERR_ROLLED_BACK. */
 typedef enum cairn_shard_loss {
     CAIRN_SHARD_LOSS_WAIT = 0,
@@ -176,8 +177,8 @@ typedef enum cairn_shard_loss {
 #ifndef CAIRN_SNAPSHOT_STAGING_DEFINED
 #define CAIRN_SNAPSHOT_STAGING_DEFINED
 /* The room for old values while a snapshot is saved: a shard sets old values aside when an update is
- * about to overwrite them. STATE: there is room for all of them, and no update waits for the disk.
- * SMALL: a shard has little room, and an update that finds it full waits. */
+ * about to overwrite them. STATE: the room suffices for all old values, and no update waits for the
+ * disk. SMALL: a shard has little room, and an update waits while this room is full. */
 typedef enum cairn_snapshot_staging {
     CAIRN_SNAPSHOT_STAGING_STATE = 0,
     CAIRN_SNAPSHOT_STAGING_SMALL = 1
@@ -188,10 +189,10 @@ typedef enum cairn_snapshot_staging {
 #define CAIRN_WORKER_LOSS_DEFINED
 /* How the job reacts when a worker was lost: its process or its connection ended, its lease ran out,
  * or it was expelled. A worker that closes the job is not lost. The open round is void in any case
- * (CAIRN_ERR_EPOCH_CHANGED). REDO: the remaining workers repeat the round at once. WAIT: no round
- * opens until as many workers are attached as before the loss, or worker_loss_wait_s have passed since
- * the loss, or the job is amended. FAIL: no round opens until the job is amended or restored, or all
- * its workers have left and others attach; cairn_round_begin gives CAIRN_ERR_HALTED, and names the
+ * (CAIRN_ERR_EPOCH_CHANGED). REDO: the remaining workers repeat the round at once. WAIT: no round opens
+ * until as many workers are attached as before the loss, or worker_loss_wait_s seconds have passed
+ * since the loss, or the job is amended. FAIL: no round opens until the job is amended or restored, or
+ * all its workers have left and others attach; cairn_round_begin gives CAIRN_ERR_HALTED, and names the
  * lost worker. */
 typedef enum cairn_worker_loss {
     CAIRN_WORKER_LOSS_REDO = 0,
@@ -203,8 +204,8 @@ typedef enum cairn_worker_loss {
 #ifndef CAIRN_TIERS_DEFINED
 #define CAIRN_TIERS_DEFINED
 /* Where the planes of an element lie on a shard that has a GPU. An update works in one memory:
- * parameter, moments and sum of an element lie TOGETHER, and offload_fraction says for how many
- * elements they lie in host memory. The other values are refused. */
+ * with TOGETHER the parameter, the moments and the sum of an element lie in the same memory, and
+ * offload_fraction selects how many elements lie in host memory. The other values are refused. */
 typedef enum cairn_tiers {
     CAIRN_TIERS_TOGETHER = 0,
     CAIRN_TIERS_MOMENTS_ON_HOST = 1,
@@ -216,11 +217,12 @@ typedef enum cairn_tiers {
 #define CAIRN_GROUPS_DEFINED
 /* Selects whether gradients are added up before they reach the shard that owns them. HOST: on a host
  * with two or more workers and a shard of the job, the shards of that host add up the gradients that
- * these workers push, and fetch the data of other hosts once for all of these workers: the host sends
- * and fetches as much as one worker would. A sum of floats depends on its order: the gradients of a
- * host are added up by rank, then the sums of the hosts by their lowest ranks. So the bits of a step
- * depend on which ranks share a host; `cairn job show` and the snapshots say which did. The same
- * workers on the same hosts give the same bits, whatever the number of shards there. */
+ * these workers push, and fetch the data of other hosts once for all of these workers. So the host
+ * sends and fetches only as much as one worker would. A sum of floats depends on its order: the
+ * gradients of a host are added up by rank, then the sums of the hosts by their lowest ranks. So the
+ * bits of a step depend on which ranks share a host; `cairn job show` and the snapshots list the ranks
+ * that shared one. The same workers on the same hosts give the same bits, whatever the number of shards
+ * there. */
 typedef enum cairn_reduce_groups {
     CAIRN_GROUPS_NONE = 0, /* no sums on hosts: all gradients are added up by rank */
     CAIRN_GROUPS_HOST = 1
@@ -229,11 +231,11 @@ typedef enum cairn_reduce_groups {
 
 #ifndef CAIRN_MISSING_DEFINED
 #define CAIRN_MISSING_DEFINED
-/* How a round treats a trained tensor to which no worker contributed. ZERO: its gradient is zeros,
- * so its moments fade, its decay goes on and its count of updates grows. LEAVE: the tensor stays as
- * it is, moments included, and the step is not counted as one of its updates, as torch.optim does
- * where a grad is None. If anybody pushed a part of a tensor, the tensor has a gradient, with zeros
- * where nobody pushed. */
+/* How a round treats a trained tensor to which no worker contributed. ZERO: the tensor's gradient is
+ * zeros, so its moments fade, its weight decay continues and its count of updates grows. LEAVE: the
+ * tensor and its moments stay unchanged, and the step does not count as one of the tensor's updates.
+ * torch.optim does the same if a grad is None. If anybody pushed a part of a tensor, the tensor has a
+ * gradient, with zeros where nobody pushed. */
 typedef enum cairn_missing { CAIRN_MISSING_ZERO = 0, CAIRN_MISSING_LEAVE = 1 } cairn_missing;
 #endif
 
@@ -298,18 +300,18 @@ typedef struct cairn_list
 
 typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 
-/* Called by a call that waits, in that call's thread; the function must make no other call of this
+/* A call that waits calls this function, in the thread of the call. The function must not call this
  * library. `text`, valid until the function returns, names whom and what the call waits for. paused_ms
  * above 0: a worker is in a pause (cairn_pause), and the call waits for that worker beyond the call's
  * own timeout, for at most paused_ms from now. The function is called whenever the call's timeout has
- * passed again, and every minute. If it returns false, the call ends with CAIRN_ERR_TIMEOUT.
+ * passed again, and every minute. If the function returns false, the call ends with CAIRN_ERR_TIMEOUT.
  * paused_ms 0: the function is called when the call has waited for 5 s, and then every minute; `text`
  * is the text that its CAIRN_ERR_TIMEOUT would have. The returned value is ignored: the call waits
  * until its own timeout. */
 typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, int paused_ms);
 
-/* A field that is not set is taken from the environment, then from the default; NULL instead of the
- * struct takes every field from there. */
+/* A field that is not set is taken from the environment, or else from the default. If NULL is given
+ * instead of the struct, every field is taken from the environment or the default. */
 struct cairn_opts {
     size_t struct_size;
     /* The coordinator's address: "host:port" or its socket's "/path". If NULL: CAIRN_ENDPOINT, then
@@ -324,7 +326,8 @@ struct cairn_opts {
     const char *fabric_device;
     uint32_t prefetch_units; /* the window of cairn_prefetch for each job; 0 = 2 */
     uint32_t reserved_too;
-    cairn_wait_fn on_wait; /* NULL: a line a minute on standard error, and the call waits on */
+    /* NULL: the call prints a line a minute on standard error, and continues to wait */
+    cairn_wait_fn on_wait;
     void *on_wait_context;
     /* CAIRN_GPU(n): this process computes on that GPU. Shards of this host whose state is on that
      * GPU share with this process the copies that they publish there, and do not copy them to host
@@ -335,9 +338,9 @@ struct cairn_opts {
 };
 
 /* The launcher's description of this process. Rank is not identity: a restarted process has its
- * predecessor's rank, and after a change of membership the same work has another rank. Use the rank
- * to choose devices and files, address the batch by cairn_round's rank and world, and key no state
- * on either. */
+ * predecessor's rank, and after a change of membership the same work has another rank. Use this rank to
+ * choose devices and files. Address the batch by cairn_round's rank and world. Store no state under
+ * either rank. */
 struct cairn_env {
     size_t struct_size;
     uint32_t rank, world; /* as the launcher sets them; without a launcher: 0, 1 */
@@ -359,29 +362,30 @@ struct cairn_tensor {
         wire; /* dtype of fetched values: CAIRN_F32 (0 means it), CAIRN_BF16; a blob CAIRN_U8 */
     uint32_t rank; /* 0 = a scalar */
     uint64_t shape[8];
-    cairn_kind kind; /* CAIRN_TRAINED (0 means it), CAIRN_FROZEN, CAIRN_BUFFER: put, fetched and
-                      * snapshotted, never optimized. CAIRN_BLOB: the same for opaque bytes, not
-                      * numbers: wire and master CAIRN_U8 (0 means it), rank 1, no init, no alias, held
-                      * whole by every worker, and put even where the others come from init_from */
+    /* CAIRN_TRAINED (0 means it). CAIRN_FROZEN and CAIRN_BUFFER are put, fetched and snapshotted, but
+     * never optimized. CAIRN_BLOB is treated like these two, but has opaque bytes, not numbers: wire and
+     * master are CAIRN_U8 (0 means it), and rank is 1. A blob has no init and no alias, every worker
+     * holds all of it, and it is put even if the other tensors come from init_from */
+    cairn_kind kind;
     /* Makes this tensor another name of `alias_of`, or of a box of it. `shape` is then the
-     * target's, or the box's extents; an alias has no state, group or init of its own. An alias of
-     * the whole: every call acts on the target. An alias of a box: a fetch, and a put in a write,
-     * acts on that box; initial puts and pushes are copied (their operations complete at once), and
-     * the target is sent when all of its boxes have been given, with the same bits as from one memory.
-     * The boxes of a target must have no element in common (CAIRN_ERR_EXISTS) and be given in one
-     * dtype, and the target must not be held in tiles. When a micro-batch ends with some of the boxes
-     * pushed, the others count as zeros; with none of them pushed, the target is absent from the
-     * micro-batch. */
+     * target's, or the box's extents; an alias has no state, group or init of its own. With an alias of
+     * the whole target every call acts on the target. With an alias of a box a fetch, and a put in a
+     * write, act on that box. Initial puts and pushes of a box are copied (their operations complete at
+     * once), and the target is sent when all of its boxes have been given; its bits are the same as if
+     * one memory had held the whole target. The boxes of a target must have no element in common
+     * (CAIRN_ERR_EXISTS) and be given in one dtype, and the target must not be held in tiles. If only
+     * some of the boxes were pushed when a micro-batch ends, the other boxes count as zeros. If no box
+     * was pushed, the target is absent from the micro-batch. */
     const char *alias_of;
     const struct cairn_box *alias_box; /* NULL = all of it */
     cairn_dtype reduce, master;        /* CAIRN_F32 (0 means it); the master of a blob CAIRN_U8 */
     cairn_placement place;             /* CAIRN_ROWS */
     struct cairn_init init;
-    /* For a run that began elsewhere and goes on: how many of the cairn_job_spec.first_step steps did
-     * not update this trained tensor, because it was frozen or added later. Its own count of updates,
-     * which its bias corrections use, begins at first_step - steps_missed; its moments are put. With
-     * steps_missed = first_step it begins as a new tensor. Workers that open the job later leave this
-     * field out, like first_step. */
+    /* For a run that began elsewhere and continues here: how many of the cairn_job_spec.first_step
+     * steps did not update this trained tensor, because the tensor was frozen or added later. The
+     * tensor's own count of updates, which its bias corrections use, begins at first_step -
+     * steps_missed; its moments are put. With steps_missed = first_step the tensor begins as a new one.
+     * Workers that open the job later leave this field out, like first_step. */
     uint64_t steps_missed;
 };
 
@@ -414,11 +418,12 @@ struct cairn_group {
  *   0  one shard holds all of the state; micro-batches are added up in fp32 and pushed once a round
  *   1  the state is cut over the shards; gradients are pushed once a round, as in stage 0
  *   2  every micro-batch is pushed
- *   3  as 2 for the servers and this library, and cairn_map works at every stage; stage 3 says that
- *      the trainer keeps only a few units in memory, as the Python package does
- * With one micro-batch all stages give the same bits; with several, 0 and 1 give the same, and so
- * do 2 and 3. */
-#define CAIRN_STAGE(n) (0x100u + (n)) /* no plain number: a 1 could be read as 0 or as 1 */
+ *   3  the same as 2 for the servers and this library (cairn_map works at every stage); stage 3 says
+ *      that the trainer keeps only a few units in memory, as the Python package does
+ * With one micro-batch all stages give the same bits. With several micro-batches 0 and 1 give the same
+ * bits, and 2 and 3 give the same bits. */
+/* CAIRN_STAGE(n) is not the plain number n: a plain 1 could mean stage 0 or stage 1. */
+#define CAIRN_STAGE(n) (0x100u + (n))
 
 struct cairn_job_spec {
     size_t struct_size;
@@ -432,11 +437,12 @@ struct cairn_job_spec {
     double loss_scale;            /* 0 = 1 */
     cairn_nonfinite on_nonfinite; /* 0 = CAIRN_NONFINITE_SKIP */
     uint32_t chunk_leaves;        /* leaves of 4096 elements in a message; 0 = 64 */
-    /* Chunks in flight to each shard; 0 = 8. In addition up to 64 chunks of at most 16 KiB, and as
-     * many chunks of memory that the shard reads in place as keep a card busy */
+    /* Chunks in flight to each shard; 0 = 8. More may be in flight: up to 64 chunks of at most 16 KiB,
+     * and as many chunks as keep a card busy if the shard reads their memory in place */
     uint32_t window;
-    double loss_scale_min,
-        loss_scale_max; /* DYNAMIC: its bounds; 0 = 1 (or loss_scale) and loss_scale */
+    /* bounds of DYNAMIC. 0 means 1 (or loss_scale, if that is below 1) for the minimum, and loss_scale
+     * for the maximum */
+    double loss_scale_min, loss_scale_max;
     cairn_loss_scale loss_scale_policy;
     uint32_t loss_scale_growth_steps; /* DYNAMIC; 0 = 2000 */
     uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
@@ -444,14 +450,14 @@ struct cairn_job_spec {
      * CAIRN_ERR_INVALID. 0 = 1, or any number in stages 2 and 3, which add nothing up. With
      * global_batch leave this field 0 or 1 */
     uint32_t micro_batches;
-    /* Weights that the shards begin with, each reading its own part: a .safetensors file, a folder
-     * of Hugging Face, or the folder of a snapshot, whose optimizer state and step are left out.
-     * The path is absolute, on the shards' hosts, in a folder that their import.folders allows.
-     * Dtypes: F32, BF16, F16 and F64. Every tensor must be in the files, by its name or by init_prefix
-     * + its name, or have an initializer (else CAIRN_ERR_MISMATCH). Trained and frozen tensors must be
-     * finite as fp32, unless init_nonfinite_ok (else CAIRN_ERR_NONFINITE). Every weight of these
-     * dtypes in the files must belong to a tensor, unless init_extra_ok (else CAIRN_ERR_MISMATCH).
-     * cairn_error() has the list. NULL = none. */
+    /* The weights that the shards begin with; each shard reads its own part. This is a .safetensors
+     * file, a folder of Hugging Face, or the folder of a snapshot. The snapshot's optimizer state and
+     * step are not read. The path is absolute, on the shards' hosts, in a folder that their
+     * import.folders allows. Dtypes: F32, BF16, F16 and F64. Every tensor must be in the files, by its
+     * name or by init_prefix + its name, or have an initializer (else CAIRN_ERR_MISMATCH). Trained and
+     * frozen tensors must be finite as fp32, unless init_nonfinite_ok (else CAIRN_ERR_NONFINITE). Every
+     * weight of these dtypes in the files must belong to a tensor, unless init_extra_ok (else
+     * CAIRN_ERR_MISMATCH). cairn_error() has the list. NULL = none. */
     const char *init_from;
     const char *init_prefix; /* "model."; NULL = none */
     /* The most bytes of client state that cairn_commit may give; 0 = none; at most 65536 */
@@ -464,25 +470,25 @@ struct cairn_job_spec {
      * After that no further round opens: cairn_round_begin says CAIRN_ERR_HALTED, until the job is
      * amended, written or restored. 0 = 100 */
     uint64_t skips_max;
-    /* Periodic snapshots are taken of each version whose step is a multiple of snapshot_every (the
-     * same steps are saved in every run; 0 = none, or by time, below); the newest snapshot_keep of
-     * them are retained (0 = all). A snapshot that somebody asked for is never removed. If a periodic
-     * snapshot fails, the coordinator's log and `cairn job show` say so, and training goes on; the
-     * next one is tried at its step. None is taken while results are not finite
-     * (cairn_result.nonfinite). */
+    /* A periodic snapshot is taken of each version whose step is a multiple of snapshot_every, so every
+     * run saves the same steps. 0 = none, or by time (snapshot_every_s). The newest snapshot_keep
+     * periodic snapshots are retained (0 = all). A snapshot that somebody asked for is never removed.
+     * If a periodic snapshot fails, the coordinator's log and `cairn job show` say so, and training
+     * continues; the next periodic snapshot is tried at its own step. No periodic snapshot is taken
+     * while results are not finite (cairn_result.nonfinite). */
     uint64_t snapshot_every, snapshot_keep; /* snapshot_keep only with snapshot_every(_s) */
     cairn_shard_loss on_shard_loss;         /* 0 = CAIRN_SHARD_LOSS_WAIT */
     uint32_t shard_loss_wait_s;             /* with RESTORE_LATEST: seconds; 0 = 300 */
     /* The most workers at a time: one more waits in cairn_job_open for a place, until
-     * CAIRN_ERR_TIMEOUT. 0 = as many as the cluster's round.workers_max. If workers_min is equal to
-     * it (n workers, always), the spec also matches a job whose bounds allow n (another launch,
-     * after an amendment). */
+     * CAIRN_ERR_TIMEOUT. 0 = as many as the cluster's round.workers_max. If workers_min equals
+     * workers_max (always n workers), the spec also matches a job whose bounds allow n, for example in
+     * another launch after an amendment. */
     uint32_t workers_max;
     /* How many workers start together; not part of the job. The first round after all workers were
      * gone waits for this many workers, so that the first to arrive does not train alone, but for no
-     * longer than start_wait_ms after one of them arrived. No more than workers_max can attach: with a
-     * world above workers_max the round waits for all of start_wait_ms. 0 = wait for no worker beyond
-     * workers_min. After CAIRN_ERR_ROLLED_BACK give the world of the last round, so that no round
+     * longer than start_wait_ms after one of them arrived. At most workers_max workers can attach, so
+     * with a world above workers_max the round waits for all of start_wait_ms. 0 = wait for workers_min
+     * workers only. After CAIRN_ERR_ROLLED_BACK give the world of the last round, so that no round
      * waits for workers that had left before. */
     uint32_t world;
     uint64_t start_wait_ms; /* with world; 0 = 30000 */
@@ -494,30 +500,32 @@ struct cairn_job_spec {
      * workers may begin a job with this flag. With any flags a job that differs from the spec gives
      * CAIRN_ERR_MISMATCH, restored or not.
      *   A rank belongs to one process. Another process that opens the job with this rank waits until
-     * the first process is gone, for lease.timeout at most, and then gets CAIRN_ERR_PLACE_TAKEN. An
-     * open takes the place at once with CAIRN_OPEN_TAKEOVER; in the session that has the place; or if
-     * the launcher has restarted the process, which shows in the same run id with a higher restart
-     * count (struct cairn_env). The process that lost the place gets CAIRN_ERR_FENCED, and has to
-     * exit. */
+     * the first process is gone, for lease.timeout at most, and then gets CAIRN_ERR_PLACE_TAKEN.
+     * cairn_job_open takes the place at once in three cases: with CAIRN_OPEN_TAKEOVER; in the session
+     * that has the place; or if the launcher has restarted the process, so that the run id is the same
+     * and the restart count is higher (struct cairn_env). The process that lost the place gets
+     * CAIRN_ERR_FENCED, and has to exit. */
     uint64_t open_flags;
-    /* The fraction of each shard's part of the job, 0 to 1, that lies in host memory while the rest
-     * lies on a GPU: whole chunks, at least this fraction, which the CPU folds and updates while the
-     * GPU does the others. The bits are the same at any fraction; the GPU holds that much less. At
-     * 1 nothing of the job is on the GPU, and the job goes on if the GPU fails. Where state lies in
-     * host memory anyway (compute.backend = host) the fraction means nothing, and the shard's log says
-     * so. No amendment changes it; a restored job has the same fraction again. */
+    /* The fraction of each shard's part of the job, 0 to 1, that lies in host memory; the rest lies on
+     * a GPU. The part in host memory consists of whole chunks, at least this fraction. The CPU folds
+     * and updates these chunks while the GPU works on the rest. The bits are the same at any fraction;
+     * the GPU needs that much less memory. At 1 nothing of the job is on the GPU, and the job continues
+     * if the GPU fails. If all state lies in host memory anyway (compute.backend = host), the fraction
+     * has no effect, and the shard's log says so. No amendment changes it; a restored job has the same
+     * fraction again. */
     double offload_fraction;
     cairn_tiers tiers; /* 0 = CAIRN_TIERS_TOGETHER */
     /* Elastic workers with the same bits: a step consists of this many micro-batches, numbered from 0,
      * whatever the number of workers (1 to 65536; 0 = none, each worker has its micro_batches). struct
-     * cairn_round says which of them are this worker's, and each is pushed by itself, with its weight.
-     * The result of N steps then does not depend on how many workers there were, nor on when they
-     * joined and left, if the gradients of a micro-batch depend on nothing but the round's version,
-     * the micro-batch and its seed (cairn_micro_seed). Learning rates and schedules depend on steps:
-     * another number of workers changes neither. If there are more workers than micro-batches, the
-     * surplus workers are told so, idle, and take part when others leave. Needs stage 2 or 3,
-     * micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). An amendment changes
-     * global_batch by its name (cairn_amend.settings), and the seed likewise. */
+     * cairn_round says which micro-batches are this worker's. Each micro-batch is pushed separately,
+     * with its weight. The result of N steps then does not depend on how many workers there were, nor
+     * on when they joined and left, if the gradients of a micro-batch depend on nothing but the round's
+     * version, the micro-batch and its seed (cairn_micro_seed). Learning rates and schedules depend on
+     * steps, so another number of workers does not change them. If there are more workers than
+     * micro-batches, the surplus workers are told so and stay idle; they take part when other workers
+     * leave. Needs stage 2 or 3, micro_batches 0 or 1, no reduce_groups, no tiles (else
+     * CAIRN_ERR_INVALID). An amendment changes global_batch by its name (cairn_amend.settings), and the
+     * seed likewise. */
     uint64_t global_batch;
     uint64_t seed;                    /* for cairn_micro_seed; below 2^53 */
     cairn_worker_loss on_worker_loss; /* 0 = CAIRN_WORKER_LOSS_REDO */
@@ -525,14 +533,14 @@ struct cairn_job_spec {
     /* Rules that retain periodic snapshots beside the newest snapshot_keep; any one rule is enough to
      * retain a snapshot, and without a rule all are retained. keep_every: the first snapshot in every
      * interval of this many steps is retained for good. max_bytes bounds all snapshots of the job
-     * together; above this bound the oldest snapshots that neither keep_every nor a tag retains are
-     * removed. Snapshots that somebody asked for or that have a tag are always retained, and so is the
-     * newest verified one; a snapshot is removed only after a newer one was verified. These four only
-     * with snapshot_every or snapshot_every_s */
+     * together; above this bound the oldest snapshots are removed, except those that keep_every or a
+     * tag retains. Snapshots that somebody asked for or that have a tag are always retained, and so is
+     * the newest verified one; a snapshot is removed only after a newer one was verified. Give these
+     * rules only with snapshot_every or snapshot_every_s */
     uint64_t snapshot_keep_every; /* steps; 0 = no such rule */
     uint64_t snapshot_max_bytes;  /* 0 = no bound */
-    /* Seconds from the start of one periodic snapshot to the next, which is taken at the first step
-     * after them; instead of snapshot_every */
+    /* Used instead of snapshot_every: seconds from the start of one periodic snapshot to the next,
+     * which is taken at the first step after these seconds */
     uint32_t snapshot_every_s;
     uint32_t snapshot_keep_within_s; /* seconds: retains all that are younger; 0 = no such rule */
     uint32_t
@@ -542,10 +550,10 @@ struct cairn_job_spec {
     cairn_snapshot_staging snapshot_staging; /* 0 = CAIRN_SNAPSHOT_STAGING_STATE */
     /* A restore that finds a snapshot damaged takes the newest good one before it, and reports this */
     bool snapshot_fallback;
-    /* For a run that began elsewhere and goes on: the step of the version that the job begins with,
-     * from which schedules and the optimizer's corrections go on; its moments are written
-     * (cairn_write_begin) before the first round. Workers that open the job afterwards may leave it
-     * out. */
+    /* For a run that began elsewhere and continues here: the step of the version that the job begins
+     * with. Schedules and the optimizer's corrections continue from this step. The moments are written
+     * (cairn_write_begin) before the first round. Workers that open the job afterwards may leave this
+     * field out. */
     uint64_t first_step;
     /* 0 = CAIRN_MISSING_ZERO. LEAVE is for jobs of at most 24,576 tensors */
     cairn_missing missing_gradients;
@@ -553,7 +561,7 @@ struct cairn_job_spec {
     /* If not 0, a worker of the job writes its buffers (cairn_write_begin) after each applied step
      * that is a multiple of this or of snapshot_every, before the next round: the periodic snapshot of
      * that step then saves the version that the write makes; without a write, the version of the next
-     * step. 0: nobody writes. */
+     * step. 0: no worker writes. */
     uint64_t buffers_every;
 };
 #define CAIRN_OPEN_MUST_EXIST     1
@@ -577,8 +585,8 @@ struct cairn_mem {
     cairn_dtype dtype;
     /* Elements from one index of a dimension to the next, as torch's tensor.stride(). All 0: dense,
      * row-major in the box. Strides are not negative, and in a fetch no two elements may share
-     * memory (CAIRN_ERR_INVALID). Memory that is not dense is copied chunk by chunk on its way
-     * (cairn_stats.packed_bytes). */
+     * memory (CAIRN_ERR_INVALID). Memory that is not dense is copied chunk by chunk as it is sent or
+     * received (cairn_stats.packed_bytes). */
     int64_t stride[8];
     int device; /* 0 = host; CAIRN_GPU(n): memory of cairn_alloc or any other */
     /* The cudaStream_t that writes or reads the memory; NULL: the default stream. For host memory:
@@ -586,8 +594,8 @@ struct cairn_mem {
     void *stream;
     /* The number of bytes at ptr; 0: not given. If it is given, put, push and fetch compare it with
      * what they would read or write (CAIRN_ERR_INVALID): dense memory must have exactly the box's
-     * bytes, memory with strides must include at least the last element. Give it always: nothing else
-     * shows that the memory belongs to another tensor, box or dtype than the call */
+     * bytes, memory with strides must include at least the last element. Always give it: no other check
+     * detects memory that was meant for another tensor, box or dtype than this call */
     size_t bytes;
 };
 /* In every `device` of this interface: 0 is the host. A plain number names no GPU, and is refused. */
@@ -600,15 +608,15 @@ struct cairn_round {
     uint64_t epoch; /* of the membership: grows by one when a member joins or leaves */
     struct cairn_version version; /* compute with this version */
     /* This worker's place among the round's contributors, 0 to world - 1, and the number of
-     * contributors: address the batch by both. A surplus worker has a rank of world or more: it
+     * contributors: address the batch by both. A surplus worker has a rank of world or more, and
      * contributes nothing */
     uint32_t rank, world;
     double loss_scale; /* multiply the loss by it before backward */
     uint64_t revision; /* of the spec: grows by one with every amendment */
     /* How many micro-batches this worker has. With global_batch they are numbered over all workers,
      * and this worker's are rank, rank + world, rank + 2 * world, ... below global_batch; 0: this
-     * worker is surplus. A surplus worker commits as the others do; its commit waits for the round's
-     * end */
+     * worker is surplus. A surplus worker commits like any other worker; its commit waits for the
+     * round's end */
     uint32_t micro_batches;
     uint32_t job; /* the open job of this process that the round belongs to; other jobs refuse it */
     /* How many rounds of the job were skipped so far, and the number of the batch, which is step +
@@ -624,16 +632,16 @@ struct cairn_result {
     uint64_t step;
     struct cairn_version version; /* after the round */
     double grad_norm;  /* L2, of the mean gradient of all trained tensors before the clip; or NaN */
-    double clip_scale; /* what the mean was multiplied by; 1: not clipped */
+    double clip_scale; /* the factor that clipping applied to the mean; 1: not clipped */
     double lr;         /* of the group whose name is first in bytewise order, in this round */
     bool applied;      /* false: skipped */
     bool finite;
     uint64_t skips, index; /* after the round: index is the number of the next batch */
     /* If applied: the number of elements whose parameter, moment or published copy is not finite,
      * although the gradients were. If skipped: the number of elements whose gradient, summed over
-     * the workers, is not finite. The tensors are listed as "a.weight (3), b (9) and others", by
-     * elements; "": none, or the call was made too late: the version was no longer the newest, or the
-     * coordinator had restarted since the skip. */
+     * the workers, is not finite. nonfinite_tensors lists the tensors and their numbers of such
+     * elements, as "a.weight (3), b (9) and others". "": there are none, or the call was made too late,
+     * because the version was no longer the newest, or the coordinator had restarted since the skip. */
     uint64_t nonfinite;
     char nonfinite_tensors[512];
 };
@@ -647,15 +655,15 @@ struct cairn_stats {
     uint64_t mapped_bytes, mapped_bytes_peak;
     uint64_t maps, maps_prefetched, maps_over_window;
     uint64_t prefetches_dropped; /* for lack of room in the window, or of memory */
-    /* Copies, now and at their peak: chunks of memory with strides; tensors given by aliases of
-     * boxes. */
+    /* Bytes of copies, now and at their peak. packed: chunks of memory with strides; assembled: tensors
+     * given by aliases of boxes. */
     uint64_t packed_bytes, packed_bytes_peak, assembled_bytes, assembled_bytes_peak;
     uint64_t maps_lent; /* units mapped where shards of this host published them */
     /* The parts of pushed_bytes and fetched_bytes that went through memory which this process
      * shares with shards. A lent unit is counted when it is lent. */
     uint64_t shared_pushed_bytes, shared_fetched_bytes;
-    uint64_t device_pushed_bytes,
-        device_fetched_bytes; /* of these: on a card, never through the host */
+    /* the parts of the shared bytes that stayed on a card, and never passed through the host */
+    uint64_t device_pushed_bytes, device_fetched_bytes;
 };
 
 /* A tensor of a unit that cairn_map gathered: dense, row-major, aligned to 64 bytes, read only. */
@@ -666,14 +674,14 @@ struct cairn_view {
     const void *ptr;
     cairn_dtype dtype; /* the tensor's wire dtype */
     uint32_t rank;
-    uint64_t shape[8]; /* of what this worker holds of it (cairn_tiles), or of the tensor */
+    uint64_t shape[8]; /* of this worker's part (cairn_tiles), or of the whole tensor */
     uint64_t loan;     /* for cairn_unmap */
 };
 
-/* Reads CAIRN_ENDPOINT and the first of these that is set: CAIRN_RANK CAIRN_WORLD CAIRN_LOCAL_RANK
- * CAIRN_RUN_ID, or the variables of torchrun, of Slurm, of Open MPI. CAIRN_ERR_INVALID names a
- * variable that cannot be read, its value and what is allowed, or names the variable of rank or world
- * that is missing. `cairn env` prints the result. */
+/* Reads CAIRN_ENDPOINT, and the first set of variables that is present: CAIRN_RANK CAIRN_WORLD
+ * CAIRN_LOCAL_RANK CAIRN_RUN_ID, or the variables of torchrun, or those of Slurm, or those of Open MPI.
+ * CAIRN_ERR_INVALID names a variable that cannot be read, its value and what is allowed, or names the
+ * variable of rank or world that is missing. `cairn env` prints the result. */
 CAIRN_EXPORT cairn_status cairn_env_read(struct cairn_env *out) CAIRN_CHECKED;
 /* Connects to the coordinator; opts may be NULL. CAIRN_ERR_UNREACHABLE after connect_timeout_ms,
  * CAIRN_ERR_VERSION, CAIRN_ERR_INVALID; CAIRN_ERR_REFUSED: this user may not use the coordinator's
@@ -682,32 +690,35 @@ CAIRN_EXPORT cairn_status cairn_env_read(struct cairn_env *out) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts,
                                      cairn_session **out) CAIRN_CHECKED;
 /* Closes jobs that are open, fails operations in progress and every call that waits, and returns
- * loans; takes about a second at most, even if a shard or the coordinator is stopped. For GPU memory
- * of cairn_alloc the rule of cairn_free holds: nothing that is still queued on a stream may touch
- * it. */
+ * loans; takes about a second at most, even if a shard or the coordinator is stopped. For GPU memory of
+ * cairn_alloc the rule of cairn_free holds: no work that is still queued on a stream may touch that
+ * memory. */
 CAIRN_EXPORT void cairn_close(cairn_session *session);
-/* "CAIRN_ERR_BUSY"; "CAIRN_ERR_?" for a number that is no cairn_status. The library owns the string,
- * which is always valid; the function may be called anywhere. */
+/* Returns the name of a status, such as "CAIRN_ERR_BUSY", or "CAIRN_ERR_?" for a number that is no
+ * cairn_status. The library owns the string, which is always valid; the function may be called
+ * anywhere. */
 CAIRN_EXPORT const char *cairn_status_name(int status);
-/* "0.1.0", the version of the loaded library; CAIRN_VERSION is the version of the header. The string
- * is always valid, and the function may be called anywhere, as cairn_status_name. */
+/* Returns the version of the loaded library, such as "0.1.0"; CAIRN_VERSION is the version of the
+ * header. The string is always valid. The function may be called anywhere, like cairn_status_name. */
 CAIRN_EXPORT const char *cairn_version(void);
-/* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
+/* Returns this thread's last error: what failed, why, and what to do. The text is valid until the
+ * thread's next call. Never NULL. */
 CAIRN_EXPORT const char *cairn_error(void);
 /* How the job can be changed to match a spec. */
 typedef enum cairn_change {
     CAIRN_CHANGE_NEXT_ROUND = 0, /* an amendment, in force from the next round on */
     CAIRN_CHANGE_REOPENED = 1,   /* an amendment, after which every handle is opened again */
-    CAIRN_CHANGE_CREATED =
-        2, /* `cairn job create NAME --from JOB/ID --set KEY=VALUE`: a job of its snapshot */
-    CAIRN_CHANGE_NEVER = 3 /* nothing: give what the job has, or choose another name */
+    /* `cairn job create NAME --from JOB/ID --set KEY=VALUE`: a new job made from its snapshot */
+    CAIRN_CHANGE_CREATED = 2,
+    /* no change is possible: give the values that the job has, or choose another name */
+    CAIRN_CHANGE_NEVER = 3
 } cairn_change;
 /* One of the differences behind a CAIRN_ERR_MISMATCH of cairn_job_open. */
 struct cairn_difference {
     size_t struct_size;
     const char *text; /* "job mnist: stage 3 here, 2 on the servers" */
     /* The setting (struct cairn_setting) that makes the job match the spec: "stage", "3". key NULL: no
-     * setting does. value NULL: the value is not a short text (a schedule's points, say) */
+     * setting makes it match. value NULL: the value is not a short text (a schedule's points, say) */
     const char *key, *value;
     cairn_change change;
     /* If a tensor differs: its name, the field in which it differs ("kind", "group", "wire dtype",
@@ -716,43 +727,42 @@ struct cairn_difference {
      * known */
     const char *tensor, *field, *there;
 };
-/* Gives the index-th difference of this thread's last error, if that is CAIRN_ERR_MISMATCH of
- * cairn_job_open; as many as fit are kept, 64 at most. Strings are valid until the thread's next call.
- * CAIRN_ERR_NOT_FOUND: index is past the last difference; the thread's error does not change. Set
- * out->struct_size first. */
+/* Gives the index-th difference of this thread's last error, if that error is CAIRN_ERR_MISMATCH of
+ * cairn_job_open. As many differences as fit are kept, 64 at most. Strings are valid until the thread's
+ * next call. CAIRN_ERR_NOT_FOUND: index is past the last difference; the thread's error does not
+ * change. Set out->struct_size first. */
 CAIRN_EXPORT cairn_status cairn_error_difference(size_t index,
                                                  struct cairn_difference *out) CAIRN_CHECKED;
 
-/* Allocates memory of the library, whole pages of zeros, valid until cairn_free or the end of
- * cairn_close: shared memory, which shards of this host may map. The memory is allocated at once, not
- * when it is touched, in large pages if the kernel has them. Giving it to put, push or fetch lends it
- * like any other memory; a range that extends beyond its end is CAIRN_ERR_INVALID.
- * CAIRN_ERR_NO_MEMORY: not enough memory is free, or the process may not have it. The limit of a
- * container is enforced by the kernel, which may end a process there instead. device: 0 = host;
- * CAIRN_GPU(n): memory that shards on that GPU read in place, in units of 2 MiB. A driver may make
- * this call, like cairn_map_device, wait for the streams that wait on that GPU (cairn_stream_wait);
- * the session goes on. */
+/* Allocates shared memory, which shards of this host may map: whole pages of zeros, valid until
+ * cairn_free or the end of cairn_close. The memory is allocated at once, not when it is touched, in
+ * large pages if the kernel has them. The memory is lent to put, push or fetch like any other memory; a
+ * range that extends beyond its end is CAIRN_ERR_INVALID. CAIRN_ERR_NO_MEMORY: not enough memory is
+ * free, or the process may not have that much. If the limit of a container is exceeded, the kernel may
+ * kill a process of the container instead. device: 0 = host; CAIRN_GPU(n): memory that shards on that
+ * GPU read in place, in units of 2 MiB. With some drivers this call, like cairn_map_device, waits for
+ * the streams that wait on that GPU (cairn_stream_wait); the session continues meanwhile. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn_session *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
-/* Frees memory of cairn_alloc. CAIRN_ERR_BUSY: an operation has the memory on loan, and it is not
- * freed. CAIRN_ERR_INVALID: the memory does not come from cairn_alloc. Before GPU memory is freed,
- * nothing that is still queued on any stream may touch it; this call waits for no stream, and the
- * memory is released when no stream waits. */
+/* Frees memory of cairn_alloc. CAIRN_ERR_BUSY: the memory is not freed, because an operation has it on
+ * loan. CAIRN_ERR_INVALID: the memory does not come from cairn_alloc. When GPU memory is freed, no work
+ * that is still queued on any stream may touch the memory. This call waits for no stream; the memory is
+ * released when no stream waits. */
 CAIRN_EXPORT cairn_status cairn_free(cairn_session *session, void *ptr) CAIRN_CHECKED;
-/* Announces that memory will be pushed from and fetched into repeatedly. CAIRN_ERR_UNSUPPORTED,
- * always in this version: the memory is staged, and may be used without it. */
+/* Announces that memory will be pushed from and fetched into repeatedly. This version always returns
+ * CAIRN_ERR_UNSUPPORTED: the memory is staged, and may be used without registration. */
 CAIRN_EXPORT cairn_status cairn_register(cairn_session *session, void *ptr, size_t bytes,
                                          int device) CAIRN_CHECKED;
 /* Ends a registration: the memory may be freed, and belongs to the caller alone again.
- * CAIRN_ERR_INVALID, always in this version: the memory is not registered. */
+ * This version always returns CAIRN_ERR_INVALID: the memory is not registered. */
 CAIRN_EXPORT cairn_status cairn_unregister(cairn_session *session, void *ptr) CAIRN_CHECKED;
 
-/* detach unmaps all memory that shards of this host share with this process, on GPUs too, and attach
- * maps it again: a process that maps another process's GPU memory cannot be restored from a checkpoint
- * (cuda-checkpoint). Memory of cairn_alloc stays: free GPU memory before detach. Between the two calls
- * nothing arrives from these shards, and calls that need them wait. CAIRN_ERR_BUSY names what is open:
- * a round that is not committed, an operation, a mapped unit. Prefetched units are dropped.
- * CAIRN_ERR_TIMEOUT: nothing has changed. */
+/* cairn_detach_memory unmaps all memory that shards of this host share with this process, on GPUs too,
+ * and cairn_attach_memory maps it again. This is for checkpoints (cuda-checkpoint): a process that maps
+ * another process's GPU memory cannot be restored from one. Memory of cairn_alloc stays: free GPU
+ * memory before detach. Between the two calls nothing arrives from these shards, and calls that need
+ * them wait. CAIRN_ERR_BUSY names what is open: a round that is not committed, an operation, a mapped
+ * unit. Prefetched units are dropped. CAIRN_ERR_TIMEOUT: nothing has changed. */
 CAIRN_EXPORT cairn_status cairn_detach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_attach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
 
@@ -760,20 +770,21 @@ CAIRN_EXPORT cairn_status cairn_attach_memory(cairn_session *session, int timeou
  * clear it). -1: wrong handle. */
 CAIRN_EXPORT int cairn_event_fd(const cairn_session *session);
 
-/* Returns, for a log, how bulk data travels, as "auto; between hosts by 10.77.0.1 eth1 tcp, chosen by
- * the routes to the shards". Constant, borrowed until cairn_close. NULL: wrong handle. */
+/* Returns a text for logs that says how bulk data travels, as "auto; between hosts by 10.77.0.1 eth1
+ * tcp, chosen by the routes to the shards". The text is constant, and borrowed until cairn_close. NULL:
+ * wrong handle. */
 CAIRN_EXPORT const char *cairn_data_path(const cairn_session *session);
 
-/* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH
+/* Creates the job or attaches to it. WORKER: `spec` must equal the job's spec, else CAIRN_ERR_MISMATCH,
  * with the differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such
- * job. Waits for the shards that the coordinator expects. CAIRN_ERR_EXISTS: the job is open in this
- * session, which speaks for one member of a job. CAIRN_ERR_REFUSED: 64 jobs are open in this
- * session. CAIRN_ERR_INVALID: name or spec, with field, value and what is allowed;
+ * job. Waits for the shards that the coordinator expects. CAIRN_ERR_EXISTS: the job is already open in
+ * this session, and a session can be only one member of a job. CAIRN_ERR_REFUSED: 64 jobs are open in
+ * this session. CAIRN_ERR_INVALID: name or spec, with field, value and what is allowed;
  * CAIRN_ERR_UNSUPPORTED; CAIRN_ERR_NO_MEMORY, CAIRN_ERR_NO_SPACE: the shards have no room;
  * CAIRN_ERR_NONFINITE, CAIRN_ERR_IO: init_from cannot be used; CAIRN_ERR_JOB_LOST.
- * CAIRN_ERR_PLACE_TAKEN, CAIRN_ERR_EXISTS: see open_flags. CAIRN_ERR_TIMEOUT: nothing is open here;
- * a job that did not exist may have been created, or may still be created, with this spec; the call
- * may be repeated, and finds that job. */
+ * CAIRN_ERR_PLACE_TAKEN, CAIRN_ERR_EXISTS: see open_flags. CAIRN_ERR_TIMEOUT: nothing is open here; a
+ * job that did not exist may have been created, or may still be created, with this spec. The call may
+ * be repeated, and then finds that job. */
 CAIRN_EXPORT cairn_status cairn_job_open(cairn_session *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
@@ -796,8 +807,9 @@ struct cairn_job_info {
     uint32_t workers_max; /* 0: as many as the cluster's round.workers_max */
     uint64_t global_batch, seed;
     uint64_t revision; /* counts amendments; as of when this handle was opened */
-    /* As of when this session first opened the job: the worker that had created it ("worker
-     * trainer-4711"; "": not known), and, if the job had taken steps by then (found), its step */
+    /* As of when this session first opened the job. made_by: the worker that had created the job
+     * ("worker trainer-4711"; "": not known). found: the job had taken steps by then; found_step: its
+     * step */
     const char *made_by;
     uint64_t found_step;
     bool found;
@@ -808,19 +820,20 @@ CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
  * tensor. Set out->struct_size first. */
 CAIRN_EXPORT cairn_status cairn_job_tensor(cairn_job *job, size_t index,
                                            struct cairn_tensor *out) CAIRN_CHECKED;
-/* Leaves the job. A round that this worker has not committed is abandoned for the others. Open
- * operations fail with CAIRN_ERR_CANCELED, and must still be given to cairn_wait, which frees them. */
+/* Leaves the job. A round that this worker has not committed is abandoned for the others. Operations in
+ * progress fail with CAIRN_ERR_CANCELED, and must still be given to cairn_wait, which frees them. */
 CAIRN_EXPORT void cairn_job_close(cairn_job *job);
 
-/* Tensor parallelism: declares which boxes this worker holds, of ranks 0 to world - 1; a tensor
- * that is not listed is held whole. Two ranks hold the same box (replicas) or boxes without a
- * common element, and all ranks together hold every tensor; CAIRN_ERR_MISMATCH names the tensor,
- * the ranks, the overlap or the hole. The call is collective: every worker makes it after opening
- * the job, and may make it again (all of them, with other boxes if need be) between rounds (within
- * one it is CAIRN_ERR_BUSY); it returns when all have called. CAIRN_ERR_TIMEOUT names the workers that
- * have not called. Rounds then consist of exactly these ranks; a worker that takes the place of one
- * that died declares, too. Without the call, and after it with world 0, every worker holds whole
- * tensors. A job with global_batch has no tiles: CAIRN_ERR_REFUSED. */
+/* Tensor parallelism: declares which boxes this worker holds; the ranks are 0 to world - 1. A tensor
+ * that is not listed is held whole. Any two ranks must hold the same box (replicas) or boxes without a
+ * common element, and all ranks together must hold every tensor; CAIRN_ERR_MISMATCH names the tensor,
+ * the ranks, and the overlap or the hole. The call is collective: every worker makes the call after
+ * opening the job, and the call returns when all workers have made it. CAIRN_ERR_TIMEOUT names the
+ * workers that have not. All workers may make the call again between rounds, with other boxes if
+ * needed; within a round the call is CAIRN_ERR_BUSY. Rounds then consist of exactly these ranks; a
+ * worker that replaces a dead worker also declares its boxes. Every worker holds whole tensors if the
+ * call was never made, or was last made with world 0. A job with global_batch has no tiles:
+ * CAIRN_ERR_REFUSED. */
 CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *tiles,
                                       size_t tile_count, uint32_t world,
                                       int timeout_ms) CAIRN_CHECKED;
@@ -837,17 +850,18 @@ struct cairn_tie {
 struct cairn_setting {
     const char *key, *value;
 };
-/* A change to a job while it trains: any of its workers makes it, and it holds for all of them. */
+/* A change to a job while it trains: any worker of the job makes the change, and the change holds for
+ * all workers. */
 struct cairn_amend {
     size_t struct_size;
     /* The revision that the job must have (struct cairn_round), else CAIRN_ERR_STALE; 0 = any */
     uint64_t revision;
-    /* Replace hyper-parameters and schedule of the groups of these names; the optimizer must be the
-     * same, and keep the same state: SGD cannot get or lose its momentum */
+    /* The groups with these names get these hyper-parameters and schedules. The optimizer must stay the
+     * same and keep the same state: SGD cannot gain or lose its momentum */
     const struct cairn_group *groups;
     size_t group_count;
-    /* Groups whose tensors do not change from now on: no gradient (cairn_push gives
-     * CAIRN_ERR_REFUSED), no decay, no part in the norm. Their state is kept */
+    /* Groups whose tensors do not change from now on: the tensors get no gradient (cairn_push gives
+     * CAIRN_ERR_REFUSED) and no decay, and do not count in the norm. Their state is kept */
     const char *const *freeze;
     size_t freeze_count;
     const char *const *unfreeze;
@@ -865,8 +879,8 @@ struct cairn_amend {
      * trained from now on; the tensor's moments begin at 0. NULL: the job's only group, else
      * "default" */
     const char *const *unfreeze_tensor_groups;
-    /* New tensors, each with an init, since no worker puts them; a trained tensor that names no group
-     * joins "default". An alias is refused: add the tensor, and tie it */
+    /* New tensors. Each needs an init, since no worker puts it; a trained tensor that names no group
+     * joins "default". An alias is refused: add the tensor, and tie it (ties) */
     const struct cairn_tensor *add;
     size_t add_count;
     const struct cairn_tie *ties; /* done after add */
@@ -876,9 +890,10 @@ struct cairn_amend {
     uint32_t shard_loss_wait_s;
     bool set_snapshots, set_shard_loss;
     uint8_t reserved_losses[2];
-    /* Bounds of the number of workers, as in cairn_job_spec. They take effect at once: if workers_min
-     * is lowered, workers that wait for it go on without the missing ones. Attached workers stay: a
-     * workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both bounds stay unchanged. */
+    /* Bounds of the number of workers, as in cairn_job_spec. The bounds take effect at once: if
+     * workers_min is lowered, waiting workers continue without the missing workers. Attached workers
+     * stay, so a workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both bounds stay
+     * unchanged. */
     uint32_t workers_min, workers_max;
     cairn_worker_loss on_worker_loss; /* if set_worker_loss, and worker_loss_wait_s */
     uint32_t worker_loss_wait_s;
@@ -891,81 +906,83 @@ struct cairn_amend {
     cairn_snapshot_staging snapshot_staging;
     bool snapshot_fallback, set_snapshot_rules;
     uint8_t reserved_settings[2];
-    /* Fields by their names, done last; at most 1,024. cairn_job_amend makes its new generation for
-     * stage (1, 2 and 3), micro_batches, global_batch, seed, wire, window, client_state_max,
-     * on_nonfinite, skips_max, missing_gradients, and loss_scale (which begins anew) with its policy
-     * and bounds. CAIRN_ERR_UNSUPPORTED: a field that only a new job made from a snapshot can have
-     * changed (chunk_leaves, spread, reduce_groups, offload_fraction, buffers_every, stage 0), with
-     * the `cairn job create` that makes that job; or a field that says how the job began, and never
-     * changes. CAIRN_ERR_INVALID names field, value and what is allowed. */
+    /* Fields of the spec by their names, at most 1,024; they are changed last. cairn_job_amend makes a
+     * new generation for stage (1, 2 and 3), micro_batches, global_batch, seed, wire, window,
+     * client_state_max, on_nonfinite, skips_max, missing_gradients, and loss_scale (which begins anew)
+     * with its policy and bounds. CAIRN_ERR_UNSUPPORTED: the field can be changed only in a new job
+     * made from a snapshot (chunk_leaves, spread, reduce_groups, offload_fraction, buffers_every, stage
+     * 0), and the error gives the `cairn job create` that makes that job; or the field says how the job
+     * began, and never changes. CAIRN_ERR_INVALID names field, value and what is allowed. */
     const struct cairn_setting *settings;
     size_t setting_count;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that the amendment is durable and that the next
- * round that opens uses it; an open round ends by the terms it began with. Workers attach with the
- * spec from before or after the amendment. Schedules depend on the step of the job, not on steps since
- * the amendment. Bias corrections, and SGD's first momentum, depend on each tensor's own count of
- * updates, as in torch: a step in which the tensor was frozen does not count, and a tensor that is
- * added, or trained for the first time, begins at its first. An amendment is refused as a whole or
- * done as a whole: CAIRN_ERR_INVALID (also: more than 24,576 runs of neighbours, by name, would have
- * counts of their own), CAIRN_ERR_NOT_FOUND (no such group or tensor), CAIRN_ERR_EXISTS (a tensor of
- * that name), CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE.
+ * round that opens uses it; an open round ends under the terms that it began with. Workers may attach
+ * with the spec from before the amendment or from after it. Schedules depend on the step of the job,
+ * not on steps since the amendment. Bias corrections, and SGD's first momentum, depend on each tensor's
+ * own count of updates, as in torch: a step in which the tensor was frozen does not count, and a tensor
+ * that is added, or trained for the first time, begins with its own first update. An amendment is
+ * refused as a whole or done as a whole: CAIRN_ERR_INVALID (also if more than 24,576 runs of
+ * neighbouring tensors, in the order of names, would have counts of their own), CAIRN_ERR_NOT_FOUND (no
+ * such group or tensor), CAIRN_ERR_EXISTS (a tensor of that name), CAIRN_ERR_UNSUPPORTED (another
+ * optimizer), CAIRN_ERR_STALE.
  *   Tensors that are added, tied, or trained for the first time, and settings that need it
  * (cairn_amend.settings), make a new version, (generation + 1, the same step), of the state that the
  * shards have. An open round of the caller is void (CAIRN_ERR_EPOCH_CHANGED); then every handle of the
  * job, the caller's too, gives CAIRN_ERR_REOPEN, because the job's tensors or terms have changed:
- * close the handle and open the job again. A worker with the spec from before may go on with that
- * spec, and may push and fetch the new tensors as well; to tensors that it does not push it
+ * close the handle and open the job again. A worker with the spec from before may continue with that
+ * spec, and may push and fetch the new tensors as well; to tensors that the worker does not push it
  * contributes nothing. A worker that lists the new tensors may leave their init out. CAIRN_ERR_BUSY: a
- * snapshot or digest is being taken. CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a
- * shard has no room for the old and the new part together; the error gives the numbers. After these
- * errors the job goes on unchanged; after CAIRN_ERR_TIMEOUT it may still be amended. */
+ * snapshot or digest is being taken. CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a shard
+ * has no room for the old and the new part together; the error gives the numbers. After these errors
+ * the job continues unchanged; after CAIRN_ERR_TIMEOUT the job may still be amended. */
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* Puts initial state: `plane` is "param", `box` is what this worker holds (NULL means the same). The
- * worker of rank 0 may also put whole "exp_avg" and "exp_avg_sq" of trained tensors, in CAIRN_F32, as
- * from a checkpoint; moments that are not put are 0, and so are those of a worker that was gone before
- * its cairn_init_done. Without tiles the worker of rank 0 puts everything. With tiles every worker
- * puts what it holds (replicas put the same values: cairn_init_done compares them), or rank 0 puts
- * every tensor whole, giving a box that says so. Each plane is put once: CAIRN_ERR_EXISTS if it was
- * put already, if the shards make it (init, init_from), or if the job is initialized, so nothing is
- * left to put. A job whose tensors are all made by the shards initializes itself. Without tiles a
- * worker of another rank may put the same tensors before the first update: they are not sent, and
- * cairn_init_done compares them with the tensors of rank 0; moments are not compared. The values are
- * not checked: with a NaN in them the gradients are not finite, and rounds are skipped, or fail, by
- * on_nonfinite. The call waits for no shard and hashes the tensor; for a GPU's memory it waits for
- * mem.stream, and copies the memory. */
+/* Puts initial state: `plane` is "param", `box` is the box that this worker holds, or NULL, which means
+ * the same. The worker of rank 0 may also put whole "exp_avg" and "exp_avg_sq" of trained tensors, in
+ * CAIRN_F32, for example from a checkpoint. Moments that are not put are 0, and so are the moments from
+ * a worker that was gone before its cairn_init_done. Without tiles the worker of rank 0 puts
+ * everything. With tiles every worker puts what it holds (replicas put the same values: cairn_init_done
+ * compares them), or rank 0 puts every tensor whole, giving the whole tensor's box. Each plane is put
+ * once: CAIRN_ERR_EXISTS if it was put already, if the shards make it (init, init_from), or if the job
+ * is already initialized. A job is initialized without any put if the shards make all of its tensors.
+ * Without tiles a worker of another rank may put the same tensors before the first update: these
+ * tensors are not sent, but cairn_init_done compares them with the tensors of rank 0; moments are not
+ * compared. The values are not checked: if one is NaN, the gradients will not be finite, and rounds are
+ * skipped or fail, according to on_nonfinite. The call waits for no shard and hashes the tensor; for a
+ * GPU's memory it waits for mem.stream, and copies the memory. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;
-/* Every worker calls it before its first round. The call waits for this worker's puts, then until
- * the job is sealed, which happens when rank 0 (with tiles: every worker) has reached this call; it
- * returns at once if the job is initialized already. CAIRN_ERR_NOT_READY names tensors that were not
- * put: put them. Tensors that were put before are kept, and may be put again with the same values only
- * (CAIRN_ERR_EXISTS: the values differ; `cairn job drop` to begin anew). A put that failed makes this
- * call fail, too, until that tensor is put again. CAIRN_ERR_MISMATCH: this rank put other tensors, or
- * other bits (BLAKE2b), than rank 0. With tiles the error comes on all ranks, and names a tensor and
- * two ranks that hold the same box and put other bits; all may put again (not compared beyond 32,768
- * tensors). `digest`: NULL, or 32 bytes of the caller that must be the same on all ranks that give a
- * digest. The coordinator compares the digests that it received, and does not keep them over a
- * restart. */
+/* Every worker calls cairn_init_done before its first round. The call waits for this worker's puts, and
+ * then until the job is sealed. The job is sealed when rank 0 (with tiles: every worker) has reached
+ * this call. The call returns at once if the job is initialized already. CAIRN_ERR_NOT_READY names
+ * tensors that were not put: put them. Tensors that were put before are kept, and may be put again only
+ * with the same values. CAIRN_ERR_EXISTS: the values differ; use `cairn job drop` to begin anew. A put
+ * that failed makes this call fail, too, until that tensor is put again. CAIRN_ERR_MISMATCH: this rank
+ * put other tensors, or other bits (BLAKE2b), than rank 0. With tiles all ranks get the error, which
+ * names a tensor and two ranks that hold the same box and put different bits; all ranks may put again.
+ * Beyond 32,768 tensors the bits are not compared with tiles. `digest`: NULL, or 32 bytes of the caller
+ * that must be the same on all ranks that give a digest. The coordinator compares the digests that it
+ * received, and does not keep them over a restart. */
 CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* Writes planes at a step boundary, outside the optimizer. begin waits for the open round to end (a
- * round that would wait for this worker is void); until end, no round opens (other workers wait in
- * round_begin). Between begin and end cairn_put gives tensors of any kind, in CAIRN_F32, "param",
- * "exp_avg" or "exp_avg_sq": any boxes of them that have no element in common (else CAIRN_ERR_EXISTS;
- * box NULL: what this worker holds, and if that is a tile, mem.bytes must be given); blobs in
- * CAIRN_U8, whole. Elements that are not put keep their values. With global_batch a buffer is put by
- * the worker that had the last micro-batch in its last round, and must come from that micro-batch
- * (CAIRN_ERR_REFUSED: another worker put it). end makes all that was put one new version, (generation
- * + 1, the same step), on all shards alike; fetches see the old version or the new one. A writer that
- * dies, fails a put, or takes longer than the cluster's step_deadline has written nothing. Any worker
- * may write when it has no round open. begin: CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT,
- * the request is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again;
- * CAIRN_ERR_TIMEOUT, call it again. */
+/* Writes planes at a step boundary, outside the optimizer. cairn_write_begin waits for the open round
+ * to end (a round that would wait for this worker is void). No round opens until cairn_write_end; other
+ * workers wait in cairn_round_begin. Between the two calls cairn_put gives the planes "param",
+ * "exp_avg" or "exp_avg_sq" of tensors of any kind, in CAIRN_F32, in any boxes that have no element in
+ * common (else CAIRN_ERR_EXISTS). Box NULL is what this worker holds; if this is a tile, mem.bytes must
+ * be given. Blobs are put whole, in CAIRN_U8. Elements that are not put keep their values. With
+ * global_batch a buffer is put by the worker that had the last micro-batch in its last round, and must
+ * come from that micro-batch (CAIRN_ERR_REFUSED: another worker put it). cairn_write_end makes one new
+ * version, (generation + 1, the same step), of everything that was put, on all shards; fetches see
+ * either the old version or the new one. A writer that dies, fails a put, or takes longer than the
+ * cluster's step_deadline has written nothing. Any worker may write when it has no round open.
+ * cairn_write_begin: CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT, the request is withdrawn.
+ * cairn_write_end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin the write again;
+ * CAIRN_ERR_TIMEOUT, call cairn_write_end again. */
 CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;
@@ -974,48 +991,48 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
  * CAIRN_ERR_TIMEOUT names what the call waited for (workers below workers_min, a shard that is away,
  * an open write, this worker's own included); CAIRN_ERR_NOT_READY: cairn_init_done was not called;
  * CAIRN_ERR_FENCED: another worker has this one's rank now; CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED:
- * skips_max rounds in a row were skipped, or the last update left results that are not finite, or a
- * worker was lost, and the job's policy is to fail; CAIRN_ERR_ROLLED_BACK, from every call with the
+ * skips_max rounds in a row were skipped, or the job's policy is to fail and the last update left
+ * results that are not finite or a worker was lost; CAIRN_ERR_ROLLED_BACK, from every call with the
  * job's handle: the job was, or is being, restored from a snapshot. Close the handle and open the job
  * again, in the same session and with the same spec: cairn_job_open waits for the restore, and the
  * newest version (cairn_version_wait, cairn_client_state) says where the trainer continues. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
-/* Returns a seed, below 2^63, for what is random in a micro-batch (dropout, the order of the rows): a
- * function of the job's seed, the round's index and the number of the micro-batch, so the seed is the
- * same on every worker, and when a void round is computed again. With global_batch `micro` is that
- * number; else `micro` is one of this worker's and the number is micro * world + rank. With
- * splitmix64's mix(x),
+/* Returns a seed, below 2^63, for what is random in a micro-batch (dropout, the order of the rows). The
+ * seed is a function of the job's seed, the round's index and the number of the micro-batch, so it is
+ * the same on every worker, and when a void round is computed again. With global_batch `micro` is
+ * itself the number of the micro-batch; else `micro` is the index among this worker's micro-batches,
+ * and the number is micro * world + rank. With splitmix64's mix(x),
  *   x += 0x9e3779b97f4a7c15; x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
  *   x = (x ^ x >> 27) * 0x94d049bb133111eb; x ^ x >> 31
  * the seed is mix(mix(mix(seed) ^ index) ^ number) >> 1. It is 0 if `round` is not given, or comes
  * from an older cairn.h. */
 CAIRN_EXPORT uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro);
-/* Pushes the gradient of what this worker holds of a tensor (`box` NULL, or just that), for this
- * round and micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight
- * counts. A tensor is pushed once a micro-batch (else CAIRN_ERR_EXISTS); micro-batches come in
- * order, with global_batch by their numbers in the step (CAIRN_ERR_INVALID: the micro-batch is
- * another worker's). CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: no round is
- * begun. CAIRN_ERR_STALE: the round is committed, or is not the open one; call cairn_round_begin.
- * In stages 0 and 1 with several micro-batches the call copies: the operation completes at once. A
- * micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. The call does not wait for a
- * shard.
- *   A GPU's memory is pushed as it is when all that was queued on mem.stream before the call is
- * done. The call does not wait for the stream, unless the host has to read the memory: in stages 0 and
- * 1 with several micro-batches, with strides, and for aliases of boxes. Everything that is given later
- * in the round is sent after it. If the queued work fails, the job's handle fails, too, with
- * CAIRN_ERR_IO. */
+/* Pushes the gradient of the part of a tensor that this worker holds (`box` NULL, or exactly that box),
+ * for this round and micro-batch. The gradient is multiplied by the loss scale, and summed (not
+ * averaged) over everything that the weight counts. A tensor is pushed once a micro-batch (else
+ * CAIRN_ERR_EXISTS); micro-batches come in order, with global_batch by their numbers in the step
+ * (CAIRN_ERR_INVALID: the micro-batch is another worker's). CAIRN_ERR_EPOCH_CHANGED: the round is void.
+ * CAIRN_ERR_INVALID: no round is begun. CAIRN_ERR_STALE: the round is committed, or is not the open
+ * one; call cairn_round_begin. In stages 0 and 1 with several micro-batches the call copies the
+ * gradient, and the operation completes at once. A micro-batch beyond the job's micro_batches is
+ * CAIRN_ERR_INVALID. The call does not wait for a shard.
+ *   A GPU's memory is pushed with the contents that it has when all work queued on mem.stream before
+ * the call is done. The call waits for the stream only if the host has to read the memory: in stages 0
+ * and 1 with several micro-batches, with strides, and for aliases of boxes. Everything that is given
+ * later in the round is sent after this push. If the queued work fails, the job's handle fails, too,
+ * with CAIRN_ERR_IO. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
                                      cairn_op **op_out) CAIRN_CHECKED;
 /* Many tensors at once: a list is described once, and then pushed or fetched as often as wanted, as
- * one operation, at the cost of a few microseconds a tensor. The description is copied, but not the
- * memory itself, whose address must stay valid. A list is checked as a whole, when it is described and
- * again when it is posted: if one entry is wrong, no entry is sent, and cairn_error() begins
- * "entry 3 of the list (name): ". A list of pushes must not have a tensor twice (CAIRN_ERR_EXISTS),
- * nor an alias of a box (CAIRN_ERR_UNSUPPORTED). A list may be posted by several threads, and posted
- * again before its operation is over. */
+ * one operation, at the cost of a few microseconds a tensor. The description is copied, but the
+ * tensors' memory is not: its addresses must stay valid. A list is checked as a whole, when it is
+ * described and again when it is posted: if one entry is wrong, no entry is sent, and cairn_error()
+ * begins "entry 3 of the list (name): ". A list of pushes must not have a tensor twice
+ * (CAIRN_ERR_EXISTS), nor an alias of a box (CAIRN_ERR_UNSUPPORTED). A list may be posted by several
+ * threads, and posted again before its operation is over. */
 struct cairn_part {
     size_t struct_size;
     const char *tensor;
@@ -1031,44 +1048,44 @@ CAIRN_EXPORT cairn_status cairn_fetch_list(cairn_job *job, const char *plane,
  * the job's end, calls with the list give CAIRN_ERR_HANDLE. NULL is allowed. */
 CAIRN_EXPORT void cairn_list_close(cairn_list *list);
 /* Push or fetch each tensor of the list, and fail, as cairn_push and cairn_fetch do; for pushes op_out
- * may be NULL, and the commit then waits for them. CAIRN_ERR_HANDLE is also the error for a list of
- * the other kind. If an entry fails, the operation has that entry's status, and ends when all entries
- * have ended. */
+ * may be NULL, and the commit then waits for the pushes. CAIRN_ERR_HANDLE is also the error for a list
+ * of the other kind. If an entry fails, the operation has that entry's status, and ends when all
+ * entries have ended. */
 CAIRN_EXPORT cairn_status cairn_push_many(cairn_list *list, const struct cairn_round *round,
                                           uint32_t micro, cairn_op **op_out) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_fetch_many(cairn_list *list, struct cairn_version version,
                                            cairn_op **op_out) CAIRN_CHECKED;
 /* Ends micro-batch `micro`: tensors not pushed are absent from it. Fails as cairn_push does;
- * CAIRN_ERR_INVALID, too, if another micro-batch is being filled. */
+ * also gives CAIRN_ERR_INVALID if another micro-batch is being filled. */
 CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_round *round,
                                           uint32_t micro) CAIRN_CHECKED;
-/* Commits this worker's part with an integer weight (0 = one a micro-batch, CAIRN_WEIGHT_NONE = 0,
- * for a worker that counts tokens and has none), ends the last micro-batch if that is not done, and
- * waits for the round's end. The sum of all contributions is divided by the sum of all weights (and
- * the loss scale): where several workers compute parts of one batch, as in tensor parallelism, one of
- * them counts the batch and the others give CAIRN_WEIGHT_NONE. A weight is at most 2^53, and so is the
- * sum of all workers' weights (else CAIRN_ERR_INVALID: for one weight at once here, for the sum at the
- * worker that exceeded it, and the round is void for all). CAIRN_OK: the update is applied and
- * published (or skipped: out->applied), and every push's buffer is the caller's again.
- * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
- * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round and weight to wait
- * on. CAIRN_ERR_INVALID: the weight is not the one that the round was committed with; nothing changes.
- * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused this worker's data; the round is given up
- * too.
- *   A commit without any push is a contribution of zeros with its weight (or leaves tensors alone,
- * by cairn_job_spec.missing_gradients). With global_batch the weight is that of this worker's
- * micro-batches together, and all of these but the last one must have been ended (else
+/* Commits this worker's part with an integer weight, ends the last micro-batch if it is not ended yet,
+ * and waits for the round's end. Weight 0 means one for each micro-batch; CAIRN_WEIGHT_NONE means a
+ * weight of zero, for a worker that counts tokens and has none. The sum of all contributions is divided
+ * by the sum of all weights (and the loss scale): where several workers compute parts of one batch, as
+ * in tensor parallelism, one of them counts the batch and the others give CAIRN_WEIGHT_NONE. A weight
+ * is at most 2^53, and so is the sum of all workers' weights. CAIRN_ERR_INVALID: one weight exceeds
+ * this bound (reported at once), or the sum does (reported to the worker that exceeded it, and the
+ * round is void for all). CAIRN_OK: the update is applied and published (or skipped: out->applied), and
+ * the buffers of all pushes are the caller's again. CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call
+ * round_begin again and recompute. CAIRN_ERR_TIMEOUT: the outcome is not known yet; call cairn_commit
+ * again with the same round and weight to continue to wait. CAIRN_ERR_INVALID: the weight is not the
+ * one that the round was committed with; nothing changes. CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a
+ * shard refused this worker's data, and the round is given up.
+ *   A commit without any push contributes zeros with the commit's weight, or leaves the tensors
+ * unchanged, depending on cairn_job_spec.missing_gradients. With global_batch the weight is the sum
+ * over this worker's micro-batches, and every one of these except the last must have been ended (else
  * CAIRN_ERR_INVALID); the weight of a surplus worker does not count. If all weights add up to 0, there
  * is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale stays.
  *
- * client_state: bytes of the trainer's own (where the data loader stands, a random state) that
- * belong to the version which this round makes: they are in its snapshots and content root, and are
- * restored with it. Rank 0 of the round gives them (the same ones when it calls again), whichever
- * worker that is: so with global_batch they must depend on the step alone. Given by another rank,
- * or without client_state_max, they are CAIRN_ERR_REFUSED; more than client_state_max are
- * CAIRN_ERR_INVALID. NULL: the version has none. A skipped round and a write keep the last ones. No
- * round ends before its rank 0 has committed; the bytes are sent to every shard, so keep them
- * small. */
+ * client_state: bytes of the trainer's own (the data loader's position, a random state) that belong to
+ * the version which this round makes. The bytes are in the version's snapshots and content root, and
+ * are restored with the version. Rank 0 of the round gives the bytes, and gives the same bytes if it
+ * calls again. Any worker may be rank 0, so with global_batch the bytes must depend on the step alone.
+ * Bytes from another rank, or without client_state_max, are CAIRN_ERR_REFUSED; more bytes than
+ * client_state_max are CAIRN_ERR_INVALID. NULL: the version has no client state. A skipped round and a
+ * write keep the last client state. No round ends before its rank 0 has committed. The bytes are sent
+ * to every shard, so keep them small. */
 #define CAIRN_WEIGHT_NONE UINT64_MAX
 CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
                                        uint64_t weight, const void *client_state,
@@ -1087,37 +1104,37 @@ CAIRN_EXPORT cairn_status cairn_pause(cairn_job *job, const char *what, int at_m
 /* Ends the pause; CAIRN_OK, too, if there was none. */
 CAIRN_EXPORT cairn_status cairn_pause_end(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 /* Sets the learning rate of a group (NULL = "default") whose schedule is CAIRN_SCHEDULE_DRIVEN,
- * from the next cairn_commit on until another is given. Every worker gives it before its first
- * commit (else that commit is CAIRN_ERR_INVALID), from its own scheduler, which the worker advances
- * when a round was applied (cairn_result.applied). The rate of the round's rank 0 counts, the same
- * double for all shards; it is kept with the version as client_state is, and a spec that begins with
- * another lr is no mismatch. The call does not wait. CAIRN_ERR_INVALID: the rate is not a number from
- * 0 to 1e18; CAIRN_ERR_NOT_FOUND: no such group; CAIRN_ERR_REFUSED: the group's schedule is not
- * driven, or this is a reader. */
+ * from the next cairn_commit on until another is given. Every worker sets the rate before its first
+ * commit (else that commit is CAIRN_ERR_INVALID). The rate comes from the worker's own scheduler, which
+ * the worker advances when a round was applied (cairn_result.applied). The round's rank 0 determines
+ * the rate, and all shards use the same double. The rate is kept with the version as client_state is; a
+ * spec that begins with another lr is no mismatch. The call does not wait. CAIRN_ERR_INVALID: the rate
+ * is not a number from 0 to 1e18; CAIRN_ERR_NOT_FOUND: no such group; CAIRN_ERR_REFUSED: the group's
+ * schedule is not driven, or this is a reader. */
 CAIRN_EXPORT cairn_status cairn_group_lr(cairn_job *job, const char *group,
                                          double lr) CAIRN_CHECKED;
 
 /* Gives up a round that this worker has not committed, and stays in the job. Gradients that were
  * pushed cannot be taken back: the round is void for all workers, which repeat the step. CAIRN_OK:
- * the round is void, and every push's buffer is the caller's again. CAIRN_ERR_STALE: the round is
- * committed, or not open. CAIRN_ERR_TIMEOUT: call again. A surplus worker has nothing to give up:
+ * the round is void, and the buffers of all pushes are the caller's again. CAIRN_ERR_STALE: the round
+ * is committed, or not open. CAIRN_ERR_TIMEOUT: call again. A surplus worker has nothing to give up:
  * the round goes on. */
 CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn_round *round,
                                               int timeout_ms) CAIRN_CHECKED;
 
 /* Reads a tensor or any box of it at a version, whichever workers hold it. `box` NULL is what this
- * worker holds: the whole tensor, or its tile, whose size mem.bytes must then give (else
- * CAIRN_ERR_INVALID: a caller that expects the whole tensor would find the rest of its memory
- * unchanged). A worker that holds a tile reads the whole tensor by giving a box of the whole. `mem` is
- * the memory of the box. `plane`: "wire" (the published copy, NULL means it), "param", "exp_avg",
- * "exp_avg_sq" (these only at the newest version). The operation fails with CAIRN_ERR_VERSION_GONE if
- * the version is no longer kept, and with CAIRN_ERR_NOT_READY if it is not published yet. op_out must
- * be given: nothing else says when the memory is filled.
- *   A GPU's memory must be dense (else CAIRN_ERR_UNSUPPORTED), and is written when all that is
- * queued on mem.stream at the call is done. Whole tensors of the wire plane that the shards publish
- * on that GPU (cairn_opts.device) are copied on the GPU, past the host
- * (cairn_stats.device_fetched_bytes); all else lands in pinned host memory, chunk by chunk, and is
- * copied from there.
+ * worker holds: the whole tensor, or the worker's tile. If it is a tile, mem.bytes must give the tile's
+ * size, else CAIRN_ERR_INVALID: a caller that expects the whole tensor would find the rest of its
+ * memory unchanged. A worker that holds a tile reads the whole tensor by giving a box of the whole.
+ * `mem` is the memory of the box. `plane`: "wire" (the published copy, NULL means it), "param",
+ * "exp_avg", "exp_avg_sq" (these only at the newest version). The operation fails with
+ * CAIRN_ERR_VERSION_GONE if the version is no longer kept, and with CAIRN_ERR_NOT_READY if it is not
+ * published yet. op_out must be given, because only the operation says when the memory is filled.
+ *   A GPU's memory must be dense (else CAIRN_ERR_UNSUPPORTED). It is written after all work that is
+ * queued on mem.stream at the time of the call is done. Whole tensors of the wire plane that the shards
+ * publish on that GPU (cairn_opts.device) are copied on the GPU, without passing through the host
+ * (cairn_stats.device_fetched_bytes); everything else is received in pinned host memory, chunk by
+ * chunk, and copied from there.
  *
  * The newest version and the one before are kept, so a round's own version stays until the round
  * after it ends, and training never waits for readers; other versions are kept while they are
@@ -1126,21 +1143,22 @@ CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version versi
                                       const char *tensor, const char *plane,
                                       const struct cairn_box *box, const struct cairn_mem *mem,
                                       cairn_op **op_out) CAIRN_CHECKED;
-/* Waits for a version at least as new; {0, 0} gives the newest at once. CAIRN_ERR_BUSY: eight
- * threads of this worker or reader are waiting already, here and in cairn_client_state. */
+/* Waits until the newest version is at_least or newer; {0, 0} gives the newest version at once.
+ * CAIRN_ERR_BUSY: eight threads of this worker or reader are waiting already, here and in
+ * cairn_client_state. */
 CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_version at_least,
                                              int timeout_ms,
                                              struct cairn_version *out) CAIRN_CHECKED;
 /* Leases a version of the published copies (plane "wire", cairn_map), so that the version stays
- * readable for a reader slower than two updates: `version`, or {0, 0} for the newest (out: which
- * version), for ttl_ms from now. A second call renews the lease, until ttl_ms from then if that is
- * later; a job handle has at most one lease of a version. The library renews no lease: a reader that
- * hangs must not hold memory. All shards keep the version or none does: CAIRN_ERR_VERSION_GONE,
- * CAIRN_ERR_NO_MEMORY (a shard's memory.limit has no room for one copy more), CAIRN_ERR_BUSY
- * (leases.versions_max, 4, versions are leased), CAIRN_ERR_INVALID (over leases.ttl_max, 10 min). A
- * lease ends with cairn_lease_end, when its time is over, with the job handle, or with the connection
- * to the coordinator (renew it then: shards hold the version for a quarter longer, unless others need
- * its room). No update waits for a lease. */
+ * readable for a reader slower than two updates: it leases `version`, or the newest version for {0, 0},
+ * for ttl_ms from now; *out is the leased version. A second call renews the lease: the lease then ends
+ * ttl_ms after that call, or at its earlier end if that is later; a job handle has at most one lease of
+ * a version. The library renews no lease: a reader that hangs must not hold memory. All shards keep the
+ * version or none does: CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NO_MEMORY (a shard's memory.limit has no room
+ * for one copy more), CAIRN_ERR_BUSY (leases.versions_max, 4, versions are leased), CAIRN_ERR_INVALID
+ * (over leases.ttl_max, 10 min). A lease ends with cairn_lease_end, when its time is over, with the job
+ * handle, or with the connection to the coordinator (renew it then: shards keep the version for a
+ * quarter of the time longer, unless its room is needed). No update waits for a lease. */
 CAIRN_EXPORT cairn_status cairn_lease(cairn_job *job, struct cairn_version version, int ttl_ms,
                                       int timeout_ms, struct cairn_version *out) CAIRN_CHECKED;
 /* Ends a lease; CAIRN_OK, too, if there is none. CAIRN_ERR_TIMEOUT: the lease ends when its time is
@@ -1148,46 +1166,47 @@ CAIRN_EXPORT cairn_status cairn_lease(cairn_job *job, struct cairn_version versi
 CAIRN_EXPORT cairn_status cairn_lease_end(cairn_job *job, struct cairn_version version,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* A trainer of stage 3 has only a few units in memory at a time: it fetches one, computes, and gives
- * it back.
+/* A trainer of stage 3 has only a few units in memory at a time: it fetches a unit, computes with it,
+ * and gives the unit back.
  *
- * cairn_prefetch says that these units will be mapped soon. The call is a hint, and begins to gather
- * the units that fit into the window (cairn_opts.prefetch_units), where the oldest units that are not
- * mapped make room. Units of an older version that are gathered but not mapped are dropped. Name a
- * unit as its tensors do; else CAIRN_ERR_NOT_FOUND. */
+ * cairn_prefetch says that these units will be mapped soon. The call is a hint. It begins to gather the
+ * units that fit into the window (cairn_opts.prefetch_units); the oldest units in the window that are
+ * not mapped make room. Units of an older version that are gathered but not mapped are dropped. Give a
+ * unit's name as it stands in its tensors (cairn_tensor.unit); else CAIRN_ERR_NOT_FOUND. */
 CAIRN_EXPORT cairn_status cairn_prefetch(cairn_job *job, struct cairn_version version,
                                          const char *const *units, size_t unit_count) CAIRN_CHECKED;
-/* Lends all tensors of a unit, gathered in the library's memory: `views` are filled at once, the data
- * that they point to is valid when the operation is complete. A unit mapped twice at a version shares
- * one memory. *view_count: in, the room in `views`; out, the unit's tensors, in bytewise order of
- * their names; CAIRN_ERR_INVALID, with the number needed, if there is no room for them. Set
- * views[0].struct_size. A map beyond the window is not refused, but counted
+/* Lends all tensors of a unit, gathered in the library's memory: `views` are filled at once, but the
+ * data that the views point to is valid only when the operation is complete. Two maps of a unit at one
+ * version share the same memory. *view_count: in, the room in `views`; out, the unit's tensors, in
+ * bytewise order of their names; CAIRN_ERR_INVALID, with the number needed, if there is no room for
+ * them. Set views[0].struct_size. A map beyond the window is not refused, but counted
  * (cairn_stats.maps_over_window).
- *   Views hold until cairn_unmap, or cairn_job_close. Views of the version of the worker's open
- * round have its values until the next cairn_round_begin. Views that shards of this host lend
- * (cairn_stats.maps_lent) are the shards' memory, without a lease: at another version they have its
- * values until two updates later, when a new version takes its place, or longer with cairn_lease,
- * until the lease ends; cairn_unmap then says CAIRN_ERR_VERSION_GONE, and what was read since may
- * be of either version. Gathered views are the library's memory, and hold in any case. The operation
- * fails as an operation of cairn_fetch does; then nothing is on loan. */
+ *   Views are valid until cairn_unmap, or cairn_job_close. A view of the version that the worker's open
+ * round uses keeps that version's values until the next cairn_round_begin. Views that shards of this
+ * host lend (cairn_stats.maps_lent) are the shards' memory, without a lease. At another version such a
+ * view keeps its values until a new version replaces it two updates later, or, with cairn_lease, until
+ * the lease ends. After that, cairn_unmap says CAIRN_ERR_VERSION_GONE, and data read since the
+ * replacement may be of either version. Gathered views are the library's memory, and always keep their
+ * values. The operation fails as an operation of cairn_fetch does; then nothing is on loan. */
 CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version, const char *unit,
                                     struct cairn_view *views, size_t *view_count,
                                     cairn_op **op_out) CAIRN_CHECKED;
-/* Like cairn_map, at addresses of a GPU (device: CAIRN_GPU(n); 0 is cairn_map): the views are where
- * the shards publish the unit on that GPU (cairn_opts.device), if each tensor of the unit lies on
- * one shard, else in memory of that GPU where the unit is gathered. No shard can keep this process
- * from writing there; a write spoils what this process and others read until the next versions, but
- * no state. Units that cairn_prefetch gathered lie in host memory, and are not used. */
+/* Like cairn_map, at addresses of a GPU (device: CAIRN_GPU(n); 0 is cairn_map): the views are where the
+ * shards publish the unit on that GPU (cairn_opts.device) if each tensor of the unit lies on one shard.
+ * Else the unit is gathered in memory of that GPU, and the views are there. No shard can keep this
+ * process from writing to published memory; such a write spoils what this process and other processes
+ * read until the next versions, but spoils no state. Units that cairn_prefetch gathered lie in host
+ * memory, and are not used. */
 CAIRN_EXPORT cairn_status cairn_map_device(cairn_job *job, struct cairn_version version,
                                            const char *unit, int device, struct cairn_view *views,
                                            size_t *view_count, cairn_op **op_out) CAIRN_CHECKED;
-/* Gives one cairn_map back, by any of its views. The memory is freed when no loan of it is left,
- * unless the unit was prefetched again since. CAIRN_ERR_INVALID: the view is not on loan.
- * CAIRN_ERR_VERSION_GONE: the map was given back, but a later version took its memory meanwhile (never
- * in the round whose version it is). For views on a GPU the call waits until all that is queued on
- * `stream`, a cudaStream_t of that GPU, is done; for views on the host `stream` is NULL. Nothing that
- * is still queued on another stream may read the views: afterwards the memory may be freed or
- * overwritten. */
+/* Ends one cairn_map; `view` is any one of the views that this cairn_map gave. The memory is freed when
+ * no loan of it is left, unless the unit was prefetched again since. CAIRN_ERR_INVALID: the view is not
+ * on loan. CAIRN_ERR_VERSION_GONE: the map was ended, but a later version had overwritten its memory
+ * (this never happens in the round that uses the map's version). For views on a GPU the call waits
+ * until all that is queued on `stream`, a cudaStream_t of that GPU, is done; for views on the host
+ * `stream` is NULL. No work that is still queued on another stream may read the views, because the
+ * memory may be freed or overwritten after this call. */
 CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *view,
                                       void *stream) CAIRN_CHECKED;
 
@@ -1195,48 +1214,51 @@ CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *v
  * CAIRN_ERR_TIMEOUT. Two threads may wait for one operation: both get its result if both wait when it
  * ends; a thread that calls later gets CAIRN_ERR_HANDLE. */
 CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED;
-/* Makes a stream wait for an operation: all that is queued on `stream`, a cudaStream_t of the
- * thread's current GPU (else of the operation's), after this call runs when the operation is over,
- * whether it succeeded or not; only cairn_wait, which must still be called, says which. A stream goes
- * on after 60 s at the latest, or 1 s after cairn_close began, even if a peer is dead or the driver
- * hangs; the operation then has CAIRN_ERR_CANCELED, or a worse status.
- *   Do not give the stream that the operation itself waits for, nor one that the operation comes to
- *   wait for by way of the hardware: streams of one priority share CUDA_DEVICE_MAX_CONNECTIONS
- *   queues (8; some trainers set 1), and all that is behind a wait in one of these queues waits,
- *   too. The library's own copies have the greatest priority for that reason; a stream that a
- *   pushed gradient comes from should have another priority than the stream that waits, or be done.
- *   CAIRN_ERR_UNSUPPORTED without CUDA. */
+/* Makes a stream wait for an operation: all work that is queued on `stream` after this call runs when
+ * the operation is over. `stream` is a cudaStream_t of the thread's current GPU, or, if the thread has
+ * none, of the operation's GPU. The stream does not show whether the operation succeeded; only
+ * cairn_wait, which must still be called, says so. A stream continues after 60 s at the latest, or 1 s
+ * after cairn_close began, even if a peer is dead or the driver hangs; the operation then has
+ * CAIRN_ERR_CANCELED, or a worse status.
+ *   Do not give the stream that the operation itself waits for, nor a stream on which the operation
+ * depends through the hardware: streams of one priority share CUDA_DEVICE_MAX_CONNECTIONS queues (8;
+ * some trainers set 1), and all work behind a wait in one of these queues waits, too. The library's own
+ * copies have the greatest priority for that reason; a stream that a pushed gradient comes from should
+ * have another priority than the stream that waits, or be done. CAIRN_ERR_UNSUPPORTED without CUDA. */
 CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
 
-/* Waits until one of the operations, all of one session, is over; returns its result, and frees it, as
- * cairn_wait does. ops[i] may be NULL, and is then skipped. *index_out: the index of that operation;
- * user_out, unless NULL: the pointer that cairn_op_set_user set for it. CAIRN_ERR_TIMEOUT: none is
- * over; *index_out is `count` then, as for every error of the call itself. The call takes the first
- * operation in the list that is over, so rotate the list if all operations are to have their turn. */
+/* Waits until one of the operations is over, and returns the operation's result and frees it, as
+ * cairn_wait does. All operations must be of one session. ops[i] may be NULL, and is then skipped.
+ * *index_out: the index of that operation; user_out, unless NULL: the pointer that cairn_op_set_user
+ * set for it. CAIRN_ERR_TIMEOUT: no operation is over. *index_out is `count` then, as for every error
+ * of the call itself. If several operations are over, the call takes the first one in the list, so
+ * rotate the list to treat all operations equally. */
 CAIRN_EXPORT cairn_status cairn_wait_any(cairn_op *const *ops, size_t count, int timeout_ms,
                                          size_t *index_out, void **user_out) CAIRN_CHECKED;
 /* Sets a pointer of the caller's own, for cairn_wait_any. */
 CAIRN_EXPORT cairn_status cairn_op_set_user(cairn_op *op, void *user) CAIRN_CHECKED;
 /* Cancels a fetch, or the fetch of a list, that is no longer wanted: the operation ends soon, with
- * CAIRN_ERR_CANCELED unless it was over. If it is canceled, the contents of its memory are undefined;
- * the memory is on loan until cairn_wait, which must still be called, says that the operation is over.
- * CAIRN_ERR_UNSUPPORTED: the operation is something else (a push belongs to its round:
- * cairn_round_abandon). The call does not wait. */
+ * CAIRN_ERR_CANCELED unless it was over already. If it is canceled, the contents of its memory are
+ * undefined; the memory is on loan until cairn_wait, which must still be called, says that the
+ * operation is over. CAIRN_ERR_UNSUPPORTED: the operation is something else (a push belongs to its
+ * round: cairn_round_abandon). The call does not wait. */
 CAIRN_EXPORT cairn_status cairn_cancel(cairn_op *op) CAIRN_CHECKED;
 
-/* Gives the client state of the newest version (from round_begin to commit: of the round's version),
- * to readers, too. *bytes_out: the number of bytes, 0 if the version has none; also set if the call
- * gives CAIRN_ERR_INVALID because they exceed `capacity`. buffer may be NULL with capacity 0, and
- * version_out NULL. Waits while a round is ending. */
+/* Gives the client state of the newest version, or, from cairn_round_begin to cairn_commit, of the
+ * round's version. Readers may call this, too. *bytes_out: the number of bytes, 0 if the version has
+ * none; also set if the call gives CAIRN_ERR_INVALID because they exceed `capacity`. buffer may be NULL
+ * with capacity 0, and version_out NULL. Waits while a round is ending. */
 CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_t capacity,
                                              int timeout_ms, size_t *bytes_out,
                                              struct cairn_version *version_out) CAIRN_CHECKED;
 
 /* Saves the newest version; any worker or reader may call it. id_out: the snapshot's name, which
  * `cairn snapshot restore` takes. CAIRN_ERR_BUSY: another snapshot or digest is being taken, or an
- * amendment made. CAIRN_ERR_NOT_READY, CAIRN_ERR_JOB_LOST, CAIRN_ERR_IO: there is nothing to save,
- * or a shard cannot. After CAIRN_ERR_TIMEOUT the snapshot goes on: see `cairn snapshot list`. */
-#define CAIRN_SNAPSHOT_WAIT 1u /* return when the snapshot is committed; without it, when begun */
+ * amendment made. CAIRN_ERR_NOT_READY, CAIRN_ERR_JOB_LOST, CAIRN_ERR_IO: there is nothing to save, or a
+ * shard cannot save its part. After CAIRN_ERR_TIMEOUT the snapshot continues: see `cairn snapshot
+ * list`. */
+/* return when the snapshot is committed; without this flag, when it is begun */
+#define CAIRN_SNAPSHOT_WAIT 1u
 CAIRN_EXPORT cairn_status cairn_snapshot(cairn_job *job, uint32_t flags, int timeout_ms,
                                          char id_out[64]) CAIRN_CHECKED;
 
@@ -1248,7 +1270,7 @@ struct cairn_job_entry {
     size_t struct_size;
     char name[256];
     char state[32];    /* "running", "lost", ...: as `cairn job list` has it */
-    char awaited[512]; /* whom or what the job waits for; "": it goes on */
+    char awaited[512]; /* whom or what the job waits for; "": nothing */
     struct cairn_version version;
     bool version_known; /* false: its shards have not reported yet, and version means nothing */
     bool reserved[7];
@@ -1260,21 +1282,21 @@ struct cairn_job_entry {
  * with room 0. */
 CAIRN_EXPORT cairn_status cairn_job_list(cairn_session *session, struct cairn_job_entry *entries,
                                          size_t *entry_count, int timeout_ms) CAIRN_CHECKED;
-/* Removes the job from the cluster; its snapshots stay. CAIRN_ERR_NOT_FOUND; CAIRN_ERR_BUSY names
- * who has the job open, or the operation on it that is in progress. CAIRN_DROP_FORCE expels the
- * members, and their calls then give CAIRN_ERR_CANCELED. After CAIRN_ERR_TIMEOUT the drop goes on. */
+/* Removes the job from the cluster; the job's snapshots stay. CAIRN_ERR_NOT_FOUND. CAIRN_ERR_BUSY names
+ * who has the job open, or the operation in progress on the job. CAIRN_DROP_FORCE expels the members,
+ * and their calls then give CAIRN_ERR_CANCELED. After CAIRN_ERR_TIMEOUT the drop continues. */
 #define CAIRN_DROP_FORCE 1u
 CAIRN_EXPORT cairn_status cairn_job_drop(cairn_session *session, const char *name, uint32_t flags,
                                          int timeout_ms) CAIRN_CHECKED;
-/* Makes the job from a snapshot: `snapshot` is an id of the job's own, "latest", or the path from
- * '/' of a snapshot's folder where the coordinator is (name NULL: the job name in the snapshot).
- * Workers open the job as usual, and those that had it open get CAIRN_ERR_ROLLED_BACK.
- * CAIRN_ERR_EXISTS: the job exists, and would lose what it has learned since; CAIRN_RESTORE_REPLACE
- * allows that. CAIRN_RESTORE_FALLBACK: if the snapshot is damaged, take the newest good one before it;
- * CAIRN_RESTORE_UNSIGNED, CAIRN_RESTORE_UNTRUSTED: take a snapshot without a signature, or one signed
- * by a key that the cluster does not trust. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_CORRUPT. After
- * CAIRN_ERR_TIMEOUT the restore goes on. Both results may be NULL: id_out, the snapshot that was
- * restored, and version_out, the version that the job has now. */
+/* Makes the job from a snapshot: `snapshot` is the id of a snapshot of this job, "latest", or the
+ * absolute path of a snapshot's folder on the coordinator's host (name NULL: the job name in the
+ * snapshot). Workers open the job as usual; workers that had the job open get CAIRN_ERR_ROLLED_BACK.
+ * CAIRN_ERR_EXISTS: the job exists, and would lose what it has learned since the snapshot;
+ * CAIRN_RESTORE_REPLACE allows this loss. CAIRN_RESTORE_FALLBACK: if the snapshot is damaged, take the
+ * newest good one before it; CAIRN_RESTORE_UNSIGNED, CAIRN_RESTORE_UNTRUSTED: take a snapshot without a
+ * signature, or one signed by a key that the cluster does not trust. CAIRN_ERR_NOT_FOUND,
+ * CAIRN_ERR_CORRUPT. After CAIRN_ERR_TIMEOUT the restore continues. Both results may be NULL: id_out,
+ * the snapshot that was restored, and version_out, the version that the job has now. */
 #define CAIRN_RESTORE_REPLACE   1u
 #define CAIRN_RESTORE_FALLBACK  2u
 #define CAIRN_RESTORE_UNSIGNED  4u

@@ -1,4 +1,4 @@
-/* The home on a card: shared by the files of gpu/cuda, and private to them.
+/* The home on a card: the declarations that the files of gpu/cuda share. Private to gpu/cuda.
  *
  *   home.c   the card: its selection and name
  *     │      planes: handles of at most 64 MiB, side by side in one reservation
@@ -7,8 +7,8 @@
  *     └──► run.c   work items ─► parts that fit a plan ─► copies in, kernels, copies out
  *
  * A single reservation of addresses holds all memory of the home: an address belongs to the home exactly if
- * it is in the reservation. Imports have a separate part of it, so they cannot use up the planes'
- * addresses.
+ * it is in the reservation. Imports have a separate part of the reservation, so they cannot use up the
+ * planes' addresses.
  *
  * The context is the card's primary context, so that other libraries of this process can share it; each
  * entry function makes it current in the calling thread (cuda_enter).
@@ -42,7 +42,7 @@ struct cuda {
     struct home home;     /* first */
     struct driver driver; /* constant, like all fields before imported_bytes */
     int device;
-    int peers[CAIRN_HOME_PEERS_MAX]; /* device numbers, parallel to info.peer_uuids */
+    int peers[CAIRN_HOME_PEERS_MAX]; /* device numbers; peers[i] has info.peer_uuids[i] */
     bool is_retained;
     struct CUctx_st *context;
     struct CUlib_st *library;
@@ -76,17 +76,17 @@ static inline struct cuda *home_cuda(struct home *home)
 
 /* Makes the context current in this thread. CAIRN_ERR_IO: the card has failed before. */
 CAIRN_MUST_CHECK cairn_status cuda_enter(struct cuda *cuda, struct sentence *why);
-/* The same for calls that free resources: enters even if the card has failed. */
+/* Like cuda_enter, for calls that free resources: enters even if the card has failed. */
 void cuda_enter_anyway(struct cuda *cuda);
 /* Converts a driver's result to a status: out of memory is CAIRN_ERR_NO_MEMORY, every other failure is
- * CAIRN_ERR_IO; a result that breaks the context (driver.h) breaks the home permanently. `doing` names the
- * operation in the error: "a launch of fold". */
+ * CAIRN_ERR_IO. A result that breaks the context (driver.h) also breaks the home permanently. `doing` names
+ * the operation in the error: "a launch of fold". */
 CAIRN_MUST_CHECK cairn_status cuda_check(struct cuda *cuda, int result, const char *doing,
                                          struct sentence *why);
 
-/* Waits until all work that is in the stream now is done; returns the driver's result. The thread sleeps
- * meanwhile, because of the kind of event, so that threads that wait for a card leave the processors to
- * others. */
+/* Waits until all work that is in the stream now is done; returns the driver's result. The event must be
+ * created with CAIRN_CUDA_EVENT: then the thread sleeps meanwhile, and leaves the processor to other
+ * threads. */
 int cuda_wait(const struct cuda *cuda, struct CUstream_st *stream, struct CUevent_st *event);
 
 /* ---- home.c, run.c: functions of the kind (gpu/home_kind.h) ---- */
@@ -118,7 +118,7 @@ cairn_status cuda_run_finish(struct home_stream *stream, struct sentence *why);
 #define CAIRN_CUDA_PLAN_BYTES_MAX ((size_t)4 << 20)
 #endif
 #define CAIRN_CUDA_PLAN_PARTS \
-    ((size_t)512) /* the most items of a kernel, copies in each direction, and ends */
+    ((size_t)512) /* the most items per kernel, the most copies in each direction, and the most ends */
 
 struct cuda_plan_side {
     uint8_t *host;   /* borrowed: [plan.bytes] */
@@ -155,7 +155,7 @@ struct cuda_plan {
     /* the work */
     struct cuda_plan_side in, out;
     struct cuda_plan_items kernels[CAIRN_KERNEL_COUNT];
-    size_t item_bytes; /* of all items, which are placed at the end of [0, in.used) */
+    size_t item_bytes; /* the bytes of all items, which are placed at the end of [0, in.used) */
     struct cuda_plan_copy *copies_in, *copies_out; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
     size_t in_count, out_count;
     struct cuda_plan_end *ends; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
@@ -163,10 +163,11 @@ struct cuda_plan {
     bool counts; /* device memory [0, out.used) must be 0 before kernels run */
 };
 
-/* The progress of putting a work item into plans. */
+/* How much of a work item has been put into plans. */
 struct cuda_plan_cursor {
-    uint64_t done;  /* elements, leaves or bytes */
-    bool is_folded; /* for a fold with sums whose sources do not fit: only the sums are left */
+    uint64_t done; /* elements, leaves or bytes */
+    /* for a fold with sums whose sources do not fit: only the sums still have to be computed */
+    bool is_folded;
 };
 
 /* ==== lower ==== */
@@ -205,9 +206,9 @@ static inline struct kernel_geometry cuda_plan_geometry(const struct geometry *g
  *
  * An event orders each step after the previous step of the same slice; the host waits for `done` before it
  * touches the slice's memory again. Kernels of a later slice run after those of an earlier slice. Small
- * copies to and from the device use the stream `compute`, which saves two events. A new list uses the
- * slices after those of the running list; the two lists may share the three slices. One thread at a
- * time. */
+ * copies to and from the device use the stream `compute`, which saves two events. A new list begins with
+ * the slice after the last slice of the running list, so both lists may have some of the three slices at
+ * once. One thread at a time. */
 
 #define CAIRN_CUDA_SLICES 3
 #define CAIRN_CUDA_LISTS  2 /* begun, and not finished */
@@ -222,27 +223,28 @@ struct cuda_slice {
 struct cuda_stream {
     struct home_stream stream; /* first */
     struct CUstream_st *in, *compute, *out;
-    struct home_memory staging; /* device memory: each slice's in, then each slice's out */
-    uint8_t *pinned;            /* host memory with the same layout; NULL: not begun yet */
+    struct home_memory staging; /* device memory: `in` of each slice, then `out` of each slice */
+    uint8_t *pinned; /* host memory with the same layout; NULL: the stream has not begun yet */
     struct cuda_slice slices[CAIRN_CUDA_SLICES];
     uint32_t next; /* the slice to fill next */
     /* lists, numbered from 1 in their order */
     uint64_t lists_begun, lists_finished;
-    uint64_t list_failed; /* a list whose failure its finish must still report; else 0 */
+    uint64_t list_failed; /* a failed list, until its finish has reported the failure; else 0 */
     cairn_status failed_status;
     struct sentence failed_why;
 };
 
-/* Returns the bytes of a stream's staging memory, on the card and again in pinned host memory: in and out
- * of each slice. A small card (a MIG slice) gets less: the six streams of a shard use half a percent of the
- * card, or 36 MiB. */
+/* Returns the bytes of a stream's staging memory, for the `in` and `out` of each slice: this much on the
+ * card, and as much again in pinned host memory. On a small card (a MIG slice) it is less: the six streams
+ * of a shard use half a percent of the card, or 36 MiB. */
 uint64_t cuda_staging_bytes(uint64_t card_bytes);
-/* Allocates the stream's staging memory at the first call; every run calls this, too. */
+/* The first call allocates the stream's staging memory. Every run also makes this call. */
 CAIRN_MUST_CHECK cairn_status cuda_stream_begin(struct home_stream *begun, struct sentence *why);
 
 /* ==== image ==== */
 
-/* The image of kernels in this program, for cuLibraryLoadData. image.cmake generates it. Static memory. */
+/* The image of kernels in this program, for cuLibraryLoadData. image.cmake generates the image. Static
+ * memory. */
 
 struct cuda_image {
     const void *bytes; /* NULL: this build has no kernels */

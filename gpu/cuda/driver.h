@@ -1,12 +1,13 @@
-/* The interface to CUDA: the driver calls that Cairn uses, resolved at run time in libcuda.so.1. Nothing is
- * linked and no toolkit header is included, so the same daemon runs on machines without a driver.
+/* The interface to CUDA: the driver calls that Cairn uses, resolved at run time in libcuda.so.1. No library
+ * of CUDA is linked and no toolkit header is included, so the same daemon also runs on machines without a
+ * driver.
  *
  * The oldest supported driver is that of CUDA 12.0 (cuLibrary*; R525). The image of kernels has code for
- * current devices, which loads in a driver of the toolkit's major version or a newer one; and PTX for
- * future devices, which needs a driver that is not older than the toolkit.
+ * current devices, which any driver loads whose major version is that of the toolkit or newer. It also has
+ * PTX for future devices, which needs a driver at least as new as the toolkit.
  *
- * All declarations match cuda.h (tests/gpu/test_cuda_header.c compares them), with handles by cuda.h's own
- * struct tags, and CUdeviceptr as uint64_t. Any thread. */
+ * All declarations match cuda.h (tests/gpu/test_cuda_header.c compares them), with the struct tags of
+ * cuda.h for handles, and uint64_t for CUdeviceptr. Any thread may call. */
 #ifndef CAIRN_GPU_CUDA_DRIVER_H
 #define CAIRN_GPU_CUDA_DRIVER_H
 
@@ -56,7 +57,7 @@ enum {
     CAIRN_CU_MAKES_REACHED_MEMORY = 110, /* cuMemCreate with gpu_direct_rdma */
     CAIRN_CU_IS_REACHED = 116,           /* by network cards (GPUDirect RDMA) */
     CAIRN_CU_FLUSHES = 117,              /* bits: how the cards' writes can be made visible */
-    CAIRN_CU_WRITES_ORDER = 118,         /* for whom the writes are visible without a flush */
+    CAIRN_CU_WRITES_ORDER = 118,         /* which devices see the writes without a flush */
     CAIRN_CU_HAS_DMA_BUF = 124,          /* memory can be exported to other drivers as a dma-buf */
     CAIRN_CU_IS_UNDER_MPS = 133,         /* unknown to older drivers */
 };
@@ -78,10 +79,10 @@ enum {
     CAIRN_CU_GRANULARITY_MINIMUM = 0,
     CAIRN_CU_MODE_EXCLUSIVE_PROCESS = 3,
     CAIRN_CU_POINTER_MEMORY_TYPE = 2, /* CUpointer_attribute: an unsigned */
-    CAIRN_CU_POINTER_DEVICE = 9,      /* likewise: an int, the device's number */
+    CAIRN_CU_POINTER_DEVICE = 9,      /* CUpointer_attribute: an int, the device's number */
     CAIRN_CU_MEMORY_DEVICE = 2,       /* CUmemorytype */
     CAIRN_CU_FLUSHES_BY_HOST = 1,     /* a bit of CAIRN_CU_FLUSHES */
-    CAIRN_CU_ORDER_OWNER = 100,       /* the card itself; greater values: others, too */
+    CAIRN_CU_ORDER_OWNER = 100,       /* the card itself; greater values: other devices, too */
     CAIRN_CU_FLUSH_CONTEXT = 0,
     CAIRN_CU_FLUSH_TO_OWNER = 100,
     CAIRN_CU_STREAM_WAIT_GEQ = 0, /* (int32_t)(*at - value) >= 0 */
@@ -196,7 +197,7 @@ struct cu_uuid {
 typedef int (*driver_find_fn)(const char *name, void **at_out, int version, uint64_t flags,
                               int *state_out);
 
-/* Each returns a CUresult. */
+/* Each call returns a CUresult. */
 struct driver {
 #define CAIRN_CALL(name, suffix, parameters) int(*name) parameters;
     CAIRN_DRIVER_CALLS(CAIRN_CALL)
@@ -205,19 +206,20 @@ struct driver {
 };
 
 /* Opens libcuda.so.1, or the library that the environment variable CAIRN_CUDA_DRIVER names, and calls
- * cuInit. The library is never closed, since the driver's threads would not survive that.
+ * cuInit. The library is never closed, since the driver's threads would not survive a close.
  * CAIRN_ERR_NOT_FOUND: no such library or device; CAIRN_ERR_UNSUPPORTED: the driver is too old, or lacks a
  * call; CAIRN_ERR_IO: the driver does not start. */
 CAIRN_MUST_CHECK cairn_status driver_open(struct driver *driver_out, struct sentence *why);
 /* Returns the memory node nearest to the device (proto/base/machine.h); CAIRN_NUMA_NONE: unknown. */
 int driver_numa_node(const struct driver *driver, int device);
-/* True if the environment names the library: a substitute for a driver, which contains the kernels. */
+/* True if the environment names the library: the library is then a substitute for a driver, and contains
+ * the kernels itself. */
 int driver_stands_in(void);
-/* Returns "CUDA_ERROR_OUT_OF_MEMORY", or the number if the driver has no name. text: room for the
- * number. */
+/* Returns the name of the result, "CUDA_ERROR_OUT_OF_MEMORY", or its number if the driver has no name for
+ * it. text: room for the number. */
 const char *driver_error(const struct driver *driver, int result, char text[32]);
 
-/* The same, with advice on what to do, if there is any (driver_advice). */
+/* Like driver_error, followed by advice on what to do, if there is any (driver_advice). */
 #define CAIRN_DRIVER_TEXT_BYTES 512
 const char *driver_explain(const struct driver *driver, int result,
                            char text[CAIRN_DRIVER_TEXT_BYTES]);
@@ -226,7 +228,7 @@ const char *driver_explain(const struct driver *driver, int result,
 
 /* Returns advice for the administrator of the machine about a result; "": none. Static. */
 const char *driver_advice(int result);
-/* True if the result breaks the context and all its memory; else only the call failed. */
+/* True if the result breaks the context and all memory of the context; else only the call failed. */
 bool driver_breaks(int result);
 
 /* ==== results ==== */
@@ -346,9 +348,11 @@ bool driver_breaks(int result);
 
 /* ==== memory by handles ==== */
 
-/* Memory of a device by handles (VMM), as a home and the client library allocate and map it. Any thread. */
+/* Memory of a device by handles (VMM): a home and the client library both allocate and map memory this way.
+ * Any thread. */
 
-/* True if network cards can directly access memory that was created for this (GPUDirect RDMA). */
+/* True if network cards can directly access memory of the device that was created for such access
+ * (GPUDirect RDMA). */
 static inline bool vmm_is_reached(const struct driver *driver, int device)
 {
     int is = 0, makes = 0;
@@ -381,9 +385,9 @@ static inline enum vmm_order vmm_order(const struct driver *driver, int device)
     return (flushes & CAIRN_CU_FLUSHES_BY_HOST) != 0 ? CAIRN_VMM_FLUSHED : CAIRN_VMM_NEVER;
 }
 
-/* Describes memory for cuMemCreate. The creation fixes whether other processes may map the memory and
- * whether network cards can access it: the memory that is exported to others is also the memory that is
- * sent to them. */
+/* Describes memory for cuMemCreate. The creation fixes whether other processes may map the memory, and
+ * whether network cards can access it. Network cards can access only exportable memory, because the
+ * exported memory is also the memory that is sent. */
 static inline struct cu_allocation vmm_allocation(int device, bool is_exportable, bool is_reached)
 {
     return (struct cu_allocation) {
@@ -394,8 +398,8 @@ static inline struct cu_allocation vmm_allocation(int device, bool is_exportable
     };
 }
 
-/* Lets the device read the memory that is mapped at `at`. If the driver cannot grant read-only access, it
- * grants reading and writing. Returns a CUresult. */
+/* Lets the device read the memory that is mapped at `at`. If the driver cannot grant read-only access, the
+ * function asks for reading and writing. Returns a CUresult. */
 static inline int vmm_open_to_read(const struct driver *driver, int device, uint64_t at,
                                    uint64_t bytes)
 {

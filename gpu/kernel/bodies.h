@@ -14,7 +14,7 @@
 #define COPY_ROWS    4 /* accesses in flight */
 #define CONVERT_ROWS 8
 
-/* A lane's copies of units of `type`, to whose alignment `to` and `from` are aligned. */
+/* A lane's copies of units of `type`; both `to` and `from` have the alignment of `type`. */
 #define COPY_UNITS(type)                                                                          \
     for (uint64_t i = lane; i < bytes / sizeof(type); i += COPY_ROWS * CAIRN_KERNEL_WARP) {       \
         type x[COPY_ROWS];                                                                        \
@@ -30,7 +30,7 @@
         }                                                                                         \
     }
 
-/* Returns the widest unit to which both are aligned after the first bytes are copied. */
+/* Returns the widest unit to which both `to` and `from` are aligned after the first bytes are copied. */
 KERNEL_FN uint64_t copy_unit(uint64_t to, uint64_t from)
 {
     const uint64_t apart = (to ^ from) | 16;
@@ -134,7 +134,7 @@ KERNEL_FN void convert_piece(const struct convert_item *item, uint64_t piece)
 
 #define FOLD_ROWS 4
 
-/* The sources and the accumulator of a fold, from some element of the item on. */
+/* The sources and the accumulator of a fold, beginning at some element of the item. */
 struct fold_of {
     uint64_t acc, sources;
     uint32_t source_count;
@@ -147,7 +147,7 @@ KERNEL_FN struct kernel_source fold_source(const struct fold_of *f, uint32_t sou
                       f->sources + source * sizeof(struct kernel_source));
 }
 
-/* x = x + y; `copies`: x = y, as adding to 0 would lose -0. */
+/* Computes x = x + y. With `copies` it computes x = y, because adding -0 to 0 would lose the sign. */
 KERNEL_FN void fold_add(struct four *x, const struct four *y, int rows, bool copies)
 {
     KERNEL_UNROLL
@@ -157,8 +157,8 @@ KERNEL_FN void fold_add(struct four *x, const struct four *y, int rows, bool cop
     }
 }
 
-/* x = x + a, and + b if `both`; the rows are bf16 and whole. All rows are in flight before the first one is
- * added. */
+/* Computes x = x + a, or, if `both`, x = x + a + b; the rows are bf16 and whole. All rows are in flight
+ * before the first one is added. */
 KERNEL_FN void fold_halves(struct four *x, int rows, uint64_t a, uint64_t b, bool both,
                            uint64_t elem, uint64_t apart, bool copies)
 {
@@ -180,7 +180,7 @@ KERNEL_FN bool fold_is_whole(const struct kernel_source *source, uint64_t elem)
 }
 
 /* Computes acc + s0 + s1 + ... for a lane's rows, at most ROWS_MAX, in registers: acc is loaded and stored
- * once. skip: the number of source elements before the one that belongs to acc's first element. */
+ * once. skip: the number of source elements before the element that belongs to acc's first element. */
 KERNEL_FN void fold_rows(struct four *x, int rows, const struct fold_of *f, uint64_t skip,
                          uint64_t elem, uint64_t apart)
 {
@@ -247,15 +247,15 @@ KERNEL_FN void fold_piece(const struct fold_item *item, uint64_t piece)
  * of element i is added to sum i mod 32, in order; then sum k += sum k + w for w = 16, 8, 4, 2, 1.
  *
  * A warp processes four leaves at once, with eight lanes each: a lane has the sum 4 * (lane mod 8) and the
- * next three, so it reads 16 bytes at a time, eight lanes read a line, and sums stay in their lane until
- * the tree. */
+ * next three. So a lane reads 16 bytes at a time, eight lanes read a cache line, and each sum stays in its
+ * lane until the tree adds the sums. */
 
 #define LEAF_LANES (CAIRN_KERNEL_WARP / (uint32_t)CAIRN_PIECE_LEAVES)
 #define LEAF_APART ((uint64_t)32) /* distance between successive elements of one sum */
 #define LEAF_ROWS \
-    8 /* the sums' registers allow fewer warps than in fold, so each warp reads more at a time */
+    8 /* the sums' registers leave fewer warps than in fold, so each warp reads more at a time */
 
-/* leaf_start */
+/* The same as leaf_start of proto/geometry. */
 KERNEL_FN uint64_t leaf_first_elem(const struct kernel_geometry *g, uint64_t leaf)
 {
     const uint64_t quantum = leaf / g->leaves_per_quantum, within = leaf % g->leaves_per_quantum;
@@ -284,8 +284,8 @@ KERNEL_FN double square(float x)
     return (double)x * (double)x; // exact
 }
 
-/* Folds a lane's share of a leaf; f->acc is at the leaf's first element, the sources at the item's
- * first. */
+/* Folds a lane's share of a leaf; f->acc points to the leaf's first element, the sources to the item's
+ * first element. */
 KERNEL_FN void fold_leaf(const struct fold_of *f, struct leaf_run leaf, uint32_t eighth,
                          double *sum)
 {
@@ -334,8 +334,8 @@ KERNEL_FN bool f64_is_finite(double x)
     return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
-/* Counts the non-finite elements of a lane's share of the leaf. Reads the elements again, so it is called
- * only if the leaf's sum shows that there is one. */
+/* Counts the non-finite elements of a lane's share of the leaf. This reads the elements again, so it is
+ * called only if the leaf's sum shows that there is a non-finite element. */
 KERNEL_FN uint32_t leaf_nonfinite(uint64_t acc, uint64_t elems, uint32_t eighth)
 {
     uint32_t count = 0;
@@ -386,8 +386,8 @@ KERNEL_FN void fold_sums_piece(const struct fold_sums_item *item, uint64_t piece
 
 /* ==== updates ==== */
 
-/* The optimizers, with the order of operations that gpu/host/isa/table.c documents; with the published
- * copy, and the exact count of results that are not finite. Every operation rounds once. */
+/* The optimizers, in the order of operations that gpu/host/isa/table.c documents. They also write the
+ * published copy, and count exactly the results that are not finite. Every operation rounds once. */
 
 #define UPDATE_ROWS 2
 
@@ -422,7 +422,7 @@ KERNEL_FN struct update_constants update_constants_of(const struct group_scalars
     return k;
 }
 
-/* Adam from the scaled gradient on; p: already decayed if the rule decays it. */
+/* The steps of Adam after the gradient is scaled; p is already decayed if the rule decays parameters. */
 KERNEL_FN void adam_step(struct update_elem *x, float p, float grad,
                          const struct update_constants *k)
 {
@@ -461,7 +461,7 @@ KERNEL_FN bool update_has_v(enum update_rule rule)
     return rule == RULE_ADAMW || rule == RULE_ADAM;
 }
 
-/* True if the element's results are finite. A moment that the optimizer does not keep is 0, and so
+/* True if the element's results are finite. A moment that the optimizer does not keep is 0, so it counts as
  * finite. */
 KERNEL_FN bool update_is_finite(const struct update_elem *x, bool narrows)
 {
@@ -469,7 +469,7 @@ KERNEL_FN bool update_is_finite(const struct update_elem *x, bool narrows)
     return f32_is_finite(x->p) && f32_is_finite(x->m) && f32_is_finite(x->v);
 }
 
-/* Updates a lane's fours. Returns the number of elements with a non-finite result. */
+/* Updates a lane's groups of four elements. Returns the number of elements with a non-finite result. */
 KERNEL_FN uint32_t update_rows(const struct update_item *u, uint64_t i, enum update_rule rule,
                                const struct update_constants *k)
 {
@@ -696,7 +696,8 @@ KERNEL_FN void load_words(uint64_t *word, uint64_t at, uint64_t bytes, uint64_t 
 }
 
 /* The message is one byte longer than the leaf, so its words are shifted by a byte against the leaf's
- * words: the upper byte of each is carried to the next. The first carry is the 0x00 before the elements. */
+ * words: the upper byte of each word is carried into the next word. The first carry is the 0x00 before the
+ * elements. */
 KERNEL_FN void hash_leaf(uint64_t at, uint64_t elems, uint64_t dtype, uint64_t out)
 {
     const uint64_t width = bytes_of_dtype(dtype), size = elems * width;
@@ -736,10 +737,11 @@ KERNEL_FN void hash_piece(const struct hash_item *item, uint64_t piece)
 
 /* ==== initial values ==== */
 
-/* Initial values of a tensor, computed where they are stored: proto/spec/scalars.h, one element per
+/* Computes the initial values of a tensor where they are stored, by proto/spec/scalars.h, one element per
  * lane. */
 
-/* Each element computes its block of random words itself: integer work is cheap beside the logarithm. */
+/* The block of random words is computed anew for each element: integer work is cheap compared with the
+ * logarithm. */
 KERNEL_FN float init_one(const struct init_source *source, uint64_t elem)
 {
     uint32_t words[4];
@@ -761,7 +763,7 @@ KERNEL_FN void init_piece(const struct init_item *item, uint64_t piece)
 
 /* ==== lists ==== */
 
-/* Returns the last item that begins at the piece or before it: the lanes check 32 items at once. */
+/* Returns the last item that begins at the piece or before the piece. The lanes check 32 items at once. */
 KERNEL_FN uint64_t item_of_piece(const struct kernel_list *list, uint64_t item_bytes,
                                  uint64_t piece)
 {

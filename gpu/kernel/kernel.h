@@ -1,5 +1,6 @@
-/* The language that device kernels are written in: nvcc compiles them for a device (gpu/cuda/kernels.cu),
- * and a C compiler for tests and the emulated driver (tests/gpu/kernels/host.c). The bits are the same.
+/* The language that device kernels are written in. nvcc compiles the kernels for a device
+ * (gpu/cuda/kernels.cu); a C compiler compiles them for tests and the emulated driver
+ * (tests/gpu/kernels/host.c). Both give the same bits.
  *
  * A kernel defines a warp's work on one piece of one item (gpu/kernel/list.h), KERNEL_FN void
  * fold_piece(item, piece); gpu/kernel/bodies.h iterates over the list. Warps are independent of each other,
@@ -27,8 +28,9 @@
 
 #ifdef __CUDACC__
 
-#define KERNEL_FN                static __device__ __forceinline__
-#define KERNEL_FN_APART          static __device__ __noinline__ /* rarely called, and large */
+#define KERNEL_FN static __device__ __forceinline__
+/* for functions that are large and rarely called */
+#define KERNEL_FN_APART          static __device__ __noinline__
 #define MEMORY_AT(type, address) ((type *)(uintptr_t)(address))
 #define LANES_HERE               1
 #define LANE(lane)               ((void)(lane), 0)
@@ -52,13 +54,13 @@
 /* ==== elements in memory ==== */
 
 /* How kernels read and write elements: four at a time, in one access of 16 or 8 bytes where the address
- * allows it, and fp32 and bf16 as bits. */
+ * allows one. fp32 and bf16 are read and written as bits. */
 
 struct four {
     float of[4];
 };
 
-/* The units that one access moves. */
+/* The units that one access can move. */
 struct f32x4 {
     float of[4];
 } __attribute__((aligned(16)));
@@ -201,9 +203,10 @@ KERNEL_FN void store_one(uint64_t base, uint64_t dtype, uint64_t elem, float x)
 
 /* ---- rows of fours; each row begins `apart` elements, a multiple of 4, after the previous one ----
  *
- * All rows have the same alignment. A single test for all rows keeps their accesses in flight together:
- * with a test per row, the compiler merges the loads of both branches, and waits for each row before it
- * requests the next one (tests/gpu/flight.py counts the accesses in flight in the machine code). */
+ * All rows have the same alignment. A single test for all rows keeps their accesses in flight together.
+ * With a test per row, the compiler would merge the loads of both branches, and would wait for each row
+ * before it requests the next row (tests/gpu/flight.py counts the accesses in flight in the machine
+ * code). */
 
 #define ROWS_MAX 8
 
@@ -293,7 +296,8 @@ KERNEL_FN void store_rows(const struct four *rows, int count, uint64_t base, uin
 
 /* ---- pieces of elements ---- */
 
-/* The distance in elements from one four of a lane to its next, if a warp processes elements in order. */
+/* The distance in elements from one group of four of a lane to the lane's next group, if a warp processes
+ * elements in order. */
 #define WARP_ELEMS ((uint64_t)4 * CAIRN_KERNEL_WARP)
 
 KERNEL_FN uint64_t least(uint64_t a, uint64_t b)
@@ -301,7 +305,7 @@ KERNEL_FN uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* True if all of a lane's `rows` fours from `elem` on are before `end`. */
+/* True if all of a lane's `rows` groups of four, beginning at `elem`, end at or before `end`. */
 KERNEL_FN bool rows_fit(uint64_t elem, int rows, uint64_t apart, uint64_t end)
 {
     return elem + (uint64_t)(rows - 1) * apart + 4 <= end;
@@ -309,7 +313,7 @@ KERNEL_FN bool rows_fit(uint64_t elem, int rows, uint64_t apart, uint64_t end)
 
 /* ==== all lanes of a warp ==== */
 
-/* Operations of all lanes of a warp together. A lane that has no partner gets an unspecified
+/* Operations that all lanes of a warp execute together. A lane that has no partner gets an unspecified
  * value. */
 
 /* Returns the number of lanes whose value is true. */
@@ -324,7 +328,7 @@ KERNEL_FN uint32_t lanes_count(const bool *of)
 #endif
 }
 
-/* Lane k += lane k + distance, if that lane exists. */
+/* Adds lane k + distance to lane k, if lane k + distance exists. */
 KERNEL_FN void lanes_add_f64(double *of, uint32_t distance)
 {
 #ifdef __CUDACC__
@@ -343,7 +347,7 @@ KERNEL_FN void lanes_add_u32(uint32_t *of, uint32_t distance)
 #endif
 }
 
-/* All lanes of a group of `width` get the value of its first lane. */
+/* All lanes of a group of `width` lanes get the value of the group's first lane. */
 KERNEL_FN void lanes_spread_f64(double *of, uint32_t width)
 {
 #ifdef __CUDACC__

@@ -1,9 +1,9 @@
 /* Lists of work for the kernels of a device: the parameters of a launch.
  *
  * A kernel processes a list of items in one launch. An item is a plain struct in device memory (or in
- * pinned host memory that the device can read), and all addresses in it are 64-bit numbers: of the
- * device's memory, or of pinned host memory. An item is split into pieces, and each warp processes one
- * piece after another from the concatenation of all items' pieces, so a list may have items of very
+ * pinned host memory that the device can read), and all addresses in an item are 64-bit numbers: addresses
+ * of the device's memory, or of pinned host memory. An item is split into pieces, and each warp processes
+ * one piece after another from the concatenation of all items' pieces, so a list may have items of very
  * different sizes. To launch a kernel:
  *
  *   1. fill an array of items; in each, first_piece = the pieces of all items before it in the list
@@ -17,8 +17,9 @@
  *      of blocks gives the same bits.
  *
  * No two items of a list touch the same bytes, unless both only read. Addresses are aligned to their
- * element; kernels are fastest if all planes and sources are at multiples of 16 bytes (bf16: of 8).
- * Counts in results (`nonfinite` of an update) are added to the old value: set them to 0 before.
+ * element; kernels are fastest if all planes and sources begin at multiples of 16 bytes (for bf16, 8
+ * bytes). Counts in results (`nonfinite` of an update) are added to the old value: set the counts to 0
+ * before the launch.
  *
  * Plain C that C++ also accepts: the home on a card, the emulator and nvcc include this header. */
 #ifndef CAIRN_GPU_KERNEL_LIST_H
@@ -55,11 +56,11 @@ enum kernel_number {
 
 #define CAIRN_KERNEL_WARP 32u
 
-/* The one parameter of every kernel, by value. */
+/* The only parameter of every kernel, passed by value. */
 struct kernel_list {
     uint64_t items;  /* address: [count] of the kernel's item, aligned to 8 */
     uint64_t count;  /* below 2^32 */
-    uint64_t pieces; /* of all of them */
+    uint64_t pieces; /* the pieces of all items */
 };
 
 /* ---- items: the first field of each is first_piece ---- */
@@ -74,7 +75,7 @@ struct fold_item {
     uint64_t acc;     /* address: [elems] f32 */
     uint64_t sources; /* address: [source_count] struct kernel_source; 0 if there are none */
     uint32_t source_count;
-    uint32_t first; /* 1: nothing was folded yet */
+    uint32_t first; /* 1: nothing was folded into acc yet */
     uint64_t elems;
 };
 
@@ -112,7 +113,7 @@ struct convert_item {
     uint64_t first_piece;
     uint64_t dst, src; /* addresses: [elems] */
     uint64_t elems;
-    uint32_t dst_dtype, src_dtype; /* any two equal dtypes; or one CAIRN_F32 and one CAIRN_BF16 */
+    uint32_t dst_dtype, src_dtype; /* both the same; or one CAIRN_F32 and one CAIRN_BF16 */
 };
 
 /* Runs of bytes at constant distances: run i is copied from `from` + i * from_stride to `to` + i *
@@ -136,13 +137,13 @@ struct hash_item {
     uint64_t dtype; /* any cairn_dtype */
     struct kernel_geometry geometry;
     uint64_t first_leaf, leaf_count;
-    uint64_t hashes; /* address, aligned to 8: [leaf_count] of 32 bytes */
+    uint64_t hashes; /* address, aligned to 8: [leaf_count] hashes of 32 bytes */
 };
 
 struct init_item {
     uint64_t first_piece;
     uint64_t out;               /* address: [elems] f32 */
-    uint64_t first_elem, elems; /* first_elem: its index in the tensor */
+    uint64_t first_elem, elems; /* first_elem: the index of out[0] in the tensor */
     struct init_source source;
 };
 
@@ -211,8 +212,8 @@ static inline uint32_t kernel_block_threads(enum kernel_number kernel)
     return CAIRN_KERNEL_WARP * kernel_block_warps(kernel);
 }
 
-/* Returns the blocks of a launch: one warp per piece, but at most `most` warps, rounded up to full blocks.
- * 0: there is nothing to launch. */
+/* Returns the number of blocks of a launch: enough for one warp per piece, but for at most `most` warps,
+ * rounded up to full blocks. 0: there is nothing to launch. */
 static inline uint32_t kernel_blocks(enum kernel_number kernel, uint64_t pieces, uint32_t most)
 {
     const uint32_t warps = kernel_block_warps(kernel);

@@ -1,16 +1,17 @@
-/* The auto fabric: the mapped fabric for peers on this host that it can reach, a ucx fabric
- * for all others. It is several fabrics behind one interface; a peer or a message belongs to one of
- * them, and calls with it go directly to that fabric. A region is one region in each fabric.
+/* The auto fabric uses the mapped fabric for the peers on this host that mapped can reach, and a ucx fabric
+ * for all other peers. It is several fabrics behind one interface. A peer or a message belongs to one of
+ * these fabrics, and calls with that object are passed directly to that fabric. A region of auto is one
+ * region in each fabric.
  *
  * No peer on another host connects over loopback. So on "lo" alone there is no ucx fabric: every user
  * of this host could connect to its port, and thereby end the process (README.md). Three cases need a
  * ucx fabric all the same: the mapped fabric cannot be opened, or hosts are told apart by names
- * (options.host), several of which share a loopback, or some peers are known to be reached by ucx over
+ * (options.host) and several of them share a loopback, or some peers are known to be reached by ucx over
  * loopback (options.has_loopback).
  *
- * There is one ucx fabric for each network that the others do not reach ("eth1;eth2"): in a fabric on
- * several devices UCX pairs any two, and may give a peer on one network alone the address on another
- * (1.13, seen). Here the kernel's routes pair them.
+ * There is one ucx fabric for each network that the other fabrics do not reach ("eth1;eth2"). In a fabric
+ * on several devices UCX pairs any two devices, and may give a peer that is on one network only the address
+ * on another network (1.13, seen). Here the kernel's routes pair them.
  *
  * Each of the fabrics has its own bounds (sends_max, held_max). Each end chooses the fabric for the
  * messages that it sends: one direction may be mapped and the other not. */
@@ -27,8 +28,8 @@ enum { UCX_FIRST = 1, INSIDES_MAX = UCX_FIRST + CAIRN_NETWORKS_MAX };
 
 struct auto_fabric {
     struct fabric common;
-    /* owned; [0] the mapped fabric, or NULL: it could not be opened; then the ucx ones. At least one
-     * exists */
+    /* owned; [0] is the mapped fabric, or NULL if it could not be opened; the ucx fabrics follow. At least
+     * one fabric exists */
     struct fabric *insides[INSIDES_MAX];
     int count; /* of insides */
 };
@@ -51,7 +52,7 @@ static bool watch_inside(int epoll, const struct fabric *inside)
     return inside == NULL || epoll_ctl(epoll, EPOLL_CTL_ADD, inside->event_fd, &event) == 0;
 }
 
-/* Without a network publishes the mapped fabric's address, so that every node sees how we can be
+/* If there is no ucx fabric, publishes the mapped fabric's address, so that every node sees how we can be
  * reached. */
 static cairn_status publish_address(struct auto_fabric *fabric)
 {
@@ -166,7 +167,8 @@ err_close:
     return status;
 }
 
-/* Marks all fabrics as closing first: a callback of one must not begin anything with another. */
+/* First marks all fabrics as closing, since a callback of one fabric must not begin anything with another
+ * fabric. */
 static void auto_stop(struct fabric *common)
 {
     struct auto_fabric *fabric = auto_of(common);
@@ -184,8 +186,8 @@ static bool is_on(const struct fabric *ucx, const char *device)
            devices_have(own.devices, device);
 }
 
-/* Returns our ucx fabric, and in *address theirs, that a kernel route connects; else the first of each.
- * NULL: we have no ucx fabric. */
+/* Returns one of our ucx fabrics, and in *address one of the peer's, such that a kernel route connects the
+ * two; else the first of each. Returns NULL if we have no ucx fabric. */
 static struct fabric *find_way(struct auto_fabric *fabric, const void **address, size_t *bytes)
 {
     struct fabric_place theirs;
@@ -240,8 +242,8 @@ static cairn_status add_inside(struct fabric *inside, const struct fabric_region
                              region->note_bytes, region_out);
 }
 
-/* A ucx fabric only keeps the region, and registers it at the first read, so that this costs nothing
- * where no peer reads it one-sidedly. */
+/* A ucx fabric only keeps the region, and registers it at the first read. So the call costs nothing if no
+ * peer reads the region one-sidedly. */
 static cairn_status auto_region_add(struct fabric_region *common)
 {
     struct auto_fabric *fabric = auto_of(common->fabric);
@@ -295,7 +297,7 @@ static cairn_status auto_arm(struct fabric *common)
     return status;
 }
 
-/* Adds up the counters; a counter that only one kind has is 0 in the others. */
+/* Adds up the counters. A counter that only one kind of fabric has is 0 in the others. */
 static void add_stats(struct fabric_stats *all, const struct fabric_stats *one)
 {
     all->messages_sent += one->messages_sent;

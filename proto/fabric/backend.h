@@ -1,10 +1,10 @@
-/* Between fabric.c and the backends, which carry bytes (ucx*.c, mapped.c, and a network that tests bring).
- * Private to proto/fabric.
+/* The interface between fabric.c and its backends, which carry bytes (ucx*.c, mapped.c, and a network that
+ * tests bring). Private to proto/fabric.
  *
  * fabric.c validates arguments, owns the objects, counts, and runs the owner's callbacks at the one
  * place where they may run. A backend moves bytes and reports: fabric_op_done when a buffer is free
  * again, fabric_peer_lost when a peer is gone, fabric_offer when a message arrived.
- * Everything runs on the owner's thread. Backends put the common struct first in their own. */
+ * Everything runs on the owner's thread. Each struct of a backend begins with the common struct. */
 #ifndef CAIRN_FABRIC_BACKEND_H
 #define CAIRN_FABRIC_BACKEND_H
 
@@ -26,14 +26,15 @@ struct fabric_op {
     bool is_send;
     bool is_device; /* the buffer is memory of a card */
     bool is_done;
-    bool is_summed;         /* the backend set *checksum_out */
-    uint64_t *checksum_out; /* receives: where the caller wants the checksum; NULL: nowhere */
-    const void *buffer;     /* set with checksum_out */
+    bool is_summed; /* the backend set *checksum_out */
+    /* receives: where the caller wants the checksum; NULL: no checksum is wanted */
+    uint64_t *checksum_out;
+    const void *buffer; /* set with checksum_out */
     /* the backend's */
-    void *held;                   /* released when the op is over; NULL: nothing */
-    void *by;                     /* the connection that it needs; NULL: none, or it is closed */
+    void *held; /* released when the op is over; NULL: nothing */
+    void *by;   /* the connection that the op needs; NULL: none, or the connection is closed */
     const struct fabric_peer *to; /* a send's peer; NULL: closed since */
-    uint64_t due_ms;              /* when the op is ended, if nobody waits for it; 0: never */
+    uint64_t due_ms;              /* when the op is ended if nobody waits for the op; 0: never */
     size_t header_bytes;
     uint8_t header[CAIRN_FABRIC_HEADER_MAX]; /* sends: UCX reads it until the send is over */
 };
@@ -57,18 +58,19 @@ struct fabric_message {
     LIST_ENTRY(fabric_message) link; /* fabric->held */
     struct fabric *fabric;
     size_t payload_bytes;
-    bool is_gone; /* dropped by fabric_close; freed at its end */
+    bool is_gone; /* dropped by fabric_close, which frees the message at its own end */
 };
 
-/* Shared memory that we offer to peers. fabric.c validated it; a backend that maps puts its own struct
- * around this one. */
+/* Shared memory that we offer to peers. fabric.c has validated the memory. A backend that maps puts its own
+ * struct around this one. */
 struct fabric_region {
     struct fabric *fabric;
     const uint8_t *base; /* borrowed, with fd; memory of a card: never dereferenced */
     size_t bytes;
     int fd; /* memory of a card: valid in region_add only */
     bool is_device;
-    bool is_unregistered; /* memory of a card that UCX refused to register: never tried again */
+    /* UCX refused to register this memory of a card: the registration is never tried again */
+    bool is_unregistered;
     uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* of the card */
     size_t note_bytes;
     uint8_t note[CAIRN_FABRIC_NOTE_MAX];
@@ -78,12 +80,13 @@ struct fabric_backend {
     const char *kind;
     size_t fabric_bytes, peer_bytes, message_bytes; /* of the backend's own structs */
 
-    /* Opens the network, sets fabric->event_fd, describe and (fabric_set_address) the address. On
-     * failure everything is undone. */
+    /* Opens the network, sets fabric->event_fd, describe and (fabric_set_address) the address. If it fails,
+     * it undoes everything. */
     cairn_status (*start)(struct fabric *fabric, const struct fabric_options *options,
                           struct sentence *why);
-    /* Peers are cut and messages dropped already. Waits a bounded time for flying ops; after it returns,
-     * the backend no longer touches the owner's memory. fabric.c ends the ops that are still flying. */
+    /* Called after all peers were cut and all messages were dropped. Waits a bounded time for flying ops;
+     * after it returns, the backend no longer touches the owner's memory. fabric.c ends the ops that are
+     * still flying. */
     void (*stop)(struct fabric *fabric);
 
     cairn_status (*connect)(struct fabric_peer *peer, const void *address, size_t bytes);
@@ -91,22 +94,25 @@ struct fabric_backend {
      * peer. */
     void (*disconnect)(struct fabric_peer *peer);
 
-    /* Takes op->header and the payload. On failure the op stays fabric.c's. */
+    /* Takes op->header and the payload. If it fails, the op still belongs to fabric.c. */
     cairn_status (*send)(struct fabric_peer *peer, struct fabric_op *op, const void *payload);
-    /* Consumes the message (fabric.c frees it right after, but see fabric_offer). Failures are reported by
-     * fabric_op_done. */
+    /* Consumes the message (fabric.c frees the message right after the call, but see fabric_offer).
+     * Failures are reported by fabric_op_done. */
     void (*receive)(struct fabric_message *message, struct fabric_op *op, void *buffer);
     void (*drop)(struct fabric_message *message);
 
     unsigned (*progress)(struct fabric *fabric);
     cairn_status (*arm)(struct fabric *fabric);
 
-    /* The following may be missing (NULL): then there are no views, and regions are only kept. */
+    /* The following functions may be missing (NULL): then there are no views, and regions are kept but not
+     * used. */
     const void *(*view)(const struct fabric_message *message);
     const char *(*message_path)(const struct fabric_message *message);
-    /* True: the message can be received into memory of a card (op->is_device). Missing: never. */
+    /* True if the message can be received into memory of a card (op->is_device). Missing: no message
+     * can. */
     bool (*lands)(const struct fabric_message *message);
-    /* True: a card's memory is sent to this peer directly (fabric->takes_device). Missing: always. */
+    /* True if a card's memory is sent to this peer directly (fabric->takes_device). Missing: to every
+     * peer. */
     bool (*takes_device)(const struct fabric_peer *peer);
     const char *(*payload_path)(const struct fabric_peer *peer, const void *payload, size_t bytes);
     size_t region_bytes; /* of the backend's own struct; 0: the common one */
@@ -119,15 +125,16 @@ struct fabric_backend {
     void (*hold_off)(struct fabric *fabric, bool is_off);
     void (*set_patience)(struct fabric *fabric, uint32_t ms);
 
-    /* For a fabric that consists of others ("auto"): peers and regions belong to those, and every
-     * call with a peer, region or message is passed to the fabric that owns it. */
+    /* For a fabric that consists of other fabrics ("auto"). Peers and regions belong to those inner
+     * fabrics, and every call with a peer, region or message is passed to the inner fabric that owns the
+     * object. */
     cairn_status (*connect_inside)(struct fabric *fabric, const void *address, size_t bytes,
                                    fabric_down_fn *on_down, void *arg,
                                    struct fabric_peer **peer_out);
     void (*stats)(const struct fabric *fabric, struct fabric_stats *stats_out);
 };
 
-/* A network that the caller brings (tests do), in front of its own struct. */
+/* The first member of the struct of a network that the caller brings (tests do). */
 struct fabric_hub {
     const struct fabric_backend *backend;
 };
@@ -136,9 +143,10 @@ struct fabric {
     const struct fabric_backend *backend;
     struct fabric_options options; /* with defaults filled in; most strings are NULL after start */
     int event_fd;
-    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX]; /* in its envelope */
+    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX]; /* our address, in its envelope */
     size_t address_bytes;
-    /* ucx, and fabrics that contain one: it may read and be read one-sidedly; in the address */
+    /* ucx, and fabrics that contain one: the fabric may read and be read one-sidedly; the address says
+     * so */
     bool is_one_sided;
     bool takes_device; /* ucx, and fabrics that contain one: sends memory of cards directly */
     struct sentence device_why; /* why takes_device is true, or why not */
@@ -148,11 +156,11 @@ struct fabric {
     /* owned */
     LIST_HEAD(, fabric_peer) peers;
     LIST_HEAD(, fabric_message) held;
-    struct fabric_message *spare_message; /* zeroed, for when there is no memory; NULL: in use */
+    struct fabric_message *spare_message; /* zeroed; used when there is no memory; NULL: in use */
     struct fabric_region **regions;       /* [region_capacity], by address */
     uint32_t region_count, region_capacity;
     uint32_t device_region_count; /* the regions among these that are memory of cards */
-    struct fabric_ops flying;     /* with the backend */
+    struct fabric_ops flying;     /* ops that the backend carries out */
     struct fabric_ops done;       /* their callbacks have not run yet */
     struct fabric_ops spare;
 
@@ -161,50 +169,51 @@ struct fabric {
     bool is_closing;
 };
 
-/* Wraps the backend's address into the envelope. CAIRN_ERR_UNSUPPORTED if it is too long. */
+/* Wraps the backend's address into the envelope. CAIRN_ERR_UNSUPPORTED if the address is too long. */
 CAIRN_MUST_CHECK cairn_status fabric_set_address(struct fabric *fabric, const void *raw,
                                                  size_t bytes);
 
-/* The backend's address inside an envelope, or inside an "auto" envelope that contains it; NULL if the
- * address is incomplete or of another kind of fabric. */
+/* Returns the backend's address inside an envelope, or inside an "auto" envelope that contains such an
+ * envelope. NULL if the address is incomplete or of another kind of fabric. */
 const void *fabric_open_address(const struct fabric *fabric, const void *address, size_t bytes,
                                 size_t *raw_bytes_out);
 /* An "auto" address is the envelopes of several fabrics, one after the other: returns number `index` of
  * kind `of_kind`, with its envelope. Any other address is its own part 0. NULL: the address has fewer. */
 const void *fabric_find_part(const void *address, size_t bytes, const char *of_kind, int index,
                              size_t *part_bytes_out);
-/* The backend's address for a kind of fabric that need not be open. */
+/* Returns the backend's address for a kind of fabric, of which no fabric need be open. */
 const void *fabric_open_part(const void *address, size_t bytes, const char *of_kind,
                              size_t *raw_bytes_out);
 
-/* Appends the place to a backend's address, raw [room], if it fits; returns the new length in bytes. */
+/* Appends the place to a backend's address, raw [room], if the place fits; returns the address's new length
+ * in bytes. */
 size_t fabric_add_place(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room);
-/* Returns where the place begins; `bytes`: there is none. */
+/* Returns the offset at which the place begins, or `bytes` if there is no place. */
 size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct fabric_place *out);
 
-/* XXH3-64, seeded with the count: against accidents, not against liars. */
+/* XXH3-64, seeded with the count. It protects against accidents, not against liars. */
 uint64_t fabric_hash(const void *bytes, size_t count);
 
-/* True: a message that arrived may be shown to the owner. Counts a refusal. */
+/* True if a message that arrived may be shown to the owner. Otherwise it counts the refusal. */
 bool fabric_judge(struct fabric *fabric, size_t header_bytes, size_t payload_bytes);
 /* Returns a zeroed message object in fabric->held; NULL if there is no memory (counted as refused). */
 struct fabric_message *fabric_message_new(struct fabric *fabric, size_t payload_bytes);
-/* Shows the message to the owner. The message may be consumed and freed when this returns. */
+/* Shows the message to the owner. When this returns, the message may already be consumed and freed. */
 void fabric_offer(struct fabric *fabric, const void *header, size_t header_bytes,
                   size_t payload_bytes, struct fabric_message *message);
 
 void fabric_op_done(struct fabric_op *op, cairn_status status);
 void fabric_peer_lost(struct fabric_peer *peer, cairn_status why);
 
-/* Validates a descriptor by which another process shares memory, to be read as `bytes` from its start: it
- * must be a memfd of at least that size, which can neither shrink nor grow. CAIRN_ERR_INVALID: it is
- * not. */
+/* Validates a descriptor by which another process shares memory; we read `bytes` from the memory's start.
+ * The descriptor must be a memfd of at least that size, which can neither shrink nor grow; else
+ * CAIRN_ERR_INVALID. */
 CAIRN_MUST_CHECK cairn_status fabric_judge_memory(int fd, uint64_t bytes);
 /* Returns the region that contains all of [memory, memory + bytes), or NULL. */
 struct fabric_region *fabric_region_find(const struct fabric *fabric, const void *memory,
                                          size_t bytes);
 
-/* Runs the owner's callbacks that are due; returns how many. Called by progress, and by the mem
+/* Runs the owner's callbacks that are due, and returns how many it ran. Called by progress, and by the mem
  * hub after each event. */
 unsigned fabric_deliver(struct fabric *fabric);
 
@@ -212,16 +221,16 @@ extern const struct fabric_backend fabric_ucx;
 extern const struct fabric_backend fabric_auto;
 extern const struct fabric_backend fabric_mapped;
 
-#define CAIRN_FABRIC_SLOTS_MAX 4096 /* regions that a peer shows at a time */
+#define CAIRN_FABRIC_SLOTS_MAX 4096 /* the most regions that a peer shows at a time */
 
 /* ==== flight ==== */
 
-/* Flights, by serial: payloads that a peer was told of and has not released yet. A serial is
- * an index and a generation: a lookup takes one step, and finds no flight for a serial that a peer invented
- * or repeats. Private to proto/fabric.
+/* Flights, by serial: payloads that a peer was told of and has not released yet. A serial is an index and a
+ * generation. So a lookup takes one step, and a serial that a peer invented or repeats finds no flight.
+ * Private to proto/fabric.
  *
- * A pointer to a flight holds until the next begin. All zero: an empty table; free(flights->all) at its
- * end. */
+ * A pointer to a flight is valid until the next fabric_flight_begin. A table that is all zero is empty; at
+ * the table's end call free(flights->all). */
 
 struct ucx_share;
 
@@ -230,10 +239,11 @@ struct fabric_pages { /* pages in the staging area of "mapped" */
 };
 
 struct fabric_flight {
-    struct fabric_op *op;      /* by reference; NULL: a copy of ours, or its peer was closed */
+    /* the op of a payload sent by reference; NULL: the payload is a copy of ours, or its peer was closed */
+    struct fabric_op *op;
     struct fabric_pages pages; /* mapped; count 0: by reference */
     bool is_written;           /* mapped: the frame was written to the socket */
-    const void *payload;       /* ucx: sent in a message if the peer cannot read it */
+    const void *payload;       /* ucx: is sent in a message if the peer cannot read the memory */
     struct ucx_share *share;   /* ucx: holds the payload; the flight owns a reference */
     uint32_t generation;       /* in the serial, so that an old serial is not found */
     uint32_t next_free;        /* while the flight is free */
@@ -246,7 +256,8 @@ struct fabric_flights {
 };
 
 /* Makes room for `slot` in an array with one element per slot, of at most CAIRN_FABRIC_SLOTS_MAX; new
- * elements are zero. `slots`: the address of the pointer to the array. False: no memory. */
+ * elements are zero. `slots` is the address of the pointer to the array. Returns false if there is no
+ * memory. */
 bool fabric_slots_reserve(void *slots, uint32_t *count, uint16_t slot, size_t elem_bytes);
 
 CAIRN_MUST_CHECK cairn_status fabric_flight_begin(struct fabric_flights *flights,

@@ -30,7 +30,7 @@ static const struct fabric_backend *find_backend(const char *kind, const struct 
 static const char *const one_sided_names[] = { "auto", "on", "off" };
 static const char *const device_memory_names[] = { "auto", "device", "host" };
 
-/* Returns the index of `text` among `count` names; `count`: it is none of them. */
+/* Returns the index of `text` among `count` names, or `count` if `text` is none of the names. */
 static unsigned find_name(const char *const *names, unsigned count, const char *text)
 {
     unsigned i = 0;
@@ -473,7 +473,8 @@ void fabric_hold_off(struct fabric *fabric, bool is_off)
 
 /* -- driving ------------------------------------------------------------------------------------ */
 
-/* Runs only the callbacks queued now: a callback that sends to itself must not keep us here for ever. */
+/* Runs only the callbacks that are queued now: a callback that queues another each time must not keep us
+ * here for ever. */
 unsigned fabric_deliver(struct fabric *fabric)
 {
     unsigned count = 0;
@@ -554,7 +555,7 @@ void fabric_close(struct fabric *fabric)
     struct fabric_message *message;
     LIST_FOREACH (message, &fabric->held, link) {
         fabric->backend->drop(message);
-        message->is_gone = true; // a callback below may still refer to it
+        message->is_gone = true; // a callback below may still refer to the message
     }
     struct fabric_peer *peer;
     LIST_FOREACH (peer, &fabric->peers, link) cut_peer(peer);
@@ -613,7 +614,7 @@ struct fabric_region *fabric_region_find(const struct fabric *fabric, const void
     return is_inside ? region : NULL;
 }
 
-/* Two regions at one address would leave it to chance which of them a payload belongs to. */
+/* If two regions had the same address, chance would decide to which region a payload belongs. */
 static bool region_overlaps(const struct fabric *fabric, const void *base, size_t bytes)
 {
     const uint32_t rank = rank_of(fabric, base);
@@ -664,7 +665,8 @@ static cairn_status judge_common(const struct fabric *fabric, const struct fabri
     return region_overlaps(fabric, wanted->base, wanted->bytes) ? CAIRN_ERR_INVALID : CAIRN_OK;
 }
 
-/* A backend that imports no memory of cards keeps the address all the same: it knows what not to read. */
+/* If the backend imports no memory of cards, the region is recorded all the same, so that we know which
+ * addresses not to read. */
 static cairn_status tell_backend(struct fabric_region *region)
 {
     const struct fabric_backend *backend = region->fabric->backend;
@@ -725,8 +727,8 @@ bool fabric_peer_imports(const struct fabric_peer *peer, const uint8_t *uuid)
     return backend->imports != NULL && backend->imports(peer, uuid);
 }
 
-/* False: the payload is memory of a card (*device_out: the region, else NULL) that this peer does not
- * take. */
+/* Returns false if the payload is memory of a card that this peer does not take. *device_out is the region
+ * if the payload is memory of a card, else NULL. */
 static bool fabric_region_goes(const struct fabric_peer *peer, const void *payload, size_t bytes,
                                const struct fabric_region **device_out)
 {
@@ -831,13 +833,14 @@ void fabric_flight_end(struct fabric_flights *flights, struct fabric_flight *fli
 #include <emmintrin.h>
 
 #define LINE CAIRN_LINE_BYTES
-/* Streams read at a time: a core keeps more lines under way in several streams than in one. */
+/* The number of streams read at a time: a core keeps more lines under way in several streams than in one
+ * stream. */
 #define STREAMS     ((size_t)4)
 #define AHEAD_BYTES 2048 /* the hardware's own prefetch ends with the page */
 
 static void stream_line(uint8_t *to, const uint8_t *from)
 {
-    __builtin_prefetch(from + AHEAD_BYTES); // beyond the end this has no effect
+    __builtin_prefetch(from + AHEAD_BYTES); // beyond the end a prefetch has no effect
     const __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
     const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + 16));
     const __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(from + 32));
@@ -860,7 +863,7 @@ void far_copy(void *to, const void *from, size_t bytes)
     size_t done = before + STREAMS * each;
     for (; bytes - done >= LINE; done += LINE) stream_line(out + done, in + done);
     memcpy(out + done, in + done, bytes - done);
-    _mm_sfence(); // a thread that is told of the copy sees it
+    _mm_sfence(); // a thread that is told of the copy then sees the copied bytes
 }
 #else
 void far_copy(void *to, const void *from, size_t bytes)

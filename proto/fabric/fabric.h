@@ -7,13 +7,13 @@
  * Code above this header does not know which kind it uses.
  *
  * A message is a small header (<= 256 bytes, the application's own format) and a payload of 0 to
- * max_payload bytes. It either arrives whole or not at all. The fabric sends no acknowledgment: a peer
- * reports that it *received* or *applied* something by a message of the application.
+ * max_payload bytes. A message arrives either whole or not at all. The fabric sends no acknowledgment: a
+ * peer reports that it *received* or *applied* something by a message of the application.
  *
  * ORDER: messages to one peer MAY OVERTAKE EACH OTHER (a small one passes a large one that is
- * waiting for its receiver), and after a reconnect an older one may arrive again from an
- * application that repeats it. The header must hold everything that identifies and orders a message. The
- * mem fabric reorders and duplicates on purpose, so that code which forgets this fails its tests.
+ * waiting for its receiver), and after a reconnect an older message may arrive again if the application
+ * repeats it. The header must hold everything that identifies and orders a message. The mem fabric reorders
+ * and duplicates messages on purpose, so that code which relies on their order fails its tests.
  *
  * THREADS: a fabric belongs to one thread, the one that opens it or takes it over. All calls and
  * all callbacks happen on that thread; nothing here takes a lock. Another thread reaches the fabric
@@ -56,51 +56,56 @@ struct fabric_region;  /* shared memory of ours that peers on this host may map 
 struct fabric_mapping; /* shared memory of a peer on this host, mapped here to be read */
 struct fabric_hub;     /* backend.h */
 
-/* A send or a receive is over and its buffer is the caller's again.
+/* Called when a send or a receive is over: its buffer belongs to the caller again.
  *   sent:     CAIRN_OK says only that the buffer may be reused. The peer may never receive the message.
  *   received: CAIRN_OK says the payload is in the buffer; on an error the buffer's content is undefined.
  * Errors: CAIRN_ERR_CLOSED (the peer or the fabric is gone), CAIRN_ERR_NO_MEMORY. */
 typedef void fabric_done_fn(void *arg, cairn_status status);
 
-/* The peer is gone, or could not be reached: CAIRN_ERR_CLOSED or CAIRN_ERR_UNREACHABLE. Called once per
+/* Called when the peer is gone (CAIRN_ERR_CLOSED) or could not be reached (CAIRN_ERR_UNREACHABLE): once per
  * peer, and not after fabric_peer_close. The peer's sends complete with an error, before or after this
- * call. The peer stays valid (every send returns CAIRN_ERR_CLOSED) until it is closed, which this callback
- * may do. The fabric does NOT notice a peer whose process is stopped: the application uses leases and
+ * call. The peer stays valid (every send returns CAIRN_ERR_CLOSED) until the owner closes it; this callback
+ * may close it. The fabric does NOT notice a peer whose process is stopped: the application uses leases and
  * deadlines. The fabric does notice a peer that a silent network cuts off (fabric_set_patience). */
 typedef void fabric_down_fn(void *arg, struct fabric_peer *peer, cairn_status why);
 
-/* A message arrived. `header` is valid inside this call only: copy what is needed.
+/* Called when a message has arrived. `header` is valid only during this call: copy what is needed.
  * payload_bytes == 0: message is NULL and there is nothing to do.
  * payload_bytes  > 0: the receiver owns `message` and must, now or later, receive or drop it. Until then
  * the message pins the sender's buffer (rendezvous) or some of our memory (small payloads): hold few.
- * Beyond options.held_max (held and being received) the fabric refuses messages without this callback.
- * The fabric does not know who sent the message; the application puts the sender into the header. */
+ * If options.held_max messages are held or being received, the fabric refuses further messages, without
+ * this callback. The fabric does not know who sent the message; the application puts the sender into the
+ * header. */
 typedef void fabric_message_fn(void *arg, const void *header, size_t header_bytes,
                                size_t payload_bytes, struct fabric_message *message);
 
-/* Whether peers over "ucx" read each other's regions by themselves (one-sided), instead of receiving
- * their content in messages. Both ends must allow it; they agree on it for each endpoint. */
+/* Says whether peers over "ucx" read each other's regions by themselves (one-sided), instead of receiving
+ * the regions' content in messages. Both ends must allow such reads; the ends agree on them for each
+ * endpoint. */
 enum one_sided {
-    CAIRN_ONE_SIDED_AUTO, /* where the endpoint's lanes do it natively (InfiniBand, RoCE); not over TCP */
-    CAIRN_ONE_SIDED_ON, /* always: over TCP UCX emulates it, which gains nothing, and UCX 1.13 may crash
-                         * the process that is being read when an endpoint ends. For tests */
+    /* if the endpoint's lanes can read natively (InfiniBand, RoCE); not over TCP */
+    CAIRN_ONE_SIDED_AUTO,
+    /* always, for tests: over TCP UCX emulates the reads, which gains nothing. When an endpoint ends, UCX
+     * 1.13 may crash the process whose memory is being read */
+    CAIRN_ONE_SIDED_ON,
     CAIRN_ONE_SIDED_OFF,
 };
 const char *one_sided_name(enum one_sided value); /* "auto", "on", "off" */
-/* True: the text is a range of ports, such as "7100-7199". */
+/* True if the text is a range of ports, such as "7100-7199". */
 bool port_range_ok(const char *text);
 #define CAIRN_PORT_RANGE_ALLOWED \
     "allowed: first-last, of 1 to 65535, such as 7100-7199, or empty: any port"
 bool one_sided_parse(const char *text, enum one_sided *out);
 
-/* Whether a card's memory is sent to peers over "ucx" directly, without a copy in host memory. Each end
- * chooses for the memory that it sends. */
+/* Says whether a card's memory is sent to peers over "ucx" directly, without a copy in host memory. Each
+ * end chooses for the memory that it sends. */
 enum device_memory {
-    CAIRN_DEVICE_MEMORY_AUTO, /* where UCX has CUDA, and the network card can access that memory directly */
-    /* wherever UCX has CUDA: over TCP UCX copies it through host memory, in the owner's thread, and gains
-     * nothing. For tests */
+    /* if UCX has CUDA and the network card can access the card's memory directly */
+    CAIRN_DEVICE_MEMORY_AUTO,
+    /* whenever UCX has CUDA, for tests: over TCP UCX copies the payload through host memory, in the owner's
+     * thread, and gains nothing */
     CAIRN_DEVICE_MEMORY_DEVICE,
-    CAIRN_DEVICE_MEMORY_HOST, /* never: the application brings it to host memory first */
+    CAIRN_DEVICE_MEMORY_HOST, /* never: the application copies the payload to host memory first */
 };
 /* "auto", "device", "host" */
 bool device_memory_parse(const char *text, enum device_memory *out);
@@ -108,7 +113,7 @@ bool device_memory_parse(const char *text, enum device_memory *out);
 
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 
-/* A card's memory, as its owner offers it. Not validated yet: any field may be false. */
+/* A card's memory, as its owner offers it. The fields are not validated yet: any of them may be wrong. */
 struct fabric_offer {
     const uint8_t *uuid; /* [CAIRN_FABRIC_UUID_BYTES] of the card: one of the importer's */
     uint64_t bytes;
@@ -116,19 +121,22 @@ struct fabric_offer {
     size_t note_bytes;
 };
 
-/* The callbacks that import the memory of cards which peers on this host show ("mapped" and "auto"):
- * the fabric itself never dereferences an address of a card, and knows no driver. Borrowed: must outlive
- * the fabric and the mappings that are held. All are called on the owner's thread. */
+/* The callbacks that import the memory of cards which peers on this host show ("mapped" and "auto"). The
+ * fabric itself never dereferences an address of a card, and knows no driver. The struct is borrowed: it
+ * must outlive the fabric and the mappings that are held. All callbacks are called on the owner's
+ * thread. */
 struct fabric_device {
     uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* the cards */
     uint32_t uuid_count;
-    bool is_reached;  /* network cards may read and write their memory (GPUDirect RDMA) */
-    bool has_dma_buf; /* their driver exports it to the drivers of network cards as a dma-buf */
+    /* network cards may read and write the memory of these cards (GPUDirect RDMA) */
+    bool is_reached;
+    /* the cards' driver exports their memory to the drivers of network cards as a dma-buf */
+    bool has_dma_buf;
     void *context;
-    /* Validates the descriptor, which it consumes in any case, and maps it, now or later. If the
-     * descriptor is wrong, `why` says how, and the connection that delivered it ends.
-     * CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO instead say that this node lacks a resource: the memory
-     * is not mapped, and the fabric tells its owner that this node imports no more. */
+    /* Validates the descriptor, which it consumes in any case, and maps it, now or later. If the descriptor
+     * is wrong, `why` says in what way, and the connection that delivered the descriptor ends.
+     * CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO instead say that this node lacks a resource: the memory is not
+     * mapped, and the fabric tells its owner that this node imports no more. */
     cairn_status (*import)(void *context, const struct fabric_offer *offer, int fd,
                            void **address_out, struct sentence *why);
     void (*release)(void *context, void *address, uint64_t bytes);
@@ -140,7 +148,7 @@ struct fabric_device {
 struct fabric_options {
     fabric_message_fn *on_message; /* required */
     void *on_message_arg;
-    size_t max_payload; /* bytes; larger ones are refused on both sides. Default 1 MiB */
+    size_t max_payload; /* bytes; larger payloads are refused on both sides. Default 1 MiB */
     uint32_t held_max;  /* messages held or being received at a time. Default 4096 */
     uint32_t sends_max; /* sends in flight at a time, to all peers. Default 4096 */
 
@@ -152,69 +160,73 @@ struct fabric_options {
                               * Default: any free port */
     enum one_sided one_sided;
     enum device_memory device_memory;
-    /* A region of a peer, or one of ours, was refused, or is read by copies for lack of address space:
-     * `what` is a sentence for a log that says how the region is handled instead. May be NULL */
+    /* Called when a region, a peer's or our own, was refused, or is read by copies for lack of address
+     * space. `what` is a sentence for a log; the sentence says how the region is handled instead. May be
+     * NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
 
     bool has_loopback; /* "auto": ucx reaches some peers over "lo", so it opens "lo", too */
 
-    /* The caller's own network, used for fabrics of its kind. NULL: none. Borrowed, must outlive the
-     * fabric */
+    /* The caller's own network, used for fabrics of the network's kind. NULL: none. Borrowed: the hub must
+     * outlive the fabric */
     struct fabric_hub *hub;
 
     /* "mapped" and "auto" */
     const char *socket_folder; /* where our Unix socket is created. Default: no file, the abstract
                                 * namespace; README.md says why, and when not to use it */
-    /* The name of this host, where the default cannot tell hosts apart: peers on another host are not
-     * mapped. Default: the kernel's boot id, and with an abstract socket the network namespace, since such
-     * a socket is visible only inside it */
+    /* The name of this host; set it if the default cannot tell hosts apart. Peers on another host are not
+     * mapped. The default is the kernel's boot id; with an abstract socket it includes the network
+     * namespace, since such a socket is visible only inside that namespace */
     const char *host;
     /* The most bytes of a peer that we map, or that one of its regions may have for one-sided reads.
      * Default 1 TiB of addresses */
     uint64_t mapped_max;
-    /* A peer showed us a region, and withdrew it; may be NULL */
+    /* Called when a peer has shown us a region, and when the peer has withdrawn the region; may be NULL */
     void (*on_mapping)(void *on_message_arg, struct fabric_mapping *mapping);
     void (*on_mapping_gone)(void *on_message_arg, struct fabric_mapping *mapping);
     const struct fabric_device *device; /* NULL: this fabric does not import the memory of cards */
 };
 
-/* kind is "ucx", "mapped" (peers of this host only), "auto" (mapped to peers of this host that can be
- * reached so, ucx to all others; on "lo" alone, without host and has_loopback, there are no others, and
- * "auto" opens no port), or that of options.hub. CAIRN_ERR_INVALID: unknown kind or an option out of range.
- * CAIRN_ERR_UNREACHABLE: no such network device or port. CAIRN_ERR_NO_MEMORY.
- * UCX changes the process that uses it: we keep it from installing signal handlers, see README.md. */
+/* kind is "ucx", "mapped" (peers of this host only), "auto", or the kind of options.hub. "auto" uses mapped
+ * for those peers of this host that mapped can reach, and ucx for all other peers. On "lo" alone, without
+ * host and has_loopback, there are no other peers, and "auto" opens no port. CAIRN_ERR_INVALID: unknown
+ * kind or an option out of range. CAIRN_ERR_UNREACHABLE: there is no such network device or port.
+ * CAIRN_ERR_NO_MEMORY. UCX changes the process that uses it; we keep UCX from installing signal handlers.
+ * See README.md. */
 CAIRN_MUST_CHECK cairn_status fabric_open(const char *kind, const struct fabric_options *options,
                                           struct fabric **fabric_out, struct sentence *why);
 
 /* Closes every peer by force, drops every held message, runs every outstanding done callback with
- * CAIRN_ERR_CLOSED (their buffers are free then), and frees everything. Peers and messages are
- * invalid after it. on_down is not called. Takes at most a second. NULL is allowed.
- * If a peer must receive our last message, wait for its confirmation before this call. */
+ * CAIRN_ERR_CLOSED (their buffers are free then), and frees everything. Peers and messages are invalid
+ * after this call. on_down is not called. Takes at most a second. NULL is allowed. If a peer must receive
+ * our last message, wait for its confirmation before this call. */
 void fabric_close(struct fabric *fabric);
 
-/* Our address as bytes, for others to connect to; send it over the authenticated control channel.
+/* Returns our address as bytes. Other nodes connect to it; send it over the authenticated control channel.
  * Borrowed, constant, at most CAIRN_FABRIC_ADDRESS_MAX bytes. */
 const void *fabric_own_address(const struct fabric *fabric, size_t *bytes_out);
 
-/* The kind of fabric that an address belongs to, which says how its owner can be reached ("auto": mapped
- * and ucx). Static; "" if the bytes are no address. Needs no fabric. */
+/* Returns the kind of fabric that has this address: the kind says how the address's owner can be reached
+ * ("auto": by mapped and by ucx). Static; "" if the bytes are no address. Needs no fabric. */
 const char *fabric_address_kind(const void *address, size_t bytes);
-/* The same for people; "ucx, one-sided": its owner may read and be read one-sidedly;
- * "auto, device": its owner reads in place the memory of cards that peers on its host show. */
+/* Returns the same for people. "ucx, one-sided": the address's owner may read and be read one-sidedly.
+ * "auto, device": the owner reads in place the memory of cards that peers on its host show. */
 const char *fabric_address_ways(const void *address, size_t bytes);
-/* The host of the owner of an address, ended by NUL: nodes of one host map each other's memory.
- * False: the address has no host (not "mapped" or "auto"), is invalid, or the name does not fit. */
+/* Writes the name of the host of an address's owner, ended by NUL. Nodes of one host map each other's
+ * memory. Returns false if the address has no host (its kind is neither "mapped" nor "auto") or is invalid,
+ * or if the name does not fit. */
 bool fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes);
-/* True: the text is valid as the name of a host: 1 to 63 visible characters of ASCII. */
+/* True if the text is valid as the name of a host: 1 to 63 visible characters of ASCII. */
 bool fabric_host_is_name(const char *host);
 
 /* Makes a peer of a node's address; several peers of one address share a connection (UCX). Does not wait
- * for an answer: the first sends are queued. If no node listens: CAIRN_ERR_UNREACHABLE now or on_down
- * later, both happen. The bytes are copied. CAIRN_ERR_MALFORMED: not an address (wrong magic, length or
- * checksum) or of another kind of fabric. The checksum keeps accidents from UCX, which aborts on them. It
- * does not stop a liar: connect only to addresses that an authenticated member sent. If packets are dropped
- * on the way: CAIRN_ERR_UNREACHABLE after 100 ms, and at once on the next attempt; a late answer counts
- * then. */
+ * for an answer: the first sends are queued. If no node listens, the call returns CAIRN_ERR_UNREACHABLE, or
+ * on_down is called later: either may happen. The bytes are copied. CAIRN_ERR_MALFORMED: not an address
+ * (wrong magic, length or checksum) or of another kind of fabric. The checksum keeps damaged addresses from
+ * UCX, which aborts on them. The checksum does not stop a liar: connect only to addresses that an
+ * authenticated member sent. If the network drops packets to the node, the call returns
+ * CAIRN_ERR_UNREACHABLE after 100 ms. The next attempt returns the error at once, unless the answer has
+ * arrived late in the meantime. */
 CAIRN_MUST_CHECK cairn_status fabric_connect_to(struct fabric *fabric, const void *address,
                                                 size_t bytes, fabric_down_fn *on_down, void *arg,
                                                 struct fabric_peer **peer_out);
@@ -223,8 +235,8 @@ CAIRN_MUST_CHECK cairn_status fabric_connect_to(struct fabric *fabric, const voi
  * may or may not arrive; messages that the other side neither receives nor drops end with
  * CAIRN_ERR_CLOSED after half a second. The other side's peer for us may go down (mem) or stay up (UCX,
  * where all peers of one address share a connection, which lives as long as both nodes do): say goodbye in
- * a message, if it matters. Where a send or a receive can be ended only with the connection, the connection
- * ends, and all peers that share it get on_down. NULL is allowed. */
+ * a message if this matters. If a send or a receive can be ended only together with the connection, the
+ * connection ends, and all peers that share the connection get on_down. NULL is allowed. */
 void fabric_peer_close(struct fabric_peer *peer);
 
 /* Sends header and payload. The header is copied; the payload is on loan until on_sent, which for a
@@ -237,19 +249,20 @@ CAIRN_MUST_CHECK cairn_status fabric_send(struct fabric_peer *peer, const void *
                                           size_t header_bytes, const void *payload,
                                           size_t payload_bytes, fabric_done_fn *on_sent, void *arg);
 
-/* Receives a held message into buffer, which is on loan until on_received; the message is used up.
- * If the buffer is in a region of a card that CAIRN_FABRIC_PATH_DIRECT applies to, the network card
- * writes it, provided that it may and that the payload waits at the sender (is not small); else
- * CAIRN_ERR_UNSUPPORTED, and the message is unchanged. The card's next work may have to wait until it sees
- * such writes (gpu/cuda/driver.h). CAIRN_ERR_INVALID: capacity is smaller than the payload; the message is
- * still held. CAIRN_ERR_CLOSED (by the callback) if its sender died in the meantime. */
+/* Receives a held message into buffer, which is on loan until on_received. The message is used up. If the
+ * buffer is in a region of a card that CAIRN_FABRIC_PATH_DIRECT applies to, the network card writes the
+ * buffer. For that, the network card must have access, and the payload must wait at the sender (it must not
+ * be small); else CAIRN_ERR_UNSUPPORTED is returned, and the message is unchanged. The card's next work may
+ * have to wait until the card sees such writes (gpu/cuda/driver.h). CAIRN_ERR_INVALID: capacity is smaller
+ * than the payload; the message is still held. The callback reports CAIRN_ERR_CLOSED if the message's
+ * sender died in the meantime. */
 CAIRN_MUST_CHECK cairn_status fabric_receive(struct fabric_message *message, void *buffer,
                                              size_t capacity, fabric_done_fn *on_received,
                                              void *arg);
 
-/* As fabric_receive, into memory that will not be read before the caches have evicted it: the fabric writes
- * it around the caches where that is faster. *checksum_out, on loan, too, is set before on_received reports
- * CAIRN_OK: chunk_checksum of the payload as it arrived. */
+/* Like fabric_receive, for a buffer that will not be read before the caches have evicted it: the fabric
+ * writes the buffer around the caches where that is faster. *checksum_out, on loan, too, is set before
+ * on_received reports CAIRN_OK: chunk_checksum of the payload as it arrived. */
 CAIRN_MUST_CHECK cairn_status fabric_receive_far(struct fabric_message *message, void *buffer,
                                                  size_t capacity, uint64_t *checksum_out,
                                                  fabric_done_fn *on_received, void *arg);
@@ -262,113 +275,117 @@ void fabric_drop(struct fabric_message *message);
  *
  * A payload that lies in a region is sent by reference to a peer that maps (fabric_peer_path): the
  * receiver reads it in place (fabric_message_view), and on_sent runs when the receiver has
- * received or dropped the message, which is the release of design 2. Any other payload is copied once,
- * or carried.
+ * received or dropped the message, which is the release of design 2. Any other payload is copied once, or
+ * travels inside the message.
  *
- * Over "ucx" it is sent by reference to a peer that reads one-sidedly (options.one_sided): the peer's
- * receive reads it, and on_sent is again the release. The fabric does not wait for a peer that is lost or
- * closed: the peer may still be reading when the sender writes the memory again, so every receiver compares
- * what it read with a checksum in the header. No memory is registered to be written by others.
+ * Over "ucx" such a payload is sent by reference to a peer that reads one-sidedly (options.one_sided): the
+ * peer's receive reads the payload, and on_sent is again the release. The fabric does not wait for a peer
+ * that is lost or closed: the peer may still be reading when the sender writes the memory again, so every
+ * receiver compares what it read with a checksum in the header. No memory is registered to be written by
+ * others.
  *
  * All other rules of this header hold; a fabric without references ("mem") ignores regions. */
 
-/* The seals of a region's memfd, set once its owner has mapped it for writing: its size stays,
- * peers cannot write, and nobody, its maker included, can take a page out of it, which would raise
- * SIGBUS in a reader. */
+/* The seals of a region's memfd, set once the owner has mapped the memfd for writing. The memfd's size
+ * stays, and peers cannot write. Nobody, not even the memfd's maker, can take a page out of it; a missing
+ * page would raise SIGBUS in a reader. */
 #define CAIRN_FABRIC_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 
 /* Registers shared memory. `fd`: a memfd of at least `bytes`, not of huge pages, sealed by
- * CAIRN_FABRIC_SEALS once it was mapped here at `base`; fd and memory are borrowed until
- * fabric_region_drop. Bytes that are sent by reference must have their pages: otherwise a peer that
- * maps refuses the connection. `note` describes the region, in words of the application,
- * for the receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or some of these addresses
- * belong to another region. CAIRN_ERR_BUSY: 4092 regions exist. CAIRN_ERR_NO_MEMORY. */
+ * CAIRN_FABRIC_SEALS after it was mapped here at `base`. fd and memory are borrowed until
+ * fabric_region_drop. The pages of all bytes that are sent by reference must exist: otherwise a peer that
+ * maps refuses the connection. `note` describes the region, in words of the application, for the receiver's
+ * on_mapping. CAIRN_ERR_INVALID: fd is not such a memfd, or some of these addresses belong to another
+ * region. CAIRN_ERR_BUSY: 4092 regions exist. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status fabric_region_add(struct fabric *fabric, const void *base,
                                                 size_t bytes, int fd, const void *note,
                                                 size_t note_bytes,
                                                 struct fabric_region **region_out);
-/* Registers memory of a card: `base` is an address that no host code dereferences, `fd` a handle of all
- * of the memory, which the card's driver exported. The fabric keeps a duplicate of `fd` until
- * fabric_region_drop: an open handle keeps the memory allocated. `uuid`: the card that has the
- * memory. The fabric shows the region to peers on this host that import memory of that card
- * (fabric_peer_imports), and to no other peer. To these a payload in the region, of any size, is sent by
- * reference; a send to another peer returns CAIRN_ERR_UNSUPPORTED: copy it to host memory first. All writes
- * of the card to a payload must be done before it is sent: nothing here orders cards. Errors as
- * above. */
+/* Registers memory of a card: `base` is an address that no host code dereferences, and `fd` is a handle of
+ * all of the memory, exported by the card's driver. The fabric keeps a duplicate of `fd` until
+ * fabric_region_drop: an open handle keeps the memory allocated. `uuid`: the card that has the memory. The
+ * fabric shows the region to peers on this host that import memory of that card (fabric_peer_imports), and
+ * to no other peer. A payload in the region, whatever its size, is sent to these peers by reference. A send
+ * to another peer returns CAIRN_ERR_UNSUPPORTED: copy the payload to host memory first. All writes of the
+ * card to a payload must be done before the payload is sent: nothing here orders the work of cards. Errors
+ * as above. */
 CAIRN_MUST_CHECK cairn_status fabric_region_add_device(struct fabric *fabric, const void *base,
                                                        size_t bytes, int fd, const uint8_t *uuid,
                                                        const void *note, size_t note_bytes,
                                                        struct fabric_region **region_out);
-/* True: the peer takes memory of that card by reference: its address says so, and it has not
- * reported since that it cannot any more, for lack of room or because the card has failed. When a peer
- * reports this, payloads in flight by reference end the connection; the next connection knows that the
- * peer does not take them. */
+/* True if the peer takes memory of that card by reference: the peer's address says so, and the peer has not
+ * reported since then that it lacks the room or that the card has failed. When a peer reports this,
+ * payloads in flight by reference end the connection; the next connection knows that the peer does not take
+ * such payloads. */
 bool fabric_peer_imports(const struct fabric_peer *peer, const uint8_t *uuid);
-/* True: device memory that is sent to this peer takes the path CAIRN_FABRIC_PATH_DIRECT. */
+/* True if device memory that is sent to this peer takes the path CAIRN_FABRIC_PATH_DIRECT. */
 bool fabric_peer_takes_device(const struct fabric_peer *peer);
-/* True: memory of options.device is sent to peers over "ucx" without a copy in host memory. *why_out says
- * why, or why not: a clause for people, owned by the fabric. */
+/* True if memory of options.device is sent to peers over "ucx" without a copy in host memory. *why_out is a
+ * clause for people that says why, or why not; the fabric owns the clause. */
 bool fabric_takes_device(const struct fabric *fabric, const char **why_out);
-/* Shows the region to a peer before anything of it is sent, so that the peer gets on_mapping.
- * Without effect on a peer that does not map, or does not import memory of that card.
+/* Shows the region to a peer before any payload in the region is sent, so that the peer gets on_mapping.
+ * The call has no effect if the peer does not map, or does not import memory of that card.
  * CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY, CAIRN_ERR_NO_MEMORY as in a send. */
 CAIRN_MUST_CHECK cairn_status fabric_region_show(struct fabric_region *region,
                                                  struct fabric_peer *peer);
-/* Ends the region: no more of it is sent; peers are told, and unmap it when they have released what
- * they read. Payloads in flight stay readable for the peers, also after this call. NULL is
- * allowed. */
+/* Ends the region: no more payloads in the region are sent by reference. Peers are told, and unmap the
+ * region when they have released what they read. Payloads in flight stay readable for the peers, also after
+ * this call. NULL is allowed. */
 void fabric_region_drop(struct fabric_region *region);
 
 /* Returns the address of the payload, which any thread may read until the message is received or dropped.
- * NULL: the message has to be received. The payload is the sender's memory: validate it only after copying
- * it, since a faulty sender may change it; and a page that the sender's host cannot supply raises SIGBUS in
- * the thread that reads (server/base/listener.h). For path "device" the result is an address of
- * options.device, for its card to read. */
+ * NULL: the message has to be received. The payload is the sender's memory. Validate the payload only after
+ * copying it, since a faulty sender may change it. A page that the sender's host cannot supply raises
+ * SIGBUS in the thread that reads (server/base/listener.h). For path "device" the result is an address of
+ * options.device: only the card can read it. */
 const void *fabric_message_view(const struct fabric_message *message);
 
-/* A peer showed a region (options.on_mapping), and withdrew it or is gone (options.on_mapping_gone; once
- * for each, in fabric_close at the latest). The mapping is readable from on_mapping on, and after
- * on_mapping_gone as long as it is held, also after fabric_close. Owner's thread only. */
+/* options.on_mapping: a peer has shown a region. options.on_mapping_gone: the peer has withdrawn the
+ * region, or is gone; called once for each mapping, in fabric_close at the latest. The mapping is readable
+ * from on_mapping on. A mapping that is held stays readable after on_mapping_gone, also after fabric_close.
+ * Owner's thread only. */
 const void *fabric_mapping_memory(const struct fabric_mapping *mapping, size_t *bytes_out);
 const void *fabric_mapping_note(const struct fabric_mapping *mapping, size_t *note_bytes_out);
-/* The card that has this memory, at an address that options.device gave; NULL: host memory. */
+/* Returns the UUID of the card that has this memory, at an address that options.device gave; NULL: host
+ * memory. */
 const uint8_t *fabric_mapping_uuid(const struct fabric_mapping *mapping);
-/* options.device could not map it after all: handled as if its import had failed. */
+/* Call this if options.device could not map the memory after all: the fabric acts as if the import had
+ * failed. */
 void fabric_mapping_refuse(struct fabric_mapping *mapping, const char *why);
 void fabric_mapping_hold(struct fabric_mapping *mapping);
 void fabric_mapping_release(struct fabric_mapping *mapping);
 
-/* How long a node may acknowledge nothing that was sent to it before the fabric considers it gone, from
- * 1 s to 10 minutes: the lease after which the application gives the node up. The value holds for
- * connections made from now on, over "ucx" by TCP. Default 5 s. */
+/* Sets how long a node may leave everything that was sent to it unacknowledged before the fabric considers
+ * the node gone, from 1 s to 10 minutes. Pass the lease after which the application gives the node up. The
+ * value holds for connections that are made from now on, over "ucx" by TCP. Default 5 s. */
 void fabric_set_patience(struct fabric *fabric, uint32_t ms);
 
-/* true: in the next progress, ends the connections that peers made, withdraws the regions that they showed
- * (on_mapping_gone), and accepts no connection until this is called with false. Our own connections stay,
- * and so does the address: the peers connect again by themselves, since they see a lost connection. Without
- * effect on a fabric that does not map. */
+/* With true, the next progress ends the connections that peers made, and withdraws everything that the
+ * peers showed over them (on_mapping_gone). The fabric then accepts no new connection until this is called
+ * with false. Our own connections stay, and so does our address. The peers see a lost connection, and
+ * connect again by themselves. The call has no effect on a fabric that does not map. */
 void fabric_hold_off(struct fabric *fabric, bool is_off);
 
 /* The path that messages to a peer take: "mapped", "ucx", or a hub's. Static. */
 const char *fabric_peer_path(const struct fabric_peer *peer);
 
-/* The path of a card's memory that is sent over "ucx" directly: payloads of at least
- * CAIRN_FABRIC_DIRECT_MIN bytes, since a processor would have to copy smaller ones all the same. */
+/* The path of a card's memory that is sent over "ucx" directly. Only payloads of at least
+ * CAIRN_FABRIC_DIRECT_MIN bytes take this path, since a processor would have to copy smaller payloads all
+ * the same. */
 #define CAIRN_FABRIC_PATH_DIRECT "ucx, device"
-/* The path that a message took, or that a payload would take now: as above, "one-sided", or "device"
- * (memory of a card, by reference); for a payload also CAIRN_FABRIC_PATH_DIRECT, or "" if it cannot be
- * sent. Static. */
+/* The path that a message took, or that a payload would take now: a path of fabric_peer_path, "one-sided",
+ * or "device" (memory of a card, by reference). For a payload the path may also be
+ * CAIRN_FABRIC_PATH_DIRECT, or "" if the payload cannot be sent. Static. */
 const char *fabric_message_path(const struct fabric_message *message);
 const char *fabric_payload_path(const struct fabric_peer *peer, const void *payload, size_t bytes);
 
-/* Does all work that needs no waiting; returns how many things were done, 0 if none. */
+/* Does all work that needs no waiting; returns how many things it did. */
 unsigned fabric_progress(struct fabric *fabric);
 
-/* To sleep: call progress until it returns 0, then arm. CAIRN_OK: event_fd becomes readable when
- * there is work, wait for it (level-triggered). CAIRN_ERR_BUSY: there is work already, call
- * progress again. The descriptor stays readable until the next successful arm. After any other
- * function is called, progress and arm are necessary again. proto/loop/loop.h does all this
- * in a libuv loop. */
+/* To sleep, call progress until it returns 0, then arm. CAIRN_OK: event_fd becomes readable when there is
+ * work; wait for that (level-triggered). CAIRN_ERR_BUSY: there is work already; call progress again. The
+ * descriptor stays readable until the next successful arm. After a call of any other function, call
+ * progress and arm again before sleeping. proto/loop/loop.h does all this in a libuv loop. */
 CAIRN_MUST_CHECK cairn_status fabric_arm(struct fabric *fabric);
 int fabric_event_fd(const struct fabric *fabric);
 
@@ -379,11 +396,12 @@ struct fabric_stats {
     uint64_t messages_dropped;                  /* by fabric_drop */
     uint64_t messages_refused;                  /* too large, or over held_max, or no header */
     uint64_t peers_down;                        /* on_down called */
-    uint64_t connections_refused;               /* mapped: closed for what came, or silence */
-    uint64_t endpoints_made;                    /* ucx: connections, which peers share */
+    uint64_t connections_refused; /* mapped: closed because of invalid data, or of silence */
+    uint64_t endpoints_made;      /* ucx: connections, which peers share */
     uint64_t references_sent,
-        references_declined;          /* one-sided: messages by reference; then sent with payload */
-    uint64_t bytes_read;              /* of bytes_received: one-sidedly */
+        /* one-sided: messages sent by reference; those among them that were then sent with their payload */
+        references_declined;
+    uint64_t bytes_read;              /* the part of bytes_received that was read one-sidedly */
     uint32_t sends_now, receives_now; /* in flight at this moment */
     uint32_t held_now, peers_now;     /* messages not yet received; peers not yet closed */
     uint32_t endpoints_now;           /* ucx */
@@ -395,12 +413,13 @@ const char *fabric_describe(const struct fabric *fabric);
 
 /* ==== places ==== */
 
-/* Where a fabric is in the network: its devices and their addresses. The place is part of the fabric's
- * address, for people, and for nodes that choose the device that leads there; nobody connects by it.
+/* A place says where a fabric is in the network: its devices and their addresses. The place is part of the
+ * fabric's address. People read the place, and nodes choose by it the device that leads to the fabric; no
+ * node uses the place to connect.
  *
- * A worker's device, unless it is set, is that of the route to each shard. UCX's devices are fixed when a
- * fabric is opened, so the worker asks for the shards' places first (Welcome.places). Thread-safe; waits
- * for nothing. */
+ * If no device is set for a worker, the worker uses the devices of its routes to the shards. UCX's devices
+ * are fixed when a fabric is opened, so the worker first asks where the shards are (Welcome.places).
+ * Thread-safe; waits for nothing. */
 
 enum {
     CAIRN_PLACE_BYTES = 192,        /* bytes of a place as text, its NUL included */
@@ -410,30 +429,31 @@ enum {
 
 /* A place, as text for example: "10.77.0.2 eth1 tcp". */
 struct fabric_place {
-    char ip[INET6_ADDRSTRLEN];               /* of the first device that has one; "-": none does */
-    char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "mlx5_0:1,eth1", as they were set */
+    char ip[INET6_ADDRSTRLEN]; /* the IP of the first device that has one; "-": no device has one */
+    char devices[CAIRN_PLACE_DEVICES_BYTES];        /* "mlx5_0:1,eth1", as they were set */
     char transports[CAIRN_PLACE_DEVICES_BYTES / 2]; /* UCX's, as they were set: "tcp", "rc,tcp" */
 };
 /* The transports of a place whose fabric listens on no network: "127.0.0.1 lo mapped". */
 #define CAIRN_PLACE_MAPPED "mapped"
 
-/* Writes the place of a fabric on these devices of this host. False: a name is too long. */
+/* Writes the place of a fabric on these devices of this host. Returns false if a name is too long. */
 bool fabric_place_of(const char *devices, const char *transports, struct fabric_place *out);
 void place_print(const struct fabric_place *place, char out[CAIRN_PLACE_BYTES]);
 bool place_parse(const char *text, struct fabric_place *out);
 
-/* Finds the place of ucx fabric number `index`, from 0, in a fabric's address. False: the address has
- * fewer, or is of a version that has no places. */
+/* Finds the place of ucx fabric number `index`, from 0, in a fabric's address. Returns false if the address
+ * has fewer ucx fabrics, or is of a version without places. */
 bool fabric_address_place(const void *address, size_t bytes, int index, struct fabric_place *out);
 /* Prints all places of an address, for people: "10.77.0.2 eth1 tcp; 10.78.0.2 eth2 tcp". */
 void fabric_address_print_places(const void *address, size_t bytes, char out[CAIRN_PLACE_BYTES]);
 
-/* Prints the IP of an address; false: it has none, or one that is valid on its link only. */
+/* Prints the IP of an address. Returns false if the address has no IP, or an IP that is valid only on its
+ * own link. */
 bool ip_print(const struct sockaddr *address, char out[INET6_ADDRSTRLEN]);
-/* The reverse, with the port of "discard". False: the text is no IP. */
+/* Parses an IP, and sets the port to that of "discard". Returns false if the text is no IP. */
 bool ip_parse(const char *ip, struct sockaddr_storage *out, socklen_t *bytes_out);
 
-/* True: `device` is in a list such as "mlx5_0:1,eth1". */
+/* True if `device` is in the list `devices`, such as "mlx5_0:1,eth1". */
 bool devices_have(const char *devices, const char *device);
 
 /* The route of the kernel's packets to an IP. */
@@ -441,18 +461,18 @@ struct route {
     char device[IF_NAMESIZE];
     char source[INET6_ADDRSTRLEN]; /* our IP; not always an address of the device */
 };
-/* False: there is no route to it. */
+/* Finds the route to an IP. Returns false if there is none. */
 bool route_find(const char *ip, struct route *out);
 
 /* The devices and transports that a fabric opens to reach all of these places. */
 struct choice {
     char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "" : no place has a route */
-    const char *transports;                  /* those of a place; NULL: tcp */
+    const char *transports;                  /* the transports of a place; NULL: tcp */
 };
-/* Chooses from the routes to the places: each route once, with ';' between them
- * (proto/fabric/auto.c), and the first CAIRN_NETWORKS_MAX if there are more. Where a
- * place accepts InfiniBand or RoCE, too, its transports and, in front, this host's active ports, all
- * with ',': `infiniband` is /sys/class/infiniband. */
+/* Chooses the devices of the routes to the places: each device once, with ';' between them
+ * (proto/fabric/auto.c), and only the first CAIRN_NETWORKS_MAX if there are more. If a place also accepts
+ * InfiniBand or RoCE, chooses that place's transports, and puts this host's active ports in front of the
+ * devices, all with ',' between them. `infiniband` is the folder /sys/class/infiniband. */
 void fabric_choose(const struct fabric_place *places, size_t count, const char *infiniband,
                    struct choice *out);
 

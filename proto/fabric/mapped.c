@@ -2,11 +2,11 @@
  * payloads and descriptors travel over Unix sockets, one connection for each direction (as UCX has an
  * endpoint for each).
  *
- * A node listens under a random name of the abstract namespace: no file stays behind, no folder has to be
- * shared with processes that a daemon's PrivateTmp hides, and no mode decides who may connect: the key in
- * the address decides (mapped.h). A process that connects without proving that it knows the key delays at
- * most connections of its own user (mapped_flow.c). With options.socket_folder the socket is a file in that
- * folder, for containers that share a folder but no network namespace. */
+ * A node listens under a random name of the abstract namespace. So no file stays behind, and no folder has
+ * to be shared with processes that a daemon's PrivateTmp hides. The key in the address, and not a file's
+ * mode, decides who may connect (mapped.h). A process that connects without proving that it knows the key
+ * delays at most connections of its own user (mapped_flow.c). With options.socket_folder the socket is a
+ * file in that folder, for containers that share a folder but no network namespace. */
 #include "proto/fabric/mapped.h"
 
 #include <fcntl.h>
@@ -125,7 +125,8 @@ static unsigned on_timer(struct mapped_fabric *fabric)
     return 1;
 }
 
-/* Decides whether more may connect, and runs the timer only while some connection has to give a proof. */
+/* Decides whether more peers may connect, and runs the timer only while some connection still has to prove
+ * itself. */
 static void see_to_door(struct mapped_fabric *fabric)
 {
     const bool is_open = fabric->is_accepting && !fabric->is_held_off &&
@@ -222,12 +223,13 @@ static cairn_status mapped_arm(struct fabric *common)
  * payloads that lie in no region.
  *
  * The staging area is up to four memfds, created when needed, handed out in pages, first fit (the pages
- * that were read last are reused first, while they are in the cache). A peer may have as many pages as are
- * left for all others: however many peers never release, the next one finds some. */
+ * that were read last are reused first, while they are in the cache). A peer may have at most as many pages
+ * as it leaves for all other peers. So however many peers never release their pages, the next peer finds
+ * some. */
 
 /* -- shares ------------------------------------------------------------------------------------- */
 
-/* `fd` stays the caller's. */
+/* `fd` still belongs to the caller. */
 static struct mapped_share *share_new(int fd, uint64_t bytes, uint16_t slot)
 {
     struct mapped_share *share = calloc(1, sizeof *share);
@@ -392,13 +394,13 @@ static void mapped_memory_close(struct mapped_fabric *fabric)
 
 /* ==== mapped mapping ==== */
 
-/* Memory of peers, mapped here to be read, or read by copies where there is no room to map it. A mapping
- * lives as long as its slot, a message or a holder refers to it, so that the end of its maker harms no
- * reader. Missing pages harm no reader either: the kernel would create a missing page for the reader, at
- * the cost of the reader's control group, which may kill it for that; so only existing pages are read, and
- * seals keep them there. */
+/* Memory of peers is mapped here to be read, or is read by copies if there is no room to map it. A mapping
+ * lives as long as its slot, a message or a holder refers to it, so the end of the peer harms no reader.
+ * Missing pages harm no reader either. The kernel would create a missing page for the reader, and charge
+ * the page to the reader's control group, which may kill the reader for that. So only existing pages are
+ * read, and seals keep these pages in place. */
 
-/* Reports this once: a limit of this process holds for all later memory, too. */
+/* Reports only once that memory is not mapped: a limit of this process holds for all later memory, too. */
 static void tell_unmapped(struct mapped_fabric *fabric, uint64_t bytes, int why)
 {
     const struct fabric_options *options = &fabric->common.options;
@@ -413,8 +415,8 @@ static void tell_unmapped(struct mapped_fabric *fabric, uint64_t bytes, int why)
     options->on_refused(options->on_message_arg, text.text);
 }
 
-/* OK: the descriptor belongs to the mapping. Without room in this process's address space the memory stays
- * unmapped, and is read through the descriptor. */
+/* If the result is OK, the descriptor belongs to the mapping. If this process's address space has no room,
+ * the memory stays unmapped, and is read through the descriptor. */
 static cairn_status map_host(struct fabric_mapping *mapping, struct mapped_fabric *fabric,
                              uint64_t bytes, int fd)
 {
@@ -460,9 +462,9 @@ static void tell_refused(const struct fabric_options *options, const char *what_
     options->on_refused(options->on_message_arg, text.text);
 }
 
-/* The memory is valid, but there is no room for it here, or the card has failed: its owner is told once,
- * and then sends the memory's content through the host. If the socket is full the owner is not told, and
- * loses a connection with the next message from that memory. */
+/* The memory is valid, but there is no room for it here, or the card has failed: the memory's owner is told
+ * once, and then sends the memory's content through the host. If the socket is full, the owner is not told,
+ * and loses a connection with the next message from that memory. */
 void mapped_import_none_of(struct mapped_in *in, const char *why)
 {
     const struct frame_head head = frame_head(FRAME_NO_IMPORTS);
@@ -654,8 +656,8 @@ static bool read_boot(char boot_out[37])
     return count == 36;
 }
 
-/* An abstract socket is reachable within one network namespace only, a file by all that share its
- * folder. */
+/* An abstract socket can be reached only within one network namespace; a socket file can be reached by all
+ * that share its folder. */
 static bool mapped_host_find(const struct fabric_options *options,
                              char host_out[CAIRN_FABRIC_HOST_BYTES])
 {
@@ -907,8 +909,9 @@ static void end_frames(struct mapped_out *out, struct mapped_frames *frames)
     }
 }
 
-/* The owner's buffers are its own again now. Copies that the peer may still read stay until it has read
- * them: the peer sees that nothing more follows, and releases the messages it holds. */
+/* From now on the owner's buffers belong to the owner again. Copies that the peer may still read stay until
+ * the peer has read them: the peer sees that nothing more follows, and releases the messages that it
+ * holds. */
 static void mapped_disconnect(struct fabric_peer *peer)
 {
     struct mapped_out *out = ((struct mapped_peer *)peer)->out;
@@ -919,7 +922,7 @@ static void mapped_disconnect(struct fabric_peer *peer)
         struct fabric_flight *flight = &out->flights.all[i];
         if (!flight->is_used || flight->op == NULL) continue;
         fabric_op_done(flight->op, CAIRN_ERR_CLOSED);
-        flight->op = NULL; // nobody needs its release, if it still arrives
+        flight->op = NULL; // if this flight's release still arrives, nobody needs it
     }
     out->peer = NULL;
     if (out->is_lost || out->staged_written == 0) {

@@ -1,12 +1,12 @@
 /* The inside of the mapped fabric, shared by mapped*.c. Private to proto/fabric.
  *
- *   mapped.c       a node: its socket, its epoll descriptor, which links a progress serves; our
- *                  connections: their beginning and end; what we share and what peers share; this host's
- *                  identity
+ *   mapped.c       a node: its socket, its epoll descriptor, and which links one call of progress serves;
+ *                  our connections: their beginning and end; what we share and what peers share; this
+ *                  host's identity
  *   mapped_flow.c  frames on connections, those that we made and those that we accepted
  *
- * Objects with a socket end by mapped_link_end and are freed at the end of a progress: an event that
- * epoll has already reported may still refer to them. */
+ * mapped_link_end ends an object with a socket; the object is freed at the end of a call of progress, since
+ * an event that epoll has already reported may still refer to it. */
 #ifndef CAIRN_FABRIC_MAPPED_H
 #define CAIRN_FABRIC_MAPPED_H
 
@@ -20,8 +20,8 @@
 
 /* ==== mapped frame ==== */
 
-/* The frames of the mapped fabric: one per message of a Unix SOCK_SEQPACKET connection, numbers in this
- * host's byte order (both ends are on it). Private to proto/fabric.
+/* The frames of the mapped fabric. Each message of a Unix SOCK_SEQPACKET connection is one frame; numbers
+ * have this host's byte order, since both ends are on this host. Private to proto/fabric.
  *
  *   connector (sends messages)                acceptor (receives them)
  *                                        <-   CHALLENGE  { nonce }
@@ -35,14 +35,14 @@
  *                                        <-   NO_IMPORTS, if it lacks room for memory of a card
  *
  * The proofs are HMAC-SHA-512-256 over both nonces, keyed with the 32 random bytes of the acceptor's
- * address: each shows that its sender knows the address, which only members have, without sending it to a
- * stranger who took the socket's name. Only REGION carries a descriptor, exactly one: a memfd, or for
- * memory of a card the handle that its driver exported. */
+ * address: each proof shows that its sender knows the address, which only members have. So no address is
+ * sent to a stranger who took the socket's name. Only REGION carries a descriptor, and carries exactly one:
+ * a memfd, or for memory of a card the handle that the card's driver exported. */
 
 enum {
     FRAME_SLOTS = CAIRN_FABRIC_SLOTS_MAX, /* slots are reused */
-    FRAME_INLINE_MAX = 8192,              /* payloads up to here travel in their frame */
-    FRAME_REFER_MIN = 1024,    /* payloads from here on are sent by reference where possible */
+    FRAME_INLINE_MAX = 8192,              /* payloads up to this size travel in their frame */
+    FRAME_REFER_MIN = 1024,    /* payloads from this size on are sent by reference if possible */
     FRAME_RELEASES_MAX = 128,  /* in one frame */
     FRAME_BUNDLE_MAX = 256,    /* messages in one frame */
     FRAME_KEY_BYTES = 32,      /* as in crypto_auth */
@@ -156,10 +156,11 @@ static inline size_t frame_release_count(size_t bytes)
     return (bytes - sizeof(struct frame_head)) / sizeof(uint64_t);
 }
 
-/* Call it before the first of the following; repeated calls are harmless. False: there is no randomness. */
+/* Call frame_begin before the first call of the functions below; repeated calls are harmless. Returns false
+ * if there is no randomness. */
 bool frame_begin(void);
 void frame_random(void *bytes, size_t count);
-/* `by_acceptor`: makes the proof of WELCOME, which nobody can derive from that of HELLO. */
+/* `by_acceptor`: makes the proof of WELCOME, which nobody can derive from the proof of HELLO. */
 void frame_prove(const uint8_t key[FRAME_KEY_BYTES], bool by_acceptor,
                  const uint8_t acceptor_nonce[FRAME_NONCE_BYTES],
                  const uint8_t connector_nonce[FRAME_NONCE_BYTES],
@@ -177,16 +178,19 @@ enum frame_fate frame_write_one(int socket, const void *frame, size_t bytes, int
 
 enum {
     MAPPED_CONNECTIONS_MAX = 8192, /* accepted */
-    /* accepted connections that have not proved yet that they know our address: those of known users, and
-     * as many of other users */
+    /* the most accepted connections of known users that have not yet proved that they know our address; as
+     * many of other users are allowed besides */
     MAPPED_STRANGERS_MAX = 64,
-    MAPPED_USERS_MAX = 16,      /* users that a proof made known; the oldest is dropped */
-    MAPPED_STRANGER_MS = 5000,  /* the time for the proof */
-    MAPPED_RELEASES_MAX = 1024, /* that a peer has not taken, before we stop reading its messages */
-    MAPPED_CONTROL_MAX = 8192,  /* REGION and REGION_GONE that a peer has not taken */
-    MAPPED_UNWILLING_MAX = 64,  /* peers that are known not to import any more */
-    MAPPED_ARENAS = 4,          /* in the staging area, in the first slots; 64 MiB in all, or */
-    MAPPED_ARENA_BYTES = 16 << 20, /* as many times max_payload, if that is larger */
+    MAPPED_USERS_MAX = 16,     /* users that a proof made known; the oldest is dropped */
+    MAPPED_STRANGER_MS = 5000, /* the time for the proof */
+    /* releases that a peer may leave untaken before we stop reading its messages */
+    MAPPED_RELEASES_MAX = 1024,
+    MAPPED_CONTROL_MAX = 8192, /* REGION and REGION_GONE frames that a peer may leave untaken */
+    MAPPED_UNWILLING_MAX = 64, /* recorded peers that import no more */
+    /* arenas of the staging area, in the first slots: 64 MiB in all, or as many times max_payload, if that
+     * is larger */
+    MAPPED_ARENAS = 4,
+    MAPPED_ARENA_BYTES = 16 << 20,
 };
 
 enum mapped_kind { MAPPED_LISTENER, MAPPED_TIMER, MAPPED_IN, MAPPED_OUT };
@@ -201,7 +205,8 @@ struct mapped_link {
     struct mapped_link *next; /* fabric->ended */
 };
 
-/* Memory of ours as peers know it; outlives its region while frames that refer to it are queued. */
+/* Memory of ours as peers know it. A share outlives its region while frames that refer to the share are
+ * queued. */
 struct mapped_share {
     unsigned references;
     int fd; /* owned */
@@ -238,7 +243,8 @@ struct mapped_cards {
     uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES];
 };
 
-/* A connection that we made. It outlives its peer while the other side still reads copies of ours. */
+/* A connection that we made. The connection outlives its peer while the other side still reads copies of
+ * ours. */
 struct mapped_out {
     struct mapped_link link;
     LIST_ENTRY(mapped_out) entry; /* fabric->outs */
@@ -251,10 +257,10 @@ struct mapped_out {
     struct mapped_frames queue;   /* waiting for the socket, in order */
     struct mapped_frames waiting; /* waiting for room in the staging area */
     uint32_t control_count;       /* REGION and REGION_GONE in queue */
-    uint32_t fresh_count;         /* frames in queue since the last write, not tried yet */
-    bool is_fresh;                /* in fabric->fresh: fresh_count is not 0 */
+    uint32_t fresh_count; /* frames queued since the last write; no write of them was tried yet */
+    bool is_fresh;        /* in fabric->fresh: fresh_count is not 0 */
     TAILQ_ENTRY(mapped_out) fresh;
-    uint32_t staged_pages;   /* that the peer has not released */
+    uint32_t staged_pages;   /* staging pages that the peer has not released */
     uint32_t staged_written; /* messages with pages whose frame was written */
     struct fabric_flights flights;
     uint64_t shown[FRAME_SLOTS / 64]; /* bits: REGION is queued or written */
@@ -265,7 +271,7 @@ struct mapped_peer {
     struct mapped_out *out;
 };
 
-/* A connection that we accepted. It outlives its socket while its messages are held. */
+/* A connection that we accepted. The struct outlives its socket while its messages are held. */
 struct mapped_in {
     struct mapped_link link;
     LIST_ENTRY(mapped_in) entry; /* fabric->ins */
@@ -274,9 +280,10 @@ struct mapped_in {
     bool is_unknown;         /* in fabric->unknown: no proof yet, from a user we do not know */
     uid_t user;              /* the connecting user; (uid_t)-1: the kernel does not say */
     TAILQ_ENTRY(mapped_in) unknown;
-    bool is_gone;      /* the peer is gone, too: nobody needs a release */
-    bool imports_none; /* we sent NO_IMPORTS: memory of cards that it shows is no longer mapped */
-    bool is_dirty;     /* in fabric->dirty: has releases to write */
+    bool is_gone; /* the peer is gone, too: nobody is left to need a release */
+    /* we sent NO_IMPORTS: we no longer map memory of cards that this peer shows */
+    bool imports_none;
+    bool is_dirty; /* in fabric->dirty: has releases to write */
     TAILQ_ENTRY(mapped_in) dirty;
     uint64_t since_ms;
     uint8_t challenge[FRAME_NONCE_BYTES];
@@ -293,7 +300,7 @@ struct mapped_message {
     struct fabric_message common;
     struct mapped_in *in;           /* NULL: inline */
     struct fabric_mapping *mapping; /* held; NULL: inline */
-    const uint8_t *view;            /* NULL: at `offset` of the mapping, to be copied */
+    const uint8_t *view; /* NULL: the payload is at `offset` of the mapping, and must be copied */
     uint64_t offset;
     uint8_t *copy; /* owned: inline */
     uint64_t serial;
@@ -307,10 +314,11 @@ struct fabric_mapping {
      * `fd` */
     void *memory;
     size_t bytes;
-    const struct fabric_device *device;    /* borrowed: it imported this; NULL: host memory */
+    /* borrowed: the device that imported this memory; NULL: host memory */
+    const struct fabric_device *device;
     uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* of the card */
     int fd;                                /* owned; -1: is_whole and mapped, or memory of a card */
-    /* every page exists, and stays: the seals forbid taking one out */
+    /* every page exists, and stays: the seals forbid taking a page out */
     bool is_whole;
     bool is_staging, is_shown;
     size_t note_bytes;
@@ -336,8 +344,10 @@ struct mapped_fabric {
     TAILQ_HEAD(, mapped_out) fresh; /* messages sent in this turn are written together at its end */
     TAILQ_HEAD(, mapped_in) unknown; /* [unknown_count], the oldest first */
     uint32_t in_count;
-    uint32_t stranger_count; /* of known users: we accept nobody while there are too many */
-    uint32_t unknown_count;  /* of other users: these push out each other, and delay nobody else */
+    /* strangers of known users: while there are too many, we accept nobody */
+    uint32_t stranger_count;
+    /* strangers of other users: a new one pushes out another of them, and none delays a known user */
+    uint32_t unknown_count;
     struct {
         uid_t ids[MAPPED_USERS_MAX];
         uint32_t count; /* users recorded so far */
@@ -353,7 +363,7 @@ struct mapped_fabric {
     uint32_t arena_pages; /* of each */
     uint32_t staged_pages;
 
-    struct checksum *sum; /* owned: of the payload that is being received far */
+    struct checksum *sum; /* owned: the checksum of the payload that is being received far */
     union frame frame;    /* the frame that was read last */
 };
 
@@ -406,25 +416,25 @@ const char *mapped_message_path(const struct fabric_message *message);
 /* mapped.c */
 enum { MAPPED_PAGE = 4096 };
 void mapped_share_release(struct mapped_share *share);
-/* Reserves room for a copy of `bytes` for a peer that has `own_pages`: CAIRN_ERR_BUSY if the copy has to
- * wait. */
+/* Reserves room for a copy of `bytes` for a peer that already has `own_pages`. CAIRN_ERR_BUSY: the copy has
+ * to wait. */
 CAIRN_MUST_CHECK cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages,
                                            size_t bytes, struct fabric_pages *pages_out);
 uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages pages);
 void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages);
-/* Validates the descriptor, which is consumed in any case, and maps it. Memory of a card becomes a mapping
- * of 0 bytes if there is no room for it or the card has failed, and the peer is told. */
+/* Validates the descriptor, which is consumed in any case, and maps it. If there is no room for memory of a
+ * card, or the card has failed, the memory becomes a mapping of 0 bytes, and the peer is told. */
 CAIRN_MUST_CHECK cairn_status mapped_mapping_open(struct mapped_in *in,
                                                   const struct frame_region *frame, int fd,
                                                   struct fabric_mapping **mapping_out);
 /* From now on maps no memory of cards that the peer shows, and tells the peer so. `why` is passed to
  * options.on_refused. */
 void mapped_import_none_of(struct mapped_in *in, const char *why);
-/* Copies from memory that is not mapped. False: the kernel cannot supply it. */
+/* Copies from memory that is not mapped. Returns false if the kernel cannot supply it. */
 bool mapped_mapping_copy(const struct fabric_mapping *mapping, uint64_t offset, void *to,
                          size_t bytes);
-/* True: every page of these bytes exists, so reading them takes no memory and cannot fail for
- * lack of it. */
+/* True if every page of these bytes exists: then reading them takes no memory, and cannot fail for lack of
+ * memory. */
 bool mapped_mapping_has(const struct fabric_mapping *mapping, uint64_t offset, size_t bytes);
 /* The peer withdrew the mapping or is gone; gives up the reference of its slot. */
 void mapped_mapping_end(struct fabric_mapping *mapping);

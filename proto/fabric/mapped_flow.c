@@ -32,7 +32,7 @@ static bool is_region(const struct frame_region *frame, size_t bytes)
            frame->memory <= FRAME_MEMORY_DEVICE && frame->note_bytes <= CAIRN_FABRIC_NOTE_MAX;
 }
 
-/* True: the bytes are long enough for this message. */
+/* True if the bytes are long enough for this message. */
 static bool is_message_in(const struct frame_message *frame, size_t bytes)
 {
     if (bytes < sizeof *frame) return false;
@@ -149,7 +149,8 @@ union one_fd {
 };
 
 /* The buffer has room for one descriptor on purpose: the kernel closes descriptors that do not fit and sets
- * MSG_CTRUNC. On some machines two fit into its padding: then the length shows both. */
+ * MSG_CTRUNC. On some machines a second descriptor fits into the buffer's padding: then the length shows
+ * both descriptors. */
 static int take_fd(struct msghdr *message, bool *is_one_out)
 {
     struct cmsghdr *control = CMSG_FIRSTHDR(message);
@@ -178,7 +179,8 @@ static long frame_read(int socket, union frame *frame, int *fd_out, bool *is_who
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control
     };
     ssize_t count;
-    // ECONNRESET is reported once, before the last data of the other end, which closed with data unread.
+    // ECONNRESET is reported once, before the last data of the other end, if that end closed without
+    // reading all of our data.
     do count = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (count < 0 && (errno == EINTR || errno == ECONNRESET));
     *fd_out = -1;
@@ -189,7 +191,7 @@ static long frame_read(int socket, union frame *frame, int *fd_out, bool *is_who
     return count;
 }
 
-/* `fd` -1: the frame carries none. */
+/* If `fd` is -1, the frame carries no descriptor. */
 static enum frame_fate frame_write(int socket, const struct iovec *parts, size_t count, int fd)
 {
     union one_fd control = { .bytes = { 0 } };
@@ -256,7 +258,7 @@ static void lose_out(struct mapped_out *out)
 
 enum { PARTS_OF_MESSAGE = 4 };
 
-/* Lists the parts of a message's datagram; returns how many there are. */
+/* Lists the parts of a message's datagram; returns how many parts there are. */
 static size_t add_parts(const struct mapped_frame *frame, struct iovec parts[PARTS_OF_MESSAGE])
 {
     static const uint8_t zero[8];
@@ -313,8 +315,8 @@ static enum frame_fate write_frames(struct mapped_out *out, uint32_t *count_out)
     return frame_write_one(out->link.fd, &gone, sizeof gone, -1);
 }
 
-/* Bytes that were carried or copied are the caller's again; bytes that the peer reads in place are
- * the caller's only once the peer releases them. */
+/* Bytes that were copied, or sent in the frame, belong to the caller again. Bytes that the peer reads in
+ * place belong to the caller only once the peer releases them. */
 static void message_written(struct mapped_out *out, struct mapped_frame *frame)
 {
     struct fabric_flight *flight = NULL;
@@ -362,7 +364,8 @@ unsigned mapped_out_write(struct mapped_out *out)
 }
 
 /* Queues a frame, to be written at the end of the turn with the other frames of the turn, or earlier if
- * there are many. Behind frames that the socket does not take it waits for the socket. */
+ * there are many. If the socket does not take the frames before it, the frame waits behind them for the
+ * socket. */
 static void enqueue(struct mapped_out *out, struct mapped_frame *frame)
 {
     const bool is_stuck = !out->is_fresh && !TAILQ_EMPTY(&out->queue);
@@ -395,8 +398,8 @@ static cairn_status show_share(struct mapped_out *out, struct mapped_share *shar
     return CAIRN_OK;
 }
 
-/* Queues one REGION_GONE for each REGION that was accepted, so it needs no bound of its own. Without memory
- * for it the connection ends: the slot must not get two meanings. */
+/* Queues one REGION_GONE for each REGION that was accepted, so REGION_GONE needs no bound of its own. If
+ * there is no memory for the frame, the connection ends, since the slot must not get two meanings. */
 void mapped_take_back(struct mapped_out *out, uint16_t slot)
 {
     if ((out->shown[slot / 64] & bit_of(slot)) == 0) return;
@@ -438,7 +441,7 @@ static cairn_status send_reference(struct mapped_out *out, struct mapped_frame *
     return CAIRN_OK;
 }
 
-/* CAIRN_ERR_BUSY: no room yet. */
+/* CAIRN_ERR_BUSY: there is no room yet. */
 static cairn_status send_copy(struct mapped_out *out, struct mapped_frame *frame)
 {
     struct mapped_fabric *fabric = out->fabric;
@@ -497,7 +500,8 @@ cairn_status mapped_send(struct fabric_peer *peer, struct fabric_op *op, const v
     return status;
 }
 
-/* Called when pages were released. A message whose turn it is ends here if there is no memory at all. */
+/* Called when pages were released. If there is no memory at all, the next waiting message ends here with an
+ * error. */
 unsigned mapped_out_stage_waiting(struct mapped_out *out)
 {
     struct mapped_frame *frame;
@@ -593,8 +597,8 @@ unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events)
 
 /* Connections that we accepted: peers send messages on them, and we send releases.
  *
- * Any fault in a frame ends its connection, and nothing else. Held messages stay readable
- * then, and the socket stays open, unread, until they are dropped: a sender that sees the end
+ * Any fault in a frame ends its connection, and nothing else. Held messages stay readable then. We read the
+ * socket no more, but keep it open until the held messages are dropped, since a sender that sees the end
  * reuses its memory. */
 
 enum { IN_FRAMES_PER_TURN = 16 };
@@ -610,7 +614,7 @@ static uid_t user_of(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 ? who.uid : (uid_t)-1;
 }
 
-/* True: members run as our own user, as root, or as a user who had a member here before. */
+/* True if the user may run a member: our own user, root, or a user who had a member here before. */
 static bool is_known(const struct mapped_fabric *fabric, uid_t user)
 {
     if (user == geteuid() || user == 0) return true;
@@ -653,8 +657,8 @@ static uint32_t count_of_user(const struct mapped_fabric *fabric, uid_t user)
     return count;
 }
 
-/* Closes the oldest connection of the user who has most of the unknown ones: a crowd pushes out only its
- * own connections. */
+/* Closes the oldest connection of the user who has the most unknown connections: so a user with many
+ * connections pushes out only connections of that user. */
 static void push_one_out(struct mapped_fabric *fabric)
 {
     struct mapped_in *in, *out = NULL;
@@ -759,7 +763,8 @@ static enum frame_fate write_releases(struct mapped_in *in)
     return fate;
 }
 
-/* A peer that does not take its releases is not read: it cannot make us keep more of them. */
+/* We do not read from a peer that does not take its releases, so the peer cannot make us keep more
+ * releases. */
 static void watch_in(struct mapped_in *in, bool is_stuck)
 {
     uint32_t events = is_stuck ? EPOLLOUT : 0;
@@ -836,7 +841,8 @@ void mapped_drop(struct fabric_message *message)
 }
 
 /* A sender ends its connection before its owner may touch the memory again: if the connection exists after
- * the copy, the copy is intact. The sender keeps copies of its own (staging) until they are released. */
+ * the copy, the copy is intact. The sender keeps its own copies of payloads (staging) until they are
+ * released. */
 static bool is_whole(const struct mapped_message *message)
 {
     if (message->in == NULL || message->mapping->is_staging) return true;
@@ -884,8 +890,8 @@ void mapped_receive(struct fabric_message *common, struct fabric_op *op, void *b
     refuse_in(unread);
 }
 
-/* False: no memory for the message. Its sender would wait for a dropped message for ever; the end of the
- * connection makes both sides ask again. */
+/* Returns false if there is no memory for the message. If the message were just dropped, its sender would
+ * wait for ever; so the connection ends, which makes both sides ask again. */
 static bool offer_inline(struct mapped_in *in, const struct frame_message *frame)
 {
     struct fabric *fabric = &in->fabric->common;
@@ -913,7 +919,7 @@ static bool offer_inline(struct mapped_in *in, const struct frame_message *frame
     return true;
 }
 
-/* The same for a message by reference. */
+/* Like offer_inline, for a message by reference. */
 static bool offer_reference(struct mapped_in *in, const struct frame_message *frame,
                             struct fabric_mapping *mapping)
 {
@@ -957,7 +963,8 @@ static bool on_message(struct mapped_in *in, const struct frame_message *frame)
     return offer_reference(in, frame, mapping);
 }
 
-/* The owner may end the connection when it is shown one message: then the others are not shown. */
+/* The owner may end the connection while a message is shown to it: then the bundle's remaining messages are
+ * not shown. */
 static bool on_bundle(struct mapped_in *in, const union frame *frame, size_t bytes)
 {
     const struct frame_message *message;

@@ -1,6 +1,6 @@
-/* The ucx fabric: the only files that call UCX (with ucx_*.c). One context and one worker per fabric,
- * endpoints from worker addresses with peer-failure handling, never a ucp_listener: its port aborts
- * the process on garbage. */
+/* The ucx fabric. Only this file and ucx_*.c call UCX. A fabric has one context and one worker. Endpoints
+ * are made from worker addresses, with peer-failure handling, and never with a ucp_listener, since garbage
+ * at a listener's port aborts the process. */
 #include "proto/fabric/ucx.h"
 
 #include <arpa/inet.h>
@@ -46,9 +46,9 @@ cairn_status ucx_status(ucs_status_t status)
 /* The TCP sockets of UCX, which UCX does not expose: we find them among our descriptors by the address that
  * they are connected to.
  *
- * Two things are done to them. A connection ends when its peer acknowledges nothing for too long: a
- * node that vanished silently (power, cable) sends no notice, and the kernel would retry for a
- * quarter of an hour. And we shut down a connection that we end: its endpoint must not be closed
+ * We do two things to these sockets. First, we make a connection end when its peer acknowledges nothing for
+ * too long: a node that vanished silently (power, cable) sends no notice, and the kernel would retry for a
+ * quarter of an hour. Second, we shut down a connection that we end, since its endpoint must not be closed
  * (ucx_link.c). */
 
 enum { NEW_MAX = 16 }; /* descriptors that other threads may open in the meantime */
@@ -67,8 +67,8 @@ static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_stor
            memcmp(&one->sin6_addr, &other->sin6_addr, sizeof one->sin6_addr) == 0;
 }
 
-/* The kernel knows the peer of a connection that has ended, too, until the owner of the socket closes
- * it. */
+/* True if the connection has ended: the kernel still knows the peer of such a connection until the socket's
+ * owner closes the socket. */
 static bool is_over(int fd)
 {
     struct tcp_info info;
@@ -114,7 +114,7 @@ in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, uns
     return 0;
 }
 
-/* Drops unsent bytes: the peer must see the end at once (RST), not after them. */
+/* Drops unsent bytes: the peer must see the end at once (RST), and not after those bytes. */
 static void shut(int fd)
 {
     const struct linger none = { .l_onoff = 1, .l_linger = 0 };
@@ -122,7 +122,7 @@ static void shut(int fd)
     (void)shutdown(fd, SHUT_RDWR);
 }
 
-/* True: the connection was accepted on our port, and comes from that port of the listener's host. */
+/* True if the connection was accepted on our port, and comes from the given port of the listener's host. */
 static bool comes_from(const struct ucx_fabric *ucx, int fd,
                        const struct sockaddr_storage *listener, in_port_t port)
 {
@@ -164,8 +164,8 @@ bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage
  *   #                 lane[0]:  0:tcp/lo.0 md[0]           -> md[0]/tcp/sysdev[255] am am_bw#0 wireup
  *   #                 lane[1]:  4:rc_mlx5/mlx5_0:1.0 md[4] -> md[4]/ib/sysdev[1] rma_bw#0 rma#0
  *
- * index, resource, transport/device, memory domains, uses. It is text for people: text that is not
- * understood counts as no native lane, and then payloads are sent in messages. */
+ * index, resource, transport/device, memory domains, uses. The output is text for people. Text that we do
+ * not understand counts as no native lane, and then payloads are sent in messages. */
 
 bool ucx_transport_is_native(const char *name)
 {
@@ -177,7 +177,7 @@ bool ucx_transport_is_native(const char *name)
     return false;
 }
 
-/* Reads the transport from a line behind its "lane["; false: it is no such line. */
+/* Reads the transport from a line, after its "lane["; returns false if the line is not of this form. */
 static bool read_transport(const char *line, const char *end, char *name_out, size_t name_bytes)
 {
     const char *at = memchr(line, ']', (size_t)(end - line));
@@ -218,7 +218,7 @@ bool ucx_lanes_are_native(const char *text)
 /* ==== ucx settings ==== */
 
 /* How Cairn runs UCX: the settings that the measurements of this project made necessary, each with its
- * reason; README.md says which of the environment's UCX_* still count. */
+ * reason. README.md says which UCX_* variables of the environment still count. */
 
 /* -- what depends on the version of UCX at run time (not the one that we were compiled with) -------- */
 
@@ -229,10 +229,10 @@ static bool ucx_is_older_than(unsigned major_wanted, unsigned minor_wanted)
     return major < major_wanted || (major == major_wanted && minor < minor_wanted);
 }
 
-/* True: connect() does not make us wait. A UCX that waits aborts when the peer resets the connection while
- * it is being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). Without waiting 1.12 and 1.13
- * abort at least as often, when a peer goes down with an answer to it under way (ucp_request.c: got REP
- * message). */
+/* True if connect() does not make us wait. A UCX that waits aborts when the peer resets the connection
+ * while it is being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). Without waiting 1.12 and
+ * 1.13 abort at least as often, when a peer goes down with an answer to it under way (ucp_request.c: got
+ * REP message). */
 bool ucx_connects_on_its_own(void)
 {
     return !ucx_is_older_than(1, 14);
@@ -245,18 +245,19 @@ bool ucx_connects_on_its_own(void)
 static const struct {
     const char *name, *value;
 } settings[] = {
-    { "RX_MPOOL_SIZES", "64,1k,64k" }, // else a held payload of 2k takes a segment
+    { "RX_MPOOL_SIZES", "64,1k,64k" }, // otherwise a held payload of 2k takes a segment
     { "RNDV_THRESH", "32k" },          // larger payloads wait at their sender, not in our pools
     { "RNDV_SCHEME", "auto" },         //
     { "PROTO_ENABLE", "n" },           // 1.13: a fifth of the speed when on
     { "HANDLE_ERRORS", "none" },       // no backtraces, no freezing: we may run inside a trainer
     { "WARN_UNUSED_ENV_VARS", "n" },   // another UCX version's variable is not our user's problem
 }, settings_of_tcp[] = {
-    // A tenth faster than with 64k, more than twice as fast as with 8k, the default. A connection uses
-    // one segment while it is in the middle of a message. All nodes must have the same: see auto.c.
+    // A tenth faster than with 64k, more than twice as fast as with 8k, the default. A connection uses one
+    // segment while it is in the middle of a message. All nodes must have the same segment size: see
+    // auto.c.
     { "TX_SEG_SIZE", "256k" },
     { "RX_SEG_SIZE", "256k" },
-    // One event at a time: the second of two events may be of a connection that the first one ended (a
+    // One event at a time: the second of two events may be of a connection that the first event ended (a
     // killed peer has two to us), which aborts (1.13, tcp_iface.c:307) or reads freed memory.
     { "MAX_POLL", "1" },
 };
@@ -266,7 +267,7 @@ static const char *or_default(const char *value, const char *fallback)
     return value != NULL && value[0] != '\0' ? value : fallback;
 }
 
-/* Returns the network devices of the options, or the default where the options name none. */
+/* Returns the network devices of the options, or the default if the options name no device. */
 static const char *ucx_devices(const struct fabric_options *options)
 {
     return or_default(options->net_devices, "lo");
@@ -279,7 +280,7 @@ static const char *ucx_transports(const struct fabric_options *options)
 
 /* ---- signals ---- */
 
-/* True only for a handler of UCX's own: the host may have installed its handler since. */
+/* True only if the handler is UCX's own: the host may have installed its own handler since. */
 static bool handler_is_of_ucx(int signum)
 {
     struct sigaction action;
@@ -299,10 +300,10 @@ static bool handler_is_of_ucx(int signum)
            where.dli_fbase == ucx.dli_fbase;
 }
 
-/* UCX installs handlers when it is loaded, before main: for crashes, and for SIGHUP, which its handler
- * survives (UCX_HANDLE_ERRORS, UCX_DEBUG_SIGNO). The signals of a process are its own, so we restore them
- * as soon as UCX is loaded: UCX's constructor runs before the constructors of programs that are linked with
- * it. */
+/* When UCX is loaded, before main, it installs handlers for crashes, and one for SIGHUP that makes the
+ * process survive the signal (UCX_HANDLE_ERRORS, UCX_DEBUG_SIGNO). The signals belong to the process, so we
+ * restore them as soon as UCX is loaded: UCX's constructor runs before the constructors of programs that
+ * are linked with it. */
 __attribute__((constructor)) static void give_signals_back(void)
 {
     for (int signum = 1; signum <= SIGRTMAX; signum++)
@@ -314,15 +315,16 @@ __attribute__((constructor)) static void give_signals_back(void)
 static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const char *value)
 {
     char full[64];
-    // Before 1.17 the settings of a transport must not have its prefix, from then on they must: otherwise
-    // they stay unused.
+    // Before 1.17 the settings of a transport must not have the transport's prefix; from 1.17 on they must
+    // have it. Otherwise they stay unused.
     snprintf(full, sizeof full, "%s%s", ucx_is_older_than(1, 17) ? "" : "TCP_", name);
     return ucp_config_modify(config, full, value);
 }
 
-/* A connect() that waits blocks the loop: so it waits 3 s where nothing answers, not 127, if UCX connects
- * in spite of our test (ucx reach). UCX writes the number of tries as 8 bytes into the 4 that 1.12 and 1.13
- * have for it: so the setting behind it is set again. */
+/* A connect() that waits blocks the loop. If UCX connects in spite of our test (ucx reach), and nothing
+ * answers, this setting makes connect() wait 3 s instead of 127 s. UCX writes the number of tries as 8
+ * bytes, although 1.12 and 1.13 have only 4 bytes for it; so we set the next setting again, which lies
+ * behind those bytes. */
 static ucs_status_t give_up_connecting(ucp_config_t *config)
 {
     const ucs_status_t status = set_of_tcp(config, "SYN_CNT", "1");
@@ -340,7 +342,7 @@ static ucs_status_t apply_fixed(ucp_config_t *config)
     return status;
 }
 
-/* cuda_copy: without it UCX knows no memory of cards, and never checks the type of an address. */
+/* Without cuda_copy UCX knows no memory of cards, and never checks the type of an address. */
 static ucs_status_t set_transports(ucp_config_t *config, const char *transports, bool has_cuda)
 {
     char with_cuda[512];
@@ -362,12 +364,13 @@ static ucs_status_t apply(ucp_config_t *config, const struct fabric_options *opt
     if (status == UCS_OK)
         status = set_of_tcp(config, "CONN_NB", ucx_connects_on_its_own() ? "y" : "n");
     if (status == UCS_OK && !ucx_connects_on_its_own()) status = give_up_connecting(config);
-    // A segment of ours instead of writev() from the payload: uct_tcp_ep_sendv() ends a send twice,
-    // and aborts, if its peer is killed just then (1.12 to 1.18, uct_iface.h: comp->count > 0).
+    // UCX must copy the payload to a segment of its own instead of sending it with writev():
+    // uct_tcp_ep_sendv() ends a send twice, and so aborts, if the peer is killed during the call (1.12 to
+    // 1.18, uct_iface.h: comp->count > 0).
     if (status == UCS_OK && is_tcp) status = ucp_config_modify(config, "ZCOPY_THRESH", "inf");
     // The cache of registered memory hooks every munmap of the process. TCP registers nothing.
-    // UCX 1.18 without it crashes if an endpoint is closed with a rendezvous under way (seen); 1.13 does
-    // not.
+    // Without this setting UCX 1.18 crashes if an endpoint is closed while a rendezvous is under way
+    // (seen); 1.13 does not.
     if (status == UCS_OK && options->transports == NULL && ucx_is_older_than(1, 14))
         status = ucp_config_modify(config, "RCACHE_ENABLE", "n");
     // UCX logs a peer that is gone as an "error", with wrong advice, on stdout. We report it ourselves.
@@ -376,8 +379,8 @@ static ucs_status_t apply(ucp_config_t *config, const struct fabric_options *opt
     return status;
 }
 
-/* Opens one context with our settings, whatever the environment says; for has_cuda with UCX's part for
- * CUDA, if it exists. */
+/* Opens one context with our settings, whatever the environment says. With has_cuda, includes UCX's part
+ * for CUDA, if that part exists. */
 static cairn_status ucx_context_open(const struct fabric_options *options, bool has_cuda,
                                      ucp_context_h *context_out, struct sentence *why)
 {
@@ -423,32 +426,33 @@ static void ucx_describe(struct fabric *fabric, const struct fabric_options *opt
 
 /* Tests whether anything answers where a peer listens, before UCX connects to it.
  *
- * UCX before 1.14 waits inside ucp_ep_create until connect() is over: 3 s where
- * packets are silently dropped, and everything on our loop waits with it. Worse, UCX never
- * hears that peer from then on, though the peer may well connect to us; and it keeps the socket of
- * every failed attempt, also of a refused one. So a socket of ours tries first, without
- * waiting, and UCX connects once that socket was answered. An address holds the port for that: behind UCX's
- * bytes, before the place.
+ * UCX before 1.14 waits inside ucp_ep_create until connect() is over: 3 s if packets are silently dropped,
+ * and everything on our loop waits as well. Worse, UCX never hears that peer from then on, although the
+ * peer may well connect to us. UCX also keeps the socket of every failed attempt, even of a refused
+ * attempt. So a socket of ours tries first, without waiting, and UCX connects once that socket was
+ * answered. For this the address holds the port: after UCX's bytes and before the place.
  *
- * UCX from 1.14 on does not wait. Yet a link that is made while its node is away gets through at
- * some later moment, when the node has made one as well: the two are no pair, which is known only after
- * PROOF_MS, and again where both begin anew (ucx_link.c). So our socket tries there, too.
+ * UCX from 1.14 on does not wait. Yet a link that is made while its node is away connects at some later
+ * moment. The node may meanwhile have made a link as well, and the two links are no pair. We notice that only
+ * after PROOF_MS, and again after both ends begin anew (ucx_link.c). So our socket tries first with these
+ * versions, too.
  *
- * A peer that does not answer within REACH_WAIT_MS is refused. Its socket is kept, and checked
- * when the same address is tried again; no address is waited for a second time. */
+ * A peer that does not answer within REACH_WAIT_MS is refused. We keep its socket, and check the socket
+ * when the same address is tried again. We wait for no address a second time. */
 
 enum {
     REACH_WAIT_MS = 100,     /* of the loop's time: longer than any round trip to a peer */
-    REACH_FORGET_MS = 60000, /* after which an address counts as new */
+    REACH_FORGET_MS = 60000, /* an address counts as new after this time */
     BLOCKED_MS = 500,        /* a ucp_ep_create that takes longer waited in vain */
-    BLOCKED_REST = 10,       /* factor: the address is left alone for so many times the wait */
+    BLOCKED_REST = 10,       /* factor: we leave the address alone for this many times the wait */
 };
 
 /* ---- the port ---- */
 
 static const char port_magic[8] = "CAIRNPT1"; /* behind the port, in network byte order */
 
-/* Finds the port and the IP address of a listening socket; false: `fd` is none. */
+/* Finds the port and the IP address of a listening socket. Returns false if `fd` is not a listening
+ * socket. */
 static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTRLEN])
 {
     struct sockaddr_storage address;
@@ -462,9 +466,9 @@ static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTR
     return true;
 }
 
-/* UCX does not say where it listens: its socket is the one of ours whose port appears in UCX's
- * address. If there are two, or other transports than TCP, UCX chooses the path by itself: then the address
- * holds no port. */
+/* UCX does not say where it listens: UCX's socket is the socket of this process whose port appears in UCX's
+ * address. If there are two such sockets, or other transports than TCP, UCX chooses the path by itself:
+ * then the address holds no port. */
 static size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes,
                            size_t room)
 {
@@ -507,7 +511,7 @@ static void ucx_bound_listeners(struct ucx_fabric *ucx)
     closedir(folder);
 }
 
-/* Finds where a peer listens. False: its address does not say it. */
+/* Finds where a peer listens. Returns false if the peer's address does not say where. */
 static bool find_port(const uint8_t *raw, size_t bytes, struct sockaddr_storage *out,
                       socklen_t *out_bytes)
 {
@@ -530,7 +534,7 @@ bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *o
 
 /* ---- asking ---- */
 
-/* Returns the connecting socket; -1: no socket, or refused at once. */
+/* Returns the connecting socket; -1 if there is no socket, or if the connection was refused at once. */
 static int begin_asking(const struct sockaddr_storage *to, socklen_t bytes)
 {
     const int fd = socket(to->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), tries = 1;
@@ -554,7 +558,8 @@ static struct ucx_asked *find_asked(struct ucx_fabric *ucx, uint64_t node)
     return NULL;
 }
 
-/* Takes the place of the address that was tried the longest ago. */
+/* Returns an entry for the node; if none is free, reuses the entry of the address whose last try is the
+ * longest ago. */
 static struct ucx_asked *take_asked(struct ucx_fabric *ucx, uint64_t node, uint64_t now_ms,
                                     int *wait_ms_out)
 {
@@ -562,13 +567,14 @@ static struct ucx_asked *take_asked(struct ucx_fabric *ucx, uint64_t node, uint6
     for (size_t i = 1; i < UCX_ASKED_MAX; i++)
         if (ucx->asked[i].at_ms < oldest->at_ms) oldest = &ucx->asked[i];
     const bool is_free = oldest->at_ms == 0 || now_ms - oldest->at_ms > REACH_FORGET_MS;
-    *wait_ms_out = is_free ? REACH_WAIT_MS : 0; // with so many silent addresses none is waited for
+    // if too many addresses are silent, we wait for none
+    *wait_ms_out = is_free ? REACH_WAIT_MS : 0;
     if (oldest->at_ms != 0) end_asking(oldest);
     *oldest = (struct ucx_asked) { .node = node, .fd = -1 };
     return oldest;
 }
 
-/* True: the connect has ended, and *error_out is 0 or says why it failed. */
+/* True if the connect has ended: then *error_out is 0, or says why the connect failed. */
 static bool is_answered(struct ucx_asked *asked, int wait_ms, int *error_out)
 {
     struct pollfd answer = { .fd = asked->fd, .events = POLLOUT };
@@ -617,8 +623,9 @@ static ucs_status_t create_worker(struct ucx_fabric *ucx)
 {
     const ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
-        // one thread at a time, but not always the one that opened it: a client's caller opens it, its
-        // thread drives it. SINGLE names the opener, and UCX 1.18 aborts when another thread calls
+        // One thread at a time uses the worker, but not always the thread that opened it: a client's caller
+        // opens the worker, and the client's thread drives it. SINGLE would bind the worker to the opener,
+        // and UCX 1.18 aborts when another thread calls
         .thread_mode = UCS_THREAD_MODE_SERIALIZED,
         .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
     };
@@ -654,11 +661,11 @@ static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
 
 /* ==== ucx device ==== */
 
-/* Whether memory of cards is sent to peers directly. Three parts have to support it: the card,
- * whose memory network cards may reach (GPUDirect RDMA); UCX, whose Debian builds have no part
+/* This part decides whether memory of cards is sent to peers directly. Three parts have to support that:
+ * the card, whose memory network cards may reach (GPUDirect RDMA); UCX, whose Debian builds have no part
  * for CUDA; and the network card, whose driver registers such memory, by a module of NVIDIA's
- * (nvidia_peermem) or as a dma-buf. If any of them does not, the memory is copied through the host, and
- * the reason is reported.
+ * (nvidia_peermem) or as a dma-buf. If any of the three does not, the memory is copied through the host,
+ * and the reason is reported.
  *
  * We ask UCX instead of guessing: for CUDA, by opening a context for the question; for the network card, by
  * its memory domain, which UCX's lower interface (uct) describes. */
@@ -681,7 +688,7 @@ static bool has_cuda(const struct fabric_options *options, struct sentence *why)
 
 enum takes { IS_NO_SUCH_CARD, TAKES_NOT, TAKES };
 
-/* True: the driver registers memory of cards: by a module of NVIDIA's, whose file UCX looks for,
+/* True if the driver registers memory of cards, either by a module of NVIDIA's, whose file UCX looks for,
  * or as a dma-buf. */
 static bool registers(const uct_md_attr_t *attr, bool has_dma_buf)
 {
@@ -734,7 +741,7 @@ static enum takes ask_card(const char *card, bool has_dma_buf)
     return takes;
 }
 
-/* True: `devices` (such as "mlx5_0:1,eth1") contains an RDMA card, and all its RDMA cards take memory
+/* True if `devices` (such as "mlx5_0:1,eth1") contains an RDMA card, and all RDMA cards in it take memory
  * of cards. */
 static bool ask_cards(const char *devices, bool has_dma_buf, struct sentence *why)
 {
@@ -842,13 +849,13 @@ err_cleanup_context:
 
 /* -- the end ------------------------------------------------------------------------------------ */
 
-/* Destroying a worker while a receive waits for its sender aborts the process (UCX 1.12 to 1.18:
- * proto_reqs is not empty), unless the receive came by an endpoint of ours, which is closed before. The
- * other receives came by endpoints that UCX made when a peer connected. UCX keeps such an endpoint as long
- * as a receive is under way by it, so it can be closed here.
+/* The process aborts if a UCX worker is destroyed while a receive waits for its sender (UCX 1.12 to 1.18:
+ * proto_reqs is not empty). Receives by an endpoint that we made are safe, because we close that endpoint
+ * before we destroy the worker. The other receives came by endpoints that UCX made when a peer connected.
+ * UCX keeps such an endpoint as long as a receive is under way by it, so we can close the endpoint here.
  *
- * Every receive of a rendezvous has its endpoint in `by` (ucx_receive: also a receive into a far buffer)
- * while it flies. Endpoints of ours are closed already: `by` of their ops is NULL. */
+ * Every receive of a rendezvous, also a receive into a far buffer, has its endpoint in `by` while it flies
+ * (ucx_receive). Our own endpoints are closed already: `by` of their ops is NULL. */
 static void close_receives(struct ucx_fabric *ucx)
 {
     struct fabric_op *op = TAILQ_FIRST(&ucx->common.flying);
@@ -887,8 +894,8 @@ static void ucx_set_patience(struct fabric *fabric, uint32_t ms)
     ucx_bound_listeners(ucx);
 }
 
-/* Canceled operations end within a few calls of progress. An operation that does not
- * ends with the worker, after which UCX writes no more. */
+/* Canceled operations end within a few calls of progress. Any other operation ends when the worker is
+ * destroyed; after that UCX writes no more. */
 static void ucx_stop(struct fabric *fabric)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);

@@ -1,10 +1,10 @@
 /* The inside of the ucx fabric, shared by ucx*.c. No other file may include a header of UCX.
  *
- *   ucx.c         a node: settings, socket, lanes; whether a peer answers, before UCX waits for it;
- *                 whether memory of cards is sent to other hosts directly
+ *   ucx.c         a node: settings, socket, lanes; tests whether a peer answers, before UCX waits for the
+ *                 peer; decides whether memory of cards is sent to other hosts directly
  *   ucx_link.c    the one connection to each other node, its handles; active messages, bundles
- *   ucx_read.c    one-sided reads: whether they are possible, which memory of ours peers may read,
- *                 messages by reference, reads
+ *   ucx_read.c    one-sided reads: whether such reads are possible, which memory of ours peers may read,
+ *                 messages by reference, the reads themselves
  *   ucx_memory.c  receives around the caches; memory of cards */
 #ifndef CAIRN_FABRIC_UCX_H
 #define CAIRN_FABRIC_UCX_H
@@ -22,9 +22,9 @@
 
 /* ==== ucx frame ==== */
 
-/* Frames that ucx nodes send each other beside messages, so that one node may read the other's memory
- * (one-sided reads): one frame in the header of an active message, numbers little-endian; and the format of
- * bundles of small messages. Pure; private to proto/fabric.
+/* Frames that ucx nodes send each other in addition to messages, so that one node may read the other's
+ * memory (one-sided reads). Each frame is in the header of an active message; numbers are little-endian.
+ * The format of bundles of small messages is also defined here. Pure; private to proto/fabric.
  *
  *   who has the memory (sends messages)             who reads it (receives them)
  *                                               <-  HELLO { number of my endpoint, whether I read }
@@ -34,20 +34,21 @@
  *                                               <-  DECLINE { serial, why }: send it whole
  *   REGION_GONE { slot, generation }            ->
  *
- * Each node sends HELLO over each endpoint that it makes, and answers the other's if it asks: so
- * both nodes know, in whatever order they were connected. Each of two nodes has one endpoint to the other
- * (ucx_link.c). UCX pairs these endpoints by the order in which either node made them: a read
- * over the one is answered over the other, and never ends if the other is gone (UCX 1.13). So every
- * frame about reads refers to the endpoint that it arrived by, which UCX reports. When an endpoint ends,
- * the other one of its pair ends, too: a node that closes an endpoint while the connection lives sends BYE
- * { its number }, and HELLO says which endpoint is the oldest that is left. BYE and PORT { of its socket }
- * are sent without reads, too: a node that ends a link looks for the socket, which either of the
- * two has made. PROOF follows PORT on the same endpoint, and arrives only if the other endpoint of
- * the pair exists; the node that waits for PROOF in vain sends BYE.
+ * Each node sends HELLO over each endpoint that it makes, and answers the other node's HELLO if that HELLO
+ * asks for an answer. So each node learns of the other's endpoint, in whatever order they connected. Each
+ * of two nodes has one endpoint to the other (ucx_link.c). UCX pairs these endpoints by the order in which
+ * either node made them. A read over one endpoint of a pair is answered over the other, and never ends if
+ * the other endpoint is gone (UCX 1.13). So every frame about reads refers to the endpoint by which the
+ * frame arrived; UCX reports that endpoint. When an endpoint ends, the other endpoint of its pair must end,
+ * too: a node that closes an endpoint while the connection lives sends BYE { its number }, and HELLO says
+ * which endpoint is the oldest that is left. BYE and PORT { of its socket } are sent even if there are no
+ * one-sided reads: a node that ends a link looks for the connection's socket, and either node may have made
+ * that connection. PROOF follows PORT on the same endpoint, and arrives only if the other endpoint of the
+ * pair exists. A node that waits for PROOF in vain sends BYE.
  *
  * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE
- * EACH OTHER: slots carry generations, serials too, and a REFERENCE to a region that is not known (yet)
- * is declined, which costs no more than sending the payload. */
+ * EACH OTHER: slots and serials carry generations. A REFERENCE to a region that is not known (yet) is
+ * declined, which costs no more than sending the payload. */
 
 enum {
     UCX_FRAME_SLOTS = CAIRN_FABRIC_SLOTS_MAX,
@@ -80,15 +81,16 @@ struct ucx_frame_head {
 };
 struct ucx_frame_hello { /* and BYE, which holds only the number */
     struct ucx_frame_head head;
-    uint32_t endpoint; /* its number: grows with every endpoint that the node makes */
-    uint32_t oldest;   /* the oldest of the endpoints to you that are left; BYE: 0 */
-    uint8_t reads;     /* 1: you may send references to your memory */
-    uint8_t asks;      /* 1: send HELLO, too */
+    /* the endpoint's number, which grows with every endpoint that the node makes */
+    uint32_t endpoint;
+    uint32_t oldest; /* the number of the oldest endpoint to you that is left; BYE: 0 */
+    uint8_t reads;   /* 1: you may send references to your memory */
+    uint8_t asks;    /* 1: send HELLO, too */
     uint8_t zero[6];
 };
 struct ucx_frame_region { /* key_bytes of packed key follow */
     struct ucx_frame_head head;
-    uint64_t address; /* of the memory in its process, as reads name it */
+    uint64_t address; /* the memory's address in its own process; reads use this address */
     uint64_t bytes;
     uint64_t key_checksum; /* XXH3-64: UCX trusts the lengths inside a key */
     uint32_t generation;   /* not 0 */
@@ -120,8 +122,9 @@ struct ucx_frame_release { /* and DECLINE */
 
 struct ucx_frame_port {
     struct ucx_frame_head head;
-    uint16_t
-        port; /* that of the TCP connection that the sender made to you; 0: you made it, send yours */
+    /* the sender's port of the TCP connection that it made to you; 0: you made the connection, so send your
+     * port */
+    uint16_t port;
     uint16_t zero[3];
 };
 
@@ -171,7 +174,7 @@ static inline size_t ucx_frame_bundled_bytes(const struct ucx_frame_bundled *len
  * complete message begins there. */
 bool ucx_frame_next_bundled(const void *bytes, size_t count, size_t *at,
                             struct ucx_frame_bundled *lengths_out);
-/* True: the bundle is complete: as many messages as it says, up to its last byte. */
+/* True if the bundle is complete: it has as many messages as it says, and they end at its last byte. */
 bool ucx_frame_is_bundle(const void *bytes, size_t count);
 
 static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uint64_t from)
@@ -179,9 +182,9 @@ static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uin
     return (struct ucx_frame_head) { .magic = UCX_FRAME_MAGIC, .kind = kind, .from = from };
 }
 
-/* Returns the kind of a frame that is complete and of one of the forms above, and copies the frame into
- * `frame_out` without the bytes that follow it, which begin at `bytes + *size_out`. Slots and sizes are not
- * validated, as only the receiver of the frame knows which are right. */
+/* Returns the kind of a frame that is complete and has one of the forms above. Copies the frame into
+ * `frame_out`, but not the bytes that follow the frame: they begin at `bytes + *size_out`. Slots and sizes
+ * are not validated, as only the receiver of the frame knows which are right. */
 enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_frame *frame_out,
                                     size_t *size_out);
 
@@ -189,19 +192,19 @@ enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_f
 
 enum {
     UCX_NODES = 256,       /* lists of links by the hash of their node */
-    UCX_UNACKED_MS = 5000, /* default: after this a node that acknowledges nothing is gone */
+    UCX_UNACKED_MS = 5000, /* default: a node that acknowledges nothing for this long is gone */
     UCX_HEARD = 4096,
     UCX_READS_MAX = 64,       /* in flight at a time; others wait for their turn */
-    UCX_CONTROLS_MAX = 16384, /* frames that a peer has not taken, before we give the peer up */
+    UCX_CONTROLS_MAX = 16384, /* frames that a peer may leave untaken before we give the peer up */
     UCX_FAR_MIN =
         256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
     /* bytes with the header; a smaller message carries its payload along (eager) */
     UCX_RENDEZVOUS_MIN = CAIRN_FABRIC_DIRECT_MIN,
     UCX_REFER_MIN = UCX_RENDEZVOUS_MIN,
     UCX_BUNDLED_MAX = 8 << 10,   /* bytes of payload; a larger message is sent by itself */
-    UCX_BUNDLE_BYTES = 60 << 10, /* of a bundle: a held bundle fits a buffer of UCX's */
+    UCX_BUNDLE_BYTES = 60 << 10, /* the largest bundle: a held bundle fits a buffer of UCX's */
     UCX_BUNDLE_COUNT = 256,      /* messages in a bundle */
-    UCX_BUNDLES_MAX = 4,         /* to a peer, under way */
+    UCX_BUNDLES_MAX = 4,         /* the most bundles under way to one peer */
     UCX_ASKED_MAX = 32,          /* addresses that did not answer at once */
 };
 
@@ -213,12 +216,13 @@ enum ucx_fate {
     FATE_RECEIVING /* a rendezvous receive is under way: UCX keeps the message until the receive is over */
 };
 
-/* Memory of ours that peers may read; outlives its region while a peer is still reading it. */
+/* Memory of ours that peers may read. The share outlives its region while a peer is still reading the
+ * memory. */
 struct ucx_share {
     LIST_ENTRY(ucx_share) link; /* fabric->shares */
     unsigned references;        /* of its region and of flights */
     const uint8_t *base;        /* the owner's addresses: [bytes] */
-    uint8_t *view;              /* owned: our own read-only map of it, which is registered */
+    uint8_t *view; /* owned: our own read-only map of the memory; this map is registered */
     size_t bytes;
     ucp_mem_h memory;
     void *key; /* UCX's: packed, [key_bytes] */
@@ -227,7 +231,7 @@ struct ucx_share {
     uint16_t slot;
 };
 
-/* Memory of a card, registered; outlives its region while some of it is being sent. */
+/* Registered memory of a card. It outlives its region while some of the memory is being sent. */
 struct ucx_card {
     LIST_ENTRY(ucx_card) link; /* fabric->cards */
     unsigned references;       /* of its region and of sends */
@@ -237,39 +241,41 @@ struct ucx_card {
 struct ucx_region {
     struct fabric_region common;
     struct ucx_card *sent, *landed; /* memory of a card; NULL: nothing sent, or received, yet */
-    struct ucx_share *share;        /* NULL: no peer was told of it yet */
+    struct ucx_share *share;        /* NULL: no peer was told of the region yet */
     bool is_refused; /* UCX cannot register its share: payloads are sent in messages */
 };
 
-/* Zeros at the address of a share that has ended, for a read that arrives too late. */
+/* Zeros at the address of a share that has ended: a read that arrives too late finds them. */
 struct ucx_grave {
     STAILQ_ENTRY(ucx_grave) link; /* fabric->graves */
     void *view;
     size_t bytes;
 };
 
-/* A frame under way; UCX reads it until it is sent. */
+/* A frame under way. UCX reads the frame until it is sent. */
 struct ucx_control {
     LIST_ENTRY(ucx_control) link; /* fabric->controls */
     struct ucx_link *by;          /* NULL: closed since */
     uint8_t bytes[];
 };
 
-/* Whether an address answers, tested with a socket of ours. */
+/* Records whether an address answers; we test that with a socket of ours. */
 struct ucx_asked {
-    uint64_t node;          /* hash of the address */
-    uint64_t at_ms;         /* when it was tested last; 0: unused */
-    uint64_t rest_until_ms; /* UCX waited for it in vain: no attempt before this time */
-    int fd;                 /* owned: the socket that is connecting; -1: none */
+    uint64_t node;  /* hash of the address */
+    uint64_t at_ms; /* when it was tested last; 0: unused */
+    /* UCX waited for the address in vain: make no attempt before this time */
+    uint64_t rest_until_ms;
+    int fd; /* owned: the socket that is connecting; -1: none */
 };
 
 /* A node's report about its end of our connection, kept whether we have a link to the node or not. */
 struct ucx_heard {
     uint64_t node;
-    in_port_t port; /* the port from which it connected to us; 0: it has not */
-    struct sockaddr_storage
-        listener; /* of the node, of family 0 where we have never connected to it */
-    ucp_ep_h ep;  /* UCX's end here that PROOF arrived by: may be gone, only to be compared */
+    in_port_t port; /* the port from which the node connected to us; 0: it has not connected */
+    /* the node's listener; family 0: we have never connected to the node */
+    struct sockaddr_storage listener;
+    /* UCX's endpoint here by which PROOF arrived; it may be gone, so only compare it */
+    ucp_ep_h ep;
     uint64_t proof_by_ms; /* when PROOF must have arrived after PORT; 0: it has arrived */
 };
 
@@ -286,18 +292,18 @@ struct ucx_fabric {
     LIST_HEAD(, ucx_link) links[UCX_NODES]; /* by node */
     struct ucx_heard heard[UCX_HEARD];      /* by node; a newer node replaces an older one */
     in_port_t own_port;                     /* the port that we listen on; 0: not known */
-    uint32_t unacked_ms; /* after which a node that acknowledges nothing is gone */
+    uint32_t unacked_ms; /* how long a node may acknowledge nothing until it is gone */
     bool has_lost;       /* a lost link has to be processed */
     uint64_t due_ms;     /* when the next work is due; 0: none is planned */
     int timer_fd;        /* owned: wakes us at due_ms */
 
     /* receives around the caches */
     ucp_datatype_t far_type;
-    bool has_far_type; /* else no receive goes around the caches */
+    bool has_far_type; /* false: no receive goes around the caches */
     LIST_HEAD(, ucx_far) fars;
     LIST_HEAD(, ucx_far) fars_spare;
 
-    /* small messages; a peer has one open at most */
+    /* bundles of small messages; a peer has at most one open bundle */
     LIST_HEAD(, ucx_bundle) bundles_open;
     LIST_HEAD(, ucx_bundle) bundles_out; /* UCX sends them */
 
@@ -316,7 +322,8 @@ struct ucx_fabric {
     LIST_HEAD(, ucx_read) reads;         /* in flight */
     STAILQ_HEAD(, ucx_read) reads_later; /* waiting for their turn */
     STAILQ_HEAD(, ucx_grave) graves;
-    uint8_t key_room[64 * 256 + 256]; /* a key and zeros: lengths in the key lead no further */
+    /* a key and zeros: no length inside the key leads beyond this room */
+    uint8_t key_room[64 * 256 + 256];
 };
 
 /* Memory of a peer, as the peer described it to us. */
@@ -334,24 +341,24 @@ struct ucx_link {
     LIST_HEAD(, ucx_peer) handles; /* may be none */
     ucp_ep_h ep;
     uint64_t node;
-    struct sockaddr_storage listener; /* of the node, if has_listener: UCX connects to it */
+    struct sockaddr_storage listener; /* the node's listener, if has_listener: UCX connects to it */
     uint64_t end_by_ms; /* when a link that we end must be lost; 0: we do not end it */
     in_port_t made;     /* our port, if we made the connection, else 0 */
     bool has_listener;
     bool has_said_port;
-    bool is_lost;              /* no handle is made on it any more, and its handles are told */
-    bool is_shut;              /* while ending: we shut its connection down */
-    bool is_down;              /* UCX reported the failure */
-    bool is_closed;            /* its endpoint is closed */
+    bool is_lost;   /* no handle is made on the link any more, and its handles are told */
+    bool is_shut;   /* while ending: we shut its connection down */
+    bool is_down;   /* UCX reported the failure */
+    bool is_closed; /* its endpoint is closed */
     struct ucx_bundle *bundle; /* owned: open; or NULL */
     uint32_t bundles_out;
 
     /* one-sided reads */
-    uint32_t endpoint; /* number of this one; 0: no reads */
+    uint32_t endpoint; /* the number of `ep`; 0: no reads */
     uint32_t controls; /* under way */
-    bool may_read;     /* we may read its memory: our lanes allow it, or the owner's setting does */
-    bool is_native;    /* RDMA leads there: memory of a card need not be copied through a host */
-    /* what the node said of itself, and what we told it */
+    bool may_read;  /* we may read the node's memory: our lanes or the owner's setting allow that */
+    bool is_native; /* RDMA leads to the node: memory of a card need not be copied through a host */
+    /* what the node said of itself, and what we told the node */
     bool reads;
     uint32_t paired;               /* number of the node's endpoint; 0: it has not said HELLO yet */
     struct fabric_flights flights; /* of references that we sent to the node */
@@ -425,24 +432,24 @@ static inline ucs_memory_type_t ucx_memory_of(const struct fabric_op *op)
 cairn_status ucx_status(ucs_status_t status);
 
 /* ucx.c */
-/* True: this UCX connects without making us wait. */
+/* True if this UCX connects without making us wait. */
 bool ucx_connects_on_its_own(void);
 
 /* ucx_memory.c */
 /* From 1.14 on a send names the memory handle of its payload. Without a handle UCX registers memory at the
- * first send, and caches that by address: for a card UCX may not notice that other memory is there
- * since. */
+ * first send, and caches the registration by address. For a card UCX may not notice that the address has
+ * other memory since then. */
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
 #define SENDS_BY_HANDLE 1
 #else
 #define SENDS_BY_HANDLE 0
 #endif
 
-/* Returns the handle by which UCX is to send or receive such a payload, held until ucx_card_release; NULL:
- * UCX finds one in its cache. */
+/* Returns the handle by which UCX is to send or receive such a payload; the handle is held until
+ * ucx_card_release. NULL: UCX finds a handle in its own cache. */
 struct ucx_card *ucx_card_hold(struct ucx_fabric *ucx, const struct fabric_op *op,
                                const void *payload);
-/* Makes a send or receive use the handle; NULL: without effect. */
+/* Makes a send or receive use the handle. Has no effect if `card` is NULL. */
 void ucx_card_name(const struct ucx_card *card, ucp_request_param_t *param);
 void ucx_card_release(struct ucx_fabric *ucx, struct ucx_card *card); /* NULL is allowed */
 /* Detaches the registration from its region after a failed operation, since a peer may have its key: the
@@ -453,13 +460,14 @@ void ucx_cards_close(
     struct ucx_fabric *ucx); /* after the worker is destroyed, before the context is */
 
 /* ucx.c */
-/* CAIRN_OK: UCX may connect to the address. CAIRN_ERR_UNREACHABLE: nothing answered, so far. Waits 100 ms
- * at most, and once for the same address. */
+/* CAIRN_OK: UCX may connect to the address. CAIRN_ERR_UNREACHABLE: nothing has answered so far. Waits at
+ * most 100 ms, and only once for the same address. */
 CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes);
-/* UCX could not connect, and waited this long: if that was long, the next attempt is delayed. */
+/* Call it when UCX could not connect, and waited for `ms`: if that was long, the next attempt is
+ * delayed. */
 void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms);
 
-/* Finds where the owner of an address listens. False: the address does not say it. */
+/* Finds where the owner of an address listens. Returns false if the address does not say where. */
 bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out);
 
 /* ucx_link.c */
@@ -471,37 +479,40 @@ unsigned ucx_links_tend(struct ucx_fabric *ucx);
 /* Returns the record of a node's reports, for writing. If its slot held another node's record, that record
  * is dropped. */
 struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node);
-/* Returns the link to a node that is neither lost nor ending; NULL: there is none. */
+/* Returns the link to a node, if the link is neither lost nor ending; else NULL. */
 struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
-/* Ends the link so that both ends begin anew: its handles are told soon. is_told: the node asked for it, or
- * takes no frames. */
+/* Ends the link so that both ends begin anew; the link's handles are told soon. is_told: the node asked for
+ * the end, or takes no frames. */
 void ucx_link_end(struct ucx_link *link, bool is_told);
-/* The node has sent PORT; if PROOF does not follow, its end of the link is useless, and the node is told so
- * as soon as there is a link. */
+/* Call it when the node has sent PORT. If PROOF does not follow, the node's end of the link is useless, and
+ * we tell the node so as soon as there is a link. */
 void ucx_link_await_proof(struct ucx_fabric *ucx, uint64_t node);
-/* Forced: waits for nobody. The next calls of progress cancel flying sends, and receives that arrived by
- * the endpoint. */
+/* Closes the endpoint by force, and waits for nobody. The next calls of progress cancel flying sends, and
+ * receives that arrived by the endpoint. */
 void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep);
 cairn_status ucx_connect(struct fabric_peer *peer, const void *address, size_t bytes);
 void ucx_disconnect(struct fabric_peer *peer);
 
 /* ucx.c */
 /* Returns the descriptor that the next socket of this process gets, unless another thread is faster.
- * ucx_socket_made then bounds the one socket that was made since and leads to the listener, and returns its
- * port on this side; 0: there is none. */
+ * ucx_socket_made then looks for the one socket that was made since and leads to the listener. It bounds
+ * how long that socket may stay unacknowledged, and returns the socket's port on this side; 0: there is no
+ * such socket. */
 int ucx_socket_next(void);
 in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms);
-/* Shuts down the connections of this process to the listener (NULL: none), and those accepted from that
- * port (0: none) of its host, if there is a listener. False: there was neither. */
+/* Shuts down the connections that this process made to the listener (NULL: none). If there is a listener,
+ * also shuts down the connections that were accepted from port `accepted` (0: none) of the listener's host.
+ * Returns false if there was no such connection. */
 bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage *listener,
                      in_port_t accepted);
 
 /* ucx_link.c */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx);
-/* Active messages of that number are passed to `on_message`, with the fabric. */
+/* Makes UCX pass active messages with the number `id` to `on_message`, with the fabric. */
 ucs_status_t ucx_listen_to(struct ucx_fabric *ucx, unsigned id, uint32_t flags,
                            ucp_am_recv_callback_t on_message);
-/* Sends the message without a reference: the payload is carried along, or waits for UCX's rendezvous. */
+/* Sends the message without a reference: the payload travels with the message, or waits for UCX's
+ * rendezvous. */
 cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload);
 cairn_status ucx_send(struct fabric_peer *peer, struct fabric_op *op, const void *payload);
 void ucx_receive(struct fabric_message *message, struct fabric_op *op, void *buffer);
@@ -516,19 +527,19 @@ unsigned ucx_bundles_flush(struct ucx_fabric *ucx);
 void ucx_bundles_close(struct ucx_fabric *ucx); /* after the worker is destroyed */
 
 /* ucx_memory.c */
-/* False: no receive will go around the caches. */
+/* Returns false if no receive will go around the caches. */
 bool ucx_far_open(struct ucx_fabric *ucx, const struct fabric_options *options);
 void ucx_far_close(struct ucx_fabric *ucx); /* after the worker is destroyed */
-/* False: the message has to be received like all others. */
+/* Returns false if the message has to be received like all others. */
 bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op, void *buffer);
 
 /* ucx_read.c */
-/* True: this fabric may read, or be read. Called before its context is made. */
+/* True if this fabric may read, or be read. Called before the fabric's context is made. */
 bool ucx_one_sided_is_possible(const struct fabric_options *options);
 ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx);
 void ucx_meet(struct ucx_link *link);
 void ucx_part(struct ucx_link *link);
-/* Asks the node to end the link: the node's end of it has become useless. */
+/* Asks the node to end the link, since the node's end of the link has become useless. */
 void ucx_say_bye(struct ucx_link *link);
 /* Tells the node our port of the connection, before the first message, and that the link is a pair. */
 void ucx_say_port(struct ucx_link *link);
@@ -542,7 +553,7 @@ const char *ucx_message_path(const struct fabric_message *message);
 const char *ucx_payload_path(const struct fabric_peer *peer, const void *payload, size_t bytes);
 void ucx_region_drop(struct fabric_region *region);
 bool ucx_may_refer(const struct ucx_link *link, size_t bytes);
-/* CAIRN_ERR_UNSUPPORTED: the payload is in no memory that the peer can read. */
+/* CAIRN_ERR_UNSUPPORTED: the peer can read no memory that contains the payload. */
 cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *payload);
 /* Ends the references that were sent through a handle that is being closed. */
 void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *handle);
@@ -558,8 +569,9 @@ void ucx_read_drop(struct ucx_message *message);
  * RoCE (ud has no reads), Cray's, AWS's. False for an unknown name. */
 bool ucx_transport_is_native(const char *name);
 
-/* `text` is what ucp_ep_print_info printed. True: a lane is of a native transport, and UCX uses it for
- * remote memory access. Otherwise UCX would emulate a read by messages, which gains nothing. */
+/* `text` is the text that ucp_ep_print_info printed. True if a lane has a native transport, and UCX uses
+ * that lane for remote memory access. Otherwise UCX would emulate a read by messages, which gains
+ * nothing. */
 bool ucx_lanes_are_native(const char *text);
 
 #endif

@@ -1,23 +1,21 @@
-/* Links: one connection of UCX to each node, whatever jobs and purposes share it.
+/* Links. We have one connection of UCX to each node; all jobs and purposes share that connection.
  *
- * A fabric_peer is a handle on a link. The first handle to an address makes the link, and
- * every later one shares it, also when the former ones are closed: a link lives as long as its
- * node. Closing an endpoint of UCX to a node that lives on does harm: the node's own endpoint to
- * us, which UCX pairs with it, sends into nothing from then on, and the node does not learn this before
- * UCX's next keepalive round (20 s). Training used to stop whenever a re-sharding closed
- * connections of its own.
+ * A fabric_peer is a handle on a link. The first handle to an address makes the link. Every later handle
+ * shares the link, even after the former handles are closed: a link lives as long as its node. Closing an
+ * endpoint of UCX to a node that lives on does harm: UCX pairs that endpoint with the node's own endpoint
+ * to us. From then on the node's endpoint sends into nothing, and the node learns this only in UCX's next
+ * keepalive round (20 s). Training used to stop whenever a re-sharding closed connections of its own.
  *
- * A link ends with its node, which UCX reports, or because we end it: the owner has closed a
- * handle and waits for memory that the node does not give back. Then we shut the TCP connection down.
- * UCX on both ends takes that for the death of the other end, which it handles well, and new links
- * are made. UCX 1.13 does not survive the closing of an endpoint instead, while data waits to be
- * sent: it says goodbye on the connection, waits for that in a busy loop, and uses the connection
- * after it has freed it when the other end says goodbye as well (SIGSEGV in
- * uct_tcp_iface_progress).
+ * A link ends when UCX reports the end of its node, or when we end the link because the owner has closed a
+ * handle and waits for memory that the node does not give back. Then we shut the TCP connection down. UCX
+ * on both ends takes that for the death of the other end, which UCX handles well, and new links are made.
+ * If we closed the endpoint instead while data waits to be sent, UCX 1.13 would crash. It says goodbye on
+ * the connection, and waits for that in a busy loop. If the other end says goodbye as well, UCX frees the
+ * connection and then uses it (SIGSEGV in uct_tcp_iface_progress).
  *
- * The two endpoints of a pair share the TCP connection that either of them has made. The node that
- * made it knows the socket, and tells the other node its port (PORT). If we know no socket, we ask
- * the node to shut it (BYE). */
+ * The two endpoints of a pair share one TCP connection, which either node may have made. The node that made
+ * the connection knows the socket, and tells the other node the socket's port (PORT). If we know no socket,
+ * we ask the node to shut its socket (BYE). */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,17 +26,20 @@
 #include "proto/fabric/ucx.h"
 
 enum {
-    SEND_GRACE_MS = 500,    /* a send may wait for its receiver after its handle was closed */
-    RECEIVE_GRACE_MS = 700, /* a receive for its sender after a handle to it was closed */
-    PROOF_MS = 1500, /* behind PORT, on the same connection: the node may still be connecting */
-    SHUT_MS = 200,   /* in which UCX notices that we shut a socket down */
+    /* how long a send may wait for its receiver after the send's handle was closed */
+    SEND_GRACE_MS = 500,
+    /* how long a receive may wait for its sender after a handle to that node was closed */
+    RECEIVE_GRACE_MS = 700,
+    /* how long after PORT the PROOF may arrive on the same connection: the node may still be connecting */
+    PROOF_MS = 1500,
+    SHUT_MS = 200, /* how long UCX may take to notice that we shut a socket down */
     BYE_MS =
         6000 /* or that the peer did; more than UCX_UNACKED_MS: a link closed then has nothing to send */
 };
 
 /* ---- time ---- */
 
-/* Wakes the loop at that time, through a descriptor among those of UCX. */
+/* Wakes the loop at `at_ms`, through a descriptor in UCX's own set. */
 static void plan(struct ucx_fabric *ucx, uint64_t at_ms)
 {
     if (ucx->due_ms != 0 && ucx->due_ms <= at_ms) return;
@@ -65,8 +66,8 @@ struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node)
     return heard;
 }
 
-/* Shuts down every connection between that node and us, whoever made it. `link`: NULL, if there is none; an
- * endpoint that UCX made to answer the node may have a connection of its own all the same. */
+/* Shuts down every connection between that node and us, whichever end made it. `link` is NULL if there is
+ * no link; even then, an endpoint that UCX made to answer the node may have a connection of its own. */
 static bool shut_node(struct ucx_fabric *ucx, uint64_t node, const struct ucx_link *link)
 {
     const struct ucx_heard *heard = ucx_hear(ucx, node);
@@ -115,7 +116,8 @@ static cairn_status connect_link(struct ucx_link *link, const void *address, siz
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER,
         .address =
-            address, // UCX trusts the lengths inside; the envelope's checksum vouches for them
+            // UCX trusts the lengths inside the address; the envelope's checksum protects them
+        address,
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = { .cb = on_ucx_down, .arg = link },
     };
@@ -222,11 +224,12 @@ static void free_link(struct ucx_link *link)
     free(link);
 }
 
-/* Sets a deadline for sends by a handle that is closed, and for receives from its node. */
+/* Sets a deadline for the sends of a handle that is closed, and for the receives from the handle's node. */
 static void bound_flying(struct ucx_link *link, const struct fabric_peer *handle)
 {
     const uint64_t now_ms = ucx_now_ms();
-    const ucp_ep_h other = ucx_hear(link->ucx, link->node)->ep; // in case the two are no pair
+    // in case `other` and the link's endpoint are no pair
+    const ucp_ep_h other = ucx_hear(link->ucx, link->node)->ep;
     struct fabric_op *op;
     TAILQ_FOREACH (op, &link->ucx->common.flying, link) {
         const bool is_sent = op->is_send && op->to == handle;
@@ -264,7 +267,8 @@ static struct ucx_link *link_of(struct ucx_fabric *ucx, const void *ep)
     return NULL;
 }
 
-/* Ends a receive that came by no endpoint of ours: UCX made its own when the node connected. */
+/* Ends an endpoint by which a receive came and which is none of ours: UCX made that endpoint when the node
+ * connected. */
 static void end_stray(struct ucx_fabric *ucx, ucp_ep_h ep)
 {
     for (size_t i = 0; i < UCX_HEARD; i++) {
@@ -295,12 +299,13 @@ static void judge_flying(struct ucx_fabric *ucx, uint64_t now_ms)
         op->due_ms = 0;
         if (op->by == NULL) continue; // UCX cancels the op
         end_by(ucx, op->by);
-        next = TAILQ_FIRST(&ucx->common.flying); // other ops may have ended with it
+        // other ops may have ended together with this endpoint
+        next = TAILQ_FIRST(&ucx->common.flying);
     }
 }
 
-/* Without PROOF, UCX gave the node an endpoint paired with one that we have closed: it sends into
- * nothing. */
+/* If PROOF is missing, UCX has paired the node's endpoint with an endpoint that we have closed: the node
+ * sends into nothing. */
 static void judge_proof(struct ucx_link *link, uint64_t now_ms)
 {
     struct ucx_heard *heard = ucx_hear(link->ucx, link->node);
@@ -313,7 +318,8 @@ static void judge_proof(struct ucx_link *link, uint64_t now_ms)
     ucx_say_bye(link);
 }
 
-/* Declares a link lost when its time to end is over. fabric.c tells its handles; the last frees it. */
+/* Declares a link lost when its time to end is over. fabric.c tells the link's handles; the last handle
+ * frees the link. */
 static void judge_links(struct ucx_fabric *ucx, uint64_t now_ms)
 {
     struct ucx_link *link, *next;
@@ -360,7 +366,7 @@ static bool is_sending(const struct ucx_link *link)
     return false;
 }
 
-/* True: UCX has not noticed yet that a link was shut down. */
+/* True if UCX has not yet noticed that a link was shut down. */
 static bool awaits_shut(const struct ucx_fabric *ucx)
 {
     const struct ucx_link *link;
@@ -370,9 +376,9 @@ static bool awaits_shut(const struct ucx_fabric *ucx)
     return false;
 }
 
-/* Shuts down the links that are still sending, and gives UCX the time to notice. UCX does not
- * survive it if such a link is closed without that while its node closes at the same time (1.18:
- * SIGSEGV, too). */
+/* Shuts down the links that are still sending, and gives UCX the time to notice. UCX crashes if such a link
+ * is closed without being shut down first, and the link's node closes at the same time (UCX 1.18: SIGSEGV,
+ * too). */
 static void shut_sending(struct ucx_fabric *ucx)
 {
     const uint64_t until_ms = ucx_now_ms() + SHUT_MS;
@@ -401,23 +407,25 @@ void ucx_links_close(struct ucx_fabric *ucx)
 
 /* ==== ucx bundle ==== */
 
-/* Small messages that leave together. UCX sends each active message by a system call of its own, and wakes
- * the other end for it: for a step with thousands of small tensors that is nearly all of the time. So the
- * messages sent to a peer in one turn of the loop are put into one bundle, which leaves at the turn's end,
- * or when it is full.
+/* Small messages are sent together. UCX sends each active message by a separate system call, and wakes the
+ * other end for each message. A step with thousands of small tensors would spend nearly all of its time on
+ * that. So the messages that are sent to a peer in one turn of the loop are put into one bundle, which is
+ * sent at the turn's end, or when the bundle is full.
  *
  * A bundle is an active message: a head, then each message with its lengths in front, padded to 8 bytes.
  * The operations of its messages end when the bundle is sent, so limits on operations under way hold as
  * usual. A peer that does not take its messages gets UCX_BUNDLES_MAX bundles at most; then its open bundle
  * stays open, and messages that find no room in it are sent by themselves.
  *
- * A receiver that holds a message holds the bundle: from then on the bundle's head counts the holds. */
+ * A receiver that holds a message also holds the message's bundle: from then on the bundle's head counts
+ * the holds. */
 
-enum { BUNDLE_ID = 9 }; /* of active messages, beside MESSAGE_ID below and that of ucx_read.c */
+/* an id of active messages; the others are MESSAGE_ID below and CONTROL_ID of ucx_read.c */
+enum { BUNDLE_ID = 9 };
 
 struct ucx_bundle {
     LIST_ENTRY(ucx_bundle) entry; /* fabric->bundles_open or bundles_out */
-    struct ucx_link *link;        /* of a bundle under way; NULL: closed since */
+    struct ucx_link *link; /* NULL: the bundle is not under way, or its link was closed since */
     uint32_t count;
     size_t bytes;
     struct fabric_op *ops[UCX_BUNDLE_COUNT];
@@ -469,11 +477,12 @@ static void post(struct ucx_link *link)
     if (UCS_PTR_IS_PTR(request)) return;
     const cairn_status status = ucx_status(UCS_PTR_STATUS(request));
     finish_bundle(bundle, status);
-    // The senders were told that their messages are sent: the loss of the peer reports a loss of these.
+    // The senders were told that their messages are sent: if these are lost, the loss of the peer reports
+    // that.
     if (status != CAIRN_OK) ucx_link_lose(link, CAIRN_ERR_CLOSED);
 }
 
-/* Returns a bundle with room for so many bytes; NULL: there is none. */
+/* Returns a bundle with room for `bytes`; NULL if there is no such bundle. */
 static struct ucx_bundle *open_for(struct ucx_link *link, size_t bytes)
 {
     struct ucx_bundle *bundle = link->bundle;
@@ -498,7 +507,7 @@ static void append(struct ucx_bundle *bundle, const void *bytes, size_t count)
     bundle->bytes += count;
 }
 
-/* False: the message is too large, or there is no room: it is sent by itself. */
+/* Returns false if the message is too large, or if there is no room: then the message is sent by itself. */
 static bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const void *payload)
 {
     static const uint8_t zero[8];
@@ -534,7 +543,7 @@ unsigned ucx_bundles_flush(struct ucx_fabric *ucx)
     return count;
 }
 
-/* UCX does not survive the end of an endpoint that has much to send (above): UCX is no longer given
+/* UCX crashes when an endpoint ends that still has much to send (see "Links" above). So UCX no longer gets
  * messages that wait for a lost node. */
 static void ucx_bundles_part(struct ucx_link *link)
 {
@@ -561,7 +570,7 @@ void ucx_bundles_close(struct ucx_fabric *ucx)
 
 /* -- receiving ---------------------------------------------------------------------------------- */
 
-/* Adds or removes one hold of the bundle; returns how many there are. */
+/* Adds or removes one hold of the bundle; returns how many holds there are then. */
 static uint32_t count_hold(void *data, bool more)
 {
     struct ucx_frame_bundle head;
@@ -589,7 +598,7 @@ static void take_bundled(struct ucx_fabric *ucx, void *data,
         count_hold(data, true);
 }
 
-/* As on_ucx_message below; the bytes are a stranger's. */
+/* Like on_ucx_message below. The bytes come from a stranger. */
 static ucs_status_t on_ucx_bundle(void *arg, const void *header, size_t header_bytes, void *data,
                                   size_t bytes, const ucp_am_recv_param_t *param)
 {
@@ -623,7 +632,7 @@ ucs_status_t ucx_bundles_listen(struct ucx_fabric *ucx)
  * fabric.c compares first. Releasing an unread descriptor completes its sender with OK. A
  * held message costs us pool memory (eager) or pins the sender's buffer (rendezvous). */
 
-enum { MESSAGE_ID = 7 }; /* beside BUNDLE_ID and CONTROL_ID; all Cairn nodes agree on it */
+enum { MESSAGE_ID = 7 }; /* differs from BUNDLE_ID and CONTROL_ID; all Cairn nodes use this id */
 
 /* -- sending ------------------------------------------------------------------------------------ */
 
@@ -651,7 +660,8 @@ cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const v
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-        // tells the receiver which of its endpoints it came by, which the receiver may have to close
+        // tells the receiver by which of its endpoints the message came: the receiver may have to close
+        // that endpoint
         .flags = op->header_bytes + op->payload_bytes < UCX_RENDEZVOUS_MIN ? 0
                                                                            : UCP_AM_SEND_FLAG_REPLY,
         .cb.send = on_ucx_sent_message,
@@ -737,7 +747,8 @@ void ucx_receive(struct fabric_message *common, struct fabric_op *op, void *buff
     }
     if (message->is_rendezvous) {
         if (is_shown) ucx->fate = FATE_RECEIVING;
-        op->by = message->ep; // for either receive, before it flies: close_receives looks for it
+        // set for either kind of receive, before it flies, because close_receives looks for it
+        op->by = message->ep;
         if (!ucx_far_receive(ucx, message->data, op, buffer))
             start_rendezvous(ucx, message->data, op, buffer);
         return;
@@ -774,7 +785,7 @@ void ucx_drop(struct fabric_message *common)
         let_go(ucx, message);
 }
 
-/* Shows a message to the owner; `message` NULL: it has no payload. UCX has to keep the payload of a
+/* Shows a message to the owner. `message` is NULL if it has no payload. UCX has to keep the payload of a
  * held message. */
 static enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
                               size_t payload_bytes, struct ucx_message *message)
@@ -787,7 +798,8 @@ static enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t
     return ucx->fate;
 }
 
-/* UCS_OK: UCX may free `data` (and tells a rendezvous sender so). UCS_INPROGRESS: UCX keeps it for us. */
+/* Returns UCS_OK if UCX may free `data` (UCX tells a rendezvous sender so), UCS_INPROGRESS if UCX keeps
+ * `data` for us. */
 static ucs_status_t on_ucx_message(void *arg, const void *header, size_t header_bytes, void *data,
                                    size_t payload_bytes, const ucp_am_recv_param_t *param)
 {

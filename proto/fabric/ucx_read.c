@@ -1,12 +1,10 @@
-/* Messages that arrived by reference: their payload is read from the peer's memory into the buffer that
- * the owner chooses, when it chooses, and the peer is told (RELEASE) that it may reuse the memory:
- * after the read, or when the message is dropped.
- *
- * A read that fails leaves its buffer undefined and its message lost, as a receive does whose sender
- * died. A read that succeeds returns the current bytes of the memory: whether these are the intended ones
- * is decided by the checksum and the version in the message's header, which every receiver checks
- * (proto/wire/wire.h). The memory is others', who may have reused it because they lost us and we did
- * not know. */
+/* Messages that arrived by reference. Their payload is read from the peer's memory into a buffer that the
+ * owner chooses, at a time that the owner chooses. After the read, or when the message is dropped, the peer
+ * is told (RELEASE) that it may reuse the memory. If a read fails, its buffer is undefined and its message
+ * is lost, as after a receive whose sender died. A read that succeeds returns the current bytes of the
+ * memory. The memory belongs to the peer, which may have reused it because it lost us without our
+ * knowledge. So every receiver checks the checksum and the version in the message's header, which tell
+ * whether the bytes are the intended ones (proto/wire/wire.h). */
 #include "proto/fabric/ucx.h"
 
 #include <assert.h>
@@ -38,7 +36,7 @@ static struct ucx_remote *remote_of(const struct ucx_link *link, uint16_t slot, 
     return remote != NULL && remote->generation == generation ? remote : NULL;
 }
 
-/* UCX reads lengths from the key without knowing where it ends: zeros follow the key. */
+/* UCX reads lengths from the key without knowing where the key ends, so zeros follow the key. */
 static ucs_status_t unpack_key(struct ucx_link *link, const void *key, size_t bytes,
                                ucp_rkey_h *out)
 {
@@ -63,8 +61,8 @@ tell_refused(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
     options->on_refused(options->on_message_arg, text);
 }
 
-/* A region that cannot be read is not kept: references to it are declined, and the payloads are sent in
- * messages. */
+/* A region that cannot be read is not kept: references to the region are declined, and the payloads are
+ * sent in messages. */
 static void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *frame,
                           const void *key)
 {
@@ -131,7 +129,7 @@ static void release_reference(struct ucx_link *link, uint64_t serial)
     if (link != NULL) answer_reference(link, UCX_FRAME_RELEASE, serial, 0);
 }
 
-/* True: the payload lies inside the region. Subtracts, so that no number from a stranger
+/* True if the payload lies inside the region. The test subtracts, so that no number from a stranger
  * overflows. */
 static bool is_inside(const struct ucx_remote *remote, const struct ucx_frame_reference *frame)
 {
@@ -269,7 +267,7 @@ void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *b
 
 /* -- the end ------------------------------------------------------------------------------------ */
 
-/* Drops reads that wait, without telling the peer. */
+/* Drops the waiting reads without telling the peer. */
 static void give_up_waiting(struct ucx_fabric *ucx, const struct ucx_link *link)
 {
     struct ucx_read *read = STAILQ_FIRST(&ucx->reads_later), *next;
@@ -282,7 +280,8 @@ static void give_up_waiting(struct ucx_fabric *ucx, const struct ucx_link *link)
     }
 }
 
-/* The link is being closed: forgets the regions that the peer showed; reads in flight end by themselves. */
+/* Called when the link is being closed: forgets the regions that the peer showed. Reads in flight end by
+ * themselves. */
 static void ucx_forget_remotes(struct ucx_link *link)
 {
     struct ucx_fabric *ucx = link->ucx;
@@ -309,20 +308,20 @@ static void ucx_reads_end_stop(struct ucx_fabric *ucx)
 
 /* ==== ucx share ==== */
 
-/* Memory of ours that peers read by themselves: a region of the owner is registered when the first peer
- * is told of it, and stays so until it is dropped and no peer is reading it.
+/* Memory of ours that peers read by themselves. A region of the owner is registered when the first peer is
+ * told of the region. The region stays registered until it is dropped and no peer is reading it.
  *
- * UCX registers a map of our own that cannot be written to: neither a peer's request nor
- * a right that UCX asks of a card beyond our request makes memory of ours writable from outside.
- * Where a card wants more than such a map can give (EFAULT of ibv_reg_mr), peers are not told of
- * the region: its payloads are sent in messages, as long as it exists. The owner is told so once
- * (on_refused), with the reason.
+ * We give UCX a second, read-only map of the memory to register. So our memory cannot be written from
+ * outside, neither by a peer's request nor if UCX asks the card for more rights than we requested. If a
+ * card wants more than such a map can give (EFAULT of ibv_reg_mr), peers are not told of the region: as
+ * long as the region exists, its payloads are sent in messages. The owner is told once (on_refused), with
+ * the reason.
  *
- * Over TCP UCX emulates reads: our own progress copies from the address that a request names,
- * without checking whether it is still registered (UCX 1.13). A late request, from a peer
- * whose connection to us is not the one that we lost, must not end this process: so the address
- * stays mapped, and reads as zeros (a "grave", which costs addresses only). Such a reader gets bytes that
- * do not match its checksum, and none that are the owner's. */
+ * Over TCP UCX emulates reads: our own progress copies from the address that a request names, without
+ * checking whether the address is still registered (UCX 1.13). We may have lost our connection to a peer
+ * that has another connection to us. A late request on that other connection must not end this process. So
+ * the address stays mapped, and reads as zeros (a "grave", which costs addresses only). Such a reader gets
+ * bytes that do not match its checksum, and no bytes of the owner's. */
 
 /* Beyond these limits the oldest grave is unmapped. A process may have some 65,000 maps. */
 #define GRAVES_BYTES_MAX (UINT64_C(1) << 40) /* of addresses */
@@ -330,8 +329,8 @@ static void ucx_reads_end_stop(struct ucx_fabric *ucx)
 
 /* -- registering -------------------------------------------------------------------------------- */
 
-/* Registers memory that others must never write: UCX may ask its card for more all the same (1.13 does with
- * verbs). */
+/* Registers memory that others must never write. UCX may ask its card for more rights all the same (1.13
+ * does with verbs). */
 static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *share, void *address)
 {
     const ucp_mem_map_params_t params = {
@@ -363,7 +362,7 @@ static const char *open_share(struct ucx_fabric *ucx, struct ucx_share *share, i
     return ucs_status_string(status);
 }
 
-/* Reports the first refused memory only, as other memory is likely to be refused for the same reason. */
+/* Reports only the first refused memory, since other memory is likely to be refused for the same reason. */
 static void tell_unregistered(struct ucx_fabric *ucx, size_t bytes, const char *reason)
 {
     if (ucx->has_told_unregistered) return;
@@ -388,7 +387,7 @@ static bool find_slot(const struct ucx_fabric *ucx, uint16_t *slot_out)
     return false;
 }
 
-/* NULL: the region cannot be registered, and is not tried again. */
+/* Returns NULL if the region cannot be registered; the registration is not tried again. */
 static struct ucx_share *ucx_share_of(struct ucx_region *region)
 {
     struct ucx_fabric *ucx = ucx_of(region->common.fabric);
@@ -431,7 +430,7 @@ static void unmap_oldest(struct ucx_fabric *ucx)
     free(grave);
 }
 
-/* Keeps the addresses of the memory, and none of its content. */
+/* Keeps the addresses of the memory mapped, but none of its content. */
 static void bury(struct ucx_fabric *ucx, void *view, size_t bytes)
 {
     struct ucx_grave *grave = malloc(sizeof *grave);
@@ -593,7 +592,7 @@ static void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release
     if (status != CAIRN_OK) fabric_op_done(op, status);
 }
 
-/* The reader may continue to read, and then gets bytes that do not match its checksum. */
+/* The reader may continue to read; then it gets bytes that do not match its checksum. */
 void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *handle)
 {
     for (uint32_t i = 0; i < link->flights.capacity; i++) {
@@ -604,7 +603,7 @@ void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *hand
     }
 }
 
-/* The same for all handles of the link. */
+/* Like ucx_forget_references, for all handles of the link. */
 static void ucx_forget_reader(struct ucx_link *link)
 {
     for (uint32_t i = 0; i < link->flights.capacity; i++) {
@@ -623,14 +622,13 @@ static void ucx_forget_reader(struct ucx_link *link)
 
 /* ==== ucx one sided ==== */
 
-/* One-sided reads: whether the peers of an endpoint read each other's memory, and the frames by which
- * they agree on it (ucx.h). Nothing here moves a payload.
- *
- * A peer's memory is read if the owner requires it (options.one_sided is "on": over TCP UCX emulates
- * it, for tests), or if the owner leaves the choice to us and the endpoint has lanes whose card reads by
- * itself. UCX reports the lanes of each endpoint. */
+/* One-sided reads. This part decides whether the peers of an endpoint read each other's memory, and has the
+ * frames by which the peers agree on that (ucx.h). Nothing here moves a payload. We read a peer's memory if
+ * the owner requires that (options.one_sided is "on", for tests: over TCP UCX emulates the reads). We also
+ * do so if the owner leaves the choice to us and the endpoint has lanes whose card reads by itself. UCX
+ * reports the lanes of each endpoint. */
 
-enum { CONTROL_ID = 8 }; /* of active messages, beside those of ucx_link.c */
+enum { CONTROL_ID = 8 }; /* an id of active messages; the others are in ucx_link.c */
 enum { SETTLE_TURNS = 200, SETTLE_TURN_US = 500 };
 
 /* TCP has no lanes that read, so it needs no request and no frame. */
@@ -703,8 +701,8 @@ static enum ucx_frame_kind kind_of(const void *frame)
     return (enum ucx_frame_kind)((const struct ucx_frame_head *)frame)->kind;
 }
 
-/* UCX tells the receiver which of its endpoints a frame arrived by (REPLY), and drops the frame if that
- * endpoint is closed. BYE and PORT must arrive in any case. */
+/* UCX tells the receiver by which of the receiver's endpoints a frame arrived (REPLY), and drops the frame
+ * if that endpoint is closed. BYE and PORT must arrive in any case. */
 cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t frame_bytes,
                               const void *rest, size_t rest_bytes)
 {
@@ -775,8 +773,8 @@ void ucx_say_port(struct ucx_link *link)
 
 /* -- frames in ---------------------------------------------------------------------------------- */
 
-/* A HELLO from a newer endpoint: the endpoint that ours was paired with is gone. `link`: NULL, if the frame
- * arrived by no endpoint of ours. */
+/* A HELLO from a newer endpoint says that the endpoint with which ours was paired is gone. `link` is NULL
+ * if the frame did not arrive by an endpoint that we made. */
 static void on_hello(struct ucx_fabric *ucx, struct ucx_link *link,
                      const struct ucx_frame_hello *hello)
 {
@@ -811,7 +809,7 @@ static void on_proof(struct ucx_fabric *ucx, uint64_t node, ucp_ep_h ep)
     heard->proof_by_ms = 0;
 }
 
-/* A frame about reads belongs to the link whose endpoint it arrived by. */
+/* A frame about reads belongs to the link by whose endpoint the frame arrived. */
 static void take_frame(struct ucx_fabric *ucx, ucp_ep_h ep, enum ucx_frame_kind kind,
                        const union ucx_frame *frame, const void *rest)
 {
@@ -896,8 +894,8 @@ void ucx_one_sided_begin_stop(struct ucx_fabric *ucx)
     while (!LIST_EMPTY(&ucx->shares)) close_share(ucx, LIST_FIRST(&ucx->shares));
 }
 
-/* UCX 1.13 aborts a process that destroys its worker while its answer to another node's first request for
- * an answer, which may have arrived just now, is not sent yet. Takes a bounded time. */
+/* Another node's first request for an answer may have arrived just now. UCX 1.13 aborts a process that
+ * destroys its worker before the answer to such a request is sent; so this waits, for a bounded time. */
 void ucx_one_sided_settle(struct ucx_fabric *ucx)
 {
     const ucp_request_param_t param = { .op_attr_mask = 0 };

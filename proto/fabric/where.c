@@ -151,7 +151,8 @@ static bool ask_route(const struct sockaddr_storage *to, struct route_answer *an
            answer->head.nlmsg_type == RTM_NEWROUTE && answer->head.nlmsg_len <= (size_t)count;
 }
 
-/* False: the kernel does not say it, or the IP is ours, so that its route is loopback. */
+/* Finds the device of the route to an IP. Returns false if the kernel does not name it, or if the IP is
+ * ours: then its route is loopback. */
 static bool find_device_of_route(const char *ip, char out[IF_NAMESIZE])
 {
     struct sockaddr_storage to;
@@ -276,8 +277,8 @@ void fabric_choose(const struct fabric_place *places, size_t count, const char *
 
 /* ---- with an address ---- */
 
-/* Behind UCX's own bytes, which contain their length, an address has the place as text, the text's length
- * as one byte, and this. */
+/* UCX's own bytes contain their length. After them an address has the place as text, the text's length as
+ * one byte, and this magic. */
 static const char tail_magic[8] = "CAIRNAT1";
 
 size_t fabric_add_place(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room)
@@ -335,18 +336,19 @@ void fabric_address_print_places(const void *address, size_t bytes, char out[CAI
 /* The envelope around a backend's address: UCX trusts the lengths inside its own addresses and
  * aborts on nonsense, so garbage has to be refused before UCX sees it. */
 
-/* The form in which an address travels: this, then the backend's own bytes. Little endian, as all hosts
- * here. */
+/* An address is sent in this form: the envelope, then the backend's own bytes. Little endian, like all
+ * hosts here. */
 struct envelope {
     char magic[8];
     char kind[7];
-    uint8_t flags;     /* of enum flag; other bits are of later versions, and ignored here */
-    uint64_t bytes;    /* of the address behind this */
-    uint64_t checksum; /* XXH3-64 of these bytes, seeded with their number, plus the flags */
+    /* bits of enum flag; other bits belong to later versions, and are ignored here */
+    uint8_t flags;
+    uint64_t bytes;    /* the size of the address that follows */
+    uint64_t checksum; /* XXH3-64 of the address, seeded with the address's size, plus the flags */
 };
 static_assert(sizeof(struct envelope) == 32, "wire format");
 /* The number grows with every property that two ends must share. 2: UCX's segments are 256 KiB; a segment
- * that is longer than its receiver's aborts the receiver. 3: over UCX small messages are sent in
+ * that is longer than the receiver's segments aborts the receiver. 3: over UCX small messages are sent in
  * bundles. */
 static const char envelope_magic[8] = "CAIRNFA3";
 enum flag { FLAG_ONE_SIDED = 1 }; /* the owner may read, and be read, one-sidedly */
@@ -402,7 +404,8 @@ const void *fabric_find_part(const void *address, size_t bytes, const char *of_k
     write_kind(of_kind, kind);
     const uint8_t *at = open_envelope(address, bytes, &part);
     if (at == NULL) return NULL;
-    if (memcmp(part.kind, several, sizeof several) != 0) { // the address is its only part
+    // the address has no parts inside: it counts as one part, the whole address
+    if (memcmp(part.kind, several, sizeof several) != 0) {
         *part_bytes_out = bytes;
         return memcmp(part.kind, kind, sizeof kind) == 0 && index == 0 ? address : NULL;
     }
@@ -473,7 +476,7 @@ const void *fabric_own_address(const struct fabric *fabric, size_t *bytes_out)
 
 /* ==== mapped host ==== */
 
-/* Identifies this host: peers on another host are not mapped, nor tried in vain. */
+/* Identifies this host, so that we neither map peers on another host nor try to. */
 
 bool fabric_host_is_name(const char *host)
 {
@@ -494,7 +497,7 @@ static bool find_mapped(const void *address, size_t bytes, struct mapped_address
     return true;
 }
 
-/* True: the owner of this address imports memory of some card. */
+/* True if the owner of this address imports memory of some card. */
 static bool fabric_address_imports(const void *address, size_t bytes)
 {
     struct mapped_address mapped;

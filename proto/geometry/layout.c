@@ -514,8 +514,8 @@ static cairn_status find_gaps(const struct shard_map *before, const struct shard
     return CAIRN_OK;
 }
 
-/* Finds the extent of `before` in which all of the extent lies; NULL: none. CAIRN_ERR_INVALID: only a part
- * of the extent lies in `before`, or it lies in two. */
+/* Finds the extent of `before` that contains the whole extent; NULL: none does. CAIRN_ERR_INVALID: only a
+ * part of the extent lies in `before`, or the extent lies in two extents of `before`. */
 static cairn_status find_before(const struct shard_map *before, const struct local_extent *extent,
                                 const struct local_extent **out)
 {

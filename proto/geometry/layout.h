@@ -1,5 +1,6 @@
-/* A layout: which shard owns which quanta of a job's tensors. It is data: the planner makes it
- * (proto/plan/plan.h), members get it, the coordinator stores it; everything else reads the table.
+/* A layout: which shard owns which quanta of a job's tensors. A layout is data: the planner makes it
+ * (proto/plan/plan.h), the coordinator stores it, and members get a copy; all other code only reads the
+ * table.
  *
  *   tensor     a number: the index in the job's tensor list, [0, tensor_count)
  *   extent     a run of quanta of one tensor on one shard. Two extents of one shard may follow each other,
@@ -93,8 +94,8 @@ const struct extent *layout_find(const struct layout *layout, uint32_t tensor, u
 bool layout_owns(const struct layout *layout, uint32_t shard);
 /* Counts the pieces in which the tensors lie: a run of neighbouring extents of one owner is one piece. */
 size_t layout_pieces(const struct layout *layout);
-/* True if both have the same owners, even if their numbers differ: what is published in one can then be
- * read by the other's table. */
+/* True if both layouts have the same owners, even if the layouts' numbers differ. Then a copy that is
+ * published in one layout can be read by the other's table. */
 bool layout_same(const struct layout *a, const struct layout *b);
 /* Returns the first 8 bytes of the hash, little-endian; messages name the table by this number. */
 uint64_t layout_number(const struct layout *layout);
@@ -136,9 +137,9 @@ cairn_status shard_map_init(struct shard_map *map, const struct layout *layout, 
                             uint32_t chunk_leaves) CAIRN_MUST_CHECK;
 /* Makes the map of a layout that follows others: an extent that is one of `before`, or a part of one, keeps
  * its local elements; any other extent gets the first free ones that fit, which are neither in `before` nor
- * in `beside` (may be NULL). A part that does not begin where its old extent began also gets new ones if
- * `dense` [tensor_count] (may be NULL) is set for its tensor. All three maps are of one shard and of the
- * same tensors. CAIRN_ERR_INVALID also if an extent is partly in `before`, or in two of its extents. */
+ * in `beside` (may be NULL). If `dense` [tensor_count] (may be NULL) is set for a tensor, a part that does
+ * not begin where its old extent began also gets new local elements. All three maps are of one shard and of
+ * the same tensors. CAIRN_ERR_INVALID also if an extent is partly in `before`, or in two of its extents. */
 cairn_status shard_map_init_from(struct shard_map *map, const struct layout *layout, uint32_t shard,
                                  uint32_t chunk_leaves, const struct shard_map *before,
                                  const struct shard_map *beside,
@@ -180,9 +181,9 @@ cairn_status shard_map_chunk_number(const struct shard_map *map, uint32_t tensor
  * implements this rule.
  *
  * A later version overwrites a copy while somebody may be reading it. The copy is a sequence lock (Lameter,
- * "Effective synchronization on Linux/NUMA systems", 2005): what was read belongs to the version that was
- * asked for if the sequence is even and the same before and after. A reader that keeps pointers into the
- * copy checks again after use. */
+ * "Effective synchronization on Linux/NUMA systems", 2005): the bytes that were read belong to the
+ * requested version if the sequence is even, and the same before and after the read. A reader that keeps
+ * pointers into the copy checks again after use. */
 
 #define CAIRN_PUBLISHED_PAGE_BYTES 4096
 #define CAIRN_PUBLISHED_MAGIC      0x434e5251u /* "QRNC" */
@@ -231,7 +232,8 @@ void published_set_copy(struct published_head *head, uint32_t copy);
 /* The writer calls these around a new version; only one writer at a time. */
 void published_write_begin(struct published_head *head);
 void published_write_end(struct published_head *head, struct cairn_version version, uint32_t sides);
-/* Changes the sides that have the current version; what a reader has read of it stays valid. */
+/* Changes the sides that have the current version; bytes of this version that a reader has read stay
+ * valid. */
 void published_set_sides(struct published_head *head, uint32_t sides);
 /* A reader calls this before it reads regions whose notes have the number `copy`. False: the copy has
  * another version, is being written, does not have the version on that side, or now has another number. */
@@ -243,16 +245,17 @@ bool published_read_end(const struct published_head *head, uint64_t sequence);
 
 /* ==== since ==== */
 
-/* From which version on a layout is in use, for a member that keeps the layouts of its job. LayoutChanged
+/* Tells a member that keeps the layouts of its job from which version on a layout is in use. LayoutChanged
  * names that version; for Attached it follows from the layout that the message names. Pure. */
 
 /* Attached names the layout in which the newest version is published. A member that knows that layout may
- * have heard that it is in use only from a later version on. Then that version was published again in this
- * layout while the member was not attached, and the shards that had the version before may be gone. */
+ * have heard that the layout is in use only from a later version on. Then the newest version was published
+ * again in this layout while the member was not attached, and the shards that had that version before may
+ * be gone. */
 struct cairn_version since_attached(struct cairn_version since, struct cairn_version newest);
 
-/* Attached also tells the number of the layout in force. True: the member knows a later one, and
- * must not push by it. The later layout was durable before anyone heard of it, so the
+/* Attached also tells the number of the layout in force. True: the member knows a later layout, and must
+ * not push by that later layout. The later layout was durable before anyone heard of it, so the
  * coordinator's store is an older copy, or was rebuilt from what shards hold. */
 bool layout_goes_back(uint64_t newest_known, uint64_t in_force);
 
@@ -261,8 +264,8 @@ bool layout_goes_back(uint64_t newest_known, uint64_t in_force);
 /* Boxes of a tensor: the part that a worker holds if it does not hold all of it (struct cairn_box,
  * tensor.h).
  *
- *   box memory    the box's elements, dense and row-major: the memory that a worker has
- *   box element   an index there, [0, box_element_count)
+ *   box memory    the box's elements, dense and row-major: they are in this order in a worker's memory
+ *   box element   an index in box memory, [0, box_element_count)
  *   tensor index  an index in the row-major tensor, [0, elements of the shape)
  *
  * Row-major order of the tensor and of the box agree on the box's elements. So the elements that a box

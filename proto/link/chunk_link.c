@@ -7,11 +7,12 @@
 #define RETRY_MIN_MS 20
 #define RETRY_MAX_MS 1000
 #define QUIET_MAX_MS 1000 /* how long a shard may be silent before we send HELLO */
-#define STARVED_MS   1000 /* how long without memory before that is reported */
-#define LATE_MS      1000 /* between two checks: this process did not run, and read nothing */
+#define STARVED_MS   1000 /* how long memory may be lacking before that is reported */
+/* if more time passes between two checks, this process did not run, and read nothing */
+#define LATE_MS 1000
 
-/* Without memory a payload may not be sendable when a header is: only a send of at least the failed size
- * shows that the shortage is over. */
+/* If memory is short, a header may be sendable when a payload is not. So only a send of at least the failed
+ * size shows that the shortage is over. */
 void chunk_link_note_memory(struct chunk_link *link, cairn_status status, size_t payload_bytes)
 {
     if (status == CAIRN_ERR_NO_MEMORY) {
@@ -123,7 +124,7 @@ static void break_silence(struct chunk_link *link, bool speaks, uint64_t now_ms)
     if (now_ms - link->quiet_since_ms < QUIET_MAX_MS) return;
     link->quiet_since_ms = now_ms;
     cairn_status status = say_hello(link);
-    (void)status; // BUSY: the next attempt follows; CLOSED: on_down follows
+    (void)status; // after BUSY the next attempt follows; after CLOSED on_down follows
 }
 
 void chunk_link_tick(struct chunk_link *link, struct fabric *fabric, const uint8_t *address,
@@ -216,7 +217,7 @@ void chunk_link_sent(struct chunk_link *link, cairn_status status)
 
 /* ==== asker ==== */
 
-#define DAMAGED_MAX 16 /* then the path to the shard is broken */
+#define DAMAGED_MAX 16 /* after so many damaged answers the path to the shard is broken */
 #define SENT_MAX    8  /* a shard holds at most twice as many of our requests */
 
 void asker_open(struct asker *asker, cairn_status (*send)(struct chunk_request *))
@@ -463,7 +464,8 @@ void pusher_resolved(struct pusher *pusher)
 
 /* ---- the shards ---- */
 
-/* True: the machine has this shard. Other shards join and leave: their messages are not for the machine. */
+/* True if the machine has this shard. Other shards join and leave; their messages are not for the
+ * machine. */
 static bool is_its(const struct pusher *pusher, uint32_t shard)
 {
     return pusher->push != NULL && shard < pusher->config.shard_count;

@@ -2,15 +2,15 @@
  * a shard (proto/wire/wire.h). The link connects, sends HELLO, and connects again when the connection is
  * lost.
  *
- * The shard's endpoint to us may be lost alone ("Ways" in wire.h): the shard's next HELLO says so. In case
- * the shard has not noticed the loss either, or has cut us off, the link sends a HELLO of its own when the
- * shard is silent while something is awaited from it.
+ * The shard's endpoint to us may be lost while our connection stays ("Ways" in wire.h): the shard's next
+ * HELLO says so. The shard may not have noticed the loss, or may have cut us off. Therefore the link sends
+ * a HELLO of its own when the shard is silent while something is awaited from the shard.
  *
  * A lost connection is reported (callbacks->lost) only when the fabric has given back every buffer that was
- * on loan on it: until then some of the data could still arrive. So could an answer, which is why nothing
- * from the shard is accepted in between.
+ * on loan on the connection: until then some of the data could still arrive. An answer could still arrive,
+ * too, so the link accepts nothing from the shard in between.
  *
- * Time is passed in. Loop thread. */
+ * The caller passes in the time. Loop thread. */
 #ifndef CAIRN_LINK_LINK_H
 #define CAIRN_LINK_LINK_H
 
@@ -30,19 +30,21 @@ struct chunk_link;
 
 /* The callbacks in which a worker and a relay differ. */
 struct chunk_link_callbacks {
-    /* Fills in the sender: job, member and token; and in a HELLO, the fields beside its number. */
+    /* Fills in the sender: job, member and token. In a HELLO, also fills in all other fields except its
+     * number. */
     void (*sign)(const struct chunk_link *link, struct chunk_header *header);
-    /* True: something is awaited from the shard. */
+    /* True if something is awaited from the shard. */
     bool (*waits)(const struct chunk_link *link);
-    /* Everything that was sent and is unanswered is lost, and nothing more arrives by the
+    /* Called when everything that was sent and is unanswered is lost, and nothing more arrives by the
      * connection. */
     void (*lost)(struct chunk_link *link);
-    /* The connection went down, just now; may be NULL. */
+    /* Called at the moment when the connection goes down; may be NULL. */
     void (*down)(struct chunk_link *link, cairn_status why);
-    /* Something is awaited, and for a second this process has had no memory to send the request for it, or
-     * to connect; may be NULL. Called again when it happens again. */
+    /* Called when something is awaited, and for a second this process has had no memory to send the
+     * request, or to connect. Called again at the next such shortage. May be NULL. */
     void (*starved)(struct chunk_link *link);
-    /* A loan began, and a loan ended; the link does nothing after this call. May be NULL. */
+    /* loan is called when a loan has begun, loan_back when a loan has ended. After loan_back the link does
+     * nothing more in that call. Either may be NULL. */
     void (*loan)(struct chunk_link *link);
     void (*loan_back)(struct chunk_link *link);
 };
@@ -55,61 +57,62 @@ struct chunk_link {
     uint32_t on_loan;    /* sends and receives that the fabric has not completed */
     bool lost;           /* the connection is gone, and callbacks->lost has not run yet */
     uint32_t connection; /* the number of `peer`, or of the last one */
-    uint64_t way;        /* the highest of the shard's HELLOs on this connection */
+    uint64_t way;        /* the highest number of the shard's HELLOs on this connection */
     uint32_t endpoint;   /* the shard's newest known endpoint to us; 0: none on this connection */
     bool heard;          /* a message arrived from the shard since the last tick */
-    uint64_t quiet_since_ms; /* the last message, or the last time that nothing was awaited */
+    /* the time of the last message, or the last time that nothing was awaited */
+    uint64_t quiet_since_ms;
     uint64_t
         unheard_since_ms; /* the same, but never reset by our own HELLOs or by new connections */
     uint64_t looked_ms;   /* when unheard_since_ms was checked last */
     struct {
-        bool is_short;     /* of memory: the last message of this size could not be sent */
-        size_t bytes;      /* of the message's payload; 0: a header alone, or a connection */
-        uint64_t since_ms; /* the tick that saw the shortage first; 0: none has */
+        bool is_short; /* memory was short: the last message of this size could not be sent */
+        size_t bytes;  /* the size of the message's payload; 0: a header alone, or a connection */
+        uint64_t since_ms; /* the time of the first tick that saw the shortage; 0: no tick has */
         bool is_told;      /* callbacks->starved ran */
     } starved;
 };
 
-/* Connects to the shard's address; `fabric` NULL: not now. address_bytes 0: the shard is away. */
+/* Does what is due, and connects to the shard's address. If `fabric` is NULL, does not connect now.
+ * address_bytes is 0 if the shard is away. */
 void chunk_link_tick(struct chunk_link *link, struct fabric *fabric, const uint8_t *address,
                      size_t address_bytes, uint64_t now_ms);
 /* Handles the link as if the connection were lost: the next ticks report that, and connect again. */
 void chunk_link_close(struct chunk_link *link);
-/* The same for a fabric that is closed, which has freed its peers. */
+/* Like chunk_link_close, for a link whose fabric is closed and has therefore freed its peers. */
 void chunk_link_forget(struct chunk_link *link);
-/* The same, but connects at once, without the delay that grew: the shard is back. */
+/* Like chunk_link_close, for a shard that is back: connects at once, without the delay that has grown. */
 void chunk_link_restart(struct chunk_link *link);
-/* True: both ends have heard of each other, so a request can be answered. */
+/* True if both ends have heard of each other, so that a request can be answered. */
 bool chunk_link_is_up(const struct chunk_link *link);
-/* True: the link uses shared memory of this host. */
+/* True if the link uses shared memory of this host. */
 bool chunk_link_shares(const struct chunk_link *link);
 /* Notes whether a send over the link failed for lack of memory. chunk_link_send notes its own
  * sends. */
 void chunk_link_note_memory(struct chunk_link *link, cairn_status status, size_t payload_bytes);
-/* Returns for how long something has been awaited whose request this process has no memory to send; 0:
- * there is memory. */
+/* Returns for how long this process has had no memory to send the request for something that it awaits; 0
+ * if there is memory. */
 uint64_t chunk_link_starved_ms(const struct chunk_link *link, uint64_t now_ms);
 /* Returns for how long something has been awaited while nothing arrived from the shard, times without a
- * connection included. Time in which this process did not run does not count. 0: the shard has sent
- * something, or need not. */
+ * connection included. Time in which this process did not run does not count. Returns 0 if the shard has
+ * sent something, or if nothing is awaited from the shard. */
 uint64_t chunk_link_silent_ms(const struct chunk_link *link, uint64_t now_ms);
-/* Notes that a message of the shard arrived. False: a loss has not been reported yet, so drop the
- * message. */
+/* Notes that a message of the shard arrived. Returns false if a loss has not been reported yet: then drop
+ * the message. */
 bool chunk_link_heard(struct chunk_link *link);
-/* Handles a HELLO of the shard; `way` is its header.request. True: the shard has a new endpoint to us, and
- * its answers on earlier endpoints may be lost. */
+/* Handles a HELLO of the shard; `way` is its header.request. Returns true if the shard has a new endpoint
+ * to us: then its answers on earlier endpoints may be lost. */
 bool chunk_link_on_hello(struct chunk_link *link, uint64_t way);
-/* Sends a message. The payload is on loan until on_sent (may be NULL without one), which ends with
- * chunk_link_sent.
- * CAIRN_ERR_CLOSED: not connected; CAIRN_ERR_BUSY. */
+/* Sends a message. The payload is on loan until on_sent runs; on_sent ends with a call of chunk_link_sent.
+ * Without a payload on_sent may be NULL. CAIRN_ERR_CLOSED: not connected; CAIRN_ERR_BUSY. */
 CAIRN_MUST_CHECK cairn_status chunk_link_send(struct chunk_link *link, struct chunk_header *header,
                                               const void *payload, size_t payload_bytes,
                                               fabric_done_fn *on_sent, void *arg);
-/* The last call of a payload's on_sent. A payload that failed for lack of memory arrived nowhere,
- * and nobody answers it: the link connects again, so that everything unanswered is sent again. */
+/* Every payload's on_sent calls this last. A payload that failed for lack of memory did not arrive, so the
+ * shard does not answer it: the link connects again, so that everything unanswered is sent again. */
 void chunk_link_sent(struct chunk_link *link, cairn_status status);
 /* Notes that something from the shard is being received: a loss is not reported before the buffer is given
- * back. Sends note themselves. */
+ * back. Sends need no such call. */
 void chunk_link_loan(struct chunk_link *link);
 void chunk_link_loan_back(struct chunk_link *link);
 
@@ -123,9 +126,9 @@ void chunk_link_loan_back(struct chunk_link *link);
  *                          ▲                  │                                │
  *                          └── _asker_lost ───┴───── _asker_again, _asker_ask ─┘
  *
- * Pure: its user sends, receives, and reports ticks. */
+ * An asker is pure: its user sends, receives, and reports ticks. */
 
-/* Set in header.request of an asker's requests; clear in that of a push. */
+/* Set in header.request of an asker's requests; clear in header.request of a push. */
 #define CAIRN_REQUEST_OF_ASKER ((uint64_t)1 << 63)
 
 enum chunk_request_state { CAIRN_REQUEST_IDLE = 0, CAIRN_REQUEST_WAITING, CAIRN_REQUEST_SENT };
@@ -133,7 +136,7 @@ enum chunk_request_state { CAIRN_REQUEST_IDLE = 0, CAIRN_REQUEST_WAITING, CAIRN_
 /* A put or a fetch of one chunk. The asker's user keeps a table of them, and sets index and serial; the
  * other fields are 0. */
 struct chunk_request {
-    TAILQ_ENTRY(chunk_request) link; /* of the WAITING requests */
+    TAILQ_ENTRY(chunk_request) link; /* in the queue of WAITING requests */
     enum chunk_request_state state;
     uint32_t index;   /* in the table */
     uint32_t serial;  /* grows with every use: an answer to an earlier use is dropped */
@@ -141,7 +144,8 @@ struct chunk_request {
 };
 
 struct asker {
-    /* Sends a request. Not OK: the request cannot be sent now, and stays the first of the waiting ones. */
+    /* Sends a request. If it does not return OK, the request cannot be sent now, and stays the first of the
+     * waiting requests. */
     cairn_status (*send)(struct chunk_request *request);
     TAILQ_HEAD(, chunk_request) waiting;
     uint32_t sent; /* requests that are unanswered */
@@ -152,33 +156,35 @@ void asker_open(struct asker *asker, cairn_status (*send)(struct chunk_request *
 /* Returns the number for header.request: never 0. */
 uint64_t chunk_request_number(const struct chunk_request *request);
 
-/* Queues an IDLE request, behind all waiting ones. */
+/* Queues an IDLE request behind all waiting requests. */
 void asker_ask(struct asker *asker, struct chunk_request *request);
-/* Sends what may be sent now. Call it after each of these calls, and whenever `send` may succeed again. */
+/* Sends what may be sent now. Call asker_pump after each call of the functions below and of asker_ask, and
+ * whenever `send` may succeed again. */
 void asker_pump(struct asker *asker);
 /* Tries again after a tick, or when there is a new connection to the shard: the shard may no longer be
  * busy. Pumps. */
 void asker_retry(struct asker *asker);
 
-/* Notes that an answer with this number arrived. False: it belongs to a former use of the request, or
- * the request is answered already. */
+/* Notes that an answer with this number arrived. Returns false if the answer belongs to a former use of the
+ * request, or if the request is answered already. */
 bool asker_answered(struct asker *asker, struct chunk_request *request, uint64_t number);
-/* The answer was NAK with this status, which may be any number, or the received bytes are damaged
- * (CAIRN_ERR_CHECKSUM). True: the request must be sent again. False: the refusal is final, or the path to
- * the shard is broken. */
+/* Handles a NAK with this status, which may be any number, or received bytes that are damaged
+ * (CAIRN_ERR_CHECKSUM). Returns true if the request must be sent again; false if the refusal is final, or
+ * the path to the shard is broken. */
 bool asker_again(struct asker *asker, struct chunk_request *request, uint64_t status);
-/* The connection by which the request was sent is lost. True: it was unanswered, and must be sent again. */
+/* Handles the loss of the connection by which the request was sent. Returns true if the request was
+ * unanswered: then it must be sent again. */
 bool asker_lost(struct asker *asker, struct chunk_request *request);
 /* Drops the request, whatever its state. */
 void asker_drop(struct asker *asker, struct chunk_request *request);
-/* True: a request waits to be sent, or is unanswered. */
+/* True if a request waits to be sent, or is unanswered. */
 bool asker_waits(const struct asker *asker);
 
 /* ==== pusher ==== */
 
 /* A pusher: it drives the push machine (push.h) of the open round over chunk links, and turns the machine's
- * actions into messages (proto/wire/wire.h). A worker has one for all shards of its job; a relay has one
- * for each owner, and acts as a worker towards it. Loop thread. */
+ * actions into messages (proto/wire/wire.h). A worker has one pusher for all shards of its job. A relay has
+ * one pusher for each owner, and acts as a worker towards that owner. Loop thread. */
 
 struct pusher;
 
@@ -187,20 +193,22 @@ struct pusher;
 struct pusher_callbacks {
     /* The link over which messages to the shard are sent. */
     struct chunk_link *(*link)(struct pusher *pusher, uint32_t shard);
-    /* The link refused a send: whatever the reason, a new connection sends the message again. */
+    /* Called when the link has refused a send. Whatever the reason, a new connection sends the message
+     * again. */
     void (*link_failed)(struct pusher *pusher, struct chunk_link *link);
     /* Sends the chunk of action->cookie; the header has the numbers of the round. */
     cairn_status (*send_chunk)(struct pusher *pusher, const struct push_action *action,
                                struct chunk_header *header);
-    /* Returns header.tensor of MICRO_END and COMMIT: 0, or, to a relay, 1 + the owner's index. NULL: 0. */
+    /* Returns header.tensor of MICRO_END and COMMIT: 0, or 1 + the owner's index if the receiver is a
+     * relay. If `mark` is NULL, header.tensor is 0. */
     uint32_t (*mark)(const struct pusher *pusher, uint32_t shard);
-    /* Writes the trained tensors of the shard that have no part in the micro-batch, ascending: returns how
-     * many there are, at most absent_max. */
+    /* absent writes the trained tensors of the shard that have no part in the micro-batch, in ascending
+     * order, and returns how many there are: at most as many as absent_max returns. */
     size_t (*absent_max)(const struct pusher *pusher, uint32_t shard);
     size_t (*absent)(const struct pusher *pusher, uint32_t shard, uint32_t micro,
                      uint32_t *tensors_out);
     void (*released)(struct pusher *pusher, const struct push_action *action);
-    /* The shard refuses, so the round is void; may be NULL. */
+    /* Called when the shard refuses, which makes the round void; may be NULL. */
     void (*refused)(struct pusher *pusher, const struct push_action *action);
 };
 
@@ -210,21 +218,21 @@ struct pusher {
     void *memory;                /* owned: the machine's */
     struct push_round *push;     /* in `memory`; NULL: no round */
     struct push_actions actions; /* owned */
-    uint64_t epoch, round;       /* of the open round, or the last one */
+    uint64_t epoch, round;       /* the numbers of the open round, or of the last round */
 };
 
-/* CAIRN_ERR_NO_MEMORY: also if the configuration is too large for a machine; close it. Open it only
- * once. */
+/* CAIRN_ERR_NO_MEMORY: there is no memory, or the configuration is too large for a machine; close the
+ * pusher then, too. Open a pusher only once. */
 CAIRN_MUST_CHECK cairn_status pusher_open(struct pusher *pusher,
                                           const struct pusher_callbacks *callbacks,
                                           const struct push_config *config);
 /* Also allowed for a pusher that was never opened, all zero. */
 void pusher_close(struct pusher *pusher);
-/* A round opened; the one before has ended. */
+/* Call it when a round has opened; the round before has ended. */
 void pusher_begin(struct pusher *pusher, uint64_t epoch, uint64_t round);
-/* The shard does not exist: call it right behind pusher_begin. */
+/* Tells the pusher that the shard does not exist. Call it right after pusher_begin. */
 void pusher_absent(struct pusher *pusher, uint32_t shard);
-/* The round is void, or resolved: the fabric gives its loans back by itself. */
+/* Call it when the round is void or resolved. The fabric gives its loans back by itself. */
 void pusher_end(struct pusher *pusher);
 
 /* ---- the caller's side, of an open round: as in push.h, and carries out the machine's actions ---- */
@@ -235,9 +243,9 @@ CAIRN_MUST_CHECK cairn_status pusher_commit(struct pusher *pusher, uint64_t weig
 void pusher_resolved(struct pusher *pusher);
 
 /* ---- the shards. Without a round, or for another round or shard, nothing happens ---- */
-/* True: `grant` is newer than `last` (of kind 0: none). Rounds grow, and so do the numbers of a shard's
- * ways: a GRANT that was overtaken is not newer. Ways of several shards cannot be compared, but a round has
- * one carrier. */
+/* True if `grant` is newer than `last`, or if there is no last GRANT (`last` is of kind 0). The numbers of
+ * rounds grow, and so do the numbers of a shard's ways: a GRANT that was overtaken is not newer. The ways
+ * of several shards cannot be compared, but in one round all GRANTs for a shard have one carrier. */
 bool grant_is_newer(const struct chunk_header *last, const struct chunk_header *grant);
 /* `way`: the highest number in the carrier's HELLOs; a HELLO may have overtaken the GRANT. */
 void pusher_on_grant(struct pusher *pusher, uint32_t shard, const struct chunk_header *grant,

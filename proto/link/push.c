@@ -11,16 +11,17 @@ enum kind { CHUNK, MICRO_END, COMMIT };
 
 struct entry {
     uint32_t prev, next; /* in its shard's queue, or in the free list; NONE ends it */
-    uint32_t serial;     /* number of this use of the entry, not 0: the upper half of `request` */
+    uint32_t serial; /* the number of this use of the entry, never 0: the upper half of `request` */
     uint32_t shard;
     uint32_t micro;
     uint32_t chunk; /* for an end: how many chunks it ends */
     uint8_t kind;
     uint8_t lies; /* enum push_lies */
     bool is_small;
-    bool sent;     /* and not answered */
+    bool sent;     /* it was sent, and is not answered */
     bool in_place; /* it was sent to be read in place */
-    bool lands;    /* it was sent to be received: the shard may have a slot with memory for it */
+    /* it was sent to be received: the shard may have a slot with memory for this chunk */
+    bool lands;
     uint64_t cookie;
     uint64_t weight;
 };
@@ -29,16 +30,17 @@ struct shard {
     uint32_t head, tail;          /* of the queue, oldest first */
     struct push_window window;    /* chunks 0: no GRANT */
     uint32_t unanswered;          /* chunks that are not read in place */
-    uint32_t unanswered_small;    /* the small ones among these */
+    uint32_t unanswered_small;    /* the small chunks among `unanswered` */
     uint32_t unanswered_in_place; /* chunks that are read in place */
-    uint32_t next; /* everything before it is sent: where pump continues; NONE: all is sent */
+    /* the entry where pump continues: every entry before it is sent; NONE: all entries are sent */
+    uint32_t next;
     bool next_behind_end; /* an unanswered end is before `next` */
     uint32_t filled;      /* chunks queued in the micro-batch that is being filled */
     uint32_t chunks;      /* in the queue, sent or not */
-    uint64_t endpoint;    /* the `sent` entries will be answered on this one, or a later one */
-    uint64_t newest;      /* the newest known endpoint: if higher, answers may be lost */
-    bool absent;          /* the shard does not exist: nothing of a round is for it */
-    bool sends_again;     /* entries that land must be sent again, ahead of all others */
+    uint64_t endpoint; /* the `sent` entries will be answered on this endpoint, or on a later one */
+    uint64_t newest;   /* the newest known endpoint: if higher, answers may be lost */
+    bool absent;       /* the shard does not exist: nothing in a round is for this shard */
+    bool sends_again;  /* entries that land must be sent again, ahead of all others */
 };
 
 struct push_round {
@@ -98,7 +100,7 @@ void push_absent(struct push_round *push, uint32_t shard)
     push->present--;
 }
 
-/* True: the shard exists. */
+/* True if the shard exists. */
 static bool has_shard(const struct push_round *push, uint32_t shard)
 {
     return shard < push->shard_count && !push->shards[shard].absent;
@@ -117,7 +119,8 @@ static struct push_action *act(struct push_actions *actions, enum push_action_ki
 
 /* ---- the queues ---- */
 
-/* Starts from the oldest entry again: sent entries must be sent again, or an end was answered. */
+/* Makes pump start from the oldest entry again, because sent entries must be sent again, or an end was
+ * answered. */
 static void look_again(struct shard *shard)
 {
     shard->next = shard->head;
@@ -193,7 +196,7 @@ static void finish_entry(struct push_round *push, uint32_t shard_index, uint32_t
     unlink_entry(push, &push->shards[shard_index], index);
 }
 
-/* True: the entry counts as a chunk that the shard reads in place. */
+/* True if the entry counts as a chunk that the shard reads in place. */
 static bool is_in_place(const struct shard *shard, const struct entry *e)
 {
     if (shard->window.in_place == 0 || e->lands) return false;
@@ -225,7 +228,7 @@ static void send_entry(struct push_round *push, uint32_t shard_index, uint32_t i
     action->in_place = e->in_place;
 }
 
-/* True: the window for chunks of its kind is full. */
+/* True if the window for chunks of this entry's kind is full. */
 static bool is_full(const struct shard *shard, const struct entry *e)
 {
     const struct push_window *window = &shard->window;
@@ -249,8 +252,8 @@ static void send_lands_again(struct push_round *push, uint32_t shard_index,
     }
 }
 
-/* Sends the entries that may be sent, in the queue's order. A commit passes an unanswered end, a chunk does
- * not. */
+/* Sends the entries that may be sent, in the queue's order. A commit may pass an unanswered end, but a
+ * chunk may not. */
 static void pump(struct push_round *push, uint32_t shard_index, struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
@@ -328,7 +331,7 @@ cairn_status push_commit(struct push_round *push, uint64_t weight, struct push_a
 
 /* ---- answers of shards ---- */
 
-/* Returns the chunk that `request` names, or NONE: answered already, or invented. */
+/* Returns the chunk that `request` names; NONE if it is answered already, or if the number is invented. */
 static uint32_t find_chunk(const struct push_round *push, uint32_t shard, uint64_t request)
 {
     const uint32_t index = (uint32_t)request - 1;
@@ -348,8 +351,8 @@ static void unsend(struct push_round *push, struct shard *shard)
         push->entries[i].sent = false;
 }
 
-/* In a void round chunks are sent again only to get their answers: only an answer, or the loss
- * of our own connection, says that nobody reads the buffer. */
+/* In a void round chunks are sent again only to get their answers, because only an answer, or the loss of
+ * our own connection, says that nobody reads the buffer. */
 static void send_all_again(struct push_round *push, uint32_t shard_index,
                            struct push_actions *actions)
 {
@@ -410,7 +413,7 @@ void push_on_ack(struct push_round *push, uint32_t shard, uint64_t request,
     if (!has_shard(push, shard)) return;
     const uint32_t index = find_chunk(push, shard, request);
     if (index == NONE) return;
-    // A chunk that is not sent (again) yet is done, too: the ACK answers an earlier sending.
+    // A chunk that is not yet sent again is done, too: the ACK answers an earlier sending.
     finish_entry(push, shard, index, push->voided ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK, actions);
     pump(push, shard, actions);
 }
@@ -428,7 +431,8 @@ void push_on_micro_ack(struct push_round *push, uint32_t shard, uint32_t micro,
     pump(push, shard, actions);
 }
 
-/* Releases entries that shards do not hold: in a void round the unsent ones, in a resolved round all. */
+/* Releases the entries that shards do not hold: in a void round the unsent entries, in a resolved round all
+ * entries. */
 static void release_entries(struct push_round *push, uint32_t shard_index, bool sent_too,
                             cairn_status status, struct push_actions *actions)
 {
@@ -470,7 +474,7 @@ static void send_again(struct push_round *push, uint32_t shard, uint32_t index, 
         e->lies = CAIRN_PUSH_LIES_APART;
         e->in_place = false;
     }
-    // Ahead of others: an earlier sending of it may hold a slot.
+    // This chunk is sent ahead of others, since an earlier sending of the chunk may hold a slot.
     if (e->lands) push->shards[shard].sends_again = true;
     look_again(&push->shards[shard]);
     if (push->voided)
@@ -479,7 +483,8 @@ static void send_again(struct push_round *push, uint32_t shard, uint32_t index, 
         pump(push, shard, actions);
 }
 
-/* Sends the oldest end again: only one end is under way, and nobody waits for it in a void round. */
+/* Sends the oldest end again. Only one end is under way at a time, and in a void round nobody waits for an
+ * end. */
 static void end_again(struct push_round *push, uint32_t shard, struct push_actions *actions)
 {
     uint32_t i = push->shards[shard].head;
@@ -515,7 +520,8 @@ void push_on_lost(struct push_round *push, uint32_t shard_index, struct push_act
     if (!has_shard(push, shard_index)) return;
     struct shard *shard = &push->shards[shard_index];
     shard->window = (struct push_window) { 0 };
-    shard->endpoint = shard->newest = 0; // the next GRANT of any endpoint sends all again
+    // the next GRANT, from whatever endpoint, sends everything again
+    shard->endpoint = shard->newest = 0;
     if (push->voided) {
         release_entries(push, shard_index, true, CAIRN_ERR_EPOCH_CHANGED, actions);
         return;

@@ -1,31 +1,35 @@
-/* A worker's side of one round: which message to send to which shard next, and when a buffer belongs to the
- * caller again. Pure, as server/core/step.h: calls return actions; no clock, socket, thread or allocation.
- * The library drives a machine over the fabric, the simulator over its own network.
+/* A worker's side of one round: the machine decides which message to send to which shard next, and when a
+ * buffer belongs to the caller again. The machine is pure, like server/core/step.h: calls return actions,
+ * and there is no clock, socket, thread or allocation. The library drives a machine over the fabric, the
+ * simulator over its own network.
  *
  *  - Each shard has a queue: chunks of micro-batch 0, its end, chunks of 1, its end, ..., the commit. They
- *    are sent in that order; at most `window` chunks are unanswered (where the GRANT has a window for small
- *    chunks, or for chunks that the shard reads in place, these are counted separately); chunks
- *    of m+1 wait for the shard's MICRO_ACK of m. The end is sent behind the chunks and the commit behind
- *    the last end, without waiting: the shard puts them in order.
- *  - Nothing is sent to a shard before its GRANT for this round. A lost connection makes everything
- *    unanswered unsent again; the next GRANT sends it again, oldest first.
- *  - A shard's endpoint to us can be lost alone, and answers with it. Each endpoint has a number (HELLO and
- *    GRANT of proto/wire/wire.h); a GRANT with a higher number than before sends everything unanswered
- *    again, oldest first. In a void round a GRANT may never arrive: there a HELLO with a higher number does
- *    the same, and so does any later GRANT, since before that GRANT the shard may have dropped repeated
- *    chunks as duplicates of chunks that it was still reading.
- *  - A chunk that was sent to be received may hold a slot of the shard's until it is answered, whatever was
- *    lost since: so it is sent to be received again, and such chunks are sent first. A chunk that was to be
- *    read in place is sent to be received if the path no longer shares memory, or if the shard cannot read
- *    it there; it waits until the window has room.
- *  - A buffer is released by the shard's ACK; after the round is void, by any answer or by the loss of the
- *    connection; when the round is committed, at once. RELEASED says that no shard will read the buffer;
- *    the caller that handed it to the fabric waits for the fabric's own completion, too.
- *  - VOID says that shards accept no more of this round. Only the coordinator knows how it ended: ask.
+ *    are sent in that order. At most `window` chunks are unanswered; if the GRANT has a window for small
+ *    chunks, or for chunks that the shard reads in place, such chunks are counted separately. Chunks of m+1
+ *    wait for the shard's MICRO_ACK of m. The end is sent behind the chunks and the commit behind the last
+ *    end, without waiting: the shard puts them in order.
+ *  - Nothing is sent to a shard before its GRANT for this round. After a lost connection, everything that
+ *    is unanswered counts as unsent; the next GRANT sends all of that again, oldest first.
+ *  - A shard's endpoint to us can be lost while our connection stays, and answers are lost with the
+ *    endpoint. Each endpoint has a number (HELLO and GRANT of proto/wire/wire.h). A GRANT with a higher
+ *    number than before sends everything that is unanswered again, oldest first. In a void round a GRANT
+ *    may never arrive, so a HELLO with a higher number does the same there. Any later GRANT does so again,
+ *    since before that GRANT the shard may have dropped repeated chunks as duplicates of chunks that it was
+ *    still reading.
+ *  - A chunk that was sent to be received may hold one of the shard's slots until the chunk is answered,
+ *    whatever was lost since. So the chunk is sent to be received again, and such chunks are sent first. A
+ *    chunk that was to be read in place is sent to be received if the path no longer shares memory, or if
+ *    the shard cannot read the chunk in place; the chunk then waits until the window has room.
+ *  - The shard's ACK releases a buffer. After the round is void, any answer or the loss of the connection
+ *    releases the buffer. When the round is resolved, all buffers are released at once. RELEASED says that
+ *    no shard will read the buffer; a caller that has handed the buffer to the fabric must wait for the
+ *    fabric's own completion, too.
+ *  - VOID says that shards accept no more of this round. Only the coordinator knows how the round ended:
+ *    ask the coordinator.
  *
- * GRANTs may arrive before the coordinator's WORKER_OPENED: keep the last one of each shard, and give it
- * to the machine when it is created. A message of another round is not for this machine: check the round
- * first. One thread at a time. */
+ * GRANTs may arrive before the coordinator's WORKER_OPENED: keep each shard's last GRANT, and give it to
+ * the machine when the machine is created. A message of another round is not for this machine: check the
+ * round first. One thread at a time. */
 #ifndef CAIRN_LINK_PUSH_H
 #define CAIRN_LINK_PUSH_H
 
@@ -52,7 +56,8 @@ struct push_action {
     enum push_action_kind kind;
     uint32_t shard, micro, chunk, sent;
     uint64_t request; /* not 0; sent with the chunk, and returned in its ACK or REFUSE */
-    bool in_place;    /* sent with the chunk, too: it is counted among the chunks read in place */
+    /* sent with the chunk, too: the chunk is counted among the chunks read in place */
+    bool in_place;
     uint64_t cookie;
     uint64_t weight;
     cairn_status status;
@@ -74,16 +79,18 @@ size_t push_bytes(const struct push_config *config);
  * nothing to release). */
 struct push_round *push_init(void *memory, const struct push_config *config);
 
-/* The shard does not exist, so nothing is owed to it. Call it before anything else. */
+/* Tells the machine that the shard does not exist, so that nothing is owed to the shard. Call it before
+ * anything else. */
 void push_absent(struct push_round *push, uint32_t shard);
 
 /* ---- the caller's side. CAIRN_ERR_BUSY: the queue is full, try again after the next RELEASED or
- * MICRO_ACK. CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: not the micro-batch that is
- * being filled, or already committed; no such shard. Not OK: nothing changed. ---- */
+ * MICRO_ACK. CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: the micro-batch is not the one
+ * being filled, the round is already committed, or there is no such shard. If the status is not OK, nothing
+ * changed. ---- */
 
-/* Where a payload lies, for a shard that reads it in place if it can. */
+/* Says where a payload lies: a shard reads the payload in place if it can. */
 enum push_lies {
-    CAIRN_PUSH_LIES_APART, /* in memory that no shard reads: it is copied, or sent */
+    CAIRN_PUSH_LIES_APART, /* in memory that no shard reads: the payload is copied, or sent */
     CAIRN_PUSH_LIES_HOST,  /* in host memory that is shared with shards */
     CAIRN_PUSH_LIES_CARD   /* in memory of a card that is shared with shards */
 };
@@ -91,17 +98,18 @@ enum push_lies {
 /* One chunk of a push. */
 struct push_chunk {
     uint32_t chunk; /* the shard's number of the chunk */
-    bool is_small;  /* decided by its bytes: proto/wire/wire.h */
+    bool is_small;  /* decided by the payload's size: proto/wire/wire.h */
     enum push_lies lies;
     uint64_t cookie;
 };
-/* Queues one chunk for a shard; at most once a micro-batch. Its cookie is returned in RELEASED. */
+/* Queues one chunk for a shard, at most once per micro-batch. RELEASED returns the chunk's cookie. */
 cairn_status push_chunk(struct push_round *push, uint32_t shard, uint32_t micro,
                         struct push_chunk chunk, struct push_actions *actions) CAIRN_MUST_CHECK;
 /* Ends micro-batch `micro` on all shards; micro + 1 is filled next. */
 cairn_status push_micro_end(struct push_round *push, uint32_t micro,
                             struct push_actions *actions) CAIRN_MUST_CHECK;
-/* Commits the round; at least one micro-batch was ended, and the one being filled is empty. */
+/* Commits the round. At least one micro-batch must have ended, and the micro-batch being filled must be
+ * empty. */
 cairn_status push_commit(struct push_round *push, uint64_t weight,
                          struct push_actions *actions) CAIRN_MUST_CHECK;
 
@@ -110,45 +118,47 @@ cairn_status push_commit(struct push_round *push, uint64_t weight,
 /* How many chunks may be unanswered. */
 struct push_window {
     uint32_t chunks; /* at least 1; 0: not connected */
-    uint32_t small;  /* small ones; 0: they are counted among the others */
-    /* Chunks that the shard reads in place; 0: it reads none in place by this path. Chunks with
-     * numbers below `on_card` are read in place if they lie on a card, the others if they lie in
-     * memory of the host. */
+    uint32_t small;  /* small chunks; 0: small chunks are counted among the others */
+    /* Chunks that the shard reads in place; 0: the shard reads no chunk in place by this path. Chunks with
+     * numbers below `on_card` are read in place if they lie on a card, the others if they lie in memory of
+     * the host. */
     uint32_t in_place;
     uint64_t on_card;
 };
-/* GRANT of this round, from the shard's endpoint of that number. A second GRANT from the same endpoint only
- * sets the window; a GRANT from an earlier endpoint was overtaken and changes nothing. */
+/* Handles a GRANT of this round from the shard's endpoint with the number `endpoint`. A second GRANT from
+ * the same endpoint only sets the window; a GRANT from an earlier endpoint was overtaken and changes
+ * nothing. */
 void push_on_grant(struct push_round *push, uint32_t shard, uint64_t endpoint,
                    struct push_window window, struct push_actions *actions);
-/* HELLO: the shard has this endpoint now; its answers on earlier endpoints may be lost. */
+/* Handles a HELLO: the shard now has this endpoint, and its answers on earlier endpoints may be lost. */
 void push_on_hello(struct push_round *push, uint32_t shard, uint64_t endpoint,
                    struct push_actions *actions);
 void push_on_ack(struct push_round *push, uint32_t shard, uint64_t request,
                  struct push_actions *actions);
-/* BUSY and CHECKSUM send the chunk again, in a void round too, until it is answered otherwise; after
- * BUSY it is sent to be received. All other statuses make the round void. request 0: the refusal is of an
- * end or a commit; BUSY and CHECKSUM refer to an end, which is sent again. */
+/* BUSY and CHECKSUM send the chunk again, in a void round too, until the shard gives another answer; after
+ * BUSY the chunk is sent to be received. All other statuses make the round void. If request is 0, the shard
+ * refuses an end or a commit. BUSY and CHECKSUM then refer to an end, which is sent again. */
 void push_on_refuse(struct push_round *push, uint32_t shard, uint64_t request, cairn_status status,
                     struct push_actions *actions);
 void push_on_micro_ack(struct push_round *push, uint32_t shard, uint32_t micro,
                        struct push_actions *actions);
-/* The connection is gone, every send on it has ended, and nothing more arrives by it. */
+/* Call it when the connection is gone, every send on the connection has ended, and nothing more arrives by
+ * the connection. */
 void push_on_lost(struct push_round *push, uint32_t shard, struct push_actions *actions);
 
 /* ---- the coordinator's decision ---- */
 
-/* The round is void. Unanswered chunks stay on loan until they are answered, or lost. */
+/* Call it when the round is void. Unanswered chunks stay on loan until they are answered, or lost. */
 void push_on_void(struct push_round *push, struct push_actions *actions);
-/* The round is resolved by APPLY or SKIP: everything was folded. Releases all buffers. */
+/* Call it when the round is resolved by APPLY or SKIP, so everything was folded. Releases all buffers. */
 void push_on_result(struct push_round *push, struct push_actions *actions);
 
 /* ---- questions ---- */
 bool push_voided(const struct push_round *push);
-/* True: no buffer is on loan, so the machine may be dropped once the round has ended. The simulator and
- * tests ask this; a pusher counts its loans itself. */
+/* True if no buffer is on loan: then the machine may be dropped once the round has ended. Only the
+ * simulator and tests call this; a pusher counts its loans itself. */
 bool push_idle(const struct push_round *push);
-/* True: the shard owes something: a GRANT, or the answer to a chunk or to an end. (A commit has none.) */
+/* True if the shard owes a GRANT, or the answer to a chunk or to an end. (A commit has no answer.) */
 bool push_waits(const struct push_round *push, uint32_t shard);
 
 #endif

@@ -1,9 +1,8 @@
-/* Drives a fabric in the way that measured best: progress in the prepare phase, arm, and let epoll sleep.
- *
- * prepare runs just before every wait of the loop, so messages that a timer or a stream sent through the
- * fabric are pushed on before the loop sleeps. An active idle handle means "do not wait" to libuv.
- * The descriptor stays readable until the next arm, so a wake-up alone must not extend the spin:
- * only real progress does (else the loop would spin for ever, measured 12-90 % of a core). */
+/* Drives a fabric in the way that measured best: it calls progress in the prepare phase, arms the fabric,
+ * and lets epoll sleep. The prepare phase runs just before every wait of the loop, so the fabric works on
+ * messages that a timer or a stream has sent before the loop sleeps. An active idle handle means "do not
+ * wait" to libuv. The descriptor stays readable until the next arm, so a wake-up alone must not extend the
+ * spin: only real progress does (else the loop would spin for ever, measured 12-90 % of a core). */
 #include "proto/loop/loop.h"
 
 #include <stdbool.h>
@@ -12,12 +11,13 @@ enum { PROGRESS_MAX = 64 }; /* calls in one turn, before other handles of the lo
 
 static void on_idle(uv_idle_t *idle)
 {
-    (void)idle; // it only has to be active
+    (void)idle; // the handle only has to be active
 }
 
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
-    (void)poll, (void)status, (void)events; // it only wakes the loop: prepare does the work
+    // the descriptor only wakes the loop: prepare does the work
+    (void)poll, (void)status, (void)events;
 }
 
 static bool is_closing(const struct fabric_poll *poll)
@@ -36,8 +36,8 @@ static unsigned progress(struct fabric_poll *poll)
     return sum;
 }
 
-/* After progress the loop runs once without waiting: a callback may have requested something
- * outside of the fabric (uv_stop, a flag of UV_RUN_ONCE) that has to be seen before the loop sleeps. */
+/* After progress the loop runs once without waiting. A callback may have requested something outside of the
+ * fabric (uv_stop, a flag of UV_RUN_ONCE), and the loop must see that before it sleeps. */
 static bool may_sleep(struct fabric_poll *poll, unsigned progressed)
 {
     if (poll->spin_ns > 0) {

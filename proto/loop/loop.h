@@ -1,4 +1,4 @@
-/* libuv: framed streams (stream.c), and the fabric in a loop (fabric_poll.c). */
+/* Code for libuv loops: framed streams (stream.c), and the fabric (fabric_poll.c). */
 #ifndef CAIRN_LOOP_LOOP_H
 #define CAIRN_LOOP_LOOP_H
 
@@ -15,64 +15,65 @@
 
 /* A framed connection over TCP or a Unix socket, on one libuv loop. Used by daemons, client and CLI.
  *
- * Everything here, callbacks too, runs on the loop's thread. A stream is a heap object that frees
- * itself: on_close is the last callback, it runs exactly once for every stream that connect or
- * accept returned, never from inside another call of this header, and the pointer is dead when it
- * returns. stream_close only requests the end: it may be called anywhere, any number of times; the
- * first reason wins.
+ * Everything here, callbacks too, runs on the loop's thread. A stream is a heap object that frees itself.
+ * on_close is the last callback: it runs exactly once for every stream that connect or accept returned, and
+ * never from inside another call of this header. When on_close returns, the pointer to the stream is dead.
+ * stream_close only requests the end. It may be called anywhere, any number of times; the first reason
+ * wins.
  *
  * Writing to a peer that is gone raises SIGPIPE: the loop's thread must ignore it (daemons) or block
  * it (the client library, which may not touch its host's signal handlers).
  *
- * Memory is bounded: a receive buffer of at most one frame (4 KiB when idle), a send queue, one page of
- * the data that is sent in pages, and CAIRN_STREAM_PAGED_BYTES of such data that wait. A peer that does not
- * read is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY. Streams send no
- * heartbeats: leases are the members' own business.
+ * Memory is bounded: a stream has a receive buffer of at most one frame (4 KiB when idle), a send queue,
+ * and one page of the data that is sent in pages; at most CAIRN_STREAM_PAGED_BYTES of such data wait. A
+ * peer that does not read is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY.
+ * Streams send no heartbeats: members renew their leases themselves.
  *
  * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and
- * what arrived beyond that waits for the next turn, so that one peer's million questions delay no other
- * peer. */
+ * frames beyond that wait for the next turn. So one peer's million questions delay no other peer. */
 
 /* ==== address ==== */
 
-/* Where a daemon listens: "host:port", "[v6 address]:port", or "/path" of a Unix socket. One written form,
- * used in configurations, on command lines and in messages. Pure, except _resolve and _find. */
+/* An address says where a daemon listens: "host:port", "[v6 address]:port", or "/path" of a Unix socket.
+ * This written form is used in configurations, on command lines and in messages. All functions are pure,
+ * except _resolve and _find. */
 
 struct addrinfo;
 
 #define CAIRN_ADDRESS_TEXT_BYTES 272 /* "[" 255 "]:" 5 NUL, rounded up */
 #define CAIRN_ADDRESS_PATH_BYTES \
-    106 /* of a socket: the kernel's limit, less one for a second name beside it */
+    106 /* of a socket: the kernel's limit, less one for a second name in the same folder */
 
 struct stream_address {
     char host[256]; /* name or number, without brackets; the path if is_unix */
-    uint16_t port;  /* 0 in a listener: any free port */
+    uint16_t port;  /* 0, for a listener, means any free port */
     bool is_unix;
 };
 
-/* Reads the written form; "unix:/path" is another form of a path. CAIRN_ERR_INVALID with a sentence that
- * quotes the text. */
+/* Reads the written form; "unix:/path" is another form of a path. CAIRN_ERR_INVALID: `why` quotes the
+ * text. */
 CAIRN_MUST_CHECK cairn_status address_parse(const char *text, struct stream_address *address_out,
                                             struct sentence *why);
-/* The same for the address of a listener: *:port is every IPv4 address of this host. */
+/* Like address_parse, for the address of a listener: *:port means every IPv4 address of this host. */
 CAIRN_MUST_CHECK cairn_status address_parse_listen(const char *text,
                                                    struct stream_address *address_out,
                                                    struct sentence *why);
 /* Writes the written form of the address. */
 void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
-/* Finds a socket address for it; if a host has several, the first v4 one, so that "localhost" means the
- * same for a listener and its peers. Blocks (name service): for start-up only. CAIRN_ERR_UNREACHABLE. */
+/* Finds a socket address for `address`. If a host has several socket addresses, takes the first v4 one, so
+ * that "localhost" means the same for a listener and its peers. Blocks (name service): for start-up only.
+ * CAIRN_ERR_UNREACHABLE. */
 CAIRN_MUST_CHECK cairn_status address_resolve(const struct stream_address *address,
                                               struct sockaddr_storage *addr_out,
                                               socklen_t *addr_bytes_out, struct sentence *why);
 
-/* The socket of a host's coordinator, if no address is configured: coordinator.sock in RUNTIME_DIR/cairn,
- * which is the user's own; without a RUNTIME_DIR (XDG_RUNTIME_DIR of the environment; NULL or "") in
- * /run/cairn. */
+/* Writes the socket path of a host's coordinator for which no address is configured: coordinator.sock in
+ * the folder RUNTIME_DIR/cairn, which is the user's own. `runtime_dir` is XDG_RUNTIME_DIR of the
+ * environment; if it is NULL or "", the folder is /run/cairn. */
 void address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
-/* Finds the coordinator's socket for a peer: the first of these two paths, in this order, that exists; if
- * none does, the first path that is possible. True: it is the user's own. */
+/* Finds the coordinator's socket for a peer: the first of these two paths, in this order, that exists. If
+ * neither exists, takes the first path that is possible. Returns true if the path is the user's own. */
 bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
 /* True for 127.0.0.0/8, ::1 and their v4-mapped form. */
@@ -84,9 +85,8 @@ void address_print_socket(const struct sockaddr_storage *addr,
 
 /* ==== outbox ==== */
 
-/* The queue of a connection's writes, in order: frames, and pages, which are cut from packed bytes
- * when their turn comes, so that a slow reader costs the memory of one page and not of all. Loop
- * thread. */
+/* The queue of a connection's writes, in order: frames and pages. A page is cut from packed bytes when its
+ * turn comes, so a slow reader costs the memory of one page, and not of all pages. Loop thread. */
 
 /* Complete frames, one after the other. */
 struct outbox_frames {
@@ -96,10 +96,10 @@ struct outbox_frames {
 };
 
 struct outbox {
-    struct outbox_frames frames;       /* they are sent first */
+    struct outbox_frames frames;       /* these frames are sent first */
     struct outbox_pages *first, *last; /* owned */
-    size_t frame_bytes;                /* of all waiting frames, without pages */
-    uint64_t paged_bytes;              /* of all data held to be sent in pages */
+    size_t frame_bytes;                /* the bytes of all waiting frames, without pages */
+    uint64_t paged_bytes;              /* the bytes of all data held to be sent in pages */
 };
 
 /* ==== stream ==== */
@@ -110,17 +110,18 @@ struct outbox {
 
 struct stream;
 
-/* The receive buffers of several streams together. The owner of the streams owns it, and counts nothing
- * itself. */
+/* Bounds the receive buffers of several streams together. The owner of the streams owns the room, but does
+ * no counting itself. */
 struct stream_room {
     size_t used_bytes, max_bytes;
-    /* A read made used_bytes exceed max_bytes: the owner closes any streams it chooses, also the reader. */
+    /* Called when a read has made used_bytes exceed max_bytes: the owner closes any streams that it
+     * chooses, even the one that read. */
     void (*on_full)(void *context);
     void *context;
 };
 
 struct stream_options {
-    struct frame_limits limits; /* the frames that it accepts now; see stream_limit */
+    struct frame_limits limits; /* the frames that the stream accepts at first; see stream_limit */
     size_t send_queue_bytes;    /* 0 = CAIRN_STREAM_SEND_QUEUE_BYTES */
     struct stream_room *room;   /* borrowed, as long as the stream lives; NULL: not counted */
 };
@@ -128,18 +129,20 @@ struct stream_options {
 struct stream_events {
     /* The connection is established (only after connect). May be NULL. */
     void (*on_open)(struct stream *stream, void *context);
-    /* A complete frame; its payload is borrowed until this returns. */
+    /* Called for each complete frame; the frame's payload is borrowed until on_frame returns. */
     void (*on_frame)(struct stream *stream, const struct wire_frame *frame, void *context);
-    /* The end. CAIRN_OK: this side closed it with that status; CAIRN_ERR_CLOSED: the peer did;
+    /* The stream has ended. CAIRN_OK: this side closed it with that status; CAIRN_ERR_CLOSED: the peer did;
      * CAIRN_ERR_PROTOCOL: garbage; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY: the peer did not read. */
     void (*on_close)(struct stream *stream, cairn_status status, const char *why, void *context);
-    /* The socket exists, and is about to be connected (only of connect, also within it). May be NULL. */
+    /* The socket exists, and is about to be connected (only after connect, or inside that call). May be
+     * NULL. */
     void (*on_dial)(struct stream *stream, void *context);
 };
 
 /* Begins to connect. CAIRN_OK: on_open or on_close follows (the latter also after timeout_ms with
- * CAIRN_ERR_TIMEOUT). Names are resolved off the loop's thread. `events` is copied. Frames may be
- * sent at once: they wait for the connection. Otherwise nothing happened and nothing follows. */
+ * CAIRN_ERR_TIMEOUT). Names are resolved off the loop's thread. `events` is copied. Frames may be sent at
+ * once: they wait for the connection. After any other status nothing has happened, and no callback
+ * follows. */
 CAIRN_MUST_CHECK cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *address,
                                              uint64_t timeout_ms,
                                              const struct stream_options *options,
@@ -152,19 +155,20 @@ CAIRN_MUST_CHECK cairn_status stream_accept(uv_stream_t *server,
                                             const struct stream_events *events, void *context,
                                             struct stream **stream_out, struct sentence *why);
 
-/* Queues a frame; `message` is the caller's again at once. Frames of one stream arrive in order.
- * CAIRN_OK says only that it is queued. CAIRN_ERR_BUSY: over the queue's bound, the stream is being closed.
- * CAIRN_ERR_CLOSED: the stream is closing. CAIRN_ERR_INVALID: the message is larger than a frame may be. */
+/* Queues a frame; `message` belongs to the caller again at once. Frames of one stream arrive in order.
+ * CAIRN_OK says only that the frame is queued. CAIRN_ERR_BUSY: the frame exceeds the queue's bound, so the
+ * stream is being closed. CAIRN_ERR_CLOSED: the stream is closing. CAIRN_ERR_INVALID: the message is larger
+ * than a frame may be. */
 CAIRN_MUST_CHECK cairn_status stream_send(struct stream *stream, uint16_t type, uint32_t request,
                                           const ProtobufCMessage *message, struct sentence *why);
-/* The same with any bytes as payload, as tests need it. */
+/* Like stream_send, with any bytes as payload: tests need this. */
 CAIRN_MUST_CHECK cairn_status stream_send_bytes(struct stream *stream, uint16_t type,
                                                 uint32_t request, const void *payload,
                                                 size_t payload_bytes, struct sentence *why);
 
 /* Queues packed bytes as Page frames of CAIRN_PAGE_BYTES. They are held, not copied, and each page is
- * created when its turn comes: pages do not count in the queue's bound, frames behind them do. Errors as in
- * stream_send; CAIRN_ERR_BUSY: over CAIRN_STREAM_PAGED_BYTES. */
+ * created when its turn comes: pages do not count toward the queue's bound, but frames behind them do.
+ * Errors as in stream_send; CAIRN_ERR_BUSY: more than CAIRN_STREAM_PAGED_BYTES would wait. */
 CAIRN_MUST_CHECK cairn_status stream_send_pages(struct stream *stream, uint32_t request,
                                                 enum page_what what, struct packed *packed,
                                                 struct sentence *why);
@@ -175,15 +179,15 @@ void stream_limit(struct stream *stream, struct frame_limits limits);
 /* Requests the end now; frames in the queue are lost. on_close runs later, with this reason. */
 void stream_close(struct stream *stream, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same, but frames in the queue are sent first (at most 2 s): to tell a peer why. No on_frame
- * runs any more. */
+/* Like stream_close, but frames in the queue are sent first (for at most 2 s), to tell a peer why. on_frame
+ * does not run any more. */
 void stream_finish(struct stream *stream, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* "127.0.0.1:41234", "pid=123,uid=1000", the path that it connected to. Valid as long as the stream
- * lives. */
+/* Returns a name of the peer: "127.0.0.1:41234", "pid=123,uid=1000", or the path that the stream connected
+ * to. The name is valid as long as the stream lives. */
 const char *stream_peer(const struct stream *stream);
-/* The stream's socket, which stays the stream's; -1 when it is closed. */
+/* Returns the stream's socket, which still belongs to the stream; -1 when the socket is closed. */
 int stream_descriptor(const struct stream *stream);
 /* Returns how many bytes of an incomplete frame have arrived, and in *since_ms_out when the frame began, by
  * the loop's clock; 0: there is none. */
@@ -193,11 +197,12 @@ size_t stream_queued_bytes(const struct stream *stream);
 
 /* ==== a fabric in a loop ==== */
 
-/* Drives a fabric from a libuv loop: progress before each wait, sleep on the fabric's descriptor.
+/* Drives a fabric from a libuv loop: calls progress before each wait, and sleeps on the fabric's
+ * descriptor.
  *
- * The struct is the caller's memory, one per fabric; loop thread only. `init` starts it; it keeps the loop
- * alive until closed (uv_unref is not used: a daemon that has a fabric has a reason to live). While nothing
- * arrives it costs no CPU.
+ * The struct is the caller's memory, one per fabric; loop thread only. `init` starts the polling, which
+ * keeps the loop alive until it is closed (uv_unref is not used: a daemon that has a fabric has a reason to
+ * live). While nothing arrives, the polling costs no CPU.
  *
  * The order of closing: fabric_poll_close, then (in or after its callback, or at once after the
  * call) fabric_close. */
@@ -205,7 +210,7 @@ size_t stream_queued_bytes(const struct stream *stream);
 struct fabric_poll {
     /* private */
     uv_prepare_t prepare;  /* before each wait: progress, then arm */
-    uv_idle_t idle;        /* active = do not wait, there is more work */
+    uv_idle_t idle;        /* active means: do not wait, there is more work */
     uv_poll_t poll;        /* wakes the wait; the work is done in prepare */
     struct fabric *fabric; /* borrowed */
     uint64_t spin_ns;      /* 0: never spin */
@@ -215,15 +220,16 @@ struct fabric_poll {
     void *on_closed_arg;
 };
 
-/* spin_us: how long to poll after the last arrival before sleeping. 0 (the default of all daemons)
- * unless each process has a core of its own: on a shared core a spin of any length costs a scheduler
- * slice per hop (measured 8 ms against 19 us). With cores to spare 20 gives 12 us round trips instead
- * of 75. Returns CAIRN_ERR_NO_MEMORY or CAIRN_ERR_IO if libuv refuses. */
+/* spin_us: how long to poll after the last arrival before sleeping. Pass 0 (the default of all daemons)
+ * unless each process has a core of its own. On a shared core a spin of any length costs a scheduler slice
+ * per hop (measured 8 ms against 19 us). With cores to spare, 20 gives round trips of 12 us instead of 75
+ * us. Returns CAIRN_ERR_NO_MEMORY or CAIRN_ERR_IO if libuv refuses. */
 CAIRN_MUST_CHECK cairn_status fabric_poll_init(struct fabric_poll *poll, uv_loop_t *loop,
                                                struct fabric *fabric, uint32_t spin_us);
 
-/* Stops at once: no fabric callback runs from the loop after this. The memory is the caller's again
- * when on_closed runs (from the loop; may be NULL if the caller runs the loop until it is empty). */
+/* Stops at once: no fabric callback runs from the loop after this. The memory belongs to the caller again
+ * when on_closed runs, from the loop. on_closed may be NULL if the caller runs the loop until the loop is
+ * empty. */
 void fabric_poll_close(struct fabric_poll *poll, void (*on_closed)(void *arg), void *arg);
 
 #endif

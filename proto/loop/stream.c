@@ -51,13 +51,13 @@ struct stream {
     cairn_status status; /* the reason of the end, once it is decided */
     struct sentence why;
     size_t send_queue_bytes;
-    size_t room_bytes;      /* of `room` that the decoder uses */
+    size_t room_bytes;      /* the bytes of `room` that the decoder uses */
     uint64_t unfinished_ms; /* when the incomplete frame began, by the loop's clock */
     uint64_t timeout_ms;
     char peer[CAIRN_ADDRESS_TEXT_BYTES];
 
     /* borrowed */
-    struct stream_room *room; /* or NULL */
+    struct stream_room *room; /* may be NULL */
     struct stream_events events;
     void *context;
 };
@@ -77,7 +77,7 @@ static void write_pending(struct stream *stream);
 struct outbox_pages {
     struct outbox_pages *next;
     struct packed *packed; /* held */
-    size_t offset;         /* up to here the bytes were taken */
+    size_t offset;         /* the bytes before this offset were taken */
     uint32_t request;
     enum page_what what;
     struct outbox_frames behind; /* frames between these pages and the next */
@@ -120,7 +120,7 @@ static cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t h
     return CAIRN_OK;
 }
 
-/* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, which it holds until they are taken. */
+/* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, and holds `packed` until all pages are taken. */
 static cairn_status outbox_add_pages(struct outbox *box, uint32_t request, enum page_what what,
                                      struct packed *packed)
 {
@@ -310,7 +310,7 @@ cairn_status address_resolve(const struct stream_address *address,
     return CAIRN_OK;
 }
 
-/* Chooses one of the addresses that the name service returned. Never NULL for a list that is not. */
+/* Chooses one of the addresses that the name service returned. Returns NULL only if the list is NULL. */
 static const struct addrinfo *address_choose(const struct addrinfo *list)
 {
     for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
@@ -371,7 +371,7 @@ void address_print_socket(const struct sockaddr_storage *addr,
 
 /* ==== stream ==== */
 
-/* A stream with its handles initialized; NULL with a sentence if there is no memory. */
+/* Returns a stream with its handles initialized; NULL, with a sentence in `why`, if there is no memory. */
 static struct stream *stream_new(uv_loop_t *loop, bool is_unix,
                                  const struct stream_options *options,
                                  const struct stream_events *events, void *context,
@@ -384,7 +384,7 @@ static struct stream *stream_new(uv_loop_t *loop, bool is_unix,
     }
     const int error = is_unix ? uv_pipe_init(loop, &stream->io.pipe, 0)
                               : uv_tcp_init(loop, &stream->io.tcp);
-    assert(error == 0); // both only fill in the struct
+    assert(error == 0); // both calls only fill in the struct
     (void)error;
     uv_timer_init(loop, &stream->timer);
     uv_idle_init(loop, &stream->turn);
@@ -427,7 +427,8 @@ static void close_now(struct stream *stream)
     uv_close(&stream->io.handle, on_handle_closed);
     uv_close((uv_handle_t *)&stream->timer, on_handle_closed);
     uv_close((uv_handle_t *)&stream->turn, on_handle_closed);
-    if (stream->is_resolving) uv_cancel((uv_req_t *)&stream->resolve); // or it ends by itself
+    // if this fails, the request ends by itself
+    if (stream->is_resolving) uv_cancel((uv_req_t *)&stream->resolve);
 }
 
 static void write_reason(struct stream *stream, cairn_status status, const char *format,
@@ -441,7 +442,7 @@ static void write_reason(struct stream *stream, cairn_status status, const char 
 
 void stream_close(struct stream *stream, cairn_status status, const char *format, ...)
 {
-    if (stream->state < CAIRN_STREAM_FINISHING) { // later the first reason stays
+    if (stream->state < CAIRN_STREAM_FINISHING) { // in later states the first reason stays
         va_list args;
         va_start(args, format);
         write_reason(stream, status, format, args);
@@ -500,7 +501,7 @@ static void on_room_wanted(uv_handle_t *handle, size_t wanted, uv_buf_t *buf_out
     *buf_out = uv_buf_init((char *)room, (unsigned)room_bytes);
 }
 
-// Delivers the frames of one turn. False: there are more, and the turn is over.
+// Delivers the frames of one turn. Returns false if there are more frames, and the turn is over.
 static bool deliver_turn(struct stream *stream)
 {
     const uint64_t end_ns = uv_hrtime() + TURN_NS;
@@ -637,7 +638,7 @@ size_t stream_queued_bytes(const struct stream *stream)
     return stream->pending.frame_bytes + uv_stream_get_write_queue_size(&stream->io.stream);
 }
 
-// Checks `more` bytes to send: `queued` of `limit` bytes wait already.
+// Checks `more` bytes to send: `queued` bytes, of at most `limit`, wait already.
 static cairn_status judge_send(struct stream *stream, uint64_t queued, uint64_t more,
                                uint64_t limit, struct sentence *why)
 {
@@ -727,8 +728,8 @@ int stream_descriptor(const struct stream *stream)
 
 /* How a stream begins: connecting (with name service and a deadline) and accepting. */
 
-/* Closes the stream: permission is denied, and no later attempt helps. `path`: the socket, whose mode
- * decides. */
+/* Closes the stream, since permission is denied and no later attempt helps. `path` is the socket, whose
+ * mode decides. */
 static void refuse_path(struct stream *stream, const char *path)
 {
     struct stat socket;
@@ -859,7 +860,7 @@ cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *addres
     return CAIRN_OK;
 }
 
-/* Names the process that connected, as the kernel saw it then. */
+/* Names the process that connected, as the kernel saw that process at the time. */
 static void name_process(struct stream *stream)
 {
     struct ucred who = { 0 };

@@ -374,8 +374,9 @@ static void cut_over_window(struct placing *p, const struct free_unit *unit, uin
 
 /* --- goals -------------------------------------------------------------------------------------- */
 
-/* Sets how many of the free bytes each receiver should get so that all end level by weight. A receiver
- * above the level gets nothing, which lowers the level for the others; this repeats until none is above. */
+/* Sets how many of the free bytes each receiver should get so that all receivers end level by weight. A
+ * receiver above the level gets nothing, which lowers the level for the other receivers; this repeats until
+ * no receiver is above the level. */
 static void level(struct placing *p)
 {
     struct plan_cut *cut = p->cut;
@@ -441,7 +442,7 @@ void plan_heap_push(struct placing *p, uint32_t s)
     p->heap[i] = s;
 }
 
-/* Puts the shard in place i of the heap, or further down. */
+/* Puts the shard at place i of the heap, or further down. */
 static void heap_sink(struct placing *p, uint32_t i, uint32_t s)
 {
     for (uint32_t child = 2 * i + 1; child < p->heap_count; child = 2 * i + 1) {
@@ -535,9 +536,9 @@ static void place_single(struct placing *p)
 }
 
 /* Places the units that may use some of the shards. A unit that is longer than the shares of the shards
- * that it may use would not fit the line: it is placed first, and what it takes may make other units too
- * long. The number of tries is small because the line itself keeps the limit: a unit found too late costs
- * only balance. */
+ * that it may use would not fit the line: such a unit is placed first, and the bytes that it takes may make
+ * other units too long. The number of tries is small because the line itself keeps the limit: a unit found
+ * too late costs only balance. */
 static void place_some(struct placing *p)
 {
     size_t count = 0;
@@ -612,9 +613,10 @@ static cairn_status plan_place(struct plan_cut *cut)
 /* ==== plan line ==== */
 
 /* Way 2 of a fresh table in plan.h: the units lie one after another on a line, which is wound around the
- * receivers in laps. In a lap every receiver gets a piece in proportion to what it wants, less what it is
- * ahead, so that laps of any length end level. The end of a unit and the end of a piece coincide only by
- * chance, so a unit of b bytes needs pieces of b / (may_use - 1) to be sure of its limit: its step. */
+ * receivers in laps. In a lap every receiver gets a piece in proportion to the bytes that the receiver
+ * wants, less the bytes by which it is ahead. So laps of any length end level. The end of a unit and the
+ * end of a piece coincide only by chance, so a unit of b bytes needs pieces of b / (may_use - 1) to be sure
+ * of its limit: its step. */
 
 struct line {
     struct placing *p;
@@ -646,7 +648,7 @@ static void plan_order_line(struct free_unit **units, size_t count)
     qsort(units, count, sizeof(struct free_unit *), compare_by_step);
 }
 
-/* A walk along what the receivers want. */
+/* A walk along the bytes that the receivers want. */
 struct walk {
     const struct plan_cut *cut;
     uint32_t next; /* the receiver after the current one */
@@ -688,7 +690,8 @@ static size_t plan_find_stiff(struct placing *p, struct free_unit **units, size_
 }
 
 /* Returns the bytes of the next lap: its pieces are on average as long as the longest step of the units in
- * it. Returns all that is left if a lap after this one would be too short for the longest step of all. */
+ * it. Returns all bytes that are left if a lap after this one would be too short for the longest step of
+ * all units. */
 static uint64_t lap_bytes(const struct line *line)
 {
     const struct plan_cut *cut = line->p->cut;
@@ -727,8 +730,8 @@ static void begin_unit(struct line *line)
     line->longer = line->from = 0;
 }
 
-/* If the remaining pieces of this lap are too short for the unit's limit, stretches all of them by the same
- * factor. `room` is what is left of piece i. */
+/* If the remaining pieces of this lap are too short for the unit's limit, stretches all these pieces by the
+ * same factor. `room` is how many bytes of piece i are left. */
 static void stretch_unit(struct line *line, uint32_t i, uint64_t room)
 {
     const struct free_unit *unit = line->at.unit;

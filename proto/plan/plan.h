@@ -5,33 +5,34 @@
  * its weight. Cuts are arithmetic on prefix sums, made at quanta; quanta are never listed.
  *
  * A fresh table. A unit may use at most min(ceil(bytes / 256 KiB), spread, shards) shards. This limit is
- * hard; within it the running prefix of the job's bytes is cut so that each shard is within one quantum of
- * its share wherever such cuts exist:
+ * hard. Within this limit the running prefix of the job's bytes is cut so that each shard is within one
+ * quantum of its share wherever such cuts exist:
  *   1. a unit that may use one shard, or whose fair cut would use more than it may, goes to the
  *      shards that are furthest below their share, largest pieces first;
- *   2. units that may use some of the shards lie on one line, the line is wound around the shards in
- *      laps, each as short as the units in it allow, so that each unit uses about as many shards as
- *      it may and the next one begins where it ended;
- *   3. units that may use every shard are cut over all of them, beginning at a rotating shard, and
- *      level what 1 and 2 left. Each cut aims at the running goal, so rounding never adds up.
+ *   2. the units that may use some of the shards, but not all, lie on one line. The line is wound around
+ *      the shards in laps, and each lap is as short as its units allow. So each unit uses about as many
+ *      shards as it may, and the next unit begins where it ended;
+ *   3. units that may use every shard are cut over all shards, beginning at a rotating shard. They level
+ *      the differences that 1 and 2 left. Each cut aims at the running goal, so rounding never adds up.
  *
  * A re-plan keeps what it can, and moves the rest in few pieces: neighbouring extents on one shard count as
- * one piece. A shard above its share first sheds whole pieces of the tensors of which it has several, never
- * the largest of a tensor. Then it sheds whole pieces, spread in proportion over all that it has; of a
- * piece that is at least twice a shard's part of the unit it sheds only the end, in 256 KiB or more. The
- * rounding is carried from shard to shard. Everything on shards that are gone becomes free. Free
- * quanta go to the shards below their share, as whole parts where possible and next to what those shards
- * have (plan_keep.c); if that would not level the shards, the quanta are placed as in a fresh table. So the
- * bytes that move never exceed the bound, Σ max(0, share - old), and nothing moves while every shard is
- * within one quantum (the job's heaviest) of its share. No shard is further from its share than in the
- * fresh table, or than one quantum if that is more; either may be exceeded by one more quantum. The limit
- * on spread is not promised for the whole layout: a re-plan applies it only to what moves.
+ * one piece. A shard above its share first sheds whole pieces of the tensors of which it has several
+ * pieces, but never the largest piece of a tensor. Then it sheds further whole pieces, spread in proportion
+ * over everything that it has. If a piece is at least twice a shard's part of the unit, the shard sheds
+ * only the piece's end, in 256 KiB or more. The rounding is carried from shard to shard. Everything on
+ * shards that are gone becomes free. Free quanta go to the shards below their share, as whole parts where
+ * possible and next to the pieces that those shards have (plan_keep.c). If that would not level the shards,
+ * the quanta are placed as in a fresh table. So the bytes that move never exceed the bound, which is Σ
+ * max(0, share - old). Nothing moves while every shard is within one quantum (the job's heaviest) of its
+ * share. No shard is further from its share than the larger of two distances, plus one quantum: its
+ * distance in the fresh table, and one quantum. The limit on spread is not promised for the whole layout: a
+ * re-plan applies it only to what moves.
  *
  * Over many re-plans the pieces still grow in number. If a re-plan would have more than
  * CAIRN_PLAN_PIECES_MOST times the pieces of the fresh table, or that many times the files of a snapshot of
- * the fresh table, the planner keeps nothing of some tensors, as few as bring it well below the limit
- * (plan_keep.c): then more moves than the bound. `least` keeps the bound however many pieces there are;
- * `compact` ignores the previous table and gives exactly the fresh one. */
+ * the fresh table, the planner keeps nothing of some tensors. It chooses as few tensors as bring the
+ * re-plan well below the limit (plan_keep.c). Then more bytes move than the bound. `least` keeps the bound
+ * however many pieces there are; `compact` ignores the previous table and gives exactly the fresh one. */
 #ifndef CAIRN_PLAN_PLAN_H
 #define CAIRN_PLAN_PLAN_H
 
@@ -84,11 +85,11 @@ struct plan_request {
     const struct layout *previous;
     const uint32_t *renumbered; /* [previous->shard_count], the new number of each old shard or
                                  * CAIRN_SHARD_GONE; NULL = same number, or gone if it is too high */
-    int compact;                /* 1 = plan the fresh table again, however much moves */
+    int compact;                /* 1 = plan the fresh table again, however many bytes move */
     int least; /* 1 = no more moves than the bound, however many pieces there are */
 };
 
-#define CAIRN_PLAN_PIECES_MOST 2 /* times those of the fresh table */
+#define CAIRN_PLAN_PIECES_MOST 2 /* times the pieces of the fresh table */
 
 struct plan_report {
     uint64_t total_bytes;
@@ -106,8 +107,8 @@ struct plan_report {
 };
 
 /* The new layout's version is 1, or one above the previous one's. report_out may be NULL.
- * CAIRN_ERR_INVALID: a count or weight, names that repeat, shapes over the limits, a previous layout
- * of other tensors, two old shards with one new number. CAIRN_ERR_NO_MEMORY. */
+ * CAIRN_ERR_INVALID: a count or a weight is wrong, a name repeats, a shape is over the limits, the previous
+ * layout is of other tensors, or two old shards have one new number. CAIRN_ERR_NO_MEMORY. */
 cairn_status plan_make(const struct plan_request *request, struct layout **layout_out,
                        struct plan_report *report_out) CAIRN_MUST_CHECK;
 
@@ -118,15 +119,15 @@ cairn_status plan_make(const struct plan_request *request, struct layout **layou
  * Nothing new is placed on a hole: holes[s] is 1 if the shard number s is no longer in use (NULL: there are
  * no holes). Tensors of `previous` that no was[t] names are dropped. Pure; the same for any order of the
  * list. `spread` as above. CAIRN_ERR_INVALID: as above, or a tensor had another shape, or there are new
- * tensors and only holes. CAIRN_ERR_NO_MEMORY. */
+ * tensors but all shards are holes. CAIRN_ERR_NO_MEMORY. */
 cairn_status plan_extend(const struct layout_tensor *tensors, uint32_t tensor_count,
                          const struct layout *previous, const uint32_t *was, const uint8_t *holes,
                          uint32_t spread, struct layout **layout_out) CAIRN_MUST_CHECK;
 
 /* ==== plan job ==== */
 
-/* The planner (above) for the tensors of a job: it knows how many bytes an element of each costs, and plans
- * the fresh table. Pure. */
+/* The planner (above) for the tensors of a job: this part knows how many bytes an element of each tensor
+ * costs, and plans the fresh table. Pure. */
 
 /* Returns the job's tensors for the planner, [tensor_count]; the caller frees the list. NULL: no memory. */
 struct layout_tensor *plan_tensors(const struct job_spec_data *spec);
@@ -151,18 +152,20 @@ cairn_status plan_job(const struct job_spec_data *spec, uint32_t shard_count,
 /* The plan of a re-sharding: which shard shall own each of a job's quanta (the target), and the slices in
  * which the quanta move there while training goes on. Pure; the same for the same arguments.
  *
- * The target is the planner's re-plan (plan.h): it moves only what levels the shards, or more if the layout
- * would otherwise be in too many pieces and the shards have room for that. Shards keep their numbers; a
- * shard of weight 0 gives up all that it has and its number stays as a hole.
+ * The target is the planner's re-plan (plan.h): it moves no more bytes than are needed to level the shards.
+ * It moves more only if the layout would otherwise be in too many pieces, and the shards have room for the
+ * additional moves. Shards keep their numbers; a shard of weight 0 gives up everything that it has, and its
+ * number stays as a hole.
  *
  * A slice is a layout, one version above the layout before it. Each of its extents either stays on its
- * shard or moves to it, as a whole. An extent that stays lies within one extent of the layout before, so it
- * keeps its place in the shard's memory: extents that were cut are not joined again on the shard that holds
- * them. Neighbouring quanta that move to a shard are one extent, however many shards give them. If only
- * part of a run fits into the slice, its tail moves, cut on the giver's grid of chunks where possible, so
- * that no chunk is asked for twice. After the last slice the owners are the target's, but the table need
- * not be. On the way no shard has more than the larger of two: what it had before, and what it has in the
- * target plus one slice.
+ * shard or moves to it, as a whole. An extent that stays lies within one extent of the layout before, so
+ * the extent keeps its place in the shard's memory. For the same reason extents that were cut are not
+ * joined again on the shard that holds them. Neighbouring quanta that move to a shard are one extent,
+ * however many shards give them. If only part of a run fits into the slice, the run's tail moves. The tail
+ * is cut on the giver's grid of chunks where possible, so that no chunk is requested twice. After the last
+ * slice the owners are the target's, but the extents may still be cut differently. During the move no shard
+ * has more than the larger of two: what it had before the move, and what it has in the target plus one
+ * slice.
  *
  * Bytes are elements x elem_bytes of the tensor (proto/plan/plan.h: everything that an element costs a
  * shard). */
@@ -177,8 +180,8 @@ struct reshard_request {
     /* [shard_count], the most bytes that a shard may own, 0 = no bound; NULL = no shard has a bound. A
      * shard may always keep what it owns already. */
     const uint64_t *capacity_bytes;
-    /* The bytes of one slice: more than the least moves only if every shard with a capacity has this much
-     * of it free beside what it will own. */
+    /* The bytes of one slice: the plan moves more than the least only if every shard with a capacity has
+     * this many bytes free beside what the shard will own. */
     uint64_t slice_bytes;
     int least;                /* as plan_request's */
     const char *const *names; /* [shard_count], for sentences; NULL = numbers */
@@ -194,12 +197,12 @@ struct reshard_report {
     uint64_t total_bytes;
     uint64_t moved_bytes;
     uint64_t least_bytes; /* the least that levels the shards: Σ max(0, share - what it owns) */
-    /* The tensors that are placed afresh although more moves then, because their layout had too many pieces
-     * (plan.h); and the pieces and files of the target, and of a fresh table. */
+    /* How many tensors are placed afresh because their layout had too many pieces (plan.h), although this
+     * moves more bytes; and the pieces and files of the target, and of a fresh table. */
     uint32_t afresh_count;
     uint64_t pieces, files, pieces_fresh, files_fresh;
-    /* The largest load / fair load, by the weights asked for. In `before` a shard that leaves counts as an
-     * average one. 1 if the job is empty. */
+    /* The largest load / fair load, by the weights asked for. In `heaviest_before` a shard that leaves
+     * counts as an average shard. 1 if the job is empty. */
     double heaviest_before, heaviest_after;
     struct reshard_pair *pairs; /* owned: [pair_count], by from, then to */
     size_t pair_count;
@@ -207,9 +210,9 @@ struct reshard_report {
 void reshard_report_release(struct reshard_report *report);
 
 /* Plans the target: a layout one version above the current one. report_out may be NULL; otherwise the
- * caller releases the report. CAIRN_ERR_INVALID: a count, a weight that is not a number or is below 0, no
- * weight above 0, a layout of other tensors. CAIRN_ERR_NO_MEMORY: the capacities are too small, or memory
- * ran out here. `why` tells the reason, with the shard and the numbers. */
+ * caller releases the report. CAIRN_ERR_INVALID: a count is out of range, a weight is not a number or is
+ * below 0, no weight is above 0, or a layout is of other tensors. CAIRN_ERR_NO_MEMORY: the capacities are
+ * too small, or memory ran out here. `why` tells the reason, with the shard and the numbers. */
 cairn_status plan_reshard(const struct reshard_request *request, struct layout **target_out,
                           struct reshard_report *report_out, struct sentence *why) CAIRN_MUST_CHECK;
 
@@ -220,23 +223,24 @@ struct slice_request {
     const struct layout *current;
     const struct layout *target; /* of the same tensors; any version */
     /* [shards of the larger layout], the most bytes that a shard gives in a slice, and the most that it
-     * takes; NULL = everything at once. If the giver has given nothing in this slice and the taker has
-     * taken nothing, one quantum moves between them whatever their limits. */
+     * takes; NULL = everything at once. If the giver has given nothing yet in this slice, and the taker has
+     * taken nothing yet, one quantum moves between the two whatever their limits are. */
     const uint64_t *limit_bytes;
     uint32_t chunk_leaves; /* of the job: at least 1 */
 };
 
-/* The bytes that still have to move between two layouts, and the number of slices that the limits of a
- * slice make of them. */
+/* The bytes that still have to move between two layouts, and into how many slices the limits divide these
+ * bytes. */
 struct slice_left {
     uint64_t bytes;
     uint32_t slices; /* at least */
 };
 
-/* Makes the next layout on the way to the target, with the shards of the larger layout. *moved_out (it may
- * be NULL) is the bytes that it moves. If the owners are the target's already, *next_out is NULL and
- * CAIRN_OK is returned. To take a slice back, pass the layout before it as the target, without limits: the
- * result has that layout's owners, in extents that every shard can follow. CAIRN_ERR_INVALID,
+/* Makes the next layout on the way to the target, with the shards of the larger layout. *moved_out becomes
+ * the number of bytes that the slice moves; moved_out may be NULL. If the current layout already has the
+ * target's owners, *next_out is NULL and CAIRN_OK is returned. To take a slice back, pass as the target the
+ * layout that was in force before the slice, and set no limits. The result then has the target's owners,
+ * but its extents are cut so that every shard can switch to it from the present layout. CAIRN_ERR_INVALID,
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status plan_slice(const struct slice_request *request, struct layout **next_out,
                         uint64_t *moved_out) CAIRN_MUST_CHECK;

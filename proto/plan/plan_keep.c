@@ -1,4 +1,4 @@
-/* A re-plan: each shard keeps quanta up to its share, the rest is freed and placed again. */
+/* A re-plan: each shard keeps quanta up to its share; all other quanta are freed and placed again. */
 #include "proto/plan/plan_private.h"
 
 #include <stdlib.h>
@@ -115,8 +115,8 @@ static int is_free_behind(const struct keeping *k, size_t i)
     return is_neighbour(k, i + 1, i) && (k->front[i + 1] > 0 || quanta_left(k, i + 1) == 0);
 }
 
-/* Sheds as many quanta as weigh `limit` bytes or less. They are taken from the front if only the quanta
- * before the piece are free, else from the end; returns their bytes. */
+/* Sheds as many quanta as weigh `limit` bytes or less. The quanta are taken from the piece's front if only
+ * the quanta before the piece are free, else from its end. Returns the bytes of the quanta. */
 static uint64_t shed_some(struct keeping *k, size_t i, uint64_t limit)
 {
     const struct plan_cut *cut = k->cut;
@@ -233,7 +233,8 @@ static void shed_rest(struct keeping *k, struct ring *ring, int only_beside_free
     }
 }
 
-/* Sheds at most `budget` bytes of a shard; what is left of the budget is less than the heaviest quantum. */
+/* Sheds at most `budget` bytes of a shard. The part of the budget that is left over is less than the
+ * heaviest quantum. */
 static uint64_t shed_bytes(struct keeping *k, uint32_t old, uint64_t budget)
 {
     struct ring ring = ring_of(k, old, budget);
@@ -335,24 +336,26 @@ cairn_status plan_keep(struct plan_cut *cut)
 
 /* Places the quanta that a re-plan frees on the receivers, in as few pieces as level them. A unit's free
  * quanta are handed out in parts as large as a shard's part of the unit in a fresh table. If some receiver
- * still wants as many bytes as a part has, it gets the whole part: preferably a receiver that has the
- * part's neighbour in the tensor, so that the two are one piece; else one that has nothing of the unit yet;
- * else one that has nothing of the tensor. If no receiver wants so much, one receiver is filled up from the
- * part, and the rest of the part is placed next: each cut fills a receiver, so there are fewer cuts than
- * receivers. A unit goes to no more shards than it may use. */
+ * still wants as many bytes as a part has, it gets the whole part. A receiver that has the part's neighbour
+ * in the tensor is preferred, because the two are then one piece; else a receiver that has nothing of the
+ * unit yet; else a receiver that has nothing of the tensor. If no receiver wants as many bytes, one
+ * receiver is filled up from the part, and the rest of the part is placed next: each cut fills a receiver,
+ * so there are fewer cuts than receivers. A unit goes to no more shards than it may use. */
 
 #define CANDIDATES_MAX 8 /* how many of the neediest receivers are looked at */
 
 struct filling {
     struct placing *p; /* borrowed, like the cut */
     struct plan_cut *cut;
-    size_t kept_count;   /* the first kept_count of the table were kept, in canonical order */
-    uint32_t *unit_at;   /* owned: [shard_count], the last unit, from 1, known to lie there */
-    uint32_t *tensor_at; /* owned: [shard_count], the same for tensors */
-    uint64_t slack;      /* how many bytes more than it wants a receiver may get */
+    size_t kept_count; /* the first kept_count of the table were kept, in canonical order */
+    /* owned: [shard_count], the last unit, counted from 1, that is known to lie on the shard */
+    uint32_t *unit_at;
+    uint32_t *tensor_at;          /* owned: [shard_count], the same for tensors */
+    uint64_t slack;               /* how many bytes a receiver may get beyond those that it wants */
     const struct free_unit *unit; /* the unit being placed */
-    uint32_t *given_at;           /* owned: [shard_count], the last unit, from 1, placed there */
-    uint32_t used;                /* receivers that got some of the unit: p->window */
+    /* owned: [shard_count], the last unit, counted from 1, placed on the shard */
+    uint32_t *given_at;
+    uint32_t used; /* receivers that got some of the unit: p->window */
 };
 
 /* The quanta of a free run that are still to be placed, and the shards that have its neighbours. */
@@ -419,7 +422,8 @@ static int is_receiver(const struct filling *f, uint32_t shard)
     return shard != CAIRN_SHARD_GONE && f->cut->shards[shard].want > 0;
 }
 
-/* Returns the shard beside the rest that wants `bytes`; if both do, the needier one. */
+/* Returns the shard that has a neighbour of the rest and wants `bytes`. If both neighbours' shards want so
+ * many bytes, returns the needier shard. */
 static uint32_t neighbour_that_wants(const struct filling *f, const struct rest *rest,
                                      uint64_t bytes)
 {
@@ -510,9 +514,9 @@ static uint32_t neediest_used(const struct filling *f)
     return best;
 }
 
-/* Called when no receiver wants the whole part: fills up a shard beside it that wants a good part of it,
- * else the neediest receiver. A unit that already lies on as many shards as it may use goes only to
- * those. */
+/* Called when no receiver wants the whole part. Fills up a shard that has a neighbour of the part and wants
+ * much of the part, else the neediest receiver. A unit that already lies on as many shards as it may use
+ * goes only to these shards. */
 static void fill_one(struct filling *f, struct rest *rest, uint64_t quanta)
 {
     const int is_spread = f->used >= f->unit->may_use;
@@ -528,8 +532,8 @@ static void fill_one(struct filling *f, struct rest *rest, uint64_t quanta)
     give(f, rest, some, shard);
 }
 
-/* Returns how many quanta of the rest make the next part: all of them if they are not much more than
- * one. */
+/* Returns how many quanta of the rest make the next part. If the rest is not much larger than one part,
+ * these are all its quanta. */
 static uint64_t part_of(const struct filling *f, const struct rest *rest)
 {
     const struct plan_cut *cut = f->cut;
@@ -564,7 +568,8 @@ static void hand_out(struct filling *f, const struct extent *run)
 
 /* --- all ----------------------------------------------------------------------------------------- */
 
-/* Orders units: first those that may use few receivers, because the others can level what these leave. */
+/* Orders units: first the units that may use few receivers, because the other units can level the
+ * differences that these leave. */
 static int compare_units(const void *a, const void *b)
 {
     const struct free_unit *x = *(struct free_unit *const *)a, *y = *(struct free_unit *const *)b;
@@ -589,7 +594,7 @@ static void fill_all(struct filling *f)
     }
 }
 
-/* True if no receiver is further than a quantum from what it wants. */
+/* True if no receiver is further than a quantum from the bytes that it wants. */
 static int is_level_fill(const struct plan_cut *cut)
 {
     for (uint32_t i = 0; i < cut->receiver_count; i++) {
@@ -634,11 +639,11 @@ int plan_fill(struct placing *p)
 
 /* ==== plan gather ==== */
 
-/* Counts the pieces of a layout, and makes a re-plan that keeps less if there are too many: more than
- * CAIRN_PLAN_PIECES_MOST times the pieces of the fresh table. Then nothing is kept of the tensors that have
- * the most pieces for their bytes, so that they are placed as in a fresh table. As few tensors are chosen
- * as bring the layout so far below the limit that it takes long to reach it again. If a few tensors do not
- * suffice, more are chosen, and in the end all of them: the fresh table. */
+/* Counts the pieces of a layout, and makes a re-plan that keeps less if there are too many pieces: more
+ * than CAIRN_PLAN_PIECES_MOST times the pieces of the fresh table. Then nothing is kept of the tensors that
+ * have the most pieces for their bytes, so these tensors are placed as in a fresh table. As few tensors are
+ * chosen as bring the layout far enough below the limit that the limit is not reached again soon. If a few
+ * tensors do not suffice, more are chosen, and in the end all tensors, which gives the fresh table. */
 
 /* The most pieces that the whole layout shall have, in quarters of the fresh table's pieces; one try for
  * each goal. */

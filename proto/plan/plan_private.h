@@ -69,7 +69,8 @@ struct placing {
     uint32_t heap_count;
     uint32_t *window; /* owned: [receiver_count] */
     uint64_t *pieces; /* owned: [receiver_count], bytes */
-    uint8_t *settled; /* owned: [receiver_count], 1 = above the level: levelling gives it nothing */
+    /* owned: [receiver_count], 1 = is above the level: gets nothing by levelling */
+    uint8_t *settled;
     size_t unit_count;
     cairn_status status; /* the first failure */
 };
@@ -94,14 +95,15 @@ cairn_status plan_make_once(const struct plan_request *request, const uint8_t *a
                             struct plan_report *report_out) CAIRN_MUST_CHECK;
 /* Fills in pieces and files of the report. */
 cairn_status plan_count(const struct layout *layout, struct plan_report *report) CAIRN_MUST_CHECK;
-/* If the re-plan *layout has too many pieces, replaces it by another one, and *report by the report on
- * that. */
+/* If the re-plan *layout has too many pieces, replaces *layout by another re-plan, and *report by the
+ * report on the new one. */
 cairn_status plan_gather(const struct plan_request *request, struct layout **layout,
                          struct plan_report *report) CAIRN_MUST_CHECK;
 /* The bytes of a shard's part of the tensor's unit, if the unit lies on as many shards as it may
  * use. */
 uint64_t plan_part_bytes(const struct plan_cut *cut, uint32_t tensor);
-/* Adds an extent, and joins it with the last one if it continues that one. CAIRN_ERR_NO_MEMORY. */
+/* Adds an extent, or joins it with the list's last extent if it continues that extent.
+ * CAIRN_ERR_NO_MEMORY. */
 cairn_status plan_append(struct extent_list *list, struct extent extent);
 
 /* Joins neighbouring extents of one shard in a sorted list. */
@@ -113,7 +115,8 @@ uint32_t plan_renumber(const struct plan_request *request, uint32_t old);
 /* Sorts by key[tensor] (NULL: by tensor), then by first quantum. */
 cairn_status plan_sort(struct extent_list *list, const uint32_t *key,
                        uint32_t tensor_count) CAIRN_MUST_CHECK;
-/* Puts what stays where it is into table and the rest into free_runs, and chooses the receivers. */
+/* Puts the quanta that stay on their shards into `table` and all others into `free_runs`, and chooses the
+ * receivers. */
 cairn_status plan_keep(struct plan_cut *cut) CAIRN_MUST_CHECK;
 
 /* Fills the report on the finished layout. */

@@ -1,4 +1,5 @@
-/* Layouts that change while a job runs: tensors are added while nothing moves, quanta move to a target. */
+/* Layouts that change while a job runs: tensors are added without moving any quanta, or quanta move to a
+ * target. */
 #include "proto/plan/plan.h"
 
 #include <math.h>
@@ -344,7 +345,7 @@ struct aiming {
 
     /* owned: [shard_count] */
     uint64_t *before, *after; /* bytes that each shard owns */
-    double *shares;           /* bytes that each should own; they add up to the total */
+    double *shares;           /* bytes that each shard should own; they add up to the total */
     uint32_t *weights;        /* for the planner */
 
     /* owned; the caller's on success */
@@ -452,8 +453,8 @@ static double ceiling_of(const struct aiming *a, uint32_t shard)
     return most > slack ? (double)(most - slack) : 0;
 }
 
-/* Gives every shard that is not full its part, by weight, of what the full ones leave; returns how many
- * shards became full by that. `full`: [shard_count]. */
+/* Gives every shard that is not full its part, by weight, of the bytes that the full shards leave. Returns
+ * how many shards became full by this. `full`: [shard_count]. */
 static uint32_t pour(struct aiming *a, uint8_t *full)
 {
     double left = (double)a->total_bytes, weights = 0;
@@ -573,7 +574,7 @@ static cairn_status judge_capacities(const struct aiming *a)
     return CAIRN_OK;
 }
 
-/* Returns the largest load / fair load. A shard that leaves counts as an average one while it owns
+/* Returns the largest load / fair load. A shard that leaves counts as an average shard as long as it owns
  * something. */
 static double heaviest_of(const struct aiming *a, const uint64_t *loads)
 {
@@ -658,8 +659,8 @@ static cairn_status plan_target(struct aiming *a, int least, struct plan_report 
     return weigh_moves(a);
 }
 
-/* True if the target fits on the way, too: a shard that gives and takes may then own a slice more than in
- * the end. */
+/* True if the target also fits during the move: a shard that gives and takes may then own one slice more
+ * than in the end. */
 static int has_room_on_the_way(const struct aiming *a)
 {
     const uint64_t *capacities = a->request->capacity_bytes;
@@ -727,11 +728,12 @@ struct slicing {
     /* owned */
     struct extent *table; /* [table_count], the table of the next layout */
     size_t table_count;
-    /* borrowed: the extent in which the table's last one lies: an extent of the current layout if it stays,
-     * of the target if it moves */
+    /* borrowed: the extent that contains the table's last extent. It is an extent of the current layout if
+     * the last extent stays, and of the target if the last extent moves */
     const struct extent *within;
     uint64_t *given, *taken; /* [shard_count], bytes so far */
-    int64_t *above;          /* [shard_count], bytes it has now beyond those in the target */
+    /* [shard_count], bytes that the shard has now beyond its bytes in the target */
+    int64_t *above;
     uint64_t moved_bytes;
 };
 
@@ -818,9 +820,9 @@ static uint64_t room_of(const struct slicing *s, const struct plan_run *run)
     return lesser(minus(limits[from], s->given[from]), minus(limits[to], s->taken[to]));
 }
 
-/* Returns the bytes that the taker may still take without having more than a slice above its target: so a
+/* Returns the bytes that the taker may still take without having more than its target plus a slice. So a
  * shard that also gives does not take everything first. While anything is left to move, some shard has no
- * more than in the target, so something can always move. */
+ * more than in the target, so some bytes can always move. */
 static uint64_t room_above_target(const struct slicing *s, const struct plan_run *run)
 {
     const uint64_t *limits = s->request->limit_bytes;

@@ -41,7 +41,7 @@ struct tree_node {
 };
 
 /* Joins a run of leaves or nodes. After the last push, node[0..node_count) are the fewest complete
- * subtrees of [first_leaf, next_leaf), left to right: these are to be sent. */
+ * subtrees of [first_leaf, next_leaf), left to right: a shard sends these subtrees. */
 struct hash_tree {
     uint64_t first_leaf, next_leaf;
     uint32_t node_count;
@@ -86,7 +86,7 @@ struct missed_digest {
     const char *tensor; /* borrowed */
     uint64_t steps;     /* how many steps passed it by, at least 1 */
 };
-/* The part of the content root beside the planes. */
+/* The parts of the content root other than the planes. */
 struct content {
     uint64_t step;
     struct group_digest *groups; /* [group_count], sorted by digest_content_root; borrowed */

@@ -115,7 +115,8 @@ static json_t *hex_json(const uint8_t *bytes, size_t count)
     return text;
 }
 
-/* Adds a key, and passes `value` to the object. NULL if there is no memory, or if one of them was NULL. */
+/* Adds a key, and passes `value` to the object. NULL if there is no memory, or if the object or the value
+ * was NULL. */
 static json_t *with(json_t *object, const char *key, json_t *value)
 {
     if (json_object_set_new(object, key, value) == 0) return object;
@@ -199,7 +200,7 @@ static json_t *file_json(const struct manifest_file *f)
                      hex_json(f->sums, (size_t)f->block_count * CAIRN_SNAPSHOT_SUM_BYTES));
 }
 
-/* Makes a list of `count` elements, one by one; NULL if one of them could not be made. */
+/* Makes a list of `count` elements, one by one; NULL if an element could not be made. */
 #define LIST_OF(list, array, count, make)                                  \
     json_t *list = json_array();                                           \
     for (size_t i = 0; i < (count) && list != NULL; i++) {                 \
@@ -543,8 +544,8 @@ static enum trust broken(struct sentence *what, const char *why)
     return CAIRN_TRUST_BROKEN;
 }
 
-/* Checks the signature with each key of that id: an id is eight bytes, and anyone can give a key of
- * his own the same id. */
+/* Checks the signature with each key of that id: an id has only eight bytes, and anyone can make a key with
+ * the same id. */
 static enum trust check_signature(const struct manifest *m, const struct key_ring *ring,
                                   const struct minisig *signature, struct sentence *what)
 {

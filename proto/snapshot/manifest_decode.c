@@ -122,7 +122,7 @@ static cairn_status read_tensor(json_t *json, struct job_spec_data *spec, struct
                                        : status;
 }
 
-/* Returns NULL, or how the value is wrong. */
+/* Returns NULL if the value is right, otherwise a text that says how it is wrong. */
 static const char *take_value(const struct spec_field *field, const json_t *value, void *to)
 {
     json_int_t number = json_integer_value(value);
@@ -356,8 +356,8 @@ static cairn_status read_payload(const char *hex, struct manifest *m, struct sen
     return hex_bytes(hex, m->payload, count) ? CAIRN_OK : corrupt(why, "payload", "not hex digits");
 }
 
-/* Reads the version first, before the rest is checked by this version's rules, because the manifest may
- * have another version. */
+/* Reads the version before anything else is checked by this version's rules, because the manifest may have
+ * another version. */
 static cairn_status read_version(const json_t *root, int *version_out, struct sentence *why)
 {
     const char *format = json_string_value(json_object_get(root, "format"));

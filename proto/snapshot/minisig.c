@@ -22,7 +22,7 @@ struct packed_signature {
 };
 struct packed_secret {
     uint8_t algorithm[2];          /* "Ed" */
-    uint8_t password[2];           /* how a password hides the key; 0: it has no password */
+    uint8_t password[2];           /* how a password encrypts the key; 0: no password */
     uint8_t checksum_algorithm[2]; /* "B2" */
     uint8_t salt[32], limits[16];  /* of the password */
     uint8_t id[CAIRN_KEY_ID_BYTES];
@@ -45,7 +45,8 @@ struct line {
     size_t bytes;
 };
 
-/* Takes the next line off; *text and *left become what follows it. False: there is none. */
+/* Takes the next line off the text; *text and *left become the rest after this line. False: there is no
+ * line. */
 static bool next_line(const char **text, size_t *left, struct line *out)
 {
     if (*left == 0) return false;

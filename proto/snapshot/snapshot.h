@@ -77,9 +77,10 @@ struct manifest_file {
     bool is_whole; /* the file comes from a manifest before version 4 */
 };
 
-/* Where a job last went back, or began beside snapshots of its name: from `generation` on its versions
- * follow `from`, and the job gave up the versions between the two. from = 0.0: its versions follow none of
- * that name. generation = 0: the job never went back, and follows every older version. */
+/* Where a job last went back to an older version, or began although snapshots of its name existed. From
+ * `generation` on the job's versions follow version `from`, and the job gave up the versions between the
+ * two. from = 0.0: the job's versions follow no older version of that name. generation = 0: the job never
+ * went back, and follows every older version. */
 struct origin {
     uint64_t generation;
     struct cairn_version from;
@@ -106,7 +107,8 @@ struct manifest {
     size_t payload_bytes, signature_bytes;
     size_t file_count, file_capacity;
     uint64_t generation, step, epoch;
-    uint64_t periodic; /* the job that took it, as the coordinator numbers it; 0: on request */
+    /* the coordinator's number of the job that took the snapshot periodically; 0: taken on request */
+    uint64_t periodic;
     uint64_t created_unix_s; /* for people: no code finds the newest by the wall clock */
     struct origin origin;
     struct results nonfinite; /* of the version, by index in the encoded spec */
@@ -115,7 +117,7 @@ struct manifest {
     uint8_t content_root[32];
     uint8_t prehash[64]; /* of the decoded text: a signature signs this hash (below) */
     uint32_t version;    /* of the decoded text */
-    bool unsealed; /* its version has no hash over itself: nothing tells whether it was changed */
+    bool unsealed;       /* its version has no hash over itself, so changes cannot be detected */
 };
 
 /* Sets everything to zero, and the spec as spec_init does. */
@@ -150,22 +152,23 @@ cairn_status manifest_decode(const char *text, size_t text_bytes, struct manifes
 
 /* The spec of a job as JSON, as a manifest has it (above). Pure. */
 
-/* Adds the scalars of a part to the object; of LATER and POLICY only those that differ from their default.
- * Takes over the object. NULL: no memory, or the object was NULL. */
+/* Adds the scalars of a part to the object; scalars of LATER and POLICY are added only if they differ from
+ * their default. The function takes over the object. NULL: no memory, or the object was NULL. */
 json_t *spec_fields_json(json_t *object, const struct spec_table *table, enum spec_part part,
                          const void *from);
 /* A schedule with all its points. NULL: no memory. */
 json_t *schedule_json(const struct schedule *schedule);
 
-/* Checks all of the object, and takes members out of it; the tensors must be sorted by name. `spec` must be
- * initialized, and the caller releases it whatever is returned: CAIRN_ERR_CORRUPT, CAIRN_ERR_NO_MEMORY. */
+/* Checks the whole object, and removes members from the object; the tensors must be sorted by name. `spec`
+ * must be initialized, and the caller releases it whatever this returns: CAIRN_ERR_CORRUPT,
+ * CAIRN_ERR_NO_MEMORY. */
 cairn_status manifest_read_spec(json_t *json, struct job_spec_data *spec,
                                 struct sentence *why) CAIRN_MUST_CHECK;
 
-/* The same for text that a person wrote: it has the list of tensors, each with at least name and shape.
- * Everything else may be missing and then has its default: one group, adamw, for all trained tensors; kind
- * trained, f32 on the wire, a unit for each tensor. Any order. CAIRN_ERR_MALFORMED: `why` tells what is
- * wrong; `*out` is set only on success. */
+/* Reads a spec that a person wrote as text: it has the list of tensors, each with at least name and shape.
+ * All other fields may be missing and then have their defaults: one group, adamw, for all trained tensors;
+ * kind trained, f32 on the wire, a unit for each tensor. Any order. CAIRN_ERR_MALFORMED: `why` tells what
+ * is wrong; `*out` is set only on success. */
 cairn_status spec_of_json(const char *text, size_t text_bytes, struct job_spec_data *out,
                           struct sentence *why) CAIRN_MUST_CHECK;
 
@@ -185,7 +188,8 @@ void manifest_seal(const char *text, size_t text_bytes,
 /* ==== minisig ==== */
 
 /* Signatures in minisign's format, pure: Ed25519 over BLAKE2b-512 of the signed bytes ("ED", prehashed), so
- * that `minisign -Vm FILE -P KEY` checks what is signed here, and this code what minisign signed.
+ * that `minisign -Vm FILE -P KEY` checks signatures made here, and this code checks signatures made by
+ * minisign.
  *
  *   public key   untrusted comment: ...        signature   untrusted comment: ...
  *                base64("Ed" id key)                       base64("ED" id signature)
@@ -247,8 +251,8 @@ void minisig_sign(const struct secret_key *key, const uint8_t prehash[CAIRN_PREH
                   const char *comment, char out[CAIRN_MINISIG_BYTES]);
 cairn_status minisig_parse(const char *text, size_t text_bytes, struct minisig *out,
                            struct sentence *why) CAIRN_MUST_CHECK;
-/* Checks that `key` made this signature of `prehash`, and that it covers the trusted comment; the key must
- * have the id that the signature names. CAIRN_ERR_CHECKSUM: it does not match. */
+/* Checks that `key` made this signature of `prehash`, and that the signature covers the trusted comment;
+ * the key must have the id that the signature names. CAIRN_ERR_CHECKSUM: the signature does not match. */
 cairn_status minisig_check(const struct minisig *signature, const struct public_key *key,
                            const uint8_t prehash[CAIRN_PREHASH_BYTES],
                            struct sentence *why) CAIRN_MUST_CHECK;
@@ -274,7 +278,8 @@ enum trust {
     CAIRN_TRUST_OLD,    /* not signed, and from a version before there were signatures */
     CAIRN_TRUST_UNSIGNED,
     CAIRN_TRUST_STRANGE, /* by a key that is not in the ring: the signature was not checked */
-    CAIRN_TRUST_BROKEN, /* it names a key of the ring and does not match, or is no valid signature file */
+    /* the signature names a key of the ring but does not match, or its file is not valid */
+    CAIRN_TRUST_BROKEN,
 };
 /* Checks the signature of a loaded manifest. `what` (may be NULL) tells the result:
  * "signed by key 0123456789ABCDEF". */
@@ -306,9 +311,9 @@ void manifest_signature_comment(const struct manifest *manifest,
  *     blobs/shard-00001-model-00001-of-00002.safetensors            only if the job has blobs
  *     manifest.json                             written last: with it the snapshot exists
  *
- * The folders are what PyTorch's distributed checkpoint calls a sharded HuggingFace checkpoint,
- * which reads them as they are. Its consolidation accepts numbers only, so bytes have a folder of
- * their own. Shards count from 1, and so do a shard's files in a folder.
+ * Each folder is a sharded HuggingFace checkpoint, as PyTorch's distributed checkpoint calls it; PyTorch
+ * reads the folders as they are. Its consolidation accepts numbers only, so bytes have a folder of their
+ * own. Shards count from 1, and so do a shard's files in a folder.
  *
  * Layout of a file: the header of safetensors.h, then the tensors' bytes, little endian, row-major,
  * without holes. Keys: model/ has the fp32 master of a tensor under the tensor's name; optim/ has
@@ -400,8 +405,8 @@ struct snapshot_plan {
 
 /* Plans the files of shard `shard` (from 0), which owns `ranges`: sorted by tensor and first element,
  * disjoint, whole rows (asserted). Ranges that follow each other are joined and stored in one file, so one
- * call of the function that fills it (snapshot_fill_fn) may ask for elements of several ranges. A shard
- * that owns nothing has no files. CAIRN_ERR_NO_MEMORY. */
+ * call of snapshot_fill_fn, which fills the file, may request elements of several ranges. A shard that owns
+ * nothing has no files. CAIRN_ERR_NO_MEMORY. */
 cairn_status snapshot_plan_make(const struct job_spec_data *spec, uint32_t shard,
                                 const struct snapshot_range *ranges, size_t range_count,
                                 struct snapshot_plan *plan_out) CAIRN_MUST_CHECK;

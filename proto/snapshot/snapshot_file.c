@@ -131,8 +131,9 @@ bool snapshot_key_find(const struct job_spec_data *spec, enum snapshot_folder fo
 
 /* ==== snapshot index ==== */
 
-/* A box is a run of elements if it has one index in some first dimensions, a range in the next one, and
- * everything in those after it. Sets the first element and the number of elements. */
+/* A box is a run of elements if it has one index in each of the first dimensions (if any), a range in the
+ * next dimension, and all indices in the dimensions after that. Sets the first element and the number of
+ * elements. */
 static bool run_of_box(const struct shape *shape, const struct cairn_box *box, uint64_t *first_out,
                        uint64_t *count_out)
 {
@@ -207,7 +208,7 @@ static cairn_status missing(const struct manifest *manifest, uint32_t tensor, ui
                      manifest->spec.tensors[tensor].name, plane_name((int)plane), first, end - 1);
 }
 
-/* Checks one plane whose pieces begin at *next, and moves *next after them. */
+/* Checks one plane whose pieces begin at *next, and moves *next after these pieces. */
 static cairn_status judge_plane(const struct snapshot_index *index, const struct manifest *manifest,
                                 uint32_t tensor, uint32_t plane, size_t *next, struct sentence *why)
 {
@@ -381,8 +382,8 @@ static void judge_order(const struct job_spec_data *spec, const struct snapshot_
     }
 }
 
-/* Joins the ranges from ranges[*i] on that follow each other; *i becomes the last of them. Extents that
- * layout changes have cut or brought together need no files of their own. */
+/* Joins the ranges from ranges[*i] on that follow each other; *i becomes the last joined range. So extents
+ * that layout changes have cut or brought together need no files of their own. */
 static struct snapshot_range join_ranges(const struct snapshot_range *ranges, size_t range_count,
                                          size_t *i)
 {

@@ -318,7 +318,7 @@ cairn_status snapshot_read(struct snapshot *s, uint32_t tensor, uint32_t plane, 
     return CAIRN_OK;
 }
 
-/* Returns how many of `count` bytes from `first` on are in blocks that are wanted now. */
+/* Returns how many of the `count` bytes from `first` on lie in blocks that are wanted now. */
 static uint64_t want_bytes(struct snapshot *s, size_t file, uint64_t first, uint64_t count)
 {
     const uint64_t end = first + count;
@@ -356,11 +356,12 @@ enum slot_state { SLOT_EMPTY, SLOT_WANTED, SLOT_READING, SLOT_READ };
 struct slot {
     uint8_t *at; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES] */
     enum slot_state state;
-    bool is_taken; /* the caller has had it: its slot may be reused */
+    bool is_taken; /* the caller has got the block: its slot may be reused */
     bool is_done;  /* the caller no longer needs it: its slot is reused first */
     size_t file;
     uint64_t block;
-    uint64_t used; /* the reader's clock at the last use: the least is the oldest */
+    /* the reader's clock at the slot's last use: the slot with the least is the oldest */
+    uint64_t used;
     size_t count;
     cairn_status status;
     struct sentence why;
@@ -380,7 +381,7 @@ struct block_reader {
     pthread_t threads[THREADS_MAX];
     struct handle own;   /* used by the caller if there are no threads */
     struct slot *loaned; /* to the caller; NULL: none */
-    bool is_told;        /* block_reader_want was called: it tells what comes next */
+    bool is_told;        /* block_reader_want was called, and tells which blocks come next */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     /* under the mutex, like the states of slots */
@@ -512,9 +513,9 @@ static struct slot *find_slot(struct block_reader *r, size_t file, uint64_t bloc
     return NULL;
 }
 
-/* Finds a slot for a block that is in no slot: an empty one, else one that is done, else the one that was
- * taken longest ago. For a block that is needed now (not is_ahead), also one that was read ahead but not
- * taken. NULL: there is none yet. */
+/* Finds a slot for a block that is in no slot: an empty slot, else a slot that is done, else the slot that
+ * was taken longest ago. For a block that is needed now (not is_ahead), a slot that was read ahead but not
+ * taken is also possible. NULL: there is no such slot yet. */
 static struct slot *room_for(struct block_reader *r, const struct slot *keep, bool is_ahead)
 {
     struct slot *best = NULL;
@@ -540,7 +541,7 @@ static void want(struct block_reader *r, struct slot *slot, size_t file, uint64_
     pthread_cond_broadcast(&r->changed);
 }
 
-/* Wants the blocks after this one, continuing into the next file. */
+/* Marks the blocks after this one as wanted, continuing into the next file. */
 static void want_ahead(struct block_reader *r, const struct slot *slot)
 {
     size_t file = slot->file;
@@ -577,9 +578,9 @@ static uint32_t count_ahead(const struct block_reader *r)
     return count;
 }
 
-/* A caller that does not read one file after the other announces that it will ask for this block, after
- * those that were wanted before. False: there is no room for it yet (returned blocks make
- * some), or nothing is read ahead. */
+/* For a caller that does not read one file after the other: announces that the caller will request this
+ * block after the blocks announced before. False: there is no room for the block yet (returned blocks make
+ * room), or nothing is read ahead. */
 static bool block_reader_want(struct block_reader *r, size_t file, uint64_t block)
 {
     start_threads(r, file);
@@ -692,7 +693,7 @@ static cairn_status scan(const char *root, const char *path, struct stored_names
     return fail_with(why, status, "listing the snapshots in %s: %s", root, said.text);
 }
 
-/* Adds a folder that could not be read to `why`; the listing continues without it. */
+/* Names a folder that could not be read in `why`; the listing continues without this folder. */
 static void note_unread(struct sentence *why, const struct sentence *said)
 {
     if (why != NULL)
@@ -700,7 +701,7 @@ static void note_unread(struct sentence *why, const struct sentence *said)
                      sentence_brief(said->text, 300).text);
 }
 
-/* Looks the manifest up by its path beneath the root, so that no link is followed. */
+/* Looks up the manifest by its path below the root, so that no link is followed. */
 static bool has_manifest(const char *root, const char *job, const char *id, struct sentence *why)
 {
     char path[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + sizeof CAIRN_MANIFEST_NAME + 2];

@@ -58,8 +58,8 @@ cairn_status block_reader_judge(const struct manifest_file *listed, const struct
 /* ==== writer ==== */
 
 /* Writes the planned files of a snapshot, in blocks of 4 MiB: the source fills a block, its checksum is
- * made while it is in the CPU's cache, and it is written to storage, directly, while the next is filled.
- * Memory is that of the blocks in flight, whatever the files' sizes.
+ * made while it is in the CPU's cache, and it is written directly to storage while the next block is
+ * filled. The writer needs the memory of the blocks in flight, whatever the files' sizes are.
  *
  * One thread uses a writer. This thread starts the writer's own threads, with its priorities of CPU and
  * I/O, when it writes the first file of more than one block. All functions block. Statuses as of
@@ -76,8 +76,8 @@ typedef cairn_status (*snapshot_fill_fn)(void *context, const struct safetensors
 
 struct snapshot_input {
     snapshot_fill_fn fill;
-    /* Called before each block, and after the last one (with `bytes` 0): `bytes` are in flight. It may
-     * wait. NULL: not called. */
+    /* Called before each block, and after the last one with `bytes` 0. `bytes` is how many bytes are in
+     * flight. The function may wait. NULL: not called. */
     void (*pace)(void *context, size_t bytes);
     void *context;
 };
@@ -147,7 +147,7 @@ cairn_status snapshot_uncommit(const char *root, const char *job, const char *id
                                struct snapshot_removed *removed_out,
                                struct sentence *why) CAIRN_MUST_CHECK;
 /* Removes a snapshot, complete, begun or partly removed: the manifest first and durably, then the rest.
- * Files that a crash or a failure leaves are no snapshot, and another call removes them.
+ * Files that are left after a crash or a failure are no snapshot; another call removes these files.
  * CAIRN_ERR_NOT_FOUND: there is no such folder. CAIRN_ERR_REFUSED: it is not removable. The caller must
  * know that nobody writes or reads the snapshot. */
 cairn_status snapshot_remove(const char *root, const char *job, const char *id,
@@ -164,14 +164,15 @@ cairn_status manifest_load(const char *folder, struct manifest *out,
 /* Calls on_snapshot for every committed snapshot of `job` (NULL = of all jobs) under root, oldest step
  * first; the strings are borrowed for the call. The manifest exists, but was not checked. A missing root or
  * job has no snapshots. A folder that cannot be read is skipped: the result is CAIRN_OK, and `why`,
- * otherwise empty, names it. Only for the root, and for the job that was asked for, is that an error. Links
- * are not followed. */
+ * otherwise empty, names it. It is an error only if the root, or the folder of the requested `job`, cannot
+ * be read. Links are not followed. */
 typedef void (*snapshot_fn)(void *context, const char *job, const char *id, const char *folder);
 cairn_status snapshot_list(const char *root, const char *job, snapshot_fn on_snapshot,
                            void *context, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The highest generation in the names of the job's snapshots, complete or not, under root; 0: it has none.
- * The versions of a job with a higher generation differ from all of them, and follow them. */
+ * If a job gets a higher generation, its versions differ from the versions of all these snapshots, and
+ * follow them. */
 cairn_status snapshot_last_generation(const char *root, const char *job, uint64_t *out,
                                       struct sentence *why) CAIRN_MUST_CHECK;
 
@@ -228,8 +229,8 @@ cairn_status snapshot_read(struct snapshot *snapshot, uint32_t tensor, uint32_t 
                            uint64_t first_elem, uint64_t elem_count, void *out,
                            struct sentence *why) CAIRN_MUST_CHECK;
 /* For a caller that does not read in the order of the files: announces elements that it will read after
- * those announced before, so that they are read ahead. Returns how many of them, from the first, are
- * accepted; there is no room yet for the others, so announce them again after some were read. */
+ * those announced before, so that they are read ahead. Returns how many elements, from the first, are
+ * accepted. There is no room yet for the remaining elements: announce them again after some were read. */
 uint64_t snapshot_want(struct snapshot *snapshot, uint32_t tensor, uint32_t plane,
                        uint64_t first_elem, uint64_t elem_count);
 void snapshot_close(struct snapshot *snapshot);
@@ -242,12 +243,12 @@ void snapshot_close(struct snapshot *snapshot);
  *   <root>/<job>/tags/NAME    the id of a snapshot that is never removed automatically
  *   <root>/<job>/checks/ID    "good SECONDS" or "damaged SECONDS": when it was last read completely (since
  *                             1970)
- *   <root>/<job>/begun/ID     the number (16 hex digits) of the job that has begun this snapshot, until it
- *                             is committed, or has begun its removal, until it is gone: so what a crash
- *                             left can be recognized
+ *   <root>/<job>/begun/ID     the number (16 hex digits) of the job that is taking or removing this
+ *                             snapshot, from the beginning until the snapshot is committed, or is gone: so
+ *                             leftovers of a crash can be recognized
  *
  * They are untrusted input: a line of another form is ignored. All functions block, and may be called from
- * any thread; if two threads write one word at a time, it has one of the two values. */
+ * any thread; if two threads write one word at the same time, the word has one of the two values. */
 
 #define CAIRN_SNAPSHOT_TAG_BYTES 65   /* with the NUL */
 #define CAIRN_SNAPSHOT_WORDS_MAX 4096 /* of each kind; more are CAIRN_ERR_INVALID */
@@ -304,16 +305,16 @@ cairn_status snapshot_latest_remove(const char *root, const char *job,
                                     struct sentence *why) CAIRN_MUST_CHECK;
 cairn_status snapshot_tag_remove(const char *root, const char *job, const char *name,
                                  struct sentence *why) CAIRN_MUST_CHECK;
-/* Remove the word about a snapshot that is gone, or committed; a word that stays after a failure
- * does no harm. */
+/* Remove the word about a snapshot: its check when the snapshot is gone, `begun` when it is gone or
+ * committed. If the removal fails, the word that stays is harmless. */
 void snapshot_check_forget(const char *root, const char *job, const char *id);
 void snapshot_begun_forget(const char *root, const char *job, const char *id);
 
 /* ==== sweep ==== */
 
-/* Reads much of a snapshot at the speed of the disk: in the order of the files, past the page cache, by
- * several threads, each of which passes what it has read to the caller. Every byte is read once; bytes that
- * nobody asked for are read only if they fill a small gap.
+/* Reads a large part of a snapshot at the speed of the disk: in the order of the files, past the page
+ * cache, on several threads. Each thread passes the elements that it has read to the caller. Every byte is
+ * read once; bytes that were not requested are read only if they fill a small gap.
  *
  * The checksums of blocks are not checked here, because a range is seldom a whole block: the caller hashes
  * what it gets, leaf by leaf, and compares the content root; snapshot_verify then finds the damaged block.
@@ -345,9 +346,9 @@ cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry
 /* A sweep: the snapshot, and the callback that takes its elements. */
 struct sweep {
     const struct snapshot *snapshot;
-    /* Called once for each range, on any of the threads, at most CAIRN_SWEEP_THREADS at a time:
-     * `thread` is below that. The elements are borrowed for the call. A result other than CAIRN_OK ends
-     * the sweep. */
+    /* Called once for each range, on any of the threads. At most CAIRN_SWEEP_THREADS calls run at a time,
+     * and `thread` is below that number. The elements are borrowed for the call. A result other than
+     * CAIRN_OK ends the sweep. */
     cairn_status (*take)(void *context, uint32_t thread, const struct sweep_range *range,
                          const void *elems, struct sentence *why);
     void *context;

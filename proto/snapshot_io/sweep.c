@@ -65,7 +65,7 @@ cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry
     return CAIRN_OK;
 }
 
-/* Where a range begins in a file, and how many bytes of it follow there without a break, at least some. */
+/* Where a range begins in a file, and how many of its bytes (at least 1) are contiguous from there on. */
 struct spot {
     size_t file;
     uint64_t first, bytes;
@@ -77,7 +77,7 @@ static size_t elem_bytes(const struct snapshot *s, const struct sweep_range *ran
 }
 
 /* Finds where the elements of the range from `elem` on lie in a file, as far as they are in one piece.
- * False: no piece has them. */
+ * False: no piece has these elements. */
 static bool find_spot(const struct snapshot *s, const struct sweep_range *range, uint64_t elem,
                       struct spot *out)
 {
@@ -202,8 +202,8 @@ static bool is_whole(const struct snapshot *s, const struct sweep_range *range, 
            out->bytes == range->elem_count * elem_bytes(s, range);
 }
 
-/* Returns how many ranges from `first` on are read at once, and where they are; 0: the first must be
- * joined. */
+/* Returns how many ranges from `first` on are read together, and where they lie. 0: the first range must be
+ * joined from several parts. */
 static size_t run_of(const struct crew *crew, size_t first, struct spot *out)
 {
     const struct snapshot *s = crew->sweep->snapshot;
@@ -328,7 +328,7 @@ static void add_tensors(const struct snapshot *s, size_t file, uint64_t first, u
     if (count == 0) sentence_add(what, "; in it: the header");
 }
 
-/* Notes a damage. False: the verification ends with it. */
+/* Notes a damage. Returns false if the verification ends with this damage. */
 static bool note_damage(struct verifying *v, size_t file, uint64_t first, uint64_t end,
                         cairn_status status, struct sentence *what)
 {
@@ -349,7 +349,7 @@ static bool is_chosen(const struct verifying *v)
     return v->asked->fraction <= 0 || randombytes_random() < v->asked->fraction * all;
 }
 
-/* Compares the one checksum of a file, over its blocks in order. */
+/* Compares the single checksum of a whole file, computed over its blocks in order. */
 static bool end_whole(struct verifying *v, size_t file)
 {
     const struct manifest_file *listed = &v->snapshot->manifest.files[file];
@@ -371,7 +371,7 @@ static bool tell_progress(struct verifying *v, const char *path)
     return false;
 }
 
-/* Verifies a block. False: the verification ends. */
+/* Verifies a block. Returns false if the verification ends. */
 static bool verify_block(struct verifying *v, size_t file, uint64_t block)
 {
     const struct manifest_file *listed = &v->snapshot->manifest.files[file];
@@ -480,7 +480,7 @@ static void look_at(void *context, const char *name, bool is_folder)
     snprintf(l->stray, sizeof l->stray, "%s%s%.40s", l->part, is_top ? "" : "/", name);
 }
 
-/* Nothing is removed if something must stay: half a snapshot is no snapshot, and nobody would own it. */
+/* If something must stay, nothing is removed: half a snapshot is no snapshot, and nobody would own it. */
 static cairn_status judge_content(const struct removal *r)
 {
     struct looking l = { .part = "", .stray = "" };
@@ -517,8 +517,8 @@ static cairn_status remove_file(const struct removal *r, const char *part, const
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
-/* Removes all files of a part, complete or begun, and the part. A folder in it is not ours: it stays, and
- * the part with it. */
+/* Removes all files of a part, complete or begun, and then the part. A folder in the part is not ours: this
+ * folder stays, and so does the part. */
 static cairn_status remove_part(const struct removal *r, const char *part)
 {
     char path[sizeof r->place + 16];

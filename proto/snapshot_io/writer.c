@@ -145,7 +145,7 @@ bool snapshot_writer_buffered(const struct snapshot_writer *writer)
 struct cursor {
     const struct snapshot_file *file;
     const struct snapshot_input *source;
-    size_t entry; /* the first that has bytes after `at` */
+    size_t entry; /* the first entry that has bytes after `at` */
     uint64_t at;  /* byte of the file */
 };
 
@@ -379,7 +379,8 @@ static cairn_status commit_commit(const char *folder, const char *name, const ch
     return storage_of(folder)->commit(folder, name, text, text_bytes, false, why);
 }
 
-/* The signature comes first: a crash before the manifest leaves no snapshot, and never an unsigned one. */
+/* The signature is written first: so a crash before the manifest leaves no snapshot, and in particular no
+ * unsigned one. */
 static cairn_status commit_signature(const char *folder, const struct manifest *manifest,
                                      const struct secret_key *signer, const char *text,
                                      size_t text_bytes, struct sentence *why)
@@ -449,7 +450,7 @@ static cairn_status read_line(const char *root, const char *path, char line[LINE
     return CAIRN_OK;
 }
 
-/* Writes a word into a folder of the job, which is made if it is missing; folder "": the job's own
+/* Writes a word into a folder of the job, and makes the folder if it is missing; folder "": the job's own
  * folder. */
 static cairn_status write_line(const char *root, const char *job, const char *folder,
                                const char *name, const char *line, struct sentence *why)
@@ -554,7 +555,7 @@ static bool parse_check(const char *line, struct snapshot_check *out)
     return *end == '\0';
 }
 
-/* How the files of a folder are read; `at` has room for the results, *count_out is how many were
+/* How the files of a folder are read. `at` has room for the results; *count_out is how many files were
  * taken. */
 struct kind {
     const char *folder;
@@ -695,7 +696,7 @@ static cairn_status give_block(void *context, const struct safetensors_entry *en
     return CAIRN_OK;
 }
 
-/* Copies a file as if it had no header, and its bytes were one tensor. */
+/* Copies a file, treating it as a file without a header whose bytes are one tensor. */
 static cairn_status copy_file(struct copying *c, size_t file, struct sentence *why)
 {
     const struct manifest_file *listed = &c->from->manifest.files[file];
@@ -709,7 +710,8 @@ static cairn_status copy_file(struct copying *c, size_t file, struct sentence *w
     return snapshot_writer_put_other(c->writer, c->folder, &as_it_is, &source, NULL, why);
 }
 
-/* Reads the manifest's text from storage, because that was signed. *text_out is malloc'ed, the caller's. */
+/* Reads the manifest's text from storage, because the signature is over that text. *text_out is malloc'ed,
+ * the caller's. */
 static cairn_status read_manifest(const char *folder, char **text_out, size_t *bytes_out,
                                   struct sentence *why)
 {

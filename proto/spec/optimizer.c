@@ -242,7 +242,7 @@ int schedule_number(const char *name)
 
 /* ---- the check ---- */
 
-/* The beginning of every sentence of the check, and the place to write it to. */
+/* The beginning of every sentence that the check writes, and where the sentence is written. */
 struct subject {
     const char *group, *kind;
     struct sentence *why;
@@ -285,7 +285,7 @@ static bool check_points(const struct subject *s, const struct schedule *schedul
     return true;
 }
 
-/* Checks the end to which linear, cosine and wsd run down. */
+/* Checks the fields that define how linear, cosine and wsd end: decay_steps, total_steps and lr_min. */
 static bool check_end(const struct subject *s, const struct schedule *schedule, double lr)
 {
     const bool wsd = schedule->kind == CAIRN_SCHEDULE_WSD;

@@ -19,8 +19,8 @@
 #include "proto/base/status.h"
 
 /* The hyper-parameters of a param group, as the job spec has them. `lr` is the learning rate of the
- * current step: the schedule is computed before. Fields that the optimizer does not use are 0.
- * Names, defaults and ranges: proto/spec/spec.h. */
+ * current step: the schedule has been applied already. Fields that the optimizer does not use are 0. Names,
+ * defaults and ranges: proto/spec/spec.h. */
 struct group_hyper {
     uint32_t optimizer; /* enum optimizer_id */
     double lr;
@@ -116,8 +116,8 @@ static inline double f64_of_bits(uint64_t bits)
 /* ==== initial values ==== */
 
 /* The arithmetic of initial values (spec.h describes it), written once for the host and for nvcc, so that a
- * device makes the same bits. Plain C that C++ compiles, too. Every operation is IEEE and rounds once: it
- * is compiled without contraction.
+ * device makes the same bits. Plain C that C++ compiles, too. Every operation is IEEE and rounds once,
+ * because the code is compiled without contraction.
  *
  * Pure; any thread. */
 

@@ -126,7 +126,7 @@ static cairn_status set_scalar(struct job_spec_data *spec, const struct spec_fie
     return CAIRN_OK;
 }
 
-/* Sets the kind, and clears the fields that it does not use. */
+/* Sets the kind, and clears the fields that this kind does not use. */
 static cairn_status set_schedule(struct schedule *schedule, const char *subject, const char *value,
                                  struct sentence *why)
 {
@@ -144,7 +144,8 @@ static cairn_status set_schedule(struct schedule *schedule, const char *subject,
     return CAIRN_OK;
 }
 
-/* Reads "0:1,1000:0.5"; false: the text is no list of points, or has more than `points` has room for. */
+/* Reads "0:1,1000:0.5". Returns false if the text is no list of points, or has more points than fit into
+ * `points`. */
 static bool read_points(const char *text, struct cairn_schedule_point *points, size_t *count_out)
 {
     size_t count = 0;
@@ -208,7 +209,7 @@ static cairn_status set_in_group(struct job_spec_data *spec, size_t index, const
     return CAIRN_ERR_NOT_FOUND;
 }
 
-/* Sets the wire dtype of a tensor, or (NULL) of all tensors; an alias gets its target's. */
+/* Sets the wire dtype of a tensor, or (NULL) of all tensors; an alias gets the dtype of its target. */
 static cairn_status set_wire(struct job_spec_data *spec, const char *tensor, const char *value,
                              enum spec_change *change_out, struct sentence *why)
 {

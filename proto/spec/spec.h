@@ -36,14 +36,14 @@
  *     wsd       b for k < T - D (stable), then m + (b - m) * (T - k) / D for k < T, then m
  *     table     b * factor, linear between the points (step, factor); the first point's factor before
  *               it, the last one's after it. Steps of points are k, counted from the job's beginning
- *     driven    what the trainer gives with each commit (the caller's b); no warm-up
+ *     driven    the lr that the trainer gives with each commit (the caller's b); no warm-up
  *   lr(k) = body(k) for k >= W, and in the warm-up before it body(W) * k / W: from 0 in the first round.
  *
  * Sources: Hugging Face transformers, optimization.py: get_constant_schedule_with_warmup,
  * get_linear_schedule_with_warmup (m = 0), get_cosine_schedule_with_warmup (m = 0, num_cycles 0.5; that one
- * rises again after T, this one stays at m), get_wsd_schedule (decay_type linear, min_lr_ratio m / b,
- * T = warm-up + stable + decay); torch.optim.lr_scheduler: CosineAnnealingLR (W = 0, T_max = T,
- * eta_min = m), LambdaLR. Golden values of those: tests/golden/schedule_golden.h. */
+ * rises again after T, while ours stays at m), get_wsd_schedule (decay_type linear, min_lr_ratio m / b, T =
+ * warm-up + stable + decay); torch.optim.lr_scheduler: CosineAnnealingLR (W = 0, T_max = T, eta_min = m),
+ * LambdaLR. Golden values of these functions: tests/golden/schedule_golden.h. */
 
 #define CAIRN_SCHEDULE_POINTS_MAX 1024
 #define CAIRN_SCHEDULE_STEPS_MAX  ((uint64_t)1 << 53) /* steps are exact as doubles */
@@ -95,17 +95,17 @@ double cos_pi(double x);
 
 /* ==== batch ==== */
 
-/* A step of `total` micro-batches, however many workers there are (global_batch), and how they are dealt to
- * the workers: the worker of rank r among W has r, r + W, r + 2 W, ... below the total. The j-th of them is
- * the worker's micro-batch j on the wire, and a shard folds in the order of (micro-batch, rank), which is
- * the order of the numbers for any W. So the bits of a step do not depend on how many workers computed it.
- * A worker whose rank is the total or more has no micro-batch: it is surplus.
+/* A step has `total` micro-batches, however many workers there are (global_batch). They are dealt to the
+ * workers: the worker of rank r among W has the numbers r, r + W, r + 2 W, ... below the total. The j-th of
+ * these is the worker's micro-batch j on the wire, and a shard folds in the order of (micro-batch, rank),
+ * which is the order of the numbers for any W. So the bits of a step do not depend on how many workers
+ * computed it. A worker whose rank is the total or more has no micro-batch: it is surplus.
  *
  * Pure; no floating point. */
 
 struct spec_batch {
     uint32_t total; /* 0: the job has no total, each worker has micro-batches of its own */
-    uint32_t rank;  /* dense, among the contributors; a surplus worker's is at least their number */
+    uint32_t rank;  /* dense, among the contributors; a surplus worker's: at least `world` */
     uint32_t world; /* contributors, at least 1 */
 };
 
@@ -117,15 +117,15 @@ uint32_t batch_number(const struct spec_batch *batch, uint32_t place);
 bool batch_place(const struct spec_batch *batch, uint32_t number, uint32_t *place_out);
 
 /* The seed of micro-batch `number` of the batch `index` (steps and skips before it), below 2^63:
- * with splitmix64's mix(x), mix(mix(mix(seed) ^ index) ^ number) >> 1. The seed is the same whoever
- * computes it, and when it is computed again. */
+ * with splitmix64's mix(x), mix(mix(mix(seed) ^ index) ^ number) >> 1. Everyone computes the same seed,
+ * also when computing it again. */
 uint64_t batch_seed(uint64_t seed, uint64_t index, uint64_t number);
 
 /* ==== without ==== */
 
-/* The features that a shard's build or host lacks. This is no error, and causes no warning, but an operator
- * who wonders about a speed wants to know them. They are logged once when the shard starts, and `cairn
- * cluster status` shows them. Pure. */
+/* The features that a shard's build or host lacks. A lacking feature is no error and causes no warning, but
+ * an operator who wonders about the speed wants to know about it. The lacking features are logged once when
+ * the shard starts, and `cairn cluster status` shows them. Pure. */
 
 enum spec_without { /* bits of Hello.without */
                     CAIRN_WITHOUT_RDMA = 1u << 0,
@@ -141,10 +141,10 @@ void without_print(uint32_t without, struct sentence *out);
 
 /* ==== rank groups ==== */
 
-/* The reduce groups of a round: which ranks' contributions were added up together before they went into the
- * sum. The result depends on the groups, so they are recorded. Each rank of a round is in one group; ranks
- * ascend in a group, and groups ascend by their least rank: this is the order of the sum. Without groups,
- * each rank counts as a group of its own.
+/* The reduce groups of a round: each group has the ranks whose contributions were added up together before
+ * they entered the total sum. The result depends on the groups, so they are recorded. Each rank of a round
+ * is in one group; ranks ascend in a group, and groups ascend by their least rank: this is the order of the
+ * sum. Without groups, each rank counts as a group of its own.
  *
  * Pure. A struct owns its lists. */
 
@@ -205,15 +205,15 @@ void ranks_add_text(const uint32_t *ranks, size_t rank_count, struct sentence *o
 #define CAIRN_SPEC_FORMER_MAX       64    /* hashes that a spec had before its amendments */
 
 /* The effect of a non-finite gradient on its round: SKIP changes nothing and continues, FAIL reports
- * CAIRN_ERR_NONFINITE to every worker. After an update whose results are not finite, SKIP reports that,
- * and FAIL halts the job. */
+ * CAIRN_ERR_NONFINITE to every worker. After an update whose results are not finite, SKIP reports them, and
+ * FAIL halts the job. */
 #ifndef CAIRN_NONFINITE_DEFINED /* cairn.h, which includes no header of ours, repeats these numbers */
 #define CAIRN_NONFINITE_DEFINED
 typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
 #endif
 
-/* FIXED never changes. DYNAMIC is halved when a round is skipped and doubled after growth_steps rounds in a
- * row were applied, within its bounds. */
+/* A FIXED loss scale never changes. A DYNAMIC one is halved when a round is skipped and doubled after
+ * growth_steps rounds in a row were applied, within its bounds. */
 #ifndef CAIRN_LOSS_SCALE_DEFINED
 #define CAIRN_LOSS_SCALE_DEFINED
 typedef enum cairn_loss_scale {
@@ -234,10 +234,10 @@ typedef enum cairn_tiers {
 } cairn_tiers;
 #endif
 
-/* Where contributions are added up before they reach the shard that owns them. HOST: if workers of one host
- * have a shard there, that shard adds up theirs first, in the order of their ranks, and the sums of the
- * groups are added in the order of their least ranks (server/coordinator/round.h). The result depends on
- * the choice. */
+/* Where contributions are added up before they reach the shard that owns them. HOST: if the host of several
+ * workers has a shard, this shard first adds up their contributions, in the order of their ranks. The sums
+ * of the groups are then added in the order of the groups' least ranks (server/coordinator/round.h). The
+ * result depends on the choice. */
 #ifndef CAIRN_GROUPS_DEFINED
 #define CAIRN_GROUPS_DEFINED
 typedef enum cairn_reduce_groups {
@@ -264,8 +264,8 @@ typedef enum cairn_snapshot_staging {
 } cairn_snapshot_staging;
 #endif
 
-/* The coordinator's reaction when a worker was lost: the worker went away without leaving the job, or was
- * put out. */
+/* The coordinator's reaction when a worker was lost: the worker disappeared without leaving the job, or was
+ * expelled. */
 #ifndef CAIRN_WORKER_LOSS_DEFINED
 #define CAIRN_WORKER_LOSS_DEFINED
 typedef enum cairn_worker_loss {
@@ -280,7 +280,7 @@ typedef enum cairn_worker_loss {
 #define CAIRN_MISSING_DEFINED
 typedef enum cairn_missing {
     CAIRN_MISSING_ZERO =
-        0, /* a gradient of zeros: moments fade, the decay goes on, the step counts */
+        0, /* a gradient of zeros: moments fade, the decay is applied, the step counts */
     CAIRN_MISSING_LEAVE = 1 /* no gradient: the tensor and its count of updates stay as they are */
 } cairn_missing;
 #endif
@@ -308,8 +308,9 @@ struct tensor_spec {
     char *name;
     char *unit;  /* tensors of a unit are fetched together */
     char *group; /* of a trained tensor: the name of a group; "" in other kinds */
-    /* NULL: not an alias. Otherwise this is another name of that tensor, which is no alias itself, or of a
-     * box of that tensor. An alias has no state, so kind is FROZEN and shape [0]; wire is the target's */
+    /* NULL: not an alias. Otherwise this tensor is another name of the tensor `alias_of`, or of a box of
+     * it; `alias_of` itself is no alias. An alias has no state, so kind is FROZEN and shape [0]; wire is
+     * the target's */
     char *alias_of;
     struct cairn_box *alias_box; /* a box of the target; NULL = all of it */
 
@@ -321,9 +322,9 @@ struct tensor_spec {
     bool whole;  /* placement: false = cut by rows, true = all of it on one shard */
     bool frozen; /* a trained tensor, frozen by an amendment: as struct group_spec's */
     struct cairn_init init;
-    /* For a trained tensor: how many of the spec's first_step steps passed it by. A worker that
-     * opens the job later leaves this out, and so does the job's own spec. It is part of the hash, and
-     * of no manifest */
+    /* For a trained tensor: how many of the spec's first_step steps did not update it. A worker that opens
+     * the job later leaves this field out, and so does the job's own spec. The field is part of the hash,
+     * but of no manifest */
     uint64_t steps_missed;
     /* The tensor's place, from 1, in the list of the worker that made the job: torch's optimizers
      * number parameters in that order, and a canonical spec is sorted. 0: not known. The place does
@@ -345,7 +346,7 @@ struct group_spec {
     struct schedule schedule; /* of lr; the points are owned by the spec */
 };
 
-/* The rules by which the coordinator acts for the job without being asked: snapshot.h and restore.h in
+/* The rules by which the coordinator acts for the job without a request: see snapshot.h and restore.h in
  * server/coordinator. Amendable. */
 struct policy {
     uint64_t snapshot_every; /* steps; 0: no periodic snapshots */
@@ -354,18 +355,22 @@ struct policy {
     /* a shard that is away for longer than this counts as lost; RESTORE_LATEST only */
     uint32_t shard_loss_wait_s;
     cairn_worker_loss on_worker_loss;
-    /* from the last loss of a worker; 0: CAIRN_SPEC_LOSS_WAIT_S; WAIT only */
+    /* counted from the last loss of a worker; 0: CAIRN_SPEC_LOSS_WAIT_S; only for WAIT */
     uint32_t worker_loss_wait_s;
     /* Further rules for periodic snapshots; 0: no such rule */
-    uint64_t snapshot_keep_every;    /* steps: the first of every so many is kept for good */
-    uint64_t snapshot_max_bytes;     /* in all; above it the oldest that may go are removed */
+    /* a number of steps: of the snapshots in each range of this many steps, the first is kept for good */
+    uint64_t snapshot_keep_every;
+    /* bytes of all snapshots together; above this the oldest removable ones are removed */
+    uint64_t snapshot_max_bytes;
     uint32_t snapshot_every_s;       /* from one snapshot to the next, instead of snapshot_every */
     uint32_t snapshot_keep_within_s; /* all younger snapshots are kept */
     /* Rules for every snapshot of the job */
     uint32_t snapshot_durable_within_s; /* from the snapshot's cut; 0: no deadline was given */
-    uint32_t snapshot_scrub_every_s;    /* each is read again and checked; 0: only when asked */
+    /* how often each snapshot is read again and checked; 0: only on request */
+    uint32_t snapshot_scrub_every_s;
     cairn_snapshot_staging snapshot_staging;
-    bool snapshot_fallback; /* a restore takes the newest good one before a damaged one */
+    /* if a snapshot is damaged, a restore takes the newest good one before it */
+    bool snapshot_fallback;
 };
 
 /* A setting by which a job was made from a snapshot; the struct owns the strings. */
@@ -385,8 +390,9 @@ struct job_spec_data {
     struct spec_made *made; /* [made_count], the oldest first. Not part of hash and diff */
 
     /* owned: the weights that the shards begin with (proto/safetensors/safetensors.h) */
-    char *init_from;   /* an absolute path on the shards' hosts; NULL: none */
-    char *init_prefix; /* a tensor NAME may also have the key PREFIX + NAME; NULL: none */
+    char *init_from; /* an absolute path on the shards' hosts; NULL: none */
+    /* the weights of a tensor NAME may also have the key PREFIX + NAME; NULL: no prefix */
+    char *init_prefix;
 
     size_t tensor_count, tensor_capacity;
     size_t group_count, group_capacity;
@@ -403,11 +409,12 @@ struct job_spec_data {
      * cut over the shards; a client pushes once, too. 2: every micro-batch is pushed. 3: as 2, and a client
      * gives fetched units back after use */
     uint32_t stage;
-    uint32_t micro_batches;    /* of each worker in a round: 1 to CAIRN_SPEC_MICRO_MAX */
-    uint32_t workers_min;      /* a round opens with at least so many workers */
-    uint32_t workers_max;      /* attached at the same time; 0: the job has no bound of its own */
+    uint32_t micro_batches; /* of each worker in a round: 1 to CAIRN_SPEC_MICRO_MAX */
+    uint32_t workers_min;   /* a round opens only with at least this many workers */
+    /* how many may be attached at the same time; 0: the job has no bound of its own */
+    uint32_t workers_max;
     uint32_t chunk_leaves;     /* leaves in a full chunk; 64 = 1 MiB of f32 */
-    uint32_t spread;           /* a unit lies on at most so many shards */
+    uint32_t spread;           /* a unit lies on at most this many shards */
     uint32_t window;           /* chunks in flight per worker and shard */
     bool init_nonfinite_ok;    /* init_from may have weights that are NaN or infinite */
     bool init_extra_ok;        /* init_from may have weights that no tensor takes */
@@ -420,8 +427,8 @@ struct job_spec_data {
     double offload_fraction;
     cairn_tiers tiers;   /* no amendment changes it */
     uint64_t first_step; /* the step of the version that the job begins with */
-    /* A worker writes buffers after each applied step that is a multiple of this; 0: nobody does. No
-     * amendment changes it */
+    /* A worker writes the buffers after each applied step that is a multiple of this; 0: nobody writes
+     * them. No amendment changes this */
     uint64_t buffers_every;
     /* Micro-batches of a step, however many workers there are (above); 0: each worker has micro_batches of
      * its own */
@@ -459,8 +466,8 @@ cairn_status spec_set_group(struct job_spec_data *spec, size_t group,
                             const struct group_spec *from) CAIRN_MUST_CHECK;
 /* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay and momentum 0, constant; name and optimizer NULL. */
 struct group_spec group_default(void);
-/* Adds a hash that the spec had. Over CAIRN_SPEC_FORMER_MAX the oldest is dropped, but never the first.
- * CAIRN_ERR_NO_MEMORY. */
+/* Adds a hash that the spec had before. If there are more than CAIRN_SPEC_FORMER_MAX, the oldest except the
+ * very first is dropped. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_add_former(struct job_spec_data *spec, const uint8_t hash[32]) CAIRN_MUST_CHECK;
 /* Notes a setting by which the job was made from a snapshot. Over CAIRN_SPEC_MADE_MAX the oldest is
  * dropped. The strings are copied. */
@@ -476,8 +483,8 @@ void spec_canonicalize(struct job_spec_data *spec);
 size_t spec_find_tensor(const struct job_spec_data *spec, const char *name);
 size_t spec_find_group(const struct job_spec_data *spec, const char *name);
 
-/* How many seconds a snapshot beside training may take: from its cut until it is durable; and before the
- * cut, while shards make memory for it. */
+/* How many seconds a snapshot during training may take. policy_durable_within_s: from its cut until it is
+ * durable. policy_prepare_within_s: before the cut, while shards make memory for the snapshot. */
 uint32_t policy_durable_within_s(const struct policy *policy);
 uint32_t policy_prepare_within_s(const struct policy *policy);
 bool policy_same(const struct policy *a, const struct policy *b);
@@ -489,14 +496,15 @@ bool policy_same(const struct policy *a, const struct policy *b);
  * value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_check(const struct job_spec_data *spec, const char *const *optimizers,
                         struct sentence *why) CAIRN_MUST_CHECK;
-/* Refuses values that a rule cannot use, in a checked spec that is new or amended. Specs that an
- * older version stored are not checked again, and stay in use. CAIRN_ERR_INVALID with a sentence. */
+/* Refuses values that a rule cannot use; call it for a checked spec that is new or amended. Specs that an
+ * older version of Cairn stored are not checked again, and stay in use. CAIRN_ERR_INVALID with a
+ * sentence. */
 cairn_status spec_check_usable(const struct job_spec_data *spec,
                                struct sentence *why) CAIRN_MUST_CHECK;
 /* Returns the tensor of which `tensor` is another name, or `tensor` itself if it is no alias; the spec must
  * be checked and canonical. */
 size_t spec_target(const struct job_spec_data *spec, size_t tensor);
-/* True if the shards make the tensor's initial state: nobody puts it. Never true for a blob. */
+/* True if the shards make the tensor's initial state, so that no worker puts it. Never true for a blob. */
 bool spec_has_origin(const struct job_spec_data *spec, size_t tensor);
 /* True if every tensor that has elements gets its state from the shards: the job initializes itself. */
 bool spec_initializes_itself(const struct job_spec_data *spec);
@@ -509,12 +517,12 @@ bool job_name_ok(const char *name);
 cairn_status spec_hash(const struct job_spec_data *spec, uint8_t hash_out[32]) CAIRN_MUST_CHECK;
 
 /* The number of a job's workers may change from one launch to the next: a spec that wants exactly n
- * workers fits a job whose bounds allow n. Returns a copy of the spec; in that case with the bounds of the
- * job, otherwise with its own. The copy borrows from both, and must not be released. */
+ * workers fits a job whose bounds allow n. Returns a copy of the spec: in that case with the bounds of the
+ * job, otherwise with the spec's own bounds. The copy borrows from both specs, and must not be released. */
 struct job_spec_data spec_with_workers(const struct job_spec_data *spec,
                                        const struct job_spec_data *job);
 /* True if a worker with that spec belongs to the job: the spec is the job's, or one that the job had before
- * an amendment, with or without the settings by which the job was made from a snapshot since. */
+ * an amendment. The spec may lack the settings by which the job was made from a snapshot since. */
 bool spec_joins(const struct job_spec_data *spec, const struct job_spec_data *job) CAIRN_MUST_CHECK;
 /* Notes in `next` the settings that differ from those of `was`, the spec it was made from.
  * CAIRN_ERR_NO_MEMORY. */
@@ -532,8 +540,9 @@ bool spec_schedules_hash(const struct job_spec_data *spec, uint8_t hash_out[32])
 enum spec_change {
     CAIRN_SPEC_NEXT_ROUND, /* by an amendment: the next round that opens uses it, no handle is affected */
     CAIRN_SPEC_REOPENED, /* by an amendment that makes a new generation: every handle is opened again */
-    CAIRN_SPEC_CREATED, /* by a new job made from a snapshot, since state lies or adds up otherwise */
-    CAIRN_SPEC_NEVER    /* not at all: the field tells how the job began */
+    /* by a new job made from a snapshot, since the state lies or adds up differently */
+    CAIRN_SPEC_CREATED,
+    CAIRN_SPEC_NEVER /* not at all: the field tells how the job began */
 };
 
 /* One difference between two specs. */
@@ -542,8 +551,9 @@ struct spec_difference {
     const char *what; /* "tensor fc1.weight: shape" */
     /* both values in words; NULL: that side lacks it */
     const char *here, *there;
-    /* The setting that turns the servers' value into the one here, and how. key is NULL, and change NEVER,
-     * if no setting does. `value` alone is NULL if it is no short text. */
+    /* The setting that turns the servers' value into the one here, and how. If no setting turns the
+     * servers' value into the one here, key is NULL and change is NEVER. If the value is no short text,
+     * only `value` is NULL. */
     const char *key, *value;
     enum spec_change change;
     /* If a tensor differs: its name, and the field that differs, as `what` has it ("kind",
@@ -563,8 +573,8 @@ size_t spec_diff(const struct job_spec_data *here, const struct job_spec_data *t
 
 /* The capabilities of this version: one row for every choice that a job's spec offers, and for choices
  * that cannot be combined. The check of specs reads the table, `cairn capabilities` prints it, and a test
- * (e2e.capabilities) makes each row's choice: a supported one has a visible effect, an unsupported one
- * is refused when a worker attaches, and nothing is ignored silently.
+ * (e2e.capabilities) tries each row's choice. A supported choice must have a visible effect, and an
+ * unsupported one must be refused when a worker attaches: no choice is ignored silently.
  *
  * Pure; static memory. */
 
@@ -573,9 +583,11 @@ enum capability_field {
     CAIRN_CAPABILITY_WIRE, /* cairn_dtype of what is fetched; u8: only for blobs, and their only one */
     CAIRN_CAPABILITY_REDUCE,
     CAIRN_CAPABILITY_MASTER,
-    CAIRN_CAPABILITY_PLACE,       /* 0 rows, 1 whole */
-    CAIRN_CAPABILITY_INIT,        /* cairn_init_kind */
-    CAIRN_CAPABILITY_ALIAS,       /* 0 none, 1 whole, 2 box: fetched; 3 box: pushed */
+    CAIRN_CAPABILITY_PLACE, /* 0 rows, 1 whole */
+    CAIRN_CAPABILITY_INIT,  /* cairn_init_kind */
+    /* 0 no alias, 1 alias of a whole tensor, 2 alias of a box that is fetched, 3 alias of a box that is
+     * pushed */
+    CAIRN_CAPABILITY_ALIAS,
     CAIRN_CAPABILITY_SCHEDULE,    /* of a group; cairn_schedule_kind */
     CAIRN_CAPABILITY_STAGE,       /* of the job */
     CAIRN_CAPABILITY_LOSS_SCALE,  /* cairn_loss_scale */
@@ -606,15 +618,16 @@ struct capability {
     int value;
     const char *value_name;
     bool supported;
-    const char *instead; /* not supported, but accepted: what is done; NULL: it is refused */
+    /* what is done in place of a choice that is not supported but accepted; NULL: the choice is refused */
+    const char *instead;
 };
 
-/* The tensor in whose properties a combination is looked for. */
+/* Says which tensor's properties are checked for a combination. */
 enum combination_of {
     CAIRN_COMBINATION_OF_TENSOR, /* a tensor of the spec that is no alias */
     CAIRN_COMBINATION_OF_TARGET, /* the tensor that an alias names */
     CAIRN_COMBINATION_OF_TILED, /* the tensor of which a tile is declared, under the name given there */
-    CAIRN_COMBINATION_OF_CUT,  /* the target of that name, if the tile is not all of it */
+    CAIRN_COMBINATION_OF_CUT,  /* the target of that name, if the tile is only a part */
     CAIRN_COMBINATION_OF_NONE, /* no tensor: the choice is accepted, see `instead` */
 };
 struct tensor_spec;
@@ -637,22 +650,22 @@ const char *capability_field_name(enum capability_field field);
 const char *capability_name(enum capability_field field, int value);
 /* The value with that name; -1 if there is none. */
 int capability_value(enum capability_field field, const char *name);
-/* CAIRN_ERR_INVALID: the field has no such value. CAIRN_ERR_UNSUPPORTED: it has, but not in this version.
- * `why` (may be NULL) begins with `subject` ("tensor \"x\": "), and names the field, the value and all
- * supported values. */
+/* CAIRN_ERR_INVALID: the field has no such value. CAIRN_ERR_UNSUPPORTED: the value exists, but this version
+ * does not support it. `why` (may be NULL) begins with `subject` ("tensor \"x\": "), and names the field,
+ * the value and all supported values. */
 cairn_status capability_check(enum capability_field field, int64_t value, const char *subject,
                               struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== results ==== */
 
-/* Counts elements that are not finite, by tensor. After an update with finite gradients they may be
- * in a parameter, in a moment (the square of a large gradient is infinite, and its parameter never
- * moves again), or in the published copy (bf16 overflows before fp32). In a round that is skipped they are
- * in the summed gradients. Shards count elements, the coordinator adds up their counts. Pure; any
- * thread. */
+/* Counts elements that are not finite, by tensor. After an update with finite gradients such elements may
+ * be in a parameter, in a moment (the square of a large gradient is infinite, and its parameter never moves
+ * again), or in the published copy (bf16 overflows before fp32). In a round that is skipped the non-finite
+ * elements are in the summed gradients. Shards count elements, the coordinator adds up their counts. Pure;
+ * any thread. */
 
-#define CAIRN_RESULTS_TENSORS 8   /* how many are known by name */
-#define CAIRN_RESULTS_BYTES   512 /* of their list; a name has at most 255 bytes */
+#define CAIRN_RESULTS_TENSORS 8   /* how many tensors are listed by name */
+#define CAIRN_RESULTS_BYTES   512 /* of the list as text; a name has at most 255 */
 
 struct results {
     uint64_t nonfinite; /* elements, of all tensors */
@@ -694,20 +707,22 @@ cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, ui
 
 /* ==== optimizers ==== */
 
-/* The registry of optimizers: what each is called, which planes it keeps, which hyper-parameters it
- * has and how its scalars are computed. The kernels are in gpu/ under the same ids; a test walks this
- * table, so that a new optimizer without a kernel or golden values fails the build's tests.
+/* The registry of optimizers: the name of each optimizer, the planes that it keeps, its hyper-parameters,
+ * and how its scalars are computed. The kernels are in gpu/ under the same ids; a test walks this table, so
+ * that a new optimizer without a kernel or golden values fails the build's tests.
  *
  * Ids are sent over the wire and stored in snapshots: never reused, never changed. Pure. */
 
 /* ==== initializer ==== */
 
-/* Initial values made from a seed where they are kept: nobody has to hold a whole model to begin one.
+/* Makes initial values from a seed, on the shards that keep them: so nobody has to hold a whole model to
+ * begin one.
  *
  *   element i of a tensor = f(kind, a, b, seed, the tensor's name, i)
  *
- * and nothing else: any cut into shards, chunks or threads gives the same bits, and a tensor keeps its
- * values when other tensors are added to the model. i counts row-major in the whole tensor.
+ * An element depends on nothing else: any cut into shards, chunks or threads gives the same bits, and a
+ * tensor keeps its values when other tensors are added to the model. i counts row-major in the whole
+ * tensor.
  *
  *   key    first 8 bytes, little-endian, of BLAKE2b-256("cairn initializer 1" | seed, 8 bytes LE | name)
  *   words  Philox4x32-10 (Salmon et al., SC'11) of the counter {low and high half of i / 2, 0, 0}: two
@@ -718,7 +733,7 @@ cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, ui
  *          of scalars.h, fdlibm's series; every operation is IEEE double and rounds once, no libm
  *   UNIFORM  (float)(a + (b - a)·u): in [a, b]        NORMAL  (float)(a + b·z): mean a, deviation b
  *
- * Pure; any thread. Any change here changes the models that are made, so it needs a new name in the key. */
+ * Pure; any thread. Any change here changes the initial models, so a change needs a new name in the key. */
 
 /* The source from which init_elems, or a device, makes a tensor's elements. The init must be
  * checked, and not NONE. */
@@ -768,8 +783,8 @@ const char *const *optimizer_names(void);
 /* NULL: the optimizer (which may be NULL) has no hyper-parameter with that name. Static memory. */
 const struct hyper_info *optimizer_hyper(const struct optimizer_kind *optimizer, const char *name);
 
-/* Takes the hyper-parameters from a spec's group; those that its optimizer does not use become 0.
- * CAIRN_ERR_INVALID as group_hyper_check. */
+/* Takes the hyper-parameters from a spec's group; hyper-parameters that its optimizer does not use become
+ * 0. CAIRN_ERR_INVALID as group_hyper_check. */
 cairn_status group_hyper_of_spec(const struct group_spec *group, struct group_hyper *out,
                                  const char **field_out) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_INVALID: the group sets a field that its optimizer does not use to something other than 0 or
@@ -792,7 +807,7 @@ uint32_t optimizer_planes(const struct group_hyper *hyper);
  *   stage, micro_batches, …        a scalar of the job: a row of spec_fields.h
  *   GROUP.lr, GROUP.schedule, …    a hyper-parameter of a group, or of its schedule; GROUP.points:
  * "0:1,9:0.5"
- *   wire, TENSOR.wire              the dtype of what is fetched, for all tensors (except blobs) or for one
+ *   wire, TENSOR.wire              the dtype in which all tensors (except blobs), or one, are fetched
  *
  * A VALUE is a number, a word ("skip", "cosine", "bf16"), or yes and no. Pure. */
 
@@ -802,9 +817,9 @@ struct spec_field; /* spec_fields.h */
 
 /* Sets the field that `key` names in a copy of an existing job's spec; after a failure the copy is
  * half changed. Rules between two fields are checked afterwards, by spec_canonicalize and
- * spec_check. *change_out: how the job gets the new value. CAIRN_ERR_NOT_FOUND: no such
- * field, group or tensor; `why` lists the fields that exist. CAIRN_ERR_INVALID,
- * CAIRN_ERR_UNSUPPORTED: `why` names the field, the value and what is allowed. CAIRN_ERR_NO_MEMORY. */
+ * spec_check. *change_out tells how the job gets the new value. CAIRN_ERR_NOT_FOUND: no such field, group
+ * or tensor; `why` lists the fields that exist. CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED: `why` names the
+ * field, the value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_set(struct job_spec_data *spec, const char *key, const char *value,
                       enum spec_change *change_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* How a job gets from one value of a scalar to another: as the scalar's row says, except that a change from

@@ -20,7 +20,8 @@ bool job_name_ok(const char *name)
     return length <= CAIRN_NAME_MAX && strspn(name, allowed) == length;
 }
 
-/* Returns the text if a sentence may quote it; "?" if it is no valid name, since it may hold anything. */
+/* Returns the text if a sentence may quote it. Returns "?" if the text is no valid name, since such a text
+ * may hold anything. */
 static const char *quotable(const char *text)
 {
     return text_ok(text, CAIRN_NAME_MAX) ? text : "?";
@@ -356,7 +357,7 @@ static cairn_status check_tensor_names(const struct job_spec_data *spec, size_t 
     return text_check(what, t->unit, CAIRN_NAME_MAX, why);
 }
 
-/* Checks how many steps passed a tensor by before the job began. */
+/* Checks the number of steps before the job's beginning that did not update the tensor. */
 static cairn_status check_missed(const struct job_spec_data *spec, const struct tensor_spec *t,
                                  struct sentence *why)
 {
@@ -470,7 +471,8 @@ static cairn_status check_sorted(const struct tensor_spec *const *sorted, size_t
 }
 
 /* Checks that no name occurs twice, and that every alias names an existing tensor that is no alias, with
- * its box inside that tensor. Everything else of each tensor was checked before. Errors as spec_check. */
+ * its box inside that tensor. All other properties of each tensor were checked before. The errors are those
+ * of spec_check. */
 static cairn_status spec_check_names(const struct job_spec_data *spec, struct sentence *why)
 {
     const size_t count = spec->tensor_count;

@@ -96,7 +96,8 @@ static void hash_group(crypto_generichash_state *state, const struct group_spec 
     hash_schedule(state, &g->schedule);
 }
 
-/* Hashes the rows from `first` that are hashed together; returns the row after them. */
+/* Hashes row `first`, together with the rows after it that belong to the same hash entry; returns the row
+ * after them. */
 static size_t hash_later(crypto_generichash_state *state, size_t first,
                          const struct job_spec_data *spec)
 {
@@ -172,7 +173,8 @@ struct diff {
     void *context;
     const char
         *wire; /* key of a setting for all tensors, if all here have one wire dtype; else NULL */
-    const char *tensor, *field; /* those of the next difference (spec.h); NULL: it has none */
+    /* tensor and field of the next difference (spec.h); NULL: it has none */
+    const char *tensor, *field;
 };
 
 /* The setting that turns the servers' value into the one here. */
@@ -192,7 +194,7 @@ static void report(struct diff *diff, const char *line, const char *what, const 
     diff->sink(diff->context, &difference);
 }
 
-/* Reports `what`, and its values here and there. */
+/* Reports the difference `what` with its two values: `here` is the worker's, `there` is the servers'. */
 static void differ_by(struct diff *diff, const char *what, const char *here, const char *there,
                       struct way way)
 {
@@ -263,7 +265,8 @@ static void differ_wire(struct diff *diff, const struct tensor_spec *here,
               is_blob ? no_way : way);
 }
 
-/* "no alias"; "alias of wte [0,8)x[0,4)"; without the box if it names all of the target. */
+/* Writes "no alias" or "alias of wte [0,8)x[0,4)"; the box is left out if the alias names all of the
+ * target. */
 static const char *alias_text(const struct tensor_spec *t, char text[static 700])
 {
     const struct cairn_box *box = t->alias_box;
@@ -285,8 +288,8 @@ static const char *init_text(const struct cairn_init *init, char text[static 180
     return text;
 }
 
-/* Returns the group's name. A tensor that is not trained has no group, and gets a word that no name can
- * be. */
+/* Returns the group's name. A tensor that is not trained has no group: for it "(none)" is returned, which
+ * cannot be a name. */
 static const char *name_or_none(const char *name)
 {
     return name[0] != '\0' ? name : "(none)";
@@ -585,8 +588,8 @@ static bool has_setting(const struct job_spec_data *spec, const struct spec_made
     return has;
 }
 
-/* Undoes in a copy of the spec the settings by which the job was made from snapshots, the last first, as
- * far as the spec has them: the result may be a former spec of the job. */
+/* Undoes in a copy of the spec the settings by which the job was made from snapshots, the last setting
+ * first. Only settings whose values the spec has are undone. The result may be a former spec of the job. */
 static bool was_before_made(const struct job_spec_data *spec, const struct job_spec_data *job,
                             bool has_workers)
 {

@@ -25,12 +25,12 @@ enum spec_kind {
 /* The part of the spec with which a scalar was introduced. It decides where the scalar is in a manifest and
  * in the hash; the parts follow each other there in this order. */
 enum spec_part {
-    CAIRN_SPEC_FIRST,   /* always in both, and missing in no manifest */
+    CAIRN_SPEC_FIRST,   /* always in the hash and in every manifest, old ones included */
     CAIRN_SPEC_MICRO,   /* always in both; missing in older manifests */
     CAIRN_SPEC_SCALING, /* always in both; missing in older manifests */
     CAIRN_SPEC_LATER,   /* in both, under its name, unless it has its default */
     CAIRN_SPEC_POLICY,  /* as LATER, but hashed together. This part is closed: a new row is LATER */
-    CAIRN_SPEC_ALL      /* not a part of any row: all parts, defaults included */
+    CAIRN_SPEC_ALL      /* no row has this part: it requests all parts, defaults included */
 };
 
 /* The allowed values: min, max, and the capability field that names them. */

@@ -60,7 +60,7 @@ static int carries_payload(unsigned kind)
     return kind == CAIRN_CHUNK_PUSH || kind == CAIRN_CHUNK_PUT || kind == CAIRN_CHUNK_DATA;
 }
 
-/* The payload is a box, whose length only the receiver knows, and at least one element. */
+/* Judges a payload that is a box and at least one element. Only the receiver knows the box's length. */
 static cairn_status judge_boxed(const struct chunk_header *h, size_t payload_bytes)
 {
     const size_t elem_bytes = dtype_size(h->dtype);
@@ -86,7 +86,7 @@ static cairn_status judge_payload(const struct chunk_header *h, size_t payload_b
     const size_t elem_bytes = dtype_size(h->dtype);
     if (elem_bytes == 0 || payload_bytes == 0) return CAIRN_ERR_MALFORMED;
     if (payload_bytes % elem_bytes != 0) return CAIRN_ERR_MALFORMED;
-    // A leaf has at most CAIRN_LEAF_ELEMS elements and is never empty; a tile has any number of its
+    // A leaf has at most CAIRN_LEAF_ELEMS elements and is never empty; a tile has any number of the leaf's
     // elements.
     const uint64_t elems = payload_bytes / elem_bytes;
     const bool whole = h->kind != CAIRN_CHUNK_DATA && h->tile == CAIRN_TILE_WHOLE;
@@ -151,7 +151,7 @@ cairn_status tiles_set(struct tiles *tiles, uint32_t tensor, const struct cairn_
 {
     const size_t at = place_of(tiles, tensor);
     if (at == tiles->count || tiles->list[at].tensor != tensor) {
-        // Doubled at each power of two, so that no capacity needs to be kept.
+        // The list doubles at each power of two, so no capacity needs to be kept.
         if ((tiles->count & (tiles->count - 1)) == 0) {
             const size_t capacity = tiles->count == 0 ? 1 : 2 * tiles->count;
             struct tile_box *list = realloc(tiles->list, capacity * sizeof *list);
@@ -311,13 +311,13 @@ cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct j
 
 /* Checks that the tiles of all ranks make up every tensor exactly: see wire.h.
  *
- * Ranks with equal lists are one holder. A tensor's different boxes are separated by straight cuts: sorted
- * along a dimension, a group splits into parts wherever no box reaches across. Real partitions split
- * into single boxes at once. Boxes that no cut in any dimension separates (a pinwheel, or boxes
- * that overlap) are compared by pairs. Without overlap the boxes are a cover if their elements add
- * up to the tensor's. */
+ * Ranks with equal lists are one holder. Straight cuts separate a tensor's different boxes: a group that is
+ * sorted along a dimension splits into parts wherever no box reaches across. Real partitions split into
+ * single boxes at once. Boxes that no cut in any dimension separates (a pinwheel, or boxes that overlap)
+ * are compared by pairs. Boxes that do not overlap cover the tensor if the numbers of their elements add up
+ * to the tensor's. */
 
-#define PAIRS_BOXES_MAX 4096 /* in a group that is compared by pairs */
+#define PAIRS_BOXES_MAX 4096 /* the most boxes in a group that is compared by pairs */
 #define DEPTH_MAX       64   /* cuts within cuts before that */
 
 /* A list that some ranks have, and the lowest of these ranks. */
@@ -346,7 +346,7 @@ static int by_hash(const void *a, const void *b)
     return x->rank < y->rank ? -1 : x->rank > y->rank;
 }
 
-/* Keeps one holder of each list; returns how many. */
+/* Keeps one holder of each list; returns how many holders are left. */
 static uint32_t join_holders(struct holder *holders, uint32_t count)
 {
     qsort(holders, count, sizeof *holders, by_hash);
@@ -373,7 +373,7 @@ static int by_box(const void *a, const void *b)
     return compare_numbers(x->rank, y->rank);
 }
 
-/* Collects the tensor's different boxes that are not empty; returns how many. */
+/* Collects the tensor's different boxes that are not empty; returns how many boxes there are. */
 static size_t gather(struct cover *c, uint32_t tensor, const struct holder *holders, uint32_t count)
 {
     size_t held = 0;
@@ -484,8 +484,8 @@ static size_t keep_reaching(struct held *held, size_t count, uint32_t d, uint64_
     return kept;
 }
 
-/* Finds a part that none of the boxes holds, if they do not overlap and do not fill the tensor: dimension
- * by dimension, the first slice that is not full. */
+/* Finds a part that no box holds, if the boxes do not overlap and do not fill the tensor. Narrows the part
+ * dimension by dimension to the first slice that is not full. */
 static struct cairn_box find_hole(struct cover *c, size_t count)
 {
     struct cairn_box hole = box_of_shape(&c->tensor->shape);
@@ -533,7 +533,7 @@ cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *c
         status = CAIRN_OK;
         for (size_t t = 0; status == CAIRN_OK && t < spec->tensor_count; t++) {
             c.tensor = &spec->tensors[t];
-            if (c.tensor->alias_of != NULL) continue; // it is stored under its target's name
+            if (c.tensor->alias_of != NULL) continue; // an alias is stored under its target's name
             status = cover_tensor(&c, gather(&c, (uint32_t)t, holders, count));
         }
     }

@@ -152,7 +152,7 @@ size_t page_cut(enum page_what what, const uint8_t *bytes, size_t bytes_len, siz
     return page.bytes.len;
 }
 
-#define VARINT_BYTES 5 /* of a tag, or of a length, at most */
+#define VARINT_BYTES 5 /* the most bytes of a tag, or of a length */
 
 size_t hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count)
 {
@@ -172,7 +172,7 @@ size_t hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t 
 
 /* A job spec as a protobuf message and back. */
 
-/* The protobuf side of a spec: borrows the spec's strings, owns the arrays. */
+/* The protobuf side of a spec. It borrows the spec's strings, and owns the arrays. */
 struct packing {
     Cairn__JobSpec message;
     Cairn__TensorSpec *tensors;
@@ -363,7 +363,7 @@ cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out, si
     return CAIRN_OK;
 }
 
-/* Reads the box of an alias into *box; *box_out NULL: the alias has no box, so it is the complete
+/* Reads the box of an alias into *box. *box_out is NULL if the alias has no box: then it is the complete
  * tensor. */
 static cairn_status unpack_box(const Cairn__TensorSpec *in, struct cairn_box *box,
                                struct cairn_box **box_out)
@@ -598,7 +598,7 @@ enum frame_state frame_decoder_next(struct frame_decoder *decoder, struct wire_f
         sentence_set(why, "the stream was malformed before");
         return CAIRN_FRAME_MALFORMED;
     }
-    if (arrived == 0) return CAIRN_FRAME_NONE; // there may be no buffer at all
+    if (arrived == 0) return CAIRN_FRAME_NONE; // there may be no buffer at all in this case
     const uint8_t *header = decoder->bytes + decoder->start;
     if (judge_magic(header, arrived, why) != CAIRN_OK) goto malformed;
     if (arrived < CAIRN_FRAME_HEADER_BYTES) return CAIRN_FRAME_NONE;

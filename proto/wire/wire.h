@@ -15,7 +15,7 @@
 
 /* ==== chunks ==== */
 
-/* The header of everything that travels on the fabric: 128 fixed bytes, little-endian, in front of a
+/* Everything that travels on the fabric has this header: 128 fixed bytes, little-endian, in front of a
  * payload of at most CAIRN_CHUNK_PAYLOAD_MAX bytes.
  *
  * One header serves every kind, so that one function validates all. A field that a kind does not use is 0.
@@ -45,59 +45,63 @@
  *   DATA       shard   worker  the answer: as FETCH, with dtype, checksum and the payload
  *
  * CAIRN_CHUNK_UNSUMMED is a bit of value. In a shard's HELLO and in a worker's FETCH it says that the
- * sender accepts payloads without a checksum (PUSH, DATA). In PUSH and DATA it says that there is no
- * checksum: the payload was sent over the network from a card's memory (CAIRN_FABRIC_PATH_DIRECT), where no
- * processor has read it, and only the network's own checksums guard it.
+ * sender accepts payloads without a checksum (PUSH, DATA). In PUSH and DATA the bit says that there is no
+ * checksum: the payload was sent over the network directly from a card's memory (CAIRN_FABRIC_PATH_DIRECT).
+ * No processor has read such a payload, and only the network's own checksums guard it.
  *
  * Messages to one peer may overtake each other; nothing here relies on their order. `token` is a secret
  * of the member's session (from the coordinator, over the control channel): a header with another
- * token is dropped. `epoch` and `round` fence: a message of an older one changes nothing. A PUSH, PUT,
- * FETCH or DATA always holds exactly one chunk of the layout's chunk grid (proto/geometry/layout.h).
+ * token is dropped. `epoch` and `round` are fences: a message of an older epoch or round changes nothing. A
+ * PUSH, PUT, FETCH or DATA always holds exactly one chunk of the layout's chunk grid
+ * (proto/geometry/layout.h).
  *
- * Ways. The worker's endpoint to a shard and the shard's to that worker are two, and each may be lost
- * alone, with the messages sent on it. The worker notices its own loss, connects again, and asks again for
- * all that is unanswered. The shard tells the worker of a loss of the shard's own: it sends HELLO on every
- * endpoint that it makes in place of a lost one, and as the answer to every HELLO. The number
- * (CAIRN_CHUNK_WAY) is higher for every endpoint that the shard makes to this worker, and for every
- * connection of the worker that the shard hears of. After a HELLO whose number has a higher endpoint the
- * worker asks again for unanswered PUTs and FETCHes. After a GRANT with a higher number it sends
- * all unanswered PUSHes again; the shard sends that GRANT when nothing sent earlier is still being
- * received. A worker that waits for an answer and hears nothing for a while sends HELLO again, with
- * the same number.
+ * Ways. The worker has an endpoint to a shard, and the shard has another endpoint to that worker. Each
+ * endpoint may be lost alone, together with the messages that were sent on it. A worker that loses its
+ * endpoint notices the loss, connects again, and asks again for everything that is unanswered. A shard that
+ * loses its endpoint tells the worker: the shard sends HELLO on every endpoint that it makes in place of a
+ * lost one. The shard also answers every HELLO with HELLO. The number in HELLO (CAIRN_CHUNK_WAY) grows with
+ * every endpoint that the shard makes to this worker, and with every connection of the worker that the
+ * shard hears of. After a HELLO whose number has a higher endpoint the worker sends its unanswered PUTs and
+ * FETCHes again. After a GRANT with a higher number it sends all unanswered PUSHes again; the shard sends
+ * that GRANT only when it is no longer receiving anything that was sent earlier. A worker that waits for an
+ * answer and hears nothing for a while sends HELLO again, with the same number.
  *
- * Relays. If the job's reduce groups are hosts, the shards on a host of several workers take these
- * workers' contributions to all shards, each relay for some of the shards (the owners): a relay
- * adds them up and passes on one contribution (server/shard/relay.h). Towards its workers a relay
- * speaks for the owner, on its own endpoints: in its GRANT, ACK, NAK and MICRO_ACK `tile` is the
- * index of the owner, and `tensor` of GRANT is 1 + the relay's own. The workers send the relay PUSH
- * as they would the owner, and MICRO_END and COMMIT with `tensor` = 1 + the index of the owner (0:
- * the receiver itself is meant). Towards the owner the relay is a worker of its own, which the
- * coordinator has announced; `value` of that worker's HELLO is 1. A relay answers a FETCH of another
- * shard's chunk (param, CAIRN_TILE_WHOLE) likewise (DATA with `tile` of the owner), from a copy
- * that it has fetched once for all workers; if it has no copy (any more), it answers NAK NOT_FOUND: then
- * the worker asks the owner.
+ * Relays. If the job's reduce groups are hosts, the shards on a host with several workers are relays: they
+ * take these workers' contributions to all shards. Each relay acts for some of the shards (the owners): it
+ * adds up the contributions to an owner, and passes on one contribution (server/shard/relay.h). Towards its
+ * workers a relay speaks for the owner, on its own endpoints: in its GRANT, ACK, NAK and MICRO_ACK `tile`
+ * is the index of the owner, and `tensor` of GRANT is 1 + the relay's own. The workers send PUSH to the
+ * relay as they would to the owner. They send MICRO_END and COMMIT with `tensor` = 1 + the index of the
+ * owner (0: the receiver itself is meant). Towards the owner the relay acts as a separate worker, which the
+ * coordinator has announced; `value` of that worker's HELLO is 1. A relay also answers a FETCH of another
+ * shard's chunk (param, CAIRN_TILE_WHOLE): it sends DATA with `tile` of the owner, from a copy that it has
+ * fetched once for all workers. A relay without such a copy answers NAK NOT_FOUND: then the worker asks the
+ * owner.
  *
  * Tiles. In a worker's messages `table_hash` is the tiles_digest of the list that it declared
- * (proto/wire/wire.h; without a list, of the empty one): if a header has another hash than the shard
- * knows, the shard refuses it with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:
+ * (see "tiles" below; without a list, the digest of the empty list). If a header has another hash than the
+ * shard knows, the shard refuses the message with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk
+ * is meant:
  *   CAIRN_TILE_WHOLE  all of it
  *   CAIRN_TILE_OWN    the elements that it shares with the worker's own box of the tensor
  *   CAIRN_TILE_BOX    FETCH, and PUT in a write, only: the elements in the box (box_encode) that is the
  *                     payload of FETCH, and precedes the elements in the payload of PUT
- * The payload of PUSH, PUT and DATA is then that part only, ascending, which is one contiguous piece of the
- * box's memory; a part without elements is not sent and not asked for. In a shard's messages `tile`
- * is the shard's index in the layout. */
+ * The payload of PUSH, PUT and DATA is then only that part, in ascending order, which is one contiguous
+ * piece of the box's memory. A part without elements is neither sent nor asked for. In a shard's messages
+ * `tile` is the shard's index in the layout. */
 
 #define CAIRN_CHUNK_HEADER_BYTES 128
 #define CAIRN_CHUNK_MAGIC        0x434e5243u /* "CRNC" */
 #define CAIRN_CHUNK_PROTOCOL     1
 #define CAIRN_CHUNK_PAYLOAD_MAX  (((size_t)4 << 20) + 4096) /* the largest chunk, and a box */
 #define CAIRN_CHUNK_SMALL        ((size_t)16 << 10) /* the largest payload of a small PUSH */
-#define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* for the empty list of tiles: "whole tensors" */
+/* the hash of the empty list of tiles: "whole tensors" */
+#define CAIRN_TABLE_HASH_WHOLE 0x656c6f6877ull
 
 /* Bits of header.value. */
 #define CAIRN_CHUNK_OF_RELAY 1u /* in a HELLO: a relay sends it, not a shard or a worker */
-#define CAIRN_CHUNK_IN_PLACE 1u /* in a PUSH: it takes a credit of chunks that are read in place */
+/* in a PUSH: the chunk takes a credit of the window for chunks that are read in place */
+#define CAIRN_CHUNK_IN_PLACE 1u
 #define CAIRN_CHUNK_UNSUMMED 2u
 
 enum chunk_tile { CAIRN_TILE_WHOLE = 0, CAIRN_TILE_OWN = 1, CAIRN_TILE_BOX = 2 };
@@ -117,7 +121,7 @@ enum chunk_kind {
     CAIRN_CHUNK_KIND_COUNT = 12 /* one more than the last */
 };
 
-/* The layout in memory; on the wire the fields have the offsets in chunk.c, which asserts them. */
+/* This is the layout in memory. On the wire the fields have the offsets in chunk.c, which asserts them. */
 struct chunk_header {
     uint32_t magic;
     uint8_t kind;     /* enum chunk_kind */
@@ -140,21 +144,22 @@ struct chunk_header {
     uint64_t request; /* the sender's cookie, echoed by the answer */
     uint64_t value;
     uint64_t payload_bytes;
-    /* XXH3-64 of the payload; 0 without a payload, in a PUSH through memory of this host, which is folded
-     * in place, and with CAIRN_CHUNK_UNSUMMED */
+    /* XXH3-64 of the payload. 0 if there is no payload, with CAIRN_CHUNK_UNSUMMED, and in a PUSH through
+     * memory of this host, whose payload is folded in place */
     uint64_t checksum;
 };
 
-/* The number of a way: that of the shard's endpoint (from 1 in a shard's process), and that of the worker's
- * newest connection that the shard has heard of (0: of none). */
+/* The number of a way consists of two numbers: the number of the shard's endpoint (from 1 in a shard's
+ * process), and the number of the worker's newest connection that the shard has heard of (0: it has heard
+ * of none). */
 #define CAIRN_CHUNK_WAY(endpoint, connection) ((uint64_t)(endpoint) << 32 | (uint32_t)(connection))
 #define CAIRN_CHUNK_WAY_ENDPOINT(way)         ((uint32_t)((way) >> 32))
 
-/* Writes the 128 bytes of `header`; magic and protocol are filled in. */
+/* Writes the 128 bytes of `header`, and fills in magic and protocol. */
 void chunk_encode(const struct chunk_header *header, uint8_t out[CAIRN_CHUNK_HEADER_BYTES]);
 
-/* Validates the bytes of a header that arrived with a payload of `payload_bytes` and writes it to
- * `header_out`. The job validates the fields that only it can judge (member, token, epoch, round, the
+/* Validates the bytes of a header that arrived with a payload of `payload_bytes`, and writes the header to
+ * `header_out`. The job validates the fields that only the job can judge (member, token, epoch, round, the
  * grid).
  *   CAIRN_ERR_MALFORMED  not a header of ours, an unknown kind, dtype or plane, a length that is not
  *                        the payload's or over the limit, an index range that overflows
@@ -170,16 +175,17 @@ const char *chunk_kind_name(unsigned kind);
 
 /* ==== tiles ==== */
 
-/* The tiles of a worker: which box of which tensor it holds.
+/* The tiles of a worker say which box of which tensor the worker holds.
  *
  * A worker that holds only parts of some tensors declares a list: one box per tensor, ascending by tensor.
- * It holds all of a tensor that is not listed, and nothing of a tensor with an empty box (an
- * expert that lives on other ranks). The declared boxes of all ranks must make up every tensor
- * exactly: two ranks hold the same box (replicas) or boxes that have no element in common, and all ranks
- * together hold the complete tensor. A tile that is declared for an alias is ignored: the tensor that the
+ * The worker holds all of a tensor that is not listed, and nothing of a tensor with an empty box (an expert
+ * that lives on other ranks). The declared boxes of all ranks must make up every tensor exactly: two ranks
+ * hold the same box (replicas) or boxes that have no element in common, and all ranks together hold the
+ * complete tensor. A tile that is declared for an alias is ignored: only the tile of the tensor that the
  * alias names counts.
  *
- * Pure: no input or output. A list owns its memory; one thread changes it, many may read. */
+ * Pure: no input or output. A list owns its memory. One thread at a time may change a list, and many may
+ * read it. */
 
 struct tile_box {
     uint32_t tensor; /* index in the job's canonical tensor list */
@@ -187,7 +193,7 @@ struct tile_box {
 };
 /* All zero: the empty list, "whole tensors". */
 struct tiles {
-    struct tile_box *list; /* owned: [count], by tensor, none twice */
+    struct tile_box *list; /* owned: [count], sorted by tensor, no tensor twice */
     size_t count;
 };
 void tiles_release(struct tiles *tiles);
@@ -198,29 +204,30 @@ cairn_status tiles_set(struct tiles *tiles, uint32_t tensor,
 /* Returns the box of the tensor, owned by the list; NULL: the worker holds the complete tensor. */
 const struct cairn_box *tiles_find(const struct tiles *tiles, uint32_t tensor);
 bool tiles_equal(const struct tiles *a, const struct tiles *b);
-/* Names the list in the header of a chunk (table_hash): the first 8 bytes, little-endian, of BLAKE2b-256
- * over "cairn tiles 1" (with its NUL), u64 count, and for each box u32 tensor and the box's bytes
- * (layout.h); CAIRN_TABLE_HASH_WHOLE for the empty list. */
+/* Returns the hash that names the list in the header of a chunk (table_hash): the first 8 bytes,
+ * little-endian, of BLAKE2b-256 over "cairn tiles 1" (with its NUL), u64 count, and for each box u32 tensor
+ * and the box's bytes (layout.h); CAIRN_TABLE_HASH_WHOLE for the empty list. */
 uint64_t tiles_digest(const struct tiles *tiles);
 
 /* Packs a list as bytes of a TileList, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
 cairn_status tiles_pack(const struct tiles *tiles, uint8_t **bytes_out,
                         size_t *bytes_len_out) CAIRN_MUST_CHECK;
-/* The reverse, for a stranger's bytes, validated against the spec. CAIRN_ERR_MALFORMED: not a TileList.
- * CAIRN_ERR_INVALID: no such tensor, not ascending, a box that is not within its tensor. */
+/* The reverse, for a stranger's bytes; validates the list against the spec. CAIRN_ERR_MALFORMED: the bytes
+ * are not a TileList. CAIRN_ERR_INVALID: there is no such tensor, the list is not ascending, or a box is
+ * not within its tensor. */
 cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct job_spec_data *spec,
                           struct tiles *tiles_out, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Checks that the lists of the ranks 0, ..., world - 1 make up every tensor exactly. CAIRN_ERR_MISMATCH:
  * `why` names the tensor, the ranks and boxes that overlap, or a part that no rank holds. Several ranks
- * with equal lists cost no more than one of them. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_UNSUPPORTED: over
- * 4096 boxes of a tensor cannot be separated by any straight cut. */
+ * with equal lists cost no more than one such rank. CAIRN_ERR_NO_MEMORY. CAIRN_ERR_UNSUPPORTED: a tensor
+ * has a set of more than 4096 boxes that no straight cut separates. */
 cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *const *of_rank,
                          uint32_t world, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== messages ==== */
 
-/* The control messages by number, and the conversions between their fields and the plain data that
+/* This part lists the control messages by number, and converts between their fields and the plain data that
  * the cores and the planner use. Message texts, senders and receivers: control.proto. */
 
 /* ==== frame ==== */
@@ -234,11 +241,12 @@ cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *c
  *         12  u32  request id; 0 = not a request; a reply carries its request's id
  *         16  ...  payload: the message, packed by protobuf-c
  *
- * The decoder validates a header before it allocates a byte for the payload, and as soon as the header's
- * bytes arrive: a stream that begins with anything but "C" is refused at its first byte. The decoder's
- * buffer grows only when bytes have really arrived, by doubling, and never above the limit that the
- * caller set, which counts the complete frame: 16 KiB before a peer's Hello (a fabric address of 4 KiB, a
- * name, a version and a device; a shard with many jobs sends several Hellos), 1 MiB after.
+ * The decoder validates the bytes of a header as soon as these bytes arrive: a stream that begins with
+ * anything but "C" is refused at its first byte. It allocates nothing for the payload before the header is
+ * validated. The decoder's buffer grows only when bytes have really arrived, by doubling, and never above
+ * the limit that the caller set. The limit counts the complete frame: 16 KiB before a peer's Hello (a
+ * fabric address of 4 KiB, a name, a version and a device; a shard with many jobs sends several Hellos), 1
+ * MiB after.
  *
  * Calling sequence, for libuv and for blocking sockets alike:
  *   frame_decoder_init(&d, limits);
@@ -249,7 +257,7 @@ cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *c
 
 #define CAIRN_FRAME_HEADER_BYTES 16u
 #define CAIRN_FRAME_HELLO_BYTES \
-    (16u << 10) /* largest complete frame before Hello, and largest Hello */
+    (16u << 10) /* the largest complete frame before Hello, and the largest Hello */
 #define CAIRN_FRAME_BYTES_MAX (1u << 20) /* largest complete frame after Hello */
 
 /* The frames that a connection accepts in its present state. */
@@ -270,13 +278,13 @@ struct wire_frame {
 enum frame_state {
     CAIRN_FRAME_NONE,      /* all bytes so far are valid; more are needed */
     CAIRN_FRAME_READY,     /* a complete frame was taken out */
-    CAIRN_FRAME_MALFORMED, /* the stream is garbage and stays so: close it */
+    CAIRN_FRAME_MALFORMED, /* the stream is garbage from here on: close it */
     CAIRN_FRAME_NO_MEMORY, /* only from reserve */
 };
 
 struct frame_decoder {
     /* owned: freed by frame_decoder_release */
-    uint8_t *bytes;  /* [capacity], of which [start, end) has arrived and is not yet taken out */
+    uint8_t *bytes;  /* [capacity]; the bytes [start, end) have arrived and are not yet taken out */
     size_t capacity; /* 0 while nothing is waiting and nothing was reserved */
     size_t start;
     size_t end;
@@ -291,10 +299,11 @@ void frame_decoder_release(struct frame_decoder *decoder);
 void frame_decoder_limit(struct frame_decoder *decoder, struct frame_limits limits);
 
 /* Lends room for at least one more byte until frame_decoder_added. CAIRN_FRAME_NONE: the room is
- * lent. CAIRN_FRAME_READY: full, take frames out first. CAIRN_FRAME_NO_MEMORY: nothing changed. */
+ * lent. CAIRN_FRAME_READY: the buffer is full, so take frames out first. CAIRN_FRAME_NO_MEMORY: nothing
+ * changed. */
 enum frame_state frame_decoder_reserve(struct frame_decoder *decoder, uint8_t **room_out,
                                        size_t *room_bytes_out);
-/* `added_bytes` of the reserved room were filled; 0 gives the room back. */
+/* Tells the decoder that `added_bytes` of the reserved room were filled; 0 gives the room back. */
 void frame_decoder_added(struct frame_decoder *decoder, size_t added_bytes);
 
 /* Takes the next frame out; the state says why there is none. `why` is written when malformed. */
@@ -308,9 +317,9 @@ void frame_decoder_trim(struct frame_decoder *decoder);
 void frame_header_write(uint8_t header_out[CAIRN_FRAME_HEADER_BYTES], uint16_t type,
                         uint32_t request, uint32_t payload_bytes);
 
-/* Packs a complete frame into `*frame_out`, [*frame_bytes_out], malloc'd, the caller's to free.
- * CAIRN_ERR_INVALID: larger than frame_bytes_max (a programmer's or a user's list is too long: page
- * it). CAIRN_ERR_NO_MEMORY. */
+/* Packs a complete frame into `*frame_out`, [*frame_bytes_out], malloc'ed; the caller frees it.
+ * CAIRN_ERR_INVALID: the frame is larger than frame_bytes_max (a programmer's or a user's list is too long:
+ * send it in pages). CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status frame_pack(uint16_t type, uint32_t request,
                                          const ProtobufCMessage *message, uint32_t frame_bytes_max,
                                          uint8_t **frame_out, size_t *frame_bytes_out,
@@ -318,8 +327,8 @@ CAIRN_MUST_CHECK cairn_status frame_pack(uint16_t type, uint32_t request,
 
 /* ==== packed ==== */
 
-/* Packed bytes with several holders: a job's spec, its layout, a list of tiles. They never change; the last
- * release frees them. Any thread. */
+/* Packed bytes with several holders: a job's spec, its layout, a list of tiles. The bytes never change; the
+ * last release frees them. Any thread. */
 
 struct packed {
     atomic_uint holds;
@@ -327,10 +336,10 @@ struct packed {
     const uint8_t *bytes; /* owned */
 };
 
-/* Takes malloc'ed bytes, which are freed also if this fails; held once. NULL: no memory, or `bytes` is
- * NULL. */
+/* Takes ownership of malloc'ed bytes, and frees them if it fails. The caller holds the result once. Returns
+ * NULL if there is no memory, or if `bytes` is NULL. */
 struct packed *packed_take(uint8_t *bytes, size_t size);
-/* The same with a copy: the caller keeps its bytes. */
+/* Like packed_take, with a copy of the bytes: the caller keeps its own. */
 struct packed *packed_copy(const uint8_t *bytes, size_t size);
 struct packed *packed_spec(const struct job_spec_data *spec);
 struct packed *packed_layout(const struct layout *layout);
@@ -340,8 +349,8 @@ void packed_release(struct packed *packed); /* NULL is fine */
 
 /* ==== messages ==== */
 
-/* For a string of a message, or of a spec that is added to another: protobuf-c's packers, and functions
- * that copy specs, take char * and write nothing. */
+/* Casts a string for a message, or for a spec that is added to another spec: protobuf-c's packers, and the
+ * functions that copy specs, take char * although they write nothing. */
 static inline char *wire_text(const char *text)
 {
     return (char *)(uintptr_t)text;
@@ -475,15 +484,17 @@ enum wire_message {
 };
 #define CAIRN_MSG_MAX 142
 
-/* How many versions of a job can be leased at a time: for each, every shard has one more published copy. */
+/* How many versions of a job can be leased at a time. Every shard has one more published copy for each
+ * leased version. */
 #define CAIRN_LEASED_VERSIONS_MAX 4
 /* The most entries of Heartbeat.bytes. */
 #define CAIRN_BYTES_TOLD_MAX 1024
 
 /* Lacks.flags */
 enum lack_flags {
-    CAIRN_LACK_WAITS = 1,   /* all that it can send now has arrived, and others come first */
-    CAIRN_LACK_RELAYED = 2, /* at the relay */
+    /* everything that the worker can send now has arrived, and other workers must send first */
+    CAIRN_LACK_WAITS = 1,
+    CAIRN_LACK_RELAYED = 2, /* the data is lacking at the relay */
     CAIRN_LACK_ARRIVED = 4, /* some of the micro-batch has arrived */
 };
 
@@ -522,8 +533,8 @@ const char *message_name(uint16_t number);
 ProtobufCMessage *message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
                                  size_t bytes_len);
 void message_free(ProtobufCMessage *message); /* NULL is fine */
-/* Makes text of every string in the message, of one or several lines (text_mend), before it is shown to
- * people. */
+/* Makes every string in the message valid text of one or several lines (text_mend), before the message is
+ * shown to people. */
 void message_mend(ProtobufCMessage *message);
 
 /* The message that a Page is part of. */
@@ -531,7 +542,8 @@ enum page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2, CAIRN_PAGE_TILES = 
 #define CAIRN_PAGE_BYTES      ((size_t)256 << 10) /* a full page */
 #define CAIRN_PAGED_BYTES_MAX ((uint64_t)64 << 20)
 
-/* Bytes that arrive page by page. Memory grows with what has arrived, never with what was announced. */
+/* Bytes that arrive page by page. Memory grows with the bytes that have arrived, never with the bytes that
+ * were announced. */
 struct paged {
     uint8_t *bytes; /* owned; [have_bytes] */
     size_t have_bytes, capacity_bytes;
@@ -540,44 +552,44 @@ struct paged {
 /* CAIRN_ERR_INVALID if total_bytes is over CAIRN_PAGED_BYTES_MAX. */
 cairn_status paged_init(struct paged *paged, uint64_t total_bytes) CAIRN_MUST_CHECK;
 void paged_release(struct paged *paged);
-/* Adds the next page. CAIRN_ERR_PROTOCOL if it is not the next one, or exceeds the total. */
+/* Adds the next page. CAIRN_ERR_PROTOCOL if the page is not the next one, or exceeds the total. */
 cairn_status paged_add(struct paged *paged, const Cairn__Page *page) CAIRN_MUST_CHECK;
 static inline int paged_whole(const struct paged *paged)
 {
     return paged->have_bytes == paged->total_bytes;
 }
-/* Fills the page that begins at `offset`, which is within the bytes; it borrows them. Returns its
- * length. */
+/* Fills the page that begins at `offset`, which must be within the bytes. The page borrows the bytes.
+ * Returns the page's length. */
 size_t page_cut(enum page_what what, const uint8_t *bytes, size_t bytes_len, size_t offset,
                 Cairn__Page *page_out);
 
 /* Packs a spec as bytes of a JobSpec, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out,
                        size_t *bytes_len_out) CAIRN_MUST_CHECK;
-/* Fills a message with everything except tensors, groups and former hashes; it borrows the spec's
+/* Fills a message with everything except tensors, groups and former hashes. The message borrows the spec's
  * strings. */
 void spec_to_message(const struct job_spec_data *spec, Cairn__JobSpec *out);
 /* The reverse, for the scalars alone. */
 void spec_fields_of_message(const Cairn__JobSpec *in, struct job_spec_data *spec);
-/* Fills a message that borrows the tensor's strings and shape; without the box of an alias. */
+/* Fills a message that borrows the tensor's strings and shape, but leaves out the box of an alias. */
 void tensor_to_message(const struct tensor_spec *tensor, Cairn__TensorSpec *out);
-/* The reverse, for a stranger's message: fills a tensor that borrows from it and, for the box of an alias,
- * from *box; validates only the number of dimensions (CAIRN_ERR_INVALID; `why` says so). */
+/* The reverse, for a stranger's message: fills a tensor that borrows from the message and, for the box of
+ * an alias, from *box. Validates only the number of dimensions (CAIRN_ERR_INVALID; `why` says so). */
 cairn_status tensor_of_message(const Cairn__TensorSpec *in, struct tensor_spec *out,
                                struct cairn_box *box, struct sentence *why) CAIRN_MUST_CHECK;
 /* Fills a message that borrows the group's strings and points. */
 void group_to_message(const struct group_spec *group, Cairn__GroupSpec *out);
-/* The reverse, for a stranger's message: fills a group that borrows from it; validates only the number of
- * points (CAIRN_ERR_INVALID). */
+/* The reverse, for a stranger's message: fills a group that borrows from the message. Validates only the
+ * number of points (CAIRN_ERR_INVALID). */
 cairn_status group_of_message(const Cairn__GroupSpec *in, struct group_spec *out) CAIRN_MUST_CHECK;
-/* The reverse, for a stranger's bytes: bounded, canonicalized and validated by spec_check against the
- * optimizers of this build. On success the caller releases spec_out. */
+/* The reverse of spec_pack, for a stranger's bytes: bounds and canonicalizes the spec, and validates it by
+ * spec_check against the optimizers of this build. On success the caller releases spec_out. */
 cairn_status spec_unpack(const uint8_t *bytes, size_t bytes_len, const char *const *optimizers,
                          struct job_spec_data *spec_out, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Returns how many of held[count], from the first, fit into one frame of CAIRN_FRAME_HELLO_BYTES together
- * with the rest of `hello`. The others are sent in further Hellos, each of which has room for some dozens
- * (Hello.held_after). */
+ * with the rest of `hello`. The other jobs are sent in further Hellos; each of these has room for some
+ * dozens of jobs (Hello.held_after). */
 size_t hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count);
 
 #endif

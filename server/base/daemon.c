@@ -196,8 +196,9 @@ static void raise_descriptor_limit(void)
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log_warn("cannot raise the limit of open files");
 }
 
-/* Opens those of descriptors 0 to 2 that are closed. Otherwise the next descriptors opened would get these
- * numbers: the log would be written to a socket, and libuv refuses to close them. */
+/* Opens each of the descriptors 0 to 2 that is closed. Otherwise the next files opened would get these
+ * numbers: then the log would be written to a socket, and libuv refuses to close descriptors with these
+ * numbers. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= 2; fd++)
@@ -554,7 +555,7 @@ static bool find_mount(const char *root, const struct groups *groups, char top[P
     return found;
 }
 
-/* Notes the group and those above it, up to the mounted one. */
+/* Notes the group and the groups above it, up to the mounted group. */
 static void note_groups(struct headroom *room, const struct groups *groups, const char *root)
 {
     char group[PATH_MAX], top[PATH_MAX], mount[PATH_MAX], folder[3 * PATH_MAX];

@@ -96,7 +96,8 @@ void config_print(const struct config *config, FILE *out);
  *
  * SIGTERM and SIGINT call on_stop once, on the loop: close what you opened, then call daemon_stop. A
  * second signal ends the process at once (crash-only: that is safe). SIGHUP is noted in the log; SIGUSR1
- * changes the log's level to debug, and back; SIGPIPE and SIGXFSZ are ignored. Loop thread only. */
+ * switches the log's level to debug, and the next SIGUSR1 switches it back; SIGPIPE and SIGXFSZ are
+ * ignored. Loop thread only. */
 
 /* ==== notify ==== */
 
@@ -104,7 +105,8 @@ void config_print(const struct config *config, FILE *out);
  * libsystemd brings a dozen libraries for these few lines. Without a supervisor all calls do nothing. A
  * failed report is not an error of the daemon. Any thread. */
 
-/* Send READY=1 with a status line; STOPPING=1; STATUS=...; WATCHDOG=1. True if a supervisor received it. */
+/* Send READY=1 with a status line; STOPPING=1; STATUS=...; WATCHDOG=1. Each returns true if a supervisor
+ * received the message. */
 bool notify_ready(const char *status);
 bool notify_stopping(void);
 bool notify_status(const char *status);
@@ -125,15 +127,15 @@ void thread_press(void);
 
 /* ==== host lock ==== */
 
-/* A lock that all daemons of a host share, whoever runs them: an flock of a folder that exists in any case,
- * so that nothing has to be made, owned or cleaned up. The kernel releases the lock when the process ends,
- * however it ends. Daemons that see different folders (containers) do not exclude each other. */
+/* A lock that all daemons of a host share, whichever users run them. It is an flock of a folder that always
+ * exists, so no file has to be made, owned or cleaned up. The kernel releases the lock when the process
+ * ends, however it ends. Daemons that see different folders (containers) do not exclude each other. */
 
 #define CAIRN_HOST_LOCK_PATH "/dev/shm" /* anybody can open it, in every distribution */
 
-/* Takes the lock. Waits at most `timeout_ms`, and no longer than until *canceled is set
- * (CAIRN_ERR_CANCELED). CAIRN_ERR_BUSY names the process that holds it. CAIRN_ERR_IO: the folder cannot be
- * opened. Blocking; any thread. Release it with close(*fd_out). */
+/* Takes the lock. Waits at most `timeout_ms`, and ends the wait when *canceled is set (CAIRN_ERR_CANCELED).
+ * CAIRN_ERR_BUSY names the process that holds it. CAIRN_ERR_IO: the folder cannot be opened. Blocking; any
+ * thread. Release it with close(*fd_out). */
 CAIRN_MUST_CHECK cairn_status host_lock_take(const char *path, int timeout_ms,
                                              const atomic_bool *canceled, int *fd_out,
                                              struct sentence *why);
@@ -154,7 +156,7 @@ CAIRN_MUST_CHECK cairn_status host_lock_take(const char *path, int timeout_ms,
 struct headroom {
     uint64_t available_bytes;
     uint64_t limit_bytes; /* all memory of `by`, in use or not */
-    char by[256];         /* what leaves least: "the host's RAM", or a control group's folder */
+    char by[256];         /* what limits most: "the host's RAM", or a control group's folder */
     uint64_t most_bytes;  /* the lowest limit of all, with nothing in use */
 };
 
@@ -179,10 +181,10 @@ struct daemon_spec {
     const struct config_option *options; /* [option_count] */
     size_t option_count;
     void *values; /* the daemon fills it in; zeroed by the caller */
-    /* Judges rules across several values; CAIRN_ERR_CONFIG is a bad configuration. May be NULL. */
+    /* Judges rules across several values; returns CAIRN_ERR_CONFIG for a bad configuration. May be NULL. */
     cairn_status (*judge)(const void *values, struct sentence *why);
-    /* After `judge`, only for --check-config: reports what is wrong now, and would make a start wait.
-     * May be NULL. */
+    /* Called after `judge`, only for --check-config: reports what is wrong on this host now and would make
+     * a start wait. May be NULL. */
     cairn_status (*judge_now)(const void *values, struct sentence *why);
     void (*on_stop)(struct daemon *daemon, void *context);
     void *context;
@@ -207,9 +209,9 @@ struct daemon {
 /* Reads the command line and the configuration:
  *   --config FILE  --set section.key=value  --check-config  --print-config  --ready-file PATH
  *   --log-level error|warn|info|debug  --log-name NAME  --help  --version
- * True: go on, with the loop and signals set up and `values` filled in. False: return
- * *exit_code_out from main (0 after --help and the like, 2 for a bad line or file, with a sentence
- * on stderr). */
+ * Returns true if the daemon is to run: the loop and signals are set up, and `values` is filled in. Returns
+ * false if main is to return *exit_code_out: 0 after --help and the like, 2 after a sentence on stderr if
+ * the command line or the file is bad. */
 bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int argc, char **argv,
                   int *exit_code_out);
 
@@ -222,8 +224,8 @@ void daemon_log(const struct daemon *daemon, const char *name, const struct log_
 CAIRN_MUST_CHECK cairn_status daemon_ready(struct daemon *daemon, const char *address,
                                            struct sentence *why);
 
-/* Ends the daemon's own handles, so that the loop ends when yours are closed too. Safe to call again.
- * `exit_code` is what daemon_run returns (the first nonzero one wins). */
+/* Closes the daemon's own handles, so that the loop ends when your handles are closed too. Safe to call
+ * again. `exit_code` is what daemon_run returns (the first nonzero one wins). */
 void daemon_stop(struct daemon *daemon, int exit_code);
 
 /* Runs the loop to its end, removes the ready file, frees the configuration and the loop. */
@@ -255,7 +257,8 @@ struct task {
     void (*run)(struct task *task, uint32_t item, uint32_t thread);
     void (*done)(struct task *task); /* loop thread */
     uint32_t item_count;             /* 0: done follows at once */
-    /* Faster done than a thread is woken: it runs within submit. Not for code that may meet a SIGBUS. */
+    /* The task is done faster than a thread is woken, so it runs within submit. Do not set this for code
+     * that may meet a SIGBUS. */
     bool is_small;
     bool ends_items; /* `run` itself ends its item, by pool_end; not with is_small */
     /* private to the pool */
@@ -268,11 +271,12 @@ struct task {
 CAIRN_MUST_CHECK cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
                                         void (*begin)(void), struct pool **pool_out,
                                         struct sentence *why);
-/* Lets running items end, joins the threads, and closes the pool's handle; on_closed (may be NULL) follows
- * from the loop. No task's `done` is called any more: all tasks belong to their owners at once. */
+/* Lets running items end, joins the threads, and closes the pool's handle; on_closed (may be NULL) is
+ * called later by the loop. No task's `done` is called any more: all tasks belong to their owners at
+ * once. */
 void pool_close(struct pool *pool, void (*on_closed)(void *context), void *context);
-/* The same for a pool of one thread whose item may hang: waits for that item at most `most_ms`. False: the
- * item still runs, and keeps the pool's memory for ever. */
+/* Like pool_close, for a pool of one thread whose item may hang: waits for that item at most `most_ms`.
+ * Returns false if the item still runs; then the pool's memory is never freed. */
 bool pool_close_within(struct pool *pool, uint32_t most_ms, void (*on_closed)(void *context),
                        void *context);
 
@@ -303,8 +307,8 @@ void pool_end(struct pool *pool, const struct pool_item *items, uint32_t count);
  * fsync fails the write: it is never tried again on the same file (the kernel may have dropped the
  * pages). Sentences name the step that failed. Blocking; any thread, one writer per path. */
 
-/* Writes with mode 0600. CAIRN_ERR_NO_SPACE, CAIRN_ERR_IO: PATH is unchanged and PATH.new is gone. (Only if
- * the very last step fails, the fsync of the folder, may PATH hold the new bytes, but not durably.) */
+/* Writes with mode 0600. CAIRN_ERR_NO_SPACE, CAIRN_ERR_IO: PATH is unchanged and PATH.new is gone. (PATH
+ * may hold the new bytes, but not durably, only if the very last step, the fsync of the folder, fails.) */
 CAIRN_MUST_CHECK cairn_status durable_write(const char *path, const void *bytes, size_t byte_count,
                                             struct sentence *why);
 
@@ -327,15 +331,15 @@ void durable_unlock(int lock_fd);
 /* ==== storage watch ==== */
 
 /* Checks the storage of the snapshots on a thread of its own. The storage may hang; then the daemon keeps
- * serving, reports that, and can end without that thread. It is checked when its folder is set, when
- * something in it has failed, and again until it is right. Loop thread. */
+ * serving, reports the hang, and can end without that thread. The storage is checked when its folder is set
+ * and when something in the folder has failed, and then again until no fault is found. Loop thread. */
 
 struct storage_look;
 
 struct storage_watch {
     /* the owner sets these before it opens the watch */
-    /* Runs on the thread, may hang: judges whether the folder has the token and the owner may use it, and
-     * says what is to be done. */
+    /* Runs on the watch's thread, and may hang: judges whether the folder has the token and whether the
+     * owner may use the folder, and says what an operator must do. */
     cairn_status (*judge)(const char *path, uint64_t token, const struct storage_owner *owner,
                           struct sentence *why);
     void (*on_said)(struct storage_watch *watch); /* `said` has changed */
@@ -356,8 +360,8 @@ struct storage_watch {
 
 CAIRN_MUST_CHECK cairn_status storage_watch_open(struct storage_watch *watch, uv_loop_t *loop,
                                                  struct sentence *why);
-/* Closes the thread; on_closed(context) follows from the loop. False: nothing was open, and on_closed
- * is not called. */
+/* Closes the thread; the loop calls on_closed(context) later. Returns false if nothing was open; then
+ * on_closed is not called. */
 bool storage_watch_close(struct storage_watch *watch, void (*on_closed)(void *context),
                          void *context);
 /* Frees what the watch holds; call it after on_closed. */
@@ -367,7 +371,8 @@ void storage_watch_release(struct storage_watch *watch);
 void storage_watch_told(struct storage_watch *watch, const char *path, uint64_t token);
 /* Checks the folder again, because something in it has failed. */
 void storage_watch_doubt(struct storage_watch *watch);
-/* Call it from time to time: checks again, or reports that the storage hangs. */
+/* Checks the folder again if that is due, or reports that the storage hangs. Call this from time to
+ * time. */
 void storage_watch_tick(struct storage_watch *watch);
 
 #endif

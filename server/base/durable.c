@@ -109,8 +109,9 @@ cairn_status durable_create(const char *path, const void *bytes, size_t byte_cou
     return write_by(path, O_EXCL, bytes, byte_count, put_beside, why);
 }
 
-/* Syncs the parent even if the folder existed already: whoever made it may have been killed before its
- * sync. If the parent cannot be written, this daemon did not make the folder, and nothing is synced. */
+/* Syncs the parent even if the folder existed already: the process that made the folder may have been
+ * killed before its sync. If the parent cannot be written, this daemon did not make the folder, and nothing
+ * is synced. */
 static cairn_status sync_parent(const char *path, bool made, struct sentence *why)
 {
     char parent[PATH_MAX];
@@ -215,7 +216,7 @@ void durable_unlock(int lock_fd)
 
 /* ==== storage watch ==== */
 
-#define AGAIN_MS 2000 /* between looks while something is wrong */
+#define AGAIN_MS 2000 /* between two checks while something is wrong */
 #define HANGS_MS 3000 /* then the hang is reported */
 #define CLOSE_MS 500  /* then the thread is left behind */
 

@@ -50,7 +50,7 @@ struct endpoint {
     } io;
     bool is_open;          /* libuv has the handle io */
     bool is_made;          /* we made a socket at a path */
-    bool connection_waits; /* libuv holds a connection that was not accepted here */
+    bool connection_waits; /* libuv holds a connection that was not accepted yet */
     char address[CAIRN_ADDRESS_TEXT_BYTES];
     struct control_socket made; /* if is_made; io has its fd */
     struct listener *listener;  /* borrowed */
@@ -59,14 +59,14 @@ struct endpoint {
 struct listener {
     struct endpoint endpoints[CAIRN_LISTEN_MAX]; /* [endpoint_count] */
     size_t endpoint_count;
-    uv_timer_t timer; /* runs only while there are half-open peers */
+    uv_timer_t timer; /* runs only while half-open peers exist */
     int open_handles; /* endpoints and timer that are not closed completely */
     bool is_closing;
     char address[CAIRN_LISTEN_MAX * CAIRN_ADDRESS_TEXT_BYTES];
 
     struct peers half_open, admitted; /* owned: in order of arrival */
     size_t half_open_count;
-    size_t peer_count; /* in both lists, and those not closed completely */
+    size_t peer_count; /* peers in both lists, and peers that are not closed completely */
 
     size_t connections_max;
     size_t half_open_max;
@@ -370,8 +370,8 @@ static bool is_plain(const char *host)
            strcmp(host, "localhost") == 0;
 }
 
-/* Refuses a name that leads to loopback although other hosts are allowed: the operator did not mean an
- * address that no other host reaches. */
+/* Refuses a name that resolves to loopback although other hosts are allowed. An operator who allows other
+ * hosts cannot mean an address that no other host reaches. */
 static cairn_status judge_name(const struct place *place, struct sentence *why)
 {
     char found[CAIRN_ADDRESS_TEXT_BYTES];
@@ -424,7 +424,8 @@ static void say_who_may_come(const struct place *place, const char *text)
 }
 
 /* Binds an address that no device of this host has: at boot a device may get it a moment later (DHCP, a
- * floating address). A daemon that ended for that, again and again, would be given up by its supervisor. */
+ * floating address). If the daemon ended each time for this reason, its supervisor would soon stop
+ * restarting it. */
 static int bind_early(struct endpoint *endpoint, const struct sockaddr_storage *addr)
 {
     const int on = 1;
@@ -826,8 +827,8 @@ cairn_status control_socket_open(const char *path, int backlog, struct control_s
     return status;
 }
 
-/* Removes the socket's name; call it while socket->fd is still open. Somebody may have replaced the file,
- * even while we listen, if the name was gone for a moment: a file that is not ours is kept. */
+/* Removes the socket's name; call it while socket->fd is still open. If the name was gone for a moment,
+ * somebody may have replaced the file while we listen. A file that is not ours is kept. */
 static void control_socket_unlink(const char *path, const struct control_socket *socket)
 {
     struct stat st;

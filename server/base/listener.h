@@ -1,7 +1,8 @@
 /* A daemon's control sockets: accepts peers, and limits what strangers can cost.
  *
- * It listens on Unix sockets (mode 0660: open to its user and its group), TCP, or both; if the
- * configuration names no address, on the socket where peers of this host look for it (address_default).
+ * The listener listens on Unix sockets (mode 0660: open to the socket's user and group), TCP, or both. If
+ * the configuration names no address, it listens on the socket where peers of this host look for the daemon
+ * (address_default).
  *
  * A peer is half open until the daemon admits it (it said a valid Hello): until then it may send only
  * frames of type hello_type of at most 16 KiB, within hello_timeout_ms. At most half_open_max such peers
@@ -27,11 +28,12 @@
 
 /* The Unix socket that a daemon listens on.
  *
- * Its path never shows a half-made socket, or one more open than its mode: the socket is bound at a path
- * beside it, given mode 0660, listens, and is then renamed. A dead daemon's socket is replaced; a socket
- * that somebody listens on, or a file that is no socket, is left alone and refused. The folder is locked
- * meanwhile, so of two daemons that start at once the second finds the first one's socket. Blocks for at
- * most a second; at a daemon's start only. */
+ * At its path no half-made socket and no socket with wider permissions than its mode ever appears: the
+ * socket is bound at another path in the same folder, gets mode 0660, listens, and is then renamed to its
+ * path. A dead daemon's socket is replaced; a socket that somebody listens on, or a file that is no socket,
+ * is left alone and refused. The folder is locked meanwhile. So if two daemons start at once, the second
+ * one finds the socket of the first. The call blocks for at most a second, and is made only at a daemon's
+ * start. */
 
 struct control_socket {
     int fd; /* owned by the caller */
@@ -69,7 +71,7 @@ CAIRN_MUST_CHECK const void *guard_run(void (*run)(void *arg), void *arg);
 struct listener;
 struct peer;
 
-/* From the configuration. The strings are the configuration's. */
+/* The listener's part of the configuration, which owns the strings. */
 struct listener_options {
     char *listen; /* addresses, separated by blanks; port 0 = any free one; "": the default */
     bool insecure_network;
@@ -141,7 +143,7 @@ struct listener_events {
     void (*on_gone)(struct peer *peer, cairn_status status, const char *why, void *context);
 };
 
-/* Judges whether these addresses may be listened on, with the same errors as listener_open, before it. */
+/* Judges before listener_open whether the daemon may listen on these addresses; the errors are the same. */
 CAIRN_MUST_CHECK cairn_status listener_judge(const struct listener_options *options,
                                              struct sentence *why);
 
@@ -169,7 +171,8 @@ CAIRN_MUST_CHECK cairn_status peer_send(struct peer *peer, uint16_t type, uint32
 /* See stream_send_pages. */
 CAIRN_MUST_CHECK cairn_status peer_send_pages(struct peer *peer, uint32_t request,
                                               enum page_what what, struct packed *packed);
-/* Close the peer now, or once its send queue is empty; on_gone follows later with this reason. */
+/* peer_close closes the peer now, peer_finish once its send queue is empty; on_gone is called later with
+ * this reason. */
 void peer_close(struct peer *peer, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void peer_finish(struct peer *peer, cairn_status status, const char *format, ...)

@@ -33,7 +33,8 @@ static bool is_journal; // stderr is the journal
 
 /* ==== log line ==== */
 
-/* Formats a line of the log: a message and its fields, and the fields that words of the sentence make. */
+/* Formats a line of the log: a message and its fields, and the fields that are made from words of the
+ * sentence. */
 
 /* ---- writing one ---- */
 
@@ -255,9 +256,9 @@ static bool has_key(const struct log_field *fields, size_t count, const char *ke
     return false;
 }
 
-/* Adds the fields that words of a sentence make (log.h) after the `count` existing ones. `args` are the
- * arguments of `format`, and are left unchanged. Returns the new number of fields; their texts belong
- * to the arguments. */
+/* Adds the fields that are made from words of a sentence (log.h) after the `count` existing fields. `args`
+ * are the arguments of `format`, and are left unchanged. Returns the new number of fields; their texts
+ * belong to the arguments. */
 static size_t log_words(struct log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
                         const char *format, va_list args)
 {

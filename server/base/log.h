@@ -36,7 +36,7 @@ enum log_level {
 
 enum log_format { CAIRN_LOG_LOGFMT, CAIRN_LOG_JSON };
 
-/* From the configuration. The strings are the configuration's. */
+/* The log's part of the configuration, which owns the strings. */
 struct log_options {
     char *level;  /* "": the level set before applies */
     char *format; /* "logfmt", "json" */
@@ -79,7 +79,8 @@ void log_write(enum log_level level, const char *format, ...) __attribute__((for
 #define log_info(...)  log_write(CAIRN_LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_write(CAIRN_LOG_DEBUG, __VA_ARGS__)
 
-/* Logs a sentence with more fields than its words make; a key given here replaces the field of those words:
+/* Logs a sentence with additional fields beside those made from its words; a key given here replaces a
+ * field of the same key that was made from the words:
  *   log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "port", NULL, port }, { "job", name, 0 }),
  *                    "attached %s", worker); */
 struct log_field {
@@ -115,8 +116,8 @@ size_t log_format_line(enum log_format format, char *line_out, size_t line_bytes
 
 /* ==== wall ==== */
 
-/* The wall clock, which may jump: somebody sets it by hand, NTP sets it after a start, or it is lost with a
- * battery.
+/* The wall clock, which may jump: somebody sets it by hand, NTP sets it after a start, or the clock's
+ * battery fails.
  *
  * Nothing that must be right depends on it: leases, deadlines and intervals use the loop's clock, and the
  * newest snapshot is found by its version. server/README.md lists what still uses the wall clock. */

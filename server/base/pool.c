@@ -33,7 +33,7 @@ struct pool {
     uint32_t threads_over; /* number of threads that no longer use the pool */
 
     /* loop thread only */
-    bool left; /* a thread hangs, and keeps this memory */
+    bool left; /* a thread hangs, so this memory is never freed */
     void (*on_closed)(void *context);
     void *context;
 };
@@ -205,8 +205,8 @@ bool pool_close_within(struct pool *pool, uint32_t most_ms, void (*on_closed)(vo
     return ended;
 }
 
-/* Runs all items within submit. `done` still follows from the loop: the submitter is not called back from
- * within its call. */
+/* Runs all items within submit. The loop still calls `done` later, so the submitter is not called back from
+ * within its own call. */
 static void run_here(struct task *task, uint32_t thread)
 {
     while (task->items_taken < task->item_count) task->run(task, task->items_taken++, thread);

@@ -1,8 +1,8 @@
-/* Rebuilds a store from the shards. Each shard reports what it holds; the jobs that are complete and
+/* Rebuilds a store from the shards. Each shard reports what it holds. The jobs that are complete and
  * consistent are written to the store in one transaction, with a new identity and with numbers above all
- * that the shards have seen. The shards keep that identity and connect anew; the ordinary path (fence,
- * answers, outcome) does the rest. Each job is judged for itself: a refused job does not keep others from
- * being adopted, and a silent shard holds back only the jobs of which it has a part. */
+ * that the shards have seen. The shards keep the new identity and connect anew; the ordinary path (fence,
+ * answers, outcome) does the rest. Each job is judged for itself. A refused job does not keep other jobs
+ * from being adopted, and a silent shard holds back only the jobs of which it has a part. */
 #include "server/coordinator/restore.h"
 
 #include <inttypes.h>
@@ -42,8 +42,8 @@ static void adoption_fail(struct coord_adoption *adoption, cairn_status status, 
     free_adoption(adoption);
 }
 
-/* The two ends of an adoption: they answer which jobs are adopted, or would be, or why none was. Both
- * free the adoption. */
+/* An adoption ends in one of two ways: the answer says which jobs are adopted (or would be), or why none
+ * was. Both functions free the adoption. */
 static void adoption_answer(struct coord_adoption *adoption)
 {
     Cairn__ClusterAdopted message = CAIRN__CLUSTER_ADOPTED__INIT;
@@ -100,7 +100,7 @@ static bool open_question(struct coord_adoption *adoption, cluster_gather_fn on_
     return adoption->gather != NULL;
 }
 
-/* Ends a question that is answered. Returns NULL if nobody waits for it any more. */
+/* Ends a question that is answered. Returns NULL if nobody waits for the answer any more. */
 static struct coord_adoption *close_question(void *context)
 {
     const struct asking asking = *(struct asking *)context;
@@ -133,7 +133,7 @@ static struct coord_adoptee *find_request(struct coord_session *session, uint32_
     return NULL;
 }
 
-/* Ends the request for the job's part: no page of it is taken any more. */
+/* Ends the request for the job's part: no further page of the part is taken. */
 static void end_part(struct coord_adoptee *job, cairn_status status, const char *why)
 {
     const uint32_t request = job->request;
@@ -182,7 +182,7 @@ static void on_part(void *context, cairn_status status, const char *why)
     get_next(adoption);
 }
 
-/* Asks for one part after the other, because a shard copies what it sends. */
+/* Asks for one part after another, because a shard copies what it sends. */
 static void get_next(struct coord_adoption *adoption)
 {
     size_t i = adoption->asked_count;
@@ -201,7 +201,8 @@ static void get_next(struct coord_adoption *adoption)
     coord_gather_start(adoption->gather);
 }
 
-/* Goes on with the reports of the shards that answered. If no shard has, fails with `status` and `why`. */
+/* Continues with the reports of the shards that answered. If no shard has answered, fails with `status`
+ * and `why`. */
 static void go_on(struct coord_adoption *adoption, cairn_status status, const char *why)
 {
     size_t whole = 0;
@@ -267,7 +268,7 @@ void coord_adopt(struct coord_session *session, uint32_t request,
     coord_gather_start(adoption->gather);
 }
 
-/* Refuses the job whose part a silent shard was asked for, and all later jobs that need a part
+/* Refuses the job whose part the silent shard was asked for. Also refuses all later jobs that need a part
  * from that shard. */
 static void refuse_silent(struct coord_adoption *adoption)
 {
@@ -287,7 +288,7 @@ void coord_adopt_tick(struct coord *cluster)
 {
     struct coord_adoption *adoption = cluster->adoption;
     struct sentence why;
-    if (adoption == NULL || adoption->gather == NULL || // NULL: it is being written
+    if (adoption == NULL || adoption->gather == NULL || // NULL: being written
         coord_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
         return;
     if (adoption->asked_count > 0) {
@@ -307,8 +308,8 @@ void coord_adopt_close(struct coord *cluster)
 
 /* ==== adopt plan ==== */
 
-/* Makes jobs of what the shards hold. A generation of a job is complete if each part of its layout is on a
- * connected shard, and all parts agree; the newest complete generation becomes the job. */
+/* Makes jobs from what the shards hold. A generation of a job is complete if each part of its layout is
+ * on a connected shard, and all parts agree. The newest complete generation becomes the job. */
 
 /* True if the shard has answered this adoption. */
 static bool adoption_knows(const struct coord_shard_entry *entry)
@@ -344,7 +345,7 @@ static void add_silent(const struct coord_adoption *adoption, struct sentence *o
                      adoption->silent[i]);
 }
 
-/* Reports that part `index` of the job is on no shard, and which silent shards may have it. */
+/* Reports that no shard has part `index` of the job, and which silent shards may have it. */
 static void adoption_missing(const struct coord_adoption *adoption, const struct coord_adoptee *job,
                              uint32_t index, struct sentence *out)
 {
@@ -392,8 +393,9 @@ static void begin_with(struct coord_adoptee *job, struct coord_shard_entry *entr
                                                                    : CAIRN_SHARD_ENTRIES_MAX;
 }
 
-/* Chooses the newest layout that is in force anywhere: all of its shards have it, because a fence was sent
- * with it. Among the shards that use it, the one with the newest spec is asked for both layout and spec. */
+/* Chooses the newest layout that is in force on any shard. All shards of that layout have at least
+ * prepared it, because a fence with it was sent. Among the shards that use the layout, the shard with the
+ * newest spec is asked for both layout and spec. */
 static void take_layout(struct coord_adoptee *job, struct coord_shard_entry *entry,
                         Cairn__HeldJob *part)
 {
@@ -404,7 +406,7 @@ static void take_layout(struct coord_adoptee *job, struct coord_shard_entry *ent
         begin_with(job, entry, part);
 }
 
-/* True if the part uses the chosen layout, or will when it is fenced with that layout. */
+/* True if the part uses the chosen layout, or will use it when a fence names it. */
 static bool has_layout(const struct coord_adoptee *job, const Cairn__HeldJob *part)
 {
     const Cairn__HeldJob *best = job->best;
@@ -419,7 +421,7 @@ static void take_part(struct coord_adoptee *job, struct coord_shard_entry *entry
 {
     if (part->generation != job->generation) return;
     const Cairn__HeldJob *best = job->best;
-    // The job went on without this part.
+    // The job continued without this part.
     if (part->layout_version < best->layout_version && !has_layout(job, part)) return;
     const bool same_spec = part->spec_hash.len == best->spec_hash.len &&
                            memcmp(part->spec_hash.data, best->spec_hash.data,
@@ -443,8 +445,8 @@ static void take_part(struct coord_adoptee *job, struct coord_shard_entry *entry
         job->version_generation = part->version_generation;
 }
 
-/* Judges whether the generation is complete. Clears everything from the generation that was
- * judged before it. */
+/* Judges whether the generation is complete. First clears everything that was noted about the generation
+ * judged before. */
 static void judge_generation(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
     struct coord *cluster = adoption->cluster;
@@ -458,7 +460,7 @@ static void judge_generation(struct coord_adoption *adoption, struct coord_adopt
         refuse_adoptee(job, "no part of it was ever finished", job->name);
         add_silent(adoption, &job->refused);
     }
-    // A later layout may have holes; they are judged when the layout has arrived.
+    // A later layout may have holes. They are judged when the layout has arrived.
     const bool may_have_holes = job->best != NULL && job->best->layout_version > 1;
     for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)
         if (job->shards[i].name == NULL && !may_have_holes)
@@ -473,7 +475,7 @@ static void take_newer(struct coord_adoptee *job, struct coord_shard_entry *entr
         job->generation = part->generation;
 }
 
-/* Goes back to the newest generation older than this one; false if there is none. */
+/* Goes back to the newest generation older than this one. Returns false if there is none. */
 static bool go_back(struct coord *cluster, struct coord_adoptee *job)
 {
     job->below = job->generation;
@@ -482,10 +484,10 @@ static bool go_back(struct coord *cluster, struct coord_adoptee *job)
     return job->generation != 0;
 }
 
-/* Chooses the newest complete generation, whether the shards were told to switch to it or not. An amendment
- * is answered when every shard has made it and the store has it; only after that does the first shard drop
- * the old part. So an answered amendment is complete here, and an unanswered one may take effect. If no
- * generation is complete, the newest one gives the reason. */
+/* Chooses the newest complete generation, whether or not the shards were told to switch to it. An
+ * amendment is answered when every shard has made it and the store has it. Only after that does the first
+ * shard drop the old part. So an answered amendment is complete here, and an unanswered one may take
+ * effect. If no generation is complete, the newest generation gives the reason. */
 static void choose_generation(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
     uint64_t newest = 0;
@@ -501,7 +503,7 @@ static void choose_generation(struct coord_adoption *adoption, struct coord_adop
 
 /* ---- one job ---- */
 
-/* Judges a job that this store knows, too. */
+/* Judges a job that this store also knows. */
 static void judge_known(struct coord_adoptee *job, const struct coord_job *known)
 {
     const struct marks ours = coord_job_marks(known);
@@ -520,17 +522,17 @@ static void judge_job(struct coord_adoption *adoption, struct coord_adoptee *job
     each_part(adoption->cluster, job, take_marks);
     choose_generation(adoption, job);
     if (known != NULL) judge_known(job, known);
-    // A name may be used only once: in the store, and among the jobs before this one.
+    // A name may be used only once, in the store and among the jobs before this one.
     const struct coord_job *other = coord_job_find(adoption->cluster, job->name);
     bool twice = other != NULL && other->id != job->id;
     for (const struct coord_adoptee *j = adoption->jobs; j < job; j++)
         twice |= j->refused.text[0] == '\0' && strcmp(j->name, job->name) == 0;
     if (twice) refuse_adoptee(job, "there is another job of that name", job->name);
-    // Each incarnation may have skipped a block of rounds without any shard seeing one of them.
+    // Each incarnation may have skipped a block of rounds although no shard saw a round of that block.
     marks_above(&job->marks, (adoption->incarnation + 1) * CAIRN_ROUND_BLOCK);
 }
 
-/* True if the job is one of those to be adopted: found, and not refused. */
+/* True if the job is found and not refused, and so is adopted. */
 static bool is_part_of(const struct coord_adoption *adoption, uint64_t job)
 {
     for (size_t i = 0; i < adoption->job_count; i++)
@@ -538,8 +540,9 @@ static bool is_part_of(const struct coord_adoption *adoption, uint64_t job)
     return false;
 }
 
-/* Takes the keys and the former store from the shards that hold a part of an adopted job: they have kept
- * the keys by which its snapshots are trusted, and know the store that it belonged to. */
+/* Takes the keys and the former store from the shards that hold a part of an adopted job. These shards
+ * have kept the keys by which the job's snapshots are trusted, and know the store to which the job
+ * belonged. */
 static void take_heritage(struct coord_adoption *adoption)
 {
     const uint64_t own = adoption->cluster->identity.id.store;
@@ -558,8 +561,8 @@ static void take_heritage(struct coord_adoption *adoption)
     if (!is_one) adoption->former = 0;
 }
 
-/* Finds the jobs on the connected shards, each complete or refused. A shard that does not report what it
- * holds is treated as one that is away, and is named. */
+/* Finds the jobs on the connected shards, and notes each as complete or refused. A shard that does not
+ * report what it holds is treated as one that is away, and is named. */
 static cairn_status adoption_plan(struct coord_adoption *adoption)
 {
     struct coord_strangers strangers;
@@ -593,8 +596,8 @@ static cairn_status adoption_plan(struct coord_adoption *adoption)
 
 /* ==== adopt write ==== */
 
-/* Writes adopted jobs into the store in one transaction, on the store's thread. Then loads the jobs as
- * after a start, and the shards keep the new identity. */
+/* Writes adopted jobs into the store in one transaction, on the store's thread. Afterwards the
+ * coordinator loads the jobs as it does after a start, and the shards keep the new identity. */
 
 static void run_write(struct task *task, uint32_t item, uint32_t thread)
 {
@@ -639,9 +642,9 @@ static void reload_job(struct coord *cluster, const struct stored_job *row)
                   why.text);
 }
 
-/* Tells each shard the new identity to keep, and makes it connect anew. A silent shard is not told: nobody
- * looked at its parts, which may be newer than those adopted. So it still belongs to its former store, like
- * a shard that is away. */
+/* Tells each shard the new identity to keep, and makes the shard connect anew. A silent shard is not
+ * told: nobody looked at its parts, which may be newer than the adopted parts. So a silent shard still
+ * belongs to its former store, like a shard that is away. */
 static void tell_shards(struct coord *cluster)
 {
     Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;
@@ -679,8 +682,8 @@ static void on_written(struct task *task)
     coord_openings_advance(cluster);
 }
 
-/* Judges whether the bytes are a layout of the spec's tensors, and whether each of its parts,
- * holes excepted, is on a shard. */
+/* Judges whether the bytes are a layout of the spec's tensors, and whether each part of the layout, holes
+ * excepted, is on a shard. */
 static cairn_status judge_layout(const struct coord_adoption *adoption,
                                  const struct coord_adoptee *job, const struct job_spec_data *spec,
                                  struct sentence *why)
@@ -719,7 +722,7 @@ static cairn_status judge_pages(const struct coord_adoption *adoption,
     return status;
 }
 
-/* Writes the jobs, when the pages of all complete jobs have arrived. Ends with an answer. */
+/* Writes the jobs when the pages of all complete jobs have arrived. Ends with an answer. */
 static void adoption_write(struct coord_adoption *adoption)
 {
     if (coord_keys_are_changing(adoption->cluster)) {

@@ -1,12 +1,12 @@
-/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors, and each
- * field whose row in spec_fields.h allows it. The amended spec is judged like a new one, made durable,
- * and sent to the shards; the core uses it from the next round that opens, and the open round ends by
- * the terms it began with. The request is answered when all shards have the spec. Tensors, optimizers
- * and planes stay what they are. Only one amendment is on its way to the store at a time; others wait
- * for it, because each is judged by the spec that the job has then.
+/* Amending a job: its hyper-parameters, schedules, clip norm, frozen groups and tensors, and each field
+ * whose row in spec_fields.h allows it. The amended spec is judged like a new one, made durable, and sent
+ * to the shards. The core uses it from the next round that opens; the open round ends by the terms it
+ * began with. The request is answered when all shards have the spec. Tensors, optimizers and planes stay
+ * as they are. Only one amendment is being stored at a time. Others wait for it, because each amendment
+ * is judged by the spec that the job has then.
  *
- * A worker may attach with the spec as it was before any of the last amendments (its own script does not
- * change), so the spec keeps the hashes of its earlier states. */
+ * A worker may attach with the spec as it was before any of the last amendments, because its own script
+ * does not change. So the spec keeps the hashes of its earlier states. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +19,9 @@
 
 /* ==== a new generation ==== */
 
-/* A job gets a new generation at the same step, with other tensors (added, tied, trained where they were
- * declared frozen) or other terms (rows of spec_fields.h that are REOPENED). This takes two phases, at a
- * step boundary while no round may open:
+/* An amendment may give a job a new generation at the same step. The new generation has other tensors
+ * (added, tied, or trained although they were declared frozen) or other terms (rows of spec_fields.h that
+ * are REOPENED). This happens at a step boundary, while no round may open:
  *
  *   await    the gate of the core is shut; an open round ends, or is void if it would wait for the worker
  *            that amends
@@ -29,8 +29,9 @@
  *   store    spec, layout and generation become durable, in one write: from here on the new one is the job
  *   switch   the shards drop the old one; members are expelled, and open the job again
  *
- * A failure before `store` drops the new parts, and the job continues as it was. A coordinator that dies
- * leaves its store to the next: a shard that reports two generations is told which one the store has. */
+ * A failure before `store` drops the new parts, and the job continues as it was. If the coordinator dies,
+ * the next one uses its store: a shard that reports two generations is told which of the two the store
+ * has. */
 
 /* True if the staged job belongs to the amendment with this key. */
 static bool extend_is(const struct coord_job *job, uint64_t key)
@@ -67,7 +68,7 @@ static void give_up(struct coord_job *job, cairn_status status, const char *text
     struct sentence why;
     sentence_set(&why, "job %s was not amended, it goes on as it was: %s", job->spec.name, text);
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
-    // To a worker CLOSED would mean that its own connection was lost.
+    // To a worker, CLOSED would mean that the worker's own connection was lost.
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
     fail_waiting(job, status, why.text);
     switch_all(job, job->generation);
@@ -76,8 +77,8 @@ static void give_up(struct coord_job *job, cairn_status status, const char *text
     coord_openings_advance(job->cluster);
 }
 
-/* Joining members will retry with the new spec. Attached members have the old spec, so they must
- * leave. */
+/* Expels all members. Joining members will retry with the new spec. Attached members have the old spec,
+ * so they must leave. */
 static void expel_all(struct coord_job *job, uint64_t revision)
 {
     struct sentence text;
@@ -165,8 +166,8 @@ static void on_put_back(const struct coord_saved *saved)
         log_error("job %016" PRIx64 ": the store keeps the amendment: %s", saved->job, saved->why);
 }
 
-/* The amendment was given up before it became durable: stores the job as it was, and never uses that
- * generation again. */
+/* The amendment was given up before it became durable: stores the job as it was, and never uses the
+ * amendment's generation again. */
 static void put_back(struct coord_job *job, uint64_t generation)
 {
     struct sentence why;
@@ -200,7 +201,7 @@ static cairn_status store_staged_job(struct coord_job *job, struct sentence *why
                           why);
 }
 
-/* `about` is the amendment's key, because by then another amendment of the job may be under way. */
+/* `about` is the key of the amendment, because another amendment of the job may be under way by then. */
 static void on_made(struct coord_job *job, const void *about, cairn_status status, const char *text)
 {
     struct sentence why;
@@ -320,7 +321,7 @@ static void make_parts(struct coord_job *job)
     }
     staged->generation = now.generation + 1;
     staged->base_step = now.step;
-    staged->origin = job->origin;                  // the job continues, with no step back
+    staged->origin = job->origin;                  // the job continues at the same step
     struct decision last = *round_last(job->core); // the schedule and the loss scale continue
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { staged->generation, staged->base_step };
@@ -363,8 +364,8 @@ static cairn_status judge_begin(const struct coord_job *job, struct sentence *wh
     return CAIRN_OK;
 }
 
-/* The worker waits for the amendment, so the open round would wait for that worker: makes it abandon the
- * round. */
+/* Makes the worker that amends abandon the open round, because the worker waits for the amendment, and
+ * the round would wait for the worker. */
 static void give_round_up(struct coord_job *job, const struct coord_member *member)
 {
     if (member == NULL || round_stage_of(job->core) != CAIRN_ROUND_OPEN ||
@@ -378,10 +379,11 @@ static void give_round_up(struct coord_job *job, const struct coord_member *memb
     coord_job_event(job, &event);
 }
 
-/* Begins an amendment in a new generation, and takes `next`, a judged spec. At its end the members whose
- * amend.request is set are answered, and job->amends.waiters. If `member` (the worker that amends; NULL:
- * an admin amends) contributes to the open round, that round becomes void. CAIRN_ERR_BUSY,
- * CAIRN_ERR_NOT_READY, CAIRN_ERR_NO_MEMORY, CAIRN_ERR_INVALID (too large): nothing was begun or taken. */
+/* Begins an amendment in a new generation, and takes `next`, a judged spec. At the end of the amendment,
+ * the members whose amend.request is set and job->amends.waiters are answered. `member` is the worker
+ * that amends (NULL: an admin amends); if the worker contributes to the open round, the round becomes
+ * void. After CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY, CAIRN_ERR_NO_MEMORY or CAIRN_ERR_INVALID (too large),
+ * nothing was begun or taken. */
 static cairn_status extend_begin(struct coord_job *job, struct coord_member *member,
                                  struct job_spec_data *next, struct sentence *why)
 {
@@ -480,8 +482,8 @@ static cairn_status set_frozen(struct job_spec_data *spec, char *const *names, s
     return CAIRN_OK;
 }
 
-/* A worker that attaches later does not need the initializers of the added tensors and may leave them
- * out: notes the hash of the spec without them, too. */
+/* Notes the hash of the spec without the initializers of the added tensors, too: a worker that attaches
+ * later does not need these initializers and may leave them out. */
 static cairn_status add_plain_former(struct job_spec_data *next, const Cairn__JobAmend *amend)
 {
     struct job_spec_data plain;
@@ -567,7 +569,7 @@ static void answer_amender(struct coord_member *member, cairn_status status, con
     coord_amend_failed(member, status, text);
 }
 
-/* Begins the amendments that wait, until one of them is on its way to the store. */
+/* Begins the waiting amendments, one after another, until one of them is being stored. */
 static void take_waiting(struct coord_job *job)
 {
     struct coord_member *m = job->members.list;
@@ -584,7 +586,7 @@ static void take_waiting(struct coord_job *job)
     }
 }
 
-/* Answers the admins that wait. The amendment that was stored is theirs, because an admin is refused
+/* Answers the admins that wait. They asked for the amendment that was stored, because an admin is refused
  * while another amendment is under way. */
 static void answer_admins(struct coord_job *job, const struct coord_saved *saved)
 {
@@ -601,7 +603,7 @@ static void answer_admins(struct coord_job *job, const struct coord_saved *saved
 void coord_amenders_lost(struct coord_job *job)
 {
     struct sentence why;
-    if (job->amends.revision == 0) return; // the amendment is still on its way to the store
+    if (job->amends.revision == 0) return; // the amendment is still being stored
     sentence_set(&why, "the amendment is stored, but not on all shards, and the job is %s",
                  job->loss.why.text);
     coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
@@ -628,7 +630,7 @@ static void replace_terms(struct coord_job *job, struct coord_terms *terms)
     coord_job_event(job, &amend);
 }
 
-/* The amendment is durable, or the job stays as it was. */
+/* Called when the amendment is durable, or could not be stored: then the job stays as it was. */
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -656,7 +658,7 @@ static void on_stored(const struct coord_saved *saved)
     take_waiting(job);
 }
 
-/* Stores an amendment that changes only the terms, and takes `next` if that begins. */
+/* Stores an amendment that changes only the terms. Takes `next` if the storing begins. */
 static cairn_status store_terms(struct coord_job *job, struct job_spec_data *next,
                                 struct sentence *why)
 {
@@ -684,7 +686,8 @@ static cairn_status store_terms(struct coord_job *job, struct job_spec_data *nex
 
 /* ---- the request ---- */
 
-/* Refuses a workers_max below the number of attached workers: the operator decides which of them to end. */
+/* Refuses a workers_max below the number of attached workers, because the operator must decide which
+ * workers to end. */
 static cairn_status judge_bounds(const struct coord_job *job, const struct job_spec_data *next,
                                  struct sentence *why)
 {
@@ -698,7 +701,7 @@ static cairn_status judge_bounds(const struct coord_job *job, const struct job_s
     return coord_judge_workers(job->cluster, next, why);
 }
 
-/* `member` is the member that amends; NULL: an admin does. */
+/* `member` is the worker that amends (NULL: an admin amends). */
 static cairn_status amend_job(struct coord_job *job, struct coord_member *member,
                               const Cairn__JobAmend *amend, struct sentence *why)
 {
@@ -723,7 +726,7 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
 static cairn_status wait_for_another(struct coord_member *member, const Cairn__JobAmend *amend)
 {
     uint8_t *bytes = malloc(cairn__job_amend__get_packed_size(amend) + 1);
-    cairn__job_amend__free_unpacked(member->amend.later, NULL); // the member asked again
+    cairn__job_amend__free_unpacked(member->amend.later, NULL); // the member has asked again
     member->amend.later = NULL;
     if (bytes != NULL)
         member->amend.later = cairn__job_amend__unpack(NULL, cairn__job_amend__pack(amend, bytes),
@@ -740,7 +743,7 @@ void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn_
     const bool again = amend->key != 0 && amend->key == job->spec.amend_key;
     member->amend.request = request;
     member->amend.revision = 0;
-    if (extend_is(job, amend->key)) return; // asked again after a reconnect
+    if (extend_is(job, amend->key)) return; // the member has asked again, after a reconnect
     if (amending != NULL && amending->next.amend_key == amend->key) return;
     const cairn_status status = again              ? CAIRN_OK
                                 : amending != NULL ? wait_for_another(member, amend)
@@ -818,7 +821,7 @@ static cairn_status add_one(struct job_spec_data *next, const Cairn__TensorSpec 
             "tensor \"%.128s\": an added tensor has had no update; steps_missed, allowed: 0",
             tensor.name);
     tensor.frozen = false;
-    tensor.order = 0; // the given order counts in this list, not in the job's
+    tensor.order = 0; // the given order counts within this list, not within the job's tensors
     cairn_status status = spec_add_tensor(next, &tensor);
     if (status == CAIRN_OK) return CAIRN_OK;
     return fail_with(why, status, "tensor \"%.128s\": %s", tensor.name, status_text((int)status));
@@ -831,7 +834,7 @@ static cairn_status add_tensors(struct job_spec_data *next, const Cairn__JobAmen
     for (size_t i = 0; i < amend->n_add && status == CAIRN_OK; i++)
         status = add_one(next, amend->add[i], why);
     if (status != CAIRN_OK || amend->n_add == 0) return status;
-    spec_canonicalize(next); // once: equal names are neighbours then
+    spec_canonicalize(next); // sorts once: afterwards equal names are neighbours
     for (size_t i = 1; i < next->tensor_count; i++) {
         if (strcmp(next->tensors[i - 1].name, next->tensors[i].name) == 0)
             return fail_with(why, CAIRN_ERR_EXISTS, "job %s has a tensor \"%.128s\" already",
@@ -962,9 +965,9 @@ static cairn_status unfreeze_tensors(struct job_spec_data *next, const Cairn__Jo
     return CAIRN_OK;
 }
 
-/* Applies what the amendment says about tensors to a copy of the job's spec, which is canonical
- * afterwards, but not judged. *extends_out: planes begin or end, so the shards have to make a new
- * generation. */
+/* Applies what the amendment says about tensors to a copy of the job's spec. Afterwards the copy is
+ * canonical, but not judged. *extends_out: true if planes begin or end, so that the shards have to make a
+ * new generation. */
 static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
                                   bool *extends_out, struct sentence *why)
 {

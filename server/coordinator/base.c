@@ -1,9 +1,9 @@
 /* Questions to shards: a gather asks one or several shards, and reports one result when all have answered.
  *
- * A call is in two lists, that of its gather and that of its entry. A shard answers in the order in which
- * it was asked, except for requests that take it long, so the call that an answer belongs to is near the
- * head of its entry's list: a thousand workers that join at hundreds of shards cost no more than their
- * messages. */
+ * A call is in two lists: the list of its gather and the list of its entry. A shard answers in the order
+ * in which it was asked, except for requests that take the shard long. So the call that an answer belongs
+ * to is near the head of its entry's list, and a thousand workers that join at hundreds of shards cost no
+ * more than their messages. */
 #include "server/coordinator/base.h"
 
 #include <inttypes.h>
@@ -32,7 +32,7 @@ struct coord_gather {
     bool started;
 };
 
-/* The context of a question about a job, which may be dropped before the answer. */
+/* The context of a question about a job. The job may be dropped before the answer arrives. */
 struct about_job {
     struct coord *cluster;
     uint64_t job;
@@ -114,7 +114,8 @@ uint32_t coord_gather_send(struct coord_gather *gather, struct coord_shard_entry
     return request;
 }
 
-/* Calls on_done if all have answered. The gather is freed before the callback, which may ask again. */
+/* Calls on_done if all shards have answered. The gather is freed before the callback, because on_done may
+ * ask again. */
 static void finish_if_answered(struct coord_gather *gather)
 {
     if (!gather->started || !TAILQ_EMPTY(&gather->calls)) return;
@@ -185,7 +186,7 @@ static void on_back(uv_work_t *req, int uv_status)
     while (*at != work) at = &(*at)->next;
     *at = work->next;
     if (work->session != NULL) work->session->wait_count--;
-    work->done(work); // frees it
+    work->done(work); // frees the work
     if (cluster->closing) cluster->close_step(cluster);
 }
 
@@ -311,8 +312,8 @@ void coord_waiters_fail(struct coord_waiters *list, cairn_status status, const c
 
 /* Sends messages to a session: see base.h. */
 
-/* Closes the peer, because a message left out would break the order that it relies on. on_gone
- * follows. */
+/* Closes the peer, because the peer relies on the order of messages, and a message left out would break
+ * this order. on_gone is called afterwards. */
 static void give_up(struct coord_session *session, cairn_status status, const char *what)
 {
     session->closing = true;
@@ -367,8 +368,8 @@ uint64_t coord_tick_ms(const struct coord *cluster)
     return half < 10 ? 10 : half;
 }
 
-/* Does not advance past the time at which the next tick counts as late: that tick subtracts the excess, and
- * the time must never go backwards. */
+/* Does not advance past the time at which the next tick counts as late, because a late tick subtracts the
+ * excess, and the time must never go backwards. */
 uint64_t coord_now_ms(const struct coord *cluster)
 {
     const uint64_t now_ms = uv_now(cluster->loop);
@@ -597,8 +598,8 @@ void coord_job_send_drop(struct coord *cluster, struct coord_shard_entry *entry,
 {
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     drop.job = job_id;
-    // Nobody waits for its Done: a part that could not be dropped is recognized as our own leftover at the
-    // next Hello.
+    // Nobody waits for the shard's Done. A part that could not be dropped is recognized as our own
+    // leftover at the next Hello.
     coord_session_send(entry->session, CAIRN_MSG_JOB_DROP, coord_request_new(cluster), &drop.base);
 }
 
@@ -606,7 +607,7 @@ void coord_job_send_switch(const struct coord_job *job, const struct coord_shard
                            uint64_t generation)
 {
     Cairn__JobSwitch message = CAIRN__JOB_SWITCH__INIT;
-    if (entry->session == NULL || entry->session->closing) return; // it is told when it is back
+    if (entry->session == NULL || entry->session->closing) return; // told when the shard returns
     message.job = job->id;
     message.generation = generation;
     coord_session_send(entry->session, CAIRN_MSG_JOB_SWITCH, 0, &message.base);

@@ -22,7 +22,8 @@ struct coord_job;         /* job.h */
 
 /* ==== those who wait ==== */
 
-/* A request that waits for a snapshot, a restore, an amendment ...; it is freed with its session. */
+/* A request that waits for a snapshot, a restore, an amendment ...; the request is freed with its
+ * session. */
 struct coord_waiter {
     LIST_ENTRY(coord_waiter) of_list, of_session;
     struct coord_session *session;
@@ -33,8 +34,8 @@ LIST_HEAD(coord_waiters, coord_waiter);
 
 /* False: the session waits for too many answers, or there is no memory. */
 bool coord_waiters_add(struct coord_waiters *list, struct coord_session *session, uint32_t request);
-/* Frees the waiters without an answer when the coordinator stops: the end of their connections is the
- * answer. */
+/* Called when the coordinator stops: frees the waiters. They get no answer; their connections end
+ * instead. */
 void coord_waiters_release(struct coord_waiters *list);
 /* Answers every waiter of the list, and empties it. */
 void coord_waiters_answer(struct coord_waiters *list, uint16_t type,
@@ -42,7 +43,7 @@ void coord_waiters_answer(struct coord_waiters *list, uint16_t type,
 void coord_waiters_fail(struct coord_waiters *list, cairn_status status, const char *text);
 /* Moves all waiters of `from` to `to`, which must be empty. */
 void coord_waiters_move(struct coord_waiters *from, struct coord_waiters *to);
-/* The session ends: frees all its waiters. */
+/* The session is ending: frees all its waiters. */
 void coord_waiters_forget(struct coord_session *session);
 
 /* ==== calls ==== */
@@ -50,26 +51,29 @@ void coord_waiters_forget(struct coord_session *session);
 /* Questions to shards. A gather is one question to several shards, with one result when all have answered.
  * When a shard's connection ends, its calls fail with CAIRN_ERR_CLOSED. */
 
-/* Returns an id, never 0, for a request of ours, also for a request whose answer nobody waits for. */
+/* Returns an id, never 0, for a request that this coordinator sends, even if nobody waits for its
+ * answer. */
 uint32_t coord_request_new(struct coord *cluster);
-/* `status` is CAIRN_OK if all said Done, else the first failure; `why` says which shard failed, and why. */
+/* `status` is CAIRN_OK if all shards said Done, else the first failure. `why` says which shard failed, and
+ * why. */
 typedef void (*cluster_gather_fn)(void *context, cairn_status status, const char *why);
 /* Opens a gather that asks no shard yet: coord_gather_ask adds shards, coord_gather_start waits for them.
  * NULL: no memory. */
 struct coord_gather *coord_gather_open(struct coord *cluster, cluster_gather_fn on_done,
                                        void *context);
 /* The same for a question about a job: on_done is called only if the job still exists and the coordinator
- * is not closing. on_done gets a copy of `about`, valid until it returns; NULL, 0: it needs nothing but the
- * job. */
+ * is not closing. on_done gets a copy of `about`, valid until on_done returns. `about` may be NULL, with
+ * about_bytes 0, if on_done needs nothing but the job. */
 typedef void (*cluster_job_gather_fn)(struct coord_job *job, const void *about, cairn_status status,
                                       const char *why);
 struct coord_gather *coord_gather_open_job(const struct coord_job *job,
                                            cluster_job_gather_fn on_done, const void *about,
                                            size_t about_bytes);
-/* Returns the id with which the caller sends the request to that entry. 0: no memory, or the entry is away;
- * the gather then fails. */
+/* Returns the id with which the caller sends the request to that entry. Returns 0 if there is no memory or
+ * the shard is away; the gather then fails. */
 uint32_t coord_gather_ask(struct coord_gather *gather, struct coord_shard_entry *entry);
-/* Adds the shard in the same way, and sends it the request, which is this one message without pages. */
+/* Adds the shard as coord_gather_ask does, and sends the shard the request: this one message, without
+ * pages. */
 uint32_t coord_gather_send(struct coord_gather *gather, struct coord_shard_entry *entry,
                            uint16_t type, const ProtobufCMessage *message);
 /* All shards were asked: on_done is called when all have answered, or at once if no answer is
@@ -99,61 +103,69 @@ struct coord_shard_entry {
     /* owned, [held_count]: the parts that its Hello reported, in force and prepared */
     struct seat_part *held;
     size_t held_count;
-    /* whether the present process answers, while another one of this name waits */
+    /* while another process of this name waits: the probe of the shard's present process, and whether it
+     * answers */
     enum seat_probe probe;
-    uint64_t asked_ms;   /* coord_now_ms: when the probe was sent */
-    char claimant[64];   /* the address of another process that holds parts, too, and waits; .. */
-    uint64_t claimed_ms; /* .. when it last connected; 0: never */
+    uint64_t asked_ms; /* coord_now_ms: when the probe was sent */
+    /* the address of another process of this name that waits and also holds parts; .. */
+    char claimant[64];
+    uint64_t claimed_ms; /* .. when that process last connected; 0: never */
     struct log_limit claims;
     bool ended; /* the shard's side closed its last connection: its process has most likely ended */
     uint64_t since_ms; /* when it last connected or disconnected, on the loop's clock */
-    /* coord_now_ms: when it disconnected; time in which this process was stopped does not count */
+    /* coord_now_ms: when the shard disconnected; time in which the coordinator was stopped does not
+     * count */
     uint64_t gone_ms;
     uint8_t *fabric_address; /* owned, [fabric_address_bytes]; its last known address */
     size_t fabric_address_bytes;
-    /* At that address it is reached from other hosts, or only from its own host, by memory. Neither is set:
-     * it does not say. */
+    /* is_networked: other hosts reach the shard at that address. is_mapped: only its own host does, by
+     * memory. If neither is set, the shard does not say how it is reached. */
     bool is_networked, is_mapped;
     bool apart_said;                    /* the log has reported coord_shard_apart */
-    char host[CAIRN_FABRIC_HOST_BYTES]; /* its host; empty: it does not say */
+    char host[CAIRN_FABRIC_HOST_BYTES]; /* the shard's host; empty: not reported */
     Cairn__ShardStats stats;            /* from its last Heartbeat, if has_stats */
     bool has_stats;
-    /* why it cannot save snapshots; empty: it can, or has not said */
+    /* why the shard cannot save snapshots; empty: it can, or has not reported */
     struct sentence storage;
     Cairn__BytesTold *bytes; /* owned, [bytes_count]: from the same Heartbeat */
     size_t bytes_count;
     Cairn__MemoryTold *memory; /* owned, [memory_count]: likewise */
     size_t memory_count;
-    /* for its present session: whether we may act on what it holds, and what it holds (standing.c) */
+    /* the next fields are about the shard's present session: which parts it holds, and whether we may act
+     * on these parts (standing.c) */
     struct coordinator_id seen;
     enum standing standing;
-    Cairn__HeldJobs *parts; /* owned; NULL: it has not reported them yet, or holds nothing */
-    /* it holds jobs that are not known here, and has not reported their names */
+    Cairn__HeldJobs *parts; /* owned; NULL: the shard has not reported its parts yet, or has none */
+    /* true: the shard holds jobs that are not known here, and has not reported their names */
     bool parts_awaited;
-    /* the request of an adoption for the parts (0: it was away then), and the request that they answer (0:
-     * none) */
+    /* parts_asked: the request with which an adoption asked for the parts (0: the shard was away).
+     * parts_answered: the request that `parts` answers (0: none) */
     uint32_t parts_asked, parts_answered;
-    uint64_t memory_bytes; /* memory that it may use for state; 0: it does not say */
-    bool leaving;          /* its jobs move to other shards, and it gets no part of any job */
-    /* its device failed: says what happens to the other parts that it holds */
+    uint64_t memory_bytes; /* memory that the shard may use for state; 0: not reported */
+    /* its jobs move to other shards, and the shard gets no part of any job */
+    bool leaving;
+    /* if the shard's device failed: what happens to the other parts that the shard holds */
     struct sentence unfit;
     struct {
         struct coord_waiters waiters; /* owned: the requests for this drain */
-        /* owned: the requests that are answered when the store has it */
+        /* owned: the requests that are answered when the store has the drain */
         struct coord_waiters begun;
-        /* number of a drain by an operator's word that is in the store or being written; 0: none */
+        /* number of the drain, if an operator asked for it and the store has it or is writing it; 0:
+         * none */
         uint32_t stored;
         uint32_t request; /* the shard's own request; 0: none */
-        /* coord_now_ms: when moving stops and its jobs are saved, and when the drain is given up; 0:
-         * never */
+        /* coord_now_ms; 0: never. saves_ms: when moving stops and the shard's jobs are saved instead.
+         * ends_ms: when the drain is given up */
         uint64_t saves_ms, ends_ms;
-        /* nobody asked for the drain: its device failed; this drain ends by itself */
+        /* true: the drain began because the shard's device failed. Nobody asked for it, and it ends by
+         * itself */
         bool is_unfit;
-        uint64_t again_ms;   /* coord_now_ms: what failed is not tried again before */
-        bool is_over;        /* it holds nothing, and was told to end */
-        bool is_saving;      /* it cannot be emptied, and ends: its jobs are saved (snapshot.h) */
-        cairn_status status; /* if is_saving: why it cannot be emptied */
-        /* the same in words; for an unfit shard: which of its jobs cannot move */
+        uint64_t again_ms; /* coord_now_ms: until then no failed attempt is repeated */
+        bool is_over;      /* true: the shard holds nothing, and was told to end */
+        /* true: the shard cannot be emptied before it ends, so its jobs are saved (snapshot.h) */
+        bool is_saving;
+        cairn_status status; /* if is_saving: why the shard cannot be emptied */
+        /* `status` in words; for an unfit shard: which of its jobs cannot move */
         struct sentence why;
     } drain;
     uint64_t planned_bytes; /* used by jobs.c while it chooses the shards of a job */
@@ -180,14 +192,15 @@ struct coord_session {
     size_t fabric_address_bytes;
     uint64_t last_frame_ms, since_ms; /* on the loop's clock */
     struct coord_member *members;     /* linked by next_of_session */
-    Cairn__Hello *hello; /* owned: of a shard whose Hello is not complete yet; or NULL */
-    struct coord_shard_entry *entry; /* shard only, while the session has the entry */
-    uint32_t member_count;           /* jobs that the session has open */
-    uint32_t wait_count;             /* answers that the session waits for (above) */
-    uint32_t unanswered;             /* admin only: requests that have no answer yet */
-    struct coord_waiters waiters;    /* owned: linked by of_session */
-    struct coord_unheard *unheard;   /* owned: the shards that it does not hear; NULL: none */
-    bool closing;                    /* it is being closed: its frames are dropped */
+    Cairn__Hello *hello;              /* owned: a shard's Hello, until it is complete; else NULL */
+    struct coord_shard_entry *entry;  /* shard only, while the session has the entry */
+    uint32_t member_count;            /* jobs that the session has open */
+    uint32_t wait_count;              /* answers that the session waits for (above) */
+    uint32_t unanswered;              /* admin only: requests that have no answer yet */
+    struct coord_waiters waiters;     /* owned: linked by of_session */
+    struct coord_unheard *unheard; /* owned: the shards that the peer does not hear; NULL: none */
+    /* true: the session is being closed, and its frames are dropped */
+    bool closing;
 };
 
 /* Each of these does nothing if the session is NULL or closing. If sending fails, the session is closed,
@@ -219,15 +232,16 @@ struct coord_work {
     void (*done)(struct coord_work *work); /* called on the loop; frees the work */
 };
 
-/* False if the session waits for too many answers, or no thread can take the work: nothing was begun. */
+/* Returns false, and begins nothing, if the session waits for too many answers or no thread can take the
+ * work. */
 bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coord_session *session,
                       uint32_t request);
-/* The same for work on `bytes` bytes. If they are few the work is done at once, which is faster than
- * handing it to a thread: `done` has then run already. */
+/* The same for work on `bytes` bytes. If `bytes` is small, the work is done at once, because that is faster
+ * than handing it to a thread. In that case `done` has run before this function returns. */
 bool coord_work_do(struct coord_work *work, struct coord *cluster, struct coord_session *session,
                    uint32_t request, size_t bytes);
 /* Calls `free_it` on `what`, on a thread or at once as coord_work_do decides. Nobody else may use `what`;
- * `bytes` is the size that it was made from. */
+ * `bytes` is the size of the data that `what` was made from. */
 void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *what, size_t bytes);
 
 /* ==== sessions ==== */
@@ -242,15 +256,16 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
 
 /* ==== arrivals ==== */
 
-/* Shards connect and disconnect: which session has which entry (members.h), and who is told of a change. */
+/* Handles shards that connect and disconnect: decides which session has which entry (members.h), and tells
+ * those whom a change concerns. */
 
 /* The shard's session has ended, for the reason given. */
 void coord_shard_leave(struct coord_session *session, cairn_status status, const char *why);
-/* Forgets a shard that is away and that nobody needs, so that shards that connected only briefly leave no
+/* Forgets a shard that is away, if nobody needs it. Shards that connected only briefly thus leave no
  * entry. */
 void coord_shard_drop_unused(struct coord *cluster, struct coord_shard_entry *entry);
-/* Forgets a shard that will not return, by an operator's word. CAIRN_ERR_BUSY: the shard is connected, or a
- * job has a part on it. */
+/* Forgets a shard that will not return, because an operator asked for this. CAIRN_ERR_BUSY: the shard is
+ * connected, or a job has a part on it. */
 cairn_status coord_shard_forget(struct coord *cluster, const char *name,
                                 struct sentence *why) CAIRN_MUST_CHECK;
 /* A process that was probed and does not answer loses its entry. */
@@ -277,8 +292,8 @@ void coord_job_show_answer(struct coord_session *session, uint32_t request,
 
 /* For every operator's action the log and the events say who asked, from where, when, and for what. */
 
-/* Notes an admin's request if it changes something. The note has the command line's name for it and all its
- * arguments, as far as they fit, and says how many were left out. */
+/* Notes an admin's request if it changes something. The note has the command line's name for the request,
+ * and as many of the arguments as fit. It says how many arguments were left out. */
 void coord_asked_note(const struct coord_session *session, const struct wire_frame *frame,
                       const ProtobufCMessage *message);
 

@@ -1,6 +1,6 @@
 /* The coordinator: the struct to read first.
  *
- *   cluster ── entries      the shards by name, there or away (members.h)
+ *   cluster ── entries      the shards by name, connected or away (members.h)
  *     │  └──── sessions   the connections that said Hello; each has the members it opened (base.h)
  *     └─────── jobs       each with its core, its shards, its members, at most one snapshot (or
  *                         digest) and at most one restore (job.h)
@@ -32,16 +32,17 @@
  *   parts          the core's actions; shards that connect and disconnect
  *   messages, sessions, cluster, main
  *
- * Whatever has to follow an event of a core, or the loss of a job, is done by callbacks: coord_callbacks
+ * Callbacks do whatever must follow an event of a core, or the loss of a job: see coord_callbacks
  * (round.h), which parts.c fills in.
  *
  * Who decides what: the core alone decides a job's rounds and epochs (server/core/round.h). jobs.c and
- * restore.c decide jobs, layouts and generations, which are durable before anyone hears of them. sessions.c
- * decides whether a peer is alive: it is not when its connection has ended or its lease has run out.
+ * restore.c decide jobs, layouts and generations, and make these durable before anyone is told of them.
+ * sessions.c decides whether a peer is alive: a peer is dead when its connection has ended or its lease has
+ * run out.
  *
  * Memory: every list belongs to a connection or to a job, and an option or a constant bounds it. Threads:
- * everything runs on the loop's thread, but for the store's writes (store.h) and what base.c sends to
- * libuv's threads. The loop's thread touches no file once it runs. */
+ * everything runs on the loop's thread, except the store's writes (store.h) and the work that base.c sends
+ * to libuv's threads. Once the loop runs, its thread touches no file. */
 #ifndef CAIRN_COORDINATOR_CLUSTER_H
 #define CAIRN_COORDINATOR_CLUSTER_H
 
@@ -58,10 +59,11 @@
 /* ==== early ==== */
 
 /* Early requests arrive when this coordinator has just started, and their answers depend on shards that
- * have not reconnected yet, or have not reported what they hold. They wait until all shards have, or for
- * one lease, by which time a live shard is back; then they are judged by the shards that are connected.
- * Without this a job whose parts are parked would be called unparked, a plan would leave out the shards
- * that are a moment late, and after a store was lost there would be nothing to adopt. */
+ * have not reconnected yet, or have not reported what they hold. The requests wait until all shards have
+ * done so, but no longer than one lease: by then every live shard is back. Then the requests are judged by
+ * the shards that are connected. If they were judged at once, a job whose parts are parked would be called
+ * unparked, a plan would leave out the shards that are a moment late, and after a store was lost there
+ * would be nothing to adopt. */
 
 /* The cluster's early requests. */
 struct coord_earlies {
@@ -76,8 +78,8 @@ struct coord_earlies {
 struct coord_options {
     char *name;
     int64_t shards; /* the number of shards that a job is spread over */
-    /* the number of shards that is enough for a lost job that restores itself, shards_wait_ms after it was
-     * lost; 0: `shards` */
+    /* shards_min: how many shards are enough for the automatic restore of a lost job, once the job has been
+     * lost for shards_wait_ms; 0: as many as `shards` */
     int64_t shards_min, shards_wait_ms;
     char *store_path;
     char *snapshots_path;
@@ -121,7 +123,7 @@ struct coord {
     struct coord_shard_entry *shards;
     struct coord_session *sessions;
     struct coord_job *jobs;
-    /* owned: what is under way; NULL: nothing is */
+    /* owned: the operations under way; NULL: none of that kind */
     struct coord_restore *restores;    /* restore.h */
     struct coord_resume *resumes;      /* restore.h */
     struct coord_adoption *adoption;   /* restore.h */
@@ -148,7 +150,7 @@ struct coord {
     struct coord_clock clock;
     bool closing;
     int handles_open; /* libuv handles; all are closed before the cluster is freed */
-    /* Called when a part of the cluster is closed or a work has ended: after the last of them, frees the
+    /* Called whenever a part of the cluster is closed or a work has ended. The last call frees the
      * cluster. */
     void (*close_step)(struct coord *cluster);
     void (*on_closed)(void *context);
@@ -158,8 +160,8 @@ struct coord {
 /* Locks and opens the data folder, loads the jobs, listens. The caller must then run the loop. */
 cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
                         struct coord **cluster_out, struct sentence *why) CAIRN_MUST_CHECK;
-/* Closes connections, waits for work of other threads, frees itself, then calls on_closed (may be NULL). No
- * peer is told anything: the effect is that of being killed, only tidier. */
+/* Closes connections, waits for the work on other threads, frees the cluster, then calls on_closed (may be
+ * NULL). No peer is told anything, just as if the process had been killed. */
 void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
 /* Returns the address, such as "/run/cairn/coordinator.sock"; several are separated by blanks. */
 const char *coord_address(const struct coord *cluster);
@@ -168,8 +170,8 @@ uint64_t coord_store_writes(const struct coord *cluster);
 
 /* ---- for the files of this folder ---- */
 
-/* Returns the time between two ticks of the timer. If a tick comes later than CAIRN_LATE_TICKS of these
- * times, this process was stopped. */
+/* Returns the time between two ticks of the timer. If a tick is later than CAIRN_LATE_TICKS of these times,
+ * this process was stopped. */
 uint64_t coord_tick_ms(const struct coord *cluster);
 #define CAIRN_LATE_TICKS 4
 /* Returns the time of the clock of leases and deadlines. */

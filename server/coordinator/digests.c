@@ -67,8 +67,8 @@ static int by_place(const void *a, const void *b)
     return 0;
 }
 
-/* Computes the root of one plane from its run of nodes, which begins at *at, and moves *at
- * past that run. */
+/* Computes the root of one plane from its run of nodes. The run begins at *at, and *at is moved to the
+ * end of the run. */
 static cairn_status plane_root(const struct job_spec_data *spec,
                                const struct coord_digests *digests, uint32_t tensor, int plane,
                                size_t *at, struct tree_node *room, struct plane_digest *out)
@@ -109,7 +109,7 @@ static cairn_status all_planes(const struct job_spec_data *spec,
     return fail_with(why, CAIRN_ERR_PROTOCOL, "a shard sent digests of no plane");
 }
 
-/* A driven group gets the learning rate in the payload. */
+/* Fills in the groups. A driven group gets the learning rate in the payload. */
 static cairn_status fill_groups(const struct manifest *m, const struct payload *head,
                                 struct group_digest *groups, struct sentence *why)
 {
@@ -146,8 +146,8 @@ static bool parts_open(struct parts *parts, const struct job_spec_data *spec, si
            parts->room != NULL;
 }
 
-/* Lists the trained tensors that have missed steps, in the spec's order, which is by name. `room` has one
- * element for each tensor. Returns the number of tensors listed. */
+/* Lists the trained tensors that have missed steps, in the order of the spec, which sorts them by name.
+ * `room` has one element for each tensor. Returns the number of tensors listed. */
 static size_t fill_missed(const struct job_spec_data *spec, const struct missed *missed,
                           struct missed_digest *room)
 {
@@ -160,8 +160,8 @@ static size_t fill_missed(const struct job_spec_data *spec, const struct missed 
     return count;
 }
 
-/* Group names come from the spec, with the hyper-parameters that the core uses; the loss scale, the client
- * state and the steps that tensors have missed come from the payload. */
+/* Joins the digests. Group names come from the spec, together with the hyper-parameters that the core
+ * uses. The loss scale, the client state and the steps that tensors have missed come from the payload. */
 static cairn_status join_digests(const struct manifest *m, const struct parts *parts,
                                  size_t plane_count, struct hash *root_out, double *loss_scale_out,
                                  struct sentence *why)
@@ -266,7 +266,7 @@ void coord_manifest_to_view(const struct manifest *manifest, const char *id, con
 
 /* ==== how snapshots ended, and what they cost ==== */
 
-/* How the snapshots of a job ended, what they cost it, and how often it should take one. */
+/* How the snapshots of a job ended, how much they cost the job, and how often the job should take one. */
 
 /* ==== periodic and parting ones ==== */
 
@@ -284,7 +284,7 @@ void coord_periodic_failed(struct coord_job *job, uint64_t step, const char *why
     log_warn("job %s: no periodic snapshot %s", job->spec.name, job->snapshots.failed.text);
 }
 
-/* A periodic snapshot of a damaged job would push out a good one. Logged once. */
+/* Warns, once, that a periodic snapshot of a damaged job would push out a good snapshot. */
 static const char damaged[] =
     "none is taken while the job is damaged: restore it, or write the tensors that are not finite";
 
@@ -300,7 +300,7 @@ void coord_periodic_damaged(struct coord_job *job)
     log_warn("job %s: no periodic snapshot: %s", job->spec.name, damaged);
 }
 
-/* Called when a periodic snapshot has ended, well or not. */
+/* Called when a periodic snapshot has ended, successfully or not. */
 void coord_periodic_ended(const struct coord_snapshot *snapshot)
 {
     struct coord_job *job = snapshot->job;
@@ -353,7 +353,8 @@ static uint32_t bounded_us(int64_t us)
     return us < 0 ? 0 : us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
-/* A snapshot that failed, or whose steps cannot be compared with others, is not counted. */
+/* Concludes a snapshot's cost. A snapshot that failed, or whose steps cannot be compared with others, is
+ * not counted. */
 static void conclude_cost(struct coord_cost *cost)
 {
     cost->is_counting = false;
@@ -373,7 +374,7 @@ void coord_cost_note_step(struct coord_job *job)
     if (cost->is_counting) {
         cost->extra_us += (int64_t)us - cost->usual_us;
         if (cost->has_ended) conclude_cost(cost);
-    } else if (snapshot == NULL) { // steps during a digest count for neither
+    } else if (snapshot == NULL) { // steps during a digest are not counted
         coord_pace_note(&cost->plain, us);
     }
 }

@@ -3,9 +3,9 @@
 
 #include "server/coordinator/cluster.h"
 
-/* Longer than a shard waits between two attempts to connect. */
+/* A shard waits less than this between two attempts to connect. */
 #define COMES_AGAIN_MS 5000
-/* How long until another attempt to move state off an unfit shard, and for how long a cancel holds. */
+/* How long until the next attempt to move state off an unfit shard, and how long a cancel holds. */
 #define TRIES_AGAIN_MS 30000
 #define CANCELED_MS    600000
 
@@ -75,7 +75,7 @@ static uint32_t index_of(const struct coord_job *job, const struct coord_shard_e
     return job->shard_count;
 }
 
-/* Cancels re-shardings that take state off this shard: the state stays where it is. */
+/* Cancels re-shardings that take state off this shard. The state stays where it is. */
 static void stop_runs(struct coord_job *job, const struct coord_shard_entry *entry)
 {
     struct sentence why;
@@ -105,7 +105,7 @@ static void fail_drain(struct coord *cluster, struct coord_shard_entry *entry, c
     stop_runs(cluster->jobs, entry);
 }
 
-/* True if it is known how the snapshots of all jobs on the shard ended; `out` says how. */
+/* True if it is known how the snapshots of all jobs on the shard ended. `out` then says how. */
 static bool advance_saving(struct coord *cluster, struct coord_shard_entry *entry,
                            struct sentence *out)
 {
@@ -119,8 +119,8 @@ static bool advance_saving(struct coord *cluster, struct coord_shard_entry *entr
     return ended;
 }
 
-/* One more shard of the job ends. If the job's present version was already saved for another
- * shard, no new snapshot is taken. */
+/* Called when one more shard of the job ends. If the job's present version was already saved for another
+ * shard, takes no new snapshot. */
 static void want_parting(struct coord_job *job)
 {
     struct coord_parting *p = &job->parting;
@@ -133,8 +133,8 @@ static void want_parting(struct coord_job *job)
     coord_parting_unsaved(job, "its snapshot had not begun");
 }
 
-/* Gives up draining: the shard keeps what it holds. A shard that is being stopped ends all the
- * same, so its jobs are saved first, if there is time. */
+/* Gives up draining: the shard keeps what it holds. A shard that is being stopped ends nevertheless, so
+ * its jobs are saved first, if there is time. */
 static void give_up(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
                     const char *text)
 {
@@ -153,7 +153,8 @@ static void give_up(struct coord *cluster, struct coord_shard_entry *entry, cair
         if (coord_job_has_shard(j, entry)) want_parting(j);
 }
 
-/* True if this process has been drained: if it connects again, it has not heard that it is to end. */
+/* True if this process has been drained. If the process connects again, it has not yet heard that it must
+ * end. */
 static bool was_drained(const struct coord *cluster, uint64_t incarnation)
 {
     for (size_t i = 0; i < CAIRN_DRAINED_MAX && i < cluster->drained.count; i++)
@@ -177,7 +178,7 @@ void coord_drain_come(struct coord *cluster, struct coord_shard_entry *entry)
     entry->drain.is_over = false;
 }
 
-/* The shard holds nothing: tells it to end; it is forgotten with its connection. */
+/* Tells a shard that holds nothing to end. The shard is forgotten when its connection closes. */
 static void finish_drain(struct coord *cluster, struct coord_shard_entry *entry)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
@@ -197,8 +198,8 @@ bool coord_drains_cancel(struct coord_job *job)
 {
     bool any = false;
     for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
-        // A shard that is being stopped ends in any case: what it holds is lost if its drain does not
-        // continue.
+        // A shard that is being stopped ends in any case. If its drain does not continue, what the shard
+        // holds is lost.
         if (!s->leaving || s->drain.is_over || s->drain.request != 0 ||
             !coord_job_has_shard(job, s))
             continue;
@@ -223,7 +224,7 @@ void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry)
         coord_waiters_answer(&entry->drain.begun, CAIRN_MSG_DONE, &done.base);
         return;
     }
-    entry->drain.request = 0; // belonged to the connection that is gone
+    entry->drain.request = 0; // the request belonged to the connection that is gone
     fail_drain(cluster, entry, CAIRN_ERR_NOT_READY, "it went away");
 }
 
@@ -254,7 +255,7 @@ static bool holds_whole(const struct coord *cluster, const struct coord_shard_en
     return false;
 }
 
-/* Begins and ends the drain of an unfit shard. Nobody asked for that drain, so it ends silently when no
+/* Begins and ends the drain of an unfit shard. Nobody asked for this drain, so it ends silently when no
  * other shard is left to take anything. */
 static void look_unfit(struct coord *cluster, struct coord_shard_entry *entry)
 {
@@ -293,8 +294,8 @@ static void say_unfit(const struct coord *cluster, struct coord_shard_entry *ent
 
 /* ---- one job goes off a shard ---- */
 
-/* Moves the job's state to its shards that stay; if none of them stays, to all shards that are
- * here. */
+/* Moves the job's state to those of its shards that stay. If none of its shards stays, moves the state to
+ * all shards that are connected. */
 static cairn_status begin_move_off(struct coord_job *job, struct sentence *why)
 {
     struct coord_reshard_wish wish;
@@ -320,14 +321,14 @@ static cairn_status begin_off(struct coord_job *job, const struct coord_shard_en
 }
 
 /* True if the shard still has something of the job. If one job cannot move off an unfit shard, it stays
- * there, and the other jobs still move. */
+ * there, and the other jobs move nevertheless. */
 static bool drain_job(struct coord_job *job, struct coord_shard_entry *entry, bool tries)
 {
     struct sentence why;
     const uint32_t shard = index_of(job, entry);
     if (!coord_job_has_shard(job, entry) || has_fallen(job, entry)) return false;
     if (job->reshard.running) {
-        // A run under way that moves something to this shard is of no use.
+        // A run that still moves something to this shard is of no use.
         const bool takes = shard < job->shard_count && job->shards[shard].weight > 0;
         if ((takes || shard == job->shard_count) && !job->reshard.canceled)
             (void)!coord_reshard_cancel(job, &why);
@@ -457,7 +458,7 @@ void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn
     entry->drain.ends_ms = given_ms == 0 ? 0 : now_ms + given_ms;
     if (status != CAIRN_OK) {
         give_up(cluster, entry, status, why.text);
-        // The cluster is being stopped: nothing is moved because of that.
+        // The cluster is being stopped. Nothing is moved because of a stop.
         for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
             if (s->drain.request != 0)
                 give_up(cluster, s, CAIRN_ERR_REFUSED,
@@ -470,8 +471,8 @@ void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn
 
 /* ---- time ---- */
 
-/* True if the shard holds nothing and has not connected since the coordinator started: it had ended
- * before. */
+/* True if the shard holds nothing and has not connected since the coordinator started. Such a shard had
+ * ended before. */
 static bool has_ended(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     return entry->session == NULL && !holds_any(cluster, entry) &&
@@ -495,8 +496,8 @@ void coord_drains_tick(struct coord *cluster)
 /* ==== park ==== */
 
 /* Parking begins like the first phase of amend.c: the gate of the core is shut, an open round ends, and
- * then every shard is asked. A shard that is busy is asked again; if one shard cannot park its part, the
- * shards that have moved theirs move it back. */
+ * then every shard is asked. A shard that is busy is asked again. If one shard cannot park its part, the
+ * shards that have parked theirs move them back. */
 
 void coord_park_release(struct coord_job *job)
 {
@@ -516,8 +517,8 @@ static void answer_park(struct coord_job *job)
     coord_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
 }
 
-/* Reverts the change, and answers those who asked. If the reverting fails, too, the job stays as it is,
- * and its gate shut. */
+/* Reverts the change, and answers those who asked for it. If the reverting fails, too, the job stays as
+ * it is, and its gate stays shut. */
 static void undo_park(struct coord_job *job, cairn_status status, const char *text)
 {
     struct sentence why;
@@ -542,7 +543,8 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
     (void)about;
     if (!job->park.asking) return;
     job->park.asking = false;
-    // A shard is busy, or the reverting waits for a shard that is away: a tick asks again when all are up.
+    // A shard is busy, or the reverting waits for a shard that is away. A tick asks again when all shards
+    // are up.
     if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && job->park.undoes)) return;
     if (status != CAIRN_OK) {
         undo_park(job, status, why);
@@ -577,7 +579,7 @@ void coord_park_advance(struct coord_job *job)
         coord_job_moves(job) || round_stage_of(job->core) != CAIRN_ROUND_STEADY || !all_up(job))
         return;
     struct coord_gather *gather = coord_gather_open_job(job, on_moved, NULL, 0);
-    if (gather == NULL) return; // tried again with the next event, or tick
+    if (gather == NULL) return; // the next event or tick tries again
     Cairn__PartPark message = CAIRN__PART_PARK__INIT;
     message.job = job->id;
     message.parked = park->wanted;
@@ -600,8 +602,8 @@ static cairn_status judge_park(const struct coord_job *job, bool parked, struct 
     if (job->snapshots.running != NULL) return coord_snapshot_refuse(job, why);
     if (job->extension.staged_job != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
-    // A request that agrees with the change under way joins its waiters. A change that another
-    // coordinator began has no waiters, so it gives way.
+    // A request for the same state as the change under way joins that change's waiters. A change that
+    // another coordinator began has no waiters, so it gives way to the request.
     const bool is_moving = job->park.asking || job->park.undoes || !LIST_EMPTY(&job->park.waiters);
     if (job->park.shut && !job->park.settled && is_moving && parked != job->park.wanted)
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s; ask again", job->spec.name,
@@ -623,8 +625,8 @@ void coord_job_park(struct coord_session *session, uint32_t request, const Cairn
         coord_session_error(session, request, status, why.text);
         return;
     }
-    // Until all parts have reported, some may still be parked by an earlier coordinator: they are unparked,
-    // too.
+    // Until all parts have reported, an earlier coordinator may have parked some of them. These parts are
+    // unparked, too.
     const bool is_so = !job->park.shut && !message->parked && job->rounds.heard;
     if (is_so) {
         answer_park(job);

@@ -9,8 +9,8 @@
 
 #include "server/coordinator/cluster.h"
 
-#define PAGE_EVENTS 256 /* in one answer: they fit a frame even with the longest texts */
-#define BATCH       512 /* in one write */
+#define PAGE_EVENTS 256 /* events in one answer: they fit a frame even with the longest texts */
+#define BATCH       512 /* events in one write */
 
 static const char *const kind_names[CAIRN_EVENT_KINDS] = {
 #define X(kind, name) [CAIRN_EVENT_##kind] = (name),
@@ -23,7 +23,7 @@ static struct stored_event **place_of(const struct coord_events *events, uint64_
     return &events->ring[number % CAIRN_STORE_EVENTS_MAX];
 }
 
-/* Keeps the event. If the ring is full, it replaces the oldest. */
+/* Keeps the event. If the ring is full, the event replaces the oldest one. */
 static void keep_event(struct coord_events *events, struct stored_event *event)
 {
     struct stored_event **place = place_of(events, event->number);
@@ -58,7 +58,7 @@ void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const c
                                       .who = who != NULL ? who : "",
                                       .text = text };
     struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, &row, 1);
-    if (event != NULL) keep_event(events, event); // else only the log has it
+    if (event != NULL) keep_event(events, event); // otherwise only the log has it
 }
 
 void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
@@ -94,7 +94,7 @@ cairn_status coord_events_open(struct coord *cluster, struct sentence *why)
     return status;
 }
 
-/* Lists the events that are not in the store yet, the oldest first. Returns their number. */
+/* Lists the events that are not in the store yet, oldest first. Returns their number. */
 static size_t list_new(const struct coord_events *events, struct stored_event list_out[BATCH])
 {
     size_t count = 0;
@@ -192,7 +192,7 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
     }
 }
 
-/* Fills in a message that borrows the event's texts; nobody writes to them through it. */
+/* Fills in a message that borrows the event's texts. Nobody writes to the texts through the message. */
 static void fill_event(Cairn__Event *out, const struct stored_event *event)
 {
     cairn__event__init(out);
@@ -231,7 +231,7 @@ void coord_events_answer(struct coord_session *session, uint32_t request,
 /* ==== backup ==== */
 
 /* Copies the store while it is in use, one copy at a time. The store's thread takes a picture of the
- * store into memory, and a libuv thread writes the picture to the file, so that a disk that hangs there
+ * store into memory, and a libuv thread writes the picture to the file. So a hanging disk under that file
  * delays no save. */
 
 struct picture {
@@ -284,7 +284,7 @@ static void write_file(struct coord_work *work)
 
 static void on_written(struct coord_work *work)
 {
-    if (!work->cluster->closing) end_backup((struct coord_backup *)work); // else: with the cluster
+    if (!work->cluster->closing) end_backup((struct coord_backup *)work); // else the cluster does
 }
 
 static void take_picture(struct task *task, uint32_t item, uint32_t thread)
@@ -360,10 +360,10 @@ void coord_backup_close(struct coord *cluster)
 
 /* ==== picture ==== */
 
-/* Takes a picture of the store at one moment, while it is in use: copies it with SQLite's backup into
- * memory, and returns the copy as the bytes of a file. Another thread writes the file itself, whose disk
- * need not be the store's. A picture also contains the secret key, which a store in use has in a file
- * beside it, so that one file is all there is to save. */
+/* Takes a picture of the store at one moment, while the store is in use: copies it with SQLite's backup
+ * into memory, and returns the copy as the bytes of a file. Another thread writes that file, which may be
+ * on another disk than the store. A picture also contains the secret key. A store in use has the key in a
+ * separate file, but in a backup one file is all that must be saved. */
 
 static cairn_status fail_copy(const struct coord_store *store, sqlite3 *copy, struct sentence *why)
 {
@@ -388,7 +388,7 @@ static bool put_signer(sqlite3 *copy, const char *signer)
     return sqlite3_finalize(s) == SQLITE_OK && is_put;
 }
 
-/* Sets *there_out to whether the table `signer` exists. */
+/* Sets *there_out to true if the table `signer` exists, else to false. */
 static cairn_status find_signer(const struct coord_store *store, bool *there_out,
                                 struct sentence *why)
 {
@@ -528,14 +528,15 @@ void coord_storage_adopted(struct coord *cluster, uint64_t former)
     struct storage_owner *owner = &cluster->storage.watch.owner;
     cluster->storage.former = owner->former = former;
     cluster->storage.store = owner->store = cluster->identity.id.store;
-    // The last complaint about the folder concerned the former owner, and would refuse the first snapshot.
+    // The last complaint about the folder concerned the former owner. It would refuse the first snapshot.
     cluster->storage.watch.said.text[0] = '\0';
     storage_watch_doubt(&cluster->storage.watch);
 }
 
 /* ---- at the start ---- */
 
-/* Takes a folder that belongs to another cluster, because the operator says so (snapshots.foreign). */
+/* Takes over a folder that belongs to another cluster, because the operator says so
+ * (snapshots.foreign). */
 static cairn_status take_over(struct coord *cluster, struct sentence *why)
 {
     const struct storage_owner *owner = &cluster->storage.watch.owner;
@@ -548,8 +549,9 @@ static cairn_status take_over(struct coord *cluster, struct sentence *why)
     return storage_take(path, cluster->storage.token, owner, why);
 }
 
-/* True if the location is a path. A path leads to another folder while nothing is mounted there, so it
- * needs a token; other storages have names of their own, which cannot change like that, and get none. */
+/* True if the location is a path. While nothing is mounted at a path, it leads to another folder, so a
+ * path needs a token. Other storages have names of their own, which cannot change like that, and get no
+ * token. */
 static bool is_path(const char *location)
 {
     return storage_of(location) == &storage_folder;
@@ -561,8 +563,8 @@ static cairn_status make_root(const char *location, struct sentence *why)
                              : storage_of(location)->make(location, "", false, why);
 }
 
-/* Gets the token of a folder that the store does not remember. It stays 0 if there is none: then the shards
- * are not asked, and a fault of the folder shows at the first snapshot. */
+/* Gets the token of a folder that the store does not remember. If there is none, the token stays 0: then
+ * the shards are not asked, and a fault of the folder shows at the first snapshot. */
 static cairn_status begin_with(struct coord *cluster, struct sentence *why)
 {
     const char *path = cluster->storage.path;
@@ -613,7 +615,7 @@ cairn_status coord_storage_open(struct coord *cluster, struct sentence *why)
 
 enum { WHAT_CHARS = 1200, DEPTH_MAX = 3 };
 
-/* The requests that change something, each with its command line. All other requests only ask. */
+/* The requests that change something, each with its command line. All other requests change nothing. */
 static const struct {
     uint16_t type;
     const char *verb;
@@ -652,7 +654,7 @@ static const char *verb_of(const struct wire_frame *frame, const ProtobufCMessag
 
 /* ---- what it was given ---- */
 
-/* The member of a message, by the name that control.proto has for it. */
+/* Returns the member of a message with the name that control.proto gives it. */
 static const void *member_of(const ProtobufCMessage *message, const ProtobufCFieldDescriptor *field)
 {
     return (const char *)message + field->offset;
@@ -673,8 +675,8 @@ static void add_message(const char *name, const ProtobufCMessage *message, unsig
     sentence_add(out, " }");
 }
 
-/* Adds a given value, such as " id=step-000000000002-g1" or " force". Bytes and numbers that only programs
- * read (fixed64) are left out: nobody typed them. */
+/* Adds a given value, such as " id=step-000000000002-g1" or " force". Leaves out bytes and numbers that
+ * only programs read (fixed64), because nobody typed them. */
 static void add_value(const ProtobufCFieldDescriptor *field, const void *value, unsigned depth,
                       struct sentence *out)
 {
@@ -736,7 +738,7 @@ static bool is_text(const ProtobufCFieldDescriptor *field)
     return field->type == PROTOBUF_C_TYPE_STRING && field->label != PROTOBUF_C_LABEL_REPEATED;
 }
 
-/* Adds the texts first, since they are names and show what is meant; then the other fields. */
+/* Adds the texts first, since they are names and show what is meant. Then adds the other fields. */
 static void add_fields(const ProtobufCMessage *message, unsigned depth, struct sentence *out)
 {
     const ProtobufCFieldDescriptor *fields = message->descriptor->fields;
@@ -753,7 +755,8 @@ static void add_fields(const ProtobufCMessage *message, unsigned depth, struct s
     }
 }
 
-/* Returns the field of that name, if the message has one of that type; else NULL. */
+/* Returns the field of that name, if the message has such a field of that type. Otherwise returns
+ * NULL. */
 static const void *field_named(const ProtobufCMessage *message, const char *name,
                                ProtobufCType type)
 {
@@ -762,8 +765,8 @@ static const void *field_named(const ProtobufCMessage *message, const char *name
     return field != NULL && field->type == type ? member_of(message, field) : NULL;
 }
 
-/* Returns the name of the job that the message is about, from its field "job", or from "name" in messages
- * that begin with Job; "" if there is none. */
+/* Returns the name of the job that the message is about. It is in the field "job", or, in messages that
+ * begin with Job, in "name". Returns "" if there is none. */
 static const char *job_of(const ProtobufCMessage *message)
 {
     const bool is_of_job = strncmp(message->descriptor->short_name, "Job", 3) == 0;
@@ -779,7 +782,7 @@ void coord_asked_note(const struct coord_session *session, const struct wire_fra
     struct sentence who, what;
     if (verb == NULL) return;
     const protobuf_c_boolean *plan = field_named(message, "plan", PROTOBUF_C_TYPE_BOOL);
-    if (plan != NULL && *plan) return; // it only asks what would happen
+    if (plan != NULL && *plan) return; // the request only asks what would happen
     const char *job = job_of(message);
     sentence_set(&what, "%s", verb);
     add_fields(message, 1, &what);

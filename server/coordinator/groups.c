@@ -1,4 +1,5 @@
-/* The reduce groups of a job: when they are formed, and what is recorded and shown of them. See round.h. */
+/* The reduce groups of a job: when they are formed, and what is recorded and shown about them. See
+ * round.h. */
 
 #include <inttypes.h>
 #include <sodium.h>
@@ -42,7 +43,7 @@ void coord_groups_free(struct coord_job *job)
     job->groups = NULL;
 }
 
-/* Returns the job's groups, and makes them if there are none; NULL: no memory. */
+/* Returns the job's groups, after making them if the job has none. Returns NULL if there is no memory. */
 static struct coord_groups *groups_of(struct coord_job *job)
 {
     if (job->groups != NULL) return job->groups;
@@ -65,8 +66,8 @@ cairn_status coord_groups_doubt(struct coord_job *job)
 
 /* ---- in words ---- */
 
-/* "2 (ranks 0-3 by s0; ranks 4,6 by s1, s2; ranks 5,7 alone)"; without relays "... (ranks 0-3; ranks
- * 4-7)". */
+/* Writes, for example, "2 (ranks 0-3 by s0; ranks 4,6 by s1, s2; ranks 5,7 alone)". Without relays,
+ * writes "... (ranks 0-3; ranks 4-7)". */
 static void describe_groups(const struct coord_groups *groups, struct sentence *out)
 {
     const struct rank_groups *now = &groups->now;
@@ -86,8 +87,8 @@ static void describe_groups(const struct coord_groups *groups, struct sentence *
     sentence_add(out, ")");
 }
 
-/* Logs the groups when they change, because the bits of a step depend on them. `same`: the sums
- * stay the same. */
+/* Logs the groups when they change, because the bits of a step depend on them. `same`: the groups
+ * changed, but the sums stay the same. */
 static void log_change(struct coord_job *job, uint64_t round, bool same)
 {
     struct coord_groups *groups = job->groups;
@@ -139,7 +140,8 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Returns the job's members, sorted by id; the caller frees the list. NULL: no memory. */
+/* Returns the job's members, sorted by id. The caller frees the list. Returns NULL if there is no
+ * memory. */
 static struct coord_member **sort_members(const struct coord_job *job, size_t *count_out)
 {
     struct coord_member **sorted = calloc((size_t)job->members.count + 1, sizeof *sorted);
@@ -152,7 +154,7 @@ static struct coord_member **sort_members(const struct coord_job *job, size_t *c
     return sorted;
 }
 
-/* Looks up the ranks and hosts of the contributors; a contributor that is not found gets no host, so it
+/* Looks up the ranks and hosts of the contributors. A contributor that is not found gets no host, and so
  * stays alone. */
 static bool look_up(const struct coord_job *job, const uint64_t *members, uint32_t count,
                     struct hosts *hosts, uint32_t *ranks)
@@ -174,7 +176,7 @@ static bool look_up(const struct coord_job *job, const uint64_t *members, uint32
 
 /* ---- forming ---- */
 
-/* The groups with which a round is to be opened, before they become the job's. */
+/* The groups with which a round will be opened, before they become the job's groups. */
 struct formed {
     struct groups_plan plan;
     uint32_t *ranks; /* [worker_count] */
@@ -214,7 +216,7 @@ static cairn_status form_groups(struct coord_job *job, const uint64_t *members, 
     return status;
 }
 
-/* Lists the ranks of the plan's groups; no groups if nobody relays. */
+/* Lists the ranks of the plan's groups. Lists no groups if no shard relays. */
 static cairn_status list_ranks(const struct formed *formed, struct rank_groups *out)
 {
     const struct groups_plan *plan = &formed->plan;
@@ -222,7 +224,8 @@ static cairn_status list_ranks(const struct formed *formed, struct rank_groups *
     CAIRN_TRY(rank_groups_init(out, plan->worker_count, plan->group_count));
     for (uint32_t w = 0; w < plan->worker_count; w++) out->ends[plan->group_of[w]]++;
     for (uint32_t g = 1; g < plan->group_count; g++) out->ends[g] += out->ends[g - 1];
-    // Backwards: each worker takes the place before its group's end, so that every end becomes a beginning.
+    // Runs backwards: each worker takes the place before its group's end, so every end becomes a
+    // beginning.
     for (uint32_t w = plan->worker_count; w-- > 0;)
         out->ranks[--out->ends[plan->group_of[w]]] = formed->ranks[w];
     for (uint32_t g = 0; g + 1 < plan->group_count; g++) out->ends[g] = out->ends[g + 1];
@@ -275,7 +278,7 @@ static void keep_before(struct coord_groups *groups)
     groups->made_step = false;
 }
 
-/* Makes the formed groups the job's groups; the job takes all that `formed` and `room` own. */
+/* Makes the formed groups the job's groups. The job takes all that `formed` and `room` own. */
 static void take_groups(struct coord_job *job, uint64_t round, struct formed *formed,
                         struct coord_groups *room)
 {
@@ -314,7 +317,7 @@ static bool same_members(const struct coord_groups *groups, const uint64_t *memb
            memcmp(groups->members, members, count * sizeof *members) == 0;
 }
 
-/* Gives the groups up for lack of memory: the round is opened without them, and the next one tries
+/* Gives the groups up for lack of memory. The round is opened without groups, and the next round tries
  * again. */
 static void give_up(struct coord_job *job, uint64_t round)
 {
@@ -368,7 +371,7 @@ bool coord_groups_open(struct coord_job *job, uint64_t round, const uint64_t *me
         groups->tiled = tiled;
         groups->stale = false;
         form_anew(job, round, members, member_count);
-        if (groups->stale) { // refused at once, for lack of memory
+        if (groups->stale) { // the groups were refused at once, for lack of memory
             groups->stale = false;
             form_anew(job, round, members, member_count);
         }
@@ -464,7 +467,7 @@ bool coord_groups_fault(struct coord_job *job, uint64_t member, const char *text
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
         const struct group_relay *relay = &groups->relays[r];
         if (relay->number != member) continue;
-        if (!all_know(job)) return true; // a shard is or was away: everything is sent anew
+        if (!all_know(job)) return true; // a shard is or was away: everything is sent again
         log_warn("job %s: no reduce groups until somebody comes or goes: relay %s: %s",
                  job->spec.name, job->shards[relay->shard].entry->name, text);
         sentence_set(&groups->refused, "relay %s failed: %.900s",
@@ -500,7 +503,8 @@ void coord_groups_show(const struct coord_job *job, struct groups_view *view, Ca
 
 /* ==== groups form ==== */
 
-/* Decides which workers form a group, and which relay serves which owner: plain data in, plain data out. */
+/* Decides which workers form a group, and which relay serves which owner. Takes plain data and returns
+ * plain data. */
 
 /* A worker or a shard on its host. */
 struct place {
@@ -509,7 +513,7 @@ struct place {
     bool is_shard;
 };
 
-/* Orders places by host; on each host, the workers by rank come before the shards by index. */
+/* Orders places by host. On each host, the workers (by rank) come before the shards (by index). */
 static int by_host(const void *a, const void *b)
 {
     const struct place *x = a, *y = b;
@@ -544,10 +548,10 @@ static struct run run_at(const struct place *places, size_t count, size_t first)
     return run;
 }
 
-/* `run_of`, for each worker that is grouped: the place in the sorted list where its host begins; else
- * NO_RUN. */
+/* `run_of` holds, for each worker that is grouped, the place in the sorted list where its host begins;
+ * for other workers it holds NO_RUN. */
 #define NO_RUN SIZE_MAX
-/* Numbers the groups by their least ranks, because it passes the workers by rank. */
+/* Numbers the groups by their least ranks, because it visits the workers by rank. */
 static void number_groups(struct groups_plan *plan, const struct place *places, size_t count,
                           const size_t *run_of)
 {
@@ -641,7 +645,7 @@ uint32_t groups_relay_of(const struct groups_plan *plan, uint32_t group, uint32_
 
 /* Tells the shards about the reduce groups, and withdraws what it told them. */
 
-/* Returns the shard's session. NULL: the shard is away, and forgets the groups. */
+/* Returns the shard's session. Returns NULL if the shard is away; then the shard forgets the groups. */
 static struct coord_session *session_of(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_job_shard *s = &job->shards[shard];
@@ -656,8 +660,8 @@ static bool relay_serves(const struct coord_groups *groups, uint32_t relay, uint
 
 /* ---- what a shard answers ---- */
 
-/* Takes the answer to a MemberJoin or a RelaySet; `about` is the relay's number. A shard that went away
- * is told anew when it is back. */
+/* Takes the answer to a MemberJoin or a RelaySet; `about` is the relay's number. A shard that
+ * disconnected is told again when it is back. */
 static void on_groups_answered(struct coord_job *job, const void *about, cairn_status status,
                                const char *why)
 {
@@ -665,8 +669,8 @@ static void on_groups_answered(struct coord_job *job, const void *about, cairn_s
         (void)coord_groups_fault(job, *(const uint64_t *)about, why);
 }
 
-/* Prepares a question to the shard about that relay. Returns the request to ask it with; 0: the shard
- * cannot be asked. */
+/* Prepares a question to the shard about the relay `number`. Returns the request to ask it with, or 0 if
+ * the shard cannot be asked. */
 static uint32_t ask_relay(struct coord_job *job, uint32_t shard, uint64_t number,
                           struct coord_gather **gather_out)
 {
@@ -728,7 +732,7 @@ static void leave_at(struct coord_job *job, uint64_t number, uint32_t owner)
 
 /* ---- relays ---- */
 
-/* Tells a shard that may be a relay that it is no relay any more. */
+/* Tells a shard that it is no longer a relay, if it may believe that it is one. */
 static void release_relay(struct coord_job *job, uint32_t shard)
 {
     struct coord_session *session = session_of(job, shard);
@@ -739,7 +743,7 @@ static void release_relay(struct coord_job *job, uint32_t shard)
     job->groups->may_relay[shard] = false;
 }
 
-/* Lists the workers of the relay's group, by rank. Returns how many. */
+/* Lists the workers of the relay's group, by rank. Returns their number. */
 static size_t list_workers(const struct coord_groups *groups, uint32_t group, uint64_t *out)
 {
     size_t count = 0;
@@ -802,8 +806,8 @@ static void groups_take_back(struct coord_job *job)
             if (relay_serves(groups, r, i)) leave_at(job, groups->relays[r].number, i);
 }
 
-/* Gives the relays numbers, and tells owners and relays; a shard that may relay but is no relay is told
- * so. */
+/* Gives the relays numbers, and tells owners and relays. A shard that may believe that it is a relay, but
+ * is none, is told so. */
 static void groups_tell(struct coord_job *job)
 {
     struct coord_groups *groups = job->groups;
@@ -818,10 +822,10 @@ static void groups_tell(struct coord_job *job)
         return;
     }
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
-        // Random, not counted: an earlier coordinator may have given any number.
+        // The number is random, not counted, because an earlier coordinator may have given any number.
         randombytes_buf(&groups->relays[r].number, sizeof groups->relays[r].number);
         randombytes_buf(&groups->relays[r].token, sizeof groups->relays[r].token);
-        groups->relays[r].number |= 1; // never 0
+        groups->relays[r].number |= 1; // the number is never 0
         struct sentence name;
         name_relay(job, &job->groups->relays[r], &name);
         name.text[CAIRN_NAME_MAX] = '\0';

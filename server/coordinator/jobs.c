@@ -1,4 +1,4 @@
-/* Jobs are created, loaded after a start, and dropped. */
+/* This file creates jobs, loads them after a start, and drops them. */
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -78,8 +78,8 @@ void coord_job_drop(struct coord_job *job)
 
 /* ---- the shards of a new one ---- */
 
-/* Returns the bytes of each shard, which are counted once for each layout: for a million tensors that takes
- * 0.1 s. NULL: no memory. */
+/* Returns the bytes of each shard. They are counted once for each layout, because counting takes 0.1 s
+ * for a million tensors. Returns NULL if there is no memory. */
 static const uint64_t *count_shard_bytes(struct coord_job *job)
 {
     uint64_t *bytes = job->planned.shard_bytes;
@@ -94,14 +94,14 @@ static const uint64_t *count_shard_bytes(struct coord_job *job)
     return bytes;
 }
 
-/* Sums up for each entry the bytes of state that other jobs have planned onto it, whether the bytes are
- * there yet or not. False: no memory. */
+/* For each entry, sums up the bytes of state that other jobs have planned onto it, whether or not the
+ * bytes are there yet. Returns false if there is no memory. */
 static bool weigh_entries(const struct coord_job *job)
 {
     for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
         s->planned_bytes = 0;
     for (struct coord_job *j = job->cluster->jobs; j != NULL; j = j->next) {
-        if (strcmp(j->spec.name, job->spec.name) == 0) continue; // a restore replaces it
+        if (strcmp(j->spec.name, job->spec.name) == 0) continue; // a restore replaces this job
         const uint64_t *bytes = count_shard_bytes(j);
         if (bytes == NULL) return false;
         for (uint32_t i = 0; i < j->layout->shard_count; i++)
@@ -110,8 +110,8 @@ static bool weigh_entries(const struct coord_job *job)
     return true;
 }
 
-/* True: `a` is a better choice than `b`: first a shard on which the job can lie, then one that can save and
- * load snapshots, then the less loaded one. */
+/* True if shard `a` is a better choice than `b`. A shard on which the job can lie is best, then one that
+ * can save and load snapshots, then the less loaded one. */
 static bool is_better(const struct coord_shard_entry *a, const struct coord_shard_entry *b,
                       const struct job_spec_data *spec)
 {
@@ -121,10 +121,10 @@ static bool is_better(const struct coord_shard_entry *a, const struct coord_shar
     return a_sees != b_sees ? a_sees : a->planned_bytes < b->planned_bytes;
 }
 
-/* Chooses shards that are up for a job that is being planned: those that have the snapshots' storage, of
- * these the least loaded ones, by name if they are equal. A new job is placed even on an unfit shard, if
- * there is no other, and is refused there with the reason; a job that is restored waits.
- * CAIRN_ERR_NOT_READY: there are too few. CAIRN_ERR_NO_MEMORY. */
+/* Chooses shards that are up for a job that is being planned. Prefers shards that have the snapshots'
+ * storage; among these, the least loaded ones; among equally loaded ones, it goes by name. A new job is
+ * placed even on an unfit shard if there is no other; that shard refuses the job and gives the reason. A
+ * restored job waits instead. CAIRN_ERR_NOT_READY: there are too few shards. CAIRN_ERR_NO_MEMORY. */
 static cairn_status choose_shards(struct coord_job *job, uint32_t shard_count, bool restores)
 {
     struct coord_shard_entry *entries[CAIRN_SHARD_ENTRIES_MAX];
@@ -166,7 +166,7 @@ static uint32_t count_wanted(struct coord *cluster, const struct job_spec_data *
     return all && here > least ? here : least;
 }
 
-/* Makes the job begin at the first step of its spec. The spec without that step is kept as a former spec,
+/* Makes the job begin at the first step of its spec. The spec without this step is kept as a former spec,
  * so that later openers need not give the first step. */
 static cairn_status begin_at_first_step(struct coord_job *job)
 {
@@ -190,12 +190,12 @@ static struct coord_job *new_job(struct coord *cluster)
     job->generation = 1;
     spec_init(&job->spec);
     randombytes_buf(&job->id, sizeof job->id);
-    job->id |= 1; // never 0
+    job->id |= 1; // the id is never 0
     return job;
 }
 
-/* Makes all of a job except its shards from its spec. This takes long for many tensors, so it may run on
- * any thread. */
+/* Makes everything of a job, except its shards, from its spec. For many tensors this takes long, so it
+ * may run on any thread. */
 static cairn_status plan_draft(struct coord_job *job, uint32_t shard_count, struct sentence *why)
 {
     CAIRN_TRY(coord_missed_begin(&job->spec, &job->init.payload, &job->init.payload_bytes, why));
@@ -215,7 +215,7 @@ static cairn_status plan_draft(struct coord_job *job, uint32_t shard_count, stru
     return coord_judge_packed(job->spec.name, job->planned.layout, why);
 }
 
-/* Chooses the job's shards. CAIRN_ERR_NOT_READY: shards have left meanwhile. */
+/* Chooses the job's shards. CAIRN_ERR_NOT_READY: some shards have left meanwhile. */
 static cairn_status place_job(struct coord_job *job, uint32_t shard_count, bool restores,
                               struct sentence *why)
 {
@@ -270,13 +270,14 @@ void coord_draft_close(struct coord_draft *draft)
 static void creation_failed(struct coord_job *job, cairn_status status, const char *text)
 {
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text);
-    // If a shard went away, the openers wait for the next one.
+    // If a shard disconnected, the openers wait for the next shard.
     if (status != CAIRN_ERR_CLOSED)
         coord_job_openers_fail(job->cluster, job->spec.name, status, text);
     coord_job_drop(job);
 }
 
-/* The job is stored, or could not be: it begins if its shards are still the same processes. */
+/* Called when the job is stored, or could not be stored. A stored job begins if its shards are still the
+ * same processes. */
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -318,7 +319,7 @@ static void on_created(struct coord_job *job, const void *about, cairn_status st
     if (status != CAIRN_OK) creation_failed(job, status, why.text);
 }
 
-/* The plan is ready: asks the shards to make room for the job. */
+/* Called when the plan is ready: asks the shards to make room for the job. */
 static cairn_status begin_creation(struct coord_job *job, struct sentence *why)
 {
     const struct decision last = { .kind = CAIRN_DECISION_NONE,
@@ -343,7 +344,7 @@ struct coord_plan {
     struct coord_plan *next; /* in the cluster's list */
     char *name;              /* owned */
     struct packed *packed;   /* held */
-    struct coord_job *job;   /* owned, in no list */
+    struct coord_job *job;   /* owned; it is in no list */
     uint32_t shard_count;
     cairn_status status;
     struct sentence why;
@@ -389,7 +390,7 @@ static void done_plan(struct coord_work *work)
         if (status == CAIRN_OK) status = place_job(plan->job, plan->shard_count, false, &why);
         if (status == CAIRN_OK) status = begin_creation(plan->job, &why);
         if (status == CAIRN_OK) plan->job = NULL; // the cluster owns it now
-        // If a shard has left meanwhile, the openers wait for the next one.
+        // If a shard has left meanwhile, the openers wait for the next shard.
         if (status != CAIRN_OK && coord_shards_up(cluster) >= plan->shard_count)
             coord_job_openers_fail(cluster, plan->name, status, why.text);
     }
@@ -441,7 +442,7 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
 
 /* ---- what the store knows ---- */
 
-/* Fills in the shards of the layout, and after them those that join by a re-sharding. */
+/* Fills in the shards of the layout. After them, fills in the shards that join by a re-sharding. */
 static cairn_status fill_entries(struct coord_job *job, const struct stored_job *row,
                                  struct sentence *why)
 {
@@ -541,7 +542,7 @@ cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why)
 
 /* ==== drop ==== */
 
-/* A job is dropped because an operator asks for it: first from the store, then from its shards. */
+/* Drops a job because an operator asks for it: first from the store, then from its shards. */
 
 #define NAMED_MAX 4 /* the most members that a refusal names */
 
@@ -574,7 +575,7 @@ void coord_drops_close(struct coord *cluster)
     while (cluster->drops != NULL) free_drop(cluster->drops);
 }
 
-/* The job is gone whatever the shards answer: a shard whose connection was lost meanwhile drops its part
+/* The job is gone, whatever the shards answer. A shard whose connection was lost meanwhile drops its part
  * later. */
 static void on_job_dropped(void *context, cairn_status status, const char *text)
 {
@@ -663,8 +664,8 @@ static void ask_shards(struct coord_drop *drop, const struct coord_job *job,
     }
 }
 
-/* The job is deleted from the store: drops it on its shards. Or the disk failed: the job is LOST, and a
- * coordinator that is started again still has it. */
+/* If the job was deleted from the store, drops it on its shards. If the disk failed instead, the job is
+ * LOST, and a restarted coordinator still has it. */
 static void on_saved(const struct coord_saved *saved)
 {
     struct coord *cluster = saved->cluster;
@@ -694,7 +695,7 @@ static void on_saved(const struct coord_saved *saved)
     coord_openings_advance(cluster);
 }
 
-/* Stops a job that is being dropped: expels its members, and refuses those that wait for it. */
+/* Stops a job that is being dropped: expels its members, and refuses the openers that wait for it. */
 static void stop_dropped_job(struct coord_job *job)
 {
     struct sentence text, why = { "" };

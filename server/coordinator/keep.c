@@ -9,8 +9,8 @@
 /* Judges the snapshots of a job on another thread, and removes those that nothing keeps. */
 struct keeping {
     struct coord_work work;
-    uint64_t number;      /* of the job; 0: the job is not in the cluster, and nothing is removed */
-    struct origin origin; /* of the job */
+    uint64_t number;      /* the job's number; 0: the job is not in the cluster */
+    struct origin origin; /* the job's origin */
     struct retention_rules rules;
     struct retention_clock clock; /* at the start of the sweep */
     bool is_plan;                 /* only report what would be removed */
@@ -44,11 +44,11 @@ static bool has_tag(const struct snapshot_words *words, const char *id)
     return false;
 }
 
-/* True for a periodic snapshot that another job of the same name took. Only a periodic one names its
- * job; the owner of one that somebody asked for does not matter. A job that was dropped and restored has
- * another number, but it also owns the snapshots that it continues: its origin says where it was
- * restored from, and the snapshots that lead there are its own. If a job has no origin, only snapshots
- * with its number are its own. */
+/* True for a periodic snapshot that another job of the same name took. Only a periodic snapshot names its
+ * job; for a snapshot that somebody asked for, the owner does not matter. A job that was dropped and
+ * restored has another number, but it also owns the snapshots that it continues. Its origin says where
+ * the job was restored from, and the snapshots that lead there belong to the job. If a job has no origin,
+ * it owns only the snapshots with its number. */
 static bool is_others(const struct keeping *keeping, const struct found_snapshot *f)
 {
     const uint64_t of = f->manifest.periodic;
@@ -98,8 +98,8 @@ static bool is_committed(const struct keeping *k, const char *id)
     return false;
 }
 
-/* True if the snapshot was begun for this very job and is not, or no longer, committed, while the job has
- * no snapshot in progress. */
+/* True if the snapshot was begun for this very job and is not committed (or is no longer committed),
+ * while the job has no snapshot in progress. */
 static bool is_left(const struct keeping *k, const struct snapshot_begun *begun)
 {
     const struct coord_job *job = coord_job_by_id(k->work.cluster, k->number);
@@ -225,8 +225,8 @@ void coord_snapshot_prune(struct coord_session *session, uint32_t request,
 
 /* ==== keep words ==== */
 
-/* The words of a job's snapshots: which was verified, and which is the latest. They are written on other
- * threads than the loop's. */
+/* The words about a job's snapshots: which ones were verified, and which one is the latest. These words
+ * are written on other threads than the loop's. */
 
 static pthread_mutex_t one_writer = PTHREAD_MUTEX_INITIALIZER; // guards the words
 
@@ -259,8 +259,8 @@ static bool is_unread(const struct found_snapshot *found, const struct snapshot_
     return snapshot_words_check(words, found->place.id) == NULL && is_finite(found);
 }
 
-/* Returns the newest snapshot of the job's line for which `is_so` holds, except the one with the id `but`;
- * NULL if there is none. */
+/* Returns the newest snapshot of the job's line for which `is_so` holds, except the snapshot with the id
+ * `but`. Returns NULL if there is none. */
 static const char *
 newest(const struct coord_found *found, const struct snapshot_words *words, const char *but,
        bool (*is_so)(const struct found_snapshot *found, const struct snapshot_words *words))
@@ -273,7 +273,8 @@ newest(const struct coord_found *found, const struct snapshot_words *words, cons
     return NULL;
 }
 
-/* The caller releases `found` and `words`, whatever this returns. */
+/* Loads the job's snapshots and their words. The caller releases `found` and `words`, whatever this
+ * returns. */
 static cairn_status look_at_snapshots(const struct coord *cluster, const char *job,
                                       struct coord_found *found, struct snapshot_words *words,
                                       struct sentence *why)
@@ -291,8 +292,9 @@ static const struct found_snapshot *is_listed(const struct coord_found *found, c
     return NULL;
 }
 
-/* Moves `latest` only to a newer snapshot, unless the one it names is gone or the job has turned
- * away from it. */
+/* Makes `latest` name the snapshot `id`, if that is newer than the snapshot that `latest` names now. An
+ * older one is also taken if the present one no longer exists, or if the job has turned away from the
+ * present one. */
 static cairn_status move_latest(const struct coord *cluster, const char *job, const char *id,
                                 struct sentence *why)
 {
@@ -311,8 +313,9 @@ static cairn_status move_latest(const struct coord *cluster, const char *job, co
     return status;
 }
 
-/* Moves `latest` off a damaged snapshot: to the newest sound one, else to the newest of which only the
- * headers were read, at its commit. If there is neither, removes `latest`. */
+/* Moves `latest` off a damaged snapshot, to the newest sound snapshot. If there is none, moves it to the
+ * newest snapshot of which only the headers were read, at its commit. If there is none either, removes
+ * `latest`. */
 static cairn_status leave_damaged(const struct coord *cluster, const char *job, const char *id,
                                   struct sentence *why)
 {
@@ -361,8 +364,8 @@ cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *
     return status;
 }
 
-/* Judges a removal by the snapshot's tags and by which other snapshots are verified; nothing
- * else forbids it. */
+/* Judges a removal by the snapshot's tags and by which other snapshots are verified. Nothing else forbids
+ * a removal. */
 static cairn_status judge_release(const struct coord_found *found,
                                   const struct snapshot_words *words, const char *job,
                                   const char *id, enum removal_cause cause, struct sentence *why)
@@ -385,8 +388,8 @@ static cairn_status judge_release(const struct coord_found *found,
                : fail_with(why, CAIRN_ERR_REFUSED, "no other one is verified any more");
 }
 
-/* Judges whether a snapshot was left uncommitted. One whose manifest exists but cannot be read is not
- * listed, though it was committed. */
+/* Judges whether a snapshot was left uncommitted. A snapshot whose manifest exists but cannot be read is
+ * not listed, although it was committed. */
 static cairn_status judge_left(const char *root, const char *job, const char *id,
                                struct sentence *why)
 {
@@ -447,8 +450,8 @@ const char *retention_reason(enum retention_fate fate)
     return "?";
 }
 
-/* True if the snapshot counts for keep_last and keep_every: a periodic one of the job that is
- * not damaged. */
+/* True if the snapshot counts for keep_last and keep_every: it is a periodic snapshot of the job, and not
+ * damaged. */
 static bool counts_for_rules(const struct retention_item *item)
 {
     return item->is_periodic && !item->is_others && !item->is_damaged;
@@ -461,7 +464,7 @@ static bool is_first_of_steps(const struct retention_rules *rules,
     if (bucket == 0 || !counts_for_rules(&items[i])) return false;
     for (size_t k = 0; k < count; k++) {
         if (k == i || !counts_for_rules(&items[k]) || items[k].step / every != bucket) continue;
-        // After a restore two snapshots may have the same step: the older one is kept.
+        // After a restore two snapshots may have the same step. Then the older one is kept.
         if (items[k].step < items[i].step || (items[k].step == items[i].step && k > i))
             return false;
     }
@@ -480,8 +483,8 @@ static bool is_odd(const struct retention_item *items, size_t count, size_t i, u
     return false;
 }
 
-/* Returns a lower bound of a snapshot's age. One with an odd time is taken to be as old as the next
- * newer one whose time is not odd. */
+/* Returns a lower bound of a snapshot's age. A snapshot with an odd time counts as being as old as the
+ * next newer snapshot whose time is not odd. */
 static uint64_t age_s(const struct retention_clock *clock, const struct retention_item *items,
                       size_t count, size_t i)
 {
@@ -491,8 +494,8 @@ static uint64_t age_s(const struct retention_clock *clock, const struct retentio
     return clock->now_unix_s - items[i].created_unix_s;
 }
 
-/* Returns the fate of a snapshot by the rules alone. `newer` is the number of newer
- * snapshots that count. */
+/* Returns the fate of a snapshot by the rules alone. `newer` is the number of newer snapshots that
+ * count. */
 static enum retention_fate by_rules(const struct retention_rules *rules,
                                     const struct retention_clock *clock,
                                     const struct retention_item *items, size_t count, size_t i,
@@ -506,7 +509,8 @@ static enum retention_fate by_rules(const struct retention_rules *rules,
     return clock->sound_s < rules->keep_within_s ? CAIRN_RETENTION_CLOCK : CAIRN_RETENTION_GOES;
 }
 
-/* Returns the reason to keep a snapshot whatever the rules say; CAIRN_RETENTION_GOES if there is none. */
+/* Returns the reason to keep a snapshot whatever the rules say, or CAIRN_RETENTION_GOES if there is no
+ * such reason. */
 static enum retention_fate by_right(const struct retention_item *item, bool has_verified)
 {
     if (item->is_others) return CAIRN_RETENTION_OTHERS;
@@ -533,8 +537,8 @@ void retention_judge(const struct retention_rules *rules, const struct retention
         any_verified = any_verified || stands;
         has_verified = has_verified || (stands && !item->is_left);
     }
-    // Over max_bytes, marks the oldest first, except those that keep_every names and those that are kept
-    // by right.
+    // While the snapshots exceed max_bytes, marks the oldest first. Skips those that keep_every names and
+    // those that are kept by right.
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++)
         if (!items[i].is_others && !retention_goes(items[i].fate)) bytes += items[i].bytes;
@@ -558,7 +562,7 @@ struct coord_removal {
     cairn_status status;
     struct sentence why;
     enum removal_cause cause;
-    uint64_t number; /* of the job; 0: it is not in the cluster */
+    uint64_t number; /* the job's number; 0: the job is not in the cluster */
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     char *job, *folder; /* owned */
 };
@@ -573,9 +577,9 @@ static void free_removal(struct coord_removal *removal)
     free(removal);
 }
 
-/* Notes that the removal has begun, so that the remaining files can be found if the coordinator
- * dies before the last of them is gone. If there is no space to write this note, the removal goes
- * on: it makes space. */
+/* Notes that the removal has begun, so that the remaining files can be found if the coordinator dies
+ * before all files are gone. If there is no space to write this note, the removal continues, because the
+ * removal makes space. */
 static void note_begun(const struct coord_removal *removal, const char *root)
 {
     struct sentence why;
@@ -598,7 +602,7 @@ static void run_removal(struct coord_work *work)
                                                  removal->cause, &first, &removal->why);
     }
     if (removal->status == CAIRN_ERR_REFUSED)
-        snapshot_begun_forget(root, removal->job, removal->id); // it is committed, and is kept
+        snapshot_begun_forget(root, removal->job, removal->id); // it is committed, so it is kept
     if (removal->status != CAIRN_OK) return;
     removal->status = snapshot_remove(root, removal->job, removal->id, &removal->removed,
                                       &removal->why);
@@ -635,8 +639,8 @@ bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
     return r != NULL;
 }
 
-/* True if the restore reads that folder of the job, or may still choose it. While its thread looks for a
- * snapshot, it may choose any of the job. */
+/* True if the restore reads that folder of the job, or may still choose it. While the restore's thread
+ * looks for a snapshot, the restore may choose any snapshot of the job. */
 static bool restore_reads(const struct coord_restore *restore, const char *job, const char *folder)
 {
     if (strcmp(restore->asked, folder) == 0) return true;
@@ -645,14 +649,14 @@ static bool restore_reads(const struct coord_restore *restore, const char *job, 
     return chooses && strcmp(restore->job_name, job) == 0;
 }
 
-/* True if the snapshot of that id is being taken. */
+/* True if the job is taking the snapshot with that id now. */
 static bool takes_snapshot(const struct coord_job *job, const char *id)
 {
     const struct coord_snapshot *snapshot = job->snapshots.running;
     return snapshot != NULL && strcmp(coord_snapshot_id(snapshot), id) == 0;
 }
 
-/* Refuses the removal while somebody writes, restores or removes the snapshot. */
+/* Refuses the removal while somebody writes, restores or removes the same snapshot. */
 static cairn_status judge_removal(const struct coord *cluster, const char *job, const char *id,
                                   const char *folder, struct sentence *why)
 {
@@ -696,7 +700,7 @@ static cairn_status begin_removal(struct coord *cluster, struct coord_session *s
     removal->number = known != NULL ? known->id : 0;
     removal->job = name;
     removal->folder = folder;
-    strncpy(removal->id, id, sizeof removal->id - 1); // it was parsed
+    strncpy(removal->id, id, sizeof removal->id - 1); // `id` was parsed before
     removal->next = cluster->removals;
     cluster->removals = removal;
     if (coord_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
@@ -726,8 +730,8 @@ void coord_snapshot_remove(struct coord_session *session, uint32_t request,
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-/* Removes, on the loop, a snapshot that is no longer wanted. One that cannot be removed now (it is being
- * restored) is kept. */
+/* Removes, on the loop, a snapshot that is no longer wanted. A snapshot that cannot be removed now,
+ * because it is being restored, is kept. */
 static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
                             enum removal_cause cause)
 {
@@ -742,7 +746,7 @@ static void snapshot_retire(struct coord *cluster, const char *job, const char *
 
 /* ==== tag ==== */
 
-/* Gives a snapshot a tag, or removes one, on another thread, when an admin asks for it. */
+/* Gives a tag to a snapshot, or removes one, on another thread, when an admin asks for it. */
 
 struct tagging {
     struct coord_work work;
@@ -752,7 +756,7 @@ struct tagging {
     struct sentence why;
 };
 
-/* Returns the tag of that name; NULL if no snapshot has it. */
+/* Returns the tag of that name, or NULL if no snapshot has it. */
 static const struct snapshot_tag *find_tag(const struct snapshot_words *words, const char *name)
 {
     for (size_t i = 0; i < words->tag_count; i++)
@@ -770,8 +774,8 @@ static cairn_status take_off(const struct tagging *t, const struct snapshot_word
     return snapshot_tag_remove(t->work.cluster->storage.path, t->job, t->name, why);
 }
 
-/* Puts the tag on the snapshot, which must exist. If another snapshot has the tag, the tag moves, as the
- * answer of `snapshot list` shows. */
+/* Puts the tag on the snapshot, which must exist. If another snapshot has the tag, the tag moves; the
+ * answer of `snapshot list` shows this. */
 static cairn_status put_on(const struct tagging *t, const struct snapshot_words *words,
                            struct sentence *why)
 {
@@ -893,7 +897,7 @@ static int newer_first(const void *a, const void *b)
     return newer_place(&m->place, &n->place);
 }
 
-/* Orders the snapshots of several jobs: each job's together, the newest first. */
+/* Orders the snapshots of several jobs. The snapshots of each job are together, the newest first. */
 static int by_job(const void *a, const void *b)
 {
     const struct found_snapshot *m = a, *n = b;
@@ -927,8 +931,8 @@ static void drop_oldest(struct coord_found *found)
     *oldest = found->list[--found->count];
 }
 
-/* Adds a snapshot to those found. One whose manifest cannot be read is not listed: show and restore report
- * what is wrong with it. */
+/* Adds a snapshot to those found. A snapshot whose manifest cannot be read is not listed: show and
+ * restore report what is wrong with it. */
 static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
 {
     struct finding *finding = context;

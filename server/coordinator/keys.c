@@ -13,7 +13,7 @@ struct coord_keys {
     struct secret_key signer;
     struct trusted_key list[CAIRN_KEYS_MAX];
     size_t count;
-    /* the change that the store is writing, one at a time */
+    /* the change that the store is writing; there is one at a time */
     struct trusted_key changing;
     bool is_changing, is_untrust;
     struct coord_waiters waiter;
@@ -47,7 +47,7 @@ static cairn_status judge_text(const char *path, const char *text, struct secret
     return fail_file(path, whole.text, why);
 }
 
-/* Reads the key. CAIRN_ERR_NOT_FOUND: there is no such file. */
+/* Reads the key. CAIRN_ERR_NOT_FOUND: the file does not exist. */
 static cairn_status read_file(const char *path, struct secret_key *out, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
@@ -80,15 +80,15 @@ static cairn_status write_file(const char *path, const struct secret_key *key, s
 {
     char text[CAIRN_KEY_TEXT_BYTES], begun[PATH_MAX + 8];
     snprintf(begun, sizeof begun, "%s.new", path);
-    unlink(begun); // left by a killed start; no other process uses the locked folder
+    unlink(begun); // a killed start left the file; no other process uses the locked folder
     secret_key_text(key, text);
     const cairn_status status = durable_create(path, text, strlen(text), why);
     sodium_memzero(text, sizeof text);
     return status;
 }
 
-/* Takes the key from the store, which has it if the store was put back from a copy. CAIRN_ERR_NOT_FOUND:
- * this store has no key. */
+/* Takes the key from the store. The store has the key if it was restored from a copy.
+ * CAIRN_ERR_NOT_FOUND: this store has no key. */
 static cairn_status take_from_store(struct coord_store *store, const char *path,
                                     struct secret_key *out, struct sentence *why)
 {
@@ -137,7 +137,7 @@ static void say_missing(struct coord *cluster, const char *path)
                      is, was);
 }
 
-/* Trusts this cluster's own key, and notes that in the store. */
+/* Trusts this cluster's own key, and records this in the store. */
 static cairn_status trust_own(struct coord *cluster, struct sentence *why)
 {
     struct coord_keys *keys = cluster->keys;
@@ -156,7 +156,7 @@ static cairn_status trust_own(struct coord *cluster, struct sentence *why)
     return store_write(cluster->store, CAIRN_STORE_KEY, &row, 1, why);
 }
 
-/* Gives the store the secret key, for its copies. */
+/* Gives the store the secret key, which the store puts into its copies. */
 static cairn_status tell_store(struct coord *cluster, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
@@ -317,7 +317,8 @@ static void on_saved(const struct coord_saved *saved)
     coord_waiters_answer(&keys->waiter, CAIRN_MSG_KEYS, &message.keys.base);
 }
 
-/* Returns the key in the list whose id is `text` (such as "0123456789ABCDEF"), or whose line is `text`. */
+/* Returns the key in the list whose id is `text` (such as "0123456789ABCDEF"), or whose line is
+ * `text`. */
 static struct trusted_key *key_named(struct coord_keys *keys, const char *text)
 {
     struct public_key key;

@@ -29,7 +29,8 @@ static struct coord_held_version *held_version_of_number(const struct coord_job 
     return held;
 }
 
-/* Returns the member's lease of a version; for {0, 0} its lease that waits for the newest version. */
+/* Returns the member's lease of a version. For {0, 0}, returns its lease that waits for the newest
+ * version. */
 static struct coord_lease *find_lease(const struct coord_member *member,
                                       struct cairn_version version)
 {
@@ -47,7 +48,7 @@ static bool is_wanted(const struct coord_job *job, const struct coord_held_versi
     return false;
 }
 
-/* Makes the shards forget the version; an answer that is on its way then finds no version. */
+/* Makes the shards forget the version. An answer that is still in flight then finds no version. */
 static void end_held_version(struct coord_job *job, struct coord_held_version *held)
 {
     struct coord_held_version **at = &job->leases.held;
@@ -103,8 +104,8 @@ static void grant_lease(struct coord_job *job, struct coord_lease *lease)
 
 static void ask_shards(struct coord_job *job, struct coord_held_version *held);
 
-/* Keeping a version failed: a request for it gets no lease, and a lease that was to be renewed
- * stays as it was, unless the version is gone. May free `held`. */
+/* Called when keeping a version failed. A request for the version gets no lease. A lease that was to be
+ * renewed stays as it was, unless the version is gone. May free `held`. */
 static void refuse_leases(struct coord_job *job, const struct coord_held_version *held,
                           cairn_status status, const char *why)
 {
@@ -125,7 +126,7 @@ static void on_version_held(struct coord_job *job, const void *about, cairn_stat
 {
     const uint64_t number = *(const uint64_t *)about;
     struct coord_held_version *held = held_version_of_number(job, number);
-    if (held == NULL) return; // ended meanwhile
+    if (held == NULL) return; // the hold has ended meanwhile
     held->asking = false;
     if (status != CAIRN_OK) {
         refuse_leases(job, held, status, why);
@@ -140,7 +141,7 @@ static void on_version_held(struct coord_job *job, const void *about, cairn_stat
     if (held != NULL && held->again) ask_shards(job, held);
 }
 
-/* How long the shards are to keep the version: for its longest lease. */
+/* Returns how long the shards must keep the version: as long as its longest lease. */
 static uint32_t longest_ms(const struct coord_job *job, const struct coord_held_version *held)
 {
     uint64_t longest = 1;
@@ -154,7 +155,8 @@ static uint32_t longest_ms(const struct coord_job *job, const struct coord_held_
     return (uint32_t)longest;
 }
 
-/* False for a shard that joined later or is joining: it has nothing of the version. */
+/* Returns false for a shard that joined later or is joining, because such a shard has nothing of the
+ * version. */
 static bool may_have(const struct coord_job *job, uint32_t shard, struct cairn_version version)
 {
     return coord_job_in_force(job, shard) &&
@@ -207,8 +209,8 @@ void coord_leases_republished(struct coord_job *job)
 
 /* ---- taking ---- */
 
-/* Returns the held version, made if there is none. NULL: the request was refused, and the lease has
- * ended. */
+/* Returns the held version, after making it if necessary. Returns NULL if the request was refused; then
+ * the lease has ended. */
 static struct coord_held_version *keep_version(struct coord_job *job, struct coord_lease *lease)
 {
     const int64_t most = job->cluster->options->lease_versions_max;
@@ -231,14 +233,14 @@ static struct coord_held_version *keep_version(struct coord_job *job, struct coo
     }
     held->version = lease->version;
     randombytes_buf(&held->number, sizeof held->number);
-    held->number |= 1; // never 0
+    held->number |= 1; // the number is never 0
     held->next = job->leases.held;
     job->leases.held = held;
     return held;
 }
 
-/* Gives the lease the newest version; if the member has a lease of that version already, renews that one
- * instead. */
+/* Gives the lease the newest version. If the member already has a lease of this version, renews that
+ * lease instead. */
 static struct coord_lease *choose_newest(struct coord_job *job, struct coord_lease *lease)
 {
     const struct cairn_version newest = coord_job_version(job);
@@ -267,8 +269,8 @@ static void take_lease(struct coord_job *job, struct coord_lease *lease)
         ask_shards(job, lease->held);
 }
 
-/* Leases wait for this: until then a new coordinator does not know the newest version, and a shard that
- * is away would not hear which version to keep. */
+/* True if leases may be taken; until then they wait. Before that, a new coordinator does not know the
+ * newest version, and a shard that is away would not hear which version to keep. */
 static bool may_take(const struct coord_job *job)
 {
     if (job->core == NULL || !job->initialized || job->state == CAIRN_CLUSTER_JOB_LOST ||
@@ -401,18 +403,18 @@ void coord_leases_forget(struct coord_member *member)
 
 /* ==== writes ==== */
 
-/* Writes at a step boundary: a worker asks for a round of its own, in which it puts planes
- * (server/core/round.h says how that round ends). The generation that the write begins is made durable
+/* Writes at a step boundary. A worker asks for a round of its own, in which it puts planes
+ * (server/core/round.h says how this round ends). The generation that the write begins is made durable
  * before the round can open, so that no restore takes the same number again. */
 
 #define GENERATION_BLOCK 16 /* made durable at a time, beyond those that can be asked for at once */
 
-/* Enough generations for all members to ask before one is answered. */
+/* Returns enough generations for all members to ask before one of them is answered. */
 static uint64_t generations_needed(const struct coord_job *job)
 {
     uint64_t now = coord_job_version(job).generation;
     const bool known = round_stage_of(job->core) >= CAIRN_ROUND_STEADY;
-    // The shards have not reported yet: all reserved generations may be used up.
+    // The shards have not reported yet, so all reserved generations may be used up.
     if (!known && job->reserved.generation > now) now = job->reserved.generation;
     return now + 1 + job->members.count;
 }
@@ -449,7 +451,7 @@ static void on_reserved(const struct coord_saved *saved)
     if (job == NULL) return;
     if (saved->status == CAIRN_OK && saved->number > job->reserved.generation)
         job->reserved.generation = saved->number;
-    if (saved->number < job->reserved.asked) return; // another reservation is on its way
+    if (saved->number < job->reserved.asked) return; // another reservation is being stored
     job->reserved.asked = 0;
     // An event may expel other members, so each search begins with the first member.
     while ((member = find_reserving(job)) != NULL) {

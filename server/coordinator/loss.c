@@ -10,7 +10,7 @@
 
 /* ==== loss ==== */
 
-/* Handles a job that is lost or behind its shards: what is reported of it, and whether it
+/* Handles a job that is lost or behind its shards: what is reported about the job, and whether it
  * restores itself (restore.h). */
 
 /* ---- what comes next ---- */
@@ -30,7 +30,7 @@ bool coord_recovery_pending(const struct coord_job *job)
     return !r->gave_up && r->restores < CAIRN_RESTORES_MAX && (job->loss.may_return || r->begun);
 }
 
-/* True if the job has waited for all shards so long that it may use fewer. */
+/* True if the job has waited so long for all shards that it may use fewer. */
 static bool takes_fewer(const struct coord_job *job)
 {
     const struct coord_options *options = job->cluster->options;
@@ -60,7 +60,7 @@ static void advise_to_wait(const struct coord_job *job, struct sentence *out)
     sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
     if (coord_shards_staying(job->cluster, &job->spec, false) < count) {
         sentence_add(out, ", once %" PRIu32 " shard%s here", count, count == 1 ? " is" : "s are");
-        // Tells the operator how the job could go on with fewer shards.
+        // Tells the operator how the job could continue with fewer shards.
         const struct coord_options *options = job->cluster->options;
         if (options->shards_min == 0)
             sentence_add(out, ", or cluster.shards_min allows fewer");
@@ -148,7 +148,7 @@ void coord_job_lose(struct coord_job *job, bool may_return, const char *format, 
     if (coord_job_version(job).step > job->base_step)
         job->loss.recovery = (struct coord_recovery) { .running = job->loss.recovery.running };
     if (job->loss.recovery.lost_ms == 0)
-        job->loss.recovery.lost_ms = coord_now_ms(job->cluster) + 1; // not 0
+        job->loss.recovery.lost_ms = coord_now_ms(job->cluster) + 1; // never 0
     snprintf(job->loss.recovery.why, sizeof job->loss.recovery.why, "%.*s",
              (int)sizeof job->loss.recovery.why - 1,
              sentence_brief(what, sizeof job->loss.recovery.why - 1).text);
@@ -176,8 +176,8 @@ void coord_job_seen(struct coord_job *job, const char *kind, const char *name, u
 
 /* ---- a shard that stays away ---- */
 
-/* Loses the job for a shard that stays away. The shard's part counts as missed, and is found if
- * it comes back. */
+/* Loses the job because a shard stays away. The shard's part counts as missed, and is found if the shard
+ * comes back. */
 static void lose_away(struct coord_job *job, const struct coord_shard_entry *entry)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -198,12 +198,12 @@ static void watch_away(struct coord_job *job)
         if (s->up || s->missed_ms != 0)
             s->away_ms = 0;
         else if (s->away_ms == 0)
-            s->away_ms = now_ms + 1; // not 0
+            s->away_ms = now_ms + 1; // never 0
         else if (now_ms >= s->away_ms + wait_ms)
             gone = s->entry;
     }
     job->loss.recovery.lost_ms = 0;
-    job->loss.recovery.gave_up = false; // there may be other snapshots the next time
+    job->loss.recovery.gave_up = false; // other snapshots may exist the next time
     job->loss.recovery.behind.id[0] = '\0';
     if (gone != NULL) lose_away(job, gone);
 }
@@ -217,7 +217,7 @@ static void say_damaged(const struct coord_restore *restore, const char *text, s
                  sentence_brief(text, 600).text);
 }
 
-/* Notes that a snapshot is damaged: the next attempt takes an older one. */
+/* Notes that a snapshot is damaged. The next attempt takes an older snapshot. */
 static void note_damage(struct coord_recovery *recovery, const struct coord_restore *restore,
                         const char *text)
 {
@@ -231,7 +231,7 @@ static void on_recovered(const struct coord_restore *restore, cairn_status statu
     if (job == NULL) return;
     struct coord_recovery *r = &job->loss.recovery;
     r->running = false;
-    const bool touched = restore->job_id != 0; // else the job was not changed
+    const bool touched = restore->job_id != 0; // otherwise the job was not changed
     r->begun = r->begun || touched;
     r->unseen = restore->unseen;
     if (status == CAIRN_OK) {
@@ -277,7 +277,7 @@ void coord_recovery_tick(struct coord_job *job)
     job->loss.recovery.waited = coord_recovery_pending(job);
     if (job->loss.recovery.waited)
         begin_restore(job);
-    else if (waited) // its parts came back, or nothing more is tried
+    else if (waited) // its parts are back, or no further attempt is made
         coord_openings_advance(job->cluster);
     else if (job->state == CAIRN_CLUSTER_JOB_RUNNING)
         watch_away(job);
@@ -285,13 +285,13 @@ void coord_recovery_tick(struct coord_job *job)
 
 /* ==== resume ==== */
 
-/* Workers open a job and wish that its newest snapshot is restored, if there is no such job or it is lost.
- * There is one restore for all that wish it: the first worker begins it, and workers that open the job in
- * the meantime wait. If a snapshot turns out to be damaged, the one before it is restored.
+/* Workers that open a job may wish that its newest snapshot is restored if the job does not exist or is
+ * lost. All workers that wish this share one restore: the first worker begins it, and workers that open
+ * the job in the meantime wait. If a snapshot turns out to be damaged, the one before it is restored.
  *
- * The newest snapshot is restored, not the one that `latest` names: `latest` is for people, and may be
+ * The newest snapshot is restored, not the one that `latest` names. `latest` is for people, and may be
  * behind if a coordinator died after a commit and before it set `latest`. All state that is loaded is
- * judged by its checksums and by the content root before anybody trains on it, so using `latest` could
+ * judged by its checksums and by the content root before anybody trains on it. So using `latest` could
  * only lose steps. */
 
 struct coord_resume {
@@ -299,8 +299,8 @@ struct coord_resume {
     struct coord *cluster;
     char *job;                    /* owned */
     size_t damaged_count;         /* number of damaged snapshots so far */
-    struct snapshot_place behind; /* the oldest damaged one */
-    struct sentence damaged;      /* the newest damaged one, and its damage */
+    struct snapshot_place behind; /* the oldest damaged snapshot */
+    struct sentence damaged;      /* the newest damaged snapshot, and its damage */
 };
 
 static struct coord_resume *find_resume(const struct coord *cluster, const char *job)
@@ -319,8 +319,8 @@ static void free_resume(struct coord_resume *resume)
     free(resume);
 }
 
-/* CAIRN_OK: the job exists, or there is nothing to restore it from; its openers go on as if they
- * had wished nothing. */
+/* Ends the resume. CAIRN_OK: the job exists, or there is nothing to restore it from; its openers continue
+ * as if they had wished nothing. */
 static void end_resume(struct coord_resume *resume, cairn_status status, const char *text)
 {
     struct coord *cluster = resume->cluster;
@@ -352,7 +352,7 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
                      resume->damaged_count, resume->job, resume->damaged.text);
         end_resume(resume, CAIRN_ERR_CORRUPT, why.text);
     } else if (restore->latest.none_found && restore->latest.passed.text[0] != '\0') {
-        end_resume(resume, CAIRN_ERR_CORRUPT, text); // it was trained: it does not begin anew
+        end_resume(resume, CAIRN_ERR_CORRUPT, text); // a trained job does not begin anew
     } else if (!restore->latest.none_found && coord_restore_is_damage(status)) {
         resume->behind = restore->latest.behind;
         if (resume->damaged_count++ == 0) say_damaged(restore, text, &resume->damaged);

@@ -102,7 +102,7 @@ static const struct config_option table[] = {
     CAIRN_LOG_CONFIG(struct coord_options, log),
 };
 
-/* The table of it, for server/base/daemon.h. */
+/* Returns the table of options, for server/base/daemon.h. */
 static const struct config_option *option_table(size_t *option_count_out)
 {
     *option_count_out = sizeof table / sizeof *table;

@@ -1,4 +1,4 @@
-/* Workers and readers of jobs: how they join at the shards, what they are told, how they leave. */
+/* Workers and readers of jobs: how they join at the shards, what they are told, and how they leave. */
 #include "server/coordinator/members.h"
 
 #include <inttypes.h>
@@ -58,7 +58,7 @@ void coord_member_forget_spec(struct coord_member *member)
     packed_release(opening->packed);
     packed_release(opening->compared);
     opening->packed = opening->compared = NULL;
-    cairn__error__free_unpacked(opening->rows, NULL); // NULL is fine
+    cairn__error__free_unpacked(opening->rows, NULL); // rows may be NULL
     opening->rows = NULL;
 }
 
@@ -70,7 +70,7 @@ void coord_member_free(struct coord_member *member)
     *at = member->next_of_session;
     member->session->member_count--;
     paged_release(&member->tiles.pages);
-    cairn__job_amend__free_unpacked(member->amend.later, NULL); // NULL is fine
+    cairn__job_amend__free_unpacked(member->amend.later, NULL); // later may be NULL
     free(member->init.held);
     coord_member_forget_spec(member);
     free(member->known_to);
@@ -120,7 +120,7 @@ static void tell_shards_gone(struct coord_job *job, const struct coord_member *m
     }
 }
 
-/* Removes a member that is gone; lost: it did not leave by itself. */
+/* Removes a member that is gone. `lost`: the member did not leave by itself. */
 static void let_member_go(struct coord_member *member, bool lost, const char *reason)
 {
     struct coord_job *job = member->job;
@@ -257,7 +257,7 @@ static bool may_attach(const struct coord_member *member)
 {
     const struct coord_job *job = member->job;
     if (member->phase != CAIRN_MEMBER_JOINING || job->core == NULL) return false;
-    if (job->initialized && !job->rounds.heard) return false; // the job's step is not known yet
+    if (job->initialized && !job->rounds.heard) return false; // the job's step is not yet known
     CAIRN_EACH_SHARD (job, i) {
         if (member->known_to[i] != KNOWN) return false;
     }
@@ -281,10 +281,10 @@ static void attach_member(struct coord_member *member)
                                            .rank = member->rank,
                                            .world = is_over ? most : member->opening.launch,
                                            .wait_ms = member->opening.start_wait_ms };
-        coord_gate_update(job); // no round opens with it before it has declared its tiles
+        coord_gate_update(job); // no round opens with the member before it has declared its tiles
         coord_job_event(job, &event);
     }
-    member = coord_job_member(job, id); // the core may have expelled it
+    member = coord_job_member(job, id); // the core may have expelled the member
     if (member == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
     log_info("%s %s (rank %" PRIu32 ") joined job %s at step %" PRIu64, role_name(member->role),
              member->session->name, member->rank, job->spec.name, coord_job_version(job).step);
@@ -298,7 +298,7 @@ void coord_members_attach(struct coord_job *job)
     while (member != NULL) {
         const bool attaches = may_attach(member);
         if (attaches) attach_member(member);
-        // attaching may have expelled others
+        // attaching may have expelled other members
         member = attaches ? job->members.list : member->next_of_job;
     }
 }
@@ -322,7 +322,7 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
         return;
     }
     member->known_to[joining->shard] = UNKNOWN;
-    if (status == CAIRN_ERR_CLOSED) return; // the shard is told again when it is back
+    if (status == CAIRN_ERR_CLOSED) return; // the shard is told again when it returns
     coord_member_put_out(member, status, why);
 }
 
@@ -373,8 +373,8 @@ void coord_members_forget_shard(struct coord_job *job, uint32_t shard)
 /* ==== relapse ==== */
 
 #define FIRST_MS    1000
-#define FORGET_MS   600000 /* time without a loss, after which a record counts no more */
-#define RECORDS_MAX 2048   /* records of a job; losses beyond them put nobody off */
+#define FORGET_MS   600000 /* after this time without a loss, a record counts no more */
+#define RECORDS_MAX 2048   /* the most records of a job; further losses put nobody off */
 
 /* The losses of a host, or of a rank. */
 struct coord_relapse {
@@ -382,9 +382,9 @@ struct coord_relapse {
     bool is_rank;
     bool is_wide; /* only if is_rank: the rank was lost on several hosts */
     uint32_t rank, count;
-    /* the host; if is_rank, the first on which the rank was lost; empty: not known */
+    /* the host; if is_rank, the first host on which the rank was lost; empty if not known */
     char host[CAIRN_FABRIC_HOST_BYTES];
-    uint64_t lost_ms;  /* coord_now_ms: the last loss */
+    uint64_t lost_ms;  /* coord_now_ms at the last loss */
     uint64_t attaches; /* the job's attaches at that time */
 };
 
@@ -396,7 +396,7 @@ static void host_of(const struct coord_member *member, char host[CAIRN_FABRIC_HO
         host[0] = '\0';
 }
 
-/* Finds the record of the host, or with `host` NULL that of the rank. */
+/* Finds the record of the host. If `host` is NULL, finds the record of the rank. */
 static struct coord_relapse **find_relapse(struct coord_job *job, const char *host, uint32_t rank)
 {
     struct coord_relapse **at = &job->members.relapses;
@@ -416,7 +416,7 @@ static void forget_relapse(struct coord_job *job, struct coord_relapse **at)
     free(relapse);
 }
 
-/* Removes the records whose last loss is too old to count: nothing else removes the record of a host that
+/* Removes the records whose last loss is too old to count. Nothing else removes the record of a host that
  * never returns. */
 static void forget_old(struct coord_job *job)
 {
@@ -464,8 +464,8 @@ static uint64_t left_ms(const struct coord_job *job, const struct coord_relapse 
     return passed_ms < delay ? delay - passed_ms : 0;
 }
 
-/* The record that puts the member off for longest: its rank's or its host's. NULL: neither
- * counts. */
+/* Returns the record that puts the member off for longest: the record of its rank or of its host. Returns
+ * NULL if neither counts. */
 static const struct coord_relapse *worst_relapse(struct coord_job *job,
                                                  const struct coord_member *member)
 {
@@ -514,7 +514,7 @@ static void relapse_lost(const struct coord_member *member)
         of_rank->is_wide |= strcmp(of_rank->host, host) != 0;
         count_relapse(job, of_rank);
     }
-    // Workers of a host that are lost together count once: one that attached before the host's last
+    // Workers of a host that are lost together count once: a worker that attached before the host's last
     // loss belongs to that loss.
     if (of_host != NULL && member->attach > of_host->attaches) count_relapse(job, of_host);
     const struct coord_relapse *relapse = worst_relapse(job, member);
@@ -536,7 +536,7 @@ void coord_relapse_over(struct coord_member *member)
     forget_relapse(member->job, find_relapse(member->job, host, 0));
 }
 
-/* True: another worker is training, whose rounds an attach would void. */
+/* True if another worker is training. An attach would void this worker's rounds. */
 static bool do_others_train(const struct coord_job *job)
 {
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
@@ -575,8 +575,8 @@ cairn_status coord_layouts_load(struct coord_job *job, const struct stored_job *
     CAIRN_TRY(plan_job_decode(&job->spec, row->layout_before, row->layout_before_bytes, &before));
     job->layouts.before = packed_copy(row->layout_before, row->layout_before_bytes);
     job->layouts.before_shards = before->shard_count;
-    // This layout may be older than the one with which the slice under way began: then the slice cannot be
-    // taken back.
+    // This layout may be older than the layout with which the slice under way began. Then the slice
+    // cannot be taken back.
     if (before->version + 1 == job->layout->version)
         job->reshard.prior = before;
     else
@@ -654,7 +654,7 @@ struct layout *coord_layouts_take_next(struct coord_job *job, struct cairn_versi
     job->planned.heaviest_over_mean = 0;
     free(job->planned.shard_bytes);
     job->planned.shard_bytes = NULL;
-    job->tiles.changed = true; // exactly the shards of the layout are to know the tiles
+    job->tiles.changed = true; // exactly the layout's shards must know the tiles
     l->next = NULL;
     l->next_packed = NULL;
     coord_layouts_drop_next(job);
@@ -781,8 +781,9 @@ static void answer_version_waits(struct coord_job *job, bool state,
     }
 }
 
-/* Removes one wait when there is one too many: the first whose thread may have given up (its time is over,
- * or it named none), without an answer; else the newest, which is refused. */
+/* Removes one wait when there is one too many. Removes the first wait whose thread may have given up (its
+ * time is over, or it named no time), without an answer. If there is none, removes and refuses the newest
+ * wait. */
 static void make_room(struct coord_member *member, uint64_t now_ms)
 {
     const uint32_t last = CAIRN_MEMBER_WAITS_MAX;

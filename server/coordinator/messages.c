@@ -19,8 +19,8 @@ static bool is_named(const Cairn__HeldJob *part, const char *job)
     return strcmp(part->name, job) == 0 || strcmp(number, job) == 0;
 }
 
-/* Tells the shard to drop a part. The shard answers with the parts that it still holds, which become the
- * entry's new list. */
+/* Tells the shard to drop a part. The shard answers with the parts that it still holds. These parts
+ * become the entry's new list. */
 static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
                         const Cairn__HeldJob *part)
 {
@@ -124,8 +124,8 @@ static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t
     coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
-/* A row of the table of messages that a role may send: the type, the message struct, and the call, in which
- * `m` is the message. */
+/* A row of the table of messages that a role may send: the type, the message struct, and the call. The
+ * call names the message `m`. */
 #define ON(type, Message, call)                            \
     case CAIRN_MSG_##type: {                               \
         const Cairn__##Message *m = (const void *)message; \
@@ -177,9 +177,9 @@ bool coord_handle_admin(struct coord_session *session, const struct wire_frame *
 
 /* Handles what shards send: replies to questions, and reports for the cores of their jobs. */
 
-/* Returns the job, and the shard's index in it. NULL: the message is about a job that is gone, or in which
- * the shard has no part. This is no fault: the job may have been dropped while the message was in
- * flight. */
+/* Returns the job, and the shard's index in the job. Returns NULL if the message is about a job that is
+ * gone, or about a job in which the shard has no part. This is no fault, because the job may have been
+ * dropped while the message was in flight. */
 static struct coord_job *place_of(struct coord_session *session, uint64_t job_id,
                                   uint32_t *shard_out)
 {
@@ -201,7 +201,7 @@ static bool read_u64(const Cairn__ReducedValue *value, uint64_t *out)
     return true;
 }
 
-/* Reads the sums. False unless each of the three keys occurs once, with its operation. */
+/* Reads the sums. Returns false unless each of the three keys occurs once, with its operation. */
 static bool read_sums(const Cairn__Reduced *message, struct step_sums *out)
 {
     unsigned seen = 0;
@@ -219,7 +219,7 @@ static bool read_sums(const Cairn__Reduced *message, struct step_sums *out)
     return seen == (1u << 1 | 1u << 2 | 1u << 3);
 }
 
-/* Returns a malloc'ed list; NULL: there is no memory. */
+/* Returns a malloc'ed list, or NULL if there is no memory. */
 static struct round_untouched *read_untouched(const Cairn__Reduced *message)
 {
     struct round_untouched *list = calloc(message->n_untouched_tensors + 1, sizeof *list);
@@ -238,7 +238,7 @@ static bool on_reduced(struct coord_session *session, const Cairn__Reduced *mess
     struct coord_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return true;
     struct round_untouched *untouched = read_untouched(message);
-    if (untouched == NULL) return false; // the shard repeats it when it has reconnected
+    if (untouched == NULL) return false; // the shard repeats the message after a reconnect
     coord_halts_reduced(job, shard, message, sums.nonfinite);
     const struct round_event event = { .kind = CAIRN_ROUND_REDUCED,
                                        .shard = shard,
@@ -334,8 +334,8 @@ static bool on_lacks(struct coord_session *session, const Cairn__Lacks *message)
     return true;
 }
 
-/* Takes a shard's sentence about its storage, and makes it one line, because it is logged and shown to
- * operators. */
+/* Takes a shard's sentence about its storage. Makes the sentence one line, because it is logged and shown
+ * to operators. */
 static void take_storage(struct coord_shard_entry *entry, const char *why)
 {
     struct sentence said;
@@ -369,7 +369,8 @@ static void on_snapshot_part(struct coord_session *session, const Cairn__Snapsho
     if (job != NULL) coord_snapshot_on_part(job, shard, message);
 }
 
-/* A row for a message about a job of which the shard has a part; ignored if it no longer has one. */
+/* A row for a message about a job of which the shard has a part. The message is ignored if the shard no
+ * longer has a part. */
 #define ON_PART(type, Message, call)                                                             \
     ON(type, Message, uint32_t shard; struct coord_job *job = place_of(session, m->job, &shard); \
        if (job != NULL) call)
@@ -411,7 +412,7 @@ bool coord_handle_shard(struct coord_session *session, const struct wire_frame *
 
 /* Handles what workers and readers send. */
 
-/* Returns the session's member of the job, JOINING or ATTACHED; NULL: there is none. */
+/* Returns the session's member of the job, JOINING or ATTACHED. Returns NULL if there is none. */
 static struct coord_member *find_member(struct coord_session *session, uint64_t job_id)
 {
     struct coord_member *found = NULL;
@@ -422,8 +423,8 @@ static struct coord_member *find_member(struct coord_session *session, uint64_t 
     return found;
 }
 
-/* Returns the attached member to which a request belongs; NULL: there is none, and the request was answered
- * with an error. */
+/* Returns the attached member to which a request belongs. Returns NULL if there is none; then the request
+ * was answered with an error. */
 static struct coord_member *attached_member(struct coord_session *session, uint32_t request,
                                             uint64_t job_id)
 {
@@ -453,8 +454,8 @@ static void on_round_begin(struct coord_member *member, uint32_t request)
     coord_job_event(member->job, &begin);
 }
 
-/* Checks the learning rates that a commit brings for driven groups. A bad one is refused here, so that the
- * round continues without this commit. */
+/* Checks the learning rates that a commit brings for driven groups. A bad rate is refused here, so that
+ * the round continues without this commit. */
 static cairn_status judge_driven(const struct coord_job *job, const Cairn__RoundCommit *message,
                                  struct sentence *why)
 {
@@ -525,7 +526,7 @@ static void cancel_write(struct coord_member *member, uint64_t round)
 static void on_write_cancel(struct coord_member *member, uint32_t request,
                             const Cairn__WriteCancel *message)
 {
-    struct coord_session *session = member->session; // the member may leave by what is done here
+    struct coord_session *session = member->session; // the call below may remove the member
     cancel_write(member, message->round);
     coord_session_done(session, request);
 }
@@ -533,7 +534,7 @@ static void on_write_cancel(struct coord_member *member, uint32_t request,
 static void on_lease_drop(struct coord_member *member, uint32_t request,
                           const Cairn__LeaseDrop *message)
 {
-    struct coord_session *session = member->session; // likewise
+    struct coord_session *session = member->session; // the call below may remove the member
     coord_lease_drop(member, message);
     coord_session_done(session, request);
 }
@@ -570,20 +571,21 @@ static void on_page(struct coord_session *session, uint32_t request, const Cairn
         coord_member_page(session, request, page);
 }
 
-/* True: the member's job exists, but another worker has its rank. */
+/* True if the member's job exists, but another worker has the member's rank. */
 static bool is_contested(const struct coord_member *member)
 {
     return member->phase == CAIRN_MEMBER_WAITING && member->job == NULL &&
            member->opening.contested_ms != 0;
 }
 
-/* True: the member's job exists, but the member has failed too often. */
+/* True if the member's job exists, but the member has failed too often. */
 static bool is_put_off(const struct coord_member *member)
 {
     return member->phase == CAIRN_MEMBER_WAITING && member->job == NULL && member->opening.put_off;
 }
 
-/* Says for what a request to open a job waits, before the job exists or all its shards know the member. */
+/* Says what a request to open a job waits for, before the job exists or before all its shards know the
+ * member. */
 static void describe_opening(const struct coord_session *session, struct sentence *out)
 {
     const struct coord *cluster = session->cluster;
@@ -636,7 +638,7 @@ static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_
     if (job != NULL && message->cut) {
         (void)coord_snapshot_waiting(job, &text);
     } else if (member != NULL && message->lease && coord_leases_waiting(member, &text)) {
-        // `text` says for whom
+        // `text` says for whom the job waits
     } else if (job != NULL) {
         coord_job_waiting(job, &text);
         awaited.paused_ms = (uint32_t)coord_job_paused_ms(job);
@@ -650,7 +652,7 @@ static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_
     coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
-/* Begins a snapshot for a worker, which is answered at once, or when the snapshot is committed. */
+/* Begins a snapshot for a worker. The worker is answered at once, or when the snapshot is committed. */
 static void on_snapshot_create(struct coord_session *session, uint32_t request,
                                const Cairn__SnapshotCreate *message)
 {
@@ -663,7 +665,8 @@ static void on_snapshot_create(struct coord_session *session, uint32_t request,
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-/* Rows for requests of attached members, and of attached workers only; others are refused. */
+/* Rows for requests that only attached members, or only attached workers, may send. Other requests are
+ * refused. */
 #define ON_MEMBER(type, Message, call)                                                         \
     ON(type, Message, struct coord_member *member = attached_member(session, request, m->job); \
        if (member != NULL) call)

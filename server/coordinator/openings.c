@@ -1,5 +1,5 @@
-/* Workers and readers that are joining a job: the request, the pages of the spec, the wait for the job to
- * be created or restored; the section join comes next. */
+/* Workers and readers that are joining a job: the request, the pages of the spec, and the wait until the
+ * job is created or restored. The section join comes next. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,8 +46,8 @@ static void say_unknown(const char *job, const char *why)
              job, why);
 }
 
-/* The waiting openers use the number now; it is not kept, because a newer snapshot may appear there
- * later. */
+/* The waiting openers use the number now. The number is not kept, because a newer snapshot may appear in
+ * the folder later. */
 static void on_generation_found(struct coord_work *work)
 {
     struct coord_first *first = (struct coord_first *)work;
@@ -79,8 +79,9 @@ static void begin_look(struct coord *cluster, const char *job)
     cluster->firsts = first;
 }
 
-/* False: another thread is reading the folder; the openers are judged again when it is done. A folder that
- * cannot be read, or hangs, does not delay a job: the job then begins with generation 1, with a warning. */
+/* Returns false while another thread is reading the folder; the openers are judged again when the thread
+ * is done. A folder that cannot be read, or hangs, does not delay a job: the job then begins with
+ * generation 1, with a warning. */
 static bool first_generation(struct coord *cluster, const char *job, uint64_t *out)
 {
     const struct coord_first *first = cluster->firsts;
@@ -102,7 +103,8 @@ static void opening_join(struct coord_member *member, struct coord_job *job);
 static void opening_differences(const struct job_spec_data *spec, const struct job_spec_data *job,
                                 struct sentence *why, Cairn__Error **rows_out);
 
-/* Refuses a member of a job that no longer exists here: it must never create another one of that name. */
+/* Refuses a member of a job that no longer exists here, because the member must never create another job
+ * of that name. */
 static void refuse_another(struct coord_member *member)
 {
     struct sentence why;
@@ -115,15 +117,16 @@ static void refuse_another(struct coord_member *member)
     opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
 }
 
-/* True: the member asks for a restore of the job's newest snapshot, and has not been told yet that there is
- * none. */
+/* True if the member asks for a restore of the job's newest snapshot, and has not been told yet that
+ * there is no snapshot. */
 static bool wants_restore(const struct coord_member *member)
 {
     return member->opening.resumes && member->opening.attached_id == 0 &&
            member->role == CAIRN_ROLE_WIRE_WORKER;
 }
 
-/* Begins the restore that the member asks for. True: the member was refused and is gone; else it waits. */
+/* Begins the restore that the member asks for. True: the member was refused and is gone. False: the
+ * member waits. */
 static bool begin_resume(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
@@ -132,8 +135,8 @@ static bool begin_resume(struct coord_member *member)
     return true;
 }
 
-/* Refuses a member with must_not_exist if the job has taken a step or is lost. The member has not begun any
- * job, so such a job cannot be its own. True: it is gone. */
+/* Refuses a member with must_not_exist if the job has taken a step or is lost. The member has not begun
+ * any job, so such a job cannot be its own. True: the member is gone. */
 static bool refuse_begun(struct coord_member *member, const struct coord_job *job)
 {
     struct sentence why, maker;
@@ -150,8 +153,8 @@ static bool refuse_begun(struct coord_member *member, const struct coord_job *jo
     return true;
 }
 
-/* Judges whether another worker has the member's rank. A dead worker is gone within a lease, so the member
- * waits for that long, and is then refused. True: the member waits, or (*gone_out) is gone. */
+/* Judges whether another worker has the member's rank. A dead worker is gone within a lease, so the
+ * member waits for one lease, and is then refused. True: the member waits, or (*gone_out) is gone. */
 static bool is_contested(struct coord_member *member, const struct coord_job *job, bool *gone_out)
 {
     struct coord *cluster = member->session->cluster;
@@ -179,7 +182,7 @@ static bool is_contested(struct coord_member *member, const struct coord_job *jo
     return true;
 }
 
-/* True if the member moved on (or is gone). */
+/* True if the member no longer waits in its present state, or is gone. */
 static bool advance_opening(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
@@ -210,7 +213,7 @@ static bool advance_opening(struct coord_member *member)
         if (!lost && fits && is_contested(member, job, &gone)) return gone;
         member->opening.put_off = !lost && fits && coord_relapse_wait_ms(job, member) > 0;
         if (member->opening.put_off) {
-            cluster->openings.contested = true; // judged again with the next tick
+            cluster->openings.contested = true; // the next tick judges the member again
             return false;
         }
         opening_join(member, job);
@@ -231,7 +234,7 @@ static bool advance_opening(struct coord_member *member)
         return true;
     }
     if (wants_restore(member)) return begin_resume(member);
-    // the restore for others serves this member, too
+    // the restore that others asked for serves this member, too
     if (coord_resuming(cluster, member->job_name)) return false;
     if (member->opening.must_exist) {
         sentence_set(&why,
@@ -284,7 +287,7 @@ void coord_openings_tick(struct coord *cluster)
     }
     if (advance) coord_openings_advance(cluster);
     if (!cluster->openings.contested) return;
-    cluster->openings.contested = false; // set again if one still waits
+    cluster->openings.contested = false; // set again if a member still waits
     coord_openings_advance(cluster);
 }
 
@@ -319,7 +322,7 @@ void coord_openers_resumed(struct coord *cluster, const char *name, cairn_status
     }
 }
 
-/* Returns the first member, from `m` on, that waits for a restore of the job; NULL: none. */
+/* Returns the first member, from `m` on, that waits for a restore of the job. NULL: there is none. */
 static struct coord_member *find_resuming(struct coord_member *m, const char *name)
 {
     while (m != NULL && (m->phase != CAIRN_MEMBER_WAITING || !wants_restore(m) ||
@@ -333,8 +336,8 @@ struct coord_verdict {
     struct packed *packed; /* held: the spec as received, which identifies the verdict */
     bool judged, joins;
     cairn_status status;
-    struct sentence why; /* unless it joins */
-    /* owned: the differences as messages, until the first of these openers takes them */
+    struct sentence why; /* why the opener is refused; unused if it joins */
+    /* owned: the differences as messages. The first of these openers takes them */
     Cairn__Error *rows;
 };
 
@@ -396,7 +399,7 @@ void coord_verdicts_free(struct coord_verdict *list)
     }
 }
 
-/* Refuses the member for the reason that its verdict gives. */
+/* Refuses the member for the reason in its verdict. */
 static void refuse_resuming(struct coord_member *m, struct coord_verdict *verdict,
                             struct sentence *why)
 {
@@ -438,8 +441,8 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     uint32_t arriving = 0;
     for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         arriving += m->phase == CAIRN_MEMBER_PAGES || m->phase == CAIRN_MEMBER_JUDGED;
-    // Not BUSY, because after BUSY a client asks again until its deadline: only its own cairn_job_close can
-    // help.
+    // The answer is not BUSY, because after BUSY a client asks again until its deadline. Only the
+    // client's own cairn_job_close can help.
     if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%" PRIu32 " jobs are open on this connection, the most allowed: close "
@@ -462,8 +465,8 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     return CAIRN_OK;
 }
 
-/* Drops members of the same identity on this connection that are not in a job: the newer request replaces
- * theirs. */
+/* Drops members of the same identity on this connection that are not in a job. The newer request replaces
+ * their requests. */
 static void drop_stale(struct coord_session *session, const Cairn__JobOpen *open)
 {
     struct coord_member *m = session->members;
@@ -526,11 +529,11 @@ struct judging {
     struct coord_work work;
     char *job_name;        /* owned */
     struct packed *packed; /* held: the member's spec */
-    struct packed *job;    /* held: the job's; NULL: the member's spec is read, but not compared */
+    struct packed *job;    /* held: the job's spec; NULL: the member's spec is only read */
     /* results */
     struct job_spec_data spec; /* owned */
     cairn_status status;
-    struct sentence why; /* why it failed, or the differences */
+    struct sentence why; /* why the work failed, or the differences */
     Cairn__Error *rows;  /* owned: the differences as messages */
     bool joins;
 };
@@ -580,12 +583,12 @@ static void run_judging(struct coord_work *work)
     if (judging->spec.name == NULL) read_spec(judging);
     if (judging->status == CAIRN_OK && judging->job != NULL) compare_specs(judging);
     if (judging->status == CAIRN_OK && !judging->joins) return;
-    // freed on this thread: freeing takes long, too, and nobody needs the spec any more
+    // freed on this thread, because freeing takes long, too, and nobody needs the spec any more
     spec_release(&judging->spec);
     spec_init(&judging->spec);
 }
 
-/* Returns the member that is being judged; NULL: it is gone, by itself or with its session. */
+/* Returns the member that is being judged. NULL: the member is gone, by itself or with its session. */
 static struct coord_member *judged_member(const struct judging *judging)
 {
     struct coord_session *session = judging->work.session;
@@ -641,7 +644,7 @@ static void begin_judging(struct coord_member *member, struct packed *job)
     judging->work.done = done_judging;
     judging->packed = packed_hold(member->opening.packed);
     judging->job = job != NULL ? packed_hold(job) : NULL;
-    judging->spec = member->opening.spec; // used by the thread meanwhile
+    judging->spec = member->opening.spec; // the thread uses the spec meanwhile
     spec_init(&member->opening.spec);
     member->phase = CAIRN_MEMBER_JUDGED;
     if (!coord_work_do(&judging->work, session->cluster, session, member->open_request,
@@ -652,9 +655,9 @@ static void begin_judging(struct coord_member *member, struct packed *job)
     }
 }
 
-/* True: opening.joins says whether the member's spec is, or once was, the job's. False: a thread compares
- * them, or has done so, and the waiting openers are judged again; or the member was refused, and is
- * gone. */
+/* True: opening.joins says whether the member's spec is, or once was, the job's spec. False: a thread is
+ * comparing the specs, or has compared them and the waiting openers are judged again, or the member was
+ * refused and is gone. */
 static bool opening_compare(struct coord_member *member, struct coord_job *job)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.compared == job->planned.spec)
@@ -689,11 +692,11 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
 
 /* ==== join ==== */
 
-/* A member whose job exists joins it, if the specs agree and the job has room; otherwise the member is
- * refused. */
+/* A member whose job exists joins the job if the specs agree and the job has room. Otherwise the member
+ * is refused. */
 
-/* Judges whether the job has room for the worker. Refuses with BUSY, after which a client asks again until
- * its deadline, because a worker that died is gone after its lease. */
+/* Judges whether the job has room for the worker. Refuses with BUSY, because a worker that died is gone
+ * after its lease: after BUSY a client asks again until its deadline. */
 static cairn_status judge_room(const struct coord_member *member, const struct coord_job *job,
                                struct sentence *why)
 {
@@ -710,7 +713,7 @@ static cairn_status judge_room(const struct coord_member *member, const struct c
                      job->spec.name, others, most, job->spec.name);
 }
 
-/* Returns the worker whose rank the member wants and may not take now; NULL: there is none. */
+/* Returns the worker whose rank the member wants and may not take now. NULL: there is none. */
 static const struct coord_member *opening_rival(const struct coord_member *member,
                                                 const struct coord_job *job)
 {
@@ -765,8 +768,8 @@ static void opening_refuse(struct coord_member *member, cairn_status status, con
     coord_member_free(member);
 }
 
-/* Hands over the requests of `same`, if it is on the same connection; on another connection the
- * peer asks again. */
+/* Takes over the requests of `same`, if `same` is on the same connection. On another connection the peer
+ * asks again. */
 static void take_over(struct coord_member *member, struct coord_member *same)
 {
     if (same->session == member->session) {
@@ -804,7 +807,7 @@ static void add_member(struct coord_job *job, struct coord_member *member)
     job->members.count++;
 }
 
-/* The member's job exists: the member joins it, or is refused. */
+/* Called when the member's job exists: the member joins the job, or is refused. */
 static void opening_join(struct coord_member *member, struct coord_job *job)
 {
     struct sentence why;
@@ -818,7 +821,8 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
         opening_refuse(member, status, why.text);
         return;
     }
-    // The same member after a reconnect: the new connection replaces the old one, and nobody else is told.
+    // The same member after a reconnect: the new connection replaces the old connection, and nobody else
+    // is told.
     struct coord_member *same = coord_job_member(job, member->id);
     if (same != NULL) take_over(member, same);
     coord_member_forget_spec(member);
@@ -830,8 +834,9 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
 
 /* ==== mismatch ==== */
 
-/* Says how a worker's spec differs from the job's, and how the job could be changed to it: in words for
- * people, and in rows for programs. The rows of spec_fields.h say how each field is compared and named. */
+/* Says how a worker's spec differs from the job's spec, and how the job could be changed to the worker's
+ * spec: in words for people, and in rows for programs. The rows of spec_fields.h say how each field is
+ * compared and named. */
 
 #define LINES_SHOWN  10
 #define ROWS_TOLD    64
@@ -841,7 +846,7 @@ struct rows {
     struct sentence *why;
     size_t lines;
     Cairn__Error *error; /* NULL: no memory */
-    bool whole;          /* each difference has a row, and each row a setting with its value */
+    bool whole; /* true: each difference has a row, and each row has a setting with its value */
 };
 
 static bool add_row(Cairn__Error *error, const struct spec_difference *d)
@@ -874,7 +879,7 @@ static void on_difference(void *context, const struct spec_difference *d)
     rows->error = NULL;
 }
 
-/* True: an earlier row has the same key; `wire`, for example, has a row for each tensor. */
+/* True if an earlier row has the same key; `wire`, for example, has a row for each tensor. */
 static bool is_told(const Cairn__Error *error, size_t row)
 {
     for (size_t i = 0; i < row; i++)
@@ -882,8 +887,8 @@ static bool is_told(const Cairn__Error *error, size_t row)
     return false;
 }
 
-/* Writes the settings as options, such as " --set stage=3 --set 'a b.lr=1'". False: they are too many, or
- * cannot be quoted. */
+/* Writes the settings as options, such as " --set stage=3 --set 'a b.lr=1'". Returns false if the
+ * settings are too many, or cannot be quoted. */
 static bool spell_settings(const Cairn__Error *error, struct sentence *out)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -902,7 +907,7 @@ static bool spell_settings(const Cairn__Error *error, struct sentence *out)
     return true;
 }
 
-/* Returns the hardest of the changes that the rows need: it can make all of them. */
+/* Returns the hardest of the changes that the rows need. This change can make all the others. */
 static enum spec_change hardest_change(const Cairn__Error *error)
 {
     enum spec_change most = CAIRN_SPEC_NEXT_ROUND;
@@ -940,9 +945,9 @@ static void add_way(const char *job, const struct rows *rows)
                                           : "");
 }
 
-/* Adds in words how the spec differs from the job's, and how the job could be changed to it; and gives the
- * differences as rows of an Error, which the caller frees with cairn__error__free_unpacked (NULL: no
- * memory). Any thread. */
+/* Adds in words how the spec differs from the job's spec, and how the job could be changed to it. Also
+ * returns the differences as rows of an Error, which the caller frees with cairn__error__free_unpacked
+ * (NULL: no memory). Any thread may call this. */
 static void opening_differences(const struct job_spec_data *spec, const struct job_spec_data *job,
                                 struct sentence *why, Cairn__Error **rows_out)
 {

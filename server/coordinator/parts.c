@@ -1,5 +1,5 @@
-/* The parts of jobs, as shards connect and disconnect: a shard that is back is judged by the parts that it
- * reports, and a part that is missing for too long makes its job LOST. */
+/* The parts of jobs, as shards connect and disconnect. A shard that reconnects is judged by the parts
+ * that it reports, and a part that is missing for too long makes its job LOST. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,12 +9,12 @@
 
 /* ==== periodic ==== */
 
-/* True: a snapshot is due, by steps, or by the time since the last one was due. After a start that time
- * counts from the first step that is seen. */
+/* True if a snapshot is due, by steps, or by the time since the last snapshot was due. After a start,
+ * that time counts from the first step that is seen. */
 static bool is_due(struct coord_job *job, uint64_t step)
 {
     const struct policy *policy = &job->spec.policy;
-    const uint64_t now_ms = coord_now_ms(job->cluster) + 1; // not 0
+    const uint64_t now_ms = coord_now_ms(job->cluster) + 1; // never 0
     const uint64_t since_ms = job->snapshots.due_ms;
     if (policy->snapshot_every_s == 0) {
         job->snapshots.due_ms = 0;
@@ -26,8 +26,9 @@ static bool is_due(struct coord_job *job, uint64_t step)
     return due;
 }
 
-/* True: the version that is to be saved has been reached. In a job with buffers_every that is the version
- * made by the write after a due step, or, if no write has followed, by the next step. */
+/* True if the version that must be saved has been reached. In a job with buffers_every, this is the
+ * version that the write after a due step makes; if no write follows, it is the version that the next
+ * step makes. */
 static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
                            struct cairn_version now)
 {
@@ -44,8 +45,8 @@ static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
     return was_due || (due && job->spec.buffers_every == 0);
 }
 
-/* Begins a periodic snapshot if one is due. Counts only steps that are applied while this process runs, not
- * the step with which a restore, or a start, begins. */
+/* Begins a periodic snapshot if one is due. Counts only steps that are applied while this process runs.
+ * The step with which a restore or a start begins does not count. */
 static void periodic_advance(struct coord_job *job)
 {
     const struct cairn_version was = job->snapshots.stepped, now = coord_job_version(job);
@@ -70,8 +71,8 @@ struct held {
     size_t count;
 };
 
-/* Returns the shard's part of the job in the layout that our store knows, in force or prepared; NULL: it
- * has none. */
+/* Returns the shard's part of the job in the layout that our store knows, in force or prepared. Returns
+ * NULL if the shard has no such part. */
 static const Cairn__HeldJob *part_of(const struct coord_job *job, const struct held *held)
 {
     const struct seat_part wanted = { .job = job->id,
@@ -81,15 +82,16 @@ static const Cairn__HeldJob *part_of(const struct coord_job *job, const struct h
         const Cairn__HeldJob *part = held->list[i];
         const struct seat_part seen[] = {
             { part->job, part->generation, part->layout_hash },
-            { part->job, part->generation, part->next_layout_hash }, // a fence puts it in force
+            { part->job, part->generation, part->next_layout_hash }, // in force after a fence
         };
         if (seat_has(&wanted, seen, part->next_layout_version != 0 ? 2 : 1)) return part;
     }
     return NULL;
 }
 
-/* Returns in what our store is behind this shard; NULL: it is not. A generation that no coordinator has
- * called durable counts only if it is above those that we have begun ourselves. */
+/* Says in which respect our store is older than this shard's report. Returns NULL if the store is not
+ * older. A generation that no coordinator has called durable counts only if it is above the generations
+ * that we have begun ourselves. */
 static const char *behind_in(const struct coord_job *job, const struct held *held)
 {
     const struct marks ours = coord_job_marks(job);
@@ -104,9 +106,9 @@ static const char *behind_in(const struct coord_job *job, const struct held *hel
     return NULL;
 }
 
-/* An amendment was made or given up while the shard, or the coordinator, was away. A generation
- * older than the one in the store is dropped now; a newer one only when all shards have shown
- * that the store is not an older copy. */
+/* Called because an amendment may have been made or given up while the shard, or the coordinator, was
+ * away. Drops a generation older than the store's now. Drops a newer generation only when all shards have
+ * shown that the store is not an older copy. */
 static void settle_generations(const struct coord_job *job, uint32_t shard, const struct held *held)
 {
     struct coord_job_shard *s = &job->shards[shard];
@@ -120,7 +122,7 @@ static void settle_generations(const struct coord_job *job, uint32_t shard, cons
     if (older && !s->newer) coord_job_send_switch(job, s->entry, job->generation);
 }
 
-/* Drops an uninitialized job, which has nothing to lose: it is created anew when a worker opens it
+/* Drops an uninitialized job, which has nothing to lose. The job is created anew when a worker opens it
  * again. */
 static void start_over(struct coord_job *job, const struct coord_shard_entry *entry)
 {
@@ -137,7 +139,7 @@ static void start_over(struct coord_job *job, const struct coord_shard_entry *en
     coord_job_drop(job);
 }
 
-/* True: every shard has reported what it holds, and nothing is newer than our store, so that destructive
+/* True if every shard has reported what it holds, and nothing is newer than our store. Then destructive
  * actions are safe. */
 static bool all_here(const struct coord_job *job)
 {
@@ -149,12 +151,12 @@ static bool all_here(const struct coord_job *job)
 /* ---- parts that are missed ----
  *
  * A shard that connects without its part of a job is another process than the one that had the part. The
- * old process may have ended, and its memory with it; or it is stopped, or cut off, and will return. So the
- * job waits for the part. After a while its members are told that the part is lost, until it is back or the
- * job is restored. */
+ * old process may have ended, and its memory with it. Or the old process is stopped, or cut off, and will
+ * return. So the job waits for the part. After a while the job's members are told that the part is lost,
+ * until the part is back or the job is restored. */
 
 /* Returns how long a part is awaited. A process whose connection was closed has ended or reconnects at
- * once; a process that fell silent may still return within a lease. */
+ * once. A process that became silent may still return within a lease. */
 static uint64_t patience_ms(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const struct coord_options *options = cluster->options;
@@ -165,15 +167,16 @@ static void miss_part(struct coord_job *job, uint32_t shard)
 {
     struct coord_job_shard *s = &job->shards[shard];
     if (s->missed_ms != 0) return;
-    s->missed_ms = coord_now_ms(job->cluster) + 1; // not 0
+    s->missed_ms = coord_now_ms(job->cluster) + 1; // never 0
     s->patience_ms = patience_ms(job->cluster, s->entry);
     log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
              s->entry->name);
     coord_snapshot_part_missed(job, shard);
 }
 
-/* Takes the slice back if a shard that had nothing before the slice stays away, or connected without its
- * part while the layout was being written to the store. True: a slice is taken back. */
+/* Takes the slice back in two cases: a shard that had nothing before the slice stays away, or it
+ * connected without its part while the layout was being stored. Returns true if a slice is being taken
+ * back. */
 static bool give_up_fresh(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -187,8 +190,8 @@ static bool give_up_fresh(struct coord_job *job)
     return false;
 }
 
-/* True: the shard was lost in a slice that is still being taken back, so nothing that it holds counts any
- * more. */
+/* True if the shard was lost in a slice that is still being taken back. Then nothing that the shard holds
+ * counts any more. */
 static bool is_left_out(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_reshard *r = &job->reshard;
@@ -204,7 +207,7 @@ void coord_job_parts_tick(struct coord_job *job)
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
-        if (is_left_out(job, i)) continue; // other shards have all that it had, too
+        if (is_left_out(job, i)) continue; // other shards also have all that it had
         coord_job_lose(job, true,
                        "%s restarted without its part, and the process that had it is not back (if "
                        "that one still runs, stopped or cut off, the job goes on when it is back)",
@@ -227,7 +230,7 @@ static void find_part(struct coord_job *job, uint32_t shard)
     job->loss.may_return = false;
 }
 
-/* All shards are connected: settles what had to wait for that. True: the job is gone. */
+/* All shards are connected: settles what had to wait for this. Returns true if the job is gone. */
 static bool settle_all(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -267,7 +270,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     if (coord_job_dead(job)) return;
     const Cairn__HeldJob *part = part_of(job, held);
     if (part == NULL && coord_slice_shard_lost(job, shard)) return;
-    if (is_left_out(job, shard)) return; // taking the slice back drops what it has
+    if (is_left_out(job, shard)) return; // taking the slice back drops what the shard has
     if (part == NULL) {
         miss_part(job, shard);
     } else {
@@ -276,7 +279,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     }
     if (all_here(job) && settle_all(job)) return;
     if (part == NULL) return;
-    // Another coordinator had the part parked, or the shard was away when the others were asked.
+    // Another coordinator parked the part, or the shard was away when the other shards were asked.
     if (part->parked && !job->park.shut) job->park.shut = job->park.wanted = true;
     if (!job->park.asking) job->park.settled = false;
     s->revision = part->revision;
@@ -284,21 +287,22 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     coord_slice_prepared(job, shard, part->next_layout_version);
     coord_terms_tell(job, shard, !part->unsettled);
     coord_members_tell_shard(job, shard);
-    coord_gate_update(job); // after the members, on the same connection
+    coord_gate_update(job); // after the messages about members, on the same connection
     const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
     coord_job_event(job, &up);
     if (coord_job_shard_moved(s)) tell_shards_changed(job);
     coord_job_try_seal(job);
 }
 
-/* As far as our store knows, the job has no part on this shard. If the shard has nevertheless seen a later
- * epoch, the parts that are missing on the shards that our store names have moved, and are not lost. */
+/* As far as our store knows, the job has no part on this shard. If the shard has nevertheless seen a
+ * later epoch, some parts are missing on the shards that our store names. These parts have moved, and are
+ * not lost. */
 static void judge_stranger(struct coord_job *job, const struct coord_shard_entry *entry,
                            const struct held *held)
 {
     for (size_t i = 0; i < held->count; i++) {
         const Cairn__HeldJob *part = held->list[i];
-        // If a generation was never finished, it is not known whether its epoch was ever durable.
+        // If a generation was never finished, nobody knows whether its epoch was ever durable.
         const bool is_begun = part->unsettled && part->generation > job->generation;
         if (part->job == job->id && !part->staged && !is_begun)
             coord_job_seen(job, "shard", entry->name, part->epoch);
@@ -329,7 +333,8 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     s->revision = 0;
     coord_members_forget_shard(job, shard);
     coord_groups_shard_gone(job, shard);
-    // An extension that is being made is broken, because the shard may have dropped its part of it.
+    // An extension that is being made has failed, because the shard may have dropped its part of the
+    // extension.
     job->extension.broken = job->extension.making;
     coord_gate_update(job);
     if (!s->up) return;
@@ -394,7 +399,7 @@ static size_t list_frozen(const struct coord_job *job, uint32_t frozen[CAIRN_SPE
     return count;
 }
 
-/* Returns the terms of the open round, or of the last one if none is open. */
+/* Returns the terms of the open round. If no round is open, returns the terms of the last round. */
 static const struct coord_terms *terms_in_force(const struct coord_job *job)
 {
     const struct coord_terms *terms = job->rounds.terms;
@@ -467,7 +472,7 @@ static void send_opened(struct coord_job *job, const struct round_action *action
     if (!action->write)
         member->times.micros = batch_count(
             &(struct spec_batch) { job->spec.global_batch, action->rank, action->world });
-    if (*request == 0) return; // it asks again after a reconnect
+    if (*request == 0) return; // the worker asks again after a reconnect
     Cairn__RoundOpened opened = CAIRN__ROUND_OPENED__INIT;
     opened.job = job->id;
     opened.epoch = action->epoch;
@@ -493,13 +498,13 @@ static void refuse_begin(struct coord_job *job, const struct round_action *actio
 {
     struct coord_member *member = coord_job_member(job, action->member);
     struct sentence text;
-    if (member == NULL || member->begin_request == 0) return; // it asks again after a reconnect
+    if (member == NULL || member->begin_request == 0) return; // asks again after a reconnect
     coord_halts_why(job, &text);
     coord_session_error(member->session, member->begin_request, CAIRN_ERR_HALTED, text.text);
     member->begin_request = 0;
 }
 
-/* Says which gradients were not finite, for a round that they ended. */
+/* For a round that ended because gradients were not finite: says which gradients these were. */
 static void fill_gradients(const struct coord_job *job, const struct round_action *action,
                            Cairn__RoundResult *result, struct sentence *text,
                            char tensors[static CAIRN_RESULTS_BYTES])
@@ -549,7 +554,8 @@ static void fill_result(const struct coord_job *job, const struct round_action *
     result->clip_scale = head.clip_scale;
     result->lr = head.lr;
     result->skips = head.skips.all;
-    // This decision made the present version, so the results that the shards last reported belong to it.
+    // This decision made the present version. So the results that the shards last reported belong to this
+    // version.
     if (action->decision->kind == CAIRN_DECISION_APPLY &&
         version_compare(action->version, round_version(job->core)) == 0) {
         result->nonfinite = coord_halts_nonfinite(job, tensors);
@@ -568,7 +574,7 @@ static void send_result(struct coord_job *job, const struct round_action *action
     char tensors[CAIRN_RESULTS_BYTES];
     fill_result(job, action, &result, &text, tensors);
     if (coord_commits_answer(member, &result)) return;
-    // no request waits for the result: the worker asks again
+    // no request waits for the result, because the worker asks again
     if (action->status != CAIRN_ERR_EPOCH_CHANGED) return;
     coord_session_send(member->session, CAIRN_MSG_ROUND_RESULT, 0, &result.base);
 }
@@ -624,7 +630,7 @@ static void fence_worker(struct coord_job *job, const struct round_action *actio
     struct sentence text;
     if (member == NULL) return;
     cairn_status status = CAIRN_ERR_FENCED;
-    if (action->status == CAIRN_ERR_TIMEOUT) { // nobody took its place: it may open the job again
+    if (action->status == CAIRN_ERR_TIMEOUT) { // its place is free: the worker may reopen the job
         status = CAIRN_ERR_REOPEN;
         say_late(job, action, &text);
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") was put out: %s",

@@ -13,10 +13,12 @@
 
 /* ==== reshard join ==== */
 
-/* Shards that join a job: each first gets a part that owns nothing and serves at once, so that it can
- * prepare the next layout as the others do; and then, if that is the policy, its share. See reshard.h. */
+/* Shards that join a job. Each joining shard first gets a part that owns nothing and serves at once, so
+ * that the shard can prepare the next layout as the others do. Then the shard gets its share, if the
+ * policy says so. See reshard.h. */
 
-/* The joining shards have their parts: from here on they are told what the other shards are told. */
+/* Called when the joining shards have their parts: from now on they are told what the other shards are
+ * told. */
 static void take_in(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
@@ -75,13 +77,13 @@ static void ask_all(struct coord_job *job, struct packed *layout, struct coord_g
                                        .last = &last };
     for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
         struct coord_shard_entry *entry = job->reshard.joiners[i].entry;
-        // Drop the part that an earlier run may have left on this shard: it is of no use.
+        // Drop the part that an earlier run may have left on this shard. The part is of no use.
         coord_job_send_drop(job->cluster, entry, job->id);
         coord_job_ask_create(job, &load, job->shard_count + i, entry, layout, gather);
     }
 }
 
-/* Gives the joining shards their parts; the run advances when they have them. */
+/* Gives the joining shards their parts. The run advances when they have them. */
 static void reshard_join(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
@@ -97,7 +99,7 @@ static void reshard_join(struct coord_job *job)
     packed_release(layout);
 }
 
-/* Takes out of the job the shards that have joined but are in no layout in force. */
+/* Removes from the job the shards that have joined but are in no layout in force. */
 static void reshard_unjoin(struct coord_job *job)
 {
     const bool was_busy = job->reshard.busy;
@@ -164,13 +166,14 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
     r->progress.ended_ms = coord_now_ms(job->cluster);
     r->progress.shards_after = job->entry_count;
     sentence_set(&r->progress.text, "%s", text);
-    // The weights are deleted in the store, too. A job that is no longer in the store has none there.
+    // The weights are deleted in the store, too. A job that is no longer in the store has no weights
+    // there.
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = 0;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || !job->stored) return;
     save_run(job);
 }
 
-/* Takes the end of a slice into the run: OK, or the status and the text of its failure. */
+/* Notes in the run how a slice ended: OK, or the status and the text of its failure. */
 static void reshard_slice_ended(struct coord_job *job, cairn_status status, const char *text)
 {
     struct coord_reshard *r = &job->reshard;
@@ -182,7 +185,7 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
         r->progress.state_us += r->came_us;
     } else if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
         sentence_set(&r->progress.text, "%s", text);
-        r->is_refused = true; // the cause passes by itself: tried again with the next tick
+        r->is_refused = true; // the cause passes by itself: the next tick tries again
     } else if (status == CAIRN_ERR_UNREACHABLE && r->joiner_count == 0 &&
                job->shard_count == job->layout->shard_count) {
         sentence_set(&r->progress.text, "%s", text); // tried again when all shards are up
@@ -194,7 +197,7 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
 
 /* ---- the last steps ---- */
 
-/* True if a leased version is read in an earlier layout than the one in force. */
+/* True if a leased version is read in an earlier layout than the layout in force. */
 static bool is_leased(const struct coord_job *job)
 {
     for (const struct coord_held_version *k = job->leases.held; k != NULL; k = k->next)
@@ -202,7 +205,8 @@ static bool is_leased(const struct coord_job *job)
     return false;
 }
 
-/* Opens a gather for a question of the run, whose new serial makes answers to earlier questions stale. */
+/* Opens a gather for a question of the run. The question gets a new serial, so that answers to earlier
+ * questions are stale. */
 static struct coord_gather *ask_shards(struct coord_job *job, const char *what,
                                        cluster_job_gather_fn on_done)
 {
@@ -235,8 +239,8 @@ static void on_republished(struct coord_job *job, const void *about, cairn_statu
     coord_reshard_advance(job);
 }
 
-/* Asks the shards to publish the newest version in the layout in force: while nobody trains, nothing
- * else does that. */
+/* Asks the shards to publish the newest version in the layout in force. Nothing else does this while
+ * nobody trains. */
 static void republish_version(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
@@ -245,7 +249,7 @@ static void republish_version(struct coord_job *job)
     if (r->asking != NULL || round_stage_of(job->core) != CAIRN_ROUND_STEADY) return;
     struct coord_gather *gather = ask_shards(job, "to publish it in the new layout",
                                              on_republished);
-    if (gather == NULL) return; // tried again with the next event, or tick
+    if (gather == NULL) return; // the next event or tick tries again
     Cairn__PartPublish message = CAIRN__PART_PUBLISH__INIT;
     message.job = job->id;
     message.layout = job->layout->version;
@@ -257,22 +261,22 @@ static void republish_version(struct coord_job *job)
     coord_gather_start(gather);
 }
 
-/* True if the newest version is published in the layout in force; else works towards that. */
+/* True if the newest version is published in the layout in force. Otherwise begins to publish it. */
 static bool is_published(struct coord_job *job)
 {
     if (!coord_layouts_behind(job)) {
         const bool was_shut = job->reshard.publishing;
         job->reshard.publishing = false;
         coord_layouts_published(job);
-        if (was_shut) coord_gate_update(job); // a round published it: opens the gate
-        return !was_shut; // the next round to open leads here again; else the next tick does
+        if (was_shut) coord_gate_update(job); // a round published the version: opens the gate
+        return !was_shut; // if false, the next round that opens calls this again, or the next tick does
     }
     if (coord_pace_rests(job) || job->reshard.publishing) republish_version(job);
     return false;
 }
 
-/* Begins a slice that leaves out the shards that own nothing any more, so that they leave the job. True:
- * that slice has begun, or the run waits for it. */
+/* Begins a slice that leaves out the shards that own nothing any more, so that these shards leave the
+ * job. Returns true if this slice has begun, or if the run waits for it. */
 static bool begin_leaving(struct coord_job *job)
 {
     const uint32_t count = job->layout->shard_count;
@@ -290,7 +294,7 @@ static bool begin_leaving(struct coord_job *job)
     struct layout *next = NULL;
     if (gone == NULL || plan_job_widen(&job->spec, job->layout, count, &next) != CAIRN_OK) {
         free(gone);
-        return true; // tried again with the next tick
+        return true; // the next tick tries again
     }
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].weight <= 0 && !layout_owns(job->layout, i))
@@ -312,9 +316,9 @@ static void finish_run(struct coord_job *job)
 
 /* ---- the next step ---- */
 
-/* True if the layout is settled, all shards are up, and nothing needs the layout to stay as it is. False
- * also while an epoch is on its way to the store, because a joining shard must not hear of it: a shard
- * that has seen an epoch unknown to the store would prove that the store is an older copy. */
+/* True if the layout is settled, all shards are up, and nothing needs the layout to stay as it is. Also
+ * false while an epoch is being stored, because a joining shard must not hear of that epoch: a shard that
+ * has seen an epoch unknown to the store would prove that the store is an older copy. */
 static bool may_step(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
@@ -323,7 +327,8 @@ static bool may_step(const struct coord_job *job)
         job->rounds.persist_waits || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
         !job->rounds.heard || move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
-    // A snapshot that itself waits for the layout to settle does not block, or both would wait for ever.
+    // A snapshot that itself waits for the layout to settle does not block the step. Otherwise both would
+    // wait for ever.
     const struct coord_snapshot *snapshot = job->snapshots.running;
     if ((snapshot != NULL && snapshot->is_asked) || round_pin_pending(job->core) ||
         job->extension.staged_job != NULL || job->amends.amending != NULL || job->park.shut ||
@@ -351,12 +356,12 @@ static void begin_slice(struct coord_job *job)
         return;
     }
     uint8_t *gone = coord_holes(job, job->shard_count);
-    if (next == NULL) // shards join, and get nothing
+    if (next == NULL) // shards join, and get no state
         (void)!plan_job_widen(&job->spec, job->layout, job->shard_count, &next);
     if (gone == NULL || next == NULL) {
         free(gone);
         layout_close(next);
-        return; // tried again with the next tick
+        return; // the next tick tries again
     }
     coord_reshard_pace_cut(&job->reshard.pace, bytes);
     slice_begin(job, next, gone, bytes, false);
@@ -403,7 +408,7 @@ static bool take_wish(struct coord_job *job, const struct coord_reshard_wish *wi
 {
     struct coord_reshard *r = &job->reshard;
     const uint32_t joiners = wish->count - job->shard_count;
-    free(r->joiners); // an empty list, if the job came from the store
+    free(r->joiners); // an empty list, if the job was loaded from the store
     r->joiners = calloc((size_t)joiners + 1, sizeof *r->joiners);
     if (r->joiners == NULL) return false;
     for (uint32_t i = 0; i < joiners; i++) r->joiners[i] = wish->shards[job->shard_count + i];
@@ -481,8 +486,8 @@ void coord_reshard_go_on(struct coord_job *job)
 
 /* ---- with the core ---- */
 
-/* Opens the machine of the slices together with the job's core. `unsettled`: the layout came from the
- * store, and may not be settled. CAIRN_ERR_NO_MEMORY. */
+/* Opens the machine of the slices together with the job's core. `unsettled`: the layout was loaded from
+ * the store, and may not be settled. CAIRN_ERR_NO_MEMORY. */
 static cairn_status open_reshard(struct coord_job *job, bool unsettled)
 {
     uint8_t *gone = coord_holes(job, job->layout->shard_count);
@@ -505,7 +510,7 @@ void coord_reshard_close(struct coord_job *job)
     job->reshard.asking = NULL;
     job->reshard.publishing = false;
     layout_close(job->reshard.prior);
-    layout_close(job->reshard.target); // its tensors may not be those of the job any more
+    layout_close(job->reshard.target); // the target's tensors may no longer be the job's
     job->reshard.prior = job->reshard.target = NULL;
     coord_layouts_drop_next(job);
 }
@@ -524,7 +529,7 @@ void coord_reshard_release(struct coord_job *job)
 /* One slice of a re-sharding: its machine (server/core/move.h), and the messages to the shards. See
  * reshard.h. */
 
-/* True if the next layout has that shard. */
+/* True if the next layout has the shard `shard`. */
 static bool has_next(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_layouts *l = &job->layouts;
@@ -534,7 +539,7 @@ static bool has_next(const struct coord_job *job, uint32_t shard)
 
 /* ---- prepare ---- */
 
-/* The shards that receive something in a slice, as members of the shards that give it. */
+/* The shards that receive something in a slice. The shards that give it see them as members. */
 struct movers {
     Cairn__Mover *movers; /* owned: [count] */
     Cairn__Mover **list;  /* owned */
@@ -552,10 +557,10 @@ static void fill_mover(const struct coord_job *job, uint32_t shard, Cairn__Mover
     const struct coord_shard_entry *entry = job->shards[shard].entry;
     cairn__mover__init(mover);
     mover->shard = shard;
-    // Random, not counted: an earlier coordinator may have given any number.
+    // The number is random, not counted, because an earlier coordinator may have given any number.
     randombytes_buf(&mover->member, sizeof mover->member);
     randombytes_buf(&mover->token, sizeof mover->token);
-    mover->member |= 1; // never 0
+    mover->member |= 1; // the number is never 0
     mover->name = entry->name;
     mover->fabric_address = (ProtobufCBinaryData) { entry->fabric_address_bytes,
                                                     entry->fabric_address };
@@ -583,8 +588,8 @@ static bool movers_init(struct movers *movers, const struct coord_job *job)
 
 static void move_happened(struct coord_job *job, struct move_event *event, const char *text);
 
-/* A PartPrepare that is not answered yet. The serial of the slice is kept because a slice that was taken
- * back may have had the same layout number as the one after it. */
+/* A PartPrepare that is not answered yet. The serial of the slice is kept, because a slice that was taken
+ * back may have had the same layout number as the slice after it. */
 struct preparing {
     uint64_t layout;
     uint32_t shard, slice;
@@ -598,13 +603,15 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
                                 .shard = preparing->shard,
                                 .layout = preparing->layout,
                                 .status = status };
-    // The shard's connection was lost: the machine hears of that separately, or another slice is under way.
+    // Either the shard's connection was lost, which the machine hears separately, or another slice is
+    // under way.
     if (status == CAIRN_ERR_CLOSED) event.status = CAIRN_ERR_UNREACHABLE;
     if (job->reshard.move != NULL && preparing->slice == job->reshard.slice_serial)
         move_happened(job, &event, text);
 }
 
-/* Asks one shard, with a gather of its own, so that the coordinator knows which shard refuses. */
+/* Asks one shard. Each shard has a gather of its own, so that the coordinator knows which shard
+ * refuses. */
 static void ask_shard(struct coord_job *job, uint32_t shard, Cairn__PartPrepare *message)
 {
     struct coord_shard_entry *entry = job->shards[shard].entry;
@@ -650,7 +657,7 @@ static void prepare_slice(struct coord_job *job, uint64_t layout)
     message.n_movers = movers.count;
     message.shards = infos.list;
     message.n_shards = kept;
-    // A refusal ends the slice, so the shards after the one that refuses are not asked.
+    // A refusal ends the slice. So the shards after the refusing shard are not asked.
     CAIRN_EACH_SHARD (job, i) {
         if (job->layouts.next == NULL || job->layouts.next->version != layout) break;
         if (i < count && has_next(job, i)) ask_shard(job, i, &message);
@@ -694,7 +701,7 @@ static void settle_slice(struct coord_job *job, const struct move_action *action
                                &message.base);
 }
 
-/* Hands the layout to the core, which is to use it; layout 0 withdraws the pending one. */
+/* Hands the layout to the core, which then uses it. Layout 0 withdraws the pending layout. */
 static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 {
     const struct coord_layouts *l = &job->layouts;
@@ -711,7 +718,7 @@ static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 
 /* ---- the machine ---- */
 
-/* True if all shards other than `shard` have what they own in the layout in force, or own nothing. */
+/* True if each shard other than `shard` has what it owns in the layout in force, or owns nothing. */
 static bool others_whole(const struct coord_job *job, uint32_t shard)
 {
     if (!coord_layouts_behind(job)) return true; // a version was decided, or nothing moved
@@ -723,7 +730,8 @@ static bool others_whole(const struct coord_job *job, uint32_t shard)
     return true;
 }
 
-/* True if a hole owns something: a layout must not give it anything, since that would be lost. */
+/* True if a hole owns something. A layout must not give anything to a hole, because that would be
+ * lost. */
 static bool is_owned_by_holes(const struct layout *layout, const uint8_t *gone)
 {
     for (size_t i = 0; i < layout->extent_count; i++)
@@ -731,8 +739,8 @@ static bool is_owned_by_holes(const struct layout *layout, const uint8_t *gone)
     return false;
 }
 
-/* Turns the lost shards into holes. Nothing is to move to them any more, so the target is dropped and
- * planned anew. */
+/* Turns the lost shards into holes. Nothing may move to these shards any more, so the target is dropped
+ * and planned anew. */
 static uint8_t *leave_out(struct coord_job *job)
 {
     uint8_t *gone = coord_holes(job, job->layout->shard_count);
@@ -746,9 +754,10 @@ static uint8_t *leave_out(struct coord_job *job)
     return gone;
 }
 
-/* Returns the layout that the slice began with, or the one in force if it is the same, or if the lost
- * shards have nothing in it and no other shard lacks anything. NULL: the earlier layout is not known, or
- * no memory. */
+/* Returns the layout to which the slice is taken back. This is the layout with which the slice began. It
+ * is the layout in force if the two are the same, or if the lost shards have nothing in the layout in
+ * force and no other shard lacks anything. Returns NULL if the earlier layout is not known, or if there
+ * is no memory. */
 static struct layout *layout_back(const struct coord_job *job)
 {
     struct layout *next = NULL;
@@ -768,7 +777,7 @@ static struct layout *layout_back(const struct coord_job *job)
     return next;
 }
 
-/* Takes the slice back, without the lost shards, of which `lost` is the last; if that is impossible, the
+/* Takes the slice back, without the lost shards; `lost` is the last of them. If that is impossible, the
  * job is lost. */
 static void go_back(struct coord_job *job, uint32_t lost)
 {
@@ -780,13 +789,13 @@ static void go_back(struct coord_job *job, uint32_t lost)
         log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
                  job->spec.name, job->shards[lost].entry->name);
         const struct move_action all = { .layout = job->layout->version, .shard = CAIRN_MOVE_ALL };
-        if (r->lost_empty) settle_slice(job, &all); // it had nothing to report; the others reported
+        if (r->lost_empty) settle_slice(job, &all); // the lost shard had nothing to report
         slice_begin(job, next, gone, 0, true);
         return;
     }
     free(gone);
     layout_close(next);
-    CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false; // a shard may be back with what it has
+    CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false; // a shard may come back with what it has
     coord_job_lose(job, true, "%s was lost while its share of the job came to it",
                    job->shards[lost].entry->name);
 }
@@ -842,7 +851,7 @@ static void move_happened(struct coord_job *job, struct move_event *event, const
     job->reshard.busy = was_busy;
 }
 
-/* Begins a slice, and takes `next` and `gone` (malloc'ed: a bit for each hole of `next`). */
+/* Begins a slice. Takes `next` and `gone` (malloc'ed: a bit for each hole of `next`). */
 static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,
                         bool back)
 {
@@ -852,7 +861,7 @@ static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gon
     if (packed == NULL) {
         layout_close(next);
         free(gone);
-        return; // tried again with the next tick
+        return; // the next tick tries again
     }
     coord_layouts_drop_next(job);
     l->next = next;
@@ -916,7 +925,7 @@ void coord_slice_in_force(struct coord_job *job)
     }
     struct layout *was = coord_layouts_take_next(job, round_version(job->core));
     if (job->reshard.back && !job->reshard.lost_empty) {
-        layout_close(was); // `prior` is where the slice began, and all data is there again
+        layout_close(was); // the slice began with `prior`, and all data is there again
     } else {
         layout_close(job->reshard.prior);
         job->reshard.prior = was;
@@ -938,7 +947,8 @@ void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartM
     if (r->move == NULL) return;
     if (message->us > 0 && message->bytes > 0 && move_waits_for(r->move, shard)) {
         const double rate = (double)message->bytes / (double)message->us;
-        // Faster slices count slowly: the expected duration of a run follows the slowest recent slice.
+        // Faster slices have little weight: the expected duration of a run follows the slowest recent
+        // slice.
         r->rate = r->rate <= 0 || rate < r->rate ? rate : 0.75 * r->rate + 0.25 * rate;
         r->came_bytes += message->bytes;
         if (message->us > r->came_us) r->came_us = message->us;
@@ -947,19 +957,19 @@ void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartM
     coord_reshard_advance(job);
 }
 
-/* True if nothing is lost with the shard: it owns nothing, or it owned nothing before the slice
- * and what it got is not settled. */
+/* True if nothing is lost with the shard: either the shard owns nothing, or it owned nothing before the
+ * slice and what it got is not settled. */
 static bool is_fresh(const struct coord_job *job, uint32_t shard)
 {
     const struct layout *prior = job->reshard.prior;
     if (job->reshard.move == NULL || !coord_job_in_force(job, shard)) return false;
-    // If nobody re-shards the job, the shard is a part like the others: on_shard_loss decides.
+    // If nobody re-shards the job, the shard's part is like any other: on_shard_loss decides.
     if (!job->reshard.running && job->layout->version == 1) return false;
     const bool was_fresh = prior != NULL && !layout_owns(prior, shard);
     if (layout_owns(job->layout, shard))
         return was_fresh && move_stage_of(job->reshard.move) != CAIRN_MOVE_REST;
-    // Otherwise the newest version may still be fetched from the shard, or the shard may be the only one
-    // that has what it gave away.
+    // Otherwise the newest version may still be fetched from the shard, or no other shard may have what
+    // this shard gave away.
     return !coord_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
 }
 
@@ -969,7 +979,7 @@ void coord_slice_shard_down(struct coord_job *job, uint32_t shard)
     struct sentence text;
     sentence_set(&text, "shard %s went away", job->shards[shard].entry->name);
     if (job->reshard.move != NULL) move_happened(job, &event, text.text);
-    // The shard was to join, and no layout with it is on its way to the store.
+    // The shard was joining the job, and no layout with this shard is being stored.
     if (shard < job->shard_count && shard >= job->layout->shard_count && !job->layouts.storing)
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, text.text);
 }
@@ -989,8 +999,8 @@ bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
 
 cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why)
 {
-    // The layout comes from an earlier coordinator: no shard has told this one that it has what it owns
-    // there.
+    // The layout comes from an earlier coordinator. No shard has told this coordinator that it has what
+    // it owns in that layout.
     const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
     if (open_reshard(job, unsettled) != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");

@@ -60,11 +60,12 @@ struct coord_reshard_progress {
     uint64_t stage_us[CAIRN_MOVE_LOST + 1];
 };
 
-/* How much longer slices may make the steps around them, and how long those steps were. */
+/* The amount by which slices may lengthen the steps around them, and how long these steps were. */
 struct coord_reshard_pace {
-    double pause;        /* the fraction by which a step may become longer */
-    uint32_t usual_us;   /* a step without slices; 0: not known */
-    uint32_t longest_us; /* the longest step since the last slice began; 0: none was */
+    double pause;      /* the fraction by which a step may become longer */
+    uint32_t usual_us; /* a step without slices; 0: not known */
+    /* the longest step since the last slice began; 0: no step has ended since */
+    uint32_t longest_us;
     uint64_t most_bytes; /* the most bytes that a slice brings to a shard */
 };
 
@@ -75,42 +76,44 @@ struct coord_reshard {
     struct coord_reshard_pace pace;
     struct coord_joiner *joiners; /* owned: [joiner_count], whose indices follow shard_count */
     uint32_t joiner_count;
-    struct layout *target; /* owned; NULL: it has to be planned */
+    struct layout *target; /* owned; NULL: the target has to be planned */
     const char *asking;    /* static: what shards or the store are being asked for; NULL: nothing */
-    uint32_t serial;       /* number of the question: an answer with another one is stale */
+    uint32_t serial;       /* number of the question; an answer with another number is stale */
     bool publishing;       /* no round opens */
     /* an event of the run is being handled: no further step of the run begins meanwhile */
     bool busy;
-    bool is_refused; /* the last request was refused, and is repeated with the next tick */
-    /* cluster->arrivals when the job was last spread over the connected shards, and when that was last
-     * refused */
+    bool is_refused; /* true: the last request was refused, and is repeated at the next tick */
+    /* cluster->arrivals when the job was last spread over the connected shards, and when such a run was
+     * last refused */
     uint64_t arrivals_seen, arrivals_refused;
 
     struct move *move;       /* owned; NULL: no core */
     struct layout *prior;    /* owned: the layout before the slice; NULL: not known */
     uint64_t slice_bytes;    /* bytes of the slice under way */
-    uint64_t came_bytes;     /* bytes received by shards that have all of the slice, and .. */
-    uint64_t came_us;        /* .. the time that the slowest of them took */
+    uint64_t came_bytes;     /* bytes received by the shards that have their whole slice, and .. */
+    uint64_t came_us;        /* .. the time that the slowest of these shards took */
     uint64_t stage_since_us; /* when the present stage of the machine began */
-    /* the slice's number in this process; the version of its layout may be used again */
+    /* the slice's number in this process, because the version of the slice's layout may be used again */
     uint32_t slice_serial;
-    bool back; /* this slice takes back the slice before it */
-    /* the lost shard has nothing in the layout in force, and all others are complete */
+    bool back; /* true: this slice takes back the previous slice */
+    /* true: the lost shard has nothing in the layout in force, and all other shards are complete */
     bool lost_empty;
-    double rate; /* bytes per microsecond of the slowest shard in the last slice; 0: not known */
+    /* the rate of the slowest shard in the last slice, in bytes per microsecond; 0: not known */
+    double rate;
     struct coord_reshard_progress progress;
 };
 
 /* ---- the run ---- */
 
-/* Begins a run. CAIRN_ERR_BUSY: there is one already; other errors are those of coord_reshard_plan. */
+/* Begins a run. CAIRN_ERR_BUSY: a run is under way already. Other errors are those of
+ * coord_reshard_plan. */
 cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_reshard_wish *wish,
                                  struct sentence *why) CAIRN_MUST_CHECK;
 /* The job's tensors have changed: a run under way continues, and is written to the store again. */
 void coord_reshard_go_on(struct coord_job *job);
 /* Cancels the run: no further slice begins. CAIRN_ERR_NOT_FOUND: no run is under way. */
 cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
-/* Ends the run in this state, and drops what it was preparing. */
+/* Ends the run in this state, and drops what the run was preparing. */
 void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text);
 /* Called when an event of the core is over: takes the next step of the run. */
 void coord_reshard_advance(struct coord_job *job);
@@ -124,16 +127,17 @@ void coord_reshard_release(struct coord_job *job);
 void coord_reshard_wish_release(struct coord_reshard_wish *wish);
 /* Counts the shards that are to own something. */
 uint32_t coord_reshard_wish_owners(const struct coord_reshard_wish *wish);
-/* Makes a wish that leaves everything where it is, but moves it off the shards that leave; with room for
- * every known shard. CAIRN_ERR_NO_MEMORY. */
+/* Makes a wish that only moves everything off the shards that leave, and leaves the rest where it is. The
+ * wish has room for every known shard. CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_reshard_wish_present(const struct coord_job *job,
                                         struct coord_reshard_wish *wish_out) CAIRN_MUST_CHECK;
-/* NULL: the shard is not in the wish. */
+/* Returns NULL if the shard is not in the wish. */
 struct coord_joiner *coord_reshard_wish_find(struct coord_reshard_wish *wish,
                                              const struct coord_shard_entry *entry);
-/* Adds the shard with weight 1, or gives it that weight again. */
+/* Adds the shard with weight 1. If the wish has the shard already, sets its weight to 1. */
 void coord_reshard_wish_add(struct coord_reshard_wish *wish, struct coord_shard_entry *entry);
-/* Adds every shard that may get a part of the job; for a job of stage 0 only one, if it has no owner. */
+/* Adds every shard that may get a part of the job; for a job of stage 0 adds only one shard, if the job has
+ * no owner. */
 void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wish *wish);
 
 /* ---- the plan ---- */
@@ -149,38 +153,40 @@ cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_
                                 struct coord_reshard_target *target_out,
                                 struct sentence *why) CAIRN_MUST_CHECK;
 void coord_reshard_target_release(struct coord_reshard_target *target);
-/* Plans a run that was found in the store, or whose job's tensors changed, from the present layout. */
+/* Plans a run again, starting from the present layout: the run was found in the store, or its job's tensors
+ * have changed. */
 cairn_status coord_reshard_plan_anew(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 /* Marks the shards that receive something in a slice. False: no memory. */
 bool coord_reshard_mark_takers(const struct coord_job *job, bool *takes);
 /* Packs the layout in force, extended to the shards that join. NULL: no memory. */
 struct packed *coord_reshard_pack_wider(const struct coord_job *job);
-/* Plans the next slice towards the target; *next_out NULL: the target is reached. */
+/* Plans the next slice towards the target. *next_out is NULL if the target is reached. */
 cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **next_out,
                                  uint64_t *bytes_out) CAIRN_MUST_CHECK;
 
 /* ---- the pace ---- */
 
-/* Begins the pace of a run, with that pause (0: the default) and that median of the steps before (0: not
- * known). */
+/* Begins the pace of a run. `pause` may be 0: the default. `median_us` is the median of the steps before
+ * the run; 0: not known. */
 void coord_reshard_pace_begin(struct coord_reshard_pace *pace, double pause, uint32_t median_us);
 /* Notes the duration of a step. */
 void coord_reshard_pace_step(struct coord_reshard_pace *pace, uint32_t us);
-/* A slice is about to begin: sets how large it may be by the steps since the last slice. */
+/* A slice is about to begin: derives its largest size from the steps since the last slice. */
 void coord_reshard_pace_slice(struct coord_reshard_pace *pace);
 /* Notes how many bytes the slice brings to all shards together. */
 void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes);
 /* True: a slice may begin. */
 bool coord_reshard_is_paced(const struct coord_job *job);
-/* Estimate the seconds that a run to the target takes, and by how many a step becomes longer at most; 0:
- * not known. While steps are made, a slice takes two of them; growing slices make the run shorter. */
+/* Estimate how many seconds a run to the target takes, and by how many seconds at most a step becomes
+ * longer; 0: not known. While the job trains, a slice takes two steps. If slices grow, the run takes less
+ * time. */
 double coord_reshard_expected_s(const struct coord_job *job,
                                 const struct coord_reshard_target *target);
 double coord_reshard_expected_pause_s(const struct coord_job *job, double pause);
 
 /* ---- shards that join ---- */
 
-/* At each tick: spreads jobs whose policy on_join asks for it over shards that have connected. */
+/* Called at each tick: spreads jobs with the policy on_join over the shards that have connected. */
 void coord_reshard_spread(struct coord *cluster);
 
 /* ---- the slice ---- */
@@ -191,20 +197,20 @@ void coord_slice_in_force(struct coord_job *job);
 void coord_slice_tick(struct coord_job *job);
 void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartMoved *message);
 /* coord_slice_shard_down: the shard's connection ended. coord_slice_shard_lost: the shard is back without
- * its part, or away for too long; returns true if it had nothing before the slice, which is then taken
- * back. */
+ * its part, or away for too long. It returns true if the shard had nothing before the slice; the slice is
+ * then taken back. */
 void coord_slice_shard_down(struct coord_job *job, uint32_t shard);
 bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard);
-/* The shard is back, and has prepared that layout: if the layout is not going to be used, tells the shard
- * to forget it. */
+/* The shard is back, and has prepared `layout`: tells the shard to forget the layout if it will not be
+ * used. */
 void coord_slice_prepared(const struct coord_job *job, uint32_t shard, uint64_t layout);
 
 /* ---- asked ---- */
 
 void coord_reshard_ask(struct coord_session *session, uint32_t request,
                        const Cairn__ReshardAsk *message);
-/* Answers the session with `told` when the store has all runs of these serials. False: no memory, or the
- * session waits for too many answers. */
+/* Answers the session with `told` when the store has all runs with serials from `first` to `last`. Returns
+ * false if there is no memory, or the session waits for too many answers. */
 bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
                               const Cairn__ReshardTold *told, uint32_t first, uint32_t last);
 /* The beginning of a run was stored, or could not be: answers the sessions that asked for the run. */
@@ -227,8 +233,9 @@ struct coord_amending {
 struct coord_amends {
     /* owned: the amendment that is being written to the store; NULL: none */
     struct coord_amending *amending;
-    struct coord_waiters waiters; /* admins that wait for the one amendment by an admin */
-    uint64_t revision;            /* revision of that amendment, once it is in the store; else 0 */
+    /* the admins that wait for the amendment; at most one amendment by an admin is under way */
+    struct coord_waiters waiters;
+    uint64_t revision; /* revision of that amendment, once it is in the store; else 0 */
 };
 
 /* A member's requests to amend its job. */
@@ -240,23 +247,23 @@ struct coord_amend_wait {
     Cairn__JobAmend *later;
 };
 
-/* Judges an amendment, and applies it when it is durable; then the member is answered. */
+/* Judges an amendment, and applies it when it is durable. The member is answered afterwards. */
 void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn__JobAmend *amend);
-/* The same for an admin. */
+/* Does the same for an admin. */
 void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
                              const Cairn__JobAmend *amend);
-/* The job is LOST: ends the waits for its shards to have the amendment. */
+/* The job is LOST: ends the waits of those who wait until its shards have the amendment. */
 void coord_amenders_lost(struct coord_job *job);
 /* Called when the job is freed; NULL is fine. */
 void coord_amending_free(struct coord_amending *amending);
 
 /* ---- terms.c: what the shards know of the spec that is in the store ---- */
 
-/* The job's generation is in the store, with this spec: tells a shard that is up. With `settled`, only if
- * the shard has an older revision of the spec. */
+/* The job's generation is in the store with its present spec: tells this to a shard that is up. With
+ * `settled`, tells the shard only if it has an older revision of the spec. */
 void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled);
 void coord_terms_tell_all(struct coord_job *job);
-/* Answers the amendments that all shards have. */
+/* Answers the requests for amendments that all shards have. */
 void coord_terms_advance(struct coord_job *job);
 /* Answers the member's amendment, if the member waits for one. */
 void coord_amend_done(struct coord_member *member, uint64_t revision);
@@ -268,10 +275,11 @@ void coord_amend_failed(struct coord_member *member, cairn_status status, const 
 
 /* A job's change to a new generation, if one is under way. */
 struct coord_extension {
-    /* owned: spec, layout, shards and generation as they will be; NULL: the tensors do not change */
+    /* owned: the spec, layout, shards and generation that the job will have; NULL: the tensors do not
+     * change */
     struct coord_job *staged_job;
-    bool making; /* the shards are making their parts: no member joins */
-    bool broken; /* a shard went away meanwhile, and may have dropped what it made */
+    bool making; /* true: the shards are making their parts, and no member may join */
+    bool broken; /* true: a shard went away meanwhile, and may have dropped its new part */
 };
 
 /* Called when an event of the core is over: continues if this is a step boundary. */
@@ -280,28 +288,30 @@ void coord_extend_advance(struct coord_job *job);
 void coord_extend_lost(struct coord_job *job);
 /* Called when the job is freed, or the extension is given up. */
 void coord_extension_release(struct coord_job *job);
-/* Sends JobSwitch: the shard keeps only the part of that generation. */
+/* Sends JobSwitch, which tells the shard to keep only its part of that generation. */
 void coord_job_send_switch(const struct coord_job *job, const struct coord_shard_entry *entry,
                            uint64_t generation);
 
 /* ==== park ==== */
 
-/* A job is parked because an operator asks for it: its shards move what they have of it on devices to host
- * memory, and no round opens until that is back. */
+/* A job is parked because an operator asks for this. Its shards move their parts from devices to host
+ * memory, and no round opens until the parts are back on the devices. */
 
-/* A job's parking. It is not in the store: shards say whether their parts are parked, and a job
- * counts as parked if one part is. */
+/* A job's parking. The store does not record it: shards say whether their parts are parked, and a job
+ * counts as parked if at least one part is parked. */
 struct coord_park {
-    bool shut;          /* no round opens */
-    uint64_t opened_ms; /* coord_now_ms: when it was last opened again; 0: it was always open */
-    bool wanted;  /* the parts are to be parked; shut and not wanted: they are being moved back */
-    bool asking;  /* the shards were asked, and have not all answered */
-    bool settled; /* all shards have confirmed it */
-    bool undoes;  /* the request failed: the parts are put back as they were */
-    struct coord_waiters waiters; /* owned: the requests */
+    bool shut; /* no round opens */
+    /* coord_now_ms: when the job was last opened again; 0: it was always open */
+    uint64_t opened_ms;
+    /* true: the parts are to be parked; shut and not wanted: the parts are being moved back */
+    bool wanted;
+    bool asking;  /* true: the shards were asked, and not all of them have answered */
+    bool settled; /* true: all shards have confirmed that their parts are as wanted */
+    bool undoes;  /* true: the request failed, and the parts are put back as they were */
+    struct coord_waiters waiters; /* owned: the requests to park or unpark */
 };
 
-/* True: something of the job lies on a device. */
+/* Returns true if any state of the job is on a device. */
 bool coord_job_has_device(const struct coord_job *job);
 void coord_job_park(struct coord_session *session, uint32_t request, const Cairn__JobPark *message);
 /* Called after an event of the core, and by the tick: continues if this is a step boundary. */
@@ -311,25 +321,26 @@ void coord_park_release(struct coord_job *job);
 
 /* ==== drain ==== */
 
-/* Shards that leave the cluster: all that they hold is first moved to other shards. A shard whose device
- * has failed is drained in the same way, without being asked, while a sound shard is connected. */
+/* Shards that leave the cluster: everything that they hold is first moved to other shards. A shard whose
+ * device has failed is drained in the same way, as long as a sound shard is connected. Nobody has to ask
+ * for such a drain. */
 
-/* Drains a shard because an operator asks for it. Done is sent when the shard is drained or, without
- * `wait`, when the store has recorded the drain. A coordinator that starts later continues it. */
+/* Drains a shard because an operator asks for this. Done is sent when the shard is drained or, without
+ * `wait`, when the store has recorded the drain. A coordinator that starts later continues the drain. */
 void coord_member_drain(struct coord_session *session, uint32_t request,
                         const Cairn__MemberDrain *message);
-/* Drains a shard at its own request, because it is being stopped. If it cannot be drained, or three
+/* Drains a shard at its own request, because it is being stopped. If the shard cannot be drained, or three
  * quarters of its time are over, its jobs are saved. */
 void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn__DrainMe *message);
 /* Loads the drains that the store has. CAIRN_ERR_NO_MEMORY, or an error of the store. */
 cairn_status coord_drains_load(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Takes the next steps for all shards that leave. */
 void coord_drains_tick(struct coord *cluster);
-/* Cancels the drains of shards that have a part of the job, except of those that are being stopped; other
- * jobs stay on these shards, too. True: there was one. */
+/* Cancels the drains of shards that have a part of the job, except for shards that are being stopped. Other
+ * jobs then stay on these shards, too. Returns true if there was such a drain. */
 bool coord_drains_cancel(struct coord_job *job);
-/* The shard has connected: decides whether it leaves. It does if the store has an unfinished drain of it,
- * or if this same process was drained already; another process of its name does not. */
+/* The shard has connected: decides whether it leaves. It leaves if the store has an unfinished drain of the
+ * shard, or if this same process was drained already. Another process of the same name stays. */
 void coord_drain_come(struct coord *cluster, struct coord_shard_entry *entry);
 /* The shard is gone: ends its drain. */
 void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry);

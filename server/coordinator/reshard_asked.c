@@ -61,8 +61,8 @@ static cairn_status take_names(const struct coord_job *job, const Cairn__Reshard
                      "no shard would be left for job %s: add another one first", job->spec.name);
 }
 
-/* If too many shards would own something, takes out the last ones, except those that are to be added; if
- * too few would, adds the next ones by name. */
+/* If too many shards would own something, takes out the last ones, except the shards that are to be
+ * added. If too few shards would own something, adds the next ones by name. */
 static cairn_status take_count(const struct coord_job *job, const Cairn__ReshardAsk *ask,
                                struct coord_reshard_wish *wish, struct sentence *why)
 {
@@ -116,8 +116,8 @@ static cairn_status take_weights(const struct coord_job *job, const Cairn__Resha
     return CAIRN_OK;
 }
 
-/* Reads an operator's wish. CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY and
- * CAIRN_ERR_NO_MEMORY, with what is wrong with the wish. */
+/* Reads an operator's wish. If something is wrong with the wish, returns CAIRN_ERR_INVALID,
+ * CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY or CAIRN_ERR_NO_MEMORY, and says what is wrong. */
 static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn__ReshardAsk *ask,
                                        struct coord_reshard_wish *wish_out, struct sentence *why)
 {
@@ -142,13 +142,13 @@ static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn_
 
 /* ---- what is told ---- */
 
-/* The answer about a job, with the memory that it owns. */
+/* The answer about a job, with the memory that the answer owns. */
 struct view {
     Cairn__ReshardJob message;
     struct sentence text;
     Cairn__ReshardPair *pairs; /* owned */
     Cairn__ReshardPair **list; /* owned */
-    uint32_t serial; /* of the run that this request begins, until the store has it; 0: none */
+    uint32_t serial; /* the serial of the run that the request begins, until it is stored; or 0 */
 };
 
 static const char *state_name(enum coord_reshard_state state)
@@ -157,7 +157,7 @@ static const char *state_name(enum coord_reshard_state state)
     return names[state];
 }
 
-/* Says that the slice under way waits for this shard, if it does. */
+/* If the slice under way waits for this shard, says so. */
 static void say_slice_waiting(const struct coord_reshard *r, uint32_t shard, const char *name,
                               struct sentence *out)
 {
@@ -189,7 +189,8 @@ static void say_waiting(const struct coord_job *job, struct sentence *out)
     }
 }
 
-/* Counts the shards that will hold the job after the run, without those lost since it began. */
+/* Counts the shards that will hold the job after the run. Leaves out the shards lost since the run
+ * began. */
 static uint32_t count_staying(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
@@ -269,7 +270,7 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
     return true;
 }
 
-/* Shows why a wish is refused. The run that the job may have under way is not shown with it. */
+/* Shows why a wish is refused. If the job has a run under way, this run is not shown. */
 static void view_refused(const struct coord_job *job, const struct sentence *why, struct view *view)
 {
     cairn__reshard_job__init(&view->message);
@@ -354,7 +355,7 @@ static cairn_status answer_job(struct coord_job *job, const Cairn__ReshardAsk *a
 
 /* ---- asked ---- */
 
-/* Answers at once, or, if the request begins runs, when they are in the store. */
+/* Answers at once. If the request begins runs, answers when the runs are in the store. */
 static void answer_asked(struct coord_session *session, uint32_t request, Cairn__ReshardJob **list,
                          const struct view *views, size_t count)
 {
@@ -375,7 +376,7 @@ static void answer_asked(struct coord_session *session, uint32_t request, Cairn_
                             "it is in the store: see `cairn reshard status`");
 }
 
-/* Answers a wish for all jobs; a job that refuses it is listed with the reason. */
+/* Answers a wish for all jobs. A job that refuses the wish is listed with its reason. */
 static void answer_all(struct coord_session *session, uint32_t request,
                        const Cairn__ReshardAsk *ask)
 {
@@ -427,7 +428,8 @@ void coord_reshard_ask(struct coord_session *session, uint32_t request,
 
 /* ==== by policy ==== */
 
-/* Spreads the job as wished, if otherwise its heaviest shard would stay too much heavier than its share. */
+/* Spreads the job as wished if otherwise its heaviest shard would remain too much heavier than its
+ * share. */
 static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_reshard_wish *wish,
                                      struct sentence *why)
 {
@@ -439,8 +441,8 @@ static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_r
     return uneven ? coord_reshard_begin(job, wish, why) : CAIRN_OK;
 }
 
-/* Spreads the job once over shards that arrived; an attempt that was refused is repeated with each tick,
- * but reported once. */
+/* Spreads the job once over shards that have been added. If an attempt is refused, each tick repeats it,
+ * but it is reported only once. */
 static void spread_job(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;

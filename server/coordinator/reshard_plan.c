@@ -12,15 +12,15 @@
 
 /* ==== reshard pace ==== */
 
-/* How large slices are while steps are made, and when one may begin. See reshard.h.
+/* How large slices are while steps are made, and when a slice may begin. See reshard.h.
  *
- * A slice costs time in the step in which it is prepared and in the step in which it moves: for
- * pages, copies and sums that need the cores of the backward pass, and for work that no backward
- * pass hides. How much time depends on the machine and on what trainers do, so it is measured:
- * the slice size doubles while the steps around the last slice were within half of the pause,
- * and halves when one of them was longer than the pause allows. The usual length of a step is
- * measured by the same steps. It is set anew when all of them were clearly shorter, or when they
- * are longer though slices are already the smallest: then something else makes steps longer. */
+ * A slice costs time in the step in which it is prepared and in the step in which it moves. The time is
+ * spent on pages, copies and sums that need the cores of the backward pass, and on work that no backward
+ * pass hides. How much time this is depends on the machine and on what trainers do, so it is measured.
+ * The slice size doubles while the steps around the last slice were within half of the pause. It halves
+ * when one of these steps was longer than the pause allows. The usual length of a step is measured by the
+ * same steps. The usual length is set anew when all these steps were clearly shorter, or when they are
+ * longer although slices are already the smallest: then something else makes steps longer. */
 
 #define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
 #define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
@@ -55,21 +55,22 @@ void coord_reshard_pace_slice(struct coord_reshard_pace *pace)
     } else if (longest <= usual * (1 + pace->pause / 2)) {
         if (pace->most_bytes < SLICE_BYTES_MOST) pace->most_bytes *= 2;
     } else if (longest > usual * (1 + pace->pause)) {
-        // Slices are already the smallest, so they are not what makes steps longer: steps became longer by
-        // themselves.
+        // Slices are already the smallest, so they do not make the steps longer. The steps became longer
+        // by themselves.
         if (pace->most_bytes <= SLICE_BYTES_MIN) pace->usual_us = (uint32_t)longest;
         if (pace->most_bytes > SLICE_BYTES_MIN) pace->most_bytes /= 2;
     }
 }
 
-/* A limit above what a slice really brings would have no effect, even after many halvings: lowers it to
- * that. */
+/* Lowers the limit to what a slice really brings. A higher limit would have no effect, even after many
+ * halvings. */
 void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes)
 {
     if (bytes >= SLICE_BYTES_FIRST && pace->most_bytes > bytes) pace->most_bytes = bytes;
 }
 
-/* The most that a slice brings a shard now: as much as it can take, if nobody trains. */
+/* Returns the most bytes that a slice brings a shard now. If nobody trains, this is as much as the shard
+ * can take. */
 static uint64_t reshard_slice_most(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
@@ -91,7 +92,7 @@ double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
     return pause_of(pause) * coord_pace_median(&job->pace) * 1e-6;
 }
 
-/* True if a slice may begin: nobody trains, or a step was made in the layout in force. */
+/* True if a slice may begin: either nobody trains, or a step was made in the layout in force. */
 bool coord_reshard_is_paced(const struct coord_job *job)
 {
     return coord_pace_rests(job) || version_compare(coord_job_version(job), job->layouts.at) > 0;
@@ -148,8 +149,8 @@ static uint64_t beside_state(const Cairn__MemoryTold *told)
     return told->landing + told->staging + told->tables;
 }
 
-/* The memory that a joining shard will need beside its state: as much as the most that one of
- * the job's other shards has. */
+/* Returns the memory that a joining shard will need beside its state. This is the largest such amount
+ * that any other shard of the job has. */
 static uint64_t beside_state_max(const struct coord_job *job)
 {
     uint64_t most = 0;
@@ -162,8 +163,8 @@ static uint64_t beside_state_max(const struct coord_job *job)
     return most;
 }
 
-/* The bytes of its device that a shard may use for state of the job, if room for a slice stays free; 0:
- * the shard keeps no state there. */
+/* Returns how many bytes of its device a shard may use for state of the job if room for a slice stays
+ * free. Returns 0 if the shard keeps no state on a device. */
 static uint64_t device_capacity_of(const struct coord_job *job,
                                    const struct coord_shard_entry *entry, uint64_t slice_bytes)
 {
@@ -177,9 +178,9 @@ static uint64_t device_capacity_of(const struct coord_job *job,
     return taken < session->home->total_bytes ? session->home->total_bytes - taken : 1;
 }
 
-/* The bytes of its memory that a shard may use for state of the job, if room for a slice stays free; 0:
- * not known. A shard that has just arrived has not yet reported what is taken, so all of its memory
- * counts. */
+/* Returns how many bytes of its memory a shard may use for state of the job if room for a slice stays
+ * free. Returns 0 if that is not known. A shard that has just connected has not yet reported how much is
+ * taken, so all of its memory counts. */
 static uint64_t capacity_of(const struct coord_job *job, const struct coord_shard_entry *entry,
                             uint64_t slice_bytes)
 {
@@ -210,8 +211,8 @@ static uint64_t bytes_of(const struct coord_job *job)
     return bytes;
 }
 
-/* True if a shard of the wish is being stopped, and ends in some seconds whatever has moved: then only
- * what must move is moved. */
+/* True if a shard of the wish is being stopped. Such a shard ends in some seconds, however much has
+ * moved, so only what must move is moved. */
 static int is_in_haste(const struct coord_reshard_wish *wish)
 {
     for (uint32_t i = 0; i < wish->count; i++)
@@ -219,7 +220,7 @@ static int is_in_haste(const struct coord_reshard_wish *wish)
     return 0;
 }
 
-/* The per-shard arrays that the planner asks for: [count] each, owned. */
+/* The per-shard arrays that the planner asks for. Each is [count], owned. */
 struct asked {
     double *weights;
     uint64_t *capacities;
@@ -254,8 +255,8 @@ static bool asked_init(struct asked *asked, const struct coord_job *job,
     return true;
 }
 
-/* Returns the most bytes that a slice brings to, or takes from, each shard; [shard_count], malloc'ed.
- * NULL: no memory. */
+/* Returns, for each shard, the most bytes that a slice brings to it or takes from it; [shard_count],
+ * malloc'ed. Returns NULL if there is no memory. */
 static uint64_t *limits_of(const struct coord_job *job, uint32_t shard_count, uint64_t most)
 {
     uint64_t *limits = calloc((size_t)shard_count + 1, sizeof *limits);
@@ -376,8 +377,8 @@ cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **ne
 
 /* ==== reshard wish ==== */
 
-/* Makes the wish for a run: an operator's, the run's own, or all shards that are here. See
- * reshard.h. */
+/* Makes the wish for a run: an operator's wish, the wish of the run itself, or all shards that are
+ * connected. See reshard.h. */
 
 void coord_reshard_wish_release(struct coord_reshard_wish *wish)
 {
@@ -455,9 +456,9 @@ void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wi
 
 /* ==== what waits for the store ==== */
 
-/* Runs that have begun: the client that asked for them is answered when the store has them, because a
- * coordinator that ends before that forgets them. Writes end in order, so when the last run is stored,
- * all are. */
+/* Runs that have begun. The client that asked for them is answered when the store has them, because a
+ * coordinator that ends earlier forgets them. Writes end in order, so when the last run is stored, all
+ * runs are stored. */
 struct coord_reshard_asked {
     struct coord_reshard_asked *next; /* of the cluster's list */
     struct coord_waiters waiter;
@@ -479,7 +480,7 @@ void coord_reshard_stored(const struct coord_saved *saved)
     struct coord_reshard_asked **at = &saved->cluster->asked, *asked;
     while ((asked = *at) != NULL && (saved->number < asked->first || saved->number > asked->last))
         at = &asked->next;
-    if (asked == NULL) return; // the run was begun by policy, or by a drain
+    if (asked == NULL) return; // policy or a drain began the run
     if (saved->status != CAIRN_OK) {
         asked->status = saved->status;
         sentence_set(&asked->why, "%s", saved->why);
@@ -573,7 +574,7 @@ struct packed *coord_reshard_pack_wider(const struct coord_job *job)
     if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
                        &wider) != CAIRN_OK)
         return NULL;
-    wider->version = job->layout->version; // shards join it; no layout follows it yet
+    wider->version = job->layout->version; // shards join this layout; no layout follows it yet
     struct packed *packed = packed_layout(wider);
     layout_close(wider);
     return packed;

@@ -1,9 +1,9 @@
 /* Makes a job from a snapshot: checks it on another thread, then creates the job on the shards in a new
  * generation.
  *
- *   check    reads manifest, files, cover; if a job would be given up for the snapshot, also checks
- *            the checksums and the content root of the files; a failure changes nothing
- *   reserve  makes a generation durable that the job has not used, while the job goes on
+ *   check    reads manifest, files and cover. If a running job would be given up for the snapshot, also
+ *            checks the checksums and the content root of the files. A failure changes nothing.
+ *   reserve  makes a generation durable that the job has not used, while the job continues
  *   replace  expels the job's members, plans the new job over the present shards, and sends JobCreate with
  *            the folder; from here on a failure leaves the job lost, and its status says so
  *   prove    the shards report the digests of what they loaded; these must match the manifest's root
@@ -21,14 +21,14 @@
 #include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
-#define TENSOR_BYTES 64 /* about, for one tensor of a spec */
+#define TENSOR_BYTES 64 /* about what one tensor of a spec takes */
 
 /* ==== answer ==== */
 
-/* Answers an operator about a restore: which job it would replace, and its outcome. */
+/* Answers an operator about a restore: which job the restore would replace, and how the restore ended. */
 
-/* Returns the spec of the restored job: the manifest's, or the one with the settings that
- * were asked for. */
+/* Returns the spec of the restored job: the manifest's spec, or the spec with the settings that were
+ * asked for. */
 static const struct job_spec_data *spec_of(const struct coord_restore *restore)
 {
     return restore->spec.name != NULL ? &restore->spec : &restore->manifest.spec;
@@ -50,7 +50,7 @@ static void note_replaced(struct coord_restore *restore, const struct coord_job 
     restore->replaces = true;
 }
 
-/* Answers the requester, when the restore is done or was only planned. */
+/* Answers the requester when the restore is done, or when it was only planned. */
 static void restore_answer(struct coord_restore *restore)
 {
     struct snapshot_view view;
@@ -69,8 +69,8 @@ static void restore_answer(struct coord_restore *restore)
 
 /* Drops the existing job and creates the snapshot's job on the shards, in a new generation. */
 
-/* Returns a generation above all that the job has used, or may have used according to the store, and above
- * all in the folder of its name. */
+/* Returns a generation above all that the job has used, or may have used according to the store. It is
+ * also above all generations in the folder of the job's name. */
 static uint64_t next_generation(const struct coord_restore *restore, const struct coord_job *old)
 {
     uint64_t newest = restore->manifest.generation;
@@ -125,7 +125,7 @@ static void remove_old(struct coord_job *old, const struct coord_job *restored, 
     coord_job_free(old);
 }
 
-/* Judges whether the snapshot's job may replace `old` now. `old` is the job of that name; NULL:
+/* Judges whether the snapshot's job may replace `old` now. `old` is the job of that name, or NULL if
  * there is none. */
 static cairn_status judge_replace(const struct coord_restore *restore, const struct coord_job *old,
                                   struct sentence *why)
@@ -163,14 +163,14 @@ static cairn_status await_parts(struct coord_restore *restore, const struct coor
     return CAIRN_OK;
 }
 
-/* Takes over the manifest's report of the restored version until the shards report. As in the manifest,
- * shard 0 reports for all. */
+/* Takes over the manifest's report of the restored version until the shards report. Shard 0 reports for
+ * all, as it does in the manifest. */
 static void take_results(struct coord_job *job, const struct results *saved)
 {
     job->shards[0].results.published = *saved;
 }
 
-/* Replaces `old` by the snapshot's job, and asks the shards to create that job; then calls `on_made` with
+/* Replaces `old` by the snapshot's job, and asks the shards to create that job. Then calls `on_made` with
  * the restore. A failure leaves `old` as it was, unless memory runs out at the end. */
 static cairn_status replace_job(struct coord_restore *restore, struct coord_job *old,
                                 cluster_gather_fn on_made, struct sentence *why)
@@ -230,8 +230,8 @@ static void tell_ended(struct coord_restore *restore, cairn_status status, const
     if (ended != NULL && !restore->cluster->closing) ended(restore, status, text);
 }
 
-/* Frees a restore. Whoever began it without an admin is told that it was given up, unless its end
- * was already reported. */
+/* Frees a restore. If the restore was begun without an admin, its initiator is told that it was given up,
+ * unless the end was already reported. */
 static void restore_free(struct coord_restore *restore)
 {
     tell_ended(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
@@ -255,7 +255,7 @@ static void restore_free(struct coord_restore *restore)
 static void end_restore(struct coord_restore *restore, cairn_status status, const char *text)
 {
     if (status != CAIRN_OK) {
-        if (!restore->latest.none_found) // its initiator reports that
+        if (!restore->latest.none_found) // the initiator reports this case
             log_warn("restore of %s failed: %s",
                      restore->folder != NULL ? restore->folder : "the newest snapshot", text);
         struct sentence said;
@@ -286,13 +286,13 @@ static void end_restore(struct coord_restore *restore, cairn_status status, cons
 /* ---- loaded and stored, on the loop ---- */
 
 /* Notes that the restore has begun: the job has no part any more that could come back. With on_shard_loss
- * the restore is tried again, even if an operator or a worker asked for it, unless the snapshot is damaged:
- * then the requester is told. */
+ * the restore is tried again, even if an operator or a worker asked for it. Only if the snapshot is
+ * damaged, the restore is not tried again, and the requester is told. */
 static void note_begun(const struct coord_restore *restore, struct coord_job *job,
                        cairn_status status)
 {
     struct coord_recovery *r = &job->loss.recovery;
-    if (restore->latest.of_job != 0) return; // its recovery decides
+    if (restore->latest.of_job != 0) return; // the job's recovery decides
     r->begun = restore->is_its_own && !coord_restore_is_damage(status);
     r->unseen = restore->unseen;
 }
@@ -310,7 +310,7 @@ static void end_load(struct coord_restore *restore, struct coord_job *job, cairn
     end_restore(restore, status, text);
 }
 
-/* Called when the job is durable: starts it, if its shards are still the same. */
+/* Called when the job is durable. Starts the job if its shards are still the same. */
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -334,7 +334,7 @@ static void on_stored(const struct coord_saved *saved)
     end_load(restore, job, status, why.text);
 }
 
-/* Called when all shards have loaded their parts and the state was proven, or when that failed. */
+/* Called when all shards have loaded their parts and the state was proven, or when this failed. */
 static void on_loaded(struct coord_restore *restore, cairn_status status, const char *text)
 {
     struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
@@ -367,12 +367,12 @@ static void restore_advance(struct coord_restore *restore)
     CAIRN_EACH_SHARD (job, i) {
         if (part_is_open(restore->parts[i])) return;
     }
-    restore->made = false; // once
+    restore->made = false; // proves only once
     restore->work.run = coord_restore_prove_loaded;
     restore->work.done = on_proven;
-    // Even a failure ends later, on the loop: it may free the job, which our caller still uses.
+    // Even a failure ends later, on the loop: the end may free the job, which our caller still uses.
     const bool started = coord_work_start(&restore->work, restore->cluster, NULL, 0);
-    assert(started); // no session that could refuse it
+    assert(started); // there is no session that could refuse the work
     (void)started;
 }
 
@@ -381,7 +381,7 @@ static void on_made(void *context, cairn_status status, const char *text)
     struct coord_restore *restore = context;
     struct sentence why;
     sentence_set(&why, "%s", text);
-    if (status == CAIRN_ERR_NOT_FOUND) { // the coordinator just read it
+    if (status == CAIRN_ERR_NOT_FOUND) { // although the coordinator has just read the file
         restore->unseen = true;
         status = CAIRN_ERR_IO;
         sentence_add(&why, "; is the storage of the snapshots mounted at that shard?");
@@ -397,14 +397,15 @@ static void on_made(void *context, cairn_status status, const char *text)
 static void on_reserved(const struct coord_saved *saved);
 static void advance_restore(struct coord_restore *restore);
 
-/* Gives the snapshot's spec the policy and the number of workers that the job has now, since an amendment
- * may have changed them: the workers of the job must still find their place in it. CAIRN_ERR_NO_MEMORY. */
+/* Gives the snapshot's spec the policy and the number of workers that the job has now. An amendment may
+ * have changed them, and the workers of the job must still find their place in it.
+ * CAIRN_ERR_NO_MEMORY. */
 static cairn_status keep_policy(struct job_spec_data *spec, const struct job_spec_data *now)
 {
     if (policy_same(&spec->policy, &now->policy) && spec->workers_min == now->workers_min &&
         spec->workers_max == now->workers_max)
         return CAIRN_OK;
-    const cairn_status status = spec_note_former(spec); // workers may open it with the old spec
+    const cairn_status status = spec_note_former(spec); // workers may open with the old spec
     if (status != CAIRN_OK) return status;
     spec->policy = now->policy;
     spec->workers_min = now->workers_min;
@@ -412,8 +413,8 @@ static cairn_status keep_policy(struct job_spec_data *spec, const struct job_spe
     return CAIRN_OK;
 }
 
-/* Gives the restored spec those settings in which the lost job may differ from its snapshot
- * (restore.h). If the lost job came from an unfinished restore of this very snapshot, takes all
+/* Copies from the lost job to the restored spec the settings that may have changed in the job since the
+ * snapshot (restore.h). If the lost job came from an unfinished restore of this very snapshot, copies all
  * settings of that restore. */
 static cairn_status take_over(struct coord_restore *restore, const struct coord_job *old)
 {
@@ -452,8 +453,8 @@ static bool is_for_openers(const struct coord_restore *restore)
     return restore->latest.ended != NULL && restore->latest.of_job == 0;
 }
 
-/* Returns true if a thread now plans the job, after which the restore continues, or if the
- * restore has ended. */
+/* True if the caller need not continue: either a thread now plans the job, and the restore continues
+ * afterwards, or the restore has ended. */
 static bool plans_on_thread(struct coord_restore *restore)
 {
     const struct job_spec_data *spec = spec_of(restore);
@@ -469,9 +470,9 @@ static bool plans_on_thread(struct coord_restore *restore)
     return true;
 }
 
-/* Plans the job, reserves a generation of the existing job, and replaces that job when all is durable. The
- * job goes on in the meantime, so it is judged anew each time: if it has reached that generation by itself,
- * a newer one is reserved. */
+/* Plans the job, reserves a generation of the existing job, and replaces the existing job when all is
+ * durable. Meanwhile the existing job continues, so it is judged anew each time. If it has reached the
+ * reserved generation by itself, a newer one is reserved. */
 static void advance_restore(struct coord_restore *restore)
 {
     struct manifest *m = &restore->manifest;
@@ -505,14 +506,14 @@ static void on_reserved(const struct coord_saved *saved)
     if (restore == NULL) return;
     restore->reserving = false;
     if (saved->status == CAIRN_OK ||
-        saved->status == CAIRN_ERR_NOT_FOUND) // dropped, or never stored
+        saved->status == CAIRN_ERR_NOT_FOUND) // the job was dropped, or never stored
         advance_restore(restore);
     else
         end_restore(restore, saved->status, saved->why);
 }
 
-/* Applies the settings to a copy of the spec. The manifest's spec stays as it is, because the loaded state
- * is proved against it. */
+/* Applies the settings to a copy of the spec. The manifest's spec stays as it is, because the loaded
+ * state is checked against the manifest's spec. */
 static cairn_status apply_settings(struct coord_restore *restore, struct sentence *why)
 {
     const struct job_spec_data *was = &restore->manifest.spec;
@@ -559,7 +560,7 @@ static const struct coord_job *job_there(const struct coord_restore *restore)
     return coord_job_find(restore->cluster, coord_restore_job_name(restore));
 }
 
-/* True if a job of that name exists which is not lost, but would be if the restore failed later. */
+/* True if a job of that name exists and is not lost, but would be lost if the restore failed later. */
 static bool is_risky(const struct coord_restore *restore)
 {
     const struct coord_job *old = job_there(restore);
@@ -580,7 +581,7 @@ static void on_checked(struct coord_work *work)
     }
     if (restore->status == CAIRN_OK) coord_restore_warn(restore);
     if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
-        restore->checked = false; // it may still choose another folder
+        restore->checked = false; // the restore may still choose another folder
         work->run = coord_restore_prove;
         work->done = begin_load;
         if (coord_work_start(work, work->cluster, NULL, 0)) return;
@@ -591,7 +592,8 @@ static void on_checked(struct coord_work *work)
 
 /* ---- begun and forgotten ---- */
 
-/* Returns a new restore in the cluster's list, whose work has not started; NULL if there is no memory. */
+/* Returns a new restore in the cluster's list. Its work has not started. Returns NULL if there is no
+ * memory. */
 static struct coord_restore *restore_new(struct coord *cluster)
 {
     struct coord_restore *restore = calloc(1, sizeof *restore);
@@ -614,7 +616,7 @@ void coord_restores_close(struct coord *cluster)
 
 /* ==== ask ==== */
 
-/* Restores a snapshot that an admin asks for, by its id or by its folder. */
+/* Restores the snapshot that an admin names by its id or by its folder. */
 
 static cairn_status judge_ask(struct coord_restore *restore, const Cairn__SnapshotRestore *message,
                               struct sentence *why)
@@ -683,10 +685,11 @@ void coord_restore_begin(struct coord_session *session, uint32_t request,
 
 /* ==== proof ==== */
 
-/* Computes the content root of a restore again: from the files, before a running job is given up for them;
- * and from the shards' memory, before the job is ready. Each proof detects every bit of the state that
- * differs from what was saved, even if checksums were changed along with the files; the second proof also
- * detects changes after the first. If the root differs, the block checksums show which block is damaged. */
+/* Computes the content root of a restore again, as two proofs. The first proof reads the files, before a
+ * running job is given up for them. The second proof uses the shards' memory, before the job is ready.
+ * Each proof detects every bit of the state that differs from what was saved, even if checksums were
+ * changed along with the files. The second proof also detects changes after the first. If the root
+ * differs, the block checksums show which block is damaged. */
 
 static cairn_status take_part(struct coord_restore *restore, const Cairn__SnapshotPart *part,
                               struct sentence *why)
@@ -738,8 +741,8 @@ void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_e
 
 /* ==== latest ==== */
 
-/* Restores the newest snapshot of a job without an admin's request: a worker resumes, or the job has
- * lost a part (loss.c). */
+/* Restores the newest snapshot of a job without an admin's request: because a worker resumes, or because
+ * the job has lost a part (loss.c). */
 
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
                           const struct snapshot_place *behind, cluster_restored_fn ended)

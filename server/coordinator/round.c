@@ -9,8 +9,8 @@
 
 /* ==== core ==== */
 
-/* The core of a job: opening it over the job's shards, telling it what happens, and making its epochs
- * durable. Callbacks (parts.c) carry out its other actions. */
+/* The core of a job: opens it over the job's shards, tells it what happens, and makes its epochs durable.
+ * Callbacks (parts.c) carry out the core's other actions. */
 
 /* ---- a core ---- */
 
@@ -36,8 +36,8 @@ static struct round_config core_config(const struct coord_job *job, const uint8_
                      .max = spec->loss_scale_max,
                      .growth_rounds = spec->loss_scale_growth_steps },
         .fail_nonfinite = spec->on_nonfinite == CAIRN_NONFINITE_FAIL,
-        // A job that begins with weights that are not finite has such results by itself, so they do not
-        // halt it.
+        // A job that begins with weights that are not finite has such results from the start, so they do
+        // not halt the job.
         .halt_nonfinite = spec->on_nonfinite == CAIRN_NONFINITE_FAIL && !spec->init_nonfinite_ok,
         .skips_max = spec->skips_max,
         .epoch = job->epoch,
@@ -47,7 +47,7 @@ static struct round_config core_config(const struct coord_job *job, const uint8_
     };
 }
 
-/* Announces the shards that took their part and are still the same process. */
+/* Announces the shards that took their part and are still the same processes. */
 static void announce_shards(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -94,7 +94,8 @@ cairn_status coord_core_open(struct coord_job *job, struct sentence *why)
     free(gone);
     if (status != CAIRN_OK) return status;
     job->rounds.heard = false;
-    // The core's clock starts here: a deadline set before its first tick would have passed at once.
+    // The core's clock starts here. Otherwise a deadline set before the first tick would have passed at
+    // once.
     coord_job_tick(job, coord_now_ms(job->cluster));
     if (job->initialized) {
         const struct round_event ready = { .kind = CAIRN_ROUND_READY,
@@ -129,7 +130,7 @@ static void persist_again(struct coord_job *job, const char *why)
 static void on_persisted(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    if (job == NULL || job->epoch != saved->number) return; // a later epoch is on its way
+    if (job == NULL || job->epoch != saved->number) return; // a later epoch is being stored
     if (saved->status != CAIRN_OK) {
         persist_again(job, saved->why);
         return;
@@ -153,7 +154,8 @@ static void persist_epoch(struct coord_job *job)
     if (status != CAIRN_OK) persist_again(job, why.text);
 }
 
-/* An epoch for which nobody gave a reason is the job's first, or takes a new block of round numbers. */
+/* If nobody gave a reason for the epoch, it is the job's first epoch, or it takes a new block of round
+ * numbers. */
 static void begin_epoch(struct coord_job *job, const struct round_action *action)
 {
     const bool is_used_up = action->round_reserved == job->reserved.round + CAIRN_ROUND_BLOCK;
@@ -179,8 +181,8 @@ void coord_job_event(struct coord_job *job, const struct round_event *event)
     job->rounds.in_event = true;
     job->rounds.actions.count = 0;
     round_on_event(job->core, event, &job->rounds.actions);
-    // Not left to the fence, which does not always follow at once: a shard that went away meanwhile may
-    // never be back.
+    // This is not left to the fence, which does not always come at once: a shard that disconnected
+    // meanwhile may never return.
     if (round_layout_of(job->core) != job->layout->version) job->cluster->callbacks->in_force(job);
     for (size_t i = 0; i < job->rounds.actions.count && !coord_job_dead(job); i++) {
         const struct round_action *action = &job->rounds.actions.list[i];
@@ -202,8 +204,8 @@ void coord_job_tick(struct coord_job *job, uint64_t now_ms)
 
 /* ==== halts ==== */
 
-/* Halts: what the coordinator knows and says about a job that halts, or comes near it. The round machine
- * decides (server/core/round_decide.c). */
+/* Halts: what the coordinator knows and says about a job that halts, or that is close to a halt. The
+ * round machine decides (server/core/round_decide.c). */
 
 /* ---- what shards tell ---- */
 
@@ -329,7 +331,7 @@ static void add_damage(const struct coord_job *job, const struct results *damage
                  damage->nonfinite, update, tensors);
 }
 
-/* Says why rounds were skipped, and how the halt ends: no amendment repairs what is damaged already. */
+/* Says why rounds were skipped, and how the halt ends. No amendment repairs what is damaged already. */
 static void add_cause(const struct coord_job *job, struct sentence *out)
 {
     const struct results damage = coord_halts_damage(job);
@@ -397,8 +399,8 @@ void coord_halts_skipped(struct coord_job *job, const struct decision *skip)
 
 /* ==== pace ==== */
 
-#define RESTS_US 1000000 /* at least so long without a step */
-#define NEAR_US  1000000 /* with a longer median step, none is near */
+#define RESTS_US 1000000 /* the shortest time without a step that counts as rest */
+#define NEAR_US  1000000 /* if the median step is longer, no step counts as near */
 
 static uint64_t now_us(void)
 {
@@ -459,10 +461,11 @@ bool coord_pace_nears_step(const struct coord_job *job)
 
 /* ==== times ==== */
 
-/* Phases of a worker: it computes and fetches by itself, but its push waits for others, too, because
- * contributions are added by rank. */
+/* Phases of a worker. The worker computes and fetches by itself, but its push waits for other workers,
+ * too, because contributions are added by rank. */
 enum { COMPUTE = 0, PUSH = 1, FETCH = 3 };
-/* The others wait for a member that takes longer than their median by this factor and this time. */
+/* The other members wait for a member that takes longer than their median by this factor and this
+ * time. */
 #define SLOWER_FACTOR 1.2
 #define SLOWER_US     1000
 
@@ -572,8 +575,8 @@ static size_t list_shards(const struct coord_job *job, struct times_entry *entri
     return count;
 }
 
-/* The time of a member for which others wait: a worker's computing and fetching, and all of a shard's
- * phases except collecting. */
+/* Returns the time of a member for which other members wait: a worker's computing and fetching, or all of
+ * a shard's phases except collecting. */
 static uint32_t own_us(const struct times_entry *entry)
 {
     const uint32_t *us = entry->us;
@@ -581,8 +584,8 @@ static uint32_t own_us(const struct times_entry *entry)
     return us[1] + us[2] + us[3];
 }
 
-/* Marks the slowest of several entries, all workers or all shards, if one clearly is the slowest.
- * `values` has room for one number each. */
+/* Marks the slowest of several entries, if one of them clearly is the slowest. The entries are all
+ * workers, or all shards. `values` has room for one number for each entry. */
 static void mark_slowest(struct times_entry *entries, size_t count, uint32_t *values)
 {
     size_t slowest = 0, others = 0;

@@ -99,8 +99,8 @@ static void add_place(struct places *places, const struct fabric_place *place)
     places->list[places->count++] = text;
 }
 
-/* Adds the places at which a shard listens. If it listens on no network, loopback is added, so that workers
- * know that they need no network for it. */
+/* Adds the places at which a shard listens. If the shard listens on no network, adds loopback, so that
+ * workers know that they need no network for this shard. */
 static void add_places(struct places *places, const struct coord_shard_entry *entry)
 {
     struct fabric_place place;
@@ -115,8 +115,8 @@ static void add_places(struct places *places, const struct coord_shard_entry *en
         add_place(places, &place);
 }
 
-/* Lists the places of the connected shards, each once; if none is connected, those of the shards that are
- * away. */
+/* Lists the places of the connected shards, each once. If no shard is connected, lists the places of the
+ * shards that are away. */
 static void find_places(const struct coord *cluster, struct places *out)
 {
     out->count = 0;
@@ -160,7 +160,7 @@ static void refuse_hello(struct peer *peer, uint32_t request, cairn_status statu
         peer_finish(peer, status, "%s", why);
 }
 
-/* The Hello is complete: adds the session to the cluster, or refuses it. */
+/* Called when the Hello is complete: adds the session to the cluster, or refuses it. */
 static void admit_session(struct coord_session *session, Cairn__Hello *hello, uint32_t request)
 {
     struct coord *cluster = session->cluster;
@@ -186,8 +186,8 @@ static void admit_session(struct coord_session *session, Cairn__Hello *hello, ui
     coord_openings_advance(cluster);
 }
 
-/* Appends the jobs of a shard's further Hello to those of its first. False: it does not continue the first,
- * or there is no memory. */
+/* Appends the jobs of a shard's further Hello to the jobs of its first Hello. Returns false if the
+ * further Hello does not continue the first, or if there is no memory. */
 static bool join_hello(Cairn__Hello *hello, Cairn__Hello *more)
 {
     const size_t count = hello->n_held + more->n_held;
@@ -200,7 +200,7 @@ static bool join_hello(Cairn__Hello *hello, Cairn__Hello *more)
     hello->held = held;
     hello->n_held = count;
     hello->held_after = more->held_after;
-    more->n_held = 0; // the first Hello owns them now
+    more->n_held = 0; // the first Hello owns these jobs now
     return true;
 }
 
@@ -258,7 +258,7 @@ static void on_hello(struct coord *cluster, struct peer *peer, const struct wire
 
 /* ==== early ==== */
 
-#define HELD_MAX 64 /* early requests that the cluster holds at most */
+#define HELD_MAX 64 /* the most early requests that the cluster holds */
 
 /* Requests whose answer depends on what shards hold, or on which shards are connected. */
 static const uint16_t depends[] = {
@@ -269,8 +269,8 @@ static const uint16_t depends[] = {
     CAIRN_MSG_CLUSTER_FORGET,
 };
 
-/* True if the answer depends on jobs that the store does not know: nobody knows which of their shards have
- * yet to connect. */
+/* True if the answer depends on jobs that the store does not know. For such a job nobody knows which of
+ * its shards have yet to connect. */
 static bool is_of_strangers(uint16_t type)
 {
     return type == CAIRN_MSG_CLUSTER_ADOPT || type == CAIRN_MSG_CLUSTER_FORGET;
@@ -280,7 +280,7 @@ static bool is_told(const struct coord *cluster)
 {
     for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
-        // the parking was taken over from a shard, and the shards are still to be asked
+        // the parking was taken over from a shard, and the shards must still be asked
         if (job->park.shut && !job->park.settled) return false;
         CAIRN_EACH_SHARD (job, i)
             if (job->stored && job->shards[i].entry->incarnation == 0) return false;
@@ -288,8 +288,8 @@ static bool is_told(const struct coord *cluster)
     return true;
 }
 
-/* True: as many shards are connected as the cluster expects; those that do not obey this coordinator count,
- * too. */
+/* True if as many shards are connected as the cluster expects. Shards that do not obey this coordinator
+ * count, too. */
 static bool are_all_here(const struct coord *cluster)
 {
     uint64_t here = 0;
@@ -298,8 +298,8 @@ static bool are_all_here(const struct coord *cluster)
     return here >= (uint64_t)cluster->options->shards;
 }
 
-/* True: the request is early. Once the early phase is over it does not return: if a shard goes away later,
- * the answers say that it is missing. */
+/* True if the request is early. The early phase never returns once it is over: if a shard disconnects
+ * later, the answers say that it is missing. */
 static bool is_early(struct coord *cluster, uint16_t type)
 {
     struct coord_earlies *e = &cluster->earlies;
@@ -316,7 +316,7 @@ struct coord_early {
     uint8_t bytes[];
 };
 
-/* True: the request waits, or was refused because too many wait. */
+/* True if the request waits, or was refused because too many requests wait. */
 static bool hold_early(struct coord_session *session, const struct wire_frame *frame)
 {
     struct coord *cluster = session->cluster;
@@ -344,8 +344,8 @@ static bool hold_early(struct coord_session *session, const struct wire_frame *f
     return true;
 }
 
-/* Removes and returns the oldest request that need not wait any longer, which the caller frees; NULL: there
- * is none. */
+/* Removes and returns the oldest request that need not wait any longer. The caller frees the request.
+ * Returns NULL if there is none. */
 static struct coord_early *take_early(struct coord *cluster)
 {
     struct coord_earlies *e = &cluster->earlies;
@@ -440,7 +440,7 @@ void coord_session_on_gone(struct peer *peer, cairn_status status, const char *w
     struct coord *cluster = context;
     struct coord_session *session = peer_context(peer);
     if (session == NULL) return;
-    if (session->hello != NULL) { // it was not admitted
+    if (session->hello != NULL) { // the session was not admitted
         free_session(session);
         return;
     }
@@ -474,7 +474,7 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (s->closing) continue;
         coord_session_send(s, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
-        // This process was stopped: what the peers sent meanwhile waits in the sockets.
+        // This process was stopped. The messages that the peers sent meanwhile wait in the sockets.
         s->last_frame_ms += away_ms;
         if (s->last_frame_ms > now_ms) s->last_frame_ms = now_ms;
         if (now_ms - s->last_frame_ms < silence_max_ms(s)) continue;
@@ -486,8 +486,8 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
 
 /* ==== arrivals ==== */
 
-/* A shard connects, two connect with one name, one leaves for good: which process has the entry, and who is
- * told. */
+/* A shard connects, two shards connect with one name, or a shard leaves for good: this section decides
+ * which process has the entry, and who is told. */
 
 static void tell_supervisor(const struct coord *cluster)
 {
@@ -497,8 +497,8 @@ static void tell_supervisor(const struct coord *cluster)
     notify_status(text);
 }
 
-/* Takes the session off the entry, and tells all that depend on the shard. The entry remains for the next
- * process. */
+/* Takes the session off the entry, and tells everything that depends on the shard. The entry remains for
+ * the next process. */
 static void vacate_entry(struct coord_shard_entry *entry)
 {
     struct coord_session *session = entry->session;
@@ -534,8 +534,8 @@ void coord_shard_leave(struct coord_session *session, cairn_status status, const
 
 /* ---- two processes of one name ---- */
 
-/* True: a job may need the part. A part that a later generation is known to have replaced is needed by
- * nobody. */
+/* True if a job may need the part. A part is not needed if a later generation is known to have replaced
+ * it. */
 static bool may_want(const struct coord *cluster, uint64_t job_id, uint64_t generation)
 {
     const struct coord_job *job = coord_job_by_id(cluster, job_id);
@@ -551,7 +551,7 @@ static bool newcomer_holds(const struct coord *cluster, const Cairn__Hello *hell
 }
 
 /* True if the shard on this entry holds something that may be needed: a part that its Hello reported, or
- * one that it was given since. */
+ * a part that the shard was given since. */
 static bool sitter_holds(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     for (size_t i = 0; i < entry->held_count; i++) {
@@ -575,8 +575,8 @@ static void on_probed(void *context, cairn_status status, const char *why)
     entry->probe = CAIRN_SEAT_ANSWERED;
 }
 
-/* Asks whether the process on the entry is alive. Its next frame alone would not prove that, because the
- * frame may have been in flight for long. */
+/* Asks whether the process on the entry is alive. The process's next frame alone would not prove this,
+ * because the frame may have been in flight for long. */
 static void ask_sitter(struct coord *cluster, struct coord_shard_entry *entry)
 {
     struct coord_gather *gather = coord_gather_open(cluster, on_probed, entry);
@@ -606,8 +606,8 @@ void coord_shards_tick(struct coord *cluster)
     }
 }
 
-/* Removes the process that has the entry. It is told to end only if `ends`: otherwise it may hold something
- * that is needed, and may reconnect. */
+/* Removes the process that has the entry. Tells the process to end only if `ends`. Otherwise the process
+ * may hold something that is needed, and may reconnect. */
 static void replace_sitter(struct coord_shard_entry *entry, const char *newcomer, bool ends)
 {
     struct coord_session *sitter = entry->session;
@@ -643,7 +643,7 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
                          entry->name, sitter);
     }
     sentence_set(why, "the one at %s serves, the one at %s waits for its place", sitter, newcomer);
-    if (entry->claimed_ms == 0) // noted once, though it connects repeatedly
+    if (entry->claimed_ms == 0) // noted once, though the newcomer connects repeatedly
         coord_event_note_shard(entry->session->cluster, CAIRN_EVENT_CLAIMED, NULL, entry->name,
                                why->text);
     snprintf(entry->claimant, sizeof entry->claimant, "%s", newcomer);
@@ -659,7 +659,7 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
 }
 
 /* Decides whether the shard that sent this Hello may have its entry. CAIRN_OK: the entry is free now.
- * CAIRN_ERR_BUSY: the shard is to try again. CAIRN_ERR_FENCED: its process is to end. */
+ * CAIRN_ERR_BUSY: the shard must try again. CAIRN_ERR_FENCED: the shard's process must end. */
 static cairn_status claim_entry(struct coord *cluster, struct peer *peer, const Cairn__Hello *hello,
                                 struct sentence *why)
 {
@@ -695,7 +695,8 @@ static void note_reach(struct coord_shard_entry *entry)
         entry->host[0] = '\0';
 }
 
-/* Logs shards that are apart now: a shard that connected may be apart, or make others so. */
+/* Logs shards that are apart now. A shard that connects may be apart itself, or may make other shards
+ * apart. */
 static void say_apart(struct coord *cluster)
 {
     for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
@@ -705,8 +706,8 @@ static void say_apart(struct coord *cluster)
     }
 }
 
-/* Gives the entry to the session's shard, and tells the jobs. False: there is no room for another shard, or
- * no memory. */
+/* Gives the entry to the session's shard, and tells the jobs. Returns false if there is no room for
+ * another shard, or no memory. */
 static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
 {
     struct coord *cluster = session->cluster;

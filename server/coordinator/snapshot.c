@@ -28,8 +28,8 @@ static void free_snapshot(struct coord_snapshot *snapshot)
     free(snapshot);
 }
 
-/* Sends PinFolder to the shards that are working on the snapshot; path "" tells them that it
- * was given up. */
+/* Sends PinFolder to the shards that are working on the snapshot. An empty path tells the shards that the
+ * snapshot was given up. */
 static void tell_folder(const struct coord_snapshot *snapshot, const char *path)
 {
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
@@ -45,8 +45,7 @@ static void tell_folder(const struct coord_snapshot *snapshot, const char *path)
     }
 }
 
-/* Records a failure and tells the working shards to stop. The first failure is kept, later
- * ones are ignored. */
+/* Records a failure, and tells the working shards to stop. Only the first failure is kept. */
 static void fail_snapshot(struct coord_snapshot *snapshot, cairn_status status, const char *name,
                           const char *text)
 {
@@ -93,7 +92,7 @@ bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progre
     if (snapshot == NULL) return false;
     CAIRN_EACH_SHARD (job, i) {
         const struct snapshot_progress *of = &snapshot->progress[i];
-        // A shard whose part is in sent its last progress a little before that part.
+        // A shard whose part has arrived sent its last progress a little before the part.
         out->done_bytes += snapshot->parts[i] == CAIRN_PART_IN ? of->total_bytes : of->done_bytes;
         out->total_bytes += of->total_bytes;
         if (of->waited_ms > out->waited_ms) out->waited_ms = of->waited_ms;
@@ -108,7 +107,7 @@ bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progre
 }
 
 /* Appends the progress to the sentence, for people: bytes, rate, seconds left. Appends nothing if no
- * shard has reported. */
+ * shard has reported yet. */
 static void add_snapshot_progress(const struct coord_job *job, struct sentence *out)
 {
     struct snapshot_progress progress;
@@ -136,7 +135,7 @@ static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *
     out->step = snapshot->version.step;
     out->created_unix_ms = snapshot->manifest.created_unix_s * 1000;
     if (snapshot->status == CAIRN_OK) coord_nonfinite_to_view(&snapshot->manifest, view);
-    if (coord_snapshot_id(snapshot)[0] == '\0') return; // another thread is making the folder
+    if (coord_snapshot_id(snapshot)[0] == '\0') return; // another thread is still making the folder
     out->id = wire_text(snapshot->id);
     out->path = snapshot->folder;
 }
@@ -160,8 +159,8 @@ bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *v
 /* The part of a snapshot's work that another thread does: it computes the content root from the digests and
  * writes the manifest. */
 
-/* Removes the files of a snapshot that was begun. Files that cannot be removed have no manifest, so nobody
- * lists them, and the snapshot stays noted as begun until they are gone (snapshot.h). */
+/* Removes the files of a snapshot that was begun. Files that cannot be removed have no manifest, so
+ * nobody lists them. The snapshot stays noted as begun until the files are gone (snapshot.h). */
 static cairn_status remove_begun(const struct coord_snapshot *snapshot)
 {
     struct snapshot_removed removed;
@@ -174,8 +173,8 @@ static cairn_status remove_begun(const struct coord_snapshot *snapshot)
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
-/* Makes the folder and the id. Runs on any thread, as work_on_snapshot() does; besides the snapshot it
- * touches only constant fields of the cluster. */
+/* Makes the folder and the id. Runs on any thread, like work_on_snapshot(). Uses only the snapshot and
+ * constant fields of the cluster. */
 static void make_snapshot_folder(struct coord_work *work)
 {
     struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
@@ -190,10 +189,10 @@ static void make_snapshot_folder(struct coord_work *work)
                                                      snapshot->job_id, &snapshot->folder_why);
 }
 
-/* Makes `latest` name the snapshot before anybody who waits for it is answered. First reads files and
- * headers back from the storage, to see that they are as the manifest has them. The scrub reads all of the
- * snapshot later, and takes `latest` off a damaged one. If `latest` cannot be set, the log says so, and the
- * next snapshot that is verified sets it. */
+/* Makes `latest` name the snapshot, before anybody who waits for the snapshot is answered. First reads
+ * files and headers back from the storage, to check them against the manifest. The scrub reads all of the
+ * snapshot later, and removes `latest` from a damaged snapshot. If `latest` cannot be set, the log says
+ * so, and the next snapshot that is verified sets it. */
 static void note_latest(const struct coord_snapshot *snapshot)
 {
     struct snapshot opened;
@@ -209,9 +208,9 @@ static void note_latest(const struct coord_snapshot *snapshot)
                  snapshot->id, snapshot->manifest.spec.name, why.text);
 }
 
-/* Computes the content root from the parts into the manifest, and commits the manifest if the snapshot
- * has files. Removes the folder on failure. Runs on any thread: touches only the snapshot and its copy
- * of the spec. */
+/* Computes the content root from the parts, stores it in the manifest, and commits the manifest if the
+ * snapshot has files. On failure, removes the folder. Runs on any thread: uses only the snapshot and the
+ * snapshot's copy of the spec. */
 static void work_on_snapshot(struct coord_work *work)
 {
     struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
@@ -235,7 +234,7 @@ static void work_on_snapshot(struct coord_work *work)
 
 /* ==== snapshot ==== */
 
-/* Snapshots on the loop: they are begun, pinned by the core, and gathered from the
+/* Snapshots on the loop: a snapshot is begun, the core pins it, and its parts are gathered from the
  * shards. See snapshot.h. */
 
 static bool prepare_snapshot(struct coord_snapshot *snapshot);
@@ -261,7 +260,8 @@ static cairn_status take_files(struct coord_snapshot *snapshot, const Cairn__Sna
     return CAIRN_OK;
 }
 
-/* Shards keep the same last decision, so their payloads are the same bytes. */
+/* Takes the payload of the last decision. All shards keep the same decision, so their payloads must have
+ * the same bytes. */
 static cairn_status take_payload(struct coord_snapshot *snapshot, const Cairn__SnapshotPart *part,
                                  struct sentence *why)
 {
@@ -335,7 +335,8 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
 
 /* ---- the beginning ---- */
 
-/* True for a digest whose requester left before anything was pinned: the next request takes it over. */
+/* True for a digest whose requester left before anything was pinned. The next request takes such a digest
+ * over. */
 static bool is_abandoned(const struct coord_snapshot *snapshot)
 {
     return snapshot->stage == CAIRN_SNAPSHOT_PINNING && !snapshot->has_files &&
@@ -400,8 +401,8 @@ static struct coord_snapshot *new_snapshot(struct coord_job *job)
     return NULL;
 }
 
-/* Judges the storage when the snapshot begins, so that it does not fail at the end, when all
- * shards have written. */
+/* Judges the storage when the snapshot begins. Otherwise the snapshot might fail only at its end, when
+ * all shards have written. */
 static cairn_status judge_storage(const struct coord_job *job, struct sentence *why)
 {
     const char *said = job->cluster->storage.watch.said.text;
@@ -439,7 +440,7 @@ static void start_snapshot(struct coord_job *job, struct coord_snapshot *snapsho
     snapshot->has_files = has_files;
     snapshot->begun_ms = uv_now(job->cluster->loop);
     snapshot->stuck_ms = 0;
-    if (inherits) return; // the core already knows of it
+    if (inherits) return; // the core already knows of the snapshot
     job->snapshots.running = snapshot;
     if (!prepare_snapshot(snapshot)) snapshot->is_ready = true;
     coord_snapshot_resume(job, false);
@@ -456,7 +457,8 @@ void coord_snapshot_resume(struct coord_job *job, bool awaits_step)
     coord_job_event(job, &pin);
 }
 
-/* Makes the running snapshot, if any, stop waiting for memory, because something waits for its end. */
+/* Makes the running snapshot, if any, stop waiting for memory, because something waits for the snapshot
+ * to end. */
 static void hurry_snapshot(struct coord_job *job)
 {
     if (job->snapshots.running != NULL) job->snapshots.running->is_ready = true;
@@ -503,7 +505,7 @@ static void move_waiters(struct coord_snapshot_waiters *from, struct coord_snaps
     coord_waiters_move(&from->at_end, &to->at_end);
 }
 
-/* Begins a snapshot, after one has ended, for those who wait for the next one. */
+/* Begins the next snapshot after one has ended, for `waiters`, which wait for the next one. */
 static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters *waiters)
 {
     struct sentence why;
@@ -598,8 +600,8 @@ static void on_folder(struct coord_work *work)
     advance_snapshot(snapshot);
 }
 
-/* Makes the folder on another thread while the shards copy. It cannot be made earlier, because its name
- * has the step. */
+/* Makes the folder on another thread while the shards copy. The folder cannot be made earlier, because
+ * its name contains the step. */
 static void begin_folder(struct coord_snapshot *snapshot)
 {
     snapshot->work.run = make_snapshot_folder;
@@ -630,9 +632,9 @@ void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_
 
 /* ==== prepare ==== */
 
-/* Before a version is pinned, shards allocate memory for the data that updates overwrite, so that no update
- * has to. If a snapshot is due at a step, they prepare it some steps ahead; the next snapshot uses that
- * memory, whichever it is. */
+/* Before a version is pinned, shards allocate memory for the data that updates overwrite, so that updates
+ * need not allocate any. If a snapshot is due at a step, the shards prepare this memory some steps ahead.
+ * The next snapshot of any kind uses the memory. */
 
 /* A shard that could not allocate its memory takes the snapshot without it. */
 static void on_prepared(struct coord_job *job, const void *about, cairn_status status,
@@ -647,7 +649,7 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
     coord_snapshot_resume(job, coord_pace_nears_step(job));
 }
 
-/* Returns false if there is no memory. */
+/* Asks all shards to prepare memory. Returns false if there is no memory for the question. */
 static bool ask_all(struct coord_job *job, uint64_t number)
 {
     struct coord_gather *gather = coord_gather_open_job(job, on_prepared, &number, sizeof number);
@@ -668,10 +670,10 @@ uint64_t coord_snapshot_number(void)
     return number | 1;
 }
 
-/* Gives the snapshot the number of the one that was prepared ahead, if any; otherwise a new number, and
- * asks the shards to prepare memory. Returns false if the snapshot does not wait for memory. A snapshot by
- * steps and the last one before a parting save the present version, so neither asks; and no memory is
- * needed while nobody trains. */
+/* If a snapshot was prepared ahead, takes its number. Otherwise takes a new number, and asks the shards
+ * to prepare memory. Returns false if the snapshot does not wait for memory. Two kinds of snapshot do not
+ * ask, because they save the present version: a snapshot by steps, and the last one before a parting. No
+ * memory is needed either while nobody trains. */
 static bool prepare_snapshot(struct coord_snapshot *snapshot)
 {
     struct coord_job *job = snapshot->job;
@@ -698,8 +700,8 @@ static bool is_of_use(const struct coord_job *job)
            !coord_pace_rests(job) && judge_snapshot(job, true, &unsaid) == CAIRN_OK;
 }
 
-/* True if the snapshot is due with the next step, or within half of the time that preparing may
- * take at most. */
+/* True if the snapshot is due with the next step, or within half of the longest time that preparing may
+ * take. */
 static bool is_soon(const struct coord_job *job, uint64_t steps)
 {
     const uint64_t within_us = 500000 * (uint64_t)policy_prepare_within_s(&job->spec.policy);
@@ -742,7 +744,7 @@ bool coord_parting_advance(struct coord_job *job)
     coord_parting_unsaved(job, "its snapshot was not done in time");
     const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
-    if (status == CAIRN_ERR_BUSY) hurry_snapshot(job); // it follows the running snapshot
+    if (status == CAIRN_ERR_BUSY) hurry_snapshot(job); // ours begins after the running one
     p->state = status == CAIRN_ERR_BUSY ? CAIRN_PARTING_WANTED : CAIRN_PARTING_ENDED;
     coord_parting_unsaved(job, why.text);
     return p->state == CAIRN_PARTING_ENDED;
@@ -750,13 +752,13 @@ bool coord_parting_advance(struct coord_job *job)
 
 /* ==== end ==== */
 
-/* How snapshots end: they are answered, or they fail, or they are given up, by the coordinator or by an
- * operator. See snapshot.h.
+/* How snapshots end: a snapshot is answered, fails, or is given up by the coordinator or by an operator.
+ * See snapshot.h.
  *
- * A snapshot that fails is given up on every shard, and ends when all of them have confirmed that. The wait
- * is limited, because a snapshot that cannot end holds up restores and amendments: a shard that is away
- * before anything is pinned, or that does not answer once the snapshot has failed (its disk hangs), has one
- * lease to come back. */
+ * A snapshot that fails is given up on every shard, and ends when all shards have confirmed this. The
+ * wait is limited, because a snapshot that cannot end holds up restores and amendments. A shard has one
+ * lease to come back if it is away before anything is pinned, or if it does not answer once the snapshot
+ * has failed (because its disk hangs). */
 
 /* ---- the end ---- */
 
@@ -827,7 +829,7 @@ static void on_worked(struct coord_work *work)
         finish_snapshot(snapshot);
 }
 
-/* Hands the snapshot to the other thread once each part is in or will never come. */
+/* Hands the snapshot to the other thread once each part has arrived or will never arrive. */
 static void advance_snapshot(struct coord_snapshot *snapshot)
 {
     if (snapshot->stage != CAIRN_SNAPSHOT_PINNED || snapshot->making_folder) return;
@@ -856,8 +858,8 @@ void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard)
     advance_snapshot(snapshot);
 }
 
-/* Ends a failed snapshot now, without waiting for shards that have not answered: their files are
- * in no manifest. */
+/* Ends a failed snapshot now, without waiting for shards that have not answered. The files of these
+ * shards are in no manifest. */
 static void end_now(struct coord_snapshot *snapshot)
 {
     if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) {
@@ -879,7 +881,7 @@ void coord_snapshot_abort(struct coord_job *job, const char *reason)
     end_now(snapshot);
 }
 
-/* If a thread is working on the snapshot, the snapshot is freed when that work has ended. */
+/* If a thread is working on the snapshot, the snapshot is freed when the thread's work has ended. */
 void coord_snapshot_orphan(struct coord_job *job, const char *reason)
 {
     coord_snapshot_abort(job, reason);
@@ -915,7 +917,7 @@ static const struct coord_shard_entry *stuck_at(const struct coord_snapshot *sna
     return NULL;
 }
 
-/* True if some shard is away, or was silent for half a lease and may hang. */
+/* True if some shard is away, or has been silent for half a lease and so may hang. */
 static bool is_any_silent(const struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
@@ -927,8 +929,8 @@ static bool is_any_silent(const struct coord_job *job)
     return false;
 }
 
-/* Ends the wait for memory. Shards that prepare it beside training are waited for, up to the limit; if a
- * shard is silent, the snapshot begins without waiting longer. */
+/* Ends the wait for memory. Shards that prepare memory beside training are waited for, up to the limit.
+ * If a shard is silent, the snapshot begins at once. */
 static void end_preparing(struct coord_job *job)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
@@ -940,7 +942,7 @@ static void end_preparing(struct coord_job *job)
 
 void coord_snapshot_tick(struct coord_job *job)
 {
-    // Memory that was prepared ahead is released if no step comes, or if it has another use.
+    // Memory that was prepared ahead is released if no step follows, or if the memory has another use.
     if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_snapshot_unprepare(job);
     end_preparing(job);
     coord_snapshot_resume(job, coord_pace_nears_step(job));
@@ -950,7 +952,7 @@ void coord_snapshot_tick(struct coord_job *job)
     const uint64_t now_ms = coord_now_ms(job->cluster);
     const uint64_t patience_ms = (uint64_t)job->cluster->options->lease_timeout_ms;
     if (entry == NULL || snapshot->stuck_ms == 0) {
-        snapshot->stuck_ms = entry != NULL ? now_ms + 1 : 0; // not 0
+        snapshot->stuck_ms = entry != NULL ? now_ms + 1 : 0; // never 0, which means not stuck
         return;
     }
     if (now_ms < snapshot->stuck_ms + patience_ms) return;

@@ -12,13 +12,13 @@
 #include "server/coordinator/restore.h"
 
 #define WANTED_MAX 64
-#define CLOSE_MS   2000 /* the thread rests or reads for so long at most; else the storage hangs */
+#define CLOSE_MS   2000 /* the longest rest or read, unless the storage hangs */
 #define LOOK_EVERY 10   /* heartbeats between two looks for a snapshot that is due */
 #define PUT_OFF_S  600  /* for a snapshot that could not be read */
 
 struct wanted {
     char job[CAIRN_NAME_MAX + 1];
-    char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the snapshot of the job that is due, if any */
+    char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the job's snapshot that is due, if any */
 };
 
 struct put_off {
@@ -27,14 +27,14 @@ struct put_off {
 };
 
 struct coord_scrub {
-    struct task task;              /* first */
-    struct coord_scrub *next_left; /* a list of scrubs whose threads had not returned */
-    struct pool *pool_left;        /* the pool such a scrub had */
+    struct task task;              /* the first member */
+    struct coord_scrub *next_left; /* the next scrub whose thread had not returned */
+    struct pool *pool_left;        /* the pool of such a scrub */
     struct pool *pool;             /* owned */
     const struct coord *cluster;
     struct wanted wanted[WANTED_MAX]; /* [wanted_count], the oldest first */
     size_t wanted_count;
-    bool running, is_left; /* is_left: it was closed, and its thread has not returned */
+    bool running, is_left; /* is_left: closed, but its thread has not returned */
     uint64_t looked_ms;    /* when it last looked for a due job, by the loop's clock */
     uint64_t turn;         /* the number of such looks so far */
     atomic_bool stop;
@@ -83,7 +83,8 @@ static bool is_put_off(const struct coord_scrub *scrub, const char *id)
     return false;
 }
 
-/* Finds the snapshot that was read longest ago, if it was never read or not within every_s. */
+/* Finds the snapshot that was read longest ago. It is due if it was never read, or was not read within
+ * every_s. */
 static cairn_status find_due(struct coord_scrub *scrub, struct sentence *why)
 {
     struct coord_found found;
@@ -124,15 +125,15 @@ static cairn_status verify_snapshot(struct coord_scrub *scrub, struct sentence *
     return status;
 }
 
-/* True if the snapshot is damaged. It is not damaged if the storage cannot read it now, or if somebody has
- * removed it meanwhile. */
+/* True if the snapshot is damaged. It does not count as damaged if the storage cannot read it now, or if
+ * somebody has removed it meanwhile. */
 static bool is_damage(cairn_status status)
 {
     return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
            status == CAIRN_ERR_MALFORMED;
 }
 
-/* Puts off a snapshot that cannot be read now: if it were chosen again at once, all others would
+/* Puts off a snapshot that cannot be read now. If it were chosen again at once, all other snapshots would
  * wait for it. */
 static void put_off(struct coord_scrub *scrub)
 {
@@ -159,7 +160,7 @@ static void run_scrub(struct task *task, uint32_t item, uint32_t thread)
     }
     const cairn_status noted = coord_snapshot_note_check(
         scrub->cluster, scrub->at.job, scrub->at.id, scrub->status == CAIRN_OK, &said);
-    if (noted == CAIRN_ERR_NOT_FOUND) // removed while it was read
+    if (noted == CAIRN_ERR_NOT_FOUND) // the snapshot was removed while it was read
         scrub->status = noted;
     else if (noted != CAIRN_OK)
         log_warn("the check of snapshot %s of job %s could not be noted: %s", scrub->at.id,
@@ -189,7 +190,8 @@ static void on_run(struct task *task)
     coord_scrub_tick(cluster);
 }
 
-/* Returns the next job, in turn, whose snapshots are scrubbed at intervals; NULL if there is none. */
+/* Returns the next job, in turn, whose snapshots are scrubbed at intervals. Returns NULL if there is
+ * none. */
 static const struct coord_job *next_job(struct coord_scrub *scrub)
 {
     const struct coord_job *chosen = NULL;
@@ -224,7 +226,7 @@ void coord_scrub_tick(struct coord *cluster)
     if (scrub->looked_ms != 0 && now_ms - scrub->looked_ms < look_every_ms) return;
     const struct coord_job *job = next_job(scrub);
     if (job == NULL) return;
-    scrub->looked_ms = now_ms + 1; // not 0
+    scrub->looked_ms = now_ms + 1; // never 0
     scrub->at.id[0] = '\0';
     snprintf(scrub->at.job, sizeof scrub->at.job, "%s", job->spec.name);
     scrub->every_s = job->spec.policy.snapshot_scrub_every_s;
@@ -278,7 +280,7 @@ bool coord_scrub_free(struct coord *cluster)
 /* ==== read for a restore ==== */
 
 /* Reads for a restore, on other threads: manifest, signature and files of the snapshot that was asked
- * for, or of the newest. Proves that the files, or the state that shards have loaded, have the
+ * for, or of the newest snapshot. Proves that the files, or the state that shards have loaded, have the
  * manifest's content root. */
 
 const char *coord_restore_job_name(const struct coord_restore *restore)
@@ -288,8 +290,8 @@ const char *coord_restore_job_name(const struct coord_restore *restore)
 
 /* ==== latest ==== */
 
-/* True if `f` is passed over: a snapshot with results that are not finite, or that nobody trusted has
- * signed, is restored only if it is asked for by its id. */
+/* True if `f` is passed over. Two kinds of snapshot are restored only if they are asked for by id: a
+ * snapshot with results that are not finite, and a snapshot that nobody trusted has signed. */
 static bool pass_over(struct coord_restore *restore, const struct found_snapshot *f)
 {
     const struct manifest *m = &f->manifest;
@@ -310,8 +312,8 @@ static bool pass_over(struct coord_restore *restore, const struct found_snapshot
     return true;
 }
 
-/* Notes that `f` is passed over, because the job went back behind it or another job of that name saved it.
- * Only the first one noted, the newest, is reported. */
+/* Notes that `f` is passed over, because the job went back to an earlier snapshot, or because another job
+ * of that name saved `f`. Only the first snapshot noted, which is the newest, is reported. */
 static void pass_left(struct coord_restore *restore, const struct found_snapshot *f)
 {
     if (restore->latest.passed.text[0] != '\0') return;
@@ -353,14 +355,14 @@ static void restore_find_latest(struct coord_restore *restore)
                          "one by its id; the newest, %s",
                          job, restore->latest.passed.text);
     } else if (restore->status == CAIRN_OK) {
-        restore->folder = chosen->folder; // moves
+        restore->folder = chosen->folder; // ownership moves
         chosen->folder = NULL;
         restore->latest.behind = chosen->place;
     }
     coord_found_release(&found);
 }
 
-/* Returns the place of a snapshot from its folder, which may have no manifest any more. */
+/* Returns the place of a snapshot from its folder. The folder may no longer have a manifest. */
 static struct snapshot_place place_of(const char *folder)
 {
     const char *slash = strrchr(folder, '/');
@@ -371,9 +373,9 @@ static struct snapshot_place place_of(const char *folder)
     return place;
 }
 
-/* Handles damage of a snapshot that was asked for by its id, as restore->why tells it. With `fallback`,
- * sets restore->folder to the newest older snapshot, to be tried next, and returns true; otherwise
- * restore->why names that snapshot. */
+/* Handles damage of a snapshot that was asked for by its id; restore->why says what the damage is. With
+ * `fallback`, sets restore->folder to the newest older snapshot, which is tried next, and returns true.
+ * Otherwise restore->why names this older snapshot. */
 static bool restore_fall_back(struct coord_restore *restore)
 {
     struct sentence text = restore->why, passed = restore->latest.passed;
@@ -391,7 +393,7 @@ static bool restore_fall_back(struct coord_restore *restore)
     restore->latest.newest = place.version;
     restore->folder = NULL;
     restore_find_latest(restore);
-    restore->latest.passed = passed; // report the newest
+    restore->latest.passed = passed; // the newest of them is reported
     const bool found = restore->status == CAIRN_OK;
     if (found && restore->fallback) {
         log_warn("job %s: passed over: %s", restore->job_name, passed.text);
@@ -497,7 +499,7 @@ static cairn_status hash_files(struct coord_restore *restore, const struct snaps
     return status;
 }
 
-/* Called when the content root differs: finds the damaged file and block, if the files are at fault. */
+/* Called when the content root differs. Finds the damaged file and block, if the files are the cause. */
 static void find_damage(struct coord_restore *restore)
 {
     struct snapshot snapshot;
@@ -519,8 +521,8 @@ static void judge_proof(struct coord_restore *restore, const char *what)
     if (restore->status == CAIRN_ERR_CHECKSUM) find_damage(restore);
 }
 
-/* Runs on another thread: compares the content root of the files, which were verified,
- * with the manifest's. */
+/* Runs on another thread: compares the content root of the verified files with the manifest's content
+ * root. */
 static void restore_prove_files(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
@@ -542,14 +544,14 @@ void coord_restore_prove_loaded(struct coord_work *work)
 
 /* ==== check ==== */
 
-/* Reads a snapshot for a restore on another thread, before anything is changed: manifest, signature, files.
- * If it is damaged and a fallback is allowed, the next older snapshot is read. */
+/* Reads a snapshot for a restore on another thread, before anything is changed: manifest, signature,
+ * files. If the snapshot is damaged and a fallback is allowed, reads the next older snapshot. */
 
-/* A snapshot is read before it is loaded only in two cases: if a file has one checksum for the whole file,
- * since all of it has to be read then in any case, or if the restore may fall back on another snapshot.
- * Otherwise the shards hash the state that they load, or, if a job is given up for the snapshot,
- * the files are proved first: the content root detects any changed bit. The block checksums are then read
- * only to find the damaged file. */
+/* A snapshot is read before it is loaded only in two cases: if a file has one checksum for the whole
+ * file, because then the whole file must be read in any case, or if the restore may fall back on another
+ * snapshot. Otherwise the shards hash the state that they load, or, if a job is given up for the
+ * snapshot, the files are proved first. The content root detects any changed bit. So the block checksums
+ * are read only to find the damaged file. */
 static bool has_whole_sums(const struct manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++)
@@ -557,7 +559,7 @@ static bool has_whole_sums(const struct manifest *m)
     return false;
 }
 
-/* Judges by its signature whether the snapshot may be restored. Any thread.
+/* Judges by its signature whether the snapshot may be restored. Any thread may call this.
  * CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
 static cairn_status restore_judge_signature(const struct coord_restore *restore,
                                             const struct manifest *manifest, const char *folder,
@@ -585,7 +587,7 @@ static void check_folder(struct coord_restore *restore)
     if (restore->status == CAIRN_OK && !restore->plan && is_read)
         restore->status = snapshot_verify(&snapshot, NULL, &restore->why);
     if (restore->status == CAIRN_OK) {
-        restore->manifest = snapshot.manifest; // moves
+        restore->manifest = snapshot.manifest; // ownership moves
         manifest_init(&snapshot.manifest);
     }
     snapshot_close(&snapshot);
@@ -608,8 +610,8 @@ void coord_restore_prove(struct coord_work *work)
     }
 }
 
-/* Looks at the other snapshots in the folder of the job that is to be created. If they cannot be listed,
- * the new generation only follows the manifest's. */
+/* Looks at the other snapshots in the folder of the job that will be created. If they cannot be listed,
+ * the new generation is only above the manifest's generation. */
 static void look_around(struct coord_restore *restore)
 {
     const char *root = restore->cluster->storage.path;

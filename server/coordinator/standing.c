@@ -1,7 +1,7 @@
-/* Who we are to a shard, and what shards hold that we do not act on: parts of another store, of no
+/* Who we are to a shard, and which parts shards hold that we do not act on: parts of another store, of no
  * store, or of a job whose state in our store is older. None of these parts is dropped automatically,
- * except leftovers that are provably our own; they are listed, and adopted (adopt.c) or forgotten when
- * an operator says so. */
+ * except leftovers that are provably our own. They are listed, and an operator can have them adopted
+ * (adopt.c) or forgotten. */
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "server/coordinator/cluster.h"
 
-#define PARTS_MAX 1024 /* shown in a status */
+#define PARTS_MAX 1024 /* the most parts shown in a status */
 
 void coord_dropped_add(struct coord *cluster, uint64_t job)
 {
@@ -129,7 +129,7 @@ bool coord_shard_take_held(struct coord_session *session, const struct wire_fram
         message_free(&held->base);
         return false;
     }
-    // A list that nobody asked for is newer than the one that was asked for, so the last request stays
+    // A list that nobody asked for is newer than the list that was asked for. So the last request stays
     // answered.
     const uint32_t told = frame->request != 0 ? frame->request : entry->parts_answered;
     coord_shard_forget_parts(entry);
@@ -139,9 +139,9 @@ bool coord_shard_take_held(struct coord_session *session, const struct wire_fram
     return true;
 }
 
-/* True if the shard's part is of no use any more: the job was restored onto other shards while this one
- * was away, or was moved off this one. If our store is behind the shard's layout, the shard has seen a
- * higher epoch, so this is false. */
+/* True if the shard's part is no longer of use: the job was restored onto other shards while this shard
+ * was away, or was moved off this shard. False if our store is behind the shard's layout, because then
+ * the shard has seen a higher epoch. */
 static bool was_left_behind(const struct coord_job *job, const struct coord_shard_entry *entry,
                             const Cairn__HeldJob *held)
 {
@@ -201,7 +201,7 @@ static bool is_strange(const struct coord_shard_entry *entry, const Cairn__HeldJ
     }
     const struct coord_job *job = coord_job_by_id(cluster, part->job);
     const bool leftover = part->unsettled || was_dropped(cluster, part->job);
-    if (job == NULL && leftover) return false; // it is being dropped
+    if (job == NULL && leftover) return false; // the leftover is being dropped
     if (job == NULL) {
         sentence_set(why, "of no job that this store knows");
         return true;
@@ -276,7 +276,7 @@ void coord_strangers_release(struct coord_strangers *strangers)
 
 /* ==== entries ==== */
 
-/* Shards by name, whether connected or away. */
+/* Finds shards by name, whether connected or away. */
 
 uint32_t coord_shards_up(const struct coord *cluster)
 {
@@ -339,7 +339,7 @@ void coord_shard_free(struct coord_shard_entry *entry)
 
 /* ==== shards that are gone for good ==== */
 
-/* Returns a job that has a part on the shard; NULL: none. */
+/* Returns a job that has a part on the shard, or NULL if there is none. */
 static const struct coord_job *user_of(const struct coord *cluster,
                                        const struct coord_shard_entry *entry)
 {
@@ -348,8 +348,8 @@ static const struct coord_job *user_of(const struct coord *cluster,
     return job;
 }
 
-/* True if an entry may be in use unseen: by a restore's job that is not linked yet, or, by its name, by
- * an adoption. */
+/* True if somebody may use an entry without being seen: a restore whose job is not linked yet, or an
+ * adoption, which uses the entry by its name. */
 static bool unknown_uses(const struct coord *cluster)
 {
     return cluster->restores != NULL || cluster->adoption != NULL;

@@ -19,7 +19,7 @@ static void take_memory(struct coord_shard_entry *entry, const Cairn__Heartbeat 
     entry->memory = memory;
     for (size_t i = 0; i < count; i++) {
         memory[i] = *message->memory[i];
-        // These fields belong to the message, which is freed; the others are numbers.
+        // These fields belong to the message, which is freed. The other fields are numbers.
         memory[i].shard = NULL;
         memory[i].untold = false;
         memory[i].base.unknown_fields = NULL;
@@ -46,8 +46,8 @@ void coord_bytes_read(struct coord_member *member, uint64_t bytes)
     if (bytes > member->read_bytes) member->read_bytes = bytes;
 }
 
-/* True if a worker has that rank. Shards report only the workers that they have, but the last report of
- * a shard that is away names those that it had. */
+/* True if a worker has that rank. Shards report only the workers that they have. The last report of a
+ * shard that is away names the workers that the shard had then. */
 static bool is_attached(const struct coord_job *job, uint32_t rank)
 {
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
@@ -55,8 +55,8 @@ static bool is_attached(const struct coord_job *job, uint32_t rank)
     return false;
 }
 
-/* Returns the rank's entry, inserted in its place; NULL: no more workers are shown, or the worker has
- * left. */
+/* Returns the rank's entry, inserted at its place. Returns NULL if no more workers are shown, or if the
+ * worker has left. */
 static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord_job *job,
                                       uint32_t rank)
 {
@@ -64,7 +64,7 @@ static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord
     while (at < out->count && out->told[at].rank < rank) at++;
     if (at < out->count && out->told[at].rank == rank) return &out->told[at];
     if (at > CAIRN_BYTES_WORKERS_SHOWN || !is_attached(job, rank)) return NULL;
-    if (out->count <= CAIRN_BYTES_WORKERS_SHOWN) out->count++; // else the last one is dropped
+    if (out->count <= CAIRN_BYTES_WORKERS_SHOWN) out->count++; // else drops the last entry
     memmove(&out->told[at + 1], &out->told[at], (out->count - 1 - at) * sizeof *out->told);
     cairn__bytes_told__init(&out->told[at]);
     out->told[at].of_worker = true;
@@ -72,7 +72,8 @@ static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord
     return &out->told[at];
 }
 
-/* Shards report at different times, so the bytes of each are divided by its own steps. */
+/* Adds the bytes of one shard. Shards report at different times, so the bytes of each shard are divided
+ * by the shard's own steps. */
 static void add_bytes(Cairn__BytesTold *to, const Cairn__BytesTold *more)
 {
     to->pushed_shared += more->pushed_shared;
@@ -113,7 +114,7 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
             if (to != NULL) add_bytes(to, told);
         }
     }
-    // Added after the shards' reports, which say how many steps there were.
+    // Added after the shards' reports, because these reports say how many steps there were.
     uint64_t read = job->members.read_bytes;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         read += m->read_bytes;
@@ -241,7 +242,7 @@ static void list_frozen(struct job_view *view, const struct job_spec_data *spec)
     }
 }
 
-/* Shows the leases that are granted; the others still wait. */
+/* Shows the leases that are granted. The other leases still wait. */
 static void fill_leases(struct job_view *view, const struct coord_job *job)
 {
     Cairn__JobStatus *s = &view->status;
@@ -260,7 +261,7 @@ static void fill_leases(struct job_view *view, const struct coord_job *job)
     }
 }
 
-/* "slice 3 of 12, 1234 of 5678 bytes"; empty: no run is under way. */
+/* Writes, for example, "slice 3 of 12, 1234 of 5678 bytes". Writes nothing if no run is under way. */
 static void show_reshard(const struct coord_job *job, struct sentence *out)
 {
     const struct coord_reshard_progress *progress = &job->reshard.progress;
@@ -344,8 +345,8 @@ static void view_release(struct job_view *view)
 
 #define BRIEF_CHARS 160
 
-/* Keeps only what a job is and whom it waits for, so that the list fits a frame even with the maximum of
- * jobs; `job show` has the rest. */
+/* Keeps only what describes a job and for whom the job waits, so that the list fits a frame even with the
+ * maximum number of jobs. `job show` shows the rest. */
 static void shorten_job_status(struct job_view *view)
 {
     Cairn__JobStatus *s = &view->status;
@@ -410,13 +411,13 @@ void coord_job_show_answer(struct coord_session *session, uint32_t request,
 
 /* Answers `cairn cluster status`: the coordinator, its shards, workers and readers. */
 
-/* Returns the text for a message field, which nobody writes to. */
+/* Returns the text for a message field. Nobody writes to the text. */
 static char *path_of(const uint8_t *address, size_t bytes)
 {
     return wire_text(fabric_address_ways(address, bytes));
 }
 
-/* Like path_of, but written into `text`. */
+/* Like path_of, but writes the place into `text`. */
 static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLACE_BYTES])
 {
     fabric_address_print_places(address, bytes, text);
@@ -465,7 +466,7 @@ static void fill_session(Cairn__MemberStatus *out, const struct coord_session *s
     out->unheard = wire_text(coord_unheard_text(session));
 }
 
-#define MEMBERS_MAX 4096 /* so that a frame holds them */
+#define MEMBERS_MAX 4096 /* so that a frame holds the members */
 
 static bool is_shown(const struct coord_session *session)
 {
@@ -481,7 +482,8 @@ static size_t count_members(const struct coord *cluster)
     return n < MEMBERS_MAX ? n : MEMBERS_MAX;
 }
 
-/* Fills in the shards first, then workers and readers; at most `max`. Returns how many. */
+/* Fills in the shards first, then workers and readers, at most `max` in all. Returns the number filled
+ * in. */
 static size_t fill_members(const struct coord *cluster, Cairn__MemberStatus *out,
                            char (*places)[CAIRN_PLACE_BYTES], size_t max)
 {
@@ -543,7 +545,8 @@ void coord_status_answer(struct coord_session *session, uint32_t request)
 
 /* ==== list ==== */
 
-/* An admin asks for the snapshots in the folder of snapshots, which another thread reads. */
+/* Answers an admin who asks for the snapshots in the folder of snapshots. Another thread reads the
+ * folder. */
 
 struct listing {
     struct coord_work work;
@@ -551,13 +554,13 @@ struct listing {
     struct sentence why;
     /* owned */
     char *job; /* NULL: the snapshots of all jobs */
-    char *id;  /* of the only one to show; NULL: list all */
+    char *id;  /* the id of the only snapshot to show; NULL: list all */
     struct key_ring ring;
     struct coord_found found;
     struct said *said; /* [found.count]; NULL: no words were read */
 };
 
-/* The words of its job about one snapshot: whether it is the latest, its check, and its tags. */
+/* The words of a job about one snapshot: whether the snapshot is the latest, its check, and its tags. */
 struct said {
     bool latest, check_failed;
     uint64_t checked_unix_s;
@@ -595,8 +598,8 @@ static void take_words(const struct snapshot_words *words, const char *id, struc
     }
 }
 
-/* Reads the words of each job once. If they cannot be read, the list is sent without them, which is
- * better than no list. */
+/* Reads the words of each job once. If they cannot be read, the list is sent without them, because that
+ * is better than no list. */
 static void read_words(struct listing *listing)
 {
     const struct coord_found *found = &listing->found;
@@ -605,7 +608,7 @@ static void read_words(struct listing *listing)
         const char *job = found->list[i].manifest.spec.name;
         struct snapshot_words words;
         struct sentence why;
-        if (listing->said[i].tags != NULL) continue; // read with an earlier snapshot of the job
+        if (listing->said[i].tags != NULL) continue; // read with an earlier snapshot
         if (snapshot_words_load(listing->work.cluster->storage.path, job, &words, &why) != CAIRN_OK)
             log_warn("the words of the snapshots of job %s: %s", job, why.text);
         for (size_t k = i; k < found->count; k++)
@@ -641,7 +644,8 @@ static void read_store(struct coord_work *work)
     if (listing->status == CAIRN_OK) read_words(listing);
 }
 
-/* True if the manifest is already in the folder of snapshots: the loop has yet to hear of it. */
+/* True if the manifest is already in the folder of snapshots, although the loop has not yet heard of
+ * it. */
 static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus *s)
 {
     for (size_t i = 0; i < listing->found.count; i++)
@@ -651,8 +655,8 @@ static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus 
     return false;
 }
 
-/* Lists the snapshots that are being taken; the list borrows from their jobs. The caller frees both
- * arrays. False: no memory. */
+/* Lists the snapshots that are being taken. The list borrows from their jobs. The caller frees both
+ * arrays. Returns false if there is no memory. */
 static bool list_running(const struct listing *listing, struct snapshot_view **views,
                          Cairn__SnapshotList *message)
 {
@@ -674,7 +678,7 @@ static bool list_running(const struct listing *listing, struct snapshot_view **v
 static void send_list(struct listing *listing)
 {
     struct sentence why;
-    // A job that was never here and has left no snapshots is most likely a mistyped name.
+    // A job that never existed here and has left no snapshots is most likely a mistyped name.
     if (listing->job != NULL && listing->found.count == 0 &&
         coord_job_find(listing->work.cluster, listing->job) == NULL) {
         sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",

@@ -25,7 +25,7 @@ struct column {
     const char *name;
     enum column_type type;
     size_t at; /* in the row's struct: a uint64_t, bool, double, const char * or const uint8_t * */
-    size_t count_at;        /* for BYTES: the offset of their size_t */
+    size_t count_at;        /* for BYTES: the offset of the size_t with their size */
     const char *constraint; /* NULL: NOT NULL */
     bool grows;             /* a change never lowers it */
     uint32_t set_by;        /* bits of the changes that set it, besides those that put whole rows */
@@ -72,7 +72,7 @@ static const struct column shard_columns[] = {
     { COLUMN("job", NUMBER, job), .constraint = "NOT NULL REFERENCES jobs(id) ON DELETE CASCADE" },
     { COLUMN("place", NUMBER, place) },
     { COLUMN("shard", TEXT, name) },
-    { COLUMN("weight", REAL, weight), .constraint = "" }, // NULL: not a number
+    { COLUMN("weight", REAL, weight), .constraint = "" }, // NULL: the weight is not a number
 };
 #undef ROW
 #define ROW struct stored_dropped
@@ -97,7 +97,7 @@ static const struct column event_columns[] = {
 };
 #undef ROW
 
-/* A change finds its rows by the first column, with which the key begins. */
+/* A change finds its rows by the table's first column, with which the key begins. */
 #define TABLE(text, row, list, primary, by)                                         \
     {                                                                               \
         (text), (primary), (by), sizeof(row), (list), sizeof(list) / sizeof *(list) \
@@ -142,8 +142,8 @@ static const struct change {
     [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
 };
 
-/* The triggers run in the same transaction: a dropped job is remembered, since parts of it are leftovers of
- * this cluster, and the oldest entries are deleted. */
+/* These triggers run in the same transaction as the change. A dropped job is remembered, because parts of
+ * it are leftovers of this cluster. The oldest entries are deleted. */
 static const char schema_end[] =
     "CREATE TRIGGER drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped (job) VALUES "
     "(old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - %d; END; "
@@ -202,7 +202,7 @@ static cairn_status ask_number(const struct coord_store *store, const char *sql,
     return status;
 }
 
-/* Commits, or rolls back what failed. */
+/* Commits the transaction if `status` is CAIRN_OK, and otherwise rolls it back. */
 static cairn_status end_transaction(struct coord_store *store, cairn_status status,
                                     struct sentence *why)
 {
@@ -251,8 +251,8 @@ static void fill_column(char *row, const struct column *column, sqlite3_stmt *s,
     }
 }
 
-/* Copies the texts of a row to `to`, and points the row to the copies; with NULL only counts. Returns the
- * size of the texts in bytes. */
+/* Copies the texts of a row to `to`, and makes the row point to the copies. If `to` is NULL, only counts.
+ * Returns the size of the texts in bytes. */
 static size_t copy_texts(const struct table *table, char *row, char *to)
 {
     size_t used = 0;
@@ -307,7 +307,7 @@ static cairn_status prepare_change(const struct coord_store *store, enum store_c
         for (int i = 1; i < table->column_count; i++) sqlite3_str_appendf(sql, ", ?%d", i + 1);
         sqlite3_str_appendf(sql, ") ON CONFLICT (%s) DO UPDATE SET ", table->key);
     }
-    // The first column is not set: SQLite would look up all shards of a job whose id is set.
+    // The first column is not set, because SQLite would look up all shards of a job whose id is set.
     for (int i = table->column_count > 1; i < table->column_count && how->how != DROP; i++) {
         const struct column *c = &table->columns[i];
         if (how->how == SET && (c->set_by >> change & 1) == 0) continue;
@@ -384,7 +384,8 @@ static cairn_status apply_change(struct coord_store *store, enum store_change ch
 cairn_status store_write(struct coord_store *store, enum store_change change, const void *rows,
                          size_t count, struct sentence *why)
 {
-    // Events are not part of a job's durable state: the next epoch must not wait until the disk has them.
+    // Events are not part of a job's durable state. So the next epoch must not wait until the disk has
+    // them.
     const bool is_lazy = change == CAIRN_STORE_EVENTS;
     const int before = sqlite3_total_changes(store->db);
     cairn_status status = store_run(
@@ -446,7 +447,7 @@ static cairn_status refuse_version(const struct coord_store *store, int64_t vers
                      store->path, version, but, SCHEMA_VERSION);
 }
 
-/* Judges the columns: a file may claim this version and have another program's tables. */
+/* Judges the columns, because a file may claim this version and yet have another program's tables. */
 static cairn_status judge_columns(const struct coord_store *store, struct sentence *why)
 {
     for (int kind = 0; kind < CAIRN_STORED_KINDS; kind++) {
@@ -549,8 +550,8 @@ static cairn_status set_up(struct coord_store *store, struct sentence *why)
     return CAIRN_OK;
 }
 
-/* Opens the file with mode 0600, which SQLite also gives to its journal. An empty file becomes
- * a new database. */
+/* Opens the file with mode 0600. SQLite gives the same mode to its journal. An empty file becomes a new
+ * database. */
 static cairn_status open_private(const char *path, struct sentence *why)
 {
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -690,7 +691,7 @@ struct coord_save {
     /* owned */
     void *rows; /* [row_count] */
     size_t row_count;
-    struct stored_shard *shards; /* those of a job's row */
+    struct stored_shard *shards; /* the shards of a job's row */
     struct packed *held[3];      /* large data that the row points to */
     struct sentence why;
     uint64_t store_writes; /* rows that the store had written when the save was done */
@@ -730,7 +731,7 @@ static void on_saved(struct task *task)
     free_save(save);
 }
 
-/* Returns a new save that belongs to no job yet and has not begun; NULL if there is no memory. */
+/* Returns a new save that belongs to no job yet and has not begun. Returns NULL if there is no memory. */
 static struct coord_save *save_new(struct coord *cluster, enum store_change change,
                                    const void *rows, size_t row_count, uint64_t number,
                                    cluster_saved_fn then)
@@ -748,7 +749,7 @@ static struct coord_save *save_new(struct coord *cluster, enum store_change chan
     return NULL;
 }
 
-/* Starts the save. NULL means that there was no memory for it. */
+/* Starts the save. If `save` is NULL, there was no memory for it. */
 static cairn_status save_start(struct coord_save *save, struct sentence *why)
 {
     if (save == NULL)
@@ -766,8 +767,8 @@ cairn_status coord_save(struct coord *cluster, enum store_change change, const v
     return save_start(save_new(cluster, change, rows, count, number, then), why);
 }
 
-/* Copies the names of the job's shards and of the joining ones, "" for holes, and their weights. Returns
- * NULL if there is no memory. */
+/* Copies the names of the job's shards and of the joining shards ("" for holes), and their weights.
+ * Returns NULL if there is no memory. */
 static struct stored_shard *copy_shards(const struct coord_job *job, uint32_t count)
 {
     const struct layout *next = job->layouts.storing ? job->layouts.next : NULL;
@@ -798,8 +799,8 @@ static const uint8_t *hold_packed(struct packed **held, struct packed *packed, s
     return packed->bytes;
 }
 
-/* Fills in the layout in force, or the next one if it is being stored: once its write begins, nothing takes
- * that layout back. Returns false if there is no memory. */
+/* Fills in the layout in force, or the next layout if that is being stored: nothing takes the next layout
+ * back once its write has begun. Returns false if there is no memory. */
 static bool fill_layout(const struct coord_job *job, struct coord_save *save)
 {
     const struct coord_layouts *l = &job->layouts;

@@ -2,17 +2,17 @@
  *
  * These are durable: the identity of the store, the incarnation of the coordinator, the jobs with their
  * spec, layout, shards and generation, and per job an epoch and a reserved block of round numbers; the
- * numbers of the last jobs that were dropped, since a shard that was away then still has its part; the
- * token of the folder that snapshots were written to (below); the shards that an operator drains; the keys
- * whose signatures are trusted; and the last events. Nothing is written per round: what else a new
- * coordinator needs to know, it asks the shards (server/core/round.h). A job is written once every shard of
- * it holds its part, so a job in the store is one that did exist.
+ * numbers of the last jobs that were dropped, since a shard that was away at that time still has its part;
+ * the token of the folder that snapshots were written to (below); the shards that an operator drains; the
+ * keys whose signatures are trusted; and the last events. Nothing is written per round: a new coordinator
+ * asks the shards for everything else (server/core/round.h). A job is written once every shard of it holds
+ * its part, so a job in the store is one that did exist.
  *
- * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the loss
- * of power. Every call is one transaction; one that fails changed nothing. One thread at a time: each call
- * blocks for one commit, as long as the disk takes (store.c). Epochs, reserved numbers and `initialized`
- * only grow: a row that was copied before one of them grew does not take it back. Errors: CAIRN_ERR_IO,
- * CAIRN_ERR_NO_SPACE, CAIRN_ERR_CORRUPT. */
+ * The store is one file, FOLDER/coordinator.db, with WAL and synchronous=FULL: a change whose call returned
+ * CAIRN_OK survives the loss of power. Every call is one transaction; a call that fails changes nothing.
+ * Only one thread at a time may call: each call blocks for one commit, as long as the disk takes (store.c).
+ * Epochs, reserved numbers and `initialized` only grow: writing a row that was copied earlier does not
+ * lower them. Errors: CAIRN_ERR_IO, CAIRN_ERR_NO_SPACE, CAIRN_ERR_CORRUPT. */
 #ifndef CAIRN_COORDINATOR_STORE_H
 #define CAIRN_COORDINATOR_STORE_H
 
@@ -28,15 +28,16 @@
 
 /* ==== keys ==== */
 
-/* The key that this cluster signs its snapshots with, and those whose signatures it trusts.
+/* The key with which this cluster signs its snapshots, and the keys whose signatures it trusts.
  *
- * The secret key is FOLDER/cluster.key, mode 0600, in the store's folder: made at the first start and
- * durable before anything is signed. A copy of the store (`cairn cluster backup`) has it, too: if a copy is
- * put back without the file, the file is made from the copy. The trusted public keys are in the store: this
- * cluster's own, former ones included, and those of other clusters that an operator trusts. Shards are told
- * of these keys, and keep them with their state: a store that adopts the state trusts the keys from then
- * on. A store without a key, in a file or in itself, gets a new one; what the old one signed stays trusted.
- * Loop thread only, but for the ring, which is a copy. */
+ * The secret key is FOLDER/cluster.key, mode 0600, in the store's folder. It is made at the first start,
+ * and durable before anything is signed. A copy of the store (`cairn cluster backup`) has the secret key,
+ * too: if a copy is put back without the file, the file is made from the copy. The trusted public keys are
+ * in the store: this cluster's own keys, former ones included, and the keys of other clusters that an
+ * operator trusts. Shards are told of these keys, and keep them with their state: a store that adopts the
+ * state trusts the keys from then on. A store gets a new key if it has none, neither in the file nor in
+ * itself. Snapshots that the old key signed stay trusted. Loop thread only, except for the ring, which is a
+ * copy. */
 
 #define CAIRN_KEY_FILE "cluster.key"
 
@@ -55,18 +56,18 @@ struct trusted_key {
     bool is_own; /* this cluster's, now or before */
     uint64_t since_unix_s;
 };
-/* The trusted keys as a message. It borrows from this struct, so it is valid as long as the
- * struct lives. */
+/* The trusted keys as a message. The message borrows from this struct, so it is valid as long as the struct
+ * exists. */
 struct keys_message {
     Cairn__Keys keys;
     Cairn__Key *list[CAIRN_KEYS_MAX], views[CAIRN_KEYS_MAX];
     char ids[CAIRN_KEYS_MAX][CAIRN_KEY_NAME_BYTES], lines[CAIRN_KEYS_MAX][CAIRN_KEY_LINE_BYTES];
 };
 void coord_keys_fill(const struct coord *cluster, struct keys_message *room);
-/* The same for the keys of a list. */
+/* Does the same for the keys of a list. */
 void coord_keys_fill_list(const struct coord *cluster, const struct trusted_key *list, size_t count,
                           struct keys_message *room);
-/* Adds to the list the keys that a shard has kept and that are not trusted here; returns the list's new
+/* Adds to the list those keys that a shard has kept and this cluster does not trust. Returns the list's new
  * length. */
 size_t coord_keys_unknown(struct coord *cluster, const Cairn__Keys *kept,
                           struct trusted_key list[CAIRN_KEYS_MAX], size_t count);
@@ -91,10 +92,11 @@ struct coord_store;
 
 struct stored_meta {
     uint64_t zero;        /* always 0: there is one row */
-    uint64_t incarnation; /* the coordinator's: from 1, one more with every open */
-    /* the store's: random, not 0; made with the store, and anew by store_adopt */
+    uint64_t incarnation; /* the coordinator's incarnation: 1 at first, one more with every open */
+    /* the store's identity: random, not 0; made with the store, and made anew by store_adopt */
     uint64_t identity;
-    uint64_t storage; /* the token of the folder that snapshots were written to; 0: none was */
+    /* the token of the folder that snapshots were written to; 0: none were written */
+    uint64_t storage;
 };
 
 struct stored_shard {
@@ -111,23 +113,24 @@ struct stored_job {
     const uint8_t *layout; /* [layout_bytes], proto/geometry/layout.h */
     size_t layout_bytes;
     uint64_t generation;
-    uint64_t generation_reserved; /* a restore has begun to use generations up to this one */
+    uint64_t generation_reserved; /* a restore may have used generations up to this one */
     uint64_t epoch;
     uint64_t round_reserved; /* round numbers up to this one may have been used */
     uint64_t base_step;      /* the step at which the generation began */
     bool initialized;
     struct origin origin;
-    /* A change of layout needs these: the version that the job had when `layout` came into force, and the
-     * layout in which that version is published, [layout_before_bytes]; NULL: it is `layout`. */
+    /* The next fields are for a change of layout: the version that the job had when `layout` came into
+     * force, and the layout in which that version is published, [layout_before_bytes]; NULL: the version is
+     * published in `layout`. */
     uint64_t layout_at_generation, layout_at_step;
     const uint8_t *layout_before;
     size_t layout_before_bytes;
-    /* [shard_count], by index in the layout; after those of the layout come the shards that join. Their
+    /* [shard_count], by index in the layout; the shards that join follow the shards of the layout. Their
      * fields `job` and `place` are ignored: they follow from this row and the index. */
     const struct stored_shard *shards;
     uint32_t shard_count;
     bool weighed; /* a re-sharding is under way: the shards have weights */
-    double pause; /* its pause */
+    double pause; /* the pause of that re-sharding */
 };
 
 /* a dropped job: parts of it that shards still hold are leftovers of our own */
@@ -135,7 +138,7 @@ struct stored_dropped {
     uint64_t place, job;
 };
 
-struct stored_leaving { /* a shard that leaves by an operator's word (reshard.h) */
+struct stored_leaving { /* a shard that leaves because an operator asked for it (reshard.h) */
     const char *shard;
 };
 
@@ -151,19 +154,20 @@ struct stored_event { /* see events, below */
 };
 
 /* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is locked
- * (server/base/daemon.h). CAIRN_ERR_CORRUPT: damaged, or not a database of Cairn; CAIRN_ERR_VERSION: its
- * version is another one, and cannot be read. */
+ * (server/base/daemon.h). CAIRN_ERR_CORRUPT: the file is damaged, or not a database of Cairn.
+ * CAIRN_ERR_VERSION: the file has another version, which cannot be read. */
 cairn_status store_open(const char *folder, struct coord_store **store_out,
                         struct sentence *why) CAIRN_MUST_CHECK;
 void store_close(struct coord_store *store); /* NULL is fine */
 
 /* Returns the meta row as it was at the start, or at the last adoption. */
 const struct stored_meta *store_meta(const struct coord_store *store);
-/* Counts the rows written since open, except events; for the test that rounds write none. */
+/* Counts the rows written since the store was opened, except events. Used by the test that rounds write no
+ * rows. */
 uint64_t store_rows_written(const struct coord_store *store);
 
 /* ---- rows ----
- * For each kind of row a table describes the columns, and where they lie in the row's struct (store.c), so
+ * For each kind of row a table (store.c) describes the columns and their places in the row's struct, so
  * that the same few functions create, write, copy and read all kinds. */
 
 enum store_kind {
@@ -189,11 +193,11 @@ enum store_change {
     CAIRN_STORE_JOB_DROP,    /* deletes the job by its id, and adds it to the dropped ones */
     CAIRN_STORE_STORAGE,     /* writes the storage of the meta row */
     CAIRN_STORE_LEAVE,       /* adds the shard to those that leave */
-    CAIRN_STORE_STAY,        /* removes it from them */
+    CAIRN_STORE_STAY,        /* removes the shard from those that leave */
     CAIRN_STORE_KEY,         /* adds the key, or replaces the one with that line */
     CAIRN_STORE_KEY_DROP,    /* deletes the key by its line */
-    /* Adds events, or replaces those with their numbers. They survive the end of the process, but survive
-     * the loss of power only after the next commit of anything else. */
+    /* Adds events, or replaces those with their numbers. Events survive the end of the process. They
+     * survive the loss of power only once some other change has been committed after them. */
     CAIRN_STORE_EVENTS,
     /* used by the store itself */
     CAIRN_STORE_START,
@@ -202,14 +206,14 @@ enum store_change {
     CAIRN_STORE_CHANGES
 };
 
-/* Writes `count` rows, in one transaction. A job's shards are written with it. */
+/* Writes `count` rows, in one transaction. A job's shards are written with the job. */
 cairn_status store_write(struct coord_store *store, enum store_change change, const void *rows,
                          size_t count, struct sentence *why) CAIRN_MUST_CHECK;
-/* Copies rows for such a change, with their texts, but without the bytes and shards that jobs point to: one
- * block, which the caller frees. NULL: no memory. */
+/* Copies rows for such a change into one block, which the caller frees. Texts are copied, too; the bytes
+ * and shards that jobs point to are not. Returns NULL if there is no memory. */
 void *store_copy(enum store_change change, const void *rows, size_t count);
-/* Passes every row of a kind to `take`, which borrows it; stops at the first row that `take` refuses, and
- * returns its status. */
+/* Passes every row of a kind to `take`, which borrows the row. Stops at the first row that `take` refuses,
+ * and returns the status that `take` returned. */
 typedef cairn_status (*stored_fn)(void *context, const void *row, struct sentence *why);
 cairn_status store_each(struct coord_store *store, enum store_kind kind, stored_fn take,
                         void *context, struct sentence *why) CAIRN_MUST_CHECK;
@@ -221,23 +225,24 @@ struct store_adoptees { /* borrowed for the length of a call */
     size_t job_count;
     const struct stored_key *keys;
     size_t key_count;
-    uint64_t incarnation; /* the highest that the shards have seen */
+    uint64_t incarnation; /* the highest incarnation that the shards have seen */
 };
-/* In one transaction: adds or replaces the jobs and keys, and takes a new identity and an incarnation above
- * both the shards' and the present one. CAIRN_ERR_EXISTS: as for CAIRN_STORE_JOB. */
+/* In one transaction: adds or replaces the jobs and keys, takes a new identity, and takes an incarnation
+ * above the shards' and above the present one. CAIRN_ERR_EXISTS: as for CAIRN_STORE_JOB. */
 cairn_status store_adopt(struct coord_store *store, const struct store_adoptees *adoptees,
                          struct sentence *why) CAIRN_MUST_CHECK;
 
-/* Returns the bytes (malloc'd, the caller's) of a file that opens as a store with everything that is in
- * this one now, and with the signer. CAIRN_ERR_NO_MEMORY. */
+/* Returns the bytes (malloc'd, the caller's) of a file that can be opened as a store. The file has
+ * everything that is in this store now, and the signer. CAIRN_ERR_NO_MEMORY. */
 cairn_status store_picture(const struct coord_store *store, uint8_t **bytes_out,
                            size_t *byte_count_out, struct sentence *why) CAIRN_MUST_CHECK;
-/* Returns the text of the key that signs snapshots. Pictures have it; a store in use keeps it in a file
- * beside it, so only a store that was put back from a picture has one. CAIRN_ERR_NOT_FOUND: it has none. */
+/* Returns the text of the key that signs snapshots. Pictures have this text. A store in use keeps it in a
+ * separate file, so only a store that was put back from a picture has the text. CAIRN_ERR_NOT_FOUND: the
+ * store has no such text. */
 cairn_status store_signer(const struct coord_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
                           struct sentence *why) CAIRN_MUST_CHECK;
-/* Sets the signer for pictures. Removes a signer from the store itself, because it is in its own file
- * now. */
+/* Sets the signer for pictures. Removes any signer from the store itself, because the signer is in its own
+ * file now. */
 cairn_status store_set_signer(struct coord_store *store, const char *text,
                               struct sentence *why) CAIRN_MUST_CHECK;
 
@@ -266,12 +271,12 @@ static inline void store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
 
 /* ==== saves ==== */
 
-/* The store's writes: on a thread of their own, one after the other in the order in which they are
- * requested, so that the loop never waits for the disk. A caller that needs a write to be durable continues
- * in its `then`.
+/* The store's writes: they run on a thread of their own, one after the other, in the order in which they
+ * are requested. The loop thus never waits for the disk. A caller that needs a write to be durable
+ * continues in the write's `then`.
  *
- * Each takes a copy of what it writes; `then` is called on the loop, unless the cluster is closed before.
- * CAIRN_ERR_NO_MEMORY: nothing was begun. */
+ * Each function copies the rows that it writes. `then` is called on the loop, unless the cluster is closed
+ * before. CAIRN_ERR_NO_MEMORY: nothing was begun. */
 
 /* The cluster's saves. */
 struct coord_saves {
@@ -283,9 +288,9 @@ struct coord_saves {
 /* The outcome of a save. */
 struct coord_saved {
     struct coord *cluster;
-    /* id of the job, which may be dropped or replaced by then; 0: the save is of no job */
+    /* id of the job, which may have been dropped or replaced meanwhile; 0: the save belongs to no job */
     uint64_t job;
-    uint64_t number; /* the caller's number, which tells its saves apart */
+    uint64_t number; /* the caller's number, by which the caller tells its saves apart */
     cairn_status status;
     const char *why;
 };
@@ -295,13 +300,13 @@ typedef void (*cluster_saved_fn)(const struct coord_saved *saved);
 cairn_status coord_save(struct coord *cluster, enum store_change change, const void *rows,
                         size_t count, uint64_t number, cluster_saved_fn then,
                         struct sentence *why) CAIRN_MUST_CHECK;
-/* Makes such a change of a job's row, with the values that the job has now, except those that take effect
- * only when they are durable: spec (NULL: the job's own), INITIALIZED, and GENERATION, which reserves
- * generations up to `number`. */
+/* Makes such a change of a job's row, with the values that the job has now. The exceptions are values that
+ * take effect only when they are durable: spec (NULL: the job's own), INITIALIZED, and GENERATION, which
+ * reserves generations up to `number`. */
 cairn_status coord_save_job(struct coord_job *job, enum store_change change, struct packed *spec,
                             uint64_t number, cluster_saved_fn then,
                             struct sentence *why) CAIRN_MUST_CHECK;
-/* True: something of the job is being written to the store. */
+/* Returns true if a change of the job is being written to the store. */
 bool coord_saving(const struct coord_job *job);
 cairn_status coord_saves_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Waits for the save that runs; the others are dropped. on_closed is called if the saves were open. */
@@ -310,9 +315,9 @@ void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), 
 /* ==== events ==== */
 
 /* The cluster's events: which shards and members joined, left, moved or were put out, with time and cause,
- * for `cairn cluster events`. The newest CAIRN_STORE_EVENTS_MAX are in memory and, a moment later, in the
- * store, so that a new incarnation has them, too. Nobody waits until they are stored: their commit does not
- * wait for the disk, and those of the last moment before a loss of power may be missing. Loop thread
+ * for `cairn cluster events`. The newest CAIRN_STORE_EVENTS_MAX events are in memory and, a moment later,
+ * in the store, so that a new incarnation has them, too. Nobody waits until events are stored: their commit
+ * does not wait for the disk, and the last events before a loss of power may be missing. Loop thread
  * only. */
 
 /* kind | its name */
@@ -364,14 +369,15 @@ enum coord_event_kind {
 struct coord_events {
     struct stored_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
     uint64_t first, next;       /* numbers of the oldest event, and of the next one */
-    uint64_t began;             /* the first number that this process gave */
+    uint64_t began;             /* the first number that this process gave to an event */
     uint64_t saved; /* events with lower numbers are in the store, or being written to it */
     bool saving;
     bool failed; /* the last write failed, which was logged */
 };
 
-/* Notes an event that happened now. job: the job's name; who: such as "worker w3 (rank 2)" or "shard s1";
- * either may be NULL: none. The sentence says the cause. Copies all its arguments. */
+/* Notes an event that happened now. job: the job's name. who: such as "worker w3 (rank 2)" or "shard s1".
+ * Either may be NULL: none. The formatted sentence tells the cause. The function copies all its
+ * arguments. */
 void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const char *job,
                       const char *who, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
@@ -385,10 +391,10 @@ cairn_status coord_events_open(struct coord *cluster, struct sentence *why) CAIR
 void coord_events_tick(struct coord *cluster);
 /* Writes new events; called when the store's thread has ended, and the store is still open. */
 void coord_events_close(struct coord *cluster);
-/* Returns when the newest event was noted, by the wall clock at that time; 0: there is none. */
+/* Returns when the newest event was noted, by the wall clock at that time; 0: there is no event. */
 uint64_t coord_events_last_ms(const struct coord *cluster);
-/* Writes who created the job, such as "worker w3", from the newest event of its creation; "": there is no
- * such event any more. */
+/* Writes who created the job, such as "worker w3", from the newest event of the job's creation; "": there
+ * is no such event any more. */
 void coord_events_maker(const struct coord *cluster, const char *job, struct sentence *out);
 /* Faults counted from the events: shards of the cluster that went away, workers of the job that were
  * lost. */
@@ -403,17 +409,17 @@ void coord_events_answer(struct coord_session *session, uint32_t request,
 /* ==== storage ==== */
 
 /* The folder of the snapshots, known by its token (proto/store/storage.h). The store remembers the token
- * once something is in the folder: if the storage is not mounted, the path leads to another folder, to
- * which nothing may be written, and from which no snapshot may be reported missing. A folder belongs to one
- * cluster, by the identity of its store. Nor is anything written to another cluster's folder, until the
- * folder is taken (snapshots.foreign) or that cluster's jobs are adopted (coord_storage_adopted).
- * Complaints about the folder are in storage.watch.said; it is checked again until the token is found. */
+ * once something is in the folder. If the storage is not mounted, the path leads to another folder: nothing
+ * may be written there, and no snapshot may be reported as missing from it. A folder belongs to one
+ * cluster, by the identity of its store. Nothing is written to another cluster's folder until the folder is
+ * taken (snapshots.foreign), or that cluster's jobs are adopted (coord_storage_adopted). Complaints about
+ * the folder are in storage.watch.said. The folder is checked again until the token is found. */
 
 /* The cluster's folder of snapshots. */
 struct coord_storage {
     char *path;      /* owned: absolute; path and token are constant while the cluster is open */
     uint64_t token;  /* the token in the folder; 0: none */
-    bool remembered; /* the store has the token, or it is being written */
+    bool remembered; /* true: the store has the token, or the token is being written */
     /* the store identities by which the folder is ours: any thread */
     _Atomic uint64_t store, former;
     struct storage_watch watch;
@@ -423,17 +429,17 @@ struct coord_storage {
  * is open; may block. */
 cairn_status coord_storage_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Checks that the folder has the token, and is ours. Blocks: call it on another thread than the loop's.
- * CAIRN_ERR_IO; CAIRN_ERR_REFUSED: it is another cluster's. */
+ * CAIRN_ERR_IO; CAIRN_ERR_REFUSED: the folder is another cluster's. */
 cairn_status coord_storage_seen(const struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Notes that the store has a new identity and has taken over the jobs of the store `former`: a folder of
  * that store is ours, too. */
 void coord_storage_adopted(struct coord *cluster, uint64_t former);
-/* A snapshot begins in the folder: makes the store remember its token. */
+/* A snapshot begins in the folder: makes the store remember the folder's token. */
 void coord_storage_used(struct coord *cluster);
 
 /* ==== backup ==== */
 
-/* A copy of the store, made because an operator asks for it. */
+/* A copy of the store, made because an operator asks for a backup. */
 
 void coord_backup_begin(struct coord_session *session, uint32_t request,
                         const Cairn__ClusterBackup *message);

@@ -1,5 +1,5 @@
-/* The terms that a job's rounds use, which amendments change; the steps that its tensors have missed;
- * and which shards know the spec that is in the store. */
+/* The terms that a job's rounds use, which amendments change. Also the steps that the job's tensors have
+ * missed, and which shards know the spec that is in the store. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,10 +10,10 @@
 /* ==== terms ==== */
 
 /* Terms are the settings of an update, made from the groups of a spec for the core to borrow. An
- * amendment makes new terms; the older ones stay until the core has released them, which is when the
- * next round opens. */
+ * amendment makes new terms. The older terms remain until the core has released them, when the next round
+ * opens. */
 
-#define STILL_STEPS 100 // applied in a row
+#define STILL_STEPS 100 // steps applied in a row
 
 struct arrays {
     struct group_hyper *groups;
@@ -146,8 +146,7 @@ void coord_terms_applied(struct coord_job *job)
 
 /* ==== settings ==== */
 
-/* Refuses a setting that no amendment changes, and names the way that changes it, if there is
- * one. */
+/* Refuses a setting that no amendment changes. Names the way to change the setting, if there is one. */
 static cairn_status refuse_setting(const struct job_spec_data *spec, const Cairn__Setting *setting,
                                    enum spec_change change, struct sentence *why)
 {
@@ -189,7 +188,8 @@ cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *co
     return CAIRN_OK;
 }
 
-/* Refuses a setting that the optimizer would ignore, as it is refused in a worker's spec. */
+/* Refuses a setting that the optimizer would ignore. A worker's spec with such a setting is refused
+ * likewise. */
 static cairn_status judge_unused(const struct group_spec *was, const struct group_spec *now,
                                  struct sentence *why)
 {
@@ -276,8 +276,8 @@ static cairn_status too_many(const struct job_spec_data *spec, struct sentence *
                      spec->name, CAIRN_MISSED_RUNS_MAX);
 }
 
-/* The steps that a tensor of the next generation has missed: all steps, if it was not trained so
- * far. */
+/* Returns how many steps a tensor of the next generation has missed. If the tensor was not trained so
+ * far, it has missed all steps. */
 static uint64_t steps_missed(const struct coord_job *job, const struct tensor_spec *tensor)
 {
     const size_t from = spec_find_tensor(&job->spec, tensor->name);
@@ -285,7 +285,7 @@ static uint64_t steps_missed(const struct coord_job *job, const struct tensor_sp
     return trained ? round_missed(job->core, (uint32_t)from) : coord_job_version(job).step;
 }
 
-/* Lists what all tensors have missed. `with_next` counts the next step, too, for tensors that
+/* Lists how many steps each tensor has missed. If `with_next`, also counts the next step for tensors that
  * are frozen. */
 static cairn_status list_missed(const struct coord_job *job, const struct job_spec_data *spec,
                                 bool with_next, uint8_t *room, struct missed *missed_out,
@@ -365,8 +365,8 @@ static bool any_missed(const struct job_spec_data *spec)
     return false;
 }
 
-/* Notes the hash of the spec with its missed steps, because another rank, say, opens the job with that
- * spec. */
+/* Notes the hash of the spec with its missed steps, because another rank, for example, opens the job with
+ * this spec. */
 static cairn_status note_former(struct job_spec_data *spec)
 {
     uint8_t hash[32];
@@ -413,10 +413,10 @@ cairn_status coord_missed_begin(struct job_spec_data *spec, uint8_t **payload_ou
 
 /* ==== amend shards ==== */
 
-/* Brings the spec that is in the store to all shards. An amendment is answered only when all of them
- * have it, so that a lost store can be rebuilt from them. The store is written first: a shard is never
- * ahead of it. The spec is sent over the ordered connection of the rounds, so no round uses terms that
- * one of its shards does not have. */
+/* Brings the spec that is in the store to all shards. An amendment is answered only when all shards have
+ * the spec, so that a lost store can be rebuilt from the shards. The store is written first, so no shard
+ * is ever ahead of the store. The spec is sent over the ordered connection of the rounds, so no round
+ * uses terms that one of its shards does not have. */
 
 /* A JobTerms message that is not answered yet. */
 struct telling {
@@ -460,8 +460,8 @@ void coord_terms_advance(struct coord_job *job)
     }
 }
 
-/* The spec is in the store and in force: a shard that cannot keep it is reported, but does not hold the
- * job up. */
+/* Called when the spec is in the store and in force. A shard that cannot keep the spec is reported, but
+ * does not hold the job up. */
 static void fail_revision(struct coord_job *job, uint64_t revision, cairn_status status,
                           const char *text)
 {
@@ -482,7 +482,7 @@ static void on_terms_answered(struct coord_job *job, const void *about, cairn_st
 {
     const struct telling *told = about;
     if (job->generation != told->generation) return;
-    if (status == CAIRN_ERR_CLOSED) return; // sent again when the shard is back
+    if (status == CAIRN_ERR_CLOSED) return; // sent again when the shard returns
     if (status != CAIRN_OK) {
         fail_revision(job, told->revision, status, text);
         return;

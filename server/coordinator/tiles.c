@@ -1,15 +1,16 @@
 /* The tiles of a job's ranks: which rank holds which boxes, whether the boxes together make up the
  * tensors, and which shards know them. See proto/wire/wire.h and TilesDeclare in control.proto.
  *
- * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares its
- * own tiles after each attach, even if they are known already. The core's gate holds rounds back: it is
+ * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares its own
+ * tiles after each attach, even if they are known already. The core's gate holds rounds back. The gate is
  * shut until every attached worker has declared, the cover is exact, and all shards know every worker's
- * list; and it lets exactly the declared ranks through. A new coordinator process hears from the shards
- * (Answer.tiles_world), before any round can open, that there were tiles, and waits for all
+ * list; then it lets exactly the declared ranks through. A new coordinator process hears from the shards
+ * (Answer.tiles_world), before any round can open, that the job had tiles. It then waits for all
  * declarations.
  *
- * Ranks with equal lists share one list. The coordinator sends a shard a few lists ahead of its answers,
- * so that a thousand ranks do not each wait for a round trip, and no queue grows. */
+ * Ranks with equal lists share one list. The coordinator sends a shard a few lists before the shard has
+ * answered the earlier ones. So a thousand ranks do not each wait for a round trip, and no queue
+ * grows. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +21,8 @@
 
 enum { UNKNOWN, SENT, KNOWN }; /* the state of a member's tiles at a shard */
 
-#define TELL_AHEAD_BYTES   (64u << 10) /* unanswered lists to a shard at most, or one larger list */
-#define MEMBER_TILES_BYTES 64          /* the rest of the message, about */
+#define TELL_AHEAD_BYTES   (64u << 10) /* the most unanswered bytes to a shard, or one larger list */
+#define MEMBER_TILES_BYTES 64          /* about what the rest of the message takes */
 
 /* A list that some ranks have declared. */
 struct coord_tile_list {
@@ -29,7 +30,7 @@ struct coord_tile_list {
     uint32_t refs; /* ranks that share it */
     uint64_t hash;
     struct tiles tiles;    /* owned */
-    struct packed *packed; /* held: the same; NULL: the list of whole tensors */
+    struct packed *packed; /* held: the same tiles; NULL: the list of whole tensors */
 };
 
 /* ---- lists ---- */
@@ -50,7 +51,8 @@ static void list_put(struct coord_tiles *t, struct coord_tile_list *list)
     list_free(list);
 }
 
-/* Returns the list of these tiles, and takes them. NULL: no memory, and nothing is taken. */
+/* Returns the list of these tiles, and takes `tiles`. Returns NULL if there is no memory; then nothing is
+ * taken. */
 static struct coord_tile_list *list_get(struct coord_tiles *t, struct tiles *tiles)
 {
     const uint64_t hash = tiles_digest(tiles);
@@ -105,7 +107,7 @@ static void forget_sent(struct coord_member *m)
 {
     memset(m->tiles.known_to, UNKNOWN, m->job->shard_count);
     m->tiles.knowing = 0;
-    m->tiles.serial++; // an answer on its way is about the earlier list
+    m->tiles.serial++; // an answer that still arrives is about the earlier list
 }
 
 static void free_table(struct coord_tiles *t)
@@ -126,8 +128,8 @@ void coord_tiles_release(struct coord_job *job)
     free_table(&job->tiles);
 }
 
-/* Forgets all declarations. Members other than `by` that wait for an answer get the reason. Advance must
- * follow. */
+/* Forgets all declarations. The reason is sent to all members except `by` that wait for an answer. The
+ * caller must call advance afterwards. */
 static void tiles_clear(struct coord_job *job, const struct coord_member *by)
 {
     struct sentence why;
@@ -163,8 +165,8 @@ void coord_tiles_heard(struct coord_job *job, uint32_t world)
     coord_gate_update(job);
 }
 
-/* True if a list that differs begins new tiles for all ranks; else it belongs to a newcomer among ranks
- * that keep theirs, and has to fit to them. */
+/* True if a member's different list begins new tiles for all ranks. Otherwise the list belongs to a
+ * newcomer among ranks that keep their tiles, and must fit these tiles. */
 static bool begins_anew(const struct coord_member *member)
 {
     if (!member->job->tiles.covered || member->tiles.declared) return member->job->tiles.covered;
@@ -173,8 +175,9 @@ static bool begins_anew(const struct coord_member *member)
     return true;
 }
 
-/* Takes the tiles that the member declares for member->tiles.world ranks into the table; advance must
- * follow. CAIRN_ERR_BUSY: the member contributes to an open round. CAIRN_ERR_NO_MEMORY. */
+/* Takes the tiles that the member declares for member->tiles.world ranks into the table. The caller must
+ * call advance afterwards. CAIRN_ERR_BUSY: the member contributes to an open round.
+ * CAIRN_ERR_NO_MEMORY. */
 static cairn_status member_tiles_set(struct coord_member *member, struct tiles *tiles,
                                      struct sentence *why)
 {
@@ -215,7 +218,8 @@ static cairn_status member_tiles_set(struct coord_member *member, struct tiles *
     return CAIRN_OK;
 }
 
-/* Returns the box of a tensor that a rank holds; NULL: the whole tensor. The rank must have declared. */
+/* Returns the box of a tensor that a rank holds, or NULL for the whole tensor. The rank must have
+ * declared. */
 static const struct cairn_box *tiles_box(const struct coord_job *job, uint32_t rank,
                                          uint32_t tensor)
 {
@@ -225,7 +229,7 @@ static const struct cairn_box *tiles_box(const struct coord_job *job, uint32_t r
 
 /* ---- telling the shards ---- */
 
-/* Returns the tiles of a worker that the shards are to know; NULL: the shards are not told yet. */
+/* Returns the worker's tiles that the shards must know, or NULL if the shards are not to be told yet. */
 static const struct coord_tile_list *list_of(const struct coord_member *m)
 {
     static const struct coord_tile_list whole = { .hash = CAIRN_TABLE_HASH_WHOLE };
@@ -247,7 +251,8 @@ struct telling {
     uint32_t shard, serial;
 };
 
-/* A shard cannot hold the member's tiles: fails the member's declaration, or expels the member. */
+/* Called when a shard cannot hold the member's tiles: fails the member's declaration, or expels the
+ * member. */
 static void refuse_tiles(struct coord_member *member, cairn_status status, const char *why)
 {
     struct coord_job *job = member->job;
@@ -323,8 +328,8 @@ static void tell_tiles(struct coord_member *member, uint32_t shard,
     coord_gather_start(gather);
 }
 
-/* Tells a shard about the next workers whose tiles it does not know. Each call continues where the last
- * one stopped, so that it passes each worker once. */
+/* Tells a shard about the next workers whose tiles the shard does not know. Each call continues where the
+ * previous call stopped, so each worker is visited once. */
 static void tell_more(struct coord_job *job, uint32_t shard)
 {
     struct coord_job_shard *s = &job->shards[shard];
@@ -339,7 +344,7 @@ static void tell_more(struct coord_job *job, uint32_t shard)
     }
 }
 
-/* Tells all shards, beginning with the first worker again. */
+/* Tells all shards, beginning again with the first worker. */
 static void tell_all(struct coord_job *job)
 {
     const struct coord_tiles *t = &job->tiles;
@@ -417,7 +422,7 @@ static void gate_set(struct coord_job *job, bool shut)
     coord_job_event(job, &event);
 }
 
-/* Lets rounds begin when all workers have declared and all shards know the tiles. */
+/* Opens the gate if all workers have declared and all shards know the tiles. */
 static void gate_open_if_ready(struct coord_job *job)
 {
     const struct coord_tiles *t = &job->tiles;
@@ -449,7 +454,7 @@ void coord_gate_update(struct coord_job *job)
 
 /* ==== tiles declare ==== */
 
-/* Takes the tiles that workers declare, and says whom a job with tiles waits for. */
+/* Takes the tiles that workers declare, and says for which workers a job with tiles waits. */
 
 #define NAMES_MAX 5 /* shown in a sentence */
 
@@ -518,7 +523,7 @@ void coord_tiles_page(struct coord_session *session, uint32_t request, const Cai
     struct coord_member *member = session->members;
     while (member != NULL && (!member->tiles.arriving || member->tiles.request != request))
         member = member->next_of_session;
-    if (member == NULL) return; // of a declaration that was refused already
+    if (member == NULL) return; // a page of a declaration that was refused already
     if (paged_add(&member->tiles.pages, page) != CAIRN_OK) {
         member->tiles.arriving = false;
         paged_release(&member->tiles.pages);
@@ -534,7 +539,7 @@ void coord_tiles_begins(struct coord_member *member)
     if (job->tiles.world == 0 || member->tiles.declared) return;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->tiles.declared || m->tiles.request != 0) return;
-    // None of the workers that held parts is left: the job continues with whole tensors.
+    // None of the workers that held parts is left. So the job continues with whole tensors.
     member->tiles.world = 0;
     tiles_clear(job, member);
     coord_gate_update(job);
@@ -542,7 +547,7 @@ void coord_tiles_begins(struct coord_member *member)
 
 /* ---- whom it waits for ---- */
 
-/* A list of names in a sentence, which ends after NAMES_MAX of them. */
+/* A list of names in a sentence. The list ends after NAMES_MAX names. */
 struct names {
     struct sentence *out;
     size_t count;
@@ -557,7 +562,8 @@ static void add_rank(struct names *names, const struct coord_member *m, uint32_t
     sentence_add(names->out, "rank %" PRIu32 " (%s)", rank, what);
 }
 
-/* Returns the attached workers whose rank is below the world, by rank; NULL: no memory. */
+/* Returns the attached workers whose rank is below the world, by rank. Returns NULL if there is no
+ * memory. */
 static const struct coord_member **by_rank(const struct coord_job *job)
 {
     const struct coord_member **list = calloc(job->tiles.world, sizeof *list);
@@ -608,13 +614,13 @@ static bool tiles_all_put(const struct coord_job *job)
 
 /* ==== the initial state ==== */
 
-/* The initial state of a job: put by a source, compared between ranks, sealed by the shards. */
+/* The initial state of a job: a source puts it, it is compared between ranks, and the shards seal it. */
 
 /* ==== replicas ==== */
 
-/* Replicas are ranks that hold the same box of a tensor. Each puts its values, and the last values put
- * would stay; so the digests that the ranks report (InitDone.held) are compared before the state is
- * sealed. */
+/* Replicas are ranks that hold the same box of a tensor. Each replica puts its values, and the last
+ * values put would remain. So the digests that the ranks report (InitDone.held) are compared before the
+ * state is sealed. */
 
 enum { HELD = 8 }; /* bytes per tensor in InitDone.held */
 
@@ -650,7 +656,7 @@ static int compare_replicas(const void *left, const void *right)
     return a->rank < b->rank ? -1 : a->rank > b->rank;
 }
 
-/* Lists the ranks that report a digest of the tensor; returns how many. */
+/* Lists the ranks that report a digest of the tensor, and returns their number. */
 static size_t list_entries(const struct coord_job *job, uint32_t tensor, struct entry *entries)
 {
     static const uint8_t nothing[HELD] = { 0 };
@@ -677,8 +683,8 @@ static void say_replicas_differ(const struct coord_job *job, uint32_t tensor, co
                  job->spec.tensors[tensor].name, a->rank, b->rank, box_text(&a->box, box));
 }
 
-/* True if all ranks that hold the same box of a tensor have put the same values; else `why` gives the
- * reason. */
+/* True if all ranks that hold the same box of a tensor have put the same values. Otherwise `why` gives
+ * the reason. */
 static bool replicas_agree(const struct coord_job *job, struct sentence *why)
 {
     size_t members = 0;
@@ -705,8 +711,8 @@ static bool replicas_agree(const struct coord_job *job, struct sentence *why)
 /* ==== init ==== */
 
 /* The end of the initial state: the source reports that the state is put, the shards seal it, and
- * everyone who waits is answered. Ranks that hashed the same state are compared with the source; what
- * callers gave themselves is compared among those who gave it. Digests are kept while this coordinator
+ * everyone who waits is answered. Ranks that hashed the same state are compared with the source. Ranks
+ * that gave their own values are compared with each other. Digests are kept as long as this coordinator
  * lives. */
 
 enum { HEX_BYTES = 2 * 8 + 1 }; /* the first eight bytes distinguish two digests */
@@ -763,7 +769,7 @@ static void answer_init(struct coord_member *member)
         refuse_init(member, request, &member->init.digest, &member->job->init.source);
 }
 
-/* Refuses the InitDone of every member that waits: all of them may put again. */
+/* Refuses the InitDone of every member that waits. All these members may put the state again. */
 static void refuse_all(struct coord_job *job, const struct sentence *why)
 {
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
@@ -789,7 +795,7 @@ void coord_member_init_done(struct coord_member *member, uint32_t request,
         return;
     }
     if (!job->init.given.known) job->init.given = given;
-    const bool tiled = job->tiles.world > 0; // ranks with tiles hold different parts, and put those
+    const bool tiled = job->tiles.world > 0; // ranks with tiles put different parts
     if (!tiled) take_digest(&member->init.digest, &message->digest, member->rank);
     if (message->source && !job->init.source.known) job->init.source = member->init.digest;
     const cairn_status status = take_replicas(member, &message->held);
@@ -864,7 +870,7 @@ static void on_sealed(struct coord_job *job, const void *about, cairn_status sta
     if (!job->init.seal_running) return;
     if (status == CAIRN_ERR_CLOSED) {
         job->init.seal_running = false;
-        coord_job_try_seal(job); // the shard is back already, or this is called again when it is
+        coord_job_try_seal(job); // now, or again when the shard is back
         return;
     }
     job->init.seal_wanted = false;

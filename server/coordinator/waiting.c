@@ -1,4 +1,5 @@
-/* Says for whom a job waits, and keeps which workers said that they are at work on something else. */
+/* Says for whom a job waits, and keeps which workers have said that they are at work on something
+ * else. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,8 +55,8 @@ static uint64_t left_ms(const struct coord_member *member)
     return until_ms(member->session->cluster, member->pause.ends_ms);
 }
 
-/* Returns how long a worker that was expelled for a restore may still pause: while a worker is missing,
- * it may be that one. */
+/* Returns how long a worker that was expelled for a restore may still pause. While a worker is missing,
+ * the missing worker may be that one. */
 static uint64_t absent_left_ms(const struct coord_job *job)
 {
     const bool is_missing = job->core != NULL && !coord_job_dead(job) &&
@@ -63,7 +64,8 @@ static uint64_t absent_left_ms(const struct coord_job *job)
     return is_missing ? until_ms(job->cluster, job->members.pause.ends_ms) : 0;
 }
 
-/* Before the first round the longest pause counts, whichever worker the present step really waits for. */
+/* Before the first round, the longest pause counts, whichever worker the present step really waits
+ * for. */
 uint64_t coord_job_paused_ms(const struct coord_job *job)
 {
     struct sentence text;
@@ -84,7 +86,7 @@ static uint64_t least_ms(uint64_t left, uint64_t right)
 uint64_t coord_job_still_ms(const struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
-    uint64_t still_ms = 0; // since the first of the present workers attached
+    uint64_t still_ms = 0; // time since the first of the present workers attached
     if (job->core == NULL || job->park.shut || coord_job_paused_ms(job) > 0) return 0;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED &&
@@ -97,7 +99,8 @@ uint64_t coord_job_still_ms(const struct coord_job *job)
 
 /* ---- for whom it waits ---- */
 
-/* Adds a name, because people know names. False: no worker has that rank. */
+/* Adds the name of a worker or shard, because people know names. Returns false if no worker has that
+ * rank. */
 static bool add_name(const void *context, bool is_shard, uint32_t number, struct sentence *out)
 {
     const struct coord_job *job = context;
@@ -116,7 +119,7 @@ static bool add_name(const void *context, bool is_shard, uint32_t number, struct
     return true;
 }
 
-/* True if another process, which holds parts, asked for the shard's name within the last lease. */
+/* True if another process that holds parts asked for the shard's name within the last lease. */
 static bool is_claimed(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const uint64_t recent_ms = (uint64_t)cluster->options->lease_timeout_ms;
@@ -201,8 +204,8 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
 
 /* ==== unheard ==== */
 
-/* Returns the index of that name in the list; the list's count if it is not there. NULL is an empty
- * list. */
+/* Returns the index of the name in the list, or the list's count if the name is not in it. A NULL list is
+ * an empty list. */
 static size_t find_unheard(const struct coord_unheard *unheard, const char *name)
 {
     size_t i = 0;
@@ -215,14 +218,16 @@ static bool hears_not(const struct coord_unheard *unheard, const char *name)
     return unheard != NULL && find_unheard(unheard, name) < unheard->count;
 }
 
-/* Returns the shard's session. NULL: the shard is away, so it is known that nothing arrives from it. */
+/* Returns the shard's session. Returns NULL if the shard is away: then it is known that nothing arrives
+ * from it. */
 static const struct coord_session *session_of(const struct coord *cluster, const char *name)
 {
     const struct coord_shard_entry *entry = coord_shard_find(cluster, name);
     return entry != NULL ? entry->session : NULL;
 }
 
-/* Makes a list of the named shards that are up. NULL: there are none, or no memory. */
+/* Makes a list of the named shards that are up. Returns NULL if there are none, or if there is no
+ * memory. */
 static struct coord_unheard *make_unheard(const struct coord_session *session, char *const *names,
                                           size_t count)
 {
@@ -246,7 +251,7 @@ static struct coord_unheard *make_unheard(const struct coord_session *session, c
     return NULL;
 }
 
-/* True if the other end already reports the same about this session. */
+/* True if the other end already reports the same problem about this session. */
 static bool is_said(const struct coord_session *session, const char *name)
 {
     const struct coord_session *other = session_of(session->cluster, name);
@@ -263,9 +268,9 @@ static void note_unheard(const struct coord_session *session, enum coord_event_k
     coord_event_note(session->cluster, kind, job, who, "%s", text);
 }
 
-/* Names the shards of `list` that are not in `other`, except those that report the same about this
- * session, and gives the earliest time since when. This makes one sentence and one event, however many
- * shards a network cut affects. False: there are none. */
+/* Names the shards of `list` that are not in `other`, and gives the earliest of their times. Leaves out
+ * shards that report the same about this session. So one sentence and one event are made, however many
+ * shards a network cut affects. Returns false if there are no such shards. */
 static bool name_changed(const struct coord_session *session, const struct coord_unheard *list,
                          const struct coord_unheard *other, struct sentence *out,
                          uint64_t *since_ms_out)
@@ -355,9 +360,9 @@ void coord_unheard_of_job(const struct coord_job *job, struct sentence *out)
 #define SLOWER_FACTOR 2
 #define SLOWER_US     1000
 #define OPEN_MS       1000
-#define ASK_MS        1000   /* between two questions to the shards */
-#define SAY_MS        60000  /* between two log lines, */
-#define SAY_AGAIN_MS  300000 /* if both are about the same worker and phase */
+#define ASK_MS        1000   /* the time between two questions to the shards */
+#define SAY_MS        60000  /* the time between two log lines */
+#define SAY_AGAIN_MS  300000 /* the same if both lines are about the same worker and phase */
 
 static const char *const phase_names[CAIRN_TIMES_PHASES] = { "compute", "push", "wait", "fetch" };
 /* For each phase: what a late worker has not done yet. Used in the log line. */
@@ -381,7 +386,7 @@ static bool is_by_micro(enum phase phase)
     return phase == CAIRN_PHASE_COMPUTE || phase == CAIRN_PHASE_PUSH;
 }
 
-/* The time that a phase takes in a whole step, if one pass of it takes `us`. */
+/* Returns the time that a phase takes in a whole step, if one pass of the phase takes `us`. */
 static uint64_t in_step(const struct straggler_sample *sample, enum phase phase, uint32_t us)
 {
     return is_by_micro(phase) ? (uint64_t)us * sample->micros : us;
@@ -395,8 +400,8 @@ static uint32_t sum_of(const struct straggler_sample *sample)
     return sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX;
 }
 
-/* Returns the median over all samples that have times, except `but`; phase CAIRN_TIMES_PHASES: of the
- * sums of all phases. UINT32_MAX: there is no other sample. */
+/* Returns the median over all samples that have times, except `but`. For CAIRN_TIMES_PHASES, returns the
+ * median of the sums of all phases. Returns UINT32_MAX if there is no other sample. */
 static uint32_t middle_of_others(const struct straggler_sample *samples, size_t count, size_t but,
                                  size_t phase, uint32_t *scratch)
 {
@@ -408,7 +413,7 @@ static uint32_t middle_of_others(const struct straggler_sample *samples, size_t 
     return others > 0 ? times_median(scratch, others) : UINT32_MAX;
 }
 
-/* Finds who takes longest in a phase; false: nobody clearly does. */
+/* Finds who takes longest in a phase. Returns false if nobody clearly takes longest. */
 static bool find_in(const struct straggler_sample *samples, size_t count, enum phase phase,
                     uint32_t *scratch, struct straggler_found *out)
 {
@@ -427,8 +432,8 @@ static bool find_in(const struct straggler_sample *samples, size_t count, enum p
     return longer_us > SLOWER_US && longer_us > step_us / 10;
 }
 
-/* A push waits for others, too, because contributions are added by rank. A worker that holds the others
- * up waits less than they do after its push. */
+/* A push also waits for other workers, because contributions are added by rank. A worker that holds the
+ * others up waits less after its push than the others do. */
 static bool find_in_push(const struct straggler_sample *samples, size_t count, uint32_t *scratch,
                          struct straggler_found *out)
 {
@@ -460,7 +465,7 @@ struct sampled {
     size_t count;
 };
 
-/* False: no memory. Release `all` in any case. */
+/* Takes samples of the job's workers. Returns false if there is no memory. Release `all` in any case. */
 static bool sample_job(const struct coord_job *job, struct sampled *all)
 {
     const size_t most = (size_t)job->members.count + 1;
@@ -490,8 +495,8 @@ void coord_straggler_opened(struct coord_job *job, uint64_t round, bool write)
     s->lack_count = 0;
 }
 
-/* Returns the index of the member's lack; lack_count if no shard reported that it lacks something of the
- * member. */
+/* Returns the index of the member's lack. Returns lack_count if no shard reported that it lacks something
+ * of the member. */
 static uint32_t find_lack(const struct coord_straggler *s, uint64_t member)
 {
     uint32_t i = 0;
@@ -518,15 +523,15 @@ void coord_straggler_lacks(struct coord_job *job, const Cairn__Lacks *lacks)
                   (lacks->flags[i] & CAIRN_LACK_ARRIVED) != 0 || lacks->micros[i] > 0);
 }
 
-/* Asks the shards whether something of the late workers is on its way, and, if all workers have
- * committed, whose contributions have not arrived. */
+/* Asks the shards whether something of the late workers is in flight. If all workers have committed, also
+ * asks whose contributions have not arrived. */
 static void ask_shards(struct coord_job *job)
 {
     struct coord_straggler *s = &job->straggler;
     const uint64_t now_ms = coord_now_ms(job->cluster);
     if (s->asked_ms != 0 && now_ms - s->asked_ms < ASK_MS) return;
     s->asked_ms = now_ms;
-    s->answered = false; // until the answers arrive, the previous ones count
+    s->answered = false; // the previous answers count until the new ones arrive
     Cairn__LacksGet get = CAIRN__LACKS_GET__INIT;
     get.job = job->id;
     get.epoch = round_epoch_of(job->core);
@@ -541,7 +546,8 @@ static bool has_committed(const struct coord_member *m, uint64_t round)
     return false;
 }
 
-/* True if the round waits for the worker, which has not said that it is at work on something else. */
+/* True if the round waits for the worker and the worker has not said that it is at work on something
+ * else. */
 static bool is_late(const struct coord_job *job, const struct coord_member *m)
 {
     const struct coord_straggler *s = &job->straggler;
@@ -550,7 +556,7 @@ static bool is_late(const struct coord_job *job, const struct coord_member *m)
     return round_contributes(job->core, m->id);
 }
 
-/* True if the worker said that something of its own is on its way: the worker can do nothing before that
+/* True if the worker said that something of its own is in flight. The worker can do nothing before this
  * has arrived. */
 static bool is_in_flight(const struct coord_member *m, enum phase *phase_out)
 {
@@ -568,8 +574,8 @@ static void find_phase(struct coord_straggler *s, const struct coord_member *m)
         s->phase = m->opened_round == s->round ? CAIRN_PHASE_COMPUTE : CAIRN_PHASE_FETCH;
 }
 
-/* Finds the workers for which the open round waits. False also if they are more than half of its
- * workers: then none of them is the straggler. */
+/* Finds the workers for which the open round waits. Also returns false if they are more than half of the
+ * round's workers, because then none of them is the straggler. */
 static bool judge_open(struct coord_job *job, struct sampled *all)
 {
     struct coord_straggler *s = &job->straggler;

@@ -74,7 +74,7 @@ void buffer_pool_return(struct buffer_pool *pool, uint32_t number)
 
 /* ---- claims ---- */
 
-/* True if an answer of the owner will free a buffer. */
+/* True if a later answer of the owner will free a buffer. */
 static bool may_wait(const struct buffer_pool *pool, const struct buffer_owner *owner)
 {
     bool is_sending = owner->sending > 0 || MUTANT(53);
@@ -83,7 +83,7 @@ static bool may_wait(const struct buffer_pool *pool, const struct buffer_owner *
     return is_sending;
 }
 
-/* Returns the lowest free buffer, or touches another if waiting could last for ever. */
+/* Returns the lowest free buffer, or touches another buffer if waiting could last for ever. */
 static uint32_t find_buffer(struct buffer_pool *pool, const struct buffer_owner *owner)
 {
     if (owner->held >= owner->chunk_count && !MUTANT(54)) return CAIRN_BUFFER_NONE;
@@ -94,7 +94,7 @@ static uint32_t find_buffer(struct buffer_pool *pool, const struct buffer_owner 
     return pool->touched++;
 }
 
-/* False: the claim has to wait for a buffer. */
+/* Finds a buffer for the claim. Returns false if the claim has to wait for a buffer. */
 static bool find_place(struct buffer_pool *pool, struct buffer_claim *claim)
 {
     struct buffer_owner *owner = claim->owner;
@@ -123,7 +123,7 @@ bool buffer_pool_claim(struct buffer_pool *pool, struct buffer_claim *claim)
     return false;
 }
 
-/* Moves the owner's oldest waiting claim to the end of a list; returns the new end. */
+/* Moves the owner's oldest waiting claim to the end of a list. Returns the new end. */
 static struct buffer_claim **take_waiting(struct buffer_owner *owner, struct buffer_claim **end)
 {
     struct buffer_claim *claim = owner->waiting;

@@ -1,5 +1,5 @@
-/* The buffer pool of a relay (server/shard/relay.h): which buffer a fold gets that begins a chunk's sum,
- * which folds wait for one, and when waiting is given up. Pure: no clock, socket, file, thread or
+/* The buffer pool of a relay (server/shard/relay.h): which buffer a fold that begins a chunk's sum gets,
+ * which folds wait for a buffer, and when waiting is given up. Pure: no clock, socket, file, thread or
  * allocation. The caller owns all memory, and is asked before a buffer's memory is used for the first time
  * (touched).
  *
@@ -7,16 +7,16 @@
  *   FREE ──────────────────► SUMMING ──────► SENDING ────────► FREE, or ENDING while it is on loan
  *                               └─────────────────── _void ──► the same
  *
- *  - The lowest free buffer is taken, so memory grows with the number of sums under way. Up to `wanted`,
- *    another buffer is touched when none is free.
- *  - Beyond `wanted` another one is touched only when waiting could last for ever: the contributions that
- *    complete the sums may be behind the contribution that waits. This is judged for each owner alone. A
- *    sum that is being sent to one owner may have to wait there for another host, and that host may wait
+ *  - The lowest free buffer is taken, so memory grows with the number of sums under way. Up to `wanted`
+ *    buffers, another buffer is touched when none is free.
+ *  - Beyond `wanted` another buffer is touched only when waiting could last for ever: the contributions
+ *    that complete the sums may be behind the contribution that waits. This is judged for each owner alone.
+ *    A sum that is being sent to one owner may have to wait there for another host, and that host may wait
  *    for a sum that this relay has not passed on to another owner yet. For one owner, all claims that wait
  *    here belong to the current micro-batch, and all sums that are being sent belong to it or to earlier
  *    ones.
  *  - An owner holds no more buffers than it has chunks, and there is a buffer for each chunk of all owners:
- *    so the other owners together never hold buffers that an owner needs.
+ *    so the other owners together can never hold all the buffers that an owner needs.
  *  - Claims of one owner are served oldest first. Owners are offered free buffers in turns (round robin).
  *
  * The caller may read all fields, and sets those marked "given", once, at the start. */
@@ -35,7 +35,7 @@ enum buffer_state {
     CAIRN_BUFFER_FREE = 0,
     CAIRN_BUFFER_SUMMING, /* in owner->sums */
     CAIRN_BUFFER_SENDING, /* final: the owner has not folded the sum yet */
-    CAIRN_BUFFER_ENDING   /* nobody needs the sum: free when the buffer is no longer on loan */
+    CAIRN_BUFFER_ENDING /* nobody needs the sum: the buffer is FREE when it is no longer on loan */
 };
 
 /* Room for a chunk's sum. */
@@ -61,13 +61,14 @@ struct buffer_claim {
 /* A shard to which the relay passes sums on. */
 struct buffer_owner {
     /* given */
-    /* [chunk_count] borrowed: the buffer of a chunk's sum; CAIRN_BUFFER_NONE: it has none */
+    /* [chunk_count] borrowed: the buffer of a chunk's sum; CAIRN_BUFFER_NONE: the sum has no buffer */
     uint32_t *sums;
     uint32_t chunk_count;
 
-    uint32_t held;           /* its buffers that are SUMMING or SENDING */
-    uint32_t sending;        /* of these, the buffers that are SENDING */
-    uint64_t stuck_since_ms; /* since when only more room can help it; 0: something else may help */
+    uint32_t held;    /* its buffers that are SUMMING or SENDING */
+    uint32_t sending; /* of these, the buffers that are SENDING */
+    /* since when only more room can help this owner; 0: something else may help */
+    uint64_t stuck_since_ms;
     struct buffer_claim *waiting, **waiting_end; /* oldest first */
     struct buffer_owner *next;                   /* in the ring in which owners take turns */
 };
@@ -85,36 +86,37 @@ struct buffer_pool {
     uint64_t stuck_max_ms; /* the longest time without room before the owner counts as stuck */
     buffer_touch_fn touch;
 
-    uint32_t touched;          /* the number of buffers used so far, which are the lowest */
+    uint32_t touched;          /* the number of buffers used so far, which are the first ones */
     struct buffer_owner *turn; /* the next owner to be offered a free buffer (round robin) */
 };
 
-/* Adds the owner, whose given fields are set and the rest zero. */
+/* Adds the owner. Its given fields must be set, and its other fields zero. */
 void buffer_pool_add(struct buffer_pool *pool, struct buffer_owner *owner);
 
-/* True: the claim has its buffer, on loan. False: it waits, and belongs to the pool until _advance or _void
- * returns it. A claim that does not begin a sum never waits. */
+/* True: the claim has its buffer, on loan. False: the claim waits, and belongs to the pool until _advance
+ * or _void returns the claim. A claim that does not begin a sum never waits. */
 bool buffer_pool_claim(struct buffer_pool *pool, struct buffer_claim *claim);
 /* Call when a buffer may be free, or may be touched. Returns the claims that now have their buffers, linked
  * by `next`. */
 struct buffer_claim *buffer_pool_advance(struct buffer_pool *pool);
-/* The round is void: gives up all sums and claims. Returns the claims that waited, linked by `next`. */
+/* Call when the round is void: gives up all sums and claims. Returns the claims that waited, linked by
+ * `next`. */
 struct buffer_claim *buffer_pool_void(struct buffer_pool *pool);
 
-/* The chunk's sum is final. Returns its buffer, which is SENDING now. */
+/* Call when the chunk's sum is final. Returns the sum's buffer, which is SENDING now. */
 uint32_t buffer_pool_final(struct buffer_pool *pool, struct buffer_owner *owner, uint32_t chunk);
 /* Call when nobody needs the buffer's sum any longer: the owner has folded it, or it cannot be sent. */
 void buffer_pool_end(struct buffer_pool *pool, uint32_t buffer);
 /* Ends all buffers that are SENDING to the owner. */
 void buffer_pool_end_sending(struct buffer_pool *pool, struct buffer_owner *owner);
-/* buffer_pool_loan: a send begins to read the buffer's memory. buffer_pool_return: a send or a fold of it
- * ended. */
+/* Call buffer_pool_loan when a send begins to read the buffer's memory, and buffer_pool_return when a send
+ * or fold of the buffer ended. */
 void buffer_pool_loan(struct buffer_pool *pool, uint32_t buffer);
 void buffer_pool_return(struct buffer_pool *pool, uint32_t buffer);
 
-/* True if the owner's claims have waited for stuck_max_ms and only more room can help: no answer of the
- * owner frees a buffer, and its core takes no more contributions, which might complete a sum. Call it
- * regularly: time counts from call to call. */
+/* True if the owner's claims have waited for stuck_max_ms and only more room can help. Then no answer of
+ * the owner will free a buffer, and the owner's core takes no more contributions that might complete a sum.
+ * Call this function regularly: time counts from call to call. */
 bool buffer_pool_is_stuck(const struct buffer_pool *pool, struct buffer_owner *owner,
                           bool may_receive, uint64_t now_ms);
 

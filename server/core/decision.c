@@ -14,8 +14,8 @@
 #define FLAG_FAIL     2u
 #define FLAG_STATE    4u /* the payload ends with the client state, which is not empty */
 #define FLAG_SKIPS    8u /* after the groups: u64 all, u64 revision, u32 in_row; absent: no skips */
-#define FLAG_DRIVEN   16u /* after those: u32 count, f64 each; absent: no driven groups */
-#define FLAG_MISSED   32u /* after those: decision.h; absent: nothing was missed */
+#define FLAG_DRIVEN   16u /* after the skips: u32 count, f64 each; absent: no driven groups */
+#define FLAG_MISSED   32u /* after the driven rates: decision.h; absent: nothing was missed */
 #define FLAGS         63u
 
 static void put_f64(uint8_t *out, double x)
@@ -48,8 +48,8 @@ static void put_driven(uint8_t *out, const struct payload *head)
     for (uint32_t i = 0; i < head->driven_count; i++) put_f64(out + 4 + 8 * i, head->driven[i]);
 }
 
-/* Checks the driven rates in the `rest` bytes after the skips; false: they do not fit, or one is not a
- * valid rate. */
+/* Checks the driven rates in the `rest` bytes after the skips. Returns false if they do not fit, or if a
+ * rate is not valid. */
 static bool judge_driven(const uint8_t *in, size_t rest, uint32_t *count_out)
 {
     if (rest < 4) return false;
@@ -154,7 +154,7 @@ cairn_status payload_decode(const void *bytes, size_t bytes_len, struct payload 
 void payload_set_loss_scale(uint8_t *bytes, double loss_scale)
 {
     put_f64(bytes + 32, loss_scale);
-    le_put(bytes + 40, 0, 4); // no round has been good with it yet
+    le_put(bytes + 40, 0, 4); // no round has been good with this loss scale yet
 }
 
 cairn_status payload_group(const void *bytes, size_t bytes_len, uint32_t group,
@@ -258,7 +258,7 @@ uint32_t missed_class_of(const struct missed *missed, uint32_t tensor)
 {
     if (missed->size == 0) return CAIRN_MISSED_NONE;
     const uint8_t *runs = class_at(missed->bytes, get_u32(missed->bytes));
-    // bounds of the number of runs that begin at the tensor or before
+    // the number of runs that begin at or before the tensor lies between these bounds
     uint32_t least = 0, most = get_u32(missed->bytes + 4);
     while (least < most) {
         const uint32_t middle = least + (most - least) / 2;
@@ -296,7 +296,8 @@ void missed_begin(struct missed_writer *writer, uint8_t *out, size_t tensors)
     *writer = (struct missed_writer) { .out = out, .room = (uint32_t)CAIRN_MISSED_RUNS(tensors) };
 }
 
-/* Runs lie after the room for all classes until the end, when the number of classes is known. */
+/* Returns the place of a run. Until the end, when the number of classes is known, runs lie after the room
+ * for all classes. */
 static uint8_t *run_at(const struct missed_writer *writer, uint32_t run)
 {
     return writer->out + CAIRN_MISSED_HEAD_BYTES + (size_t)writer->room * CAIRN_MISSED_CLASS_BYTES +
@@ -330,7 +331,7 @@ void missed_put(struct missed_writer *writer, uint32_t tensor, uint64_t steps, u
                                     .flags = this_step ? CAIRN_MISSED_THIS : 0 };
     if (writer->is_full) return;
     const uint32_t number = steps > 0 ? find_class(writer, &c) : 0;
-    // same class as the tensor before; before the first tensor the class is 0
+    // the tensor has the same class as the tensor before it; before the first tensor the class is 0
     if (number == writer->run_class) return;
     if (writer->run_count == writer->room) writer->is_full = true;
     if (writer->is_full) return;

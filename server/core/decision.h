@@ -1,10 +1,11 @@
-/* How a round ends, and the payload of the decision: what the coordinator's core and the shards' cores tell
- * each other.
+/* How a round ends, and the payload of the decision. The coordinator's core and the shards' cores exchange
+ * these payloads.
  *
- * A decision is made once, by the coordinator, and kept by every shard until the next one: a new
- * coordinator learns from it what the old one decided. So the payload carries everything that a worker may
- * still ask about the round, and the state of the job that is on no disk (the loss scale, the client state,
- * the learning rates that the trainer gave, the number of steps that each tensor missed).
+ * A decision is made once, by the coordinator, and every shard keeps it until the next decision. A new
+ * coordinator learns from the kept decision what the old coordinator decided. So the payload carries
+ * everything that a worker may still ask about the round, and the part of the job's state that is on no
+ * disk (the loss scale, the client state, the learning rates that the trainer gave, the number of steps
+ * that each tensor missed).
  *
  * Pure; no allocation. */
 #ifndef CAIRN_CORE_DECISION_H
@@ -22,9 +23,10 @@
 
 /* The steps that tensors missed, as a payload encodes them.
  *
- * A tensor's own count of updates is the job's step less the steps that it missed: because it was frozen,
- * or was added later, or because nobody had a gradient for it. Its bias corrections, and SGD's first step,
- * use that count. If the tensors of a job have missed nothing, this part of its payloads is empty.
+ * A tensor's own count of updates is the job's step minus the steps that the tensor missed. A tensor misses
+ * a step because it is frozen, because it was added later, or because nobody had a gradient for it. Its
+ * bias corrections, and SGD's first step, use that count. If the tensors of a job have missed nothing, this
+ * part of its payloads is empty.
  *
  *   u32 class_count, u32 run_count                                  little-endian
  *   class  u64 steps, u32 group, u32 flags, u32 neg_step_size, u32 sqrt_bc2
@@ -33,11 +35,11 @@
  * A class holds what is common to tensors of one group that missed the same number of steps. A run begins
  * at a tensor, by its index in the job's list, and extends to the next run. Tensors in a run of class 0
  * have missed nothing; class c is the (c - 1)-th of the list. Tensors that are not trained may be in any
- * run, where the class means nothing for them.
+ * run; for them the class means nothing.
  *
  * Pure; no allocation. */
 
-/* The most runs that fit a control frame (proto/wire/wire.h) beside everything else. */
+/* The most runs that fit into a control frame (proto/wire/wire.h) together with everything else. */
 #define CAIRN_MISSED_RUNS_MAX    24576
 #define CAIRN_MISSED_HEAD_BYTES  8
 #define CAIRN_MISSED_CLASS_BYTES 24
@@ -50,15 +52,16 @@
      CAIRN_MISSED_RUNS(tensors) * (CAIRN_MISSED_CLASS_BYTES + CAIRN_MISSED_RUN_BYTES))
 
 enum missed_flag {
-    CAIRN_MISSED_THIS = 1, /* missed the decided step, too: the update leaves its tensors alone */
+    /* the class missed the decided step, too: the update leaves its tensors alone */
+    CAIRN_MISSED_THIS = 1,
     CAIRN_MISSED_FIRST = 2 /* CAIRN_SCALAR_FIRST_STEP, by the tensors' own count */
 };
 
 struct missed_class {
-    uint64_t steps; /* missed, after the decision; at least 1 */
+    uint64_t steps; /* the number of steps missed, counted after the decision; at least 1 */
     uint32_t group;
     uint32_t flags; /* enum missed_flag */
-    /* fp32 bits, for an update of these tensors; all other scalars are the group's */
+    /* fp32 bits, for an update of the class's tensors; all other scalars are the group's */
     uint32_t neg_step_size, sqrt_bc2;
 };
 
@@ -68,18 +71,19 @@ struct missed {
     size_t size;
 };
 
-/* Checks the encoding that begins at `bytes`, and returns it; bytes after it belong to other parts.
- * CAIRN_ERR_MALFORMED. */
+/* Checks the encoding that begins at `bytes`, and sets *missed_out to it. Bytes after the encoding belong
+ * to other parts. CAIRN_ERR_MALFORMED. */
 cairn_status missed_decode(const uint8_t *bytes, size_t bytes_len,
                            struct missed *missed_out) CAIRN_MUST_CHECK;
 uint32_t missed_class_count(const struct missed *missed);
 struct missed_class missed_class_at(const struct missed *missed, uint32_t c);
 #define CAIRN_MISSED_NONE UINT32_MAX
-/* The class of a trained tensor; CAIRN_MISSED_NONE: it has missed nothing. */
+/* The class of a trained tensor; CAIRN_MISSED_NONE: the tensor has missed nothing. */
 uint32_t missed_class_of(const struct missed *missed, uint32_t tensor);
 /* The number of steps that a trained tensor has missed. */
 uint64_t missed_steps(const struct missed *missed, uint32_t tensor);
-/* The scalars for an update of the class: those of its group, except those that depend on the count. */
+/* The scalars for an update of the class. They are the group's, except the scalars that depend on the
+ * count. */
 struct group_scalars missed_scalars(const struct missed_class *class_,
                                     const struct group_scalars *group);
 
@@ -93,12 +97,14 @@ struct missed_writer {
     uint32_t cache[CAIRN_MISSED_CACHE]; /* class numbers by their hash; 0: none */
 };
 void missed_begin(struct missed_writer *writer, uint8_t *out, size_t tensors);
-/* Adds the next trained tensor. `steps` 0: it has missed nothing, and the other arguments mean nothing. */
+/* Adds the next trained tensor. `steps` 0: the tensor has missed nothing, and the other arguments mean
+ * nothing. */
 void missed_put(struct missed_writer *writer, uint32_t tensor, uint64_t steps, uint32_t group,
                 bool this_step);
-/* Ends the list, and returns it. All 0: nothing was missed. */
+/* Ends the list, and returns the list. All 0: nothing was missed. */
 struct missed missed_end(struct missed_writer *writer);
-/* Call before the end: sets the scalars of a class from those of an update at the tensors' own count. */
+/* Call before missed_end: sets the scalars of a class from the scalars of an update at the tensors' own
+ * count. */
 void missed_set(struct missed_writer *writer, uint32_t c, const struct group_scalars *scalars);
 struct missed_class missed_written(const struct missed_writer *writer, uint32_t c);
 
@@ -110,7 +116,7 @@ enum decision_kind {
     CAIRN_DECISION_APPLY = 1,   /* update with these scalars */
     CAIRN_DECISION_SKIP = 2,    /* the round is used up, and only the job's state changes */
     CAIRN_DECISION_ABANDON = 3, /* the round is void: sent to workers only, never kept */
-    /* the data that the round's one worker put takes effect: generation + 1 */
+    /* WRITE: the data that the round's only worker put takes effect: generation + 1 */
     CAIRN_DECISION_WRITE = 4
 };
 
@@ -124,7 +130,8 @@ struct decision {
 
 /* Rounds that ended with SKIP. */
 struct skips {
-    uint64_t all; /* of the job, ever: step + all is the number of rounds that used up a batch */
+    /* all skips of the job, ever: step + all is the number of rounds that used up a batch */
+    uint64_t all;
     /* The number of consecutive skipped rounds that found the loss scale at its least (or fixed) under the
      * terms of `revision`, with nothing applied or written between them. Under other terms the count begins
      * anew. */
@@ -140,17 +147,18 @@ struct payload {
     double loss_scale; /* for the rounds after this one */
     uint32_t good_rounds; /* rounds applied since the loss scale last changed */
     bool finite;
-    bool fail;            /* not finite, and by the job's policy the workers are told so */
+    bool fail; /* the round was not finite, and the job's policy is to tell the workers so */
     struct skips skips;   /* including this round */
     uint32_t group_count; /* of scalars; 0 with SKIP and NONE */
-    /* [driven_count] the learning rates of driven groups with which the version was made. Decoded: NULL,
-     * see payload_driven. */
+    /* [driven_count] the learning rates of driven groups with which the version was made. In a decoded
+     * payload: NULL, see payload_driven. */
     const double *driven;
     uint32_t driven_count; /* all groups of the job, driven or not; 0: no group is driven */
-    /* The steps that tensors have missed, as of after the decision. Decoded: borrowed from the payload. */
+    /* The steps that tensors have missed, counted after the decision. In a decoded payload: borrowed from
+     * it. */
     struct missed missed;
-    /* [state_bytes] the trainer's state for the version after the decision: opaque; 0 bytes: none. Decoded:
-     * borrowed from the payload. Encoded: may lie in `out`. */
+    /* [state_bytes] the trainer's state for the version after the decision: opaque; 0 bytes: none. When
+     * decoded, `state` is borrowed from the payload. For encoding it may lie in `out`. */
     const uint8_t *state;
     size_t state_bytes;
 };
@@ -160,7 +168,7 @@ struct payload {
     (CAIRN_PAYLOAD_HEAD_BYTES + (size_t)(group_count)*CAIRN_GROUP_SCALARS_BYTES)
 
 #define CAIRN_PAYLOAD_SKIPS_BYTES 20
-/* A count, and a learning rate for each group; 0 bytes without any. */
+/* A count, and a learning rate for each group; 0 bytes if no group is driven. */
 #define CAIRN_PAYLOAD_DRIVEN_BYTES(count) ((count) > 0 ? 4 + 8 * (size_t)(count) : 0)
 /* The largest payload that a decision can have, in a job with these numbers of groups and tensors. */
 #define CAIRN_PAYLOAD_MAX(group_count, tensor_count, state_max)     \
@@ -179,12 +187,12 @@ size_t payload_with_missed(const void *bytes, const struct payload *head,
 /* CAIRN_ERR_MALFORMED: a length that does not fit, an unknown flag. */
 cairn_status payload_decode(const void *bytes, size_t bytes_len,
                             struct payload *head_out) CAIRN_MUST_CHECK;
-/* Replaces the loss scale in such a payload; no round has been made with the new one yet. */
+/* Replaces the loss scale in such a payload. No round has been made with the new loss scale yet. */
 void payload_set_loss_scale(uint8_t *bytes, double loss_scale);
 /* The scalars of group `group` < group_count of a payload that payload_decode accepts. */
 cairn_status payload_group(const void *bytes, size_t bytes_len, uint32_t group,
                            struct group_scalars *scalars_out) CAIRN_MUST_CHECK;
-/* The learning rate of group `i` < driven_count of such a payload, if it is driven. */
+/* The learning rate in such a payload of group `i` < driven_count, if that group is driven. */
 double payload_driven(const void *bytes, const struct payload *head, uint32_t i);
 
 #endif

@@ -8,7 +8,7 @@
 
 struct shard {
     bool gone;      /* the layout in force does not have it */
-    bool gone_next; /* nor does the slice's layout */
+    bool gone_next; /* the slice's layout does not have it either */
     bool prepared;
     bool moved;
 };
@@ -18,7 +18,7 @@ struct move {
     uint32_t shard_max;
     enum move_stage stage;
     uint64_t layout; /* in force */
-    bool lost;       /* one of its shards was lost before it was settled: it must be taken back */
+    bool lost;       /* one of its shards was lost before it settled: take it back */
     struct {
         uint64_t layout;
         bool back;
@@ -73,7 +73,7 @@ static void end_slice(uint64_t layout, cairn_status status, uint32_t shard,
     action->shard = shard;
 }
 
-/* Ends a slice that did not come into force: the layout stays as before. */
+/* Ends a slice that did not come into force. The layout stays as before. */
 static void take_back(struct move *move, cairn_status status, uint32_t shard,
                       struct move_actions *actions)
 {
@@ -160,7 +160,7 @@ static void on_moved(struct move *move, const struct move_event *event,
     if ((event->layout != move->layout && !MUTANT(71)) || shard->gone) return;
     shard->moved = true;
     if (move->stage != CAIRN_MOVE_MOVING) {
-        // The shard does not know yet that the layout is settled, or the message was lost.
+        // The shard does not know yet that the layout is settled, perhaps because the message was lost.
         if (!move->lost) add_action(actions, CAIRN_MOVE_SETTLE, move->layout)->shard = event->shard;
         return;
     }
@@ -176,10 +176,11 @@ static bool may_take_back(const struct move *move, const struct move_event *even
            (move->stage == CAIRN_MOVE_CUTTING && event->pending);
 }
 
-/* Handles the loss of a shard that had nothing that was settled. */
+/* Handles the loss of a shard that had no settled state. */
 static void on_shard_lost(struct move *move, uint32_t shard, struct move_actions *actions)
 {
-    const bool cutting = move->stage == CAIRN_MOVE_CUTTING; // and the slice cannot be taken back
+    // In CUTTING the slice can no longer be taken back when this is called.
+    const bool cutting = move->stage == CAIRN_MOVE_CUTTING;
     if (cutting && !move->shards[shard].gone_next) {
         move->next.lost = true;
         move->lost_shard = shard;
@@ -195,8 +196,8 @@ static void on_shard_gone(struct move *move, const struct move_event *event,
 {
     const struct shard *shard = &move->shards[event->shard];
     const bool is_lost = event->kind == CAIRN_MOVE_SHARD_LOST;
-    const bool lasts = is_lost && !shard->gone; // it is lost without the slice, too
-    // The layout in force waits for a shard that the slice was to leave out, and that shard will not
+    const bool lasts = is_lost && !shard->gone; // the shard is lost without the slice, too
+    // The layout in force waits for a shard that the slice was to leave out, but that shard will not
     // return.
     const bool concerns = !shard->gone_next || (lasts && !move->next.back);
     if (may_take_back(move, event) && concerns) {

@@ -1,7 +1,7 @@
-/* The coordinator's machine, for one job, that does what a change of layout needs besides the change of
- * epoch: every shard prepares the new layout, then it comes into force (server/core/round.h), then each
- * shard receives the state that is new to it, and at last the givers may forget that state. Pure, as
- * step.h: events go in, actions come out.
+/* The coordinator's machine, for one job, that does what a change of layout needs in addition to the change
+ * of epoch. Every shard prepares the new layout. Then the layout comes into force (server/core/round.h).
+ * Then each shard receives the state that is new to it, and at last the givers may forget that state. Pure,
+ * as step.h: events go in, actions come out.
  *
  *           BEGIN              all PREPARED           IN_FORCE             all MOVED
  *    REST ─────────► PREPARING ────────────► CUTTING ──────────► MOVING ────────────► REST
@@ -9,21 +9,21 @@
  *     └──────────────────┴ away, or CANCEL ◄──────┘ it can be        └──────► LOST ──BEGIN back──► PREPARING
  *                                                   taken back
  *
- *  - Until the layout is being made durable, the change can be taken back, and it is when a shard goes
- *    away, so that training does not wait for a change that is not necessary.
+ *  - Until the layout is being made durable, the change can be taken back. It is taken back when a shard
+ *    goes away, so that training does not wait for a change that is not necessary.
  *  - A shard keeps its prepared layout through fences that name the layout in force, because an epoch may
- *    change meanwhile. It forgets the prepared layout when it is told to, when another one is prepared,
- *    and at the fence of another coordinator than the one that had it prepared: there it never came into
- *    force.
- *  - Once the layout is durable, only a complete move ends the slice, through any number of epochs and
+ *    change meanwhile. A shard forgets its prepared layout when it is told to, when another layout is
+ *    prepared, and at the fence of a coordinator other than the one that had the layout prepared: for that
+ *    coordinator the layout never came into force.
+ *  - Once the layout is durable, only a complete move ends the slice, after any number of epochs and
  *    incarnations: shards report MOVED again after each change of epoch, and the next incarnation begins in
  *    MOVING.
- *  - No shard forgets anything before every shard of the layout has all its state.
- *  - If a shard that had nothing before the slice is lost in it, no state is lost: the previous layout,
- *    without that shard, takes the slice back (round.h, back). If all other shards are complete, the slice
- *    may already be settled, and the given state forgotten: then either the lost shard had nothing in the
- *    slice's layout either, and the next layout is the one in force without that shard (empty), or the job
- *    is lost.
+ *  - No shard forgets any state before every shard of the layout has all of its own state.
+ *  - If a shard that had nothing before the slice is lost during the slice, no state is lost: the previous
+ *    layout, without that shard, takes the slice back (round.h, back). If all other shards are complete,
+ *    however, the slice may already be settled, and the given state forgotten. If the lost shard had
+ *    nothing in the slice's layout either, the next layout is then the one in force, without that shard
+ *    (empty). Otherwise the job is lost.
  *
  * The daemon passes the layouts themselves to the shards: the machine knows them by number. */
 #ifndef CAIRN_CORE_MOVE_H
@@ -52,23 +52,25 @@ struct move_config {
     /* [(shard_count + 7) / 8] as in struct round_config. NULL: no hole. Borrowed for the call */
     const uint8_t *gone;
     uint64_t layout; /* the number of the layout in force */
-    /* Whether its slice was settled is not known: true in a new incarnation, for any but the first
-     * layout. */
+    /* It is not known whether the layout's slice was settled. Set in a new incarnation for every layout
+     * except the first. */
     bool unsettled;
 };
 
 enum move_event_kind {
-    CAIRN_MOVE_BEGIN, /* layout, shard_count, gone; back: it takes back the slice that lost a shard. Only in
-                       * REST, and in LOST with `back` */
-    CAIRN_MOVE_PREPARED, /* shard, layout, status: not OK: the shard refuses, and keeps nothing of it */
-    CAIRN_MOVE_IN_FORCE, /* layout: it is durable (by round_layout_of; a fence may have to wait) */
+    CAIRN_MOVE_BEGIN, /* layout, shard_count, gone; back: the layout takes back the slice that lost a shard.
+                       * Only in REST, and in LOST with `back` */
+    /* shard, layout, status: not OK: the shard refuses, and keeps nothing of the layout */
+    CAIRN_MOVE_PREPARED,
+    CAIRN_MOVE_IN_FORCE, /* layout: the layout is durable (by round_layout_of; a fence may have to wait) */
     CAIRN_MOVE_MOVED, /* shard, layout: the shard has all its state in it. Reported after each change of
                        * epoch, and by a shard that connects, because an incarnation cannot change the
                        * epoch while a shard is lost */
-    CAIRN_MOVE_SHARD_DOWN, /* shard, pending: its control channel is lost; the shard may return. Also when
-                            * it returned on another channel unnoticed: messages to it may be lost */
-    CAIRN_MOVE_SHARD_LOST, /* shard, pending: it will not return, or returned without the state that it
-                            * got; it had none before the slice */
+    CAIRN_MOVE_SHARD_DOWN, /* shard, pending: its control channel is lost; the shard may return. Also
+                            * reported when the shard returned on another channel unnoticed, because
+                            * messages to it may be lost */
+    CAIRN_MOVE_SHARD_LOST, /* shard, pending: the shard will not return, or returned without the state that
+                            * it got. It had no state before the slice */
     CAIRN_MOVE_CANCEL /* pending: the slice is taken back if possible; otherwise it continues to its end */
 };
 
@@ -90,13 +92,15 @@ enum move_action_kind {
                            * next fence has the same effect */
     CAIRN_MOVE_CUT_OVER, /* layout, back: CAIRN_ROUND_LAYOUT → IN_FORCE */
     CAIRN_MOVE_WITHDRAW, /* CAIRN_ROUND_LAYOUT with layout 0 */
-    CAIRN_MOVE_SETTLE, /* layout; shard, or CAIRN_MOVE_ALL: all shards are complete, forget given state */
+    /* layout; shard, or CAIRN_MOVE_ALL: all shards are complete, so this shard, or each shard, may forget
+     * the state that it gave */
+    CAIRN_MOVE_SETTLE,
     CAIRN_MOVE_ENDED, /* layout, status: the slice is
                            *   OK                   settled
                            *   CANCELED             taken back, as requested
                            *   UNREACHABLE          taken back: `shard` went away
-                           *   JOB_LOST             taken back, or in force, or no slice is under way; and the
-                           *                        layout in force has `shard`: begin one that goes back
+                           *   JOB_LOST             taken back, or in force, or no slice is under way;
+                           *                        the layout in force has `shard`: begin a slice back
                            *   anything else        taken back: `shard` refused with this status */
 };
 
@@ -108,7 +112,7 @@ struct move_action {
     bool back;
 };
 
-/* The machine appends from `count` on, and asserts that there is room. */
+/* The machine appends to the list from `count` on, and asserts that there is room. */
 struct move_actions {
     struct move_action *list; /* [capacity] */
     size_t count, capacity;
@@ -119,8 +123,8 @@ struct move;
 
 /* The bytes of memory for a machine with this configuration; 0 if the configuration is not valid. */
 size_t move_bytes(const struct move_config *config);
-/* Begins in REST, or in MOVING if `unsettled` is set. Memory: aligned as by malloc; borrowed until it is
- * dropped; nothing to release. */
+/* Begins in REST, or in MOVING if `unsettled` is set. `memory` is aligned as by malloc, and borrowed until
+ * the machine is dropped; there is nothing to release. */
 struct move *move_init(void *memory, const struct move_config *config);
 
 /* Takes one event. An event of another layout or stage changes nothing. */
@@ -128,9 +132,9 @@ void move_on_event(struct move *move, const struct move_event *event, struct mov
 
 /* ---- questions ---- */
 enum move_stage move_stage_of(const struct move *move);
-/* PREPARING: the shard's answer is awaited; MOVING: the shard is not complete. */
+/* True in PREPARING if the shard's answer is awaited, in MOVING if the shard is not complete. */
 bool move_waits_for(const struct move *move, uint32_t shard);
-/* The shard has all its state in the layout in force. */
+/* True if the shard has all its state in the layout in force. */
 bool move_has_moved(const struct move *move, uint32_t shard);
 
 #endif

@@ -15,7 +15,7 @@ static void round_on_layout(struct round_machine *core, const struct round_event
 
 /* ---- memory ---- */
 
-/* The number of shards for which there is room. */
+/* Returns the number of shards for which there is room. */
 static uint32_t shards_of(const struct round_config *config)
 {
     return config->shard_max > 0 ? config->shard_max : config->shard_count;
@@ -44,11 +44,12 @@ size_t round_bytes(const struct round_config *config)
 
 size_t round_actions_max(const struct round_config *config)
 {
-    // Each worker gets an end without a request, the ends that it asked for, a fence and a beginning.
+    // Each worker gets one end that it did not ask for, the ends that it asked for, a fence and a
+    // beginning.
     return (3 + ENDS_ASKED_MAX) * (size_t)config->member_max + 16;
 }
 
-/* No amendment changes which groups are driven. */
+/* Finds the driven groups. No amendment changes which groups are driven. */
 static void find_driven(struct round_machine *core)
 {
     const struct round_terms *terms = &core->config.terms;
@@ -118,7 +119,7 @@ struct worker *round_find_worker(const struct round_machine *core, uint64_t id)
     return NULL;
 }
 
-/* The index of the first worker with this rank or a higher one. */
+/* Returns the index of the first worker with this rank or a higher rank. */
 static uint32_t rank_place(const struct round_machine *core, uint32_t rank)
 {
     uint32_t i = 0;
@@ -135,7 +136,7 @@ static void send_fence(uint64_t member, cairn_status status, uint64_t round,
     action->round = round;
 }
 
-/* Before the decision a round needs all contributors; after it, it does not. */
+/* Removes a worker. A round needs all contributors before its decision, but not after it. */
 void round_remove_worker(struct round_machine *core, struct worker *worker)
 {
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN) core->need_epoch = true;
@@ -201,7 +202,7 @@ static void on_worker_begin(struct round_machine *core, uint64_t member,
     struct worker *worker = round_find_worker(core, member);
     if (worker == NULL) return;
     worker->wants = true;
-    // A contributor that has not committed has not heard of the round, or lost the answer.
+    // A contributor that has not committed has not heard of the round, or has lost the answer.
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->writing;
     const bool idles = worker->surplus && !round_has_asked(worker, core->open_round);
     if (open && ((worker->contributor && !worker->committed) || idles))
@@ -293,8 +294,8 @@ static void count_end(struct round_machine *core, bool ended)
     core->counts.skipped += ended && core->last.kind == CAIRN_DECISION_SKIP;
 }
 
-/* Ends the open round, if there is one, with `last` or as void: answers the workers that asked, and changes
- * to STEADY. */
+/* Ends the open round, if there is one, either with `last` or as void. Answers the workers that asked, and
+ * changes to STEADY. */
 static void finish_round(struct round_machine *core, struct round_actions *actions)
 {
     const uint64_t round = core->open_round;
@@ -317,7 +318,7 @@ static void finish_round(struct round_machine *core, struct round_actions *actio
 }
 
 /* Workers are sorted by rank, and no rank occurs twice. So the ranks are 0, ..., world - 1 if there are
- * `world` workers and the last one's rank is world - 1. */
+ * `world` workers and the last worker has rank world - 1. */
 static bool gate_lets(const struct round_machine *core)
 {
     if (core->gate_shut) return false;
@@ -326,7 +327,7 @@ static bool gate_lets(const struct round_machine *core)
            core->workers[core->worker_count - 1].rank == core->gate_world - 1;
 }
 
-/* The number of workers that the start waits for; 0: none, or no longer. */
+/* Returns the number of workers for which the start waits; 0 if it does not wait, or no longer waits. */
 static uint32_t round_start_world(const struct round_machine *core)
 {
     uint32_t most = 0;
@@ -344,7 +345,7 @@ static uint32_t workers_min(const struct round_machine *core)
     return MUTANT(48) ? core->config.terms.workers_min : core->terms_newest.workers_min;
 }
 
-/* The first worker by rank that wants to write; NULL: none. */
+/* Returns the worker of the lowest rank that wants to write; NULL if no worker wants to write. */
 static struct worker *find_writer(const struct round_machine *core)
 {
     for (uint32_t i = 0; core->ready && i < core->worker_count; i++)
@@ -364,7 +365,8 @@ static bool round_wanted(const struct round_machine *core)
     return false;
 }
 
-/* A write has priority over the next step; its one contributor is the writer. */
+/* Chooses the contributors. A write has priority over the next step; the only contributor of a write is the
+ * writer. */
 static void choose_contributors(struct round_machine *core)
 {
     const uint32_t most = core->config.contributors_max;
@@ -460,7 +462,7 @@ static void on_shard(struct round_machine *core, const struct round_event *event
         round_fail(core, event->shard, "it came back without the job's state", actions);
         return;
     }
-    // Up without a down before is a new connection, too: messages on the old one may be lost.
+    // An UP without a DOWN before it is a new connection, too: messages on the old connection may be lost.
     core->shards[event->shard].up = event->kind == CAIRN_ROUND_SHARD_UP;
     if (concerns) core->need_epoch = true;
 }
@@ -470,7 +472,7 @@ static void on_tick(struct round_machine *core, uint64_t now_ms, struct round_ac
     core->now_ms = now_ms;
     round_end_pauses(core);
     round_end_losses(core);
-    // otherwise it is void anyway
+    // otherwise the round is void anyway
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch;
     const bool due = open && core->deadline_ms != 0;
     if (!due || now_ms < core->deadline_ms) return;
@@ -480,7 +482,7 @@ static void on_tick(struct round_machine *core, uint64_t now_ms, struct round_ac
 static void on_ready(struct round_machine *core, const struct round_event *event)
 {
     core->ready = true;
-    core->need_epoch = true; // asks the shards again: all of them are at this version now
+    core->need_epoch = true; // asks the shards again: all of them have this version now
     core->version = event->version;
 }
 
@@ -515,8 +517,8 @@ static bool advance_stage(struct round_machine *core, struct round_actions *acti
     return true;
 }
 
-/* True for events that belong to the work of a layout: they are ignored from a shard that is not in the
- * layout in force. */
+/* True for events that belong to the work of a layout. Such events are ignored if they come from a shard
+ * that is not in the layout in force. */
 static bool is_of_layout(enum round_event_kind kind)
 {
     return kind == CAIRN_ROUND_ANSWER || kind == CAIRN_ROUND_REDUCED ||
@@ -661,7 +663,7 @@ bool round_contributes(const struct round_machine *core, uint64_t member)
 uint64_t round_paused_ms(const struct round_machine *core)
 {
     uint64_t most_ms = 0;
-    // the round ends without them
+    // the round ends without these workers
     if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch) return 0;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
@@ -757,7 +759,7 @@ static void list_open_round(const struct round_machine *core, struct listing *li
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed) continue;
-        // it has committed to the shards; only its request is on its way
+        // the worker has committed to the shards; only its request to us is under way
         if (summed && worker->dense != 0) continue;
         list_worker(core, listing, worker->rank, summed);
     }
@@ -769,7 +771,7 @@ static void list_open_round(const struct round_machine *core, struct listing *li
     }
 }
 
-/* Says that the job waits for workers that were launched together with the attached ones. */
+/* Says that the job waits for workers that were launched together with the attached workers. */
 static void wait_for_start(const struct round_machine *core, struct sentence *out)
 {
     const uint32_t world = round_start_world(core);
@@ -830,12 +832,13 @@ void round_waiting(const struct round_machine *core, const struct round_names *n
 /* ==== round layout ==== */
 
 /* Which shards the job has, from epoch to epoch. A pending layout comes into force with a change of epoch
- * in STEADY: then no round is open and every shard has the same version, so that nothing of a round has to
- * be carried from one layout to the other.
+ * in STEADY: no round is open then, and every shard has the same version. So no part of a round has to be
+ * carried from one layout to the other.
  *
- * A layout that takes another back does not wait for that, since a shard of the layout in force is lost,
- * and everything may be waiting for that shard. Its own shards have what they need as long as nothing was
- * decided in the layout that it takes back: their last outcome shows this. */
+ * A layout that takes back the layout in force does not wait for STEADY: a shard of the layout in force is
+ * lost, and everything may be waiting for that shard. The shards of the new layout have the state that they
+ * need as long as nothing was decided in the layout that is taken back. Their last outcome shows whether
+ * this is so. */
 
 static void count_serving(struct round_machine *core)
 {
@@ -850,13 +853,13 @@ static void round_layout_init(struct round_machine *core)
     const struct round_config *config = &core->config;
     for (uint32_t s = 0; s < config->shard_max; s++)
         core->shards[s].gone = layout_is_hole(config->gone, config->shard_count, s);
-    core->config.gone = NULL; // it was borrowed for the call
+    core->config.gone = NULL; // the holes were borrowed for the call
     count_serving(core);
 }
 
 static void round_on_layout(struct round_machine *core, const struct round_event *event)
 {
-    if (core->next.taken) return; // too late to forget it, and no other one is begun meanwhile
+    if (core->next.taken) return; // too late to forget it; no other layout is begun meanwhile
     if (event->layout == 0 && MUTANT(73)) return;
     core->next.layout = 0;
     if (event->layout == 0) return;
@@ -871,7 +874,7 @@ static void round_on_layout(struct round_machine *core, const struct round_event
         core->shards[s].gone_next = layout_is_hole(event->gone, event->shard_count, s);
 }
 
-/* True if the shard is in the layout in force, or in the one that is being made durable. */
+/* True if the shard is in the layout in force, or in the layout that is being made durable. */
 static bool round_layout_concerns(const struct round_machine *core, uint32_t shard)
 {
     const struct shard *s = &core->shards[shard];

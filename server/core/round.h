@@ -12,20 +12,20 @@
  *  - One path serves every change of epoch: a new incarnation, a shard that was away, a contributor that
  *    was lost before the decision or gave its round up, members that changed since the last round, used-up
  *    round numbers.
- *    Epoch+1 and a block of round numbers are made durable first, then all shards are fenced, then they
- *    answer with the last decision they know. The newest of those is the outcome: all get it by RESOLVE,
- *    and any other open round is void. So no round needs a write to disk, and the next incarnation needs
- *    only the epoch and the reserved round numbers of this one.
+ *    Epoch+1 and a block of round numbers are made durable first. Then all shards are fenced, and answer
+ *    with the last decision they know. The newest of these decisions is the outcome: all shards get it by
+ *    RESOLVE, and any other open round is void. So no round needs a write to disk, and the next incarnation
+ *    needs only the epoch and the reserved round numbers of this one.
  *  - A decision is final. If a worker is lost after it, the epoch changes before the next round.
  *  - A round's contributors are the workers attached when it opens, by rank. Joins never disturb it. If
  *    workers hold tiles of tensors, a gate guards the round: it needs exactly certain ranks.
  *  - With contributors_max only that many workers contribute, the first by rank. The others are surplus:
- *    they hear of the round, with a place from its world on, may ask how it ends, and nobody waits for
- *    them.
+ *    they are told of the round, with a rank of at least its world, and may ask how it ends. Nobody waits
+ *    for them.
  *  - Workers hear "committed" only when all shards have published.
- *  - If the trainer gives states, one belongs to each version: the state of the round's rank 0, without
- *    whose COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss
- *    scale does.
+ *  - If the trainer gives states, one state belongs to each version: the state given by the round's rank 0,
+ *    without whose COMMIT nothing is decided. A skip and a write keep the state. The state travels in the
+ *    payload, as the loss scale does.
  *  - The learning rate of a driven group travels likewise: the update uses the rate that rank 0 gave with
  *    its COMMIT.
  *  - The steps that tensors missed travel likewise (decision.h): a tensor misses a step if it is frozen, or
@@ -35,16 +35,17 @@
  *    opens, and workers that ask for one are refused, until there are other terms, a write or a restore.
  *
  *  - A write is a round of one contributor, which puts planes instead of gradients: it is opened, decided
- *    (WRITE: the next generation of the same step), voided and resolved as any other. While it is open no
- *    other worker has a round; a writer that is lost, or does not commit in time, has changed nothing.
+ *    (WRITE: the next generation of the same step), voided and resolved as any other round. While a write
+ *    is open no other worker has a round; a writer that is lost, or does not commit in time, has changed
+ *    nothing.
  *
  *  - The layout belongs to the epoch, too: another layout takes effect by a change of epoch in STEADY, so
  *    no round is open then and all shards are at one version. The layout is made durable with the epoch,
  *    and the fence brings it to the shards. From then on the shards of that layout are awaited, and no
  *    others.
- *  - A layout may take back the previous one: at the version at which that one began, its shards have all
- *    state that a lost shard should have received. The lost shard is not awaited, and nothing may have been
- *    decided since.
+ *  - A layout may take back the previous layout: at the version at which the previous layout began, the
+ *    shards of the new layout have all state that a lost shard should have received. The lost shard is not
+ *    awaited, and nothing may have been decided since.
  *
  * Workers are identified by their session's number, which is never reused; a reconnect keeps it. */
 #ifndef CAIRN_CORE_ROUND_H
@@ -80,8 +81,8 @@ struct round_tensor {
 };
 #define CAIRN_ROUND_UNTRAINED UINT32_MAX
 
-/* The terms of the update that an amendment may change, in the spec's order. They are borrowed from when
- * the core receives them until round_terms_of returns others. */
+/* The terms of the update that an amendment may change, in the spec's order. The core borrows the terms
+ * from when it receives them until round_terms_of returns other terms. */
 struct round_terms {
     const struct group_hyper *groups; /* [group_count] */
     const struct schedule *schedules; /* [group_count], of their lr; NULL: all are constant */
@@ -94,7 +95,7 @@ struct round_terms {
     /* 1 to member_max: a round opens with at least this many workers. The newest value takes effect at
      * once. */
     uint32_t workers_min;
-    /* Likewise takes effect at once: the consequences of losing a worker. */
+    /* The consequences of losing a worker. The newest values take effect at once, too. */
     cairn_worker_loss on_worker_loss;
     uint64_t worker_loss_wait_ms;
 };
@@ -116,19 +117,20 @@ struct round_config {
     const uint8_t *gone;
     uint32_t member_max;       /* attached workers at a time, at least 1 */
     uint32_t contributors_max; /* to a round of steps; 0: all that are attached */
-    /* This long after a round opened, the shards are asked for which workers they wait, and those workers
-     * are dropped; 0 = never. */
+    /* When a round has been open for this long, the shards are asked for which workers they wait, and these
+     * workers are dropped; 0 = never. */
     uint64_t step_deadline_ms;
     struct round_terms terms;
     uint32_t group_count;
-    /* 0: the core knows no tensors, and each has the job's count of updates. */
+    /* 0: the core knows no tensors, and each tensor has the job's count of updates. */
     uint32_t tensor_count;
-    /* A tensor to which nobody contributed is left alone, and misses the step. False: its gradient is 0. */
+    /* True: a tensor to which nobody contributed is left alone, and misses the step. False: the gradient of
+     * such a tensor is 0. */
     bool leaves_untouched;
     /* Bytes of client state, at most CAIRN_SPEC_CLIENT_STATE_MAX; 0: the trainer gives none. */
     uint32_t client_state_max;
     struct round_scaling scaling;
-    /* if sums are not finite, the workers are told (and the round is a skip) */
+    /* True: if sums are not finite, the workers are told so (and the round is a skip) */
     bool fail_nonfinite;
     bool halt_nonfinite; /* after results that are not finite no round opens until a write */
     uint32_t skips_max;  /* in a row (struct skips); 0 = any number */
@@ -145,7 +147,8 @@ struct round_config {
 struct round_lack {
     uint64_t member; /* a worker, or a relay */
     uint32_t micro;  /* its current micro-batch */
-    /* all that it can send has arrived, and others are due before it. False: something of it is missing */
+    /* True: all that the member can send has arrived, and other members are due before it. False: something
+     * of this member is missing */
     bool waits;
     bool relayed; /* reported by the relay, not by the shard for its own part */
 };
@@ -158,7 +161,7 @@ struct round_untouched {
 
 enum round_event_kind {
     /* from the caller */
-    CAIRN_ROUND_TICK,      /* now_ms, monotonic: for step_deadline; a few a second */
+    CAIRN_ROUND_TICK,      /* now_ms, monotonic: for step_deadline; sent a few times a second */
     CAIRN_ROUND_PERSISTED, /* epoch: the last PERSIST is durable */
     CAIRN_ROUND_READY, /* version: every trained plane has its source and every shard was told. Rounds
                             * may open. Also the first event in a new incarnation of an initialized job */
@@ -166,14 +169,15 @@ enum round_event_kind {
     CAIRN_ROUND_GATE, /* world, shut: from now on a round opens only with exactly the ranks 0, ...,
                         * world - 1 (world 0: any workers), and not while it is shut. At first 0, open */
     CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens. Earlier losses no longer count */
-    CAIRN_ROUND_LAYOUT, /* layout, shard_count, gone, back: every shard of that layout is prepared for it. It
-                         * comes into force between two rounds, once all its shards are up: no round opens
-                         * before. 0: the pending layout is forgotten. back: at once, whether the others
-                         * are up or not; shards of the layout in force that it lacks were lost. empty:
-                         * those had no state in that layout either, and everything stays where it is: a
-                         * shard that is prepared stays so, whatever was decided since */
-    /* shards. If a shard is not in the layout in force, its UP and DOWN are remembered, and its other
-     * events are ignored */
+    CAIRN_ROUND_LAYOUT, /* layout, shard_count, gone, back: every shard of that layout is prepared for it.
+                         * The layout comes into force between two rounds, once all its shards are up; no
+                         * round opens before. layout 0: the pending layout is forgotten. back: the layout
+                         * comes into force at once, even if other shards are not up; the shards that it
+                         * lacks of the layout in force were lost. empty: the lost shards had no state in
+                         * that layout either, and all state stays where it is: a prepared shard stays
+                         * prepared, whatever was decided since */
+    /* shards. For a shard that is not in the layout in force, UP and DOWN are remembered, and other events
+     * are ignored */
     CAIRN_ROUND_SHARD_UP,   /* shard: its control channel is up, with its state of the job */
     CAIRN_ROUND_SHARD_DOWN, /* shard */
     CAIRN_ROUND_SHARD_EMPTY, /* shard: it returned without the state. (If the shard had nothing that was
@@ -184,24 +188,26 @@ enum round_event_kind {
     CAIRN_ROUND_PUBLISHED, /* shard, epoch, round, version, nonfinite */
     CAIRN_ROUND_LACKS, /* shard, epoch, round, lacks: the answer to ASK_LACKS; lacks may be empty */
     /* workers. Requests may be repeated after a reconnect */
-    CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. If it is known already, nothing changes. world,
-                              * wait_ms: so many were launched together, and the first round after all had
-                              * left waits for them, until one has been attached for its wait_ms. 0: it
-                              * waits for nobody */
+    CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. If the worker is known already, nothing changes.
+                              * world, wait_ms: `world` workers were launched together. The first round
+                              * after a time without workers waits until `world` workers are attached, or
+                              * until any one of them has been attached for its wait_ms. 0: the round waits
+                              * for nobody */
     CAIRN_ROUND_WORKER_DOWN,  /* member, lost: left by itself, or it was lost (on_worker_loss) */
     CAIRN_ROUND_WORKER_BEGIN, /* member: wants a round → WORKER_OPENED, later */
-    CAIRN_ROUND_WORKER_COMMIT, /* member, round, state, driven: asks how it ends → WORKER_RESULT, later.
-                                * Only the open round's rank 0 sets state and rates, by its first commit */
-    CAIRN_ROUND_WORKER_ABANDON, /* member, round: it gave up, uncommitted, and stays: the round is void if
-                                 * it is open → WORKER_RESULT, later */
-    CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later. An open round of
-                               * steps that waits for its commit is void, because the worker cannot serve
-                               * it meanwhile */
+    CAIRN_ROUND_WORKER_COMMIT, /* member, round, state, driven: asks how the round ends → WORKER_RESULT,
+                                * later. Only the open round's rank 0 sets state and rates, by its first
+                                * commit */
+    CAIRN_ROUND_WORKER_ABANDON, /* member, round: the worker gave up before its commit, and stays attached.
+                                 * The round is void if it is open → WORKER_RESULT, later */
+    CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later. An open round
+                               * of steps that waits for the worker's commit is void, because the worker
+                               * cannot serve that round meanwhile */
     CAIRN_ROUND_WORKER_PAUSE, /* member, wait_ms: the member is at work on something else for at most
                                * wait_ms (0: no longer), which suspends the step's deadline for this member;
                                * when that ends, the deadline begins anew */
-    CAIRN_ROUND_WORKER_UNWRITE, /* member, round: it no longer wants to write; its open write of that
-                                 * round, or (0) of any round, is void */
+    CAIRN_ROUND_WORKER_UNWRITE, /* member, round: the worker no longer wants to write. Its open write of
+                                 * that round, or (round 0) of any round, is void */
 };
 
 struct round_event {
@@ -218,7 +224,7 @@ struct round_event {
     uint32_t shard_count;
     uint32_t world;
     bool shut, refused, back, empty, lost;
-    bool nonfinite; /* the update to that version left values there that are not finite */
+    bool nonfinite; /* the update to that version left values on the shard that are not finite */
     /* borrowed for the call */
     const struct decision *decision;
     const struct step_sums *sums;
@@ -257,13 +263,15 @@ enum round_action_kind {
                                 * belongs to an earlier incarnation, or the worker was away for long */
     CAIRN_ROUND_WORKER_FENCE,   /* status: it is not a member, or no longer.
                                 *   FENCED   a newer member has its rank
-                                *   TIMEOUT  it passed step_deadline in `round`; world = the shards or relays
-                                *            that lack something of it, `shard` is one; 0: it did not end
-                                *            its write, or give its client state
+                                *   TIMEOUT  it passed step_deadline in `round`; `world` is how many shards
+                                *            or relays lack something of the worker's data, and `shard` is
+                                *            one of them; world 0: the worker did not end its write, or did
+                                *            not give its client state
                                 *   BUSY     member_max are attached already */
     CAIRN_ROUND_WORKER_REFUSED, /* the answer to its BEGIN: no round opens, see round_halted */
-    CAIRN_ROUND_SHARD_LATE, /* shard, round, world = contributors of which it lacks something: step_deadline
-                             * has passed, and no worker is to blame. Repeated at each deadline */
+    CAIRN_ROUND_SHARD_LATE, /* shard, round, world = the number of contributors of which the shard lacks
+                             * something. step_deadline has passed, and no worker is to blame. Repeated at
+                             * each deadline */
     CAIRN_ROUND_FAIL, /* shard, why: the job is lost until a restore; no further actions follow */
     CAIRN_ROUND_BEHIND, /* shard, epoch: the shard has seen this epoch, which the core does not know: the
                          * disk holds an older copy. No further actions follow */
@@ -330,8 +338,8 @@ bool round_halted_of_loss(const struct round_machine *core);
  * loss. */
 bool round_waits_for_lost(const struct round_machine *core);
 const struct decision *round_last(const struct round_machine *core);
-/* The client state of round_version; valid until the next event. False: not known now, because an epoch is
- * changing or a decision is being carried out. */
+/* The client state of round_version; valid until the next event. False: the state is not known now, because
+ * an epoch is changing or a decision is being carried out. */
 bool round_client_state(const struct round_machine *core, const uint8_t **state_out,
                         size_t *state_bytes_out);
 /* The terms of the open round, or of the last one. The core still reads only these and the terms of the

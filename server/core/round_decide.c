@@ -1,5 +1,5 @@
-/* The one decision of a round, from the shards' sums: it depends on nothing else, so shards and workers can
- * report in any order. */
+/* Makes the one decision of a round from the shards' sums. The decision depends on nothing else, so shards
+ * and workers can report in any order. */
 #include "server/core/round_state.h"
 
 #include <assert.h>
@@ -51,14 +51,15 @@ void round_on_reduced(struct round_machine *core, const struct round_event *even
     core->reduced_count++;
 }
 
-/* True if the loss scale is as low as possible: at the minimum if it is dynamic, always if it is fixed. */
+/* True if the loss scale is as low as possible. A dynamic loss scale is as low as possible at its minimum,
+ * a fixed loss scale always. */
 static bool scale_is_least(const struct round_machine *core)
 {
     return !core->config.scaling.dynamic || core->loss_scale <= core->config.scaling.min;
 }
 
-/* A skip halves a dynamic loss scale, and growth_rounds good rounds in a row double it, as
- * torch.cuda.amp.GradScaler does. */
+/* Adapts a dynamic loss scale as torch.cuda.amp.GradScaler does: a skip halves the scale, and growth_rounds
+ * good rounds in a row double it. */
 static void adapt_loss_scale(struct round_machine *core, bool applied)
 {
     const struct round_scaling *s = &core->config.scaling;
@@ -80,7 +81,7 @@ double round_group_lr(const struct round_terms *terms, const double *driven, uin
     return schedule_lr(schedule, lr, step);
 }
 
-/* The hyper-parameters of a group in the open round. */
+/* Returns the hyper-parameters of a group in the open round. */
 static struct group_hyper round_hyper(const struct round_machine *core, uint32_t group)
 {
     const struct round_terms *terms = &core->config.terms;
@@ -96,8 +97,7 @@ static void compute_scalars(struct round_machine *core, uint32_t grad_scale)
         const struct group_hyper hyper = round_hyper(core, g);
         const cairn_status status = group_scalars_of(&hyper, core->version.step + 1, grad_scale,
                                                      &core->scalars[g]);
-        assert(status ==
-               CAIRN_OK); // the groups come from a spec that was judged; so were the driven rates
+        assert(status == CAIRN_OK); // the groups' spec and the driven rates were judged before
         if (terms->frozen != NULL && terms->frozen[g])
             core->scalars[g].flags |= CAIRN_SCALAR_FROZEN;
     }
@@ -141,7 +141,7 @@ bool round_state_there(const struct round_machine *core)
     return false;
 }
 
-/* The client state of the version before the decision; it lies in the last payload. */
+/* Keeps the client state of the version before the decision. This client state lies in the last payload. */
 static void keep_state(const struct round_machine *core, struct payload *head)
 {
     struct payload last;
@@ -159,7 +159,8 @@ static void give_driven(const struct round_machine *core, struct payload *head)
     head->driven_count = core->driven_count;
 }
 
-/* False: the job has failed. (The coordinator's amend.c refuses amendments that may lead to this.) */
+/* Returns false if the job has failed. (The coordinator's amend.c refuses amendments that may lead to
+ * this.) */
 static bool give_missed(struct round_machine *core, bool applies, struct payload *head,
                         struct round_actions *actions)
 {
@@ -168,8 +169,8 @@ static bool give_missed(struct round_machine *core, bool applies, struct payload
     return false;
 }
 
-/* Decides a write: the planes that were put take effect. Besides the generation, only the count of skips in
- * a row changes in the job's state: it ends. */
+/* Decides a write: the planes that were put take effect. In the job's state only two things change: the
+ * generation, and the count of skips in a row, which is set to 0. */
 static void decide_write(struct round_machine *core, struct round_actions *actions)
 {
     struct payload head = { .clip_scale = 1,
@@ -241,15 +242,15 @@ void round_decide(struct round_machine *core, struct round_actions *actions)
 
 /* Halts a job until an operator or a worker acts, for one of two causes.
  *
- * Skipped rounds: this file counts how many of the job were skipped, and how many in a row, and halts the
- * job when these are too many. A skip that lowers the loss scale is normal. If the loss scale is at its
+ * Skipped rounds: this file counts how many rounds of the job were skipped, and how many in a row. It halts
+ * the job when these are too many. A skip that lowers the loss scale is normal. If the loss scale is at its
  * least, or fixed, a skip means that the model or its data is not fit, and the next round is no more likely
  * to succeed. The counts travel in the payload of the decisions, so that the next incarnation continues
  * them.
  *
- * Results that are not finite, if the policy says so. Shards report them with the version that they
- * publish, again in each epoch, so that the next incarnation hears of them. Other terms do not repair such
- * results: a write does. */
+ * Non-finite results: they halt the job if the policy says so. Shards report them with the version that
+ * they publish, and report them again in each epoch, so that the next incarnation hears about them. An
+ * amendment of the terms does not repair such results; a write does. */
 
 void round_take_skips(struct round_machine *core, const struct skips *told)
 {
@@ -257,14 +258,14 @@ void round_take_skips(struct round_machine *core, const struct skips *told)
     if (core->last.round == 0) round_end_row(core);
 }
 
-/* Something was applied or written. */
+/* Ends the row of skipped rounds, because something was applied or written. */
 static void round_end_row(struct round_machine *core)
 {
     core->skips.in_row = 0;
     core->skips.revision = 0;
 }
 
-/* Counts the current round. is_hopeless: its loss scale was already at the least. */
+/* Counts the current round. is_hopeless: the round's loss scale was already as low as possible. */
 static void round_count_skip(struct round_machine *core, bool is_hopeless)
 {
     const uint64_t revision = core->config.terms.revision;
@@ -309,10 +310,11 @@ bool round_refuse(struct round_machine *core, struct round_actions *actions)
 
 /* The step's deadline: only the shards know who delays the open round. A worker may have reported its
  * commit although none of its data arrives; a worker that has not committed may be waiting for another. So
- * every shard is asked of which contributors it lacks something, and which of these wait there for others:
- * part of their data has arrived, and contributors that come before them are missing. The missing
- * contributor with the least (micro-batch, rank) cannot be waiting for others. So either a guilty worker is
- * found, or the shards are still working. */
+ * every shard is asked two things: from which contributors it lacks something, and which of these
+ * contributors wait at the shard for others. A contributor waits for others if part of its data has arrived
+ * and contributors that come before it are missing. The missing contributor with the least (micro-batch,
+ * rank) cannot be waiting for others. So either a guilty worker is found, or the shards are still
+ * working. */
 
 #define NO_MICRO UINT32_MAX
 
@@ -352,7 +354,7 @@ static bool is_paused(const struct worker *worker)
     return worker->paused_ms != 0 && !MUTANT(49);
 }
 
-/* Ends a worker's pause: its contribution is due from now on. */
+/* Ends a worker's pause: the worker's contribution is due from now on. */
 static void end_pause(struct round_machine *core, struct worker *worker)
 {
     worker->paused_ms = 0;
@@ -378,7 +380,9 @@ void round_end_pauses(struct round_machine *core)
     }
 }
 
-/* A write has one contributor; of a step, everything except the client state may have arrived. */
+/* True if the worker's contribution is late. A paused worker is never late. In a write the only contributor
+ * is late. In a step everything else may have arrived already, so only the worker at place 0, whose commit
+ * has the client state, can be late. */
 static bool is_late(const struct round_machine *core, const struct worker *worker)
 {
     if (!worker->contributor || is_paused(worker)) return false;
@@ -422,8 +426,9 @@ static bool is_lacking(const struct worker *worker)
     return worker->waits == NO_MICRO || worker->waits > worker->lacks;
 }
 
-/* The first micro-batch in which a worker is lacking. A worker that lacks something in a later one may wait
- * for the first: relays whose sums an owner cannot take yet take no more themselves. */
+/* Returns the first micro-batch in which a worker is lacking. A worker that lacks something in a later
+ * micro-batch may be waiting for the first: a relay takes no more data while an owner cannot take the
+ * relay's sums yet. */
 static uint32_t least_lacking(const struct round_machine *core)
 {
     uint32_t least = NO_MICRO;
@@ -458,8 +463,8 @@ static uint32_t count_guilty(const struct round_machine *core, uint32_t least, b
     return guilty;
 }
 
-/* The shard that lacks most, of those that have not summed up; *alone_out: no other shard lacks
- * anything. */
+/* Returns the shard that lacks most among the shards that have not summed up. *alone_out is true if no
+ * other shard lacks anything. */
 static uint32_t neediest(const struct round_machine *core, bool *alone_out)
 {
     const struct shard *shards = core->shards;
@@ -475,9 +480,9 @@ static uint32_t neediest(const struct round_machine *core, bool *alone_out)
     return most;
 }
 
-/* If one shard alone lacks what most workers have sent to all other shards, the fault is that shard's, or
- * its network's. The only shard of a job is believed instead, unless all of these workers report that they
- * have sent everything. */
+/* If one shard alone lacks data that most workers have sent to all other shards, the shard or its network
+ * is at fault. If the job has only one shard, that shard is believed instead, unless all of these workers
+ * report that they have sent everything. */
 static void judge_lone_shard(struct round_machine *core, struct round_actions *actions)
 {
     bool alone, committed;
@@ -520,10 +525,10 @@ void round_on_lacks(struct round_machine *core, const struct round_event *event,
 
 /* ==== round missed ==== */
 
-/* The number of steps that each tensor missed, because it was frozen, or because nobody contributed to it
- * and such tensors are left alone. The update of a tensor uses its own count, the job's step less those.
- * This is state of the job that travels in the payload of the decisions, so that the next incarnation, a
- * snapshot and a shard that joins have it. */
+/* Counts the steps that each tensor missed. A tensor misses a step if it is frozen, or if nobody
+ * contributed to it and such tensors are left alone. The update of a tensor uses the tensor's own step
+ * count: the job's step minus the missed steps. The missed steps are state of the job and travel in the
+ * payload of the decisions, so that the next incarnation, a snapshot and a joining shard have them. */
 
 void round_missed_begin(struct round_machine *core)
 {
@@ -532,7 +537,8 @@ void round_missed_begin(struct round_machine *core)
     core->has_untouched = false;
 }
 
-/* Takes a shard's report of elements to which nobody contributed. False: there is no such tensor. */
+/* Takes a shard's report of elements to which nobody contributed. Returns false if there is no such
+ * tensor. */
 static bool round_missed_note(struct round_machine *core, const struct round_event *event)
 {
     if (!core->config.leaves_untouched) return true;
@@ -567,7 +573,7 @@ uint64_t round_missed(const struct round_machine *core, uint32_t tensor)
     return core->missed[tensor];
 }
 
-/* True if the tensor misses the open round's step. */
+/* True if the tensor misses the step of the open round. */
 static bool passes_by(const struct round_machine *core, uint32_t t)
 {
     const struct round_terms *terms = &core->config.terms;
@@ -594,8 +600,9 @@ static void set_scalars(const struct round_machine *core, struct missed_writer *
     }
 }
 
-/* Writes the steps that tensors have missed after the decision into the payload; `applies`: the decision
- * makes a step. False: the tensors have more different counts than the payload can hold. */
+/* Writes into the payload the steps that tensors have missed after the decision. `applies` is true if the
+ * decision makes a step. Returns false if the tensors have more different counts than the payload can
+ * hold. */
 static bool round_missed_give(struct round_machine *core, bool applies, struct payload *head)
 {
     const bool more = applies && (core->config.terms.any_frozen || core->has_untouched);

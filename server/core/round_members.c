@@ -8,9 +8,9 @@
 
 /* ==== round epoch ==== */
 
-/* The one path of every epoch change: make the number durable, fence, collect what each shard knows, send
- * the newest outcome to all. It uses nothing that this incarnation remembers of a round, so a new
- * incarnation arrives at the same outcome. */
+/* Every epoch change takes these steps: make the number durable, fence, collect what each shard knows, and
+ * send the newest outcome to all shards. No step uses what this incarnation remembers about a round, so a
+ * new incarnation arrives at the same outcome. */
 
 void round_epoch_begin(struct round_machine *core, struct round_actions *actions)
 {
@@ -93,7 +93,7 @@ void round_on_answer(struct round_machine *core, const struct round_event *event
     shard->version = event->version;
 }
 
-/* Returns why the shard cannot follow the outcome; NULL: it can. */
+/* Returns the reason why the shard cannot take over the outcome; NULL if the shard can take it over. */
 static const char *judge_answer(const struct round_machine *core, const struct shard *shard)
 {
     const struct decision *last = &core->last;
@@ -161,18 +161,19 @@ void round_resolve(struct round_machine *core, struct round_actions *actions)
 
 /* ==== round loss ==== */
 
-/* A worker was lost, and the job's on_worker_loss sets the consequences. The open round is void in any
- * case, if the worker contributed to it. Only this incarnation knows about losses: the workers of a new one
- * are those that connect to it. */
+/* A worker was lost. The job's on_worker_loss determines the consequences, but if the worker contributed to
+ * the open round, that round is void in any case. Only this incarnation knows about losses: a new
+ * incarnation has just the workers that connect to it. */
 
-/* Called before a worker is removed. When the last one leaves, the failure no longer counts: workers that
- * join later were started to continue the job. */
+/* Called before a worker is removed. When the last worker leaves, the failure no longer counts, because
+ * workers that join later were started to continue the job. */
 static void note_last(struct round_machine *core)
 {
     if (core->worker_count == 1) core->losses.failed = false;
 }
 
-/* A second loss during the wait for the first does not reduce the number of awaited workers. */
+/* Notes that a worker was lost. A second loss during the wait for the first lost worker does not reduce the
+ * number of awaited workers. */
 void round_note_lost(struct round_machine *core)
 {
     const struct round_terms *terms = &core->terms_newest;
@@ -184,7 +185,7 @@ void round_note_lost(struct round_machine *core)
     losses->until_ms = core->now_ms + terms->worker_loss_wait_ms;
 }
 
-/* Nobody waits for this worker; and the last worker to leave ends the run. */
+/* Notes that a worker left. Nobody waits for this worker, and the last worker that leaves ends the run. */
 void round_note_left(struct round_machine *core)
 {
     struct losses *losses = &core->losses;
@@ -223,15 +224,15 @@ void round_say_lost(const struct round_machine *core, struct sentence *out)
 
 /* ==== round ends ==== */
 
-/* Tells workers how a round ended, and keeps the outcome for those that ask late: one thread of a worker
- * may sleep while another one writes, a connection may be lost and restored, and rounds continue meanwhile.
- * For each worker the last step and the last write to which it contributed are kept, also while it is
- * away. */
+/* Tells workers how a round ended, and keeps the outcome for workers that ask late. A worker may ask late
+ * because one of its threads slept while another wrote, or because its connection was lost and restored.
+ * Rounds continue meanwhile. For each worker, the last step and the last write to which it contributed are
+ * kept, even while the worker is away. */
 
 /* ---- what is kept ---- */
 
-/* Takes the end without groups, their learning rates, missed steps, and client state, for which nobody
- * asks. */
+/* Copies the end, but leaves out the groups, their learning rates, the missed steps and the client state:
+ * nobody asks for these. */
 static void take_end(const struct round_machine *core, struct end *end)
 {
     struct payload head;
@@ -240,7 +241,7 @@ static void take_end(const struct round_machine *core, struct end *end)
     end->decision.payload_bytes = 0;
     if (core->last.payload_bytes == 0) return;
     const cairn_status status = payload_decode(core->last.payload, core->last.payload_bytes, &head);
-    // perhaps from a restored job: its head tells nothing about a round
+    // the payload may be from a restored job, whose head tells nothing about a round
     if (status != CAIRN_OK) return;
     head.group_count = head.driven_count = 0;
     head.missed = (struct missed) { .bytes = NULL };
@@ -248,7 +249,7 @@ static void take_end(const struct round_machine *core, struct end *end)
     end->decision.payload_bytes = payload_encode(&head, NULL, end->head);
 }
 
-/* Notes the end for contributors that left before the round ended: only now is it known whether the round
+/* Notes the end for contributors that left before the round ended: only now do we know whether the round
  * counted. */
 static void note_absent(struct round_machine *core, uint64_t round, int kind, const struct end *end)
 {
@@ -285,7 +286,7 @@ static struct absent *find_absent(struct round_machine *core, uint64_t id)
     return NULL;
 }
 
-/* Returns a free place, or that of the worker that left first. */
+/* Returns a free place, or the place of the worker that left first. */
 static struct absent *make_place(struct round_machine *core, uint64_t id)
 {
     struct absent *place = find_absent(core, 0);
@@ -316,7 +317,7 @@ void round_keep_ends(struct round_machine *core, const struct worker *worker)
             place->ends[i] = worker->ends[i];
 }
 
-/* NULL: the end is not known, or the round was void. */
+/* Returns how the round ended; NULL if the end is not known, or the round was void. */
 static const struct decision *find_end(struct round_machine *core, struct worker *worker,
                                        uint64_t round)
 {
@@ -363,7 +364,8 @@ void round_send_void(const struct round_machine *core, uint64_t member, uint64_t
     send_result(core, member, round, NULL, actions);
 }
 
-/* In STEADY and OPEN `last` is resolved, so every round except the open one has its answer. */
+/* True if the end of the round is known. In STEADY and OPEN `last` is resolved, so the end of every round
+ * except the open round is known. */
 static bool end_known(const struct round_machine *core, uint64_t round)
 {
     const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
@@ -388,8 +390,8 @@ bool round_has_asked(const struct worker *worker, uint64_t round)
     return false;
 }
 
-/* Notes a request, beside those of the worker's other threads; if there are too many, the oldest round gets
- * no answer. */
+/* Notes a request, in addition to the requests of the worker's other threads. If there are too many
+ * requests, the oldest round gets no answer. */
 void round_note_asked(struct worker *worker, uint64_t round)
 {
     uint64_t *place = &worker->asked[0];

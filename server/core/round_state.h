@@ -4,7 +4,7 @@
 
 #include "server/core/round.h"
 
-/* A member asks about the ends of at most this many rounds at a time: one thread trains, one writes. */
+/* A member asks about the ends of at most this many rounds at a time: one thread trains, another writes. */
 #define ENDS_ASKED_MAX 2
 
 /* How a round ended. */
@@ -30,17 +30,17 @@ struct worker {
     uint64_t asked[ENDS_ASKED_MAX]; /* rounds whose end it asked for, not answered yet; 0 = none */
     struct end ends[ENDS];          /* of the last rounds to which it contributed */
     /* from the shards' answers at the deadline */
-    /* the least micro-batch of which a shard lacks something; UINT32_MAX: none */
+    /* the least micro-batch of the worker of which a shard lacks something; UINT32_MAX: none */
     uint32_t lacks;
     uint32_t waits;     /* the least micro-batch in which it waits for others; UINT32_MAX: none */
     uint32_t lacked_by; /* the number of shards and relays that lack something of it */
     uint32_t lacking_shard; /* one of these shards */
 };
 
-/* A worker that left: it may return, as the same member, and ask. */
+/* A worker that left. It may return as the same member, and ask how rounds ended. */
 struct absent {
     uint64_t id;    /* 0: none */
-    uint64_t round; /* to which it contributed, if that has not ended; 0: none */
+    uint64_t round; /* the round to which it contributed, if that round has not ended; 0: none */
     uint64_t since; /* its number in the order of leaving */
     struct end ends[ENDS];
 };
@@ -54,7 +54,7 @@ struct shard {
     bool published; /* RESOLVING, DECIDED */
     bool nonfinite; /* as it reported when it last published */
     bool reduced;   /* OPEN */
-    /* OPEN: at the deadline it was asked which contributors it lacks, and has answered */
+    /* OPEN: at the deadline the shard was asked which contributors it lacks, and the shard has answered */
     bool lacks_told;
     uint32_t lacks; /* if lacks_told: the number of contributors of which it lacks something */
     /* its answer */
@@ -94,8 +94,8 @@ struct round_machine {
     bool persisting;
     uint32_t serving; /* shards of the layout in force */
     struct next_layout next;
-    bool
-        went_back; /* the layout in force took one back with its moves; no outcome found since then */
+    /* the layout in force took back another layout and its moves, and no outcome has been found since */
+    bool went_back;
     bool need_epoch; /* a change of epoch is due as soon as all shards are up */
     /* since the epoch began: a change of epoch is due before the next round */
     bool members_changed;
@@ -107,8 +107,8 @@ struct round_machine {
     double loss_scale;
     uint32_t good_rounds;
     struct skips skips;
-    /* The last decision made here, or found in the shards' answers; resolved in STEADY and OPEN. The core
-     * owns its payload. */
+    /* The last decision made by this core, or found in the shards' answers; in STEADY and OPEN it is
+     * resolved. The core owns its payload. */
     struct decision last;
     struct step_sums sums; /* OPEN: of the shards that are REDUCED */
     uint32_t reduced_count;
@@ -117,14 +117,15 @@ struct round_machine {
     uint64_t now_ms, deadline_ms; /* 0 = none */
     struct round_counts counts;
     uint32_t worker_count, world;
-    uint64_t left;          /* the number of workers that have left so far */
-    bool absent_contribute; /* some that left are contributors to the open round, or its surplus */
+    uint64_t left; /* the number of workers that have left so far */
+    /* some workers that left are contributors to the open round, or its surplus */
+    bool absent_contribute;
     struct losses losses;
-    struct end inherited; /* how the round ended that the previous incarnation decided last */
+    struct end inherited; /* the end of the round that the previous incarnation decided last */
 
     /* in the caller's memory, behind this struct */
-    struct shard
-        *shards; /* [shard_max], the first config.shard_count may be of the layout in force */
+    /* [shard_max], the first config.shard_count may be of the layout in force */
+    struct shard *shards;
     struct worker *workers; /* [member_max], the first worker_count are used, by rank */
     /* [member_max]: beyond that, the worker that left first is dropped */
     struct absent *absent;
@@ -140,8 +141,8 @@ struct round_machine {
     double *driven_given; /* those given by the open round's rank 0 */
     uint32_t driven_count;
     uint64_t *missed; /* [tensor_count] steps that the tensor missed */
-    uint64_t
-        *untouched; /* [tensor_count] OPEN: elements to which nobody contributed, from the shards */
+    /* [tensor_count] OPEN: elements to which nobody contributed, from the shards */
+    uint64_t *untouched;
     bool has_missed;      /* some of `missed` are not 0 */
     bool has_untouched;   /* some of `untouched` are not 0 */
     uint8_t *missed_room; /* for the current decision, CAIRN_MISSED_BYTES */
@@ -154,15 +155,15 @@ void round_fail(struct round_machine *core, uint32_t shard, const char *why,
 
 /* round.c */
 
-/* The pending layout may come into force now: its shards are up, and it is between two rounds, or the
+/* True if the pending layout may come into force now: its shards are up, and either no round is open or the
  * layout goes back. */
 bool round_layout_due(const struct round_machine *core);
 /* Puts the pending layout into the epoch that begins. */
 void round_layout_take(struct round_machine *core);
 /* Brings the layout into force: the epoch that includes it is durable. */
 void round_layout_enter(struct round_machine *core);
-/* After a layout took one back: returns what is lost, if something was decided since; NULL: nothing is
- * lost. */
+/* Call after a layout took back another one. If something was decided since, returns what is lost; NULL:
+ * nothing is lost. */
 const char *round_layout_judge(const struct round_machine *core);
 
 struct worker *round_find_worker(const struct round_machine *core, uint64_t id);
@@ -178,26 +179,27 @@ void round_on_lacks(struct round_machine *core, const struct round_event *event,
                     struct round_actions *actions);
 
 /* round_members.c: how rounds ended, for workers that ask late. */
-/* Notes how that round has ended, for its contributors, including those that left: with `last`, if that
- * belongs to the round, else the round is void. Round 0: `last` is from an earlier incarnation. */
+/* Notes how that round has ended, for its contributors, including contributors that left. If `last` belongs
+ * to the round, the round ended with `last`; otherwise the round is void. Round 0: `last` is from an
+ * earlier incarnation. */
 void round_note_end(struct round_machine *core, uint64_t round);
-/* the worker leaves */
+/* Call when the worker leaves: keeps the ends of its rounds. */
 void round_keep_ends(struct round_machine *core, const struct worker *worker);
 bool round_has_asked(const struct worker *worker, uint64_t round);
 void round_note_asked(struct worker *worker, uint64_t round);
 void round_answer_asked(struct round_machine *core, struct worker *worker,
                         struct round_actions *actions);
-/* Without a request. */
+/* Tells the member, without a request, that the round is void. */
 void round_send_void(const struct round_machine *core, uint64_t member, uint64_t round,
                      struct round_actions *actions);
 
 /* round_decide.c */
 /* Takes the skips over from the last decision's payload; NULL: it had none. The count in a row continues
- * only if there is a last round: not in a job that was restored, or that an amendment remade. */
+ * only if there is a last round. A job that was restored, or remade by an amendment, has none. */
 void round_take_skips(struct round_machine *core, const struct skips *told);
 
-/* Refuses the workers that wait for a round that does not open; false: no worker waits, or a round may
- * open. */
+/* Refuses the workers that wait for a round that does not open. Returns false if no worker waits, or a
+ * round may open. */
 bool round_refuse(struct round_machine *core, struct round_actions *actions);
 
 /* round_members.c: each is called while the worker is still in the list. */
@@ -212,7 +214,8 @@ void round_say_lost(const struct round_machine *core, struct sentence *out);
 /* Called when a round of steps opens. */
 void round_missed_begin(struct round_machine *core);
 
-/* Takes over the values of a payload; NULL: it had none. CAIRN_ERR_MALFORMED: they are of another job. */
+/* Takes over the missed steps of a payload; NULL: there was no payload. CAIRN_ERR_MALFORMED: the payload
+ * belongs to another job. */
 cairn_status round_missed_take(struct round_machine *core,
                                const struct payload *told) CAIRN_MUST_CHECK;
 
@@ -223,7 +226,7 @@ void round_on_reduced(struct round_machine *core, const struct round_event *even
 double round_group_lr(const struct round_terms *terms, const double *driven, uint32_t group,
                       uint64_t step);
 
-/* True if the client state and the rates of driven groups for the open round have arrived, or none is
+/* True if the client state and the rates of driven groups for the open round have arrived or are not
  * needed. */
 bool round_state_there(const struct round_machine *core);
 /* Called when every shard is REDUCED: decides. */

@@ -8,8 +8,8 @@
  *
  * The same holds for a job: a store that is behind what a shard has seen (a generation, an epoch, a
  * revision, a round) is an older copy. Its coordinator does nothing with the job until an operator adopts
- * what the shards hold, which makes a store of a new identity, with numbers above everything that they have
- * seen.
+ * what the shards hold, which makes a store of a new identity, with numbers above everything that the
+ * shards have seen.
  *
  * Both sides judge by these functions; so does the simulator. Pure; no allocation. */
 #ifndef CAIRN_CORE_STANDING_H
@@ -23,7 +23,7 @@
 
 /* Decides which process may have a shard's name. A shard is identified by its name; its process by its
  * incarnation, a number that is new with every start. Two processes under one name are a mistake (a unit
- * started twice, a host that was cloned, a container whose predecessor lives on), or one of them was
+ * started twice, a host that was cloned, a container whose predecessor lives on), or one process was
  * believed dead and is not. The memory of one process does not have the other's state, so:
  *
  *  - a process that answers keeps its seat: a newcomer gets it from a silent process only;
@@ -41,8 +41,8 @@ enum seat_probe {
 };
 
 struct seat_claim {
-    bool taken; /* the session of some process has it */
-    bool same;  /* the newcomer is the process that has it, on another connection */
+    bool taken; /* the session of some process has the seat */
+    bool same;  /* the newcomer is the process that has the seat, on another connection */
     /* state that a job may want: of the job's generation or a later one, or of a job that is unknown
      * here */
     bool newcomer_holds;
@@ -51,9 +51,10 @@ struct seat_claim {
 };
 
 enum seat_verdict {
-    /* the newcomer gets it; the connection of the process that had it is ended without a message */
+    /* the newcomer gets the seat; the connection of the process that had the seat is ended without a
+     * message */
     CAIRN_SEAT_TAKES,
-    /* the newcomer gets it; the process that had it holds nothing, and is told to end */
+    /* the newcomer gets the seat; the process that had the seat holds nothing, and is told to end */
     CAIRN_SEAT_RELIEVES,
     CAIRN_SEAT_PROBES, /* the process that has it is asked; the newcomer tries again */
     CAIRN_SEAT_WAITS,  /* the newcomer tries again: the answer is awaited */
@@ -98,8 +99,8 @@ struct marks {
     uint64_t round;
 };
 
-/* NULL: the store is not behind. Otherwise the number in which it is behind: "generation", "epoch",
- * "revision" or "round". */
+/* Returns NULL if the store is not behind. Otherwise returns the number in which the store is behind:
+ * "generation", "epoch", "revision" or "round". */
 const char *marks_behind(const struct marks *store, const struct marks *seen);
 
 /* marks_add merges what one more shard has seen into the marks with which a rebuilt store begins; `all` is

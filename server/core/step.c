@@ -25,7 +25,7 @@ static bool config_ok(const struct step_config *config)
            config->chunk_count < UINT32_MAX && config->payload_bytes_max <= SIZE_MAX / 16;
 }
 
-/* Reserves count * size bytes at *at (aligned for any type used here); false on overflow. */
+/* Reserves count * size bytes at *at (aligned for any type used here). Returns false on overflow. */
 static bool reserve(size_t *at, size_t count, size_t size, size_t *offset_out)
 {
     if (*at > SIZE_MAX - 7) return false;
@@ -161,7 +161,8 @@ void step_grant(struct step_machine *step, struct member *member, struct step_ac
 
 /* ---- a round begins, and is void ---- */
 
-/* The holds of a void round are no longer needed, so those of a pending round may overwrite them. */
+/* Keeps the holds of the round. The holds of a void round are no longer needed, so the holds of a pending
+ * round may overwrite them. */
 static void keep_holds(struct step_machine *step, const struct step_event *event)
 {
     step->all_hold = event->holds == NULL;
@@ -369,7 +370,8 @@ static void join_job(struct step_machine *step, const struct step_event *event,
     report_published(step, actions);
 }
 
-/* The outcome belongs to the prepared round, or to the last settled one: then a prepared round is void. */
+/* Handles an outcome. It belongs to the prepared round, or to the last settled round; in the second case a
+ * prepared round is void. */
 static void on_resolve(struct step_machine *step, const struct step_event *event,
                        struct step_actions *actions)
 {
@@ -478,7 +480,7 @@ static bool of_coordinator(enum step_event_kind kind)
 void step_on_event(struct step_machine *step, const struct step_event *event,
                    struct step_actions *actions)
 {
-    // A stale event is from a coordinator that was there before the last fence.
+    // A stale event was sent in an epoch before the last fence.
     const bool stale = of_coordinator(event->kind) && event->epoch < step->epoch;
     if (stale && event->kind != CAIRN_STEP_FENCE) return;
     switch (event->kind) {
@@ -549,8 +551,8 @@ uint32_t step_slots_used(const struct step_machine *step)
 
 enum fate {
     FATE_RECEIVE,
-    FATE_WAITING, /* a duplicate of one that is in a slot: the fold answers it */
-    FATE_FOLDED,  /* a duplicate of one that is folded: its answer may have been lost */
+    FATE_WAITING, /* a duplicate of a message that is in a slot: the fold answers it */
+    FATE_FOLDED,  /* a duplicate of a folded message, whose answer may have been lost */
     FATE_REFUSE
 };
 
@@ -590,7 +592,7 @@ static bool slot_is_free(const struct step_machine *step, const struct member *m
     return step->slots[index].state == SLOT_FREE;
 }
 
-/* Returns the first free one of the member's slots [first, end); NO_SLOT if there is none. */
+/* Returns the first free slot among the member's slots [first, end); NO_SLOT if none is free. */
 static uint32_t find_between(const struct step_machine *step, const struct member *member,
                              uint32_t first, uint32_t end)
 {
@@ -632,17 +634,17 @@ static struct judgement judge_new_chunk(const struct step_machine *step,
     const bool declared_absent = step_cursor_past(step, event->chunk, event->micro, index);
     if (declared_absent && !MUTANT(1)) return refused_with(CAIRN_ERR_PROTOCOL);
     if (member->ended && member->arrived >= member->sent) return refused_with(CAIRN_ERR_PROTOCOL);
-    // A slot with memory is only for a chunk that its sender counts among these: another such chunk may be
-    // on its way.
+    // A slot with memory is only for a chunk that the sender counts among the chunks in such slots: another
+    // of these chunks may be under way.
     const bool has_place = !event->in_place || event->is_readable || MUTANT(83);
     if (!has_place || find_slot(step, event, member) == NO_SLOT)
         return refused_with(CAIRN_ERR_BUSY);
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
-/* True if this very contribution is in a slot. Then it is answered when the slot is released, and not
- * before: an earlier refusal, because the round is now void, would let the worker reuse a buffer that is
- * being read. */
+/* True if this very contribution is in a slot. Then the contribution is answered only when the slot is
+ * released. If it were refused earlier, because the round is now void, the worker might reuse a buffer that
+ * is still being read. */
 static bool in_slot(const struct step_machine *step, const struct step_event *event,
                     const struct member *member)
 {
@@ -694,7 +696,8 @@ static void receive_push(struct step_machine *step, const struct step_event *eve
     action->slot = index;
     action->member = event->member;
     action->chunk = event->chunk;
-    // This may be the last chunk that was sent: then all others are absent.
+    // This may be the last chunk that the member sent: then the chunks that the member did not send are
+    // absent.
     if (member->ended && member->arrived == member->sent) step_advance(step, actions);
 }
 
@@ -731,8 +734,8 @@ static void step_on_chunk(struct step_machine *step, const struct step_event *ev
         answer_event(event, CAIRN_STEP_REFUSE, judgement.status, actions);
 }
 
-/* Ends and commits have three fates: they are new (RECEIVE), known (WAITING; FOLDED if the answer may have
- * been lost), or refused. */
+/* Judges an end. An end or a commit is either new (RECEIVE), or known (WAITING; FOLDED if the answer may
+ * have been lost), or refused. */
 static struct judgement judge_micro_end(const struct step_machine *step,
                                         const struct step_event *event, const struct member *member)
 {
@@ -817,7 +820,8 @@ static bool has_landed(const struct step_machine *step, const struct member *mem
     return false;
 }
 
-/* True even if the member has a free slot: it may push no more until its buffers are given back. */
+/* True if the member waits for others. A free slot does not matter: the member may be unable to push more
+ * until its buffers are given back. */
 static bool waits_for_others(const struct step_machine *step, const struct member *member)
 {
     if (member->receiving > 0) return false;

@@ -1,7 +1,7 @@
-/* The shard's round machine of one job: which contribution is received, when it is folded, when the shard
- * is prepared, and by which message it resolves. Pure: events go in, actions come out; no clock, socket,
- * file, thread or allocation. The caller (the daemon's loop, the simulator) owns the memory, carries out
- * the actions in order, and reports their results as events.
+/* The shard's round machine of one job: it decides which contribution is received, when a contribution is
+ * folded, when the shard is prepared, and by which message the round resolves. Pure: events go in, actions
+ * come out; no clock, socket, file, thread or allocation. The caller (the daemon's loop, the simulator)
+ * owns the memory, carries out the actions in order, and reports their results as events.
  *
  *            OPEN                all in           SUMMED             DECIDE APPLY
  *   IDLE ───────────► COLLECTING ──────► REDUCING ──────► REDUCED ─────────────► UPDATING
@@ -11,27 +11,28 @@
  *     └───────────────────────────────────────────────────────┴──────┴────────────────┘
  *
  *  - A fence (new epoch) voids every round that is not prepared: its outcome cannot have been decided. A
- *    prepared round waits for RESOLVE, which carries the last outcome that any shard knows: if it is that
- *    round's, the shard does as all others did; if it is an earlier one's, the round is void.
+ *    prepared round waits for RESOLVE, which carries the last outcome that any shard knows: if that outcome
+ *    belongs to the prepared round, the shard does as all other shards did. If it belongs to an earlier
+ *    round, the prepared round is void.
  *  - The sum of a chunk is a strict left fold in (micro-batch, rank) order. Each chunk has a cursor;
  *    landed contributions are folded when the cursor reaches them, several in one FOLD (see
  *    config.folds_wanted). The cursor stops only for members that hold the chunk (OPEN says which do),
- *    until they contribute or report that they have nothing.
+ *    until these members contribute or report that they have nothing.
  *  - A member is in one micro-batch at a time: it starts m+1 only after MICRO_ACK of m, which is sent
  *    when every chunk's cursor is past (m, rank). So one table [member][chunk] detects duplicates.
  *  - With config.forwards this is the machine of a relay instead: the sums of its members, which share a
- *    host, are one contribution of each micro-batch to the shard that owns the chunks. When all are past
- *    (chunk, micro-batch), and one of them contributed, the sum is a FORWARD; the next FOLD of the chunk is
- *    `first` again. The chunks of micro-batch m+1 wait for FORWARD_END of m, which follows when one member
- *    has finished m, and every chunk is past it; a member that holds nothing is at most one micro-batch
- *    ahead. After FORWARD_COMMIT the machine is in REDUCING; the next OPEN means that the round was
- *    resolved, a FENCE that it may be void. The machine gets neither READY nor DECIDE, holds no version,
- *    and its ANSWERs carry no information.
+ *    host, are one contribution of each micro-batch to the shard that owns the chunks. When all members are
+ *    past (chunk, micro-batch), and at least one of them contributed, the sum is a FORWARD; the next FOLD
+ *    of the chunk is `first` again. The chunks of micro-batch m+1 wait for FORWARD_END of m, which follows
+ *    when one member has finished m, and every chunk is past it; a member that holds nothing is at most one
+ *    micro-batch ahead. After FORWARD_COMMIT the machine is in REDUCING; the next OPEN means that the round
+ *    was resolved, a FENCE that it may be void. The machine gets neither READY nor DECIDE, holds no
+ *    version, and its ANSWERs carry no information.
  *  - A shard that was added to a job later holds nothing of it: it is JOINING until it hears of the first
- *    outcome, and accepts that, whichever it is.
+ *    outcome, and accepts that outcome, whichever it is.
  *  - When a layout brings a shard other chunks, it continues as another machine (step_init_from).
- *    LACKS_STATE and WHOLE report state that is still on its way to the shard: until then it is not
- *    REDUCED, so nothing is decided, and no update runs on missing state.
+ *    LACKS_STATE reports that some state has yet to arrive at the shard, WHOLE that all state has arrived.
+ *    Until WHOLE the shard is not REDUCED, so nothing is decided, and no update runs on missing state.
  *  - Every CHUNK gets exactly one of RECEIVE and DISCARD with its tag; every contribution is answered to
  *    its worker by one ACK or REFUSE (more after a resend), unless the connection was lost meanwhile.
  *  - Messages of one member may overtake each other and arrive twice; messages of the coordinator arrive
@@ -90,8 +91,8 @@ struct step_sums {
 
 enum step_event_kind {
     /* from the coordinator, in order; an event of an older epoch than the last FENCE's is ignored. A FENCE
-     * with an older epoch or with the last one is answered with the last epoch: its coordinator's store is
-     * an older copy */
+     * with an older epoch or with the last one is answered with the last epoch, because the store of its
+     * coordinator is an older copy */
     CAIRN_STEP_READY, /* version: the initial state is complete; only before the first OPEN */
     CAIRN_STEP_FENCE, /* epoch → ANSWER */
     /* epoch, decision: the last outcome that any shard knows; round: the highest so far */
@@ -113,9 +114,9 @@ enum step_event_kind {
     CAIRN_STEP_FOLDED,  /* chunk */
     CAIRN_STEP_SUMMED,  /* sums (except the weight) */
     CAIRN_STEP_UPDATED, /* the version is published: readable */
-    /* master and moments of some chunks are on their way here; sent before it is REDUCED */
+    /* master and moments of some chunks have yet to arrive; sent before the shard is REDUCED */
     CAIRN_STEP_LACKS_STATE,
-    CAIRN_STEP_WHOLE, /* they have arrived, at the published version; may be repeated */
+    CAIRN_STEP_WHOLE, /* all state has arrived, at the published version; may be repeated */
     /* A FENCE that takes a layout back has arrived: an open round is void at once, so that the machine can
      * continue as another one, which then gets the FENCE. A prepared round is void too: it cannot have been
      * decided. */
@@ -131,7 +132,8 @@ struct step_event {
     uint64_t weight;
     uint64_t request; /* the worker's number for a chunk; echoed in its ACK or REFUSE */
     uint64_t tag;     /* the caller's name for the message whose payload waits */
-    bool is_small;    /* for a chunk: it fits into a small slot; the same each time it is sent */
+    /* for a chunk: the chunk fits into a small slot; the same each time the chunk is sent */
+    bool is_small;
     /* in_place: the sender counts the chunk among those that are read in place; is_readable: it can be read
      * in place. They may differ when the chunk is sent again by another path. */
     bool in_place, is_readable;
@@ -252,14 +254,14 @@ struct cairn_version step_version(const struct step_machine *step); /* the publi
 const struct decision *step_last(const struct step_machine *step);
 uint32_t step_slots_used(const struct step_machine *step);
 
-/* The contributors that COLLECTING waits for. */
+/* A contributor for which COLLECTING waits. */
 struct step_waiting {
     uint64_t member;
     uint32_t micro;        /* the micro-batch it is in */
     uint32_t arrived;      /* chunks of the micro-batch that have arrived */
     bool connected, ended; /* ended: the micro-batch's end has arrived */
-    /* All that it can send now has arrived, and it waits for others: its slots are full, or its micro-batch
-     * is complete. */
+    /* All that the member can send now has arrived, and it waits for other members: its slots are full, or
+     * its micro-batch is complete. */
     bool waits;
 };
 /* Fills the first `out_max` contributors that are not done, by rank; returns the number of all that are not

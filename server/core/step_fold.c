@@ -1,9 +1,9 @@
 /* The strict left fold: when a landed contribution may be added to its chunk's sum.
  *
  * A chunk's cursor is at the first (micro-batch, member) that is neither folded nor known to be absent.
- * OPEN tells which members hold nothing of a chunk; otherwise only counts show an absence: a member's
- * micro-batch has ended, and as many chunks as it sent have arrived. So the order of arrival affects only
- * the time of a fold. */
+ * OPEN tells which members hold nothing of a chunk. Any other absence is known only from counts: the
+ * member's micro-batch has ended, and all chunks that the member sent have arrived. So the order of arrival
+ * affects only the time of a fold. */
 #include "server/core/step_state.h"
 
 #include <assert.h>
@@ -13,8 +13,8 @@
 
 enum verdict {
     WAIT,
-    PASS, /* it never has anything here: it does not hold the chunk, or has no such micro-batch */
-    SKIP, /* it might have a contribution, and has none */
+    PASS, /* the member does not hold the chunk, or has no such micro-batch */
+    SKIP, /* the member might have contributed, but did not */
     TAKE
 };
 
@@ -27,7 +27,7 @@ static enum verdict judge_fold(const struct step_machine *step, uint32_t chunk,
                                const struct cursor *cursor)
 {
     const struct member *member = &step->members[cursor->member];
-    // no member is that far: otherwise the cursor might pass for ever
+    // no member has got that far: without this test the cursor might pass on for ever
     if (cursor->micro > step->front) return WAIT;
     if (step->config.forwards && cursor->micro > step->forward.micro && !MUTANT(25)) return WAIT;
     if (!step_holds(step, cursor->member, chunk)) return PASS;
@@ -131,7 +131,7 @@ static void begin_fold(struct step_machine *step, uint32_t chunk, struct step_ac
     *step_act(actions, CAIRN_STEP_FOLD) = *fold;
 }
 
-/* For a relay: reports that the chunk's sum in the current micro-batch is final, once it is. */
+/* For a relay: as soon as the chunk's sum in the current micro-batch is final, reports this. */
 static void forward_chunk(struct step_machine *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
@@ -155,7 +155,7 @@ static void advance_chunk(struct step_machine *step, uint32_t chunk, struct step
 {
     struct cursor *cursor = &step->cursors[chunk];
     if (cursor->fold_head != NO_SLOT) return;
-    struct step_action fold; // set at the first contribution: most calls find none
+    struct step_action fold; // set at the first contribution: most calls find no contribution
     uint32_t count = 0;
     while (count < CAIRN_STEP_FOLD_MAX && !at_end(step, cursor)) {
         const enum verdict verdict = judge_fold(step, chunk, cursor);
@@ -175,13 +175,13 @@ static void advance_chunk(struct step_machine *step, uint32_t chunk, struct step
     if (step->config.forwards) forward_chunk(step, chunk, actions);
 }
 
-/* Fewer folds are under way than the caller can do: the oldest deferred contributions wait no longer. */
+/* If fewer folds are under way than the caller can do, the oldest deferred contributions wait no longer. */
 static void advance_deferred(struct step_machine *step, struct step_actions *actions)
 {
     while (step->folding < step->config.folds_wanted && step->deferred_first != NO_SLOT &&
            !MUTANT(22)) {
         const uint32_t slot = step->deferred_first;
-        // if an earlier contribution is missing, its fold will take this one along
+        // if an earlier contribution is missing, the fold of the missing one will also take this one
         undefer_chunk(step, slot);
         advance_chunk(step, step->slots[slot].chunk, actions);
     }
@@ -207,7 +207,7 @@ static void end_forwards(struct step_machine *step, struct step_actions *actions
     step->forward.passed = 0;
     if (!MUTANT(29)) step->forward.sent = 0;
     for (uint32_t c = 0; c < step->config.chunk_count; c++) step->cursors[c].forwarded = false;
-    // Members that hold nothing here may have been ahead, and waited for this.
+    // Members that hold nothing here may have been ahead, and may have waited for this micro-batch to end.
     for (uint32_t i = 0; i < step->member_count; i++)
         step_complete_micro(step, &step->members[i], actions);
 }
@@ -221,8 +221,8 @@ static void commit_forwards(struct step_machine *step, struct step_actions *acti
     action->weight = MUTANT(27) ? step->members[0].weight : step->weight;
 }
 
-/* For a relay: ends the current micro-batch if every chunk is past it, and some member has finished it.
- * Ends the round if all members and all micro-batches are done. */
+/* For a relay: ends the current micro-batch if every chunk is past it and at least one member has finished
+ * it. Ends the round if all members and all micro-batches are done. */
 static void advance_forwards(struct step_machine *step, struct step_actions *actions)
 {
     const bool past = step->forward.passed == step->config.chunk_count;
@@ -255,7 +255,7 @@ void step_complete_micro(struct step_machine *step, struct member *member,
                          struct step_actions *actions)
 {
     if (!member->ended || member->passed < step->config.chunk_count) return;
-    // A member that holds nothing waits with the others: otherwise one event might end any number of
+    // A member that holds nothing waits with the other members. Otherwise one event might end any number of
     // micro-batches.
     if (step->config.forwards && member->micro > step->forward.micro) return;
     struct step_action *action = step_act(actions, CAIRN_STEP_MICRO_ACK);
@@ -307,7 +307,7 @@ static void free_slot(struct step_machine *step, uint32_t slot)
     step->slots_used--;
 }
 
-/* The contribution counts as if it had never arrived: the worker sends it again. */
+/* Makes the contribution count as if it had never arrived: the worker sends it again. */
 static void forget_slot(struct step_machine *step, uint32_t slot)
 {
     struct member *member = member_of_slot(step, slot);

@@ -28,7 +28,7 @@ struct member {
     uint64_t weight;
     uint32_t micro;      /* the micro-batch that it is sending */
     uint32_t arrived;    /* chunks of it in a slot or folded */
-    uint32_t unheld;     /* chunks of which it holds nothing, in every micro-batch */
+    uint32_t unheld;     /* chunks of which the member holds nothing, in every micro-batch */
     uint32_t passed;     /* chunks whose cursor is past it: folded, absent, or unheld */
     uint32_t sent;       /* the number of chunks in it, once `ended` */
     uint32_t last_micro; /* once `committed` */
@@ -76,7 +76,7 @@ struct step_machine {
         uint32_t sent;   /* FORWARDs of it */
     } forward;
     bool summing;
-    bool lacks_state; /* some state is on its way */
+    bool lacks_state; /* some state has yet to arrive */
     bool summed;      /* REDUCING: the sums are ready, and state is missing */
     bool all_hold;    /* every member holds every chunk: `holds` means nothing */
 

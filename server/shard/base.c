@@ -1,5 +1,6 @@
-/* This file has the session with the coordinator and what is sent in it, the table of a job's members, the
- * ledger of bytes, the messages that arrive in pages, and the count of what refers to a job. */
+/* This file contains: the session with the coordinator and the messages that are sent in it; the table of a
+ * job's members; the ledger of bytes; the messages that arrive in pages; and the reference count of a
+ * job. */
 #include "server/shard/base.h"
 
 #include <assert.h>
@@ -101,7 +102,7 @@ void session_answer(struct shard_daemon *shard, struct request *request, cairn_s
 
 /* ---- the table: open addressing, a power of two, at most half full ---- */
 
-/* Returns the place in the table where the member of that number is, or would be. */
+/* Returns the place in the table where the member with that number is, or would be. */
 static size_t place_of(const struct shard_job *job, uint64_t number)
 {
     size_t i = (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->members.capacity - 1);
@@ -138,8 +139,8 @@ void members_add(struct shard_job *job, struct shard_member *member)
     job->members.count++;
 }
 
-/* Takes the member out of the hash table. The members behind it in its run may have to move up, so
- * that a search still finds them. */
+/* Takes the member out of the hash table. Members behind it in the same run may have to move up, so that a
+ * search still finds these members. */
 void members_take_out(struct shard_job *job, const struct shard_member *member)
 {
     size_t i = place_of(job, member->number);
@@ -184,8 +185,8 @@ void member_send_for(struct shard_member *member, struct chunk_header *header, u
     chunk_encode(header, bytes);
     cairn_status status = fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
-    // The member would wait for the missing answer, so its connection is cut: answers are lost only with
-    // it.
+    // The member would wait for the missing answer, so the member's connection is cut: an answer is lost
+    // only together with its connection.
     log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
                 member->job->spec.name, status_text((int)status));
     member->cut = true;
@@ -351,7 +352,7 @@ void memory_list(const struct shard_daemon *shard, struct memory_list *out)
 
 /* ==== arriving ==== */
 
-#define SMALL_BYTES 32768 /* preparing so few bytes is faster than waking a thread */
+#define SMALL_BYTES 32768 /* to prepare this many bytes is faster than to wake a thread */
 
 static void arriving_free(struct arriving *arriving)
 {
@@ -441,7 +442,7 @@ static void on_through(struct task *task)
     arriving->phase = CAIRN_ARRIVING_PREPARED;
     if (arriving->is_dropped) {
         free_dropped(shard, arriving);
-        shard->up->memory_back(shard); // others may have waited for the memory that it held
+        shard->up->memory_back(shard); // others may have waited for the memory of the message
     } else if (arriving->status != CAIRN_OK) {
         arriving_end(shard, arriving, arriving->status, &arriving->why);
     } else {
@@ -464,7 +465,7 @@ void arriving_make(struct arriving *arriving)
     begin_arriving(arriving, run_make);
 }
 
-/* Goes on with a message whose pages are all here. */
+/* Continues with a message, all pages of which have been received. */
 static void go_on(struct shard_daemon *shard, struct arriving *arriving)
 {
     uint64_t bytes = 0;
@@ -530,7 +531,7 @@ void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn_
     struct arriving *arriving;
     TAILQ_FOREACH (arriving, &shard->arriving, link)
         if (arriving->request == request) break;
-    if (arriving == NULL) return; // the page is of a message that was refused
+    if (arriving == NULL) return; // the page belongs to a message that was refused
     cairn_status status = CAIRN_ERR_PROTOCOL;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
         if (arriving->phase == CAIRN_ARRIVING_PAGES && page->what != 0 &&

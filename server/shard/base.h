@@ -38,19 +38,20 @@ enum bytes_path {
 /* Returns the path with this name (proto/fabric/fabric.h). */
 enum bytes_path bytes_path_of(const char *path);
 
-/* Bytes by path. Shared: through memory of this host or of its cards; `device` counts the part of it that
- * the host did not see. Carried: by any other path; `one_sided` and `direct` count parts of it. */
+/* Bytes by path. Shared bytes pass through memory of this host or of its cards; `device` counts those
+ * shared bytes that the host did not see. Carried bytes take any other path; `one_sided` and `direct` count
+ * some of the carried bytes. */
 struct bytes {
     uint64_t pushed_shared, pushed_carried, fetched_shared, fetched_carried, put;
     uint64_t pushed_one_sided, fetched_one_sided;
     uint64_t pushed_device, fetched_device;
     uint64_t pushed_direct, fetched_direct;
-    /* in a job's counts: the steps updated here, without writes; in a member's: the job's value when it
-     * joined */
+    /* in a job's counts: the steps updated here, without writes; in a member's counts: the job's value when
+     * the member joined */
     uint64_t steps;
 };
 
-/* The member may have left: then only the job's count grows. */
+/* The member may have left; then only the job's counts grow. */
 void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path);
 void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path);
 
@@ -74,15 +75,15 @@ void memory_list(const struct shard_daemon *shard, struct memory_list *out);
 
 /* ==== works ==== */
 
-/* A list of work for a home (gpu/gpu.h), filled by one thread at a time. It runs when it is full, and in
- * works_run. The works of one list are done in any order: a work that must come after others is added after
- * works_run, or in the next stage of a run (below).
+/* A list of work for a home (gpu/gpu.h), filled by one thread at a time. The list runs when it is full, and
+ * in works_run. The works of one list are done in any order. So a work that must follow other works is
+ * added after works_run, or in the next stage of a run (below).
  *
- * The host reads and writes data in a home by get, put and edit: in place if the host may follow the
- * address, else in scratch, between copies. works_run returns any failure since the call before.
+ * The host reads and writes data in a home by get, put and edit: in place if the host may dereference the
+ * address, else in scratch, between copies. works_run returns any failure since its previous call.
  *
- * If the home takes two lists, one is filled while the other is under way (works_send). Then the works of
- * both are done in any order. */
+ * If the home takes two lists, one list is filled while the other runs (works_send). Then the works of the
+ * two lists are done in any order. */
 
 /* The most bytes that get, put and edit take: more than the largest chunk. */
 #define CAIRN_WORKS_SCRATCH_BYTES ((size_t)16 << 20)
@@ -108,17 +109,17 @@ struct works_list {
 struct works {
     struct home_stream *stream; /* owned */
     struct home *home;          /* borrowed */
-    bool in_place;              /* the host may follow addresses of the home */
+    bool in_place;              /* the host may dereference addresses of the home */
     /* Works read memory from which other processes may have taken pages; only for the host's home. */
     bool is_guarded;
     struct works_list lists[CAIRN_WORKS_LISTS]; /* [list_count] */
     uint32_t list_count, capacity;
-    uint32_t first, sent; /* the first of the lists that were sent, and how many were sent */
+    uint32_t first, sent; /* the first list that was sent, and how many lists were sent */
     atomic_bool is_begun; /* the stream has its staging */
 };
 
-/* items: how many items one list is made for; lists: 1, or as many as are sent at a time.
- * CAIRN_ERR_NO_MEMORY, or as home_stream_open: call works_close all the same. */
+/* items: how many items one list is made for; lists: 1, or the number of lists that are sent at a time.
+ * Fails with CAIRN_ERR_NO_MEMORY, or as home_stream_open; call works_close all the same. */
 CAIRN_MUST_CHECK cairn_status works_open(struct works *works, struct home *home, uint32_t items,
                                          uint32_t lists, struct sentence *why);
 
@@ -129,8 +130,8 @@ void works_close(struct works *works);
 struct home_work *works_add(struct works *works, enum work_kind kind);
 void works_copy(struct works *works, void *to, const void *from, size_t bytes);
 /* The part of a tensor's elements [first_elem, first_elem + elem_count) that lies in a box. `range` begins
- * with first_elem; `packed` holds only the elements of the box, one behind another. At most one of the two
- * lies in the home. Packing and unpacking return the bytes of `packed`. */
+ * with first_elem; `packed` holds only the elements of the box, without gaps. At most one of `range` and
+ * `packed` lies in the home. works_pack and works_unpack return the number of bytes in `packed`. */
 struct works_box {
     const struct cairn_box *box;
     const struct shape *shape;
@@ -144,14 +145,14 @@ size_t works_unpack(struct works *works, const struct works_box *of, void *range
 void works_fold(struct works *works, float *acc, const struct fold_source *sources, uint32_t count,
                 bool first, size_t elems);
 
-/* The bytes at an address of the home, for reading until the next call. */
+/* Returns the bytes at an address of the home. The caller may read them until the next call. */
 const void *works_get(struct works *works, const void *at, size_t bytes);
 /* Returns memory to fill now; the bytes are at the home's address `at` once the list has run. */
 void *works_put(struct works *works, void *at, size_t bytes);
 /* Runs the list and leaves it empty. If the status is not OK, no result of the works added since the last
  * call may be used. */
 cairn_status works_run(struct works *works, struct sentence *why);
-/* Runs the list too, but leaves any failure for the next works_run to return. */
+/* Runs the list as works_run does, but leaves any failure for the next works_run to return. */
 void works_flush(struct works *works);
 
 /* The list that is being filled, with its status so far. */
@@ -159,16 +160,16 @@ const struct works_list *works_now(const struct works *works);
 
 /* ==== compute ==== */
 
-/* Work on state: threads that pass lists of it to a home (gpu/gpu.h).
+/* Work on state: threads that pass lists of work to a home (gpu/gpu.h).
  *
  *   submit(run) ─► a thread takes an item, and as many other waiting items, of any run, as the home
  *       wants in a list ─► describe: each item adds its works ─► the home does them ─► conclude
  *       ─► done (loop)
  *
- * For `host` a list holds one item, and the thread that took it does it at once: as many items are done
- * at a time as there are threads. For a device a list holds the items that arrived while the earlier lists
- * were done; if there are more items than the other threads take, a thread begins a list before it waits
- * for the one ahead. */
+ * For `host` a list holds one item, and the thread that took the item does its works at once. So as many
+ * items are done at a time as there are threads. For a device a list holds the items that arrived while the
+ * earlier lists were done. If there are more items than the other threads take, a thread begins a list
+ * before it waits for the previous list. */
 
 struct compute_lane;
 
@@ -182,19 +183,20 @@ struct compute {
     struct sentence why;  /* the reason why the last failed list failed */
 };
 
-/* Embedded in the object that the run works on. */
+/* A run is embedded in the object on which it works. */
 struct work_run {
-    struct task task; /* first; private, except is_small before submission */
+    struct task task; /* first; private, except that the owner may set is_small before submission */
     /* the owner's, constant while the run is under way */
     struct compute *compute;
     uint32_t item_count;
     uint32_t item_first; /* items are numbered from there */
     bool is_guarded;     /* works read workers' memory in place: see failed_at */
-    /* Adds the works of an item. False: the item has no more works. True: it is called for the next stage
-     * when these works are done. Runs on any thread, but one at a time for an item. */
+    /* Adds the works of an item. False: the item has no more works. True: `describe` is called for the next
+     * stage when these works are done. Runs on any thread, but only on one thread at a time for one
+     * item. */
     bool (*describe)(struct work_run *run, uint32_t item, uint32_t stage, struct works *works);
-    /* Called when the works of an item are done; on any thread, too. `thread` is below compute_lanes. May
-     * be NULL. */
+    /* Called on any thread when the works of an item are done. `thread` is below compute_lanes. May be
+     * NULL. */
     void (*conclude)(struct work_run *run, uint32_t item, uint32_t thread);
     void (*done)(struct work_run *run); /* loop thread: check the status first */
     /* the result */
@@ -204,12 +206,12 @@ struct work_run {
     const void *failed_at;
 };
 
-/* Takes the home over, even on failure. threads: the number of pool threads. CAIRN_ERR_NO_MEMORY,
- * CAIRN_ERR_IO: close the compute all the same. */
+/* Takes over the home, even on failure. threads: the number of pool threads. On CAIRN_ERR_NO_MEMORY and
+ * CAIRN_ERR_IO close the compute all the same. */
 CAIRN_MUST_CHECK cairn_status compute_open(struct compute *compute, uv_loop_t *loop,
                                            struct home *home, const char *name, uint32_t threads,
                                            struct sentence *why);
-/* Ends the threads, as pool_close does. False: no threads exist, and on_closed will not be called. */
+/* Ends the threads, as pool_close does. Returns false if no threads exist; then on_closed is not called. */
 bool compute_stop(struct compute *compute, void (*on_closed)(void *context), void *context);
 /* Call after compute_stop, when no memory of the home is in use. */
 void compute_close(struct compute *compute);
@@ -219,32 +221,32 @@ void compute_submit(struct work_run *run);
 uint32_t compute_lanes(const struct compute *compute);
 /* The number of items that keeps the home busy. */
 uint32_t compute_items_wanted(const struct compute *compute);
-/* Gives every stream its staging before the first job lies in the home, so that no stream lacks it in a
- * round. No run may be under way, unless this was called before. Returns as home_stream_begin. */
+/* Gives every stream its staging before the first job is placed in the home, so that no stream lacks
+ * staging in a round. On the first call no run may be under way. Returns as home_stream_begin. */
 CAIRN_MUST_CHECK cairn_status compute_begin(struct compute *compute, struct sentence *why);
-/* Bytes of the device that streams have still to take for their staging; they take as many of host
- * memory. */
+/* The bytes of the device that streams have still to take for their staging. The streams take as many bytes
+ * of host memory, too. */
 uint64_t compute_staging_left(const struct compute *compute);
-/* The list of the loop thread; a caller that adds works to it also runs it. */
+/* The list of the loop thread. A caller that adds works to the list also runs the list. */
 struct works *compute_loop(const struct compute *compute);
 
 /* ---- any thread ---- */
-/* The list of the files thread; the same rule. */
+/* The list of the files thread. A caller that adds works to the list also runs the list. */
 struct works *compute_files(const struct compute *compute);
-/* The list of the snapshots thread; the same rule. */
+/* The list of the snapshots thread. A caller that adds works to the list also runs the list. */
 struct works *compute_snapshots(const struct compute *compute);
 bool compute_is_host(const struct compute *compute);
 void compute_why(struct compute *compute, struct sentence *why_out);
-/* True if data on the card is sent to other hosts from the card, not through host memory. `why_out`: the
- * reason in either case. */
+/* True if data on the card is sent to other hosts from the card, not through host memory. Sets *why_out to
+ * the reason, whether true or false. */
 bool device_goes_directly(const struct shard_daemon *shard, const char **why_out);
 
 /* ==== session ==== */
 
-/* The session with the coordinator, and the messages in it. connection.c makes sessions, one after the
+/* The session with the coordinator, and the messages in it. connection.c makes the sessions, one after the
  * other. Loop thread. Sends are dropped while there is no session. */
 
-/* A request of the coordinator that is answered later, in the session in which it arrived. */
+/* A request of the coordinator that is answered later, but in the same session in which it arrived. */
 struct request {
     uint64_t session; /* session.serial; 0: no request waits */
     uint32_t number;
@@ -261,9 +263,9 @@ struct coordinator_session {
     uint32_t heartbeat_ms, lease_ms;
     uint32_t backoff_ms;
     uint64_t heard_ms;    /* uv_now of the last frame */
-    uint64_t roll_due_ms; /* when members not named in this session are dropped; 0: done */
+    uint64_t roll_due_ms; /* when members that this session has not named are dropped; 0: done */
     struct coordinator_id coordinator; /* the coordinator whose Welcome arrived */
-    /* its standing to the jobs that we hold: whether we obey it */
+    /* the coordinator's standing to the jobs that we hold: whether we obey it */
     enum standing standing;
     struct log_limit down;
 };
@@ -272,7 +274,7 @@ void session_send(struct shard_daemon *shard, uint16_t type, uint32_t request,
                   const ProtobufCMessage *message);
 void session_send_pages(struct shard_daemon *shard, uint32_t request, enum page_what what,
                         struct packed *packed);
-/* Ends the connection and tells the coordinator the reason; a new connection is tried. */
+/* Ends the connection and tells the coordinator the reason. The shard then tries a new connection. */
 void session_refuse(struct shard_daemon *shard, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Answers a request if its session still exists, and clears it. CAIRN_OK is sent as Done. */
@@ -296,21 +298,25 @@ struct shard_member {
     uint32_t rank, role;
     char name[64];
     struct fabric_peer *peer; /* owned; NULL: not connected */
-    bool is_relay;            /* for a host's workers: a shard, or this one (MemberJoin.relay) */
-    bool is_mover;     /* a shard that takes state from us: move/; it lasts as long as the move */
-    bool heard;        /* since it was connected: worth connecting again when it goes down */
-    bool again;        /* it went down after it was heard: one more try, by shard->connects.again */
-    bool cut;          /* a send failed: to be closed when the current actions are done */
-    uint32_t endpoint; /* the number of `peer`, or of the last one */
+    /* a shard, perhaps this one, that relays for a host's workers (MemberJoin.relay) */
+    bool is_relay;
+    bool is_mover; /* a shard that takes state from us (move.h); a member only during the move */
+    bool heard;    /* heard from since it was connected: worth another try when it goes down */
+    bool again;    /* it went down after it was heard: shard->connects.again tries once more */
+    bool cut;      /* a send failed: the peer is closed when the current actions are done */
+    uint32_t endpoint;   /* the number of `peer`, or of the last peer */
     uint32_t connection; /* the highest connection number in a HELLO of the member */
     uint32_t replies;    /* fetches that wait or are being sent */
-    /* owned: the reply that a worker keeps (read.h); NULL: it gets one that a member who left gives back */
+    /* owned: the reply that a worker keeps (read.h); NULL: the worker gets a reply that a departed member
+     * gives back */
     struct reply *kept;
-    uint32_t notes;            /* micro-batch ends being received */
-    uint64_t tiles_hash;       /* of its declared list: CAIRN_TABLE_HASH_WHOLE without a list */
+    uint32_t notes; /* micro-batch ends being received */
+    /* of the list that it declared; CAIRN_TABLE_HASH_WHOLE if it declared none */
+    uint64_t tiles_hash;
     struct member_tile *tiles; /* owned: [tile_count], by tensor; of tensors on this shard */
     size_t tile_count;
-    uint64_t untouched; /* chunks of trained tensors here in which it holds no element */
+    /* chunks of trained tensors on this shard in which the member holds no element */
+    uint64_t untouched;
     struct bytes bytes; /* the member's own, since it joined */
     struct log_limit refusals;
     size_t address_bytes;
@@ -320,7 +326,7 @@ struct shard_member {
 struct members {
     struct shard_member **list; /* owned: [capacity], by number, open addressing */
     size_t count, capacity;
-    bool cut; /* some have `cut` set */
+    bool cut; /* some members have `cut` set */
 };
 
 struct shard_member *member_find(const struct shard_job *job, uint64_t number);
@@ -336,7 +342,8 @@ uint64_t member_way(const struct shard_member *member);
 void member_cut(struct shard_job *job, uint64_t number);
 /* Sends a header; fills in job, member and token. Dropped if the member is not connected. */
 void member_send(struct shard_member *member, struct chunk_header *header);
-/* Sends likewise in the name of another shard, by its index: an owner for which we relay. */
+/* Sends a header like member_send, but in the name of another shard: `shard` is the index of an owner for
+ * which we relay. */
 void member_send_for(struct shard_member *member, struct chunk_header *header, uint32_t shard);
 /* Sends a NAK that echoes a request. */
 void member_refuse(struct shard_member *member, const struct chunk_header *header,
@@ -349,26 +356,28 @@ void member_note_refusal(struct shard_member *member, const struct chunk_header 
 
 /* ==== job ==== */
 
-/* How a job is found, kept while something refers to it, and faulted. Loop thread. */
+/* How a job is found, how it is kept while something refers to it, and how it is faulted. Loop thread. */
 
-/* NULL if there is no job with that number, or it is LEAVING or staged. */
+/* Returns NULL if no job has that number, or if the job is LEAVING or staged. */
 struct shard_job *shard_job_find(struct shard_daemon *shard, uint64_t number);
-/* The part of that generation, even if it is faulted; NULL: it does not exist, or it is LEAVING. */
+/* Returns the part of that generation, even if the part is faulted. Returns NULL if the part does not exist
+ * or is LEAVING. */
 struct shard_job *shard_job_find_part(struct shard_daemon *shard, uint64_t number,
                                       uint64_t generation);
-/* Counts an operation in flight that began or ended. `idle` may free the job. */
+/* shard_job_busy counts an operation in flight that began, shard_job_idle one that ended. shard_job_idle
+ * may free the job. */
 void shard_job_busy(struct shard_job *job);
 void shard_job_idle(struct shard_job *job);
 /* Call at the end of each fabric callback: tells the core about receives that ended, and closes peers that
  * were cut. */
 void shard_job_settle(struct shard_job *job);
-/* The compute of the home in which a local element of the job's planes lies. Any thread. */
+/* Returns the compute of the home in which this local element of the job's planes lies. Any thread. */
 struct compute *shard_job_home(const struct shard_job *job, uint64_t local_elem);
 /* Stops all work of the job: a wrong parameter must not be published. */
 void shard_job_fault(struct shard_job *job, const char *why);
-/* Call after work on the job's planes: true if the work failed. Then the job is stopped. If its home
- * failed, all jobs with planes in that home are stopped too, except those that are LOADING: their own load
- * ends with the failure. */
+/* Call after work on the job's planes. Returns true if the work failed; then the job is stopped. If the
+ * job's home failed, all jobs with planes in that home are stopped too. Jobs that are LOADING are not
+ * stopped: their own load ends with the failure. */
 bool shard_job_failed(struct shard_job *job, cairn_status status, const struct sentence *why);
 /* Does the same for a run; the run's compute gives the reason. */
 bool shard_job_run_failed(struct shard_job *job, const struct work_run *run);
@@ -378,10 +387,10 @@ size_t shard_payload_max(const struct shard_job *job);
 /* ==== arriving ==== */
 
 /* Messages of the coordinator whose bytes follow in pages: JobCreate, MemberTiles, JobTerms. When the last
- * page has arrived, a thread runs the kind's `prepare`, so that a large job does not delay any round; then
- * the kind's `whole` is called. arriving_end, called then or later, answers the message and frees it.
- * `whole` may pass it to a thread once more (arriving_make). All messages are dropped with the connection.
- * Loop thread. */
+ * page has arrived, a thread runs the kind's `prepare`, so that a large job does not delay any round. Then
+ * the kind's `whole` is called. arriving_end, called in `whole` or later, answers the message and frees it.
+ * `whole` may pass the message to a thread once more (arriving_make). All messages are dropped when the
+ * connection ends. Loop thread. */
 
 #define CAIRN_ARRIVING_MAX   8 /* for each kind */
 #define CAIRN_ARRIVING_PAGED 2
@@ -392,20 +401,21 @@ struct arriving_kind {
     const char *name;                          /* for a refusal: "a job" */
     enum page_what what[CAIRN_ARRIVING_PAGED]; /* of each paged part; 0: no such part */
     bool may_be_empty;                         /* a message with 0 bytes of pages is complete */
-    /* On a thread, when all pages have arrived: makes `made`. It reads the message, its pages, and the
-     * constant fields of the shard. Not CAIRN_OK, with `why`: the message is refused. If `prepare` is NULL,
-     * or no bytes were sent, nothing is made. */
+    /* Runs on a thread when all pages have arrived, and makes `made`. `prepare` reads the message, its
+     * pages, and the constant fields of the shard. If the status is not CAIRN_OK, the message is refused
+     * with `why`. If `prepare` is NULL, or no bytes were sent, nothing is made. */
     cairn_status (*prepare)(struct arriving *arriving, void **made_out, struct sentence *why);
-    /* On a thread, after arriving_make: completes `made`. Not CAIRN_OK: as for `prepare`. */
+    /* Runs on a thread after arriving_make, and completes `made`. If the status is not CAIRN_OK, the
+     * message is refused with `why`. */
     cairn_status (*make)(const struct arriving *arriving, void *made, struct sentence *why);
     void (*unmake)(void *made); /* frees `made` if nobody took it; loop thread */
-    /* Called when the message is complete. A holder that keeps it waiting may call this again. */
+    /* Called when the message is complete. Code that keeps the message waiting may call `whole` again. */
     void (*whole)(struct shard_daemon *shard, struct arriving *arriving);
 };
 
 struct arriving {
     struct task task;           /* private, as `phase`, `status`, `why` and `is_small` are */
-    TAILQ_ENTRY(arriving) link; /* in the shard's list, or in the list of dropped ones */
+    TAILQ_ENTRY(arriving) link; /* in the shard's list, or in the list of dropped messages */
     bool is_dropped;
     const struct arriving_kind *kind;
     uint32_t request;
@@ -413,21 +423,22 @@ struct arriving {
     struct paged paged[CAIRN_ARRIVING_PAGED];
     struct shard_daemon *shard;
     void *made; /* owned until `whole` takes it (arriving_take) */
-    /* PREPARING: a thread reads the message, so a dropped one is kept apart until the thread is done. */
+    /* PREPARING: a thread reads the message, so a dropped message is kept in a separate list until the
+     * thread is done. */
     enum { CAIRN_ARRIVING_PAGES, CAIRN_ARRIVING_PREPARING, CAIRN_ARRIVING_PREPARED } phase;
     bool is_small; /* so few bytes that passing it to a thread would take longer */
     cairn_status status;
     struct sentence why;
 };
 
-/* Takes over the message, whose pages have `bytes` bytes; answers it if it is refused. */
+/* Takes over the message, whose pages have `bytes` bytes. If the message is refused, answers it. */
 void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind, uint32_t request,
                     ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED]);
-/* A page of one of these messages, or of a message that was refused. */
+/* Handles a page of one of these messages, or of a message that was refused. */
 void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn__Page *page);
 /* True if all pages have arrived and the message is prepared. */
 bool arriving_whole(const struct arriving *arriving);
-/* Called as the last act of `whole`: a thread runs the kind's `make`, then `whole` is called once more. */
+/* Must be the last call in `whole`: a thread runs the kind's `make`, then `whole` is called once more. */
 void arriving_make(struct arriving *arriving);
 /* Answers the message (CAIRN_OK is sent as Done), and frees it. */
 void arriving_end(struct shard_daemon *shard, struct arriving *arriving, cairn_status status,

@@ -20,12 +20,13 @@
  * chunks of trained tensors, in the map's order. The shard and every relay to it number them alike. */
 
 struct chunk_table {
-    struct shard_map map; /* owned: all chunks of the part; it has the layout to which it belongs */
-    uint32_t *extent_of;  /* owned: [map.chunk_count] the extent of each chunk */
+    /* owned: all chunks of the part; the map has the layout to which it belongs */
+    struct shard_map map;
+    uint32_t *extent_of; /* owned: [map.chunk_count] the extent of each chunk */
     /* owned: [trained_count] the map's number of a chunk, by the core's number */
     uint32_t *trained;
     /* owned: [map.extent_count + 1] the core's number of an extent's first chunk; if the extent is not
-     * trained, the number of the next trained one */
+     * trained, of the first chunk of the next trained extent */
     uint32_t *first;
     uint32_t trained_count;
 };
@@ -35,8 +36,8 @@ struct chunk_table {
 CAIRN_MUST_CHECK cairn_status chunk_table_number(struct chunk_table *table,
                                                  const struct job_spec_data *spec);
 void chunk_table_close(struct chunk_table *table);
-/* A tensor's chunks in the part: they follow each other, as its extents do. extent_count 0: the part has
- * nothing of the tensor. */
+/* A tensor's chunks in the part. The chunks are consecutive, and so are the tensor's extents. extent_count
+ * 0: the part has nothing of the tensor. */
 struct tensor_chunks {
     uint64_t first, count;             /* of table->map */
     size_t first_extent, extent_count; /* of table->map */
@@ -47,24 +48,25 @@ struct chunk_place chunk_table_place(const struct chunk_table *table, uint32_t t
 
 /* ==== tiles ==== */
 
-/* The parts of the tensors that workers hold ("tiles": boxes of the tensors), and the pieces of chunks that
- * follow from them. */
+/* Tiles: the parts of tensors that workers hold, which are boxes of the tensors; and the pieces of chunks
+ * that the tiles define. */
 
 struct fold;
 
-/* A box of a tensor that members hold. It is kept while a member holds it, and longer: see tiles.c. */
+/* A box of a tensor that members hold. The box is kept while a member holds it, and for some time after:
+ * see tiles.c. */
 struct held_box {
     struct held_box *next; /* of the same tensor */
     struct cairn_box box;
     uint32_t holders;                  /* how many members hold it */
     uint64_t first_chunk, chunk_count; /* chunks of the map: the box has no element outside them */
     uint64_t touched;                  /* chunks in which it has an element */
-    /* while another table is being prepared: the box that replaces this one (NULL: it stays), and its
-     * first_chunk */
+    /* while another table is being prepared: the box that replaces this box (NULL: this box stays), and the
+     * first_chunk of that box */
     struct held_box *moved;
     uint64_t moved_first;
-    /* [chunk_count] While the job is INITIALIZING: the box was put in the chunk. Later: it was folded in
-     * this round. */
+    /* [chunk_count] While the job is INITIALIZING: the box was put in the chunk. Later: the box was folded
+     * in this round. */
     uint8_t mark[];
 };
 
@@ -80,14 +82,14 @@ struct tiling {
     const struct chunk_table *table; /* borrowed: the part to whose tensors the tiles belong */
     /* owned: the tensors that some member does not hold completely */
     struct tiled *list;
-    struct tiled *
-        *of;        /* owned: [spec.tensor_count] the same, by tensor; NULL: all members hold all */
+    /* owned: [spec.tensor_count] the same, by tensor; NULL: all members hold all */
+    struct tiled **of;
     uint8_t *holds; /* owned: for tiles_holds, a row for each member that a round may have */
     uint32_t world; /* from the last MemberTiles: reported to a new coordinator */
 };
 
-/* The part of a tensor that a member declared to hold. It is kept also for tensors that are not on this
- * shard, because they may move here. */
+/* The part of a tensor that a member declared to hold. It is kept for tensors on other shards, too, because
+ * these tensors may move to this shard. */
 struct member_tile {
     uint32_t tensor;
     struct held_box *held; /* borrowed; NULL: the member holds the complete tensor */
@@ -108,7 +110,7 @@ CAIRN_MUST_CHECK cairn_status tiles_set_member(struct shard_member *member,
                                                const struct tiles *tiles, struct sentence *why);
 /* The member leaves: it no longer holds anything. */
 void tiles_forget(struct shard_member *member);
-/* `to` is the same member as `from`, announced anew: it takes over the tiles of `from`. */
+/* `to` is the same member as `from`, announced anew. `to` takes over the tiles of `from`. */
 void tiles_move(struct shard_member *from, struct shard_member *to);
 /* Called when the job is opened, after its collector. CAIRN_ERR_NO_MEMORY: call tiles_close all the
  * same. */
@@ -116,18 +118,19 @@ CAIRN_MUST_CHECK cairn_status tiles_open(struct shard_job *job, const struct chu
 void tiles_close(struct shard_job *job);
 /* True if no contribution or put is under way, so that only members refer to boxes. */
 bool tiles_rest(const struct shard_job *job);
-/* Prepares the same tiles for another table of the shard: *holds_out is for tiles_switch. No round and no
+/* Prepares the same tiles for another table of the shard. Pass *holds_out to tiles_switch. No round and no
  * put may be open. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_BUSY: nothing changed. */
 CAIRN_MUST_CHECK cairn_status tiles_ready(struct shard_job *job, const struct chunk_table *table,
                                           uint8_t **holds_out, struct sentence *why);
-/* The tiles go by that table from here on; the table must live as long as the job or until the next
- * switch. */
+/* From here on the tiles use that table. The table must live until the next switch, or as long as the
+ * job. */
 void tiles_switch(struct shard_job *job, const struct chunk_table *table, uint8_t *holds);
-/* Undoes tiles_ready instead: gives back what it took. */
+/* Call instead of tiles_switch: undoes tiles_ready, and gives back what tiles_ready took. */
 void tiles_unready(struct shard_job *job, uint8_t *holds);
-/* For each of the `count` members, the core's chunks in which it holds an element: `holds` of struct
- * step_event. A member that is not known here holds all. Borrowed from the job until the next call. NULL:
- * every member holds all, or there are more members than a round of this job may have. */
+/* Returns for each of the `count` members the core's chunks in which the member holds an element: `holds`
+ * of struct step_event. A member that this shard does not know counts as holding all chunks. The result is
+ * borrowed from the job until the next call. NULL: every member holds all chunks, or there are more members
+ * than a round of this job may have. */
 const uint8_t *tiles_holds(struct shard_job *job, const uint64_t *members, uint32_t count);
 /* The number of chunks of a trained tensor here that the member sends, if it has a gradient of the
  * tensor. */
@@ -140,13 +143,13 @@ uint64_t tiles_common(const struct shard_job *job, const struct cairn_box *box,
 
 /* ---- tiles.c ---- */
 /* Judges, without side effects, which piece of a chunk the header of a PUSH, PUT or FETCH (not of a box)
- * means. CAIRN_ERR_MISMATCH: the piece is not one that the member declared; `why` (may be NULL) says so. */
+ * means. CAIRN_ERR_MISMATCH: the member did not declare this piece; `why` (may be NULL) says so. */
 CAIRN_MUST_CHECK cairn_status tiles_piece(const struct shard_member *member,
                                           const struct chunk_header *header,
                                           const struct chunk_place *place,
                                           struct chunk_piece *piece_out, struct sentence *why);
-/* Called before a chunk's first contribution of the round is folded: clears the marks of all boxes
- * there. */
+/* Called before a chunk's first contribution of the round is folded: clears the marks of all boxes in the
+ * chunk. */
 void tiles_begin_chunk(struct shard_job *job, uint64_t chunk);
 /* Folds the sources in their order, each into its piece of the chunk. Any thread. */
 void tiles_fold(struct works *works, const struct fold *fold, uint64_t chunk,
@@ -162,14 +165,14 @@ bool tiles_put_whole(const struct shard_job *job, uint64_t chunk);
 
 /* Converts messages of the data plane to the core's events, and the core's actions to messages. */
 
-/* Returns the event that a PUSH, MICRO_END or COMMIT means to a core, that of the own part or of a relay.
+/* Returns the event that a PUSH, MICRO_END or COMMIT means to a core (the own part's core, or a relay's).
  * The caller fills in `chunk`, `is_readable` and `absent`. */
 struct step_event step_event_of(const struct chunk_header *header);
 
 /* ==== frozen ==== */
 
-/* The groups and tensors that take no gradient in the last round that was opened. Loop thread; the update's
- * threads read them. */
+/* The groups and tensors that take no gradient in the round that was opened last. Loop thread; the update's
+ * threads read this struct. */
 
 struct frozen {
     uint64_t round;
@@ -183,8 +186,9 @@ struct frozen {
 
 /* A view: a layout as this shard uses it. A job has the view in force, which changes between rounds
  * (jobs.h); a published copy has the view by which it was written, so that a version is read by the layout
- * in which it was published. A complete view does not change: any thread reads it. The loop thread counts
- * its references, and alone reads the number of its layout, which may be replaced. */
+ * in which it was published. A complete view does not change, so any thread may read it. Only the loop
+ * thread counts its references. Only the loop thread reads the number of its layout, because that number
+ * may be replaced. */
 
 struct form;
 struct area_place;
@@ -192,13 +196,13 @@ struct area_place;
 struct shard_view {
     uint32_t refs;
     struct layout *layout; /* owned */
-    struct chunk_table
-        table;          /* owned: of the layout; its map may exist before its chunks have numbers */
-    struct form *forms; /* owned: [table.map.extent_count] */
+    /* owned: of the layout; the map may exist before the chunks have numbers */
+    struct chunk_table table;
+    struct form *forms;        /* owned: [table.map.extent_count] */
     struct area_place *places; /* owned: likewise, for state on a device (memory.h); or NULL */
     uint64_t wire_bytes;       /* of a published copy */
-    uint64_t published_bytes,
-        table_bytes; /* what the view takes of the job's memory, as in struct memory_need */
+    /* what the view takes of the job's memory, as in struct memory_need */
+    uint64_t published_bytes, table_bytes;
 };
 
 /* Adds a reference; returns the view. */
@@ -206,7 +210,7 @@ struct shard_view *shard_view_ref(struct shard_view *view);
 /* Drops a reference; the last one frees the view. NULL is fine. */
 void shard_view_unref(struct shard_view *view);
 
-/* Elements of one extent that one view of a shard has and another has not. */
+/* Elements of one extent that one view of a shard has and another view lacks. */
 struct shard_view_run {
     size_t extent; /* of the one view's map */
     uint32_t tensor;
@@ -215,8 +219,8 @@ struct shard_view_run {
     uint64_t local_elem;             /* the first element's place in the shard's state */
 };
 
-/* Calls `each` for all runs of `in` that `beside` lacks, by tensor, then by element. With (view, the one
- * before) these are the runs that arrive with a view; with (the one before, view), those that leave. Both
+/* Calls `each` for all runs of `in` that `beside` lacks, by tensor, then by element. With (view, previous
+ * view) these are the runs that arrive with `view`; with (previous view, view), the runs that leave. Both
  * views are of one job and shard; beside NULL: an empty view. Any thread. */
 void shard_view_beyond(const struct shard_view *in, const struct shard_view *beside,
                        void (*each)(void *context, const struct shard_view_run *run),
@@ -226,8 +230,9 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
 
 struct state_planes;
 
-/* Gives the view its places. An extent that `before` (NULL: no view) has too keeps its places there; the
- * rest needs an area of *bytes_out bytes, which the caller adds next. CAIRN_ERR_NO_MEMORY. */
+/* Gives the view its places. An extent that `before` (NULL: no view) has too keeps the places that it has
+ * in `before`. The other extents need an area of *bytes_out bytes, which the caller adds next.
+ * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status shard_view_places_open(struct shard_view *view,
                                                      const struct shard_view *before,
                                                      uint64_t host_from, uint64_t *bytes_out);
@@ -236,7 +241,8 @@ CAIRN_MUST_CHECK cairn_status shard_view_places_open(struct shard_view *view,
 CAIRN_MUST_CHECK cairn_status shard_view_area_add(struct shard_view *view,
                                                   struct state_planes *planes, struct home *device,
                                                   uint64_t bytes, struct sentence *why);
-/* Gives back the segments that none of these views (NULL: none) uses. No work on them may be under way. */
+/* Gives back the segments that no view in the list uses (an entry may be NULL). No work on these segments
+ * may be under way. */
 void shard_views_keep(const struct shard_view *const *views, size_t view_count,
                       struct state_planes *planes, struct shard_daemon *shard);
 /* Where a local element of an extent of the view lies, in its home. NULL: the extent does not keep the
@@ -248,13 +254,14 @@ void *shard_view_at(const struct shard_view *view, const struct state_planes *pl
 
 struct reserve;
 
-/* Call within `prepare` of a reserve: adds the pages of the state that the job gets with `view`, a complete
- * one. The job's planes must have addresses for that state. CAIRN_ERR_NO_MEMORY. */
+/* Call within `prepare` of a reserve: adds the pages of the state that the job gets with `view`, which must
+ * be complete. The job's planes must have addresses for that state. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status shard_view_reserve(const struct shard_job *job,
                                                  const struct shard_view *view,
                                                  struct reserve *reserve);
-/* On another thread, gives the system the pages of the state that `view` has and the job's view has not:
- * state that left, or that does not arrive after all. Nobody may use it; later reserves may lie there. */
+/* Gives the system, on another thread, the pages of the state that `view` has and the job's view lacks.
+ * Such state has left, or does not arrive after all. Nobody may use these pages; later reserves may use the
+ * same addresses. */
 void shard_view_give(struct shard_job *job, const struct shard_view *view);
 
 /* ==== collector ==== */
@@ -265,11 +272,11 @@ void shard_view_give(struct shard_job *job, const struct shard_view *view);
  *           ── MICRO_END, COMMIT ► _step ─┼─ step.h ┼─► FOLD: collector.c ────► FOLDED
  *   coordinator ── OPEN, FENCE ──► _step ─┘ (core)  └─► GRANT, ACK, ...: to the workers
  *
- * A shard has one for its own part (members.c), a relay has one for each owner (relay.c). A table of
- * callbacks holds the differences.
+ * A shard has one collector for its own part (members.c), and a relay has one for each owner (relay.c).
+ * Where these collectors differ, they call a table of callbacks.
  *
  * The core is never called from inside its own actions: the immediate result of an action (a receive that
- * fails) is noted as landed, and the core hears of it when all actions are done. Loop thread, except
+ * fails) is noted as landed, and reported to the core when all actions are done. Loop thread, except
  * callbacks->fold. */
 
 struct collector;
@@ -285,12 +292,12 @@ struct collector_slot {
     uint64_t checksum;
     bool is_unsummed; /* CAIRN_CHUNK_UNSUMMED */
     enum bytes_path path;
-    /* owned: the payload is in the worker's memory, with BYTES_PATH_DEVICE on the card; NULL: it took
-     * another path */
+    /* owned: the payload is in the worker's memory (on the card, if BYTES_PATH_DEVICE); NULL: the payload
+     * took another path */
     struct fabric_message *message;
     /* from callbacks->slot_memory, for a payload that took another path; or NULL */
     void *memory;
-    /* the payload, wherever it is; NULL: the slot is free, or is still being filled */
+    /* the payload, in either memory; NULL: the slot is free, or is still being filled */
     const void *view;
     bool folding;                       /* a compute thread reads it */
     bool receiving;                     /* the fabric fills it */
@@ -298,7 +305,7 @@ struct collector_slot {
     struct collector_slot *next_landed; /* in collector->landed */
 };
 
-/* A fold under way, or one whose sum has no place yet. */
+/* A fold that is under way, or whose sum has no place yet. */
 struct fold {
     struct work_run run;
     struct collector *collector; /* borrowed */
@@ -328,28 +335,28 @@ struct collector_callbacks {
                                 const struct shard_member *member,
                                 const struct chunk_header *header, const struct chunk_place *place,
                                 struct chunk_piece *piece_out, struct sentence *why);
-    /* Returns the memory into which a payload is received that cannot be viewed. */
+    /* Returns the memory for a payload that cannot be viewed, so that it is received. */
     void *(*slot_memory)(struct collector *collector, uint32_t slot);
-    /* Nobody reads that memory any longer. May be NULL. */
+    /* Nobody reads the slot's memory any longer. May be NULL. */
     void (*slot_memory_back)(struct collector_slot *slot);
-    /* The compute of the home in which the sum of a chunk lies; it makes that sum. `chunk` is the core's
-     * number. */
+    /* Returns the compute of the home in which a chunk's sum lies; this compute makes the sum. `chunk` is
+     * the core's number. */
     struct compute *(*compute)(const struct collector *collector, uint32_t chunk);
-    /* Gives the fold's sum its place. False: there is none yet; the callback keeps the fold, and passes it
-     * to fold_submit or fold_drop later. */
+    /* Gives the fold's sum its place. False: there is no place yet; the callback keeps the fold, and passes
+     * the fold to fold_submit or fold_drop later. */
     bool (*fold_place)(struct fold *fold);
     /* Adds the sources to the sum: as `describe` in base.h. */
     bool (*fold)(const struct fold *fold, uint32_t stage, struct works *works);
-    /* The fold ended; the core hears of it next. */
+    /* The fold ended; this is reported to the core next. */
     void (*fold_done)(struct fold *fold);
-    /* The core has heard of the end of a fold. May be NULL. */
+    /* The end of a fold was reported to the core. May be NULL. */
     void (*fold_reported)(struct collector *collector);
     /* A fold failed at memory of this host, not of a worker: the host is out of memory. */
     void (*no_page)(struct collector *collector);
     /* Something in flight begins to refer to the collector. */
     void (*busy)(struct collector *collector);
-    /* The reference ended. This must be the last call of a callback, because the collector may be freed in
-     * it. */
+    /* The reference ended. Whoever calls this must do so last, because the collector may be freed in this
+     * call. */
     void (*idle)(struct collector *collector);
 };
 
@@ -361,13 +368,13 @@ struct collector {
     struct step_machine *step;                   /* owned: the core */
     struct step_actions *actions;  /* borrowed; several collectors may share one list */
     struct collector_slot *slots;  /* owned: [slot_count] */
-    struct collector_slot *landed; /* receives that ended and that the core has not heard of yet */
+    struct collector_slot *landed; /* receives that ended and were not reported to the core yet */
     uint32_t slot_count;
     struct fold *folds; /* owned: as many as can be under way */
     struct fold *folds_free;
     bool stepping; /* the core's actions are being done: the core must not be called */
     bool settling; /* collector_settle is running */
-    /* a sum of this round is wrong for good: no sum of the round may be used */
+    /* a sum of this round is permanently wrong: no sum of the round may be used */
     uint64_t spoiled_round;
 
     /* of the PUSH that the core is now deciding on */
@@ -409,17 +416,18 @@ CAIRN_MUST_CHECK cairn_status collector_tables_open(const struct collector *coll
                                                     struct collector_tables *tables_out);
 /* Also accepts tables that are all 0. */
 void collector_tables_close(struct collector_tables *tables);
-/* The collector continues with these chunks, and keeps what it knew of the job. No round may be open, and
- * nothing of the job in flight. Takes ownership of the tables. */
+/* The collector continues with these chunks, and keeps what it knew about the job. No round may be open,
+ * and nothing of the job may be in flight. Takes ownership of the tables. */
 void collector_switch(struct collector *collector, const struct step_config *step,
                       struct collector_tables *tables);
-/* Nothing may refer to the collector. Also accepts one that was never opened, all 0. */
+/* Closes the collector, to which nothing may refer. Accepts a collector that is all 0 because it was never
+ * opened, too. */
 void collector_close(struct collector *collector);
 /* Ends the collector's work: releases all slots that are neither being read nor being filled. */
 void collector_leave(struct collector *collector);
 
-/* Passes the event to the core, and does its actions and what follows from them. Not while
- * collector->stepping. */
+/* Passes the event to the core, then does the core's actions and all that follows from them. Do not call it
+ * while collector->stepping is set. */
 void collector_step(struct collector *collector, const struct step_event *event);
 /* Tells the core about receives that ended. */
 void collector_settle(struct collector *collector);
@@ -438,7 +446,7 @@ void collector_push(struct collector *collector, const struct chunk_header *head
 
 /* Call when the fold's sum has a place: gives the fold to the compute pool. */
 void fold_submit(struct fold *fold);
-/* Call when the fold is done, or is no longer wanted: releases its slots and tells the core. */
+/* Call when the fold is done, or is no longer wanted: releases the fold's slots and tells the core. */
 void fold_drop(struct fold *fold);
 
 #endif

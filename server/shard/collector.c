@@ -93,7 +93,8 @@ cairn_status collector_open(struct collector *collector, const struct collector_
     return CAIRN_OK;
 }
 
-/* Releases a slot whose payload nobody reads any more: memory of a worker is given back to the worker. */
+/* Releases a slot whose payload nobody reads any more. Memory of a worker is thereby given back to the
+ * worker. */
 static void slot_release(struct collector_slot *slot)
 {
     const struct collector *collector = slot->collector;
@@ -123,7 +124,8 @@ void collector_leave(struct collector *collector)
 
 /* ---- to workers ---- */
 
-/* Returns how many of the part's chunks are added up on a device; these are its first chunks (memory.h). */
+/* Returns how many of the part's chunks are added up on a device. These are the part's first chunks
+ * (memory.h). */
 static uint64_t chunks_on_card(const struct collector *collector)
 {
     const struct chunk_table *table = collector->table;
@@ -159,7 +161,7 @@ static void refuse_push(const struct collector *collector, const struct step_act
     const struct shard_job *job = collector->job;
     struct shard_member *member = member_find(job, action->member);
     job->shard->stats.chunks_refused++;
-    if (member != NULL) { // a stale chunk is normal: it was under way when its epoch ended
+    if (member != NULL) { // a stale chunk is normal: the chunk was under way when its epoch ended
         log_limited(
             &member->refusals, action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
             "refused chunk %u of job %s for shard %s from %s: %s; it is of epoch "
@@ -186,14 +188,16 @@ static cairn_status judge_tensor(const struct shard_job *job, const struct chunk
     return CAIRN_OK;
 }
 
-/* Reads the specification only for the error text: with thousands of tensors it is in no cache. */
+/* Reads the specification only for the error text, because the specification of thousands of tensors is in
+ * no cache. */
 static cairn_status refuse_untrained(const struct tensor_spec *tensor, struct sentence *why)
 {
     return fail_with(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
                      tensor->name, capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
 }
 
-/* Returns CAIRN_ERR_REFUSED, with `why`, if the tensor, a trained one, takes no gradient in that round. */
+/* Returns CAIRN_ERR_REFUSED, with `why`, if the tensor takes no gradient in that round. The tensor must be
+ * trained. */
 static cairn_status frozen_judge(const struct frozen *frozen, const struct job_spec_data *spec,
                                  uint32_t tensor, uint64_t round, struct sentence *why)
 {
@@ -258,8 +262,8 @@ bool collector_reads_view(const struct collector *collector, const struct chunk_
            view % dtype_size(header->dtype) == 0;
 }
 
-/* True if the payload stays where it lies until it is folded. For a device, memory of the host is copied
- * into the slot's memory first, so it does not stay. */
+/* True if the payload stays where it lies until it is folded. For a device this is false if the payload
+ * lies in host memory, because such a payload is copied into the slot's memory first. */
 static bool reads_in_place(const struct collector *collector, const struct chunk_header *header,
                            uint32_t chunk, const struct fabric_message *message)
 {
@@ -280,7 +284,7 @@ void collector_push(struct collector *collector, const struct chunk_header *head
     event.chunk = chunk;
     event.is_readable = event.in_place && reads_in_place(collector, header, chunk, message);
     collector_step(collector, &event);
-    discard(collector); // drops the message if a fault came before the core decided about it
+    discard(collector); // drops the message if a fault occurred before the core decided about it
 }
 
 /* ---- slots ---- */
@@ -290,7 +294,7 @@ static void landed(struct collector_slot *slot, cairn_status status)
 {
     struct collector *collector = slot->collector;
     if (status != CAIRN_OK && status != CAIRN_ERR_CHECKSUM) {
-        // The worker gets no answer, so its connection is cut unless it is lost already.
+        // The worker gets no answer, so its connection is cut, unless that connection is lost already.
         if (status != CAIRN_ERR_CLOSED) member_cut(collector->job, slot->member);
         status = CAIRN_ERR_CLOSED;
     }
@@ -324,7 +328,8 @@ static void on_received(void *arg, cairn_status status)
     collector->callbacks->idle(collector);
 }
 
-/* Lands a payload that is read where it lies: nothing is awaited, and no transfer can have damaged it. */
+/* Lands a payload that is read where it lies. Nothing has to be awaited, and no transfer can have damaged
+ * the payload. */
 static void land_view(struct collector_slot *slot, struct fabric_message *message)
 {
     slot->message = message;
@@ -388,7 +393,8 @@ static void do_action(struct collector *collector, const struct step_action *act
     }
 }
 
-/* True if the action discards a chunk that is here already: it is neither received nor refused. */
+/* True if the action discards a chunk that has already arrived: the message is neither received nor
+ * refused. */
 static bool is_duplicate(const struct step_actions *actions, size_t at)
 {
     return actions->list[at].kind == CAIRN_STEP_DISCARD &&
@@ -484,10 +490,10 @@ struct tensor_chunks chunk_table_tensor(const struct chunk_table *table, uint32_
 
 /* ==== fold ==== */
 
-/* Folds of a collector: each adds what has landed of one chunk to the chunk's sum. */
+/* Folds of a collector. Each fold adds the landed contributions of one chunk to the chunk's sum. */
 
-/* Copies the sources that lie in workers' memory into the slots' memory, from where they are folded. Runs
- * under the guard, because reading workers' memory may fault. */
+/* Copies the sources that lie in workers' memory into the slots' memory, from which they are then folded.
+ * Runs under the guard, because reading workers' memory may fault. */
 static void land_views(void *arg)
 {
     struct fold *fold = arg;
@@ -501,7 +507,7 @@ static void land_views(void *arg)
     }
 }
 
-/* The host reads workers' memory where it lies; a device is given copies, which it can read for sure. */
+/* The host reads workers' memory where it lies. A device is given copies, which it can certainly read. */
 static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     struct fold *fold = (struct fold *)run;
@@ -511,8 +517,8 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return run->failed_at == NULL && fold->collector->callbacks->fold(fold, stage, works);
 }
 
-/* Tells the coordinator that the member's memory cannot be read, so that it removes the member. A round
- * that the member spoiled never ends here. */
+/* Tells the coordinator that the member's memory cannot be read, so that the coordinator removes the
+ * member. A round that the member spoiled never ends on this shard. */
 static void member_unreadable(struct shard_job *job, uint64_t number)
 {
     const struct shard_member *member = member_find(job, number);
@@ -566,7 +572,7 @@ static void on_folded(struct work_run *run)
 {
     struct fold *fold = (struct fold *)run;
     struct collector *collector = fold->collector;
-    (void)shard_job_run_failed(collector->job, run); // if it failed, no event is taken any more
+    (void)shard_job_run_failed(collector->job, run); // after a failure no event is taken
     if (run->failed_at != NULL) spoil(fold);
     collector->callbacks->fold_done(fold);
     fold_drop(fold);
@@ -584,7 +590,7 @@ void fold_submit(struct fold *fold)
 static void fold_begin(struct collector *collector, const struct step_action *action)
 {
     struct fold *fold = collector->folds_free;
-    assert(fold != NULL); // a chunk has at most one fold, and each fold has a slot
+    assert(fold != NULL); // each chunk has at most one fold, and there is a slot for each fold
     collector->folds_free = fold->next;
     *fold = (struct fold) {
         .run = { .compute = collector->callbacks->compute(collector, action->chunk),

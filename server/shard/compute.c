@@ -10,10 +10,10 @@
 #include "server/base/log.h"
 #include "server/shard/shard.h"
 
-/* The items of one list, whose works the home does together. */
+/* The items of one list. The home does the works of a list together. */
 struct list {
     struct pool_item *items; /* owned: [works_best] */
-    bool *more;              /* owned: [works_best]; the item has a further stage */
+    bool *more;              /* owned: [works_best]; true if the item has a further stage */
     uint32_t count;
 };
 
@@ -64,13 +64,14 @@ static void close_lane(struct compute_lane *lane)
     }
 }
 
-/* Checks a thread's floating-point settings: sums have the same bits whichever thread makes them. */
+/* Checks a thread's floating-point settings, because sums must have the same bits whichever thread makes
+ * them. */
 static void assert_float_env(void)
 {
     assert(float_env_ok());
 }
 
-/* Starts the threads next to the device: a thread runs where the thread that starts it runs. */
+/* Starts the threads next to the device: a new thread runs where its creator runs. */
 static cairn_status open_threads(struct compute *compute, uv_loop_t *loop, const char *name,
                                  uint32_t threads, struct sentence *why)
 {
@@ -153,12 +154,12 @@ static void conclude_list(const struct list *list, uint32_t thread, cairn_status
     }
 }
 
-/* Runs the stages of the list up to the last one, which is begun and not awaited. */
+/* Runs the stages of the list up to the last stage. The last stage is begun but not awaited. */
 static void begin_list_compute(struct compute_lane *lane, struct list *list)
 {
     struct works *works = &lane->works;
     struct work_run *first = run_of(&list->items[0]);
-    works->is_guarded = works->in_place && first->is_guarded; // a guarded run is alone in its list
+    works->is_guarded = works->in_place && first->is_guarded; // a guarded run has a list of its own
     for (uint32_t i = 0; i < list->count; i++) list->more[i] = true;
     for (uint32_t stage = 0; describe(works, list, stage); stage++) works_flush(works);
     if (works->is_guarded) {
@@ -182,7 +183,8 @@ static void finish_list(struct compute *compute, struct compute_lane *lane, cons
     conclude_list(list, thread, status);
 }
 
-/* Begins the next list before it awaits the current one, if more items wait than other threads take. */
+/* Runs lists. It begins the next list before it awaits the current list, if more items wait than other
+ * threads take. */
 static void run_lists(struct compute *compute, struct compute_lane *lane, uint32_t thread)
 {
     const uint32_t most = lane->works.list_count > 1 ? home_info(compute->home)->works_best : 0;
@@ -251,8 +253,8 @@ static bool is_begun(const struct compute_lane *lane)
     return atomic_load_explicit(&lane->works.is_begun, memory_order_relaxed);
 }
 
-/* Takes the memory that lists are staged in, so that no list lacks it when it runs. Returns as
- * home_stream_begin does. */
+/* Takes the memory in which lists are staged, so that no list lacks this memory when it runs. Returns the
+ * same statuses as home_stream_begin. */
 static cairn_status works_begin(struct works *works, struct sentence *why)
 {
     const cairn_status status = home_stream_begin(works->stream, why);
@@ -309,10 +311,10 @@ void compute_why(struct compute *compute, struct sentence *why_out)
 
 /* ==== works ==== */
 
-#define WORKS_OF_AN_ITEM 4 /* an item rarely has more; then the list is run in parts */
+#define WORKS_OF_AN_ITEM 4 /* an item rarely has more works; if so, the list is run in parts */
 
-/* Maps pages for a scratch. Pinning pins whole pages, and a page of malloc's could also hold a part of
- * another list's scratch. */
+/* Maps pages for a scratch. Only complete pages can be pinned, and a page of malloc's could also hold a
+ * part of another list's scratch. */
 static uint8_t *map_scratch(void)
 {
     void *scratch = mmap(NULL, CAIRN_WORKS_SCRATCH_BYTES, PROT_READ | PROT_WRITE,
@@ -429,8 +431,8 @@ cairn_status works_run(struct works *works, struct sentence *why)
     return list_result(current_list(works), why);
 }
 
-/* Begins the list; works that are added from now on go into the next one. A home takes a limited number of
- * lists, so the caller awaits the first before it sends one more. */
+/* Begins the list; works that are added from now on belong to the next list. A home takes a limited number
+ * of lists, so the caller awaits the first list before it sends one more. */
 static void works_send(struct works *works)
 {
     assert(works->sent < works->list_count);
@@ -468,13 +470,14 @@ void works_copy(struct works *works, void *to, const void *from, size_t bytes)
     work->copy.bytes = bytes;
 }
 
-/* Runs of one length at one distance in the range; packed they follow each other. Offsets are in bytes. */
+/* Runs of one length, at one distance from each other in the range. In packed form they have no gaps
+ * between them. Offsets are in bytes. */
 struct runs {
     size_t range, packed, bytes;
     uint64_t count, stride; /* stride: 0 while there is only one run */
 };
 
-/* Adds the run if its length and its distance are those of the others. */
+/* Adds the run if it has the same length and distance as the runs before it. */
 static bool take_run(struct runs *runs, size_t range, size_t bytes)
 {
     const size_t last = runs->range + (size_t)((runs->count - 1) * runs->stride);
@@ -485,8 +488,8 @@ static bool take_run(struct runs *runs, size_t range, size_t bytes)
     return true;
 }
 
-/* Returns the next runs; count 0 means that none are left. *at is where they begin in `packed`, and is
- * moved to where they end. */
+/* Returns the next runs; count 0 means that no runs are left. *at is the offset in `packed` at which they
+ * begin, and is moved to the offset at which they end. */
 static struct runs next_runs(struct box_runs *walk, const struct works_box *of, struct runs *ahead,
                              size_t *at)
 {
@@ -516,8 +519,8 @@ static struct home_work *add_runs(struct works *works, const struct runs *runs)
     return work;
 }
 
-/* Adds the copies between a range of a plane, which is strided, and the packed elements. Writes *packed if
- * `packs`, else *range. */
+/* Adds the copies between a range of a plane, which is strided, and the packed elements. The copies write
+ * *packed if `packs` is true, else *range. */
 static size_t add_box(struct works *works, const struct works_box *of, bool packs,
                       const uint8_t *packed, const uint8_t *range)
 {
@@ -563,7 +566,7 @@ void works_fold(struct works *works, float *acc, const struct fold_source *sourc
 
 /* ---- by the host ---- */
 
-/* Pins a scratch when it is first used: most threads never use theirs. */
+/* Pins a scratch when it is first used, because most threads never use their scratch. */
 static void pin_scratch(struct works *works, struct works_list *list)
 {
     struct sentence why;

@@ -1,6 +1,6 @@
 /* The connection to the coordinator: this file connects, sends Hello, receives Welcome, sends heartbeats,
- * and does all that again after a loss. A loss changes nothing in the jobs: they wait, and the coordinator
- * fences when it is back. */
+ * and does all of this again after the connection was lost. A loss changes nothing in the jobs: they wait,
+ * and the coordinator fences when it is back. */
 #include <inttypes.h>
 #include <assert.h>
 #include <ifaddrs.h>
@@ -165,14 +165,14 @@ static void members_forget_untold(struct shard_job *job)
             continue;
         }
         members_leave(job, member->number);
-        i = 0; // the members behind it moved up
+        i = 0; // the members behind the removed member moved up
     }
     admit_left(job);
 }
 
-/* Removes the members that the coordinator has not named within two leases: they left unseen. A coordinator
- * names the members that it has at once; a new coordinator names each member when the member attaches
- * again. */
+/* Removes the members that the coordinator has not named within two leases: they left without this shard
+ * hearing of it. A coordinator immediately names the members that it has; a new coordinator names each
+ * member when the member attaches again. */
 static void call_roll(struct shard_daemon *shard)
 {
     struct coordinator_session *session = &shard->session;
@@ -271,7 +271,7 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
                 status_code_name((int)status), session->backoff_ms);
     const bool was_welcome = session->welcome;
     session->welcome = false;
-    session->serial++; // requests of the lost session are answered to nobody
+    session->serial++; // requests of the lost session get no answer
     arriving_drop_all(shard);
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         job->move.fence.epoch = 0; // the layout that the next Hello reports stays in force
@@ -399,8 +399,8 @@ static bool is_there(const char *network, const struct ifaddrs *all)
     return false;
 }
 
-/* Finds the devices of the first network that lacks an address, with ',' between them. Returns false if no
- * network lacks one. */
+/* Finds the devices of the first network that lacks an address, and writes them with ',' between them.
+ * Returns false if no network lacks an address. */
 static bool find_lacking(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
 {
     struct ifaddrs *all;
@@ -472,12 +472,12 @@ void addresses_close(struct addresses *addresses)
 
 /* ==== unheard ==== */
 
-/* Shards that are silent on the data path although this shard waits for them: those that give it state
- * (move.h), and those that it relays to or reads from (relay.h). This shard's heartbeats name them, as a
- * worker's heartbeats do. Loop thread. */
+/* Shards that are silent on the data path although this shard waits for them: shards that give state to
+ * this shard (move.h), and shards to which it relays or from which it reads (relay.h). This shard's
+ * heartbeats name them, as a worker's heartbeats do. Loop thread. */
 
 /* Adds the shard at the other end of the link if it has been silent for long. A shard on this host is not
- * added: its end is noticed anyway, and no network to it can be cut. */
+ * added: the end of its process is noticed anyway, and there is no network to it that could fail. */
 static void look_unheard(struct unheard *list, const struct shard_daemon *shard,
                          const struct chunk_link *link, char *name)
 {

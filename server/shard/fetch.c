@@ -1,19 +1,21 @@
-/* Fetches: a chunk of a plane at an exact version, or what the chunk has in common with a box.
+/* Fetches. A fetch asks for a chunk of a plane at an exact version, or for the part of the chunk that
+ * lies in a box.
  *
- * The wire plane is read at every version that is kept (read.h): the newest, the one before, and the leased
- * versions. The other planes are read at the newest version only, and a fetch of them waits while they are
- * being updated.
+ * The wire plane is read at every version that is kept (read.h): the newest, the version before the
+ * newest, and the leased versions. The other planes are read at the newest version only. A fetch of these
+ * planes waits while they are being updated.
  *
- * A version that lies on a card is sent from host memory, to which its chunks are brought when they are
- * asked for (read.h), or right from the card (goes_directly).
+ * A version that lies on a card is sent right from the card (goes_directly), or from host memory. In the
+ * latter case its chunks are copied to host memory when they are asked for (read.h).
  *
- * A worker is sent published chunks right out of their copy (`in_copy`), which is not written while it is
- * being sent. A copy is written again two updates later. The round waits for a worker that stops until the
- * coordinator makes it leave; then its endpoint is cut, and what was on loan to it is back. Nobody waits
- * for readers: what they get, and what is not the wire plane or not a whole chunk, is first copied to a
- * buffer of its own, because a peer that stops reading pins what is sent to it. A member has at most
- * CAIRN_SHARD_REPLIES_MAX replies, so a stopped member pins no more than these. A shard that takes state
- * from this one is sent the state right out of the planes: nothing changes it before the move is
+ * Published chunks are sent to workers right out of their published copy (`in_copy`), which is not written
+ * while chunks of it are being sent. A copy is written again two updates later. The round waits for a
+ * worker that stops until the coordinator makes it leave; then the worker's endpoint is cut, and the chunks
+ * that were on loan to the worker are free again. Nobody waits for readers. A peer that stops reading pins
+ * the memory that is being sent to it. So everything that is sent to readers is first copied to a buffer of
+ * its own. The same is done with planes other than the wire plane, and with parts of chunks. A member has
+ * at most CAIRN_SHARD_REPLIES_MAX replies, so a stopped member pins no more than these. State is sent right
+ * out of the planes to a shard that takes it over: nothing changes this state before the move is
  * settled. */
 #include <assert.h>
 #include <stddef.h>
@@ -29,19 +31,21 @@ struct source {
     const uint8_t *bytes;
     size_t byte_count;
     cairn_dtype dtype;
-    /* borrowed: the checksum of the whole chunk; 0: nobody has asked for it yet; NULL: it is not kept */
+    /* borrowed: the whole chunk's checksum, 0 until somebody asks for it; NULL: no checksum is kept */
     uint64_t *checksum;
-    const struct published_copy *published; /* the copy that has or gets the chunk; NULL: none */
-    uint64_t chunk;                         /* its number in that copy */
-    /* the chunk in the copy's memory on the card; NULL: it is not there, or may not be sent from there */
+    const struct published_copy *published; /* the copy that has or will get the chunk; or NULL */
+    uint64_t chunk;                         /* the chunk's number in the copy */
+    /* the chunk in the copy's memory on the card; NULL if it is not on the card or not to be sent from
+     * there */
     const uint8_t *on_card;
     bool is_given; /* the bytes do not change while they are being sent: job->move */
 };
 
-/* The chunk that a fetch means, by the view in which it is read: a published version is read by the view of
- * its copy, and state by the view in force or, while a move is not settled, by the view before. */
+/* The chunk that a fetch asks for, with the view by which it is read. A published version is read by the
+ * view of its copy. State is read by the view in force or, while a move is not settled, by the view
+ * before it. */
 struct place {
-    const struct published_copy *published; /* NULL: the chunk is of state */
+    const struct published_copy *published; /* NULL: the chunk is state */
     const struct shard_view *view;
     uint64_t chunk;
     struct chunk_place at;
@@ -59,14 +63,14 @@ static bool find_chunk(const struct chunk_header *header, struct place *place)
     return true;
 }
 
-/* Finds a chunk of state. Movers, and members that do not know the new layout yet, ask by the view
- * before. */
+/* Finds a chunk of state. Movers, and members that do not know the new layout yet, ask by the earlier
+ * view. */
 static cairn_status find_state(const struct shard_member *member, const struct chunk_header *header,
                                struct place *place)
 {
     const struct shard_job *job = member->job;
     if (member->is_mover && job->move.before == NULL)
-        return CAIRN_ERR_NOT_READY; // the Fence has not come yet
+        return CAIRN_ERR_NOT_READY; // the Fence has not arrived yet
     place->view = job->view;
     if (!member->is_mover && find_chunk(header, place)) return CAIRN_OK;
     place->view = job->move.before;
@@ -93,7 +97,8 @@ static cairn_status find_place(const struct shard_member *member, const struct c
     return CAIRN_ERR_MALFORMED;
 }
 
-/* True if the copy has the chunk in host memory. Frozen tensors are always there: updates skip them. */
+/* True if the copy has the chunk in host memory. Frozen tensors are always in host memory, because
+ * updates skip them. */
 static bool bring_has(const struct published_copy *copy, uint64_t chunk)
 {
     const struct shard_view *view = copy->view;
@@ -101,8 +106,9 @@ static bool bring_has(const struct published_copy *copy, uint64_t chunk)
            copy->brought[chunk] == CAIRN_BROUGHT;
 }
 
-/* Judges a fetch of a published version. While the job moves between a card and the host no chunk
- * is brought, so a fetch of a chunk that is not in host memory yet waits (CAIRN_ERR_BUSY). */
+/* Judges a fetch of a published version. While the job moves between a card and the host, no chunk is
+ * copied to host memory. So a fetch of a chunk that is not yet in host memory has to wait
+ * (CAIRN_ERR_BUSY). */
 static cairn_status judge_wire(const struct shard_job *job, const struct place *place,
                                struct source *source_out)
 {
@@ -118,12 +124,12 @@ static cairn_status judge_wire(const struct shard_job *job, const struct place *
         .published = published,
         .chunk = place->chunk,
     };
-    if (published->device.base != NULL && !job->park.is_under_way) // a park would take it away
+    if (published->device.base != NULL && !job->park.is_under_way) // a park takes the side away
         source_out->on_card = copy_chunk_at(published, place->chunk, place->at.local_elem);
     return CAIRN_OK;
 }
 
-/* True if the state of this chunk has still to come from another shard. */
+/* True if this shard has yet to receive the state of this chunk from another shard. */
 static bool is_to_come(const struct shard_job *job, const struct place *place)
 {
     return place->view == job->view && job->move.now != NULL && job->move.now->receiver != NULL &&
@@ -148,7 +154,7 @@ static cairn_status judge_state(const struct shard_member *member,
         return published_missing(job, wanted);
     *source_out = (struct source) {
         .bytes = shard_view_at(place->view, &job->planes, header->plane, extent,
-                               place->at.local_elem), // given state lies where it lay before
+                               place->at.local_elem), // state to be given lies where it lay
         .byte_count = (size_t)place->at.elem_count * dtype_size((int)dtype),
         .dtype = dtype,
         .is_given = member->is_mover && compute_is_host(job->compute),
@@ -183,9 +189,8 @@ static cairn_status set_box(struct reply *reply, const struct cairn_box *box,
     return CAIRN_OK;
 }
 
-/* Finds the part of the chunk that the fetch asks for. A fetch of a box brings the box itself, in
- * box_bytes; otherwise the fetch is of a tile that the member has declared, or of the whole
- * chunk. */
+/* Finds the part of the chunk that the fetch asks for. A fetch of a box carries the box itself, in
+ * box_bytes. Any other fetch asks for a tile that the member has declared, or for the whole chunk. */
 static cairn_status find_box(const struct shard_member *member, struct reply *reply)
 {
     const struct chunk_header *header = &reply->header;
@@ -203,7 +208,7 @@ static cairn_status find_box(const struct shard_member *member, struct reply *re
     return set_box(reply, &piece.held->box, &place.at);
 }
 
-/* Packs the elements of the box out of the chunk; returns how many bytes they are. */
+/* Packs the elements of the box out of the chunk; returns their size in bytes. */
 static size_t pack_box(struct reply *reply, struct works *works, const struct source *source)
 {
     const struct chunk_header *header = &reply->header;
@@ -222,13 +227,14 @@ static size_t pack_box(struct reply *reply, struct works *works, const struct so
 
 /* ---- replies ---- */
 
-/* Ends a use of the copy: a send out of it, or the bringing of a chunk. Without uses it may be closed. */
+/* Ends a use of the published copy. A use is a send out of it, or the transfer of one of its chunks to host
+ * memory. A published copy that is not used may be closed. */
 static void published_return(struct shard_job *job, const struct published_copy *copy)
 {
     assert(copy->sends > 0);
     if (--job->versions.copies[copy - job->versions.copies].sends > 0) return;
     if (job->state != CAIRN_JOB_SERVING) return;
-    if (job->shard->closing) return; // the threads have ended: no waiter may begin
+    if (job->shard->closing) return; // the threads have ended, so no waiting reply may begin
     published_trim(job);
     job->shard->up->copies_ended(job);
 }
@@ -246,9 +252,9 @@ static void on_sent(void *arg, cairn_status status)
     shard_job_idle(job);
 }
 
-/* Returns the checksum of the reply's bytes, which are still in the processor's cache. The first fetch of a
- * chunk makes it, and not the update, because members that map the version never ask for it. A chunk that
- * was brought has its checksum already. */
+/* Returns the checksum of the reply's bytes, which are still in the processor's cache. The checksum is
+ * made by the first fetch of a chunk and not by the update, because members that map the version never
+ * ask for the chunk. A chunk that was copied from a card has its checksum already. */
 static uint64_t checksum_of(const struct reply *reply, const struct source *source,
                             const uint8_t *payload, size_t byte_count)
 {
@@ -283,8 +289,8 @@ static bool is_sent_in_copy(const struct shard_member *member, const struct repl
     return member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
 }
 
-/* True if the chunk is sent to a worker of another host right from the card: host memory need not have
- * it. */
+/* True if the chunk is sent right from the card to a worker of another host. Then the chunk need not be
+ * in host memory. */
 static bool goes_directly(const struct shard_member *member, const struct reply *reply,
                           const struct source *source)
 {
@@ -372,7 +378,7 @@ static void answer_fetch(struct shard_member *member, struct reply *reply)
     }
 }
 
-/* Begins a fetch whose request is here in full. */
+/* Begins a fetch whose request has been received in full. */
 static void begin_fetch(struct shard_member *member, struct reply *reply)
 {
     const cairn_status status = find_box(member, reply);
@@ -449,9 +455,9 @@ void fetch_deferred(struct shard_job *job)
     shard_job_settle(job);
 }
 
-/* Answers a fetch whose chunk was to be brought to host memory (read.h). If `status` is not OK, the chunk
- * is not there. The version may be one that can no longer be asked for: the copy keeps it until this is
- * done. */
+/* Answers a fetch whose chunk was to be copied to host memory (read.h). If `status` is not OK, the chunk
+ * is not in host memory. Readers may no longer be able to ask for the version, but the copy keeps the
+ * version until this is done. */
 static void fetch_brought(struct reply *reply, cairn_status status)
 {
     const struct shard_job *job = reply->job;
@@ -492,8 +498,8 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return false;
 }
 
-/* Makes the checksum here, where it holds up no loop, if the chunk is to be sent whole; nobody looks for
- * the checksum before the chunk is brought. */
+/* Makes the checksum if the whole chunk is to be sent. Here this does not delay the loop thread. Nobody
+ * looks for the checksum before the chunk is in host memory. */
 static void conclude(struct work_run *run, uint32_t item, uint32_t thread)
 {
     const struct reply *reply = reply_of(run);
@@ -506,7 +512,7 @@ static void conclude(struct work_run *run, uint32_t item, uint32_t thread)
         copy_chunk_bytes(copy, reply->chunk));
 }
 
-/* Takes out one of the replies that wait for the chunk; returns NULL if there is none. */
+/* Takes one reply out of those that wait for the chunk; returns NULL if no reply waits. */
 static struct reply *take_one(struct shard_job *job, const struct published_copy *copy,
                               uint64_t chunk)
 {
@@ -530,12 +536,13 @@ static void chunk_brought(struct work_run *run)
     // A fetch only reads, so a lack of room for it harms nobody else.
     if (status != CAIRN_ERR_NO_MEMORY) (void)shard_job_run_failed(job, run);
     while ((reply = take_one(job, copy, chunk)) != NULL) fetch_brought(reply, status);
-    published_return(job, copy); // the sends out of the copy are counted by now
+    published_return(job, copy); // by now the sends out of the copy are counted
     shard_job_settle(job);
     shard_job_idle(job);
 }
 
-/* Brings a chunk that is not in host memory, unless it is being brought already; fetch_brought follows. */
+/* Begins to copy a chunk to host memory, unless this is under way already. fetch_brought is called at the
+ * end. */
 static void bring_chunk(struct reply *reply, const struct published_copy *copy, uint64_t chunk)
 {
     struct shard_job *job = reply->job;

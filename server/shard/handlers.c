@@ -50,7 +50,7 @@ static void on_job_seal(struct shard_daemon *shard, uint32_t request, struct sha
     if (job->load.at_work != NULL && job->load.at_work->puts_follow)
         status = fail_with(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
     if (is_put) status = puts_are_whole(job, &why);
-    // A seal that is refused counts no moments: another member may be putting its own.
+    // A refused seal counts no moments, because another member may be putting its own moments.
     if (status == CAIRN_OK && (is_put || serves)) put_count_moments(job, moments_of);
     if (serves) status = put_judge_again(job, &why);
     if (status != CAIRN_OK || serves) {
@@ -97,8 +97,8 @@ static void on_decision(struct shard_job *job, enum step_event_kind kind, uint64
     write_resolved(job, decision.round);
 }
 
-/* Refuses the round before anything was changed. A coordinator that does not know of the move learns of it
- * from the next Hello. */
+/* Refuses the round before anything was changed. A coordinator that does not know about the move learns
+ * about it from the next Hello. */
 static void refuse_round(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
@@ -107,8 +107,8 @@ static void refuse_round(struct shard_job *job, const Cairn__RoundOpen *message)
                    message->round, job->spec.name);
 }
 
-/* Tells the coordinator that the round's relay is not here. The workers would wait for a grant that nobody
- * gives, so the coordinator opens the round anew, without relays. */
+/* Tells the coordinator that this shard does not have the round's relay. The workers would wait for a grant
+ * that nobody gives, so the coordinator then opens the round anew, without relays. */
 static void tell_no_relay(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     struct sentence why;
@@ -211,10 +211,10 @@ static void on_lease_keep(struct shard_daemon *shard, uint32_t request, struct s
 
 /* ---- whom a round waits for ---- */
 
-/* Lists the contributors from which something is missing in the open round. The coordinator asks for the
- * list when the step's deadline has passed, or when the round takes long. */
+/* Lists the contributors from which something is missing in the open round. The coordinator asks for this
+ * list when the step's deadline has passed, or when the round takes a long time. */
 
-/* Lacks that do not fit into a frame are left out: the first ones suffice as a reason. */
+/* Entries that do not fit into a frame are left out: the first entries suffice as a reason. */
 #define TOLD_MAX 16384
 
 struct list {
@@ -433,7 +433,7 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
     case CAIRN_MSG_LEASE_END: on_message_of_job(shard, frame->type, frame->request, message); break;
     case CAIRN_MSG_ERROR: on_error(shard, (const Cairn__Error *)message); break;
     case CAIRN_MSG_HEARTBEAT:
-    case CAIRN_MSG_DONE: break; // they only renew the lease
+    case CAIRN_MSG_DONE: break; // these messages only renew the lease
     default:
         session_refuse(shard, CAIRN_ERR_PROTOCOL, "%s is not for a shard",
                        message_name(frame->type));
@@ -443,10 +443,10 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 
 /* ==== landing ==== */
 
-/* Messages from the fabric: each is judged, and then passed to the core, or to the functions that put and
- * fetch.
+/* Messages from the fabric. Each message is judged, and then passed to the core, or to the functions that
+ * put and fetch.
  *
- * A header belongs to no member until its job, member and token agree; a stranger's message is dropped and
+ * A header belongs to a member only if its job, member and token agree. A stranger's message is dropped and
  * counted. A member's wrong message is answered by a NAK. Nothing is received before it is judged, so a
  * wrong message changes nothing. */
 
@@ -497,9 +497,9 @@ struct note {
     uint32_t tensors[]; /* [count] */
 };
 
-/* Counts the chunks here of which the member sends nothing: chunks of the listed tensors, and chunks of
- * which it holds nothing. Returns false if the list is not ascending, or names a tensor that takes no
- * gradient. */
+/* Counts the chunks of this shard of which the member sends nothing: chunks of the listed tensors, and
+ * chunks of which the member holds nothing. Returns false if the list is not ascending, or names a tensor
+ * that takes no gradient. */
 static bool count_absent(const struct shard_member *member, const uint32_t *tensors, size_t count,
                          uint32_t *absent_out)
 {
@@ -518,7 +518,7 @@ static bool count_absent(const struct shard_member *member, const uint32_t *tens
 static void tell_micro_end(struct shard_member *member, const struct chunk_header *header,
                            const uint32_t *tensors, size_t count, uint32_t absent)
 {
-    if (header->tensor != 0) { // it is meant for the shard of index tensor - 1
+    if (header->tensor != 0) { // the message is meant for the shard of index tensor - 1
         relay_on_micro_end(member, header, tensors, count);
         return;
     }
@@ -629,7 +629,7 @@ static bool begins_in(const struct shard_view *view, const struct chunk_header *
            shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
 }
 
-/* True if the chunk that the fetch asks for begins in this shard's part, by the layout of that version. */
+/* True if, by the layout of the version, the chunk that the fetch asks for begins in this shard's part. */
 static bool fetch_is_here(const struct shard_member *member, const struct chunk_header *header)
 {
     const struct shard_job *job = member->job;

@@ -11,12 +11,12 @@
 
 /* ==== held ==== */
 
-/* The parts that a shard holds, and the store that they belong to. State outlives the coordinator that made
- * it: the shard does not obey a coordinator of another store, or one whose store is an older copy. Such a
- * coordinator may ask which parts are held; if its operator says so, it may adopt them or have them
- * dropped. */
+/* The parts that a shard holds, and the store to which these parts belong. State outlives the coordinator
+ * that made it: the shard does not obey a coordinator of another store, or one whose store is an older
+ * copy. Such a coordinator may ask which parts are held. If its operator says so, the coordinator may adopt
+ * these parts or have them dropped. */
 
-/* True if the job counts as held. A job that faulted does not: nobody can use it. */
+/* True if the job counts as held. A faulted job does not count, because nobody can use it. */
 static bool is_held(const struct shard_job *job)
 {
     return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
@@ -156,7 +156,7 @@ static void refuse_request(struct shard_daemon *shard, uint32_t request, cairn_s
     session_answer(shard, &answered, status, &why);
 }
 
-/* Sends the spec and the layout of a part, as they came. */
+/* Sends the spec and the layout of a part, as this shard received them. */
 static void send_part(struct shard_daemon *shard, uint32_t request, const struct shard_job *job)
 {
     const bool amended = job->terms.amended.have_bytes > 0;
@@ -203,24 +203,24 @@ static void on_part_drop(struct shard_daemon *shard, uint32_t request,
     }
     log_warn("job %s, generation %" PRIu64 ", is dropped: the coordinator's operator asked for it",
              job->spec.name, job->generation);
-    job->dropping = answered; // answered when the job's memory is given back
+    job->dropping = answered; // the request is answered when the job's memory is given back
     shard_job_leave(job);
     tell_held(shard, 0);
-    // The shard holds nothing for anyone any more: it begins anew, with any coordinator.
+    // The shard no longer holds anything for anyone: it begins anew, with any coordinator.
     if (shard->session.standing != CAIRN_STANDING_GOOD && held_jobs_count(shard) == 0)
         session_refuse(shard, CAIRN_ERR_FENCED, "the state of this shard was forgotten");
 }
 
-/* Marks adopted parts as settled. A coordinator drops parts that are not settled, because they are
+/* Marks adopted parts as settled. A coordinator drops parts that are not settled, because such parts are
  * leftovers of its own work. Adopted parts were made for another coordinator, and nobody knows any more
- * whether its store had them. */
+ * whether that coordinator's store had them. */
 static void settle_adopted(struct shard_daemon *shard)
 {
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         job->terms.settled = true;
 }
 
-/* Obeys the store that adopted this shard's state. Nobody has seen that store before: numbers begin
+/* Obeys the store that adopted this shard's state. No shard has seen that store before, so numbers begin
  * anew. */
 static void on_adopted(struct shard_daemon *shard, uint32_t request,
                        const Cairn__StoreAdopted *message)
@@ -269,11 +269,11 @@ bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
 
 /* ==== unfit ==== */
 
-/* The heartbeats for which an unfit shard stays, so that the coordinator gives up the jobs that lay on the
- * device: it would wait for these jobs if the shard were away. */
+/* The number of heartbeats for which an unfit shard stays. Meanwhile the coordinator gives up the jobs that
+ * lay on the device. If the shard ended at once, the coordinator would wait for these jobs. */
 #define BEATS 5
 
-/* Counts the jobs that go on without the device. */
+/* Counts the jobs that can continue without the device. */
 static size_t count_others(const struct shard_daemon *shard)
 {
     size_t count = 0;
@@ -308,8 +308,8 @@ void unfit_look(struct shard_daemon *shard)
 
 /* ==== drain ==== */
 
-#define LEASE_MS      5000 /* used while no coordinator has told its lease */
-#define DRAIN_REQUEST 1    /* the one request that a shard makes of a coordinator */
+#define LEASE_MS      5000 /* used until a coordinator has told its lease */
+#define DRAIN_REQUEST 1    /* the only request that a shard sends to a coordinator */
 
 /* Ends the drain. The caller may not use the shard afterwards, because the callback may close it. */
 static void end_drain(struct shard_daemon *shard)
@@ -344,8 +344,8 @@ static void on_time(uv_timer_t *timer)
     end_drain(shard);
 }
 
-/* Waits until the time for the drain is over. Without a coordinator that can be asked, it waits no longer
- * than a coordinator takes to be started again. */
+/* Waits until the time for the drain is over. If no coordinator can be asked, the shard waits only as long
+ * as it takes to start a coordinator again. */
 static void wait_on(struct shard_daemon *shard)
 {
     const uint64_t now_ms = uv_now(shard->loop);

@@ -11,9 +11,9 @@
 
 /* ==== create ==== */
 
-/* Which generations of a job are held: JobCreate makes one, in place of an older one or beside it,
- * JobSwitch says which of two serves, and JobDrop ends all, including those that were still to be made.
- * Loop thread. */
+/* Which generations of a job are held. JobCreate makes a generation, in place of an older one or in
+ * addition to it. JobSwitch says which of two generations serves. JobDrop ends all generations, including
+ * those that were still to be made. Loop thread. */
 
 enum { CAIRN_CREATE_SPEC, CAIRN_CREATE_LAYOUT }; /* the parts of a JobCreate that arrive in pages */
 
@@ -21,26 +21,28 @@ enum { CAIRN_CREATE_SPEC, CAIRN_CREATE_LAYOUT }; /* the parts of a JobCreate tha
 void create_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobCreate *message);
 void create_on_switch(struct shard_daemon *shard, const Cairn__JobSwitch *message);
 void create_on_drop(struct shard_daemon *shard, uint32_t request, const Cairn__JobDrop *message);
-/* Called when memory, or a held part of a job, was given back: creates that waited for it continue, if
- * nothing more is being given back. */
+/* Called when memory, or a held part of a job, was given back: creates that waited for this memory
+ * continue, if nothing more is being given back. */
 void create_on_memory_back(struct shard_daemon *shard);
 
 /* ==== held ==== */
 
-/* Which parts a shard holds, and of which store; and the facts that a coordinator needs to adopt them. */
+/* Which parts a shard holds, to which store they belong, and the facts that a coordinator needs to adopt
+ * these parts. */
 
-/* Counts the parts that are held. If there are none, any coordinator is obeyed. */
+/* Counts the parts that are held. If no part is held, the shard obeys any coordinator. */
 size_t held_jobs_count(const struct shard_daemon *shard);
 /* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
 size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *out, bool full);
-/* Called when a coordinator identifies itself: notes whether it is obeyed. */
+/* Called when a coordinator identifies itself: notes whether the shard obeys it. */
 void held_judge(struct shard_daemon *shard, const char *cluster);
-/* The keys that a coordinator trusts; NULL: it reports none. They are kept if that coordinator is obeyed,
- * for the one that adopts what is held. */
+/* Handles the keys that a coordinator trusts; NULL: it reports none. If the shard obeys that coordinator,
+ * it keeps the keys for the coordinator that adopts the held parts. */
 void held_keys(struct shard_daemon *shard, const Cairn__Keys *keys);
 void held_keys_release(struct shard_daemon *shard);
-/* Handles the messages that a coordinator may send even if it is not obeyed, and refuses all others
- * of such a coordinator. False: the message is left to the caller. */
+/* Handles the messages that a coordinator may send even if this shard does not obey it, and refuses all
+ * other messages of a coordinator that this shard does not obey. False: the message is left to the
+ * caller. */
 bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
                      const ProtobufCMessage *message);
 
@@ -67,8 +69,8 @@ void member_hello(struct shard_member *member, uint64_t connection);
 
 CAIRN_MUST_CHECK cairn_status own_open(struct shard_job *job, const struct step_config *config,
                                        const Cairn__JobCreate *message, struct sentence *why);
-/* Passes the event to the core, and does its actions and what follows from them. Not during these
- * actions. */
+/* Passes the event to the core, then does the core's actions and all that follows from them. Do not call it
+ * during these actions. */
 void own_step(struct shard_job *job, const struct step_event *event);
 /* shard->up->settle */
 void own_settle(struct shard_job *job);
@@ -86,14 +88,15 @@ CAIRN_MUST_CHECK cairn_status shard_job_layout(const struct shard_job *job,
                                                const struct paged *bytes,
                                                struct layout **layout_out, struct sentence *why);
 /* Checks that the device has this much memory left, with staging for its streams. CAIRN_ERR_NO_MEMORY, with
- * the numbers, including host_bytes; CAIRN_ERR_IO: the device failed. Without a device: 0 bytes. */
+ * the numbers, including host_bytes; CAIRN_ERR_IO: the device failed. Without a device, device_bytes is
+ * 0. */
 CAIRN_MUST_CHECK cairn_status shard_job_judge_device(const struct shard_job *job,
                                                      uint64_t device_bytes, uint64_t host_bytes,
                                                      struct sentence *why);
 /* The bytes that the job takes of the device, including bytes that no element uses. With `all`, every
  * published copy counts that is to be on the device; without, only those that are there now. */
 uint64_t shard_job_device_bytes(const struct shard_job *job, bool all);
-/* The number of folds that keeps every home busy in which a part of this map has chunks. */
+/* The number of folds that keeps every home busy in which this map has chunks. */
 uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct shard_map *map,
                                 uint64_t host_from);
 /* Makes the job LEAVING: its members are cut, and it is freed when nothing refers to it, perhaps at
@@ -102,7 +105,8 @@ void shard_job_leave(struct shard_job *job);
 /* Frees the job, whatever is in flight; the fabric and the pools must be closed before. */
 void shard_job_free(struct shard_job *job);
 
-/* Callbacks in shard->up: `unused`, which frees a job that is LEAVING, and `fault`. */
+/* Callbacks in shard->up. shard_job_unused is `unused`, which frees a job that is LEAVING. shard_job_stop
+ * is `fault`. */
 void shard_job_unused(struct shard_job *job);
 void shard_job_stop(struct shard_job *job, const char *why);
 
@@ -117,31 +121,32 @@ void shard_job_stop(struct shard_job *job, const char *why);
  * State that stays keeps its place in the planes, and is not touched. Loop thread. */
 
 /* Makes a view of `layout` as shard `index` of it; its chunks have no numbers yet. If no view is made,
- * `layout` is closed. *need_out: the memory that a job with that view takes. `member_max`: as for need_of.
+ * closes `layout`. *need_out is the memory that a job with that view takes. `member_max`: as for need_of.
  * CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: with `why`. */
 CAIRN_MUST_CHECK cairn_status shard_view_open(const struct shard_job *job, struct layout *layout,
                                               uint32_t index, uint32_t member_max,
                                               struct shard_view **view_out, struct need *need_out,
                                               struct sentence *why);
-/* Numbers the view's chunks. This takes memory that depends on the job's shapes, so it must be admitted
- * before. */
+/* Numbers the view's chunks. This takes memory that depends on the job's shapes, so that memory must be
+ * admitted before. */
 CAIRN_MUST_CHECK cairn_status shard_view_number(struct shard_view *view,
                                                 const struct job_spec_data *spec,
                                                 struct sentence *why);
 
-/* Gives the view of a job with state on a device its places there, and takes memory for what `before`
- * (NULL: no view) lacks. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
+/* For a job with state on a device: gives the view its places on the device, and takes memory for the
+ * extents that `before` (NULL: no view) lacks. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status shard_view_place(struct shard_job *job, struct shard_view *view,
                                                const struct shard_view *before,
                                                struct sentence *why);
 
-/* Makes a complete view of another layout, and reserves addresses for the extents that arrive with it; on a
- * device it takes their memory too, which shard_views_keep gives back if the view does not come into force.
- * `layout` is closed if no view is made. `before`: extents that this view has too keep its places; it is
- * the view in force, or the one before that while its state is still here. A new extent lies where neither
- * of these views has anything. So does a part of a blob that does not begin with the blob; the caller
- * copies it (move.c). CAIRN_ERR_INVALID: an extent that is only partly in `before`; CAIRN_ERR_UNSUPPORTED:
- * state in both homes; CAIRN_ERR_NO_MEMORY: with `why`. */
+/* Makes a complete view of another layout, and reserves addresses for the extents that arrive with it. On a
+ * device it takes the memory of these extents, too; shard_views_keep gives this memory back if the view
+ * does not come into force. `layout` is closed if no view is made. `before` is the view in force, or the
+ * view before that while its state is still on this shard. Extents of `before` that the new view has too
+ * keep their places. A new extent lies where neither of these views has anything. The same holds for a part
+ * of a blob that does not begin with the blob; the caller copies such a part (move.c). CAIRN_ERR_INVALID:
+ * an extent that is only partly in `before`; CAIRN_ERR_UNSUPPORTED: state in both homes;
+ * CAIRN_ERR_NO_MEMORY: with `why`. */
 CAIRN_MUST_CHECK cairn_status shard_view_next(struct shard_job *job, struct layout *layout,
                                               uint32_t index, const struct shard_view *before,
                                               struct shard_view **view_out, struct sentence *why);
@@ -150,34 +155,34 @@ CAIRN_MUST_CHECK cairn_status shard_view_next(struct shard_job *job, struct layo
 bool shard_job_rests(const struct shard_job *job);
 /* Makes the job continue with that view, and counts the reference. On CAIRN_ERR_BUSY (the job does not
  * rest) and CAIRN_ERR_NO_MEMORY the job continues as before. Its relays end. If the view needs more
- * published copies and tables (view->published_bytes, table_bytes), the caller has taken them from the
- * budget before, together with the incoming state; if it needs less, the difference is given back here.
- * Pages of outgoing state stay until shard_view_give. */
+ * published copies and tables (view->published_bytes, table_bytes), the caller must have taken their bytes
+ * from the budget before the call, together with the bytes of the incoming state. If the view needs less,
+ * this call gives back the difference. Pages of outgoing state stay until shard_view_give. */
 CAIRN_MUST_CHECK cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view,
                                                struct sentence *why);
 
 /* ==== update ==== */
 
-/* The arithmetic of a round after its folds: reduce, update, first publish. Loop thread. */
+/* The arithmetic of a round after the round's folds: reduce, update, first publish. Loop thread. */
 
 /* The work that the core asks for. */
 void pass_reduce(struct shard_job *job);
 void pass_update(struct shard_job *job, const struct decision *decision);
-/* Sends out of a published copy have ended: an update that waits for them may begin. */
+/* Called when sends out of a published copy have ended: an update that waits for these sends may begin. */
 void pass_copies_ended(struct shard_job *job);
 /* SEALING: publishes the parameters as version {job's generation, core's step}; then the job is SERVING. */
 void pass_seal(struct shard_job *job);
-/* Writes the newest version once more, by the view in force; `done` is called afterwards, unless the job is
- * stopped or leaves. CAIRN_ERR_BUSY: a version is being made. */
+/* Writes the newest version once more, by the view in force. `done` is called afterwards, except when the
+ * job is stopped or leaves. CAIRN_ERR_BUSY: a version is being made. */
 CAIRN_MUST_CHECK cairn_status pass_republish(struct shard_job *job,
                                              void (*done)(struct shard_job *job),
                                              struct sentence *why);
 
 /* ==== report ==== */
 
-/* A report: what a shard reports about a version, the digests of its state and the files that it wrote. It
- * is gathered on the files thread, then sent as SnapshotParts, a batch at a time. Each further batch is
- * sent when the coordinator has taken the one before, so no queue has to hold all of them. */
+/* A report of a shard about a version: the digests of the state and the files that the shard wrote. The
+ * report is gathered on the files thread, then sent as SnapshotParts, a batch at a time. Each further batch
+ * is sent when the coordinator has taken the previous batch, so no queue has to hold all batches. */
 
 /* The code that gathers a report owns it until it is sent. */
 
@@ -190,8 +195,8 @@ void report_free(struct report *report); /* NULL is fine */
 CAIRN_MUST_CHECK cairn_status report_add_tree(struct report *report, uint32_t tensor,
                                               enum plane plane, const struct hash_tree *tree,
                                               struct sentence *why);
-/* Hashes `leaves` leaves, whose elements lie dense at `plane`, by a work of `works`, and pushes their
- * hashes to the tree as its next leaves. Returns as works_run. */
+/* Hashes `leaves` leaves, whose elements lie dense at `plane`, with a work in `works`. Then pushes their
+ * hashes to the tree as the next leaves. Returns as works_run. */
 #define CAIRN_REPORT_LEAVES ((uint64_t)1024) /* at most */
 CAIRN_MUST_CHECK cairn_status report_leaves(struct works *works, const void *plane,
                                             cairn_dtype dtype, const struct geometry *geometry,
@@ -205,23 +210,24 @@ const char *report_file_at(const struct report *report, size_t i);
 /* ---- the loop's thread ---- */
 /* Keeps the payload of the last decision, which is sent with the report. */
 CAIRN_MUST_CHECK cairn_status report_keep_payload(struct report *report, struct sentence *why);
-/* Sends the report for this version, or its failure; takes over the report. */
+/* Sends the report for this version, or the failure if the status is not CAIRN_OK. Takes over the
+ * report. */
 void report_send(struct report *report, struct cairn_version version, cairn_status status,
                  const struct sentence *why);
-/* The coordinator has taken the last batch. */
+/* Called when the coordinator has taken the last batch that was sent. */
 void report_next(struct shard_job *job, uint64_t snapshot);
 /* Drops the reports: the job leaves, the session ended, or another report is asked for. */
 void reports_drop(struct shard_job *job);
 
 /* ==== extend ==== */
 
-/* A generation of a job, made from the one that serves. It is a second job of the same number, `staged`:
- * only handlers.c sees it, until JobSwitch says which of the two stays. */
+/* A generation of a job, made from the generation that serves. The new generation is a second job of the
+ * same number, and `staged`: only handlers.c sees it until JobSwitch says which of the two jobs stays. */
 
-/* LOADING: copies the tensors that `from`, which serves, has, and makes the rest. CAIRN_ERR_INVALID: a
- * tensor lies elsewhere than before, or is new and has no initializer. CAIRN_ERR_NOT_READY: `from` is not
- * at the job's step, or changed meanwhile (then the job's load ends with this status).
- * CAIRN_ERR_NO_MEMORY. */
+/* LOADING: copies the tensors that the serving job `from` has, and makes the other tensors.
+ * CAIRN_ERR_INVALID: a tensor lies elsewhere than before, or is new and has no initializer.
+ * CAIRN_ERR_NOT_READY: `from` is not at the job's step, or changed meanwhile (then the job's load ends with
+ * this status). CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status extend_begin(struct shard_job *job, struct shard_job *from,
                                            struct sentence *why);
 

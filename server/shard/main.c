@@ -168,8 +168,8 @@ static bool is_local(const struct values *values)
     return strcmp(values->fabric_device, "lo") == 0;
 }
 
-/* True if a device of that name could be created later. A name like "mlx5_0:1" is a card, any other is a
- * device of the kernel. */
+/* True if a device of that name could be created later. A name like "mlx5_0:1" is a card; any other name is
+ * a device of the kernel. */
 static bool may_be_device(const char *name, size_t length)
 {
     const size_t length_max = memchr(name, ':', length) != NULL ? CAIRN_PLACE_DEVICES_BYTES - 1
@@ -273,7 +273,7 @@ static bool is_backend(const char *name)
     return strcmp(name, "host") == 0 || strcmp(name, "cuda") == 0 || strcmp(name, "auto") == 0;
 }
 
-/* Judges the options whose rules the table of options cannot express. */
+/* Judges options by the rules that the table of options cannot express. */
 static cairn_status judge_options(const void *of_daemon, struct sentence *why)
 {
     const struct values *values = of_daemon;
@@ -312,7 +312,7 @@ static cairn_status judge_options(const void *of_daemon, struct sentence *why)
     return status == CAIRN_OK ? judge_folders(values->import_folders, why) : status;
 }
 
-/* Fails if a device is not there now; a shard that starts would wait for the device. */
+/* Fails if a device does not exist now. (A shard that starts would wait for the device.) */
 static cairn_status judge_now(const void *of_daemon, struct sentence *why)
 {
     const struct values *values = of_daemon;
@@ -324,7 +324,8 @@ static cairn_status judge_now(const void *of_daemon, struct sentence *why)
                      values->fabric_device, absent);
 }
 
-/* Returns UCX's transports. NULL is the fabric's default, which needs no cache of registered memory. */
+/* Returns UCX's transports. NULL stands for the fabric's default, which needs no cache of registered
+ * memory. */
 static const char *transports_of(const struct values *values)
 {
     const char *transports = values->fabric_transports;

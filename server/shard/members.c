@@ -1,13 +1,13 @@
 /* The connections to the members of a job.
  *
- * A connection is made when a member joins. When it goes down, it is made again on the member's next
- * message and, if the member was heard on it, also after a moment. So a dead worker costs one try, and a
- * worker that is back is connected by its own HELLO. The shard does not connect again at once: UCX 1.13
- * aborts when the other end is just dying (tcp_ep.c:478), and when both ends of a broken connection begin
- * anew together (tcp_cm.c:519). On a connection that is made again the shard greets the member, which
- * learns from this that messages on the connection before may be lost (proto/wire/wire.h). On the first
- * connection the shard sends nothing before the member's own HELLO, because UCX is bad at two ends that
- * begin to speak at once. */
+ * A connection is made when a member joins. When the connection goes down, it is made again on the member's
+ * next message. If the member was heard on the lost connection, the shard also connects again after a
+ * moment. So a dead worker costs one try, and a worker that is back is connected by its own HELLO. The
+ * shard does not connect again at once: UCX 1.13 aborts when the other end is just dying (tcp_ep.c:478),
+ * and when both ends of a broken connection begin anew together (tcp_cm.c:519). On a connection that is
+ * made again the shard greets the member. From this greeting the member learns that messages on the earlier
+ * connection may be lost (proto/wire/wire.h). On the first connection the shard sends nothing before the
+ * member's own HELLO, because UCX has problems if both ends begin to send at once. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,7 +21,8 @@
 #include "server/shard/relay.h"
 #include "server/shard/shard.h"
 
-/* Within this time a killed process has ended completely, and a process that lives has spoken first. */
+/* Within this time a killed process has ended completely, and a live process has sent its own message
+ * first. */
 #define AGAIN_MS 40
 
 /* ---- connections ---- */
@@ -85,7 +86,8 @@ static void connect_member(struct shard_member *member)
     published_show(member);
 }
 
-/* Connects a member by a new endpoint and greets it: what was sent on the endpoint before may be lost. */
+/* Connects a member by a new endpoint and greets the member: messages on the earlier endpoint may be
+ * lost. */
 static void connect_again(struct shard_member *member)
 {
     connect_member(member);
@@ -104,7 +106,8 @@ static void member_down(struct shard_member *member)
     tell_core(member, CAIRN_STEP_PEER_DOWN);
 }
 
-/* The timer shard->connects.again: connects members that went down and have not spoken since. */
+/* The timer shard->connects.again: connects members whose connection went down and that have sent nothing
+ * since. */
 static void on_again(uv_timer_t *timer)
 {
     const struct shard_daemon *shard = timer->data;
@@ -148,7 +151,7 @@ void member_hello(struct shard_member *member, uint64_t connection)
     const bool connected = member->peer != NULL;
     if (connection > member->connection) member->connection = (uint32_t)connection;
     member_heard(member);
-    if (!connected) return; // connect_again has greeted it and told the core
+    if (!connected) return; // connect_again has greeted the member and told the core
     greet_member(member);
     tell_core(member, CAIRN_STEP_PEER_UP);
 }
@@ -180,8 +183,8 @@ static cairn_status judge_join(const struct shard_job *job, const Cairn__MemberJ
     return CAIRN_OK;
 }
 
-/* True if the member never left: a new coordinator names such members again. They keep their connections,
- * and what is under way on these goes on. */
+/* True if the member never left: a new coordinator names such members again. These members keep their
+ * connections, and transfers on these connections continue. */
 static bool is_here(struct shard_job *job, const Cairn__MemberJoin *message)
 {
     struct shard_member *member = member_find(job, message->member);
@@ -258,10 +261,10 @@ void members_release(struct shard_job *job)
 
 /* ==== own ==== */
 
-/* The callbacks of the own part's collector: where contributions land and are added up, what else its core
- * asks for, and what follows from that. */
+/* The callbacks of the collector for the shard's own part: they decide where contributions land and are
+ * added up, and do whatever else the collector's core asks for. */
 
-#define TINY_ELEMS 8192 /* the elements of all sources of a fold */
+#define TINY_ELEMS 8192 /* the limit for the elements of all sources of a fold together */
 
 /* ---- to the coordinator ---- */
 
@@ -408,10 +411,10 @@ static void do_own_action(struct collector *collector, const struct step_action 
     case CAIRN_STEP_REDUCED_REPORT: report_reduced(job, action); break;
     case CAIRN_STEP_PUBLISHED_REPORT: report_published(job, action); break;
     case CAIRN_STEP_ANSWER: send_answer(job, action); break;
-    case CAIRN_STEP_FORWARD: // only a relay's core asks for these: relay.c
+    case CAIRN_STEP_FORWARD: // only a relay's core asks for these actions: relay.c
     case CAIRN_STEP_FORWARD_END:
     case CAIRN_STEP_FORWARD_COMMIT: assert(false); break;
-    default: break; // the collector does the others
+    default: break; // the collector handles all other actions
     }
 }
 
@@ -439,8 +442,8 @@ static void *landing_slot(struct collector *collector, uint32_t slot)
     return job->landing.arena.base + at;
 }
 
-/* True if the fold takes a microsecond or two on the loop; waking a thread, and then the loop, takes
- * more. */
+/* True if the fold takes only a microsecond or two on the loop. To wake a thread, and then the loop, takes
+ * longer. */
 static bool is_tiny(const struct fold *fold)
 {
     const struct chunk_table *table = fold->collector->table;
@@ -580,8 +583,8 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
 
 /* ---- what follows ---- */
 
-/* Closes the connections that were cut. More may be cut meanwhile: own_settle then calls this again, which
- * looks from the start. */
+/* Closes the connections that were cut. If more are cut meanwhile, own_settle calls this function again,
+ * and it looks through all members from the start. */
 static void close_cut(struct shard_job *job)
 {
     job->members.cut = false;
@@ -628,7 +631,7 @@ static uint64_t bytes_between(const struct shard_job *job, uint32_t from, uint32
     return landing_at(&job->landing, to) - landing_at(&job->landing, from);
 }
 
-/* Returns how many slots the workers have in all: a round's n-th worker has the n-th window of slots
+/* Returns how many slots all workers have together: a round's n-th worker has the n-th window of slots
  * (server/core/step.h). */
 static uint32_t slots_wanted(const struct shard_job *job)
 {
@@ -652,7 +655,8 @@ static cairn_status count_slots(struct shard_job *job, struct sentence *why)
     return status;
 }
 
-/* Reserves the slots of all workers that have joined by now: a later request for them finds that done. */
+/* Reserves the slots of all workers that have joined by now, so a later request for these slots has nothing
+ * left to do. */
 static cairn_status add_slots(struct reserve *reserve, struct shard_job *job)
 {
     job->landing.asked = slots_wanted(job);
@@ -675,7 +679,7 @@ static void on_slots_taken(const struct reserve_request *request, cairn_status s
         members_leave(job, request->member);
         job->landing.extra = true;
     }
-    if (job->landing.extra) admit_left(job); // slots of this member, or of others that left
+    if (job->landing.extra) admit_left(job); // slots of this member, or of other members that left
     session_answer(job->shard, &answered, status, why);
 }
 
@@ -702,8 +706,8 @@ void admit_member(struct shard_job *job, uint64_t member, struct request answer)
     session_answer(job->shard, &answer, status, &why);
 }
 
-/* True if nothing lands or is folded and no page is being made. Rounds use the windows from the lowest
- * on. */
+/* True if nothing is landing, nothing is being folded and no page is being made. Rounds use the windows
+ * from the lowest on. */
 static bool landing_rests(const struct shard_job *job)
 {
     return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
@@ -719,8 +723,8 @@ static void on_turn(uv_timer_t *timer)
     shard->up->memory_back(shard);
 }
 
-/* Returns how many slots this turn of the loop may give back. They are the last of the slots after `keep`:
- * as many as the turn's bytes allow, but at least one a turn. */
+/* Returns how many slots this iteration of the loop may give back. They are the last of the slots after
+ * `keep`: as many as the iteration's bytes allow, but at least one. */
 static uint32_t slots_of_turn(const struct shard_job *job, uint32_t keep)
 {
     const struct shard_daemon *shard = job->shard;

@@ -74,7 +74,7 @@ cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes
     const cairn_status status = home_memory_resize(&arena->memory, label, bytes + arena->begin,
                                                    why);
     if (status == CAIRN_OK) arena->bytes = (size_t)bytes;
-    // The last segment soon has other bytes, so it is not pinned before others follow it.
+    // The last segment will soon get other bytes, so it is not pinned before further segments follow it.
     for (uint64_t at = stays / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
          at + CAIRN_SEGMENT_BYTES <= arena->bytes; at += CAIRN_SEGMENT_BYTES)
         if (arena_pin(arena, at, CAIRN_SEGMENT_BYTES, &unpinned) != CAIRN_OK) break;
@@ -122,7 +122,7 @@ cairn_status arena_make_pages(const struct arena *arena, uint64_t from, uint64_t
 {
     uint8_t *const at = arena->base + from;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
-    // Anonymous memory gets large pages as it is touched. In a segment, small pages are made where the
+    // Anonymous memory gets large pages when it is touched. In a segment, small pages are made where the
     // kernel has no large one.
     if (arena->memory.base != NULL) (void)pages_back(at, (size_t)bytes);
     return pages_touch(at, (size_t)bytes) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
@@ -153,7 +153,8 @@ void arena_give(const struct arena *arena, uint64_t from, uint64_t bytes)
 
 /* ---- what others map ---- */
 
-/* Seals the memory. A segment that was shared before has its seals already: they can be added only once. */
+/* Seals the memory. A segment that was shared before has its seals already, and seals can be added only
+ * once. */
 static bool seal_memory(int fd)
 {
     const int seals = fcntl(fd, F_GET_SEALS);
@@ -161,8 +162,8 @@ static bool seal_memory(int fd)
            fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0;
 }
 
-/* Adds the region of a segment. For a card's region the fabric keeps a duplicate of the descriptor, so ours
- * is closed: an open descriptor keeps the memory taken. */
+/* Adds the region of a segment. For a card's region the fabric keeps a duplicate of the descriptor. So our
+ * descriptor is closed, because an open descriptor keeps the memory allocated. */
 static cairn_status add_region(struct fabric *fabric, const struct home *home, const void *base,
                                uint64_t bytes, struct arena_shown *shown, const void *note,
                                size_t note_bytes)
@@ -215,7 +216,7 @@ void arena_show(const struct arena *arena, struct fabric_peer *peer)
     for (uint64_t i = 0; arena->shown != NULL && i < count; i++) {
         if (arena->shown[i].region == NULL) continue;
         const cairn_status status = fabric_region_show(arena->shown[i].region, peer);
-        (void)status; // the peer asks for what it does not see
+        (void)status; // the peer asks for chunks that it does not see
     }
 }
 
@@ -588,7 +589,7 @@ uint64_t areas_bytes(const struct state_planes *planes)
     return bytes;
 }
 
-/* Closes all areas; on another thread if `shard` is not NULL. */
+/* Closes all areas. If `shard` is not NULL, this is done on another thread. */
 static void areas_close(struct state_planes *planes, struct shard_daemon *shard)
 {
     while (planes->areas != NULL) {
@@ -635,7 +636,8 @@ static void join_spans(struct made_pages *made, struct made_pages_span *span)
     }
 }
 
-/* Adds a span to the list. Without memory for it, nobody learns before the end that its pages are made. */
+/* Adds a span to the list. If there is no memory for the span, nobody learns before the end that its pages
+ * are made. */
 static void add_span(struct made_pages *made, struct made_pages_span span)
 {
     join_spans(made, &span);
@@ -687,8 +689,8 @@ bool made_pages_await(struct made_pages *made, const void *at, uint64_t bytes)
 /* ==== release ==== */
 
 /* Memory that is given back. To unmap a GiB takes 0.2 s, and to free the tables of a job of a million
- * tensors takes as long, so a thread of its own releases one after the other. The budget gets the bytes
- * back when that is done; until then a JobCreate waits for them. */
+ * tensors takes as long, so a separate thread releases one job's memory after the other. The budget gets
+ * the bytes back when the release is done; until then a JobCreate waits for these bytes. */
 
 struct arena_release {
     struct task task;
@@ -696,7 +698,7 @@ struct arena_release {
     LIST_ENTRY(arena_release) link; /* in the shard's memory.releases */
     struct arena arena;             /* owned */
     void (*free_it)(void *what);
-    void *what; /* owned; NULL: none */
+    void *what; /* owned; or NULL */
     uint64_t budget_bytes;
     struct request request; /* answered when the memory is released */
 };
@@ -771,9 +773,9 @@ void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes, const stru
         account(shard, budget_bytes, &release.request);
         return;
     }
-    // Without memory for a release of its own, the bytes are added to the newest release, which this one
-    // would have followed. If a request waits for that release already, this request is answered too early,
-    // which does no harm: a JobCreate waits for all releases.
+    // If there is no memory for a new release, the bytes are added to the newest release, after which the
+    // new one would have run. If a request waits for the newest release already, the present request is
+    // answered too early. This does no harm, because a JobCreate waits for all releases.
     newest->budget_bytes += budget_bytes;
     if (newest->request.session == 0)
         newest->request = release.request;

@@ -18,20 +18,20 @@
 
 /* ==== arena ==== */
 
-/* A large array of a shard. Its addresses are reserved all at once, its pages when they are taken (below)
- * or touched. State and the copies that members map lie in a home's segments (gpu/gpu.h); in the host's
- * home these are memfds, so that a supervisor can hold them for a restarted daemon. Landing slots and
- * staging are anonymous. An arena in a device's home has no pages of the host. The shard's budget counts an
- * arena at its full size, touched or not. Any thread may use an arena; only the loop thread shares it, and
- * the thread that opened it closes it. */
+/* A large array of a shard. Its addresses are reserved all at once; its pages are made when they are taken
+ * (below) or touched. State and the copies that members map lie in a home's segments (gpu/gpu.h); in the
+ * host's home these are memfds, so that a supervisor can hold them for a restarted daemon. Landing slots
+ * and staging are anonymous. An arena in a device's home has no pages in host memory. The shard's budget
+ * counts an arena at its full size, touched or not. Any thread may use an arena. Only the loop thread
+ * shares an arena, and only the thread that opened an arena closes it. */
 
 struct arena {
     uint8_t *base; /* owned; at the beginning of a line, zero at first; NULL if bytes is 0 */
     size_t bytes;
-    size_t begin; /* bytes of the mapping before it: proto/fabric/backend.h */
+    size_t begin; /* bytes of the mapping before `base`: proto/fabric/backend.h */
     /* owned; all 0: anonymous. In a device's home, base is an address there */
     struct home_memory memory;
-    struct arena_shown *shown; /* owned: [segments]; NULL: no process maps it */
+    struct arena_shown *shown; /* owned: [segments]; NULL: no process maps the arena */
     /* borrowed: its device copies from and to the arena by itself; NULL: none */
     struct home *pins_for;
 };
@@ -39,8 +39,8 @@ struct arena {
 /* An empty arena, which may be closed. */
 #define CAIRN_ARENA_NONE ((struct arena) { .base = NULL })
 
-/* `label` names the memfds in /proc; `stream`: how the loops of an update use the arena; it may be resized
- * up to room_bytes later. CAIRN_ERR_NO_MEMORY says how much was wanted. */
+/* `label` names the memfds in /proc; `stream`: how the loops of an update use the arena. The arena may be
+ * resized up to room_bytes later. CAIRN_ERR_NO_MEMORY says how much was wanted. */
 CAIRN_MUST_CHECK cairn_status arena_open_state(const char *label, uint64_t bytes,
                                                uint64_t room_bytes, enum update_stream stream,
                                                struct arena *arena_out, struct sentence *why);
@@ -48,46 +48,46 @@ CAIRN_MUST_CHECK cairn_status arena_open_state(const char *label, uint64_t bytes
 CAIRN_MUST_CHECK cairn_status arena_open_shared(struct home *home, const char *label,
                                                 uint64_t bytes, struct arena *arena_out,
                                                 struct sentence *why);
-/* Opens one likewise in the host's memory; it may be resized up to room_bytes later. */
+/* Opens such an arena in the host's memory. It may be resized up to room_bytes later. */
 CAIRN_MUST_CHECK cairn_status arena_open_shared_room(const char *label, uint64_t bytes,
                                                      uint64_t room_bytes, struct arena *arena_out,
                                                      struct sentence *why);
-/* Resizes an arena that was opened with room: its contents stay, as home_memory_resize says. Its new bytes
- * have no pages yet, except complete segments that a device copies: these are pinned again. It must not be
- * shared. CAIRN_ERR_NO_MEMORY. */
+/* Resizes an arena that was opened with room_bytes. The contents stay, as home_memory_resize says. The new
+ * bytes have no pages yet, except complete segments that a device copies: these are pinned again. The arena
+ * must not be shared. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes,
                                            struct sentence *why);
 CAIRN_MUST_CHECK cairn_status arena_open_scratch(const char *label, uint64_t bytes,
                                                  struct arena *arena_out, struct sentence *why);
 /* Opens an arena in a home other than the host's: it gets all its memory at once, and the host may not
- * follow its addresses. */
+ * dereference its addresses. */
 CAIRN_MUST_CHECK cairn_status arena_open_home(struct home *home, const char *label, uint64_t bytes,
                                               struct arena *arena_out, struct sentence *why);
 /* Makes the pages of these bytes, so that touching them never ends the process: large pages if the kernel
- * has them (proto/base/machine.h), wherever a complete one is wanted. It takes 0.1 ms a MiB. Nobody else
- * may use the bytes meanwhile. CAIRN_ERR_NO_MEMORY: some pages are missing; past a control group's limit
- * the kernel kills the process instead, so check for room before (server/base/daemon.h). Any thread,
- * several at a time. */
+ * has them (proto/base/machine.h), wherever a complete large page is wanted. Making pages takes 0.1 ms per
+ * MiB. Nobody else may use the bytes meanwhile. CAIRN_ERR_NO_MEMORY: some pages are missing; past a control
+ * group's limit the kernel kills the process instead, so check first that there is room
+ * (server/base/daemon.h). Any thread, several at a time. */
 CAIRN_MUST_CHECK cairn_status arena_make_pages(const struct arena *arena, uint64_t from,
                                                uint64_t bytes);
-/* From now on a device's home copies from and to the arena: bytes passed to arena_pin are pinned until they
- * are given back. */
+/* Notes that from now on a device's home copies from and to the arena. Bytes passed to arena_pin are then
+ * pinned until they are given back. */
 void arena_pins_for(struct arena *arena, struct home *home);
 /* Pins bytes that were taken; does nothing if no device copies them. Not CAIRN_OK: copies of these bytes
  * are slower, as `why` says, but correct. Any thread, several at a time. */
 CAIRN_MUST_CHECK cairn_status arena_pin(const struct arena *arena, uint64_t from, uint64_t bytes,
                                         struct sentence *why);
 /* Gives back pages of a scratch arena to the system: from the first page that begins within these bytes to
- * the last page that they touch. Nobody may use these bytes, or the rest of the last page. It takes 0.2 ms
- * a MiB. */
+ * the last page that they touch. Nobody may use these bytes, or the rest of the last page. This takes 0.2
+ * ms per MiB. */
 void arena_give(const struct arena *arena, uint64_t from, uint64_t bytes);
-/* Gives back one segment of an arena that is not scratch. Nobody may use its addresses any longer, and it
- * is no longer shown. Processes that have mapped the segment keep it. */
+/* Gives back one segment of an arena that is not scratch. Nobody may use the segment's addresses any
+ * longer, and the segment is no longer shown. Processes that have mapped the segment keep it. */
 void arena_give_segment(struct arena *arena, uint64_t segment);
 
 /* Lets members of this host map the arena, a region for each segment; only this process writes to it.
- * False: they may not map it, and are sent its contents instead. `note` describes the arena, except for the
- * segment number; NULL: no description. */
+ * False: the members may not map the arena, and are sent its contents instead. `note` describes the arena,
+ * except for the segment number; NULL: no description. */
 bool arena_share(struct arena *arena, struct fabric *fabric, const struct published_note *note);
 void arena_show(const struct arena *arena, struct fabric_peer *peer);
 /* Safe to call again. `fabric_is_closed`: the fabric has dropped its regions already. */
@@ -98,33 +98,34 @@ void arena_close(struct arena *arena);
 
 /* ==== budget ==== */
 
-/* Bytes that a shard may use for state, landing, staging and replies: they count from when they are
+/* Bytes that a shard may use for state, landing, staging and replies. Bytes count from when they are
  * promised, touched or not. Loop thread. */
 
 struct budget {
     uint64_t limit_bytes, used_bytes;
 };
-/* CAIRN_ERR_NO_MEMORY, with the numbers, if `bytes` more would exceed the limit; then nothing is taken. */
+/* Takes bytes of the budget. If `bytes` more would exceed the limit, takes nothing and returns
+ * CAIRN_ERR_NO_MEMORY, with the numbers. */
 CAIRN_MUST_CHECK cairn_status budget_take(struct budget *budget, uint64_t bytes, const char *what,
                                           struct sentence *why);
 void budget_give(struct budget *budget, uint64_t bytes);
 
-/* Takes bytes of the shard's budget, counted under `kind`, which is one of job->memory's; returns as
- * budget_take. shard_job_give gives them back; the end of the job gives back the rest. */
+/* Takes bytes of the shard's budget, and counts them under `kind`, which points to a field of job->memory.
+ * Returns as budget_take. shard_job_give gives the bytes back. The end of the job gives back the rest. */
 CAIRN_MUST_CHECK cairn_status shard_job_take(struct shard_job *job, uint64_t *kind, uint64_t bytes,
                                              const char *what, struct sentence *why);
 void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes);
 
 /* ==== reserve ==== */
 
-/* Memory that a job takes for long: it is admitted first, then threads made for this make its pages, so
- * that a missing page never ends the job later, and heartbeats continue meanwhile.
+/* Memory that a job takes for long. The memory is admitted first; then special threads make its pages. So a
+ * missing page never ends the job later, and heartbeats continue meanwhile.
  *
  *   reserve_begin ─► waits for its turn on this shard ─► prepare: which bytes of which arenas
  *       ─► the host's lock; is there room? (server/base/daemon.h) ─► pages ─► done, the lock is free
  *
- * The shards of a host do this one at a time: the memory that one was admitted for is in use before the
- * next one looks. Loop thread; the job is kept (busy) until `done`. */
+ * The shards of a host do this one at a time: the memory admitted for one shard is in use before the next
+ * shard looks for room. Loop thread. The job is kept (busy) until `done`. */
 
 struct reserve;
 
@@ -147,20 +148,22 @@ struct shard_memory {
 struct reserve_request {
     struct shard_job *job; /* borrowed */
     const char *what;      /* "the state": static; the job's name follows it in a refusal */
-    /* The request's turn came: adds the bytes that it needs, or none. CAIRN_ERR_NO_MEMORY. */
+    /* Called when it is the request's turn: adds the bytes that the request needs, or none.
+     * CAIRN_ERR_NO_MEMORY. */
     cairn_status (*prepare)(struct reserve *reserve, struct shard_job *job);
-    /* `prepare` runs on a thread: the data that it reads does not change, and may be a million extents. */
+    /* `prepare` runs on a thread, because it may read a million extents. The data that it reads does not
+     * change. */
     bool prepares_on_thread;
-    /* There is room for the bytes, and their pages begin to be made; `done` follows. May be NULL. */
+    /* Called when there is room for the bytes, before their pages are made; `done` follows. May be NULL. */
     void (*judged)(const struct reserve_request *request);
-    /* `bytes` bytes at `at` have their pages now. Any thread. May be NULL. */
+    /* Called when `bytes` bytes at `at` have their pages. Any thread. May be NULL. */
     void (*took)(struct shard_job *job, const void *at, uint64_t bytes);
     /* CAIRN_ERR_NO_MEMORY, with the numbers; CAIRN_ERR_BUSY: another process kept the lock;
      * CAIRN_ERR_CANCELED: the job leaves. Then none of the memory may be relied on. Called once, but not
      * after the shard was closed. */
     void (*done)(const struct reserve_request *request, cairn_status status,
                  const struct sentence *why);
-    /* for `done`, if it needs them */
+    /* for the use of `done` */
     uint64_t member;
     struct request answer;
 };
@@ -177,11 +180,11 @@ struct shared_span {
     void *at; /* at the beginning of a page */
     size_t bytes;
 };
-/* Gives the pages of these spans back to the system once all earlier requests have their pages; later
- * requests may get the same places. Takes ownership of the malloc'ed list. Without memory to do this, the
- * pages stay. */
+/* Gives the pages of these spans back to the system once all earlier requests have their pages. Later
+ * requests may get the same addresses. Takes ownership of the malloc'ed list. If there is no memory to do
+ * this, the pages stay. */
 void reserve_give(struct shard_job *job, struct shared_span *spans, size_t span_count);
-/* Called when the job leaves: its `done` follows soon. */
+/* Called when the job leaves: `done` of its requests follows soon. */
 void reserve_cancel(struct shard_job *job);
 /* Call reserves_stop before the shard's pool is closed, and reserves_free after it. */
 void reserves_stop(struct shard_daemon *shard);
@@ -190,14 +193,14 @@ void reserves_free(struct shard_daemon *shard);
 /* ==== plane ==== */
 
 /* The planes of a job's part: parameters, the optimizer's moments and the sums of a round. One table
- * (memory.c) defines each plane, and code that handles planes walks all of them by number: another plane is
- * one more line of the table.
+ * (memory.c) defines each plane, and code that handles planes walks all planes by number. So a new plane
+ * needs only one more line of the table.
  *
  *   local elements   0 ......... host_from ......... local_end
  *                    on a device │ in host memory
  *
- * All planes of an element lie in one home, because an update works in one. Works of their home (base.h)
- * touch the elements, on any thread; the thread that opens planes closes them. */
+ * All planes of an element lie in one home, because an update works in one home. Works of that home
+ * (base.h) access the elements, on any thread. The thread that opens planes closes them. */
 
 struct area;
 struct area_place;
@@ -225,10 +228,10 @@ cairn_dtype form_dtype(const struct form *form, enum plane plane);
 uint64_t form_bytes(const struct form *form, enum plane plane, uint64_t elems);
 
 /* In host memory a plane is indexed by local element, a word of 4 bytes each. A blob's bytes lie dense from
- * where its extent begins, and its other words are never touched, nor are the words of extents that do not
- * keep the plane. On a device untouched memory would be taken too: there the extents that keep a plane lie
- * one behind the other, each at a multiple of CAIRN_PLANE_ALIGN (below). A plane that no extent keeps is
- * empty. */
+ * where its extent begins, and the blob's other words are never touched. The words of extents that do not
+ * keep the plane are never touched either. On a device untouched memory would be taken, too. So on a device
+ * the extents that keep a plane are packed one after the other, each at a multiple of CAIRN_PLANE_ALIGN
+ * (below). A plane that no extent keeps is empty. */
 struct state_planes {
     const struct shard_map *map;     /* borrowed */
     const struct form *forms;        /* borrowed: [map->extent_count] */
@@ -238,7 +241,7 @@ struct state_planes {
     uint64_t room_elems; /* local elements that have addresses in host memory, at least */
     bool parked;         /* the elements before host_from lie in host memory for now: reshard.h */
     struct arena host[CAIRN_PLANES]; /* owned; only memory.c uses them */
-    /* owned; only memory.c and switch.c use them: the elements before host_from */
+    /* owned: the elements before host_from; only memory.c and switch.c use them */
     struct area *areas;
 };
 #define CAIRN_PLANES_ALL UINT64_MAX
@@ -283,9 +286,10 @@ CAIRN_MUST_CHECK cairn_status planes_reserve_elems(const struct state_planes *pl
                                                    enum plane plane, const struct form *form,
                                                    uint64_t first, uint64_t local_elem,
                                                    uint64_t elems, struct reserve *reserve);
-/* The bytes of state that the extents keep. */
+/* Returns the bytes of state that the extents keep. */
 uint64_t planes_state_bytes(const struct state_planes *planes);
-/* Where a local element of an extent lies, in its home. NULL: the extent does not keep the plane. */
+/* Returns the address of a local element of an extent, in its home. NULL: the extent does not keep the
+ * plane. */
 void *planes_at(const struct state_planes *planes, enum plane plane, size_t extent,
                 uint64_t local_elem);
 /* Returns the same for an extent that begins at local element `first`, of this map or of another one. */
@@ -306,13 +310,13 @@ void planes_copy(struct works *works, const struct state_planes *to, size_t to_e
 /* ==== area ==== */
 
 /* Areas: the parts of a job's planes that lie on a device. One area is taken for the extents that the job
- * has when it is made, and one for the new extents of each later layout; extents that stay keep their
- * places. In an area plane follows plane, and in a plane the extents that keep it lie one behind the other.
- * A segment of an area that is no longer used is given back to the device, and the area is freed with its
+ * has when it is made, and one area for the new extents of each later layout. Extents that stay keep their
+ * places. In an area the planes are consecutive, and in a plane the extents that keep it are consecutive. A
+ * segment of an area that is no longer used is given back to the device, and the area is freed with its
  * last segment.
  *
- * Places are as constant as the view that has them (collect.h): any thread may follow them. Everything
- * else: loop thread. */
+ * A place does not change, just as the view that has it does not (collect.h). So any thread may use a
+ * place. Everything else: loop thread. */
 
 struct area_segment {
     bool is_gone; /* it was given back to the device */
@@ -339,8 +343,8 @@ CAIRN_MUST_CHECK cairn_status area_add(struct state_planes *planes, struct home 
                                        struct sentence *why);
 /* Drops a reference; NULL is fine. */
 void area_unref(struct area *area);
-/* areas_trim gives back segments without a marked place; place_mark marks a place of `elems` elements. No
- * work on the areas may be under way. */
+/* place_mark marks a place of `elems` elements, and areas_trim gives back the segments without a marked
+ * place. No work on the areas may be under way. */
 void areas_unmark(struct state_planes *planes);
 void place_mark(const struct area_place *place, const struct form *form, uint64_t elems);
 void areas_trim(struct state_planes *planes, struct shard_daemon *shard);
@@ -353,10 +357,10 @@ uint64_t areas_bytes(const struct state_planes *planes);
 
 /* The arena becomes CAIRN_ARENA_NONE: nobody may touch its memory any longer. */
 void arena_release(struct shard_daemon *shard, struct arena *arena);
-/* Calls `free_it` on that thread to free `what`, which nobody else may use any longer. */
+/* Calls `free_it` on the other thread to free `what`, which nobody else may use any longer. */
 void release_by(struct shard_daemon *shard, void (*free_it)(void *what), void *what);
-/* When all memory released before is unmapped, gives the bytes back to the budget, and answers the request
- * (may be NULL). */
+/* Waits, without blocking, until all memory released before is unmapped; then gives the bytes back to the
+ * budget, and answers the request (may be NULL). */
 void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes,
                    const struct request *request);
 /* Call when the shard closes, after its pools. */
@@ -364,17 +368,17 @@ void release_close(struct shard_daemon *shard);
 
 /* ==== made pages ==== */
 
-/* The pages that a reserve (above) makes: which of them exist already, for threads that fill some while
- * others are still being made. */
+/* Which pages of a reserve (above) exist already. Threads use this to fill some pages while other pages are
+ * still being made. */
 
 struct made_pages_span {
     uintptr_t at, end;
 };
 
 struct made_pages {
-    pthread_mutex_t mutex; /* guards all that follows */
+    pthread_mutex_t mutex; /* guards all fields below */
     pthread_cond_t changed;
-    struct made_pages_span *list; /* owned: no two of them touch */
+    struct made_pages_span *list; /* owned: no two spans touch */
     size_t count, capacity;
     bool is_over, all; /* is_over: no more pages will be made; all: every page was made */
 };
@@ -383,8 +387,8 @@ void made_pages_open(struct made_pages *made);
 void made_pages_close(struct made_pages *made);
 /* Notes that these pages exist. Any thread. */
 void made_pages_add(struct made_pages *made, const void *at, uint64_t bytes);
-/* Notes that no more pages will be made: `all` exist, or the reserve was given up. The first call counts.
- * Any thread. */
+/* Notes that no more pages will be made. `all`: every page exists; otherwise the reserve was given up. Only
+ * the first call has an effect. Any thread. */
 void made_pages_end(struct made_pages *made, bool all);
 /* Waits until these pages exist. False: they will not be made. Any thread. */
 bool made_pages_await(struct made_pages *made, const void *at, uint64_t bytes);

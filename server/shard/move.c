@@ -14,9 +14,9 @@
 
 /* ==== prepare ==== */
 
-/* PartPrepare: makes the view of the next layout, takes the memory for the state that comes with it, and
- * lets in the shards that will ask for the state that leaves. All this stays apart from the layout in
- * force, so that it can be forgotten. */
+/* PartPrepare: makes the view of the next layout, takes the memory for the state that this shard will
+ * receive, and lets in the shards that will ask for the state that it gives away. All of this is kept apart
+ * from the layout in force, so that the prepared layout can be forgotten. */
 
 static const struct arriving_kind kind;
 
@@ -48,7 +48,7 @@ static cairn_status judge_prepare(struct shard_job *job, const Cairn__PartPrepar
         return fail_with(why, CAIRN_ERR_BUSY,
                          "the state of job %s is being moved or saved here: ask again",
                          job->spec.name);
-    // A layout that goes back may follow a layout that never came into force here.
+    // A layout that takes another layout back may follow a layout that never came into force here.
     if (message->layout <= in_force)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "layout %" PRIu64 " of job %s does not follow layout %" PRIu64
@@ -57,7 +57,8 @@ static cairn_status judge_prepare(struct shard_job *job, const Cairn__PartPrepar
     return CAIRN_OK;
 }
 
-/* True if each extent lies within one of `before` with the same owner: extents that were cut stay cut. */
+/* True if each extent lies within an extent of `before` that has the same owner. Extents that were cut
+ * stay cut. */
 static bool same_owners(const struct layout *layout, const struct layout *before)
 {
     for (size_t i = 0; i < layout->extent_count; i++) {
@@ -72,15 +73,17 @@ static bool same_owners(const struct layout *layout, const struct layout *before
     return true;
 }
 
-/* Returns the view before the one in force while its state is still here, so that parts of it need not come
- * again. Returns NULL if the layout is settled, or if the view in force has gone back to that view. */
+/* Returns the view before the view in force, while the state of the earlier view is still here: parts of
+ * this state need not be received again. Returns NULL if the layout is settled, or if the view in force
+ * has gone back to the earlier view. */
 static const struct shard_view *move_retained(const struct shard_job *job)
 {
     return job->move.now != NULL && !job->move.now->is_back ? job->move.before : NULL;
 }
 
-/* Judges the layout of the pages. While the layout in force is not settled, the next one can only go back
- * to the owners before it; after that, only a layout with these same owners can follow. */
+/* Judges the layout of the pages. While the layout in force is not settled, the next layout can only go
+ * back to the owners of the layout before it. After such a layout, only a layout with the same owners can
+ * follow. */
 static cairn_status judge_table(const struct shard_job *job, uint64_t wanted,
                                 const struct layout *layout, struct sentence *why)
 {
@@ -129,7 +132,8 @@ static cairn_status take_budget(struct shard_job *job, struct move_part *part, u
     return CAIRN_OK;
 }
 
-/* Gives back what was taken for a layout that does not come into force, except its staging. */
+/* Gives back the bytes that were taken for a layout that does not come into force, except those of its
+ * staging. */
 static void give_budget(struct shard_job *job, const struct move_part *part)
 {
     shard_job_give(job, &job->memory.state, part->room + part->shifted);
@@ -199,8 +203,8 @@ static cairn_status let_all_in(struct shard_job *job, struct move_part *part,
 
 /* ---- from beginning to end ---- */
 
-/* Goes on with a PartPrepare that waited until state that was given, or a layout that was prepared before
- * it, was forgotten. */
+/* Resumes a PartPrepare that waited. It waited until this shard forgot the state that it had given, or
+ * the layout that had been prepared before. */
 static void move_go_on(struct shard_daemon *shard, uint64_t job)
 {
     for (struct arriving *a = TAILQ_FIRST(&shard->arriving), *next; a != NULL; a = next) {
@@ -211,8 +215,8 @@ static void move_go_on(struct shard_daemon *shard, uint64_t job)
     }
 }
 
-/* Frees a change of the layout: the shards that take state from here by it leave, its receiver is not
- * awaited any more, and its staging is given back to the budget. NULL is fine. */
+/* Frees a change of the layout; `part` may be NULL. The shards that take state from here in this change
+ * leave, the receiver of the change is no longer awaited, and its staging is given back to the budget. */
 static void move_part_drop(struct shard_job *job, struct move_part *part)
 {
     if (part == NULL) return;
@@ -228,21 +232,21 @@ static void move_part_drop(struct shard_job *job, struct move_part *part)
     free(part);
 }
 
-/* Gives back the device memory that no view uses any more: neither the view in force, nor the prepared one,
- * nor the one before while it is not settled. */
+/* Gives back the device memory that is no longer used by any of three views: the view in force, the
+ * prepared view, and (while the layout is not settled) the view before the view in force. */
 static void move_trim(struct shard_job *job)
 {
     const struct move *move = &job->move;
     const struct shard_view *views[] = { job->view, move->before,
                                          move->next != NULL ? move->next->view : NULL };
-    // State may still arrive at a place that was given up; then the next call tries again.
+    // State may still arrive at a place that was given up. Then the next call tries again.
     if (job->planes.host_from == 0 || !LIST_EMPTY(&move->leaving) || job->shard->closing) return;
     shard_views_keep(views, sizeof views / sizeof *views, &job->planes, job->shard);
     job->memory.device = shard_job_device_bytes(job, false);
 }
 
-/* Forgets the prepared layout and gives back what it took. Only a layout that comes into force leaves that
- * memory to the job: enter_prepared. */
+/* Forgets the prepared layout and gives back the memory that it took. Only a layout that comes into force
+ * leaves its memory to the job (enter_prepared). */
 static void forget_prepared(struct shard_job *job)
 {
     struct move_part *part = job->move.next;
@@ -256,19 +260,19 @@ static void forget_prepared(struct shard_job *job)
     move_trim(job);
 }
 
-/* Forgets the prepared layout, which is not to come into force. */
+/* Forgets the prepared layout, so that it does not come into force. */
 static void move_forget(struct shard_job *job)
 {
     if (job->move.next == NULL) return;
     job->move.next->is_unwanted = true;
-    if (job->move.next->is_ready) forget_prepared(job); // else on_room does when the pages are made
+    if (job->move.next->is_ready) forget_prepared(job); // else on_room forgets it later
 }
 
 static cairn_status add_room(struct reserve *reserve, struct shard_job *job)
 {
     const struct move_part *part = job->move.next;
     cairn_status status = shift_reserve(job, part->view, move_retained(job), reserve);
-    if (part->receiver == NULL) return status; // no state comes
+    if (part->receiver == NULL) return status; // no state is to be received
     if (status == CAIRN_OK) status = shard_view_reserve(job, part->view, reserve);
     return status == CAIRN_OK
                ? reserve_add(reserve, &part->receiver->staging, 0, part->receiver->staging.bytes)
@@ -281,7 +285,7 @@ static void on_room(const struct reserve_request *request, cairn_status status,
     struct shard_job *job = request->job;
     struct shard_daemon *shard = job->shard;
     struct move_part *part = job->move.next;
-    if (part == NULL) return; // the job leaves
+    if (part == NULL) return; // the job is leaving
     part->is_ready = true;
     if (status != CAIRN_OK) {
         log_warn("layout %" PRIu64 " of job %s is refused: %s", part->view->layout->version,
@@ -351,11 +355,11 @@ static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arrivi
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     sentence_set(&why, "shard %s does not hold that job", shard->name);
     if (job != NULL) status = judge_prepare(job, message_of(arriving), &why);
-    // The PartPrepare goes on when the layout is settled, or when the Fence that drains a round is done.
+    // The PartPrepare resumes when the layout is settled, or when the Fence that drains a round is done.
     if (status == CAIRN_OK && (job->move.is_settling || job->move.fence.epoch != 0)) return;
     if (status == CAIRN_OK && job->move.next != NULL) {
-        move_forget(job); // its movers may differ from those of the prepared layout
-        if (job->move.next != NULL) return; // goes on when the prepared layout is forgotten
+        move_forget(job); // the message's movers may differ from the prepared layout's
+        if (job->move.next != NULL) return; // resumes when the prepared layout is forgotten
     }
     if (status == CAIRN_OK) status = begin_prepare(job, arriving, &why);
     if (status == CAIRN_OK)
@@ -376,7 +380,7 @@ void move_on_prepare(struct shard_daemon *shard, uint32_t request, Cairn__PartPr
     arriving_begin(shard, &kind, request, &message->base, bytes);
 }
 
-/* Ends the PartPrepares of that layout that still wait. */
+/* Ends the PartPrepares that still wait and are for the message's layout. */
 static void end_waiting(struct shard_daemon *shard, const Cairn__PartUnprepare *message)
 {
     struct sentence why;
@@ -414,7 +418,7 @@ static void add_run_part(void *context, const struct shard_view_run *run)
         sum->bytes += form_bytes(&sum->view->forms[run->extent], p, run->elem_count);
 }
 
-/* Returns the bytes, over all planes in host memory, that `view` has and `beside` does not have. */
+/* Returns how many bytes of the planes in host memory `view` has and `beside` does not have. */
 static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shard_view *view,
                                   const struct shard_view *beside)
 {
@@ -425,7 +429,7 @@ static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shar
 
 /* ---- time ---- */
 
-/* Ends `now` after a PartSettled, as soon as nothing of what was given is being sent any more. */
+/* Ends `now` after a PartSettled, as soon as no state that this shard gives is being sent any more. */
 static void move_settle(struct shard_job *job)
 {
     struct move *move = &job->move;
@@ -475,7 +479,7 @@ void move_wake(struct shard_daemon *shard)
 
 /* ==== shift ==== */
 
-/* An extent that shifts: its state has to lie at another local element of this shard. */
+/* An extent that shifts: its state must be copied to another local element of this shard. */
 struct shift {
     const struct form *form; /* the same before and after */
     const struct local_extent *extent, *was;
@@ -488,8 +492,8 @@ static const struct local_extent *find_extent(const struct shard_view *view,
                         : shard_map_find(&view->table.map, extent->tensor, extent->first_leaf);
 }
 
-/* Finds the first extent from *number on that shifts, and sets *number to the one after it. Returns false
- * if no extent shifts. */
+/* Finds the first extent from *number on that shifts, and sets *number to the extent after it. Returns
+ * false if no extent shifts. */
 static bool find_shift(const struct shard_job *job, const struct shard_view *next,
                        const struct shard_view *retained, size_t *number, struct shift *out)
 {
@@ -499,7 +503,7 @@ static bool find_shift(const struct shard_job *job, const struct shard_view *nex
         const struct local_extent *extent = &next->table.map.extents[i];
         const struct local_extent *was = find_extent(job->view, extent);
         if (was == NULL) was = find_extent(retained, extent);
-        if (was == NULL) continue; // its state comes from another shard
+        if (was == NULL) continue; // its state is received from another shard
         if (was->local_elem + (extent->first_elem - was->first_elem) == extent->local_elem)
             continue;
         *out = (struct shift) { &next->forms[i], extent, was };
@@ -508,8 +512,8 @@ static bool find_shift(const struct shard_job *job, const struct shard_view *nex
     return false;
 }
 
-/* Returns the bytes of all that shifts with `next` and is in the job's view or in `retained`, which may be
- * NULL. */
+/* Returns the bytes of all state that shifts with `next` and is in the job's view or in `retained`;
+ * `retained` may be NULL. */
 static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view *next,
                             const struct shard_view *retained)
 {
@@ -536,7 +540,8 @@ static cairn_status shift_reserve(const struct shard_job *job, const struct shar
     return status;
 }
 
-/* Copies what shifts, before the job goes on in `next`. If this fails, the job may not go on in `next`. */
+/* Copies the state that shifts, before the job uses `next`. If this fails, the job must not use
+ * `next`. */
 static cairn_status shift_copy(struct shard_job *job, const struct shard_view *next,
                                const struct shard_view *retained, struct sentence *why)
 {
@@ -658,18 +663,18 @@ static void enter_prepared(struct shard_job *job)
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
     relay_on_fence(job, epoch);
-    move_go_on(job->shard, job->number); // with a PartPrepare that waited meanwhile
+    move_go_on(job->shard, job->number); // resumes a PartPrepare that waited meanwhile
 }
 
-/* True if the prepared layout is the one in force, under another number. */
+/* True if the prepared layout equals the layout in force and only has another number. */
 static bool is_renamed(const struct shard_job *job)
 {
     const struct move_part *next = job->move.next;
     return next->receiver == NULL && layout_same(job->view->layout, next->view->layout);
 }
 
-/* Gives the layout in force another number: nothing moves, and a round that is open, prepared or being
- * applied goes on. */
+/* Gives the layout in force another number. Nothing moves, and a round that is open, prepared or being
+ * applied continues. */
 static void rename_layout(struct shard_job *job)
 {
     job->view->layout->version = version_of(job->move.next);
@@ -680,7 +685,7 @@ static void rename_layout(struct shard_job *job)
              job->view->layout->version);
 }
 
-/* True if the Fence may bring layout `layout`; else `why` says why not. */
+/* True if the Fence may bring `layout` into force; else `why` says why not. */
 static bool judge_force(const struct shard_job *job, uint64_t layout, struct sentence *why)
 {
     const struct move_part *next = job->move.next;
@@ -696,15 +701,15 @@ static bool judge_force(const struct shard_job *job, uint64_t layout, struct sen
     if (is_renamed(job)) return true;
     if (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || phase == CAIRN_STEP_DRAINING)
         return true;
-    // A layout that follows an unsettled layout takes that layout back, and waits for no round.
+    // A layout that follows an unsettled layout takes the unsettled layout back, and waits for no round.
     if (job->move.now != NULL && phase != CAIRN_STEP_UPDATING) return true;
     sentence_set(why, "a Fence brings layout %" PRIu64 " while a round is open", layout);
     return false;
 }
 
-/* Handles a Fence that does not bring the prepared layout: a member that joined or left has changed the
- * epoch, and the slice goes on. A layout that was prepared in another session is forgotten, because that
- * session may have withdrawn it in a message that was lost. */
+/* Handles a Fence that does not bring the prepared layout into force: a member that joined or left has
+ * changed the epoch, and the slice continues. A layout that was prepared in another session is forgotten,
+ * because that session may have withdrawn it in a message that was lost. */
 static void keep_or_forget(struct shard_job *job)
 {
     const struct move_part *next = job->move.next;
@@ -714,7 +719,7 @@ static void keep_or_forget(struct shard_job *job)
 bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
 {
     struct sentence why;
-    job->move.fence.epoch = 0; // a later Fence counts
+    job->move.fence.epoch = 0; // this Fence replaces one that waits
     if (job->state != CAIRN_JOB_SERVING) return false;
     if (layout == 0 || layout == job->view->layout->version) {
         keep_or_forget(job);
@@ -733,7 +738,7 @@ bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
     job->move.fence.since_ms = uv_now(job->shard->loop);
     pins_unprepare(job);
     pins_hurry(job);  // the Fence waits for them
-    write_close(job); // it belongs to a round that is void
+    write_close(job); // the write belongs to a round that is void
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_GIVE_UP });
     move_rests(job);
     if (job->move.fence.epoch != 0) move_wake(job->shard);
@@ -744,7 +749,7 @@ void move_rests(struct shard_job *job)
 {
     if (job->move.fence.epoch != 0 && !pins_rest(job) &&
         uv_now(job->shard->loop) - job->move.fence.since_ms > PINS_MS)
-        pin_cancel(job); // training goes on, whatever the storage does
+        pin_cancel(job); // training continues, whatever the storage does
     if (job->move.fence.epoch != 0 && job->state == CAIRN_JOB_SERVING && shard_job_rests(job))
         enter_prepared(job);
 }
@@ -798,7 +803,7 @@ void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartP
         status = fail_with(&why, CAIRN_ERR_BUSY, "a round of job %s is open", job->spec.name);
     if (status == CAIRN_OK && job->versions.copies[job->versions.newest].view != job->view) {
         if (job->move.publishing.session == 0) status = pass_republish(job, on_published, &why);
-        if (status == CAIRN_OK) { // or one is at work whose asker has given up
+        if (status == CAIRN_OK) { // or a receiver works although its asker has given up
             job->move.publishing = asked;
             return;
         }
@@ -879,7 +884,7 @@ static cairn_status add_piece(struct lister *lister, const struct state_piece *p
     return CAIRN_OK;
 }
 
-/* Adds the piece of a sender's chunk that lies in the leaves `come`, for each plane. */
+/* Adds, for each plane, the piece of a sender's chunk that lies in the leaves `come`. */
 static cairn_status add_chunk(struct lister *lister, const struct geometry *geometry,
                               struct state_piece piece, struct leaves chunk, struct leaves come)
 {
@@ -900,8 +905,8 @@ static cairn_status add_chunk(struct lister *lister, const struct geometry *geom
     return status;
 }
 
-/* Adds the pieces for a run of leaves that come from one extent of a sender. The sender's chunk grid
- * begins with its extent. */
+/* Adds the pieces for a run of leaves that are received from one extent of a sender. The sender's chunk
+ * grid begins with this extent. */
 static cairn_status add_run_pieces(struct lister *lister, const struct extent *given,
                                    uint32_t extent, struct leaves come)
 {
@@ -917,8 +922,8 @@ static cairn_status add_run_pieces(struct lister *lister, const struct extent *g
     return status;
 }
 
-/* Returns the end of the run that begins with the leaf and is here already; returns the leaf itself if it
- * is not here. */
+/* Returns the end of the run of leaves that begins with `leaf` and is already on this shard. Returns
+ * `leaf` itself if that leaf is not here. */
 static uint64_t end_of_retained(const struct lister *lister, uint32_t tensor, uint64_t leaf)
 {
     const struct local_extent *extent = NULL;
@@ -956,8 +961,9 @@ static int by_sender(const void *left, const void *right)
     return (int)a->plane - (int)b->plane;
 }
 
-/* Lists the pieces of all that `next` has on this shard and `now` has on another one. State in `retained`,
- * the view before, is still here and does not come; `retained` may be NULL. CAIRN_ERR_NO_MEMORY. */
+/* Lists the pieces of all state that `next` has on this shard and `now` has on another shard. State that
+ * is in `retained`, the earlier view, is still here and is not received; `retained` may be NULL.
+ * CAIRN_ERR_NO_MEMORY. */
 static cairn_status list_pieces(const struct shard_view *now, const struct shard_view *next,
                                 const struct shard_view *retained, struct state_pieces *out)
 {

@@ -1,5 +1,5 @@
-/* The layout of a job changes while rounds continue: the layout that a shard has prepared, the one that it
- * uses, and the state that it still has to give or to get.
+/* A job's layout changes while rounds continue. This header has the layout that a shard has prepared, the
+ * layout that it uses, and the state that it still has to give or to get.
  *
  *   PartPrepare ─► next (move.c) ── Fence{layout} ──► now (move.c) ── PartSettled ──► settled (move.c)
  *                     │ PartUnprepare, another Fence        │ receiver.c: arriving state
@@ -24,14 +24,14 @@
 /* ==== piece ==== */
 
 /* Pieces: the state that a shard receives when one layout follows another. A piece is the part that the
- * shard needs of one chunk of one plane, by the chunk grid of the chunk's owner, the sender. Pure; any
+ * shard needs of one chunk of one plane. The chunk grid is that of the chunk's owner, the sender. Pure; any
  * thread. */
 
 struct state_piece {
     uint32_t sender; /* the sender's index in the layouts */
     uint32_t extent; /* here, in the next view */
     enum plane plane;
-    uint64_t first_leaf; /* of the sender's chunk, in the tensor */
+    uint64_t first_leaf; /* the first leaf of the sender's chunk, in the tensor */
     uint32_t leaf_count;
     uint64_t chunk_elem, chunk_elems; /* the chunk's elements in the tensor */
     uint64_t first_elem, elem_count;  /* of these, the elements that the shard receives */
@@ -41,9 +41,9 @@ struct state_pieces {
     struct state_piece *list; /* owned: [count], by sender, then by extent, chunk and plane */
     size_t count;
     uint64_t bytes; /* that arrive in all */
-    /* of the largest chunk that arrives only in part; 0: all chunks arrive complete */
+    /* bytes of the largest chunk that arrives only in part; 0: all chunks arrive complete */
     size_t cut_bytes;
-    size_t chunk_bytes;    /* of the largest chunk */
+    size_t chunk_bytes;    /* bytes of the largest chunk */
     uint32_t sender_count; /* shards that give state */
 };
 
@@ -58,65 +58,66 @@ void pieces_release(struct state_pieces *pieces);
 /* ==== receiver ==== */
 
 /* A receiver asks the senders for the state that this shard gets with a layout, a few chunks of each sender
- * at a time, and receives it into the planes, while rounds continue.
+ * at a time. It receives the state into the planes while rounds continue.
  *
  *   receiver_open (all memory) ─► _begin: the senders use the new layout, too ─► FETCH, DATA, ...
  *       ─► `done`: everything is here ─► receiver_leave; freed when nothing refers to it
  *
  * To a sender this shard is a member of the job, a mover; the coordinator has told both about it
- * (PartPrepare). A complete chunk is received where it belongs: nobody reads there before everything is
- * here, and a damaged chunk is asked for again. A chunk that is cut is received in staging, and its part is
- * copied from there; so is every chunk of a job with state on a device, in fewer slots, which are pinned. A
- * request that a sender does not answer, or answers on a connection that is lost, is sent again. Loop
- * thread, except for the copies. */
+ * (PartPrepare). A complete chunk is received directly in its place in the planes. Nobody reads that place
+ * before all state has arrived, and a damaged chunk is requested again. A chunk that is cut is received in
+ * staging, and the needed part is copied from there. The same is done with every chunk of a job with state
+ * on a device; the slots are then fewer, and pinned. A request is sent again if the sender does not answer,
+ * or if the connection is lost during the answer. Loop thread, except for the copies. */
 
 struct receiver;
 
-/* Takes over the pieces, even on failure. `mover`: the member as which we ask. CAIRN_ERR_MALFORMED: a shard
- * that gives state is not among `shards`; CAIRN_ERR_NO_MEMORY. */
+/* Takes over the pieces, even on failure. `mover`: the member as which this shard asks.
+ * CAIRN_ERR_MALFORMED: a shard that gives state is not among `shards`; CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status receiver_open(struct shard_job *job, struct shard_view *view,
                                             struct state_pieces *pieces, const Cairn__Mover *mover,
                                             Cairn__ShardInfo *const *shards, size_t shard_count,
                                             struct receiver **receiver_out, struct sentence *why);
-/* Bytes of the budget that the job's receiver of these pieces needs beside the planes. */
+/* The bytes of the budget that a receiver of these pieces needs in addition to the planes. */
 uint64_t receiver_staging_bytes(const struct shard_job *job, const struct state_pieces *pieces);
 /* Begins to ask: the job uses the view, and the state is wanted at `version`. `done` is called once. */
 void receiver_begin(struct receiver *receiver, struct cairn_version version,
                     void (*done)(struct receiver *receiver));
-/* Stops asking; frees the receiver now, or when nothing refers to it. NULL is fine. */
+/* Stops asking, and frees the receiver now, or as soon as nothing refers to it. NULL is fine. */
 void receiver_leave(struct receiver *receiver);
-/* Called when the job is freed, whatever is in flight: the fabric and the pools are closed. Also frees the
- * job's receivers that were leaving. */
+/* Called when the job is freed, whatever is in flight; the fabric and the pools must be closed before.
+ * Frees the job's leaving receivers, too. */
 void receiver_free(struct receiver *receiver);
 
 /* Takes or drops a sender's message for a receiver of one of our jobs. False: the message is not from a
  * sender, and is left to the caller. */
 bool receiver_on_message(struct shard_daemon *shard, const struct chunk_header *header,
                          struct fabric_message *message);
-/* The periodic tick: connects, breaks silent connections, asks again. True: the receiver waits for
- * something. */
+/* The periodic tick: connects, breaks silent connections, and repeats requests. Returns true if the
+ * receiver waits for something. */
 bool receiver_tick(struct receiver *receiver, uint64_t now_ms);
 
 /* ---- inside: receiver.c, and its tests ---- */
 
 struct sender;
 
-/* A piece that is asked for, or being copied. */
+/* A slot for a piece that was requested, or is being copied. */
 struct receiver_slot {
     struct work_run run; /* first: the copy */
     struct sender *sender;
     struct chunk_request request;    /* numbered as sender->slots */
     const struct state_piece *piece; /* NULL: the slot is free */
-    uint8_t
-        *staging; /* borrowed: [receiver->staged.bytes]; NULL: received directly where it belongs */
-    void *to;     /* where in the planes the piece belongs */
+    /* borrowed: [receiver->staged.bytes]; NULL: the piece is received directly in its place */
+    uint8_t *staging;
+    void *to;                /* where in the planes the piece belongs */
     uint64_t checksum, came; /* the checksum that the chunk must have, and the received one */
 };
 
-/* The staging: chunks that are received beside the planes and copied into them. */
+/* The staging: memory for chunks that are received outside the planes and then copied into them. */
 struct receiver_staging {
-    bool all;         /* the planes lie on a device; otherwise only cut chunks are staged */
-    uint32_t each;    /* slots of a sender that have staging: its first ones */
+    /* every chunk is staged, because the planes lie on a device; otherwise only cut chunks are staged */
+    bool all;
+    uint32_t each;    /* how many of a sender's slots, the first ones, have staging */
     uint32_t of_each; /* slots of a sender */
     size_t bytes;     /* of one slot's staging */
 };
@@ -131,20 +132,20 @@ struct sender {
     struct chunk_link link;
     struct asker asker;
     struct receiver_slot *slots; /* owned: [receiver->staged.of_each] */
-    size_t next, end;            /* its pieces that are not asked for yet */
+    size_t next, end;            /* the range of its pieces that were not requested yet */
 };
 
 struct receiver {
     LIST_ENTRY(receiver) leaving; /* once the receiver leaves */
     struct shard_job *job;        /* borrowed */
     struct shard_view *view;      /* counted: the view by which the pieces lie here */
-    uint64_t number, token;       /* of the mover as which we ask */
+    uint64_t number, token;       /* of the mover as which this shard asks */
     struct cairn_version version;
     struct state_pieces pieces; /* owned */
     struct sender *senders;     /* owned: [sender_count] by index */
     uint32_t sender_count;
     struct receiver_staging staged;
-    struct arena staging;  /* owned: for the slots that have some */
+    struct arena staging;  /* owned: for the slots that have staging */
     size_t left;           /* pieces that have not arrived */
     uint64_t begun_ns, us; /* us: the duration, once left is 0 */
     uint32_t busy;         /* loans and copies that refer to the receiver */
@@ -158,15 +159,15 @@ struct receiver {
 struct move_part {
     struct shard_view *view;   /* counted: of the layout to which the change leads */
     struct receiver *receiver; /* owned: for arriving state; NULL: none arrives */
-    uint64_t *movers;          /* owned: [mover_count] members that ask us for state */
+    uint64_t *movers;          /* owned: [mover_count] members that ask this shard for state */
     size_t mover_count;
-    bool is_back;         /* in force; it reversed a change that was not settled */
-    bool is_ready;        /* the pages for arriving state are made */
-    bool is_unwanted;     /* to be forgotten as soon as it is ready */
-    struct request asked; /* the PartPrepare; answered when it is ready */
-    uint64_t session;     /* in which the PartPrepare arrived */
-    /* bytes taken of the budget: for the planes of arriving state, for receiving it, and for what copies
-     * and tables need in addition */
+    bool is_back;     /* this change is in force, and it reversed a change that was not settled */
+    bool is_ready;    /* the pages for arriving state are made */
+    bool is_unwanted; /* the change is to be forgotten as soon as it is ready */
+    struct request asked; /* the PartPrepare; answered when the change is ready */
+    uint64_t session;     /* the session in which the PartPrepare arrived */
+    /* bytes taken from the budget: for the planes of arriving state, for receiving that state, and for the
+     * additional need of copies and tables */
     uint64_t room, shifted, staging, published, tables;
     uint64_t comes;                 /* bytes of arriving state */
     uint64_t moved_bytes, moved_us; /* of the state that arrived */
@@ -176,11 +177,12 @@ struct move {
     struct move_part *next;    /* owned: prepared; NULL: none is */
     struct move_part *now;     /* owned: in force, and not settled; NULL: settled */
     struct shard_view *before; /* counted: the view in force before `now` */
-    bool has_moved;            /* a layout has come into force with which the part was not made */
-    bool is_settling;          /* PartSettled arrived while some of the given state is being sent */
-    uint32_t sends;            /* of given state, directly out of the planes */
+    /* a layout has come into force that is not the one with which the part was made */
+    bool has_moved;
+    bool is_settling; /* PartSettled arrived while some of the given state is being sent */
+    uint32_t sends;   /* sends of given state, directly out of the planes */
     struct {
-        /* from a Fence of this session, until the collector rests; epoch 0: none */
+        /* a Fence of this session that waits until the collector rests; epoch 0: none */
         uint64_t epoch;
         uint64_t since_ms; /* loop time, if epoch is not 0 */
     } fence;
@@ -188,19 +190,19 @@ struct move {
     LIST_HEAD(, receiver) leaving; /* owned: receivers to which something in flight still refers */
 };
 
-/* Starts the timer of changes, which ticks until nothing waits any longer. */
+/* Starts the timer of changes, which ticks as long as something waits. */
 void move_wake(struct shard_daemon *shard);
 
 /* ==== give ==== */
 
-/* Forgets the state that this shard gave to others once the layout is settled, and publishes the newest
+/* Once the layout is settled, forgets the state that this shard gave to other shards. Publishes the newest
  * version by the layout in force. Loop thread. */
 
 void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message);
 /* Answers when the newest version can be fetched by the layout in force. */
 void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartPublish *message);
 
-/* Callbacks in shard->up: the job stops all work; the job is freed. */
+/* Callbacks in shard->up. move_leave: the job stops all work. move_release: the job is freed. */
 void move_leave(struct shard_job *job);
 void move_release(struct shard_job *job);
 
@@ -209,21 +211,21 @@ void move_release(struct shard_job *job);
 /* Brings a prepared layout into force, and takes the state that arrives with it. Loop thread. */
 
 /* Handles a Fence of a new epoch; layout 0: the layout in force. A prepared layout that the Fence does not
- * name is forgotten; one that it names comes into force now if the collector rests, else when it does: then
- * this module does everything that follows from the Fence. False: the layout stays as it is, and the caller
- * tells the core. */
+ * name is forgotten. A prepared layout that it names comes into force as soon as the collector rests,
+ * perhaps at once; then this module does everything that follows from the Fence. False: the layout stays as
+ * it is, and the caller tells the core. */
 bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout);
-/* Called after the core was told: all shards use the layout in force. */
+/* Called when all shards use the layout in force, after the core was told so. */
 void move_on_resolve(struct shard_job *job, uint64_t epoch);
 /* Callback in shard->up: the collector may rest, and a Fence waits for it. */
 void move_rests(struct shard_job *job);
 
 /* ==== prepare ==== */
 
-/* Prepares the next layout of a job beside the one in force. Loop thread. */
+/* Prepares the next layout of a job while the present one stays in force. Loop thread. */
 
-/* Takes ownership of the message. Answers Done when the memory for arriving state is taken; or Error, and
- * nothing changed. */
+/* Takes ownership of the message. Answers Done when the memory for arriving state is taken. Otherwise
+ * answers Error, and nothing has changed. */
 void move_on_prepare(struct shard_daemon *shard, uint32_t request, Cairn__PartPrepare *message);
 void move_on_unprepare(struct shard_job *job, const Cairn__PartUnprepare *message);
 

@@ -8,9 +8,9 @@
 #include "server/shard/shard.h"
 
 #define SMALL_SLOTS     64
-#define SMALL_SLOTS_ALL 16384 /* for all possible workers together */
-#define PLACES_ALL      16384 /* likewise, for chunks that are read where they lie */
-#define LIST_WARPS      2048  /* so many in one list keep a large card at work */
+#define SMALL_SLOTS_ALL 16384 /* the most for all possible workers together */
+#define PLACES_ALL      16384 /* the same limit, for chunks that are read where they lie */
+#define LIST_WARPS      2048  /* this many in one list keep a large card busy */
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
@@ -51,9 +51,9 @@ static void add_planes(const struct local_extent *extent, const struct form *for
     }
 }
 
-/* Returns how many small chunks a worker may have in flight beside its window: all that the job has,
- * because each takes little memory, and each window full of them takes a round trip; fewer if there may be
- * very many workers. */
+/* Returns how many small chunks a worker may have in flight in addition to its window: all small chunks of
+ * the job, because each takes little memory, and because each window full of small chunks takes a round
+ * trip. The number is less if there may be very many workers. */
 static uint32_t small_slots(const struct job_spec_data *spec, uint32_t member_max)
 {
     uint32_t most = SMALL_SLOTS, count = 0;
@@ -67,7 +67,8 @@ static uint32_t small_slots(const struct job_spec_data *spec, uint32_t member_ma
     return count;
 }
 
-/* Returns the least number of chunks that the job has in any layout; re-shardings may cut it into more. */
+/* Returns the least number of chunks that the job has in any layout. Re-shardings may cut the job into more
+ * chunks. */
 static uint64_t count_chunks(const struct job_spec_data *spec, uint32_t chunk_leaves)
 {
     uint64_t count = 0;
@@ -79,10 +80,10 @@ static uint64_t count_chunks(const struct job_spec_data *spec, uint32_t chunk_le
     return count;
 }
 
-/* Returns how many chunks that are read where they lie a worker of this host may have in flight beside its
- * landing slots. They take no memory here. A card does in one list all chunks that have arrived by then,
- * and a list of a few chunks leaves most of the card idle. The number is at most all chunks of the job, and
- * less if there may be very many workers, because each slot takes room in tables. */
+/* Returns how many chunks a worker of this host may have in flight in addition to its landing slots. These
+ * chunks are read where they lie, so they take no memory here. A card works on all chunks that have arrived
+ * by then as one list, and a list of a few chunks leaves most of the card idle. The number is at most all
+ * chunks of the job, and less if there may be very many workers, because each slot takes room in tables. */
 static uint32_t places(const struct job_spec_data *spec, uint32_t chunk_leaves, uint32_t member_max,
                        uint32_t landing)
 {
@@ -97,7 +98,7 @@ static uint32_t places(const struct job_spec_data *spec, uint32_t chunk_leaves, 
 }
 
 /* Returns the elements of the largest chunk that any layout can give a shard. A shard with room for such a
- * chunk can go on in whichever layout comes. */
+ * chunk can continue in any later layout. */
 static uint64_t largest_chunk(const struct job_spec_data *spec, uint32_t chunk_leaves)
 {
     const uint64_t most = (uint64_t)chunk_leaves * CAIRN_LEAF_ELEMS;
@@ -167,8 +168,8 @@ static void size(struct need *need, const struct shard_map *map, uint64_t chunk_
     };
 }
 
-/* Returns host_from for a map whose elements lie on a device, except at least this fraction of them: the
- * beginning of the chunk in which the fraction begins. */
+/* Returns host_from for a map of which at least `host_fraction` of the elements lies in host memory, and
+ * the rest on a device. host_from is the beginning of the chunk in which this fraction begins. */
 static uint64_t planes_cut(const struct shard_map *map, double host_fraction)
 {
     const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);

@@ -1,4 +1,4 @@
-/* A job on this shard as a whole: this file judges, sizes, reserves and frees it. */
+/* This file judges, sizes, reserves and frees a job on this shard. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdio.h>
@@ -79,8 +79,8 @@ static cairn_status make_tables(struct shard_job *job, struct sentence *why)
 
 /* ---- reserving ---- */
 
-/* Returns the least that the budget must have: the job's own memory, and what is added by the workers
- * without which no round opens. */
+/* Returns the least that the budget must have: the job's own memory, and the memory for as many workers
+ * as a round needs to open. */
 static uint64_t least_bytes(const struct shard_job *job, const struct need *need)
 {
     return memory_sum(&need->memory) +
@@ -88,7 +88,7 @@ static uint64_t least_bytes(const struct shard_job *job, const struct need *need
 }
 
 /* Returns the chunk_leaves with which the job fits: half as many leaves as now, a quarter, and so on.
- * Smaller chunks are more chunks, and the tables grow with them. Returns 0 if the job never fits. */
+ * Smaller chunks mean more chunks, and so larger tables. Returns 0 if the job never fits. */
 static uint32_t leaves_that_fit(const struct shard_job *job, const struct need *need, uint64_t room)
 {
     const struct memory_need *memory = &need->memory;
@@ -133,8 +133,8 @@ static void advise(const struct shard_job *job, const struct need *need, struct 
                      job->spec.window);
 }
 
-/* Takes the job's own memory from the budget; what workers add is taken as they join (members.c). A
- * job that could never open a round is refused here already. */
+/* Takes the job's own memory from the budget. The memory that each worker adds is taken when the worker
+ * joins (members.c). A job that could never open a round is refused here already. */
 static cairn_status take_budget(struct shard_job *job, const struct need *need,
                                 struct sentence *why)
 {
@@ -173,7 +173,8 @@ static cairn_status open_arenas(struct shard_job *job, const struct need *need,
                               &job->landing.arena, why);
 }
 
-/* Opens the memory that only the loop thread may open: the device's, and that which the fabric shows. */
+/* Opens the memory that only the loop thread may open: the device's memory, and the memory that the
+ * fabric shows. */
 static cairn_status open_shown(struct shard_job *job, const struct need *need, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
@@ -184,8 +185,8 @@ static cairn_status open_shown(struct shard_job *job, const struct need *need, s
     return status == CAIRN_OK ? published_open(job, why) : status;
 }
 
-/* Marks the arenas to be pinned that a device copies in every round, or once for every chunk. A device does
- * not touch planes that lie in host memory. */
+/* Marks arenas to be pinned: those that a device copies in every round, or once for every chunk. A device
+ * does not touch planes that lie in host memory. */
 static void pin_arenas(struct shard_job *job)
 {
     struct arena *arenas[] = { &job->landing.arena, &job->puts.arena };
@@ -220,7 +221,7 @@ static cairn_status make_round(struct shard_job *job, struct sentence *why)
 
 /* ---- freed ---- */
 
-/* Also releases what a frozen_init that failed has left. */
+/* Also releases what a failed frozen_init has left. */
 static void frozen_release(struct frozen *frozen)
 {
     free(frozen->groups);
@@ -367,7 +368,7 @@ static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate
     struct shard_job *job = draft->job;
     struct step_config step = draft->need.step;
     step.joins = message->joins;
-    cairn_status status = make_tables(job, why); // their size follows from a worker's shapes
+    cairn_status status = make_tables(job, why); // a worker's shapes determine the tables' size
     if (status == CAIRN_OK) status = open_arenas(job, &draft->need, why);
     if (status == CAIRN_OK) status = own_open(job, &step, message, why);
     if (status == CAIRN_OK) status = make_round(job, why);
@@ -375,7 +376,7 @@ static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate
     return status;
 }
 
-/* Takes a draft that is made, and adds its job to those of the shard. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO:
+/* Takes a finished draft, and adds its job to the shard's jobs. After CAIRN_ERR_NO_MEMORY or CAIRN_ERR_IO
  * nothing is held. */
 static cairn_status job_open(struct shard_daemon *shard, struct shard_draft *draft,
                              struct shard_job **job_out, struct sentence *why)
@@ -397,7 +398,8 @@ static cairn_status job_open(struct shard_daemon *shard, struct shard_draft *dra
 
 /* ---- the end ---- */
 
-/* Drops fetches whose chunks were being brought, as the threads have ended; no fetch_brought follows. */
+/* Drops fetches whose chunks were being copied to host memory: the threads have ended, so fetch_brought
+ * will not be called. */
 static void bring_drop(struct shard_job *job)
 {
     while (job->replies.coming != NULL) {
@@ -486,7 +488,8 @@ static const Cairn__JobCreate *create_message(const struct arriving *create)
     return (const Cairn__JobCreate *)create->message;
 }
 
-/* Returns the job of that number; without one, a staged one; without that, one that is LEAVING. */
+/* Returns the job of that number. If there is none, returns a staged job, and if there is no staged job,
+ * a job that is LEAVING. */
 static struct shard_job *held_job(struct shard_daemon *shard, uint64_t number)
 {
     struct shard_job *held = shard_job_find(shard, number);
@@ -532,8 +535,8 @@ static bool arriving_lingers(const struct shard_daemon *shard, const struct arri
     return arriving != NULL;
 }
 
-/* True if memory is being given back. A create that was dropped keeps what was admitted for it until its
- * thread has ended its work. */
+/* True if memory is being given back. A create that was dropped keeps the memory that was admitted for it
+ * until its thread has ended its work. */
 static bool memory_comes_back(const struct shard_daemon *shard)
 {
     return !LIST_EMPTY(&shard->memory.releases) || shard->memory.given_bytes > 0 ||
@@ -541,7 +544,7 @@ static bool memory_comes_back(const struct shard_daemon *shard)
 }
 
 /* Admits the create if there is room for the job. A thread then makes the job's tables; after that, the
- * create is whole once more. */
+ * create is complete again. */
 static void create_admit(struct shard_daemon *shard, struct arriving *create)
 {
     struct sentence why;
@@ -561,13 +564,13 @@ static void *arriving_take(struct arriving *arriving)
 }
 
 /* Makes a job that was just opened LOADING: takes its memory, then loads or makes its state
- * (`snapshot_path`, jobs.h, state.h), or awaits it. job->load.asked is answered by Done, or by an error,
- * and then the job leaves. */
+ * (`snapshot_path`, jobs.h, state.h), or waits for its state. job->load.asked is answered by Done, or by
+ * an error; after an error the job leaves. */
 static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
                               struct sentence *why);
 
-/* Makes the job, or answers why not, as soon as no memory is being given back. Nothing of the job's number
- * is held, or what is held stays beside the new job. */
+/* Makes the job, or answers why not, as soon as no memory is being given back. Either no other job with
+ * this number is held, or the held job stays beside the new one. */
 static void create_open(struct shard_daemon *shard, struct arriving *create)
 {
     if (memory_comes_back(shard)) return;
@@ -592,12 +595,12 @@ static void create_open(struct shard_daemon *shard, struct arriving *create)
         shard_job_leave(job);
         return;
     }
-    job->load.asked = session_request(shard, create->request); // Done follows
+    job->load.asked = session_request(shard, create->request); // Done answers it later
     arriving_drop(shard, create);
 }
 
-/* Creates a new generation beside the one that it extends, which goes on serving. A generation that
- * was given up earlier may still be there: it leaves first. */
+/* Creates a new generation of a job. The generation that it extends continues to serve. If a generation
+ * that was given up earlier still exists, that generation leaves first. */
 static void create_beside(struct shard_daemon *shard, struct arriving *create)
 {
     const uint64_t number = create_message(create)->job;
@@ -609,11 +612,12 @@ static void create_beside(struct shard_daemon *shard, struct arriving *create)
         arriving_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
         return;
     }
-    // If others leave, the create goes on when they are freed, at once or later, and may be gone by now.
+    // If other generations leave, the create resumes when they are freed. This may happen at once, so the
+    // create may have been freed by now.
     if (!leave_all(shard, number, newest_held(shard, number), from)) create_open(shard, create);
 }
 
-/* Goes on with a whole create, according to what is held of its job's number. */
+/* Goes on with a complete create, according to the jobs that are held under its number. */
 static void create_advance(struct shard_daemon *shard, struct arriving *create)
 {
     const Cairn__JobCreate *message = create_message(create);
@@ -626,11 +630,11 @@ static void create_advance(struct shard_daemon *shard, struct arriving *create)
         create_open(shard, create);
         return;
     }
-    if (held->state == CAIRN_JOB_LEAVING) return; // the create goes on when the held job is freed
+    if (held->state == CAIRN_JOB_LEAVING) return; // the create resumes when the held job is freed
     if (message->generation > held->generation) {
         log_info("job %s: generation %" PRIu64 " replaces %" PRIu64, held->spec.name,
                  message->generation, held->generation);
-        // The create goes on when the older generations are freed: now, or later.
+        // The create resumes when the older generations are freed: now, or later.
         leave_all(shard, message->job, message->generation - 1, NULL);
         return;
     }
@@ -706,7 +710,7 @@ void create_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobC
     arriving_begin(shard, &create_kind, request, &message->base, bytes);
 }
 
-/* Ends the creates of that job that wait, or whose pages are on their way. */
+/* Ends the job's creates that wait, or whose pages are still being received. */
 static void end_creates(struct shard_daemon *shard, uint64_t number)
 {
     struct sentence why;
@@ -804,14 +808,15 @@ static void give_up(struct shard_job *job, cairn_status status, const struct sen
     shard_job_leave(job);
 }
 
-/* Begins to read a snapshot when the memory is admitted: it is read into pages that are made already. */
+/* Begins to read a snapshot when the memory is admitted. The snapshot is read into pages that are made
+ * already. */
 static void on_state_judged(const struct reserve_request *request)
 {
     struct shard_job *job = request->job;
     struct sentence why;
     const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
     if (job->state != CAIRN_JOB_LOADING || !reads) return;
-    job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else begun after the pages
+    job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else begun when all pages are made
 }
 
 static void on_took(struct shard_job *job, const void *at, uint64_t bytes)
@@ -825,7 +830,7 @@ static void on_state_taken(const struct reserve_request *request, cairn_status s
     struct shard_job *job = request->job;
     struct sentence failure = *why;
     made_pages_end(&job->load.made, status == CAIRN_OK);
-    if (job->state != CAIRN_JOB_LOADING) return; // the job leaves, which was answered
+    if (job->state != CAIRN_JOB_LOADING) return; // the job is leaving; this was answered
     if (status == CAIRN_OK) {
         log_info("holding job %s, generation %" PRIu64 ": its memory is there", job->spec.name,
                  job->generation);

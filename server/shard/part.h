@@ -13,7 +13,7 @@
 
 /* ==== times ==== */
 
-/* When the phases of a round were done. Loop thread. */
+/* The times at which the phases of a round were done. Loop thread. */
 
 /* Microseconds of CLOCK_MONOTONIC; 0: not yet. */
 struct round_times {
@@ -27,12 +27,12 @@ void times_note(struct shard_job *job, const struct step_action *action);
 
 /* ==== terms ==== */
 
-/* The terms of a job: its spec as the coordinator's store has it. Loop thread. */
+/* The terms of a job: the job's spec as the coordinator's store has it. Loop thread. */
 
 struct terms {
     bool settled;         /* a coordinator has confirmed that this generation is in its store */
     uint64_t revision;    /* of the newest spec that the shard received */
-    struct paged amended; /* owned: the bytes of that spec; none if it is job->spec */
+    struct paged amended; /* owned: the bytes of that spec; no bytes if that spec is job->spec */
     struct hash digest;   /* of the bytes of that spec, as received */
 };
 
@@ -41,9 +41,9 @@ void terms_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobTe
 
 /* ==== pass ==== */
 
-/* A pass: the same work for each of a job's chunks, in the home where it lies. A job with chunks on a
- * device and in host memory has a part of the pass in each home; the parts run at the same time. Loop
- * thread, except for describe and conclude and what they call. */
+/* A pass: the same work for each of a job's chunks, in the home where the chunk lies. A job with chunks on
+ * a device and in host memory has a part of the pass in each home; the parts run at the same time. Loop
+ * thread, except for describe, conclude and the functions that they call. */
 
 /* The functions in which kinds of passes differ; describe and conclude are as in struct
  * work_run. */
@@ -53,7 +53,7 @@ struct pass_kind {
     void (*done)(struct shard_job *job); /* called if the pass did not fail */
 };
 
-/* The part of a pass that is done in one home: some of the trained chunks, then some of all
+/* The part of a pass that is done in one home. Its items are some of the trained chunks, then some of all
  * chunks. */
 struct pass_part {
     struct work_run run; /* first */
@@ -70,14 +70,14 @@ struct job_pass {
     uint32_t parts_left;             /* under way */
     bool failed;                     /* a part of the current pass failed */
     const struct pass_kind *kind;    /* of the current pass */
-    const struct chunk_table *table; /* borrowed: of the part over which the pass runs */
+    const struct chunk_table *table; /* borrowed: of the part of the job over which the pass runs */
     struct step_actions actions;     /* owned: the list of the own part's collector */
     struct round_times times;        /* of the current round, or of the last one */
     bool is_small;                   /* a pass takes no longer than waking another thread for it */
     bool is_far; /* the planes exceed the caches: kernels may write around them */
     bool *zero;  /* owned: [trained_count] nobody contributed to the chunk: its sum is +0 */
     /* owned: [trained_count] chunk_sums[c]: sums made during chunk c's last fold, else by REDUCE. UPDATE
-     * adds to `nonfinite` what it made of the chunk. */
+     * adds to `nonfinite` the number of nonfinite values that it made in the chunk. */
     struct sums *chunk_sums;
     /* owned: [trained_count] summed[c]: the sums of chunk c's last fold are still valid */
     bool *summed;
@@ -85,19 +85,21 @@ struct job_pass {
     struct group_scalars *scalars;
     struct missed missed; /* borrowed: from the decision, which the core keeps until the next one */
     struct cairn_version version_next; /* the version that the current UPDATE makes */
-    struct results gradients;          /* sums of the last REDUCE that are not finite */
+    struct results gradients;          /* the sums of the last REDUCE that are not finite */
     /* owned: [spec.tensor_count] of the last REDUCE, if tensors without gradients are left alone: tensors,
-     * and how many of their elements here have no gradient from anybody */
+     * and for each the number of its elements on this shard for which nobody had a gradient */
     uint32_t *untouched_tensors;
     uint64_t *untouched_elems;
     uint32_t untouched_count;
-    struct results results; /* of the last UPDATE, likewise; none for a write */
+    /* the results of the last UPDATE that are not finite; none for a write */
+    struct results results;
     struct log_limit results_said;
     /* called when the newest version has been written once more; NULL: no such writing is under way */
     void (*republished)(struct shard_job *job);
-    bool reduce_waits;  /* for that writing */
-    bool updating;      /* the UPDATE was decided and is not published yet */
-    bool update_waits;  /* (or that writing) for sends out of the copy to be written next */
+    bool reduce_waits; /* REDUCE waits for that writing */
+    bool updating;     /* the UPDATE was decided and is not published yet */
+    /* the UPDATE (or that writing) waits for sends out of the copy to be written next */
+    bool update_waits;
     bool update_writes; /* the UPDATE belongs to a write */
     bool settling;      /* shard_job_settle is running */
 };
@@ -114,15 +116,15 @@ struct pass_tables {
 /* CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status pass_tables_open(const struct chunk_table *table,
                                                struct pass_tables *tables_out);
-/* Also accepts tables that are all 0. */
+/* Accepts tables that are all 0, too. */
 void pass_tables_close(struct pass_tables *tables);
-/* Later passes run over these chunks; none may be under way. Takes ownership of the tables. */
+/* Makes later passes run over these chunks. No pass may be under way. Takes ownership of the tables. */
 void pass_switch(struct shard_job *job, struct pass_tables *tables);
 
-/* Call when planes lie elsewhere than before; no pass may be under way. */
+/* Call when planes have been moved. No pass may be under way. */
 void pass_divide(struct shard_job *job);
 
-/* The item of a run is one of all chunks: the core has no number for its chunk. */
+/* Says that an item of a run counts among all chunks, so that the core has no number for its chunk. */
 #define CAIRN_PASS_NOT_TRAINED UINT32_MAX
 
 /* ==== park ==== */
@@ -134,12 +136,12 @@ void pass_divide(struct shard_job *job);
  *   and back ─► the device's memory is judged and taken ─► copies ─► the host's is given back ─► Done
  *
  * The coordinator opens no round while a job is parked. Its planes then lie in host memory:
- * fetches, snapshots, digests and leases go on from there, and a device that fails does not affect
- * it. Loop thread. */
+ * fetches, snapshots, digests and leases continue from host memory, and a failure of the device does not
+ * affect the job. Loop thread. */
 
 struct park {
-    /* a coordinator has parked the job, whether its planes are moved already or not; the next coordinator
-     * hears of this, and of a move under way, before it opens a round */
+    /* a coordinator has parked the job, whether the planes are moved already or not. The next coordinator
+     * is told of this, and of a move under way, before it opens a round */
     bool is_parked;
     bool is_under_way, to_host; /* to_host: of the current move */
     struct request asked;       /* the current move's PartPark */
@@ -147,43 +149,44 @@ struct park {
     uint64_t host_bytes;        /* counted in memory.state, while the job is parked */
 };
 
-/* Parks the job, or brings it back, and answers when that is done: at once if nothing of the job is on a
- * device, and at the end of a move to the same place that is under way, whoever began it.
- * CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is working, or moves the other way: ask again;
- * CAIRN_ERR_NO_MEMORY: it stays where it is, with the numbers; CAIRN_ERR_IO: the device failed. */
+/* Parks the job, or brings it back, and answers when that is done. If nothing of the job is on a device,
+ * answers at once. If a move to the same place is under way, answers at the end of that move, whoever began
+ * it. CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is working, or moves the other way: ask again;
+ * CAIRN_ERR_NO_MEMORY, with the numbers: the job stays where it is; CAIRN_ERR_IO: the device failed. */
 void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartPark *message);
 
 /* ==== admit ==== */
 
-/* Memory is made before anything relies on it. Loop thread. */
+/* Makes memory before anything relies on it. Loop thread. */
 
-/* The slots in which a job's chunks land. A worker has the slots of its window, then those for small
- * chunks, then those without memory, for payloads that are read in place. */
+/* The slots in which a job's chunks land. A worker has the slots of its window, then slots for small
+ * chunks, then slots without memory, for payloads that are read in place. */
 struct job_landing {
-    struct arena arena; /* a window of slots, then the next */
+    struct arena arena; /* the slots of one worker, then those of the next */
     /* slots of each worker; of these, the slots for small chunks, and the slots without memory */
     uint32_t window, small, in_place;
     size_t slot_bytes, small_bytes;
-    uint32_t counted; /* slots in the budget: those of the present number of workers */
+    uint32_t counted; /* slots that the budget counts: for the present number of workers */
     uint32_t made;    /* slots that have their pages */
     uint32_t asked;   /* slots that will have pages when the current reserve is done */
-    bool extra;       /* slots of more workers than are present: admit_left */
+    bool extra;       /* the arena has slots for more workers than are present: admit_left */
 };
 
-/* Where the slot begins in the arena; for the index after the last slot: the end of that slot. */
+/* Returns where the slot begins in the arena. For the index after the last slot, returns the end of the
+ * last slot. */
 uint64_t landing_at(const struct job_landing *landing, uint32_t slot);
 
 /* Callback in shard->up (`loaded`): seals the job, awaits puts, or makes the job leave. */
 void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
                   bool puts_follow);
-/* Called when a member joined: answers when all workers that joined have their landing slots; a member
- * without room leaves. */
+/* Called when a member joined: answers when all joined workers have their landing slots. If there is no
+ * room for the member, it leaves. */
 void admit_member(struct shard_job *job, uint64_t member, struct request request);
-/* Called when workers may have left: gives back the landing slots of workers that are no longer present,
- * when no round uses them, and at most CAIRN_GIVE_MAX_BYTES in one loop iteration. Until all is given back
- * job->landing.extra is set, and this is called again. */
+/* Called when workers may have left: gives back the landing slots of workers that are no longer present, if
+ * no round uses these slots. Gives back at most CAIRN_GIVE_MAX_BYTES in one loop iteration. Until all these
+ * slots are given back, job->landing.extra is set, and this function is called again. */
 void admit_left(struct shard_job *job);
-/* Without large pages the kernel takes 0.4 s for a GiB: 25 ms for this much. */
+/* Without large pages the kernel takes 0.4 s per GiB, so 25 ms for this much. */
 #define CAIRN_GIVE_MAX_BYTES ((uint64_t)64 << 20)
 
 #endif

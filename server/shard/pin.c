@@ -1,11 +1,11 @@
-/* Snapshots and digests: a version is pinned, and then hashed and written while training goes on.
+/* Snapshots and digests: a version is pinned, and then hashed and written while training continues.
  *
  *   PinPrepare ─► the staging and its pages are made, so that no update has to make them ─► Done
  *   Pin ─► waits for the UPDATE at hand ─► the version is fixed (state.h): updates save what they overwrite
  *       ─► waits for PinFolder, unless it is a digest ─► read, hash, write (state.h) ─► SnapshotPart
  *
- * What updates save lies in the staging, which the budget counts. Without room for it the pin fails, and
- * training goes on. A failed pin leaves no files. */
+ * The pieces that updates save lie in the staging, which the budget counts. If there is no room for the
+ * staging, the pin fails and training continues. A failed pin leaves no files. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdatomic.h>
@@ -23,18 +23,18 @@ struct pin {
     struct shard_job *job; /* borrowed */
     LIST_ENTRY(pin) link;  /* in the job's list */
     uint64_t snapshot;
-    bool is_prepared;     /* its staging is made, or being made, and no Pin has come yet */
+    bool is_prepared;     /* its staging is made or being made; its Pin has not arrived yet */
     struct request asked; /* the PinPrepare, until it is answered */
-    bool waits;           /* for the UPDATE at hand */
-    bool writes;          /* it writes files, into the folder that PinFolder names */
+    bool waits;           /* for the UPDATE that is under way */
+    bool writes;          /* the pin writes files into the folder that PinFolder names */
     bool stands;          /* the version is fixed, and the task is not submitted yet */
-    uint32_t tasks;       /* under way: the one that makes the staging's pages, and `task` */
-    bool ended;           /* reported; its staging is freed once the UPDATE at hand is published */
+    uint32_t tasks;       /* tasks under way: `task`, and the one that makes the staging's pages */
+    bool ended;           /* reported; the staging is freed once the current UPDATE is published */
     atomic_bool canceled;
     struct cairn_version version;
 
     /* owned */
-    char *path; /* NULL: it is a digest, or PinFolder has not come yet */
+    char *path; /* NULL: the pin is a digest, or PinFolder has not arrived yet */
     struct staging staging;
     uint64_t staging_budget;
     struct pace pace;
@@ -71,7 +71,7 @@ static bool is_saved_into(const struct pin *pin)
     return i < pins->saving_count;
 }
 
-/* Frees the pin if it has ended and nobody uses it any more. */
+/* Frees the pin if it has ended and is no longer used. */
 static void free_if_ended(struct pin *pin)
 {
     if (pin->ended && pin->tasks == 0 && !is_saved_into(pin)) pin_free(pin);
@@ -87,7 +87,8 @@ static void say_waited(const struct pin *pin)
              pin->job->spec.name, ms, pin->version.step);
 }
 
-/* Reports the end of the pin and frees it: its staging, too, before all of the report is sent. */
+/* Reports the end of the pin and frees the pin and its staging. The report may then not be sent completely
+ * yet. */
 static void report_pin(struct pin *pin)
 {
     struct report *told = pin->report;
@@ -105,7 +106,7 @@ static void report_pin(struct pin *pin)
 
 /* ---- prepared ---- */
 
-/* Ends a pin that was prepared and for which no Pin comes any more. */
+/* Ends a prepared pin whose Pin will not arrive any more. */
 static void unprepare_pin(struct pin *pin)
 {
     pin->is_prepared = false;
@@ -139,12 +140,12 @@ static void run_write(struct task *task, uint32_t item, uint32_t thread)
                       : pin_write(&write, &pin->why);
 }
 
-/* Called at the end of each of a pin's two tasks: the one that ends last reports. */
+/* Called at the end of each of a pin's two tasks. The task that ends last reports. */
 static void task_done(struct pin *pin)
 {
     struct shard_job *job = pin->job;
     if (--pin->tasks == 0 && pin->ended)
-        pin_free(pin); // it was prepared in vain
+        pin_free(pin); // the pin was prepared in vain
     else if (pin->tasks == 0 && !pin->is_prepared && !pin->waits)
         report_pin(pin);
     shard_job_idle(job);
@@ -153,19 +154,19 @@ static void task_done(struct pin *pin)
 static void write_done(struct task *task)
 {
     struct pin *pin = (struct pin *)task;
-    staging_cancel(&pin->staging); // all of it was read
+    staging_cancel(&pin->staging); // the complete version was read
     task_done(pin);
 }
 
-/* Passes the pin to the snapshots thread when its folder is known, too, or nobody wants the pin any
- * more. */
+/* Passes the pin to the snapshots thread as soon as the pin's folder is known as well, or when nobody wants
+ * the pin any more. */
 static void go_on(struct pin *pin)
 {
     const bool told = !pin->writes || pin->path != NULL || atomic_load(&pin->canceled);
     if (!pin->stands || !told) return;
     pin->task = (struct task) { .run = run_write, .done = write_done, .item_count = 1 };
     pool_submit(pin->job->shard->snapshots, &pin->task);
-    pin->stands = false; // submitted only once
+    pin->stands = false; // the task is submitted only once
 }
 
 static void give_up(struct pin *pin)
@@ -207,8 +208,8 @@ void pin_cancel(struct shard_job *job)
         if (!pin->ended) give_up(pin);
 }
 
-/* True if the staging was canceled and its reader reads the planes no more, though it may hang in storage:
- * the planes may move. */
+/* True if the planes may move: the staging was canceled, and its reader no longer reads the planes
+ * (although the reader may still be blocked in a call to the storage). */
 static bool staging_is_quiet(const struct staging *staging)
 {
     // The order matters: a reader that begins later sees that the staging was canceled.
@@ -285,7 +286,7 @@ static void set_pace(struct pin *pin)
               uv_hrtime() / 1000 + within_s * 1000000);
 }
 
-/* Fixes the version of the pin. No UPDATE is under way, so all of the state is of one version. */
+/* Fixes the version of the pin. No UPDATE is under way, so all state has the same version. */
 static void pin_stands(struct pin *pin)
 {
     struct shard_job *job = pin->job;
@@ -300,7 +301,7 @@ static void pin_stands(struct pin *pin)
         return;
     }
     set_pace(pin);
-    pin->tasks++; // counts the writer from here on
+    pin->tasks++; // from here on the count includes the writer
     shard_job_busy(job);
     if (!is_ready) begin_touch(pin);
     pin->stands = true;
@@ -326,7 +327,7 @@ void pins_save(const struct shard_job *job, struct works *works, uint64_t chunk)
         staging_save(job->pins.saving[i], works, chunk);
 }
 
-/* True if no pin is being read, or will be. A pin that is only prepared holds no step up. */
+/* True if no pin is being read or about to be read. A pin that is only prepared delays no step. */
 static bool is_free(const struct pins *pins)
 {
     const struct pin *pin = LIST_FIRST(&pins->list);
@@ -334,7 +335,8 @@ static bool is_free(const struct pins *pins)
     return pin == NULL;
 }
 
-/* Notes how long a step took: learns the usual time while nothing is pinned, else paces the pins by it. */
+/* Notes how long a step took: while nothing is pinned, learns the usual time; otherwise paces the pins by
+ * the step's time. */
 static void note_step(struct pins *pins)
 {
     const uint64_t now = uv_hrtime() / 1000, took = pins->last_us == 0 ? 0 : now - pins->last_us;
@@ -442,7 +444,7 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
     struct pin *pin = prepared_of(job, message->snapshot);
     cairn_status status = pin == NULL ? judge_pin(job, &why) : CAIRN_OK;
     if (status == CAIRN_OK)
-        reports_drop(job); // a coordinator that asks for another pin waits for these no more
+        reports_drop(job); // a coordinator that asks for another pin no longer waits for these
     if (status == CAIRN_OK && pin == NULL) {
         pin = pin_new(job, message->snapshot, &why);
         if (pin == NULL) status = CAIRN_ERR_NO_MEMORY;
@@ -453,7 +455,7 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
     }
     pin->is_prepared = false;
     pin->writes = message->files;
-    // If an UPDATE is decided already, the version of the pin is the one after it.
+    // If an UPDATE is decided already, the pin gets the version after this UPDATE.
     if (job->pass.updating)
         pin->waits = true;
     else
@@ -462,19 +464,20 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
 
 /* ==== pin write ==== */
 
-#define PIECE_ELEMS ((uint64_t)1 << 20) /* read at a time for a digest */
-#define HASH_LEAVES ((uint64_t)256)     /* hashed by one work */
+#define PIECE_ELEMS ((uint64_t)1 << 20) /* how much is read at a time for a digest */
+#define HASH_LEAVES ((uint64_t)256)     /* how many leaves one work hashes */
 
 /* A plane of an extent, read from its beginning to its end. */
 struct plane_at {
     size_t extent; /* of the map */
     enum plane plane;
-    uint64_t elem; /* the next one to read, counted in the extent */
+    uint64_t elem; /* the next element to read, counted in the extent */
     struct hash_tree tree;
     uint64_t carry_elems; /* elements of the leaf tree.next_leaf that are in `carry` */
 };
 
-/* A plane that goes on in a later file: an extent that is cut into several boxes has a box in each file. */
+/* A plane that continues in a later file: an extent that is cut into several boxes has a box in each
+ * file. */
 struct plane_later {
     struct plane_later *next;
     struct plane_at at;
@@ -501,7 +504,7 @@ static size_t elem_bytes(const struct writing *w)
     return dtype_size((int)form_dtype(&w->view->forms[w->at.extent], w->at.plane));
 }
 
-/* Puts the current plane aside between two files, if more of it is to come. */
+/* Puts the current plane aside between two files, if a later file has more of the plane. */
 static cairn_status put_aside(struct writing *w, struct sentence *why)
 {
     if (w->at.elem == 0 || w->at.elem == extent_of(w)->elem_count) return CAIRN_OK;
@@ -551,7 +554,8 @@ static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_
                          why);
 }
 
-/* Returns how many whole leaves, from the next one on, end by element `to`; at most HASH_LEAVES. */
+/* Returns how many complete leaves, beginning with the next leaf, end at or before element `to`; at most
+ * HASH_LEAVES. */
 static uint64_t whole_leaves(const struct writing *w, uint64_t to)
 {
     const struct local_extent *extent = extent_of(w);
@@ -600,7 +604,7 @@ static cairn_status hash_part(struct writing *w, const uint8_t *bytes, uint64_t 
 
 /* ---- reading ---- */
 
-/* Lets the thread give way to nobody while the deadline presses. */
+/* While the deadline presses, no longer lets the thread give way to other threads. */
 static void press_pace(struct writing *w)
 {
     const bool presses = pace_presses(w->of->pace, uv_hrtime() / 1000);
@@ -608,7 +612,7 @@ static void press_pace(struct writing *w)
     w->presses = presses;
 }
 
-/* Waits until so many more bytes may be written. */
+/* Waits until `bytes` more bytes may be written. */
 static cairn_status rest_after(struct writing *w, uint64_t bytes, struct sentence *why)
 {
     struct staging *staging = w->of->staging;
@@ -677,8 +681,8 @@ static cairn_status give_of_extent(struct writing *w, const struct safetensors_e
     return read_plane(w, *done_out, to, why);
 }
 
-/* A snapshot_fill_fn. A box of a file is an extent, one of several that an extent is cut into, or several
- * extents that follow each other. */
+/* A snapshot_fill_fn. A box of a file is a complete extent, or one of several boxes into which an extent is
+ * cut, or several extents that follow each other. */
 static cairn_status give_bytes(void *context, const struct safetensors_entry *entry,
                                uint64_t first_elem, uint64_t elem_count, void *to,
                                struct sentence *why)

@@ -30,7 +30,8 @@ void published_close(struct shard_job *job)
         copy_close(job, &job->versions.copies[i]);
 }
 
-/* Returns the readable copy of the version with the latest layout before layout_end; NULL: none. */
+/* Returns the readable copy of the version that has the latest layout before layout_end; NULL if there is
+ * no such copy. */
 static const struct published_copy *find_copy(const struct shard_job *job,
                                               struct cairn_version version, uint64_t layout_end)
 {
@@ -111,7 +112,8 @@ static bool shard_is_leased(const struct shard_job *job, struct cairn_version ve
     return false;
 }
 
-/* True if the copy is kept for a lease. If a leased version has two copies, the later layout's is kept. */
+/* True if the copy is kept for a lease. If a leased version has two copies, the copy with the later
+ * layout is kept. */
 static bool is_leased(const struct shard_job *job, const struct published_copy *copy)
 {
     return copy->readable && shard_is_leased(job, copy->version) &&
@@ -132,8 +134,8 @@ static bool is_spare(const struct shard_job *job, uint32_t index)
     return !is_leased(job, copy);
 }
 
-/* Returns a spare copy that has no version, or else that of the oldest version; CAIRN_SHARD_PUBLISHED_MAX
- * if there is no spare copy. */
+/* Returns a spare copy that has no version, or else the spare copy with the oldest version. Returns
+ * CAIRN_SHARD_PUBLISHED_MAX if there is no spare copy. */
 static uint32_t oldest_spare(const struct shard_job *job)
 {
     uint32_t best = CAIRN_SHARD_PUBLISHED_MAX;
@@ -148,8 +150,9 @@ static uint32_t oldest_spare(const struct shard_job *job)
     return best;
 }
 
-/* True if the member reads published copies in host memory without asking: it is on this host, and uses no
- * card, or another one. Shards that ask on behalf of others map nothing. */
+/* True if the member reads published copies in host memory without asking. Such a member is on this host,
+ * and either uses no card or uses another card than `uuid`. Shards that ask on behalf of other members
+ * map nothing. */
 static bool maps_host(const struct shard_member *member, const uint8_t *uuid)
 {
     return member->peer != NULL && !member->is_relay && !member->is_mover &&
@@ -157,7 +160,7 @@ static bool maps_host(const struct shard_member *member, const uint8_t *uuid)
            !fabric_peer_imports(member->peer, uuid);
 }
 
-/* True if all of what is written to the copy next has to be in host memory, too. */
+/* True if everything that is written to the copy next must be in host memory, too. */
 static bool goes_to_host(const struct shard_job *job, const struct published_copy *copy)
 {
     const uint8_t *uuid = home_info(job->compute->home)->uuid;
@@ -167,8 +170,8 @@ static bool goes_to_host(const struct shard_job *job, const struct published_cop
     return false;
 }
 
-/* True if no version since has changed the parameters that the copy has; writes of moments do not
- * change them. */
+/* True if no later version has changed the parameters that the copy has. Writes of moments do not change
+ * parameters. */
 static bool holds_params(const struct shard_job *job, const struct published_copy *copy)
 {
     return job->versions.knows_param && copy->readable && !copy->stale && copy->view == job->view &&
@@ -248,7 +251,7 @@ void published_forget_params(struct shard_job *job)
 
 /* ---- copies for leases ---- */
 
-/* Returns how many versions are leased: each of them has a copy beyond the two. */
+/* Returns how many versions are leased. Each leased version has a copy in addition to the usual two. */
 static uint32_t leased_count(const struct shard_job *job)
 {
     uint32_t count = 0;
@@ -265,8 +268,8 @@ static uint64_t copy_device_bytes(const struct published_copy *copy)
     return plane_units(copy->device.bytes);
 }
 
-/* Adds a copy, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: there are as many copies as there
- * can be; CAIRN_ERR_NO_MEMORY: `why` has the numbers. */
+/* Adds a copy, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: the job already has the largest
+ * allowed number of copies; CAIRN_ERR_NO_MEMORY: `why` has the numbers. */
 static cairn_status published_add(struct shard_job *job, const char *what, struct sentence *why)
 {
     const uint64_t bytes = copy_bytes(job);
@@ -300,8 +303,8 @@ static uint32_t copy_count(const struct shard_job *job)
     return count;
 }
 
-/* Gives back the budget of a copy for a lease. Each copy took its bytes by the view of that time, so its
- * size may differ from the present one: the last copy gives back whatever is left. */
+/* Gives back the budget of a copy for a lease. Each copy took its bytes by the view that was in force
+ * then, so its size may differ from the present size: the last copy gives back whatever is left. */
 static void give_leased(struct shard_job *job)
 {
     uint64_t bytes = copy_bytes(job);
@@ -313,7 +316,7 @@ static void give_leased(struct shard_job *job)
 
 void published_trim(struct shard_job *job)
 {
-    if (job->park.is_under_way) return; // the park copies them: trimmed when it has ended
+    if (job->park.is_under_way) return; // the park copies them: they are trimmed when it has ended
     while (copy_count(job) > CAIRN_COPIES_ALWAYS + leased_count(job)) {
         const uint32_t index = oldest_spare(job);
         assert(index < CAIRN_SHARD_PUBLISHED_MAX);         // two of three unleased ones are in use
@@ -335,13 +338,13 @@ static struct shard_lease *find_lease(struct shard_job *job, uint64_t number)
     return NULL;
 }
 
-/* True if an earlier coordinator asked for the lease, and the present one does not know of it. */
+/* True if an earlier coordinator asked for the lease and the present coordinator does not know about it. */
 static bool is_orphan(const struct shard_job *job, const struct shard_lease *lease)
 {
     return lease->number != 0 && lease->coordinator != job->shard->session.coordinator.incarnation;
 }
 
-/* Ends the leases of earlier coordinators, but not those of version `wanted`. Returns false if none
+/* Ends the leases of earlier coordinators, except leases of version `wanted`. Returns false if none
  * ended. */
 static bool end_orphans(struct shard_job *job, struct cairn_version wanted)
 {
@@ -378,7 +381,7 @@ static void set_timer(struct shard_daemon *shard)
         uv_timer_start(&shard->lease_timer, on_end, first_ms > now_ms ? first_ms - now_ms : 0, 0);
 }
 
-/* Judges the message as a whole before anything is taken. */
+/* Judges the complete message before anything is taken. */
 static cairn_status judge_keep(struct shard_job *job, const Cairn__LeaseKeep *message,
                                struct sentence *why)
 {
@@ -408,7 +411,8 @@ static cairn_status add_copy(struct shard_job *job, struct cairn_version wanted,
     return published_add(job, what, why);
 }
 
-/* Begins a lease. Without a free place it replaces an earlier coordinator's lease of the same version. */
+/* Begins a lease. If no place is free, the new lease replaces an earlier coordinator's lease of the same
+ * version. */
 static cairn_status begin_lease(struct shard_job *job, const Cairn__LeaseKeep *message,
                                 struct shard_lease **out, struct sentence *why)
 {
@@ -514,7 +518,8 @@ static bool keeps_one(const struct shard_member *member)
     return member->role == CAIRN_ROLE_WIRE_WORKER || member->is_mover;
 }
 
-/* Counts the members that should keep a reply but have none; *one_out is one of them, or NULL. */
+/* Counts the members that should keep a reply but have none; *one_out is one of these members, or
+ * NULL. */
 static uint32_t count_without(const struct shard_job *job, struct shard_member **one_out)
 {
     uint32_t count = 0;
@@ -555,7 +560,8 @@ void reply_forget(struct shard_member *member)
         reply_free(reply);
 }
 
-/* Passes on the reply of a worker that left: another worker that joined meanwhile may have none. */
+/* Passes on the reply of a worker that left, because another worker that joined meanwhile may have no
+ * reply. */
 static void hand_over(struct reply *reply)
 {
     struct shard_job *job = reply->job;
@@ -645,15 +651,16 @@ void replies_release(struct shard_job *job)
 
 /* ==== copies ==== */
 
-/* The memory of published copies, and the sides that they have: see read.h. */
+/* The memory of published copies, and their sides (on the host and on the device): see read.h. */
 
-#define SETTLED_WRITES 8 /* after so many in one view, the layout is taken to stay */
-/* The bytes that a copy keeps for each chunk: its checksum, and whether it was brought. */
+#define SETTLED_WRITES 8 /* after this many writes in one view, the layout counts as stable */
+/* The bytes that a copy keeps for each chunk: the chunk's checksum, and whether it was copied to host
+ * memory. */
 #define CHUNK_BYTES (sizeof(uint64_t) + sizeof(uint8_t))
 
 static const struct published_copy NO_COPY = { .head = { .base = NULL } };
 
-/* Returns the bytes of the budget that one more copy takes. */
+/* Returns how many bytes of the budget one more copy takes. */
 static uint64_t copy_bytes(const struct shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +
@@ -729,9 +736,9 @@ static cairn_status open_head(const struct shard_job *job, struct published_copy
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the head of a version");
 }
 
-/* The last segment of a copy keeps the pages of the largest view that the copy had (gpu/gpu.h), so
- * that no step of a move pays for new ones. True if the segment is to be made anew to give the
- * excess back: no other view has followed for a while, and the excess is not small beside the
+/* The last segment of a copy keeps the pages of the largest view that the copy had (gpu/gpu.h), so that no
+ * step of a move pays for new pages. Returns true if the segment should be made anew to give the excess
+ * back. This is so if the view has not changed for a while and the excess is not small compared with the
  * copy. */
 static bool is_too_large(const struct published_copy *copy)
 {
@@ -752,7 +759,7 @@ static void give_last_segment(const struct shard_job *job, struct published_copy
     copy->most_bytes = copy->wire.bytes;
 }
 
-/* Makes `wire` as large as the job's view wants; the bytes that it has stay, if that is possible. */
+/* Makes `wire` as large as the job's view needs. Its present bytes are kept if possible. */
 static cairn_status size_wire(const struct shard_job *job, struct published_copy *copy,
                               struct sentence *why)
 {
@@ -772,8 +779,8 @@ static cairn_status size_wire(const struct shard_job *job, struct published_copy
     return status;
 }
 
-/* True if copies have a side on the device, where processes that use the card read them. They have one if
- * all of the job lies on the device. */
+/* True if copies have a side on the device, where processes that use the card read them. Copies have this
+ * side if the complete job lies on the device. */
 static bool has_device_side(const struct shard_job *job)
 {
     const struct home *home = job->shard->device.home;
@@ -787,7 +794,7 @@ static cairn_status open_device(struct shard_job *job, struct published_copy *co
     return arena_open_shared(job->shard->device.home, "published", wire_bytes, &copy->device, why);
 }
 
-/* True if the device has room for the bytes beside what its streams may still take for themselves. */
+/* True if the device has room for `bytes` in addition to the memory that its streams may still take. */
 static bool has_room(const struct shard_job *job, uint64_t bytes)
 {
     const uint64_t staging = compute_staging_left(&job->shard->device);
@@ -795,8 +802,8 @@ static bool has_room(const struct shard_job *job, uint64_t bytes)
     return staging <= free_bytes && bytes <= free_bytes - staging;
 }
 
-/* Opens the device's side of the `count`-th copy. Copies beyond the first two are for leases, and
- * do without that side if there is no room. */
+/* Opens the device's side of the `count`-th copy. Copies beyond the first two are for leases: they have
+ * no side on the device if there is no room. */
 static cairn_status open_side(struct shard_job *job, struct published_copy *copy, uint32_t count,
                               uint64_t wire_bytes, struct sentence *why)
 {
@@ -807,7 +814,8 @@ static cairn_status open_side(struct shard_job *job, struct published_copy *copy
     return may_lack && status == CAIRN_ERR_NO_MEMORY ? CAIRN_OK : status;
 }
 
-/* Makes the records of the copy's chunks: no checksum is known yet, and no chunk was brought. */
+/* Makes the records of the copy's chunks: no checksum is known yet, and no chunk was copied to host
+ * memory. */
 static cairn_status open_chunks(const struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why)
 {
@@ -855,7 +863,7 @@ static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sent
 static void copy_close(const struct shard_job *job, struct published_copy *copy)
 {
     if (!copy_is_there(copy)) return;
-    // A process that has the copy mapped sees that it is no version any more.
+    // A process that has the copy mapped sees that the copy no longer holds a version.
     if (copy->head.base != NULL) published_write_begin(copy_head(copy));
     arena_release(job->shard, &copy->head);
     arena_release(job->shard, &copy->wire);
@@ -866,7 +874,8 @@ static void copy_close(const struct shard_job *job, struct published_copy *copy)
     *copy = NO_COPY;
 }
 
-/* Makes the copy's side on the device anew, for the job's view. Without room, the copy has no such side. */
+/* Makes the copy's side on the device anew, for the job's view. If there is no room, the copy has no such
+ * side. */
 static cairn_status follow_device(struct shard_job *job, struct published_copy *copy,
                                   struct sentence *why)
 {
@@ -885,8 +894,9 @@ static cairn_status follow_device(struct shard_job *job, struct published_copy *
 }
 
 /* Prepares a copy to be written in the job's view. The copy keeps its memory, except for an excess, and
- * gets what it lacks; it is shown anew, under another number, and its old contents are lost. Nothing of it
- * is being sent. After CAIRN_ERR_NO_MEMORY it may be closed. */
+ * gets the memory that it lacks. The copy is shown anew, under another number, and its old contents are
+ * lost. The caller makes sure that nothing of the copy is being sent. After CAIRN_ERR_NO_MEMORY the copy
+ * may be closed. */
 static cairn_status copy_follow(struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why)
 {
@@ -897,7 +907,8 @@ static cairn_status copy_follow(struct shard_job *job, struct published_copy *co
     CAIRN_TRY(open_chunks(job, copy, why));
     copy->readable = copy->holds_params = false;
     copy->stale = true;
-    // A process that has the copy mapped keeps the old head, by which the copy is no version for good.
+    // A process that has the copy mapped keeps the old head, which says for good that the copy holds no
+    // version.
     published_write_begin(copy_head(copy));
     arena_unshare(&copy->head, false);
     arena_unshare(&copy->wire, false);
@@ -958,8 +969,8 @@ cairn_status published_open_device(struct shard_job *job, struct sentence *why)
     return status;
 }
 
-/* Tells readers which sides the copy has. A process that has a side mapped keeps it, and what was read of
- * it; nobody begins to read a side that is gone. */
+/* Tells readers which sides the copy has. A process that has a side mapped keeps the side and what it has
+ * read there. Nobody begins to read a side that was removed. */
 static void tell_sides(const struct published_copy *copy)
 {
     if (copy->readable) published_set_sides(copy_head(copy), copy_sides(copy));
@@ -984,7 +995,7 @@ void published_unpark(struct shard_job *job)
         if (copy->device.base == NULL) continue;
         arena_unshare(&copy->head, false);
         arena_unshare(&copy->wire, false);
-        share_copy(job, copy); // under another number: with the new side
+        share_copy(job, copy); // shares it under another number, with the new side
         tell_sides(copy);
     }
 }

@@ -1,5 +1,5 @@
-/* The initial state, which workers put chunk by chunk while the job is INITIALIZING; below, writes at a
- * step boundary, and initial state that nobody puts. */
+/* The initial state, which workers put chunk by chunk while the job is INITIALIZING. Further below: writes
+ * at a step boundary, and initial state that nobody puts. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -24,8 +24,8 @@ static void refuse_put(struct shard_member *member, const struct chunk_header *h
     member_refuse(member, header, status);
 }
 
-/* Finds the chunk that a PUT names, and sets chunk and place of *out. CAIRN_ERR_MALFORMED: it is not
- * here. */
+/* Finds the chunk that a PUT names, and sets chunk and place of *out. CAIRN_ERR_MALFORMED: the chunk is not
+ * on this shard. */
 static cairn_status put_judge_chunk(const struct shard_job *job, const struct chunk_header *header,
                                     struct chunk_put *out, struct sentence *why)
 {
@@ -50,8 +50,8 @@ static cairn_status put_judge_payload(const struct chunk_header *header,
                      header->payload_bytes, bytes);
 }
 
-/* Fails unless the plane is state, in the dtype of the chunk of `put` (CAIRN_ERR_MALFORMED), and the chunk
- * keeps it (CAIRN_ERR_NOT_FOUND). */
+/* Fails with CAIRN_ERR_MALFORMED unless the plane is state and has the dtype of the chunk of `put`. Fails
+ * with CAIRN_ERR_NOT_FOUND unless the chunk keeps the plane. */
 static cairn_status put_judge_plane(const struct shard_job *job, const struct chunk_header *header,
                                     const struct chunk_put *put, struct sentence *why)
 {
@@ -68,7 +68,7 @@ static cairn_status put_judge_plane(const struct shard_job *job, const struct ch
     return CAIRN_OK;
 }
 
-/* True if the member may put the plane: moments come from rank 0 alone. */
+/* True if the member may put the plane: only rank 0 may put moments. */
 static bool may_put(const struct shard_member *member, int plane)
 {
     return plane == CAIRN_PLANE_PARAM || member->rank == 0;
@@ -113,8 +113,8 @@ static uint8_t *buffer_of(const struct shard_job *job, const struct chunk_put *p
     return job->puts.arena.base + (size_t)(put - job->puts.list) * job->puts.bytes;
 }
 
-/* Closes the buffers if they are needed no more: the initial state is complete, no write is open, and
- * nothing lands in them. */
+/* Closes the buffers if they are no longer needed: the initial state is complete, no write is open, and
+ * nothing is being received into the buffers. */
 static void close_buffers(struct shard_job *job)
 {
     if (job->state == CAIRN_JOB_INITIALIZING || job->puts.write != NULL) return;
@@ -127,7 +127,7 @@ static void close_buffers(struct shard_job *job)
 /* Opens the buffers again for a write. CAIRN_ERR_NO_MEMORY. */
 static cairn_status put_open_buffers(struct shard_job *job, struct sentence *why)
 {
-    if (job->puts.arena.base != NULL) return CAIRN_OK; // counted since the job was made
+    if (job->puts.arena.base != NULL) return CAIRN_OK; // in the budget since the job was made
     return arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes, &job->puts.arena,
                               why);
 }
@@ -185,9 +185,9 @@ cairn_status put_judge_again(const struct shard_job *job, struct sentence *why)
         job->shard->name, job->spec.tensors[tensor].name);
 }
 
-/* True if a sealed chunk is put again with the values that it has, which counts as put. A member puts again
- * after another shard's part was found missing, when this shard's was sealed already. The checksum of a
- * whole chunk tells whether the values are the same. */
+/* True if a sealed chunk is put again with the values that it has; such a chunk counts as put. A member
+ * puts again if another shard's part was found missing after this shard's part had been sealed. The
+ * checksum of the whole chunk tells whether the values are the same. */
 static bool is_sealed_alike(const struct shard_member *member, const struct chunk_header *header)
 {
     struct shard_job *job = member->job;
@@ -208,7 +208,8 @@ static bool is_sealed_alike(const struct shard_member *member, const struct chun
     return true;
 }
 
-/* Keeps the values that were put: in the state or, for a write, beside it. */
+/* Keeps the values that were put. They are kept in the state or, if they belong to a write, in memory of
+ * their own. */
 static cairn_status keep_put(struct chunk_put *put, struct sentence *why)
 {
     struct shard_job *job = put->job;
@@ -234,7 +235,7 @@ static void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes)
     if (m != NULL) m->bytes.put += bytes;
 }
 
-/* Keeps a payload that was received in full, unless it is not wanted any more. */
+/* Keeps a payload that was received in full, if it is still wanted. */
 static void finish_put(struct chunk_put *put, struct shard_member *member)
 {
     struct shard_job *job = put->job;
@@ -315,10 +316,11 @@ void job_puts_end(struct shard_job *job)
 
 /* ==== write ==== */
 
-/* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of them. They
- * are kept beside the state, each chunk in memory of its own; a box is laid over the values that its chunk
- * has in the state. They take effect together by the decision WRITE; a write that ends otherwise is
- * forgotten. Copies that readers have are never touched: the new values come with the next version. */
+/* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of chunks.
+ * These chunks are kept apart from the state, each in memory of its own. A box is laid over the values that
+ * its chunk has in the state. All chunks take effect together by the decision WRITE; a write that ends
+ * otherwise is forgotten. Copies that readers have are never touched: the new values appear in the next
+ * version. */
 
 struct write {
     uint64_t round, member;
@@ -355,7 +357,7 @@ void write_open(struct shard_job *job, uint64_t round, uint64_t member)
         status = shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
     if (status != CAIRN_OK) {
         log_warn("job %s: no write here: %s", job->spec.name, why.text);
-        return; // its puts are refused, and so the write is given up
+        return; // the write's puts are refused, and so the write is given up
     }
     struct write *write = calloc(1, bytes);
     if (write == NULL) {
@@ -377,7 +379,7 @@ static cairn_status write_judge(const struct shard_member *member,
     const struct shard_job *job = member->job;
     const bool open = write_is(job, header) &&
                       step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING;
-    // The writer may learn of its write before this shard does; then it asks again.
+    // The writer may learn of its write before this shard does. Then the writer asks again.
     if (!open && header->round > step_round_seen(job->collector.step))
         return fail_with(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return fail_with(why, CAIRN_ERR_STALE, "no write of this round is open");
@@ -391,14 +393,15 @@ static cairn_status write_judge(const struct shard_member *member,
     return put_judge_payload(header, out, why);
 }
 
-/* True if the message belongs to the write that is open. */
+/* True if the message belongs to the open write. */
 static bool write_is(const struct shard_job *job, const struct chunk_header *header)
 {
     return job->puts.write != NULL && job->puts.write->round == header->round &&
            job->puts.write->member == header->member;
 }
 
-/* Copies the state of a chunk to `to`. No round updates it meanwhile: the open round is the write. */
+/* Copies the state of a chunk to `to`. No round updates the state meanwhile, because the open round is the
+ * write. */
 static cairn_status copy_state(struct shard_job *job, const struct chunk_put *put, uint32_t extent,
                                uint8_t *to, size_t byte_count, struct sentence *why)
 {
@@ -410,8 +413,8 @@ static cairn_status copy_state(struct shard_job *job, const struct chunk_put *pu
     return status;
 }
 
-/* Finds the memory where a plane of the chunk is kept. New memory begins with what the state has, unless
- * the put is all of the chunk. */
+/* Finds the memory where a plane of the chunk is kept. New memory is first filled with the values of the
+ * state, unless the put covers the whole chunk. */
 static cairn_status stage(struct shard_job *job, const struct chunk_put *put, uint8_t **out,
                           struct sentence *why)
 {
@@ -440,7 +443,7 @@ static cairn_status stage(struct shard_job *job, const struct chunk_put *put, ui
     return CAIRN_OK;
 }
 
-/* Reads the box that stands before the elements; *head_out is the size of the box in bytes. */
+/* Reads the box that precedes the elements in the payload; *head_out is the size of the box in bytes. */
 static cairn_status read_box(const struct shard_job *job, const struct chunk_put *put,
                              const uint8_t *bytes, struct cairn_box *out, size_t *head_out,
                              struct sentence *why)
@@ -485,7 +488,7 @@ static cairn_status take_box(struct shard_job *job, const struct chunk_put *put,
     return CAIRN_OK;
 }
 
-/* Keeps a chunk, or a box of it, beside the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
+/* Keeps a chunk, or a box of a chunk, apart from the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
 static cairn_status write_take(struct shard_job *job, const struct chunk_put *put,
                                const uint8_t *bytes, struct sentence *why)
 {
@@ -529,10 +532,10 @@ void write_resolved(struct shard_job *job, uint64_t round)
 
 /* ==== origin ==== */
 
-/* The sources of initial state that nobody puts. The first are the weights that the job names (init_from),
- * of which each shard reads its own ranges on the files thread. Then, for tensors that the weights do not
- * have, the initializers fill the planes by works, one item for each chunk. State that neither gives has to
- * be put (above). */
+/* The sources of initial state that nobody puts. The first source is the weights that the job names
+ * (init_from): each shard reads its own ranges of them on the files thread. The second source is the
+ * initializers, for tensors that the weights do not have: they fill the planes by works, one item for each
+ * chunk. State that neither source gives must be put (above). */
 
 #define PIECE_ELEMS ((uint64_t)1 << 20)
 
@@ -540,7 +543,7 @@ struct weights_loader {
     struct loader loader; /* first */
     struct sentence extra;
     struct odd {
-        uint32_t tensor;            /* the one being counted */
+        uint32_t tensor;            /* the tensor that is being counted */
         uint64_t count, first_elem; /* its NaN or infinite elements: how many, and the first */
         size_t tensor_count;        /* tensors that had such elements */
         struct sentence lines;      /* about the first of these tensors */
@@ -583,7 +586,8 @@ static void count_odd(struct weights_loader *origin, uint32_t tensor, uint64_t f
     odd->count += count;
 }
 
-/* Refuses weights with elements that are NaN or infinite; each shard reports those that it reads. */
+/* Refuses weights with elements that are NaN or infinite. Each shard reports such elements of its own
+ * ranges. */
 static cairn_status refuse_odd(struct weights_loader *origin)
 {
     const struct odd *odd = &origin->odd;

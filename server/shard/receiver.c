@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Numbers of slots. A sender has more slots than an asker may have unanswered requests, so that there is
- * always something to ask for while chunks that arrived are copied. All senders together have enough slots
- * to keep a fast network at work. */
+/* Numbers of slots. A sender has more slots than an asker may have unanswered requests. So the asker can
+ * always send another request while chunks that arrived are being copied. All senders together have enough
+ * slots to keep a fast network busy. */
 enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
-/* The slots of a sender that have staging. Cut chunks need few of them, since they occur only at the ends
- * of runs. If all chunks are staged, there are as many as an asker may have unanswered requests, and some
- * for chunks that are being copied meanwhile. */
+/* The slots of a sender that have staging. Cut chunks need few such slots, because cut chunks occur only at
+ * the ends of runs. If all chunks are staged, a sender has as many such slots as an asker may have
+ * unanswered requests, and some more for chunks that are being copied meanwhile. */
 enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
 static cairn_status sender_open(struct receiver *receiver, struct sender *sender,
@@ -47,7 +47,7 @@ uint64_t receiver_staging_bytes(const struct shard_job *job, const struct state_
     return (uint64_t)pieces->sender_count * staged.each * staged.bytes;
 }
 
-/* True if the piece is received beside the planes. */
+/* True if the piece is received in staging and not in the planes. */
 static bool piece_is_staged(const struct receiver *receiver, const struct state_piece *piece)
 {
     return receiver->staged.all || !piece_is_whole(piece);
@@ -133,7 +133,7 @@ cairn_status receiver_open(struct shard_job *job, struct shard_view *view,
 
 /* ---- the end ---- */
 
-/* Ends the connection to the sender. If the receiver leaves, nothing is asked for any more. */
+/* Ends the connection to the sender. A receiver that is leaving asks for nothing more. */
 static void sender_unlink(struct sender *sender)
 {
     if (sender->receiver == NULL) return; // the sender was not opened
@@ -160,7 +160,8 @@ void receiver_free(struct receiver *receiver)
     free(receiver);
 }
 
-/* Notes that something in flight refers to the receiver; receiver_idle may free it, and its job. */
+/* Notes that something in flight refers to the receiver. receiver_idle ends this, and may free the receiver
+ * and its job. */
 static void receiver_busy(struct receiver *receiver)
 {
     receiver->busy++;
@@ -194,7 +195,7 @@ void receiver_leave(struct receiver *receiver)
 /* Asks for as many pieces as there are free slots. */
 static void sender_feed(struct sender *sender)
 {
-    // Goes from the last slot to the first: the first have staging, which whole chunks leave to cut ones.
+    // Tries the last slot first: the first slots have staging, which whole chunks leave to cut chunks.
     for (uint32_t i = sender->receiver->staged.of_each; i-- > 0 && sender->next < sender->end;) {
         struct receiver_slot *slot = &sender->slots[i];
         const struct state_piece *piece = &sender->receiver->pieces.list[sender->next];
@@ -263,7 +264,7 @@ static void piece_copied(struct work_run *run)
 {
     struct receiver_slot *slot = (struct receiver_slot *)run;
     struct receiver *receiver = slot->sender->receiver;
-    const bool has_failed = shard_job_run_failed(receiver->job, run); // then the receiver leaves
+    const bool has_failed = shard_job_run_failed(receiver->job, run); // if so, the receiver leaves
     if (receiver->is_leaving || has_failed)
         slot->piece = NULL;
     else
@@ -279,7 +280,8 @@ static uint64_t local_elem_of(const struct receiver_slot *slot)
     return extent->local_elem + (piece->first_elem - extent->first_elem);
 }
 
-/* Returns where the slot's chunk is received: where it belongs, or in staging if the piece is staged. */
+/* Returns the memory in which the slot's chunk is received: its place in the planes, or staging if the
+ * piece is staged. */
 static void *slot_memory(struct receiver_slot *slot)
 {
     const struct state_piece *piece = slot->piece;
@@ -288,7 +290,7 @@ static void *slot_memory(struct receiver_slot *slot)
     return piece_is_staged(slot->sender->receiver, piece) ? slot->staging : slot->to;
 }
 
-/* Goes on with a slot whose chunk has been received undamaged. */
+/* Continues with a slot whose chunk has been received undamaged. */
 static void slot_came(struct receiver_slot *slot)
 {
     struct receiver *receiver = slot->sender->receiver;
@@ -369,7 +371,7 @@ static bool waits(const struct chunk_link *link)
     return asker_waits(&sender_of(link)->asker);
 }
 
-/* Asks again for everything that was asked on the lost connection or of the lost endpoint. */
+/* Asks again for everything that was asked for on the lost connection or at the lost endpoint. */
 static void ask_all_again(struct sender *sender)
 {
     for (uint32_t i = 0; i < sender->receiver->staged.of_each; i++)
@@ -437,7 +439,7 @@ static cairn_status send_fetch(struct chunk_request *request)
         .step = sender->receiver->version.step,
         .request = chunk_request_number(request),
     };
-    // Before the sender's HELLO it is not known by which of its endpoints the sender will answer.
+    // Before the sender's HELLO, nobody here knows by which of its endpoints the sender will answer.
     if (!chunk_link_is_up(&sender->link)) return CAIRN_ERR_CLOSED;
     return chunk_link_send(&sender->link, &header, NULL, 0, NULL, NULL);
 }
@@ -501,8 +503,8 @@ static void receive_piece(struct receiver_slot *slot, const struct chunk_header 
     ask_slot_again(slot, CAIRN_ERR_BUSY);
 }
 
-/* Handles a refusal. The sender may have no time, or not go by the new layout yet: then it is asked again.
- * If it does not have what it is to give, the job is faulted. */
+/* Handles a refusal. The sender is asked again if it is busy or does not use the new layout yet. If the
+ * sender does not have the state that it is to give, the job is faulted. */
 static void piece_refused(struct receiver_slot *slot, uint64_t status)
 {
     const struct sender *sender = slot->sender;
@@ -518,8 +520,8 @@ static void piece_refused(struct receiver_slot *slot, uint64_t status)
     }
 }
 
-/* Returns the slot that the answer is for, whose request is no longer in flight; NULL if the answer belongs
- * to a former use or connection. */
+/* Returns the slot that the answer is for, and notes that its request is no longer in flight. Returns NULL
+ * if the answer belongs to a former use or connection. */
 static struct receiver_slot *slot_answered(struct sender *sender, const struct chunk_header *header)
 {
     const uint32_t index = (uint32_t)header->request;

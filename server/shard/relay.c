@@ -1,5 +1,4 @@
-/* The relay of a job as a whole: the coordinator's messages make and end it, and open and void its
- * rounds. */
+/* The relay of a job. The coordinator's messages make and end the relay, and open and void its rounds. */
 #include "server/shard/relay.h"
 
 #include <inttypes.h>
@@ -37,7 +36,7 @@ struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index)
                                                                          : NULL;
 }
 
-/* Returns the owner of a chunk of the grid; NULL if that is no owner of this relay. */
+/* Returns the owner of a chunk of the grid; NULL if that shard is not an owner of this relay. */
 static struct relay_owner *relay_owner_of_chunk(struct relay *relay, uint32_t tensor,
                                                 uint64_t first_leaf)
 {
@@ -66,7 +65,7 @@ static void relay_sums_close(struct relay *relay)
     const uint32_t touched = sums->pool.touched;
     const uint32_t taken = touched > sums->reserved ? touched : sums->reserved;
     shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);
-    arena_release(job->shard, &sums->arena); // given back above, for the next relay
+    arena_release(job->shard, &sums->arena); // its bytes were given back above, for the next relay
     free(sums->pool.buffers);
 }
 
@@ -211,7 +210,7 @@ cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
 
 /* ---- rounds ---- */
 
-/* Ends the round, which is void or resolved, for the machines that send. */
+/* Ends the round for the machines that send. The round is void or resolved. */
 static void end_round(struct relay *relay)
 {
     relay->round = 0;
@@ -368,7 +367,8 @@ void relay_give_up(struct relay *relay, const char *format, ...)
 
 /* ---- time ---- */
 
-/* Gives the relay up if only room would let the owner's folds go on, and there has been none for long. */
+/* Gives the relay up if the owner's folds wait only for room, and there has been no room for a long
+ * time. */
 static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
 {
     struct relay *relay = owner->relay;
@@ -469,9 +469,9 @@ static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *ow
 /* The sums of a relay: memory for the buffers that buffer_pool.h gives out, and the folds that make the
  * sums on the compute threads. */
 
-#define BUFFERS_WANTED_MIN 16 /* so many are reserved with the relay */
+#define BUFFERS_WANTED_MIN 16 /* the number that is reserved with the relay */
 #define BUFFERS_WANTED_MAX 256
-#define STUCK_MAX_MS       2000 /* without room, before the relay is given up */
+#define STUCK_MAX_MS       2000 /* the time without room after which the relay is given up */
 
 /* ---- buffers ---- */
 
@@ -558,7 +558,8 @@ void relay_sums_advance(struct relay *relay)
     for_folds(buffer_pool_advance(&relay->sums.pool), fold_submit);
 }
 
-/* Drops the folds that wait and gives up the sums: the round is void. Called before the core drains. */
+/* Drops the folds that wait and gives up the sums, because the round is void. Called before the core
+ * drains. */
 static void relay_sums_void(struct relay *relay)
 {
     for_folds(buffer_pool_void(&relay->sums.pool), fold_drop);
@@ -609,7 +610,7 @@ static cairn_status relay_sums_open(struct relay *relay, struct sentence *why)
                                 "a relay", why);
     if (status != CAIRN_OK) return status;
     sums->reserved = reserved;
-    (void)arena_share(&sums->arena, job->shard->fabric, NULL); // else the sums are copied
+    (void)arena_share(&sums->arena, job->shard->fabric, NULL); // if this fails, the sums are copied
     return CAIRN_OK;
 }
 
@@ -701,9 +702,9 @@ void relay_link_close(struct relay_owner *owner)
     relay_wake(shard_of(owner)); // a tick reports the loss and connects again
 }
 
-/* Gives the relay up if the owner is silent for long. The coordinator notices an owner that hangs. If it
- * hears the owner and we do not, the path between us and the owner is broken, and the workers may have
- * another. */
+/* Gives the relay up if the owner is silent for long. The coordinator itself notices an owner that no
+ * longer responds. If the coordinator hears the owner and we do not, the path between us and the owner is
+ * broken, and the workers may have another path. */
 static void judge_silence(struct relay_owner *owner, uint64_t now_ms)
 {
     if (chunk_link_silent_ms(&owner->link, now_ms) < owner->relay->silent_max_ms) return;
@@ -722,12 +723,11 @@ static void relay_link_tick(struct relay_owner *owner, uint64_t now_ms)
 
 /* ==== collect ==== */
 
-/* Collects what workers contribute by way of a relay: the owners' collectors and their callbacks.
- * The owner judges again whatever is judged here.
+/* Collects what workers contribute through a relay: the owners' collectors and their callbacks. Whatever is
+ * judged here is judged again by the owner.
  *
- * Payloads are read where they lie. A payload that did not come through memory of this host is
- * received into memory of its own, if the shard's budget has room; else the worker is asked for it
- * again (BUSY). */
+ * Payloads that lie in this host's shared memory are read there. Any other payload is received into memory
+ * of its own if the shard's budget has room; else the worker is told to send the payload again (BUSY). */
 
 static void refuse_fetch_or_push(struct shard_member *member, const struct chunk_header *header,
                                  const struct relay_owner *owner, cairn_status status,
@@ -805,8 +805,8 @@ static void on_push(struct relay *relay, struct shard_member *member,
 
 /* ---- ends ---- */
 
-/* Returns the owner that an end or a commit is meant for. If that is no owner of this relay, answers that
- * and returns NULL. */
+/* Returns the owner that an end or a commit is meant for. If that shard is not an owner of this relay,
+ * answers that it is not, and returns NULL. */
 static struct relay_owner *owner_of_end(struct shard_member *member,
                                         const struct chunk_header *header)
 {
@@ -888,12 +888,12 @@ static void do_owner_action(struct collector *collector, const struct step_actio
     case CAIRN_STEP_FORWARD_END: relay_forward_micro_end(owner, action->micro); break;
     case CAIRN_STEP_FORWARD_COMMIT: relay_forward_commit(owner, action->weight); break;
     case CAIRN_STEP_ANSWER: break; // the shard's own part answers
-    case CAIRN_STEP_ZERO:          // only a core that updates asks for these
+    case CAIRN_STEP_ZERO:          // only a core that updates asks for these actions
     case CAIRN_STEP_REDUCE:
     case CAIRN_STEP_UPDATE:
     case CAIRN_STEP_REDUCED_REPORT:
     case CAIRN_STEP_PUBLISHED_REPORT: assert(false); break;
-    default: break; // the collector does the others
+    default: break; // the collector handles all other actions
     }
 }
 

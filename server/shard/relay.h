@@ -1,6 +1,6 @@
 /* A relay: this shard adds up the contributions of its host's workers to chunks that other shards own (and
- * to its own chunks), and passes one contribution of the host on to each owner; and it fetches the owners'
- * published chunks once for all of them. A reduce group is a host.
+ * to its own chunks), and passes one contribution of the host on to each owner. The relay also fetches the
+ * owners' published chunks once for all of these workers. A reduce group is a host.
  *
  *   coordinator ── RelaySet, RoundOpen, Fence ──► relay.c
  *   workers ── PUSH, MICRO_END, COMMIT ──► relay.c: a collector for each owner (collect.h)
@@ -15,15 +15,15 @@
  *
  * A FOLD that begins a chunk's sum takes a buffer of one chunk, which is free again when the owner has
  * folded it. So memory grows with the number of sums under way, not with the model, as long as the workers
- * push in about the same order: a chunk that one worker has pushed and another not yet keeps its buffer.
- * buffer_pool.h decides which folds get a buffer and which wait; the shard's budget counts a buffer when it
- * is first touched.
+ * push in about the same order: a chunk keeps its buffer while some workers have pushed it and others have
+ * not. buffer_pool.h decides which folds get a buffer and which wait; the shard's budget counts a buffer
+ * when it is first touched.
  *
  * If the relay cannot pass a sum on (it has no room and only more room would help, or an owner refuses the
  * sum), all workers would wait for it. So the relay tells the coordinator, which continues without reduce
  * groups.
  *
- * A job has at most one active relay; earlier relays end when nothing of theirs is under way. Loop
+ * A job has at most one active relay; earlier relays end when none of their work is under way. Loop
  * thread. */
 #ifndef CAIRN_SHARD_RELAY_H
 #define CAIRN_SHARD_RELAY_H
@@ -49,7 +49,8 @@
 
 struct relay_owner;
 
-/* The tensors of which a micro-batch had nothing, as its end says. Kept until the round is over. */
+/* The tensors to which a micro-batch contributed nothing, as its MICRO_END says. Kept until the round is
+ * over. */
 struct relay_note {
     struct relay_note *next;
     uint32_t micro;
@@ -59,7 +60,7 @@ struct relay_note {
 
 struct relay_forward {
     struct pusher pusher;
-    struct chunk_header grant; /* the owner's last one; kind 0: none on this connection */
+    struct chunk_header grant; /* the owner's last GRANT; kind 0: none on this connection */
     bool *sent; /* owned: [table.trained_count] chunks forwarded in the current micro-batch */
     struct relay_note *notes; /* owned */
 };
@@ -113,7 +114,8 @@ void relay_link_close(struct relay_owner *owner);
 /* The sums of a relay: the buffers in which they lie, and the folds that make them. */
 
 struct relay_sums {
-    struct buffer_pool pool; /* decides who gets a buffer, and who waits; pool.buffers is owned */
+    /* decides which fold gets a buffer, and which waits; pool.buffers is owned */
+    struct buffer_pool pool;
     /* [pool.count][buffer_bytes] pages that were never touched do not exist */
     struct arena arena;
     size_t buffer_bytes;
@@ -121,7 +123,7 @@ struct relay_sums {
     struct log_limit starving;
 };
 
-/* Called when a buffer is free, or may be taken: folds that wait continue. */
+/* Called when a buffer is free, or may be taken: lets folds that wait for a buffer continue. */
 void relay_sums_advance(struct relay *relay);
 
 float *relay_buffer_at(const struct relay *relay, uint32_t buffer);
@@ -132,7 +134,7 @@ float *relay_buffer_at(const struct relay *relay, uint32_t buffer);
 
 /* Shared by the collectors of all owners. */
 struct relay_collect {
-    struct step_actions actions; /* owned: of the core that is handling an event */
+    struct step_actions actions; /* owned: the actions of the core that is handling an event */
     void *memory; /* owned: for the payload that a core is deciding on, if it cannot be viewed */
     /* since when payloads are refused for lack of memory; 0: none is refused */
     uint64_t roomless_since_ms;
@@ -147,8 +149,8 @@ bool relay_on_push(struct shard_member *member, const struct chunk_header *heade
 void relay_on_micro_end(struct shard_member *member, const struct chunk_header *header,
                         const uint32_t *tensors, size_t count);
 void relay_on_commit(struct shard_member *member, const struct chunk_header *header);
-/* Opens the owner's collector. CAIRN_ERR_NO_MEMORY. A caller that passes it an event holds the relay:
- * relay_busy. */
+/* Opens the owner's collector. CAIRN_ERR_NO_MEMORY. A caller that passes an event to the collector must
+ * hold the relay (relay_busy). */
 CAIRN_MUST_CHECK cairn_status relay_collect(struct relay_owner *owner);
 
 /* ==== fetch ==== */
@@ -158,19 +160,19 @@ CAIRN_MUST_CHECK cairn_status relay_collect(struct relay_owner *owner);
 
 struct relay_fetches;
 
-/* Called when the relay is opened: memory is taken from the shard's budget as it is needed, up to its
- * bound. Without room for a chunk there is no cache, and every FETCH is told to ask the owner.
+/* Called when the relay is opened: takes memory from the shard's budget as the cache needs it, up to the
+ * cache's bound. Without room for a chunk there is no cache, and every FETCH is told to ask the owner.
  * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status relay_fetch_open(struct relay *relay, struct sentence *why);
 /* Tells the waiting workers to ask the owner. Frees the fetches if nothing is in flight, or the fabric is
- * closed; otherwise the next call does. */
+ * closed; otherwise the next call frees them. */
 void relay_fetch_close(struct relay *relay);
 /* Handles a member's FETCH for a chunk that another shard owns. Takes or drops the message (the box of a
- * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or the relay does not serve this chunk: the
- * member must ask the owner. */
+ * CAIRN_TILE_BOX fetch). Answers NAK NOT_FOUND if there is no relay, or the relay does not serve this
+ * chunk; the member must then ask the owner. */
 void relay_fetch(struct shard_member *member, const struct chunk_header *header,
                  struct fabric_message *message);
-/* The member left: it no longer waits for anything. */
+/* Called when the member left: it no longer waits for anything. */
 void relay_fetch_forget(struct relay *relay, uint64_t member);
 
 /* ---- relay_cache.c ---- */
@@ -180,8 +182,8 @@ void relay_fetch_on_answer(struct relay_owner *owner, const struct chunk_header 
                            struct fabric_message *message);
 /* Called by relay.c while the owner is connected: repeats requests that the owner had no time for. */
 void relay_fetch_tick(struct relay_owner *owner);
-/* The connection to the owner, or the owner's connection to us, is lost: unanswered requests are
- * repeated. */
+/* Called when the connection to the owner, or the owner's connection to us, is lost: repeats the unanswered
+ * requests. */
 void relay_fetch_lost(struct relay_owner *owner);
 bool relay_fetch_waits(const struct relay_owner *owner);
 
@@ -201,7 +203,7 @@ struct relay {
     bool leaving;
     bool given_up; /* the coordinator was told that the relay cannot continue */
     uint32_t busy; /* folds, loans and messages that refer to the relay */
-    /* the longest time that an owner may not answer; then the relay is given up */
+    /* if an owner does not answer for this time, the relay is given up */
     uint64_t silent_max_ms;
 
     struct relay_collect collect;
@@ -217,20 +219,21 @@ struct relay *job_relay(const struct shard_job *job);
 struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index);
 void relay_on_fence(struct shard_job *job, uint64_t epoch);
 void relay_on_resolve(struct shard_job *job, uint64_t epoch);
-/* Called when a round is open. CAIRN_ERR_PROTOCOL: the message names a relay that does not exist. */
+/* Called when a round opens. CAIRN_ERR_PROTOCOL: the message names a relay that does not exist. */
 CAIRN_MUST_CHECK cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message);
 /* Called when a worker's connection is UP or DOWN. */
 void relay_on_peer(struct shard_member *member, enum step_event_kind kind);
-/* Handles a message that an owner sent to a relay, and takes or drops it. False: the message is not one,
- * and is left to the caller. */
+/* Handles a message that an owner sent to a relay, and takes or drops it. False: the message is not for one
+ * of these relays, and is left to the caller. */
 bool relay_on_message(struct shard_daemon *shard, const struct chunk_header *header,
                       struct fabric_message *message);
 /* Ends all relays of a job. */
 void relay_leave(struct shard_job *job);
 /* Frees all relays of a job; nothing may be in flight, unless the fabric and the pools are closed. */
 void relay_free_all(struct shard_job *job);
-/* Gives the relay up: its sums of the round cannot be passed on, now or later. The coordinator is told once
- * and continues without the relay, since all would wait for a relay that is silent. */
+/* Gives the relay up: the relay's sums of the round cannot be passed on, now or later. The coordinator is
+ * told once and continues without the relay, because otherwise all workers would wait for the silent
+ * relay. */
 void relay_give_up(struct relay *relay, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* Starts the ticks, when there is something to wait for. */
@@ -240,17 +243,17 @@ void relay_idle(struct relay *relay); /* may free it, and its job */
 
 /* ==== cache ==== */
 
-/* Chunks of owners' published copies that a relay has, or is fetching: each once, in its own place in
- * memory that workers of the host map, so that an answer is a reference.
+/* Chunks of owners' published copies that a relay has, or is fetching. Each chunk is held once, in its own
+ * place in memory that workers of the host map, so that an answer is only a reference.
  *
  * An entry changes from FREE to COMING (to be asked for, asked for, or being received) to HERE, and is at
  * rest when nothing of it is being sent. Only an entry at rest gives up its place: first the entries that
  * every member of the relay has had, in the order in which they came to rest, then the least recently used.
- * Use renews only entries of the newest version that ever arrived, so older versions give up their places
- * first.
+ * Only entries of the newest version that ever arrived are renewed by use, so older versions give up their
+ * places first.
  *
- * All places have the size of the largest chunk, and are taken from the shard's budget as they are first
- * touched, up to a bound. Loop thread only. */
+ * All places have the size of the largest chunk. Their bytes are taken from the shard's budget when they
+ * are first touched, up to a bound. Loop thread only. */
 
 struct relay_entry;
 
@@ -280,11 +283,11 @@ struct relay_want {
 STAILQ_HEAD(relay_wants, relay_want);
 
 struct relay_entry {
-    TAILQ_ENTRY(relay_entry) link; /* in the list of those at rest, or of those that are free */
+    TAILQ_ENTRY(relay_entry) link; /* in the list of entries at rest, or of free entries */
     struct relay_entry *next;      /* in its bucket */
     enum relay_entry_state state;
     struct chunk_request request; /* to the chunk's owner, while the entry is COMING */
-    bool is_had;                  /* every member has had it; at rest it is in cache->had */
+    bool is_had;                  /* every member has had the entry; at rest it is in cache->had */
     uint32_t sends;               /* sends under way */
     struct relay_owner *owner;    /* borrowed */
     uint64_t chunk;               /* of the owner's map */
@@ -300,7 +303,7 @@ struct relay_cache {
     struct shard_job *job; /* borrowed */
     struct arena memory;   /* [entry_max][place_bytes] */
     size_t place_bytes;
-    uint32_t entry_max;           /* as many as have addresses */
+    uint32_t entry_max;           /* the number of places that have addresses */
     uint32_t entry_count;         /* entries whose memory was taken from the budget */
     uint64_t budget_bytes;        /* taken from the budget in all */
     struct relay_entry *entries;  /* owned: [entry_max], an entry's index is also its place */
@@ -309,12 +312,12 @@ struct relay_cache {
     uint32_t member_words;
     uint64_t *had_by;               /* owned: [entry_max][member_words] bits, by rank */
     struct relay_entries free;      /* of the first entry_count */
-    struct relay_entries had, kept; /* at rest: entries that every member has had; and the others */
+    struct relay_entries had, kept; /* at rest: entries that every member has had, and all others */
     struct cairn_version newest;    /* the newest version that ever arrived */
 };
 
-/* Opens a cache for the chunks of the relay's owners except its own shard, up to shard->relay_cache_bytes;
- * entry_max 0: there is no room for a chunk. CAIRN_ERR_NO_MEMORY: nothing is allocated. */
+/* Opens a cache of up to shard->relay_cache_bytes for the chunks of all the relay's owners except its own
+ * shard. entry_max 0: there is no room for a chunk. CAIRN_ERR_NO_MEMORY: nothing is allocated. */
 CAIRN_MUST_CHECK cairn_status relay_cache_open(const struct relay *relay, struct relay_cache *cache,
                                                struct sentence *why);
 void relay_cache_release(struct relay_cache *cache);

@@ -190,7 +190,8 @@ struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_own
     return entry;
 }
 
-/* Frees the place of a COMING entry that cannot be had, or is not wanted, and is not asked for any more. */
+/* Frees the place of a COMING entry that the owner cannot give, or that no worker wants. The entry is no
+ * longer asked for. */
 static void relay_cache_forget(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(entry->sends == 0 && STAILQ_EMPTY(&entry->wants));
@@ -202,8 +203,8 @@ static void relay_cache_forget(struct relay_cache *cache, struct relay_entry *en
 
 /* ---- open and close ---- */
 
-/* Returns the number of chunks that other shards own, and the bytes of the largest. In an extent no chunk
- * is larger than the first. */
+/* Returns the number of chunks that other shards own; *largest_out is the bytes of the largest. In an
+ * extent no chunk is larger than the extent's first. */
 static uint64_t measure(const struct relay *relay, size_t *largest_out)
 {
     const struct shard_job *job = relay->job;
@@ -312,14 +313,14 @@ static cairn_status relay_ask_send(struct chunk_request *request)
         .step = entry->version.step,
         .request = chunk_request_number(request),
     };
-    // Before the owner's HELLO it is not known by which of its endpoints the owner will answer.
+    // Before the owner's HELLO, nobody here knows by which of its endpoints the owner will answer.
     if (!chunk_link_is_up(&entry->owner->link)) return CAIRN_ERR_CLOSED;
     return chunk_link_send(&entry->owner->link, &header, NULL, 0, NULL, NULL);
 }
 
 /* ---- answers ---- */
 
-/* Asks for the entry again, or refuses it to all who wait for it. */
+/* Asks for the entry again, or refuses it to all workers that wait for it. */
 static void refused_ask(struct relay_entry *entry, uint64_t status)
 {
     const bool is_of_version = status == CAIRN_ERR_NOT_READY || status == CAIRN_ERR_VERSION_GONE;
@@ -374,8 +375,8 @@ static void receive_entry(struct relay_fetches *fetches, struct relay_entry *ent
     refused_ask(entry, CAIRN_ERR_BUSY);
 }
 
-/* Returns the entry that the answer is for, whose request is no longer in flight; NULL if the answer
- * belongs to a former use or connection. */
+/* Returns the entry that the answer is for, and notes that its request is no longer in flight. Returns NULL
+ * if the answer belongs to a former use or connection. */
 static struct relay_entry *entry_answered(struct relay_owner *owner,
                                           const struct chunk_header *header)
 {
@@ -416,7 +417,7 @@ void relay_fetch_tick(struct relay_owner *owner)
     struct relay_fetches *fetches = owner->relay->fetches;
     if (fetches == NULL) return;
     asker_retry(&owner->asker);
-    relay_fetch_serve(fetches); // there may be memory again
+    relay_fetch_serve(fetches); // memory may be free again
 }
 
 void relay_fetch_lost(struct relay_owner *owner)
@@ -445,8 +446,8 @@ bool relay_fetch_waits(const struct relay_owner *owner)
  *                        ├────► a new one: COMING ── FETCH ──► owner ── DATA ──► HERE
  *                        └────► no place is at rest: waits without one
  *
- * A worker that stops pins the places that are being sent to it, at most CAIRN_SHARD_REPLIES_MAX, until
- * its endpoint is cut. Loop thread; nothing is allocated after the relay was opened. */
+ * A stopped worker pins the places that are being sent to it (at most CAIRN_SHARD_REPLIES_MAX) until its
+ * endpoint is cut. Loop thread; nothing is allocated after the relay was opened. */
 
 static uint32_t rank_of(const struct relay *relay, uint64_t member)
 {
@@ -490,14 +491,14 @@ static void on_sent(void *arg, cairn_status status)
     relay_idle(relay);
 }
 
-/* Returns the header of an answer: the worker's own header, with the data of the entry. */
+/* Returns the header of an answer: the header of the worker's request, with the data of the entry. */
 static struct chunk_header data_header(const struct relay_want *want,
                                        const struct relay_entry *entry)
 {
     struct chunk_header header = want->header;
     header.kind = CAIRN_CHUNK_DATA;
     header.tile = want->owner->index;
-    header.value = 0; // not the request's: what was received here has a checksum
+    header.value = 0; // not the request's value: data that was received here has a checksum
     header.dtype = (uint8_t)entry->dtype;
     header.payload_bytes = entry->byte_count;
     header.checksum = entry->checksum;
@@ -533,7 +534,8 @@ static void want_send(struct relay_fetches *fetches, struct relay_want *want,
 
 /* ---- who waits ---- */
 
-/* Gives the want what it asks for, or an entry to wait for. Returns false if no entry has a place. */
+/* Gives the want the chunk that it asks for, or an entry to wait for. Returns false if no place is free for
+ * an entry. */
 static bool serve_want(struct relay_fetches *fetches, struct relay_want *want)
 {
     struct relay_cache *cache = &fetches->cache;
@@ -554,7 +556,8 @@ static bool serve_want(struct relay_fetches *fetches, struct relay_want *want)
     return true;
 }
 
-/* Serves the wants that can be served, in their order of arrival: a place may be at rest or free by now. */
+/* Serves the wants that can be served, in their order of arrival. Called when a place may have come to rest
+ * or become free. */
 static void relay_fetch_serve(struct relay_fetches *fetches)
 {
     if (fetches->relay->leaving || fetches->relay->job->shard->closing) return;
@@ -567,7 +570,8 @@ static void relay_fetch_serve(struct relay_fetches *fetches)
     }
 }
 
-/* Refuses an entry that cannot be had to all who wait for it, and forgets the entry. */
+/* Refuses the entry to all workers that wait for it, because its owner cannot give it. Then forgets the
+ * entry. */
 static void relay_fetch_refuse_all(struct relay_fetches *fetches, struct relay_entry *entry,
                                    cairn_status status)
 {
@@ -579,7 +583,7 @@ static void relay_fetch_refuse_all(struct relay_fetches *fetches, struct relay_e
     relay_cache_forget(&fetches->cache, entry);
 }
 
-/* Sends an entry that is HERE to all who wait for it. */
+/* Sends an entry that is HERE to all workers that wait for it. */
 static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_entry *entry)
 {
     while (!STAILQ_EMPTY(&entry->wants)) {
@@ -591,7 +595,7 @@ static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_ent
 
 /* ---- fetches of workers ---- */
 
-/* Judges a fetch without side effects. CAIRN_ERR_NOT_FOUND: it is not for a relay. */
+/* Judges a fetch without side effects. CAIRN_ERR_NOT_FOUND: the fetch is not for a relay. */
 static cairn_status judge_fetch(const struct relay *relay, const struct shard_member *member,
                                 const struct chunk_header *header, const struct relay_owner *owner,
                                 uint64_t *chunk_out)
@@ -652,7 +656,8 @@ void relay_fetch(struct shard_member *member, const struct chunk_header *header,
     struct relay_want *want = want_open(fetches, member, owner, chunk, header);
     STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
     relay_fetch_serve(fetches);
-    // Without any entry the relay cannot serve: others use up the shard's memory, perhaps for long.
+    // Without any entry the relay cannot serve: the shard's memory is used up by others, perhaps for a long
+    // time.
     if (want->state == CAIRN_RELAY_WANT_PLACE && fetches->cache.entry_count == 0) {
         STAILQ_REMOVE(&fetches->without_place, want, relay_want, link);
         want_refuse(fetches, want, CAIRN_ERR_NOT_FOUND);
@@ -751,8 +756,8 @@ void relay_fetch_close(struct relay *relay)
 
 /* Passes the sums of a relay on to an owner, by the worker's push machine (proto/link/push.h).
  *
- * A round is over for the machine as soon as it is void or resolved. Buffers that the fabric then
- * still has on loan come back by themselves, and nobody waits for answers. */
+ * A round is over for the machine as soon as it is void or resolved. Buffers that are then still on loan to
+ * the fabric are given back later, and nobody waits for answers. */
 
 #define MICROS_AHEAD 4096 /* micro-batches by which workers may be ahead of an owner */
 
@@ -833,8 +838,8 @@ static void released(struct pusher *pusher, const struct push_action *action)
     buffer_pool_end(&owner_of(pusher)->relay->sums.pool, buffer_of(action->cookie));
 }
 
-/* Gives the relay up after a refusal, unless the round is void, which the coordinator knows by itself:
- * anything else that an owner refuses is a fault of the owner or of this shard. */
+/* Gives the relay up after a refusal, because a refusal is a fault of the owner or of this shard. The
+ * exception is a void round: the coordinator knows about that itself. */
 static void refused_forward(struct pusher *pusher, const struct push_action *action)
 {
     const struct relay_owner *owner = owner_of(pusher);
@@ -874,7 +879,7 @@ static void give_grant(struct relay_owner *owner)
 void relay_forward_begin(struct relay_owner *owner, uint64_t epoch, uint64_t round)
 {
     pusher_begin(&owner->forward.pusher, epoch, round);
-    give_grant(owner); // the grant may have come before the round was opened
+    give_grant(owner); // the grant may have arrived before the round was opened
 }
 
 static void free_notes(struct relay_forward *forward)
@@ -903,7 +908,7 @@ void relay_forward_close(struct relay_owner *owner)
 
 /* ---- what the core says ---- */
 
-/* Gives the relay up if the machine's queue is full or there is no memory: the round cannot end here. */
+/* Gives the relay up if the machine's queue is full or no memory is left: the round cannot end here. */
 static void judge_queued(struct relay_owner *owner, cairn_status status)
 {
     if (status == CAIRN_ERR_BUSY)
@@ -941,7 +946,7 @@ void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t mic
     judge_queued(owner, status);
 }
 
-/* Notes the owner's tensors of which nothing was forwarded. Returns false if there is no memory. */
+/* Notes those tensors of the owner of which nothing was forwarded. Returns false if there is no memory. */
 static bool note_absent(struct relay_owner *owner, uint32_t micro)
 {
     const struct shard_map *map = &owner->table.map;

@@ -13,8 +13,8 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-#define PIECE_BYTES     ((uint64_t)64 << 20) /* made by a thread at a time */
-#define NEIGHBOUR_BYTES 4096 /* a smaller gap is filled, too: it is of the same page */
+#define PIECE_BYTES     ((uint64_t)64 << 20) /* how much a thread makes at a time */
+#define NEIGHBOUR_BYTES 4096 /* a smaller gap is filled, too: it lies in the same page */
 #define LOCK_TIMEOUT_MS \
     900000 /* other shards of the host take memory first: a second for some 10 GB */
 
@@ -26,13 +26,13 @@ struct piece {
 struct reserve {
     struct task task; /* judges the request, then makes the pages */
     struct reserve_request request;
-    struct reserve *next;      /* in shard->memory.reserves: the first is at work */
+    struct reserve *next;      /* in shard->memory.reserves, whose first is at work */
     struct shared_span *spans; /* owned: pages to give back, while nothing is taken; or NULL */
     struct piece *pieces;      /* owned */
     size_t piece_count, piece_capacity;
     atomic_bool canceled;
     atomic_bool failed;      /* a page could not be made */
-    atomic_bool is_unpinned; /* some could not be pinned: `unpinned` has the first reason */
+    atomic_bool is_unpinned; /* a page could not be pinned: `unpinned` has the first reason */
     struct sentence unpinned;
     int lock_fd; /* owned; -1: not held */
     cairn_status status;
@@ -53,7 +53,7 @@ static struct piece *add_piece(struct reserve *reserve)
     return &reserve->pieces[reserve->piece_count++];
 }
 
-/* True if bytes of the arena from there on continue the last piece. */
+/* True if the bytes of the arena at `from` continue the last piece. */
 static bool is_neighbour(const struct piece *last, const struct arena *arena, uint64_t from)
 {
     const uint64_t end = last->from + last->bytes;
@@ -112,7 +112,8 @@ static void run_pages(struct task *task, uint32_t item, uint32_t thread)
         reserve->request.took(reserve->request.job, piece->arena->base + piece->from, piece->bytes);
 }
 
-/* Takes the host's lock. On a host without such a lock, what other shards are about to take is not seen. */
+/* Takes the host's lock. On a host without such a lock, this shard does not see how much memory other
+ * shards are about to take. */
 static void take_lock(struct reserve *reserve, const struct shard_daemon *shard)
 {
     reserve->status = host_lock_take(shard->memory.lock, LOCK_TIMEOUT_MS, &reserve->canceled,
@@ -161,8 +162,8 @@ static void reserve_free(struct reserve *reserve)
     free(reserve);
 }
 
-/* Ends the first reserve. Its turn ends last, after `done`: `done` may reserve more, and the next reserve
- * may need to see what that took. */
+/* Ends the first reserve. Its turn ends only after `done`, because `done` may reserve more, and the next
+ * reserve may need to see how much `done` took. */
 static void end_first(struct reserve *reserve)
 {
     struct shard_job *job = reserve->request.job;
@@ -218,7 +219,7 @@ static void give_done(struct task *task)
     end_first((struct reserve *)task);
 }
 
-/* Begins the first reserve. A reserve that wants nothing waits only for its turn. */
+/* Begins the first reserve. A reserve that wants no memory waits only for its turn. */
 static void begin_first(struct shard_daemon *shard)
 {
     struct reserve *reserve = shard->memory.reserves;

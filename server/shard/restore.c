@@ -1,5 +1,6 @@
-/* Loading: this shard's part of a snapshot is read into the state and hashed on the way. Each thread reads,
- * copies and hashes what it takes (proto/snapshot_io/snapshot_io.h), while that is in the cache. */
+/* Loading: this shard's part of a snapshot is read into the state and hashed while it is read. Each thread
+ * reads, copies and hashes the ranges that it takes (proto/snapshot_io/snapshot_io.h), while their bytes
+ * are in the cache. */
 #include <inttypes.h>
 #include <assert.h>
 #include <pthread.h>
@@ -26,8 +27,8 @@ struct restore {
 
 /* ---- what is read ---- */
 
-/* Adds the leaves of an extent from element `from` to where another home begins. Returns that place,
- * counted in the extent. */
+/* Adds the leaves of an extent from element `from` up to the element where another home begins. Returns
+ * this element, counted in the extent. */
 static uint64_t add_home(struct restore *restore, struct sweep_range *range, uint64_t from,
                          size_t elem_bytes)
 {
@@ -45,7 +46,8 @@ static uint64_t add_home(struct restore *restore, struct sweep_range *range, uin
     return to;
 }
 
-/* True if the elements of one tensor can be taken over as the other's: same shape, same master dtype. */
+/* True if one tensor can take over the other's elements: both have the same shape and the same master
+ * dtype. */
 static bool is_same_form(const struct tensor_spec *a, const struct tensor_spec *b)
 {
     return a->shape.rank == b->shape.rank && a->master == b->master &&
@@ -124,7 +126,7 @@ static bool on_device(const struct restore *restore, const struct sweep_range *r
 }
 
 /* Waits until the pages of the range are made: pages of host memory are still being made while the snapshot
- * is read. Returns false if they will not be made, because the job leaves. */
+ * is read. Returns false if these pages will never be made because the job is leaving. */
 static bool await_pages(const struct restore *restore, const struct sweep_range *range)
 {
     return on_device(restore, range) ||
@@ -176,7 +178,8 @@ static cairn_status read_hashed(struct restore *restore, const struct snapshot *
     return status;
 }
 
-/* Reads without hashing: nobody compares hashes of it, and the checksums of its blocks judge it. */
+/* Reads the snapshot without hashing it: nobody compares its hashes, and the checksums of its blocks show
+ * whether it is intact. */
 static cairn_status read_judged(struct restore *restore, struct snapshot *snapshot)
 {
     cairn_status status = CAIRN_OK;
@@ -206,8 +209,8 @@ static void read_all(struct restore *restore, struct snapshot *snapshot)
                                              : read_judged(restore, snapshot);
 }
 
-/* Returns the non-finite values that the snapshot's manifest lists; they are still in the state. One shard
- * reports them, for all. */
+/* Returns the non-finite values that the snapshot's manifest lists: these values are still in the state.
+ * One shard reports them for all shards. */
 static struct results results_of(const struct shard_job *job, const struct manifest *m)
 {
     struct results results = { 0 };
@@ -445,7 +448,7 @@ struct batch {
 };
 
 #define ENTRIES_MAX \
-    (BATCH_BYTES / 32) /* no entry is shorter: each has a hash of 16 bytes and its frame */
+    (BATCH_BYTES / 32) /* each entry has at least a hash of 16 bytes and its frame */
 
 /* The most bytes of block sums of a file in one message: a file of very many blocks takes several. */
 #define SUMS_BYTES (BATCH_BYTES / 2)
@@ -499,7 +502,8 @@ static bool is_told(const struct report *report)
     return report->files_told == report->file_count && report->digests_told == report->digest_count;
 }
 
-/* Sends one batch; the first has the payload, too. Returns false without memory for the lists. */
+/* Sends one batch; the first batch also carries the payload. Returns false if there is no memory for the
+ * lists. */
 static bool send_batch(struct report *report)
 {
     struct batch batch = { .files = calloc(ENTRIES_MAX, sizeof *batch.files),
@@ -526,7 +530,7 @@ static bool send_batch(struct report *report)
     return have;
 }
 
-/* Sends one batch, and frees the report unless more of it is to come. */
+/* Sends one batch, and frees the report if this was the last batch. */
 static void send_some(struct report *report)
 {
     const bool sent = send_batch(report);
@@ -570,13 +574,13 @@ void reports_drop(struct shard_job *job)
 
 /* ==== extend ==== */
 
-/* Makes a generation of a job from the one that serves: tensors that both have are copied, new tensors
- * begin by their initializers, and moments that did not exist before begin at 0. This is done by works on
- * the planes, one item for each chunk.
+/* Makes a generation of a job from the generation that serves. Tensors that both generations have are
+ * copied, new tensors begin by their initializers, and moments that did not exist before begin at 0. This
+ * is done by works on the planes, one item for each chunk.
  *
- * No table changes for a tensor that stays (proto/plan/plan.h), so each extent has an extent to be copied
- * from, or belongs to a new tensor. The coordinator opens no round meanwhile; if the version changes all
- * the same, extend_done notices it. */
+ * No table changes for a tensor that stays (proto/plan/plan.h). So each extent either is copied from an
+ * extent of the old generation, or belongs to a new tensor. The coordinator opens no round meanwhile; if
+ * the version changes nevertheless, extend_done notices this. */
 
 #define NEW UINT32_MAX
 
@@ -734,7 +738,7 @@ void loader_fill(struct loader *loader,
                  void (*done)(struct loader *loader))
 {
     const struct shard_job *job = loader->job;
-    const uint32_t cut = job->pass.host.first; // the chunks before it lie on the device
+    const uint32_t cut = job->pass.host.first; // the chunks before `cut` lie on the device
     const struct work_run run = { .describe = describe, .done = part_done };
     loader->filled = done;
     loader->status = CAIRN_OK;
@@ -747,7 +751,7 @@ void loader_fill(struct loader *loader,
     loader->host.run.item_count = (uint32_t)job->view->table.map.chunk_count - cut;
     loader->host.run.item_first = cut;
     if (cut > 0) compute_submit(&loader->device.run);
-    compute_submit(&loader->host.run); // even without items, so that its end follows
+    compute_submit(&loader->host.run); // even without items, so that the run's end is reported
 }
 
 void loader_end(struct loader *loader)

@@ -21,7 +21,7 @@
 #include "server/shard/state.h"
 
 #define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where they lie */
-#define MEMORY_THREADS 4          /* make pages: with more, the kernel is what takes the time */
+#define MEMORY_THREADS 4 /* threads that make pages: with more, the kernel is the bottleneck */
 
 static cairn_status device_open(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why);
@@ -68,8 +68,8 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
         load_cancel(job);
     }
     if (shard->session.timer.data != NULL) {
-        // The stream frees itself in its on_close, which still reads the shard: awaits the timer and the
-        // stream.
+        // The stream frees itself in its on_close, which still reads the shard. So this awaits both the
+        // timer and the stream.
         shard->end.handles += 1 + (shard->session.stream != NULL);
         connection_close(shard, on_timer_closed);
     }
@@ -321,8 +321,8 @@ static uint32_t find_without(bool has_device)
 
 /* ==== device ==== */
 
-/* The device's threads put lists together, and bring what workers have in memory to where a device can take
- * it. So many threads keep copies and kernels running beside each other. */
+/* The device's threads put lists together, and copy payloads from workers' memory to memory that a device
+ * can read. With this many threads, copies and kernels run at the same time. */
 #define DEVICE_THREADS 4
 
 /* ---- memory of the card that workers show ---- */
@@ -378,8 +378,8 @@ static cairn_status open_home(struct shard_daemon *shard, const char *device, st
     CAIRN_TRY(home_open_cuda(is_named ? device : NULL, &home, why));
     cairn_status status = compute_open(&shard->device, shard->loop, home, "cairn-device",
                                        DEVICE_THREADS, why);
-    // No thread of it runs, because threads are opened last. Jobs use a device if there is one, so nothing
-    // of it may stay.
+    // No thread of the device runs, because threads are opened last. Jobs use a device if it is open, so
+    // nothing of the device may stay open.
     if (status != CAIRN_OK) compute_close(&shard->device);
     return status;
 }
@@ -401,9 +401,9 @@ static void say(struct shard_daemon *shard)
     if (info->warning[0] != '\0') log_warn("%s: %s", info->device, info->warning);
 }
 
-/* Opens the device that the options ask for, and logs where state lies, and why not elsewhere. Without a
- * device, `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY:
- * cuda was asked for and cannot be had. */
+/* Opens the device that the options ask for, and logs where state lies, and why it does not lie elsewhere.
+ * If there is no device, `auto` continues with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
+ * CAIRN_ERR_NO_MEMORY: cuda was asked for and is not available. */
 static cairn_status device_open(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why)
 {

@@ -4,8 +4,8 @@
  *                                          ├ step.h ─ members.c ┼► fold, reduce, update: update.c
  *  workers ────────────────── handlers.c ──┘ (core)             └► reduced, published: base.c
  *
- * The headers, from the ground up; none includes a later one (tests/tree/tidy.py checks that). An earlier
- * one calls the later ones through struct shard_up:
+ * The headers, from the ground up. No header includes a later header (tests/tree/tidy.py checks that).
+ * Earlier headers call later ones through struct shard_up:
  *   base.h        what all others use: the session's sends, works on state, a job's ledger, its members
  *   memory.h      the memory of a job: reserved, made, given back; the planes in which the state lies
  *   collect.h     the contributions of workers: judged, landed, folded; the tiles that workers hold
@@ -25,14 +25,14 @@
  * exception is the state that `snapshots` reads while it is updated: state.h.
  *
  * Memory: a job's part is counted, admitted against the free memory of the host and its control groups, and
- * made; or it is refused (need.h, memory.h). The same holds for landing slots, from when a worker joins
- * until it leaves. Between landing and publishing nothing is allocated. Replies (read.h) and staging are
- * allocated under bounds and counted.
+ * made; or it is refused (need.h, memory.h). The same holds for a worker's landing slots, from when the
+ * worker joins until it leaves. Between landing and publishing nothing is allocated. Replies (read.h) and
+ * staging are allocated under bounds and counted.
  *
  * A job's life: LOADING (a snapshot → SEALING; state made by put.c → INITIALIZING) or INITIALIZING (puts) →
  * SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight refers to it
  * (`busy` is 0); then it is freed. FAULTED: the job's coordinator broke the protocol; the job does no more
- * work. A generation made from the one that serves is `staged`, a second job of its number: jobs.h. */
+ * work. A generation made from the serving one is `staged`, a second job of the same number: jobs.h. */
 #ifndef CAIRN_SHARD_SHARD_H
 #define CAIRN_SHARD_SHARD_H
 
@@ -61,9 +61,9 @@
 /* ==== drain ==== */
 
 /* The end of a shard that first gives up the state that it holds: it asks the coordinator to bring the
- * state to other shards (DrainMe), and ends when that is done, is impossible, takes too long, or no
- * coordinator is there to ask; or when the coordinator, at an operator's request, says that the shard holds
- * nothing and must end (MemberEnd). Loop thread. */
+ * state to other shards (DrainMe). The shard ends when that is done, is impossible or takes too long, or
+ * when there is no coordinator to ask. It also ends when the coordinator, at an operator's request, says
+ * that the shard holds nothing and must end (MemberEnd). Loop thread. */
 
 struct drain {
     uv_timer_t timer; /* ends the time allowed */
@@ -72,28 +72,28 @@ struct drain {
     uint64_t asked; /* session.serial when the coordinator was asked; 0: it has not been asked */
 };
 
-/* Begins the drain, once. shard->events.on_drained follows, perhaps at once: the shard's parts are
- * elsewhere, or `seconds` (at least 1) have passed, or the coordinator refused. */
+/* Begins the drain, once. shard->events.on_drained follows, perhaps at once: when the shard's parts are on
+ * other shards, or `seconds` (at least 1) have passed, or the coordinator refused. */
 void shard_drain(struct shard_daemon *shard, uint32_t seconds);
-/* A session began: asks its coordinator, unless it was asked before. */
+/* Called when a session began: asks its coordinator, unless it was asked before. */
 void drain_on_welcome(struct shard_daemon *shard);
-/* A session that was welcome ended: waits for the next one, at most two leases. */
+/* Called when a welcomed session ended: waits for the next session, at most two leases. */
 void drain_on_lost(struct shard_daemon *shard);
-/* Handles a frame of the coordinator. True: it was the answer to DrainMe, or MemberEnd; the shard may be
- * closed. */
+/* Handles a frame of the coordinator. True: the frame was the answer to DrainMe, or MemberEnd; the shard
+ * may now be closed. */
 bool drain_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
                       const ProtobufCMessage *message);
 
 /* ==== storage ==== */
 
-/* The storage of the snapshots, as this shard sees it: heartbeats report its faults. Loop thread. */
+/* The snapshot storage, as this shard sees it. Heartbeats report its faults. Loop thread. */
 
 /* ==== unfit ==== */
 
 /* A shard whose device has failed is unfit: no state on the device can be trusted, and every restore on
  * this shard would fail. The shard says so in its Hello, so the coordinator places no more state on the
- * device. The shard ends as soon as it holds nothing else, so that its supervisor may start it with a new
- * context, or not; until then it serves the jobs of which it has nothing on the device. */
+ * device. The shard ends as soon as it holds nothing else; its supervisor may then start it with a new
+ * context. Until then the shard serves the jobs that have nothing on the device. */
 
 struct unfit {
     bool is_told; /* the Hello of this session reported it */
@@ -101,8 +101,8 @@ struct unfit {
     uint32_t beats;
 };
 
-/* Called with each heartbeat, in a welcomed session. This must be the caller's last call: the shard may be
- * closed in it. */
+/* Called with each heartbeat, in a welcomed session. This must be the caller's last call, because the shard
+ * may be closed in it. */
 void unfit_look(struct shard_daemon *shard);
 
 /* ==== shard ==== */
@@ -141,25 +141,25 @@ struct shard_options {
     struct fabric_hub *hub; /* mem only */
     /* The first Welcome arrived: the shard serves; the callback may close it. May be NULL. */
     void (*on_ready)(struct shard_daemon *shard, void *context);
-    /* The coordinator said that this process must end (the log has the sentence); the callback may close
-     * the shard. NULL: the shard continues to ask for its place. */
+    /* The coordinator said that this process must end (the log has its message). The callback may close the
+     * shard. NULL: the shard continues to ask for its place. */
     void (*on_fenced)(struct shard_daemon *shard, void *context);
-    /* The shard must end, because shard_drain is done or the coordinator said so; the callback may close
-     * it. NULL: it continues. */
+    /* The shard must end, because shard_drain is done or the coordinator said so. The callback may close
+     * the shard. NULL: the shard continues. */
     void (*on_drained)(struct shard_daemon *shard, void *context);
-    /* The shard's device failed, and it holds nothing else; the callback may close it. NULL: it
-     * continues. */
+    /* The shard's device failed, and the shard holds nothing else. The callback may close the shard. NULL:
+     * the shard continues. */
     void (*on_unfit)(struct shard_daemon *shard, void *context);
     void *context;
 };
 
-/* Opens the fabric and begins to connect; it never stops trying. CAIRN_ERR_CONFIG: a bad address.
+/* Opens the fabric and begins to connect; the shard never stops trying. CAIRN_ERR_CONFIG: a bad address.
  * CAIRN_ERR_UNREACHABLE: no such device or port. CAIRN_ERR_NO_MEMORY. Several shards may live in one
  * process and on one loop. */
 CAIRN_MUST_CHECK cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
                                          struct shard_daemon **shard_out, struct sentence *why);
-/* Ends everything at once (waits for items that run on the threads), forgets all state, frees the shard;
- * the loop calls on_closed (may be NULL) afterwards. */
+/* Ends everything at once, except that it waits for items that run on the threads. Forgets all state and
+ * frees the shard. The loop calls on_closed (may be NULL) afterwards. */
 void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context);
 
 /* ---- the structs ---- */
@@ -188,14 +188,14 @@ struct shard_job {
     /* the job's definition; owned: the spec is constant, the view changes between rounds: jobs.h */
     struct job_spec_data spec;
     struct shard_view *view; /* of the layout in force */
-    /* borrowed: the device's if planes lie there, else the host's; works that may use any memory use it,
-     * all others use shard_job_home */
+    /* borrowed: the device's compute if planes lie on the device, else the host's. Works that may use any
+     * memory use this compute, all other works use shard_job_home */
     struct compute *compute;
 
     /* the job's data */
     struct terms terms;
     struct state_planes planes;
-    struct park park;         /* of the planes: where they lie for now */
+    struct park park;         /* of the planes: the memory in which they lie for now */
     struct move move;         /* of the planes: the state that arrives and leaves */
     struct versions versions; /* the versions that can be fetched */
     struct members members;
@@ -215,7 +215,7 @@ struct shard_job {
     struct relay *relays; /* owned: the first may be active */
 };
 
-/* The calls from lower modules to those above them. There is one table, in shard.c. */
+/* The calls from lower modules to higher ones. There is one such table, in shard.c. */
 struct shard_up {
     /* Nothing refers to the job any longer. */
     void (*unused)(struct shard_job *job);
@@ -225,11 +225,11 @@ struct shard_up {
     /* The load of a LOADING job has ended. */
     void (*loaded)(struct shard_job *job, cairn_status status, const struct sentence *why,
                    bool puts_follow);
-    /* Sends out of a published copy have ended: an UPDATE may wait for that. */
+    /* Sends out of a published copy have ended. An UPDATE may be waiting for that. */
     void (*copies_ended)(struct shard_job *job);
-    /* The collector may rest, and a Fence waits for that: job->move.fence. */
+    /* The collector may be at rest, and a Fence waits for that: job->move.fence. */
     void (*rests)(struct shard_job *job);
-    /* The job stops all work, or (moves_free) is being freed: its moves end. */
+    /* The job stops all work (moves_end), or is being freed (moves_free): its moves end. */
     void (*moves_end)(struct shard_job *job);
     void (*moves_free)(struct shard_job *job);
     /* Memory that was released is unmapped. */
@@ -261,8 +261,8 @@ struct shard_daemon {
     TAILQ_HEAD(, arriving) arriving;
     TAILQ_HEAD(, arriving) arriving_dropped; /* dropped messages that a thread still prepares */
     struct coordinator_id seen; /* the newest coordinator that was obeyed, for the held jobs */
-    Cairn__Keys *keys;          /* the keys that it trusts; NULL: it has reported none */
-    uint64_t relay_cache_bytes; /* of the memory, at most, for each job's relay */
+    Cairn__Keys *keys; /* the keys that this coordinator trusts; NULL: it has reported none */
+    uint64_t relay_cache_bytes; /* the most memory for each job's relay */
     /* how long a link may be silent before a heartbeat names its shard */
     uint64_t unheard_ms;
 
@@ -314,23 +314,23 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame);
 /* ==== addresses ==== */
 
 /* The devices that carry bulk data, and their addresses. At boot a device may appear late (a bond, a
- * virtual function), or before its address (DHCP, a slow switch). UCX cannot be opened on it then, and a
- * supervisor would give up a daemon that ended for this again and again. So the daemon waits, and logs the
- * reason. Loop thread. */
+ * virtual function), or its address may appear late (DHCP, a slow switch). Until then UCX cannot be opened
+ * on the device. A supervisor would give up a daemon that ended for this reason again and again, so the
+ * daemon waits, and logs the reason. Loop thread. */
 
 struct addresses {
     uv_timer_t timer;
     const char *devices; /* borrowed: as in fabric.device */
     uint64_t said_ms;    /* uv_now */
-    bool said_absent;    /* then a device was missing, and not an address */
+    bool said_absent;    /* at said_ms a device was missing, and not an address */
     void (*on_there)(void *context);
     void *context;
 };
 
-/* The first of these devices that is missing on this host. */
+/* Finds the first of these devices that is missing on this host. */
 bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES]);
-/* Calls on_there when this host has all of these devices, and each network device is up and has an address;
- * at once if this is so already, else from the loop. */
+/* Calls on_there when this host has all of these devices, and each network device is up and has an address.
+ * Calls it at once if this is already so, else from the loop. */
 void addresses_await(struct addresses *addresses, uv_loop_t *loop, const char *devices,
                      void (*on_there)(void *context), void *context);
 /* Safe to call again. on_there is not called afterwards. */
@@ -346,7 +346,7 @@ void device_tell(struct shard_daemon *shard, Cairn__Home *out);
 
 /* ==== landing ==== */
 
-/* Messages from the fabric: each one is judged, then received, answered or dropped. Loop thread. */
+/* Messages from the fabric: each message is judged, then received, answered or dropped. Loop thread. */
 
 void landing_on_message(void *shard, const void *header, size_t header_bytes, size_t payload_bytes,
                         struct fabric_message *message);

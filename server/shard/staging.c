@@ -14,11 +14,11 @@
 
 enum { PENDING, SAVING, SAVED, TAKEN };
 
-#define LINE        64u               /* pieces begin at multiples of it */
-#define TOUCH_BYTES ((size_t)2 << 20) /* made at a time: a large page */
-#define REST_US     500               /* a rest; then it is checked whether an update still runs */
-#define REST_MAX_US 5000000           /* the most that all such rests take together */
-#define SAVING_US   20                /* how often a reader checks whether a piece is saved */
+#define LINE        64u               /* pieces begin at multiples of this */
+#define TOUCH_BYTES ((size_t)2 << 20) /* how much is made at a time: a large page */
+#define REST_US     500     /* one rest; after it comes a check whether an update still runs */
+#define REST_MAX_US 5000000 /* the most time that all such rests take together */
+#define SAVING_US   20      /* how often a reader checks whether a piece is saved */
 
 #define STALLED                                                           \
     "an update waited %" PRIu64                                           \
@@ -61,8 +61,8 @@ uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room)
     const uint64_t all = sum_pieces(job->view, &largest);
     uint64_t small = (uint64_t)largest * CAIRN_PLANE_COUNT;
     if (small < CAIRN_STAGING_SMALL_BYTES) small = CAIRN_STAGING_SMALL_BYTES;
-    // There is room for one more piece: a piece may be saved ahead and by a pass at the same time, and one
-    // of these copies is in vain.
+    // There is room for one more piece: a piece may be saved ahead and by a pass at the same time. Then one
+    // of these two copies is in vain.
     return room == CAIRN_SNAPSHOT_STAGING_SMALL && small < all ? small : all + largest;
 }
 
@@ -104,7 +104,8 @@ void staging_close(struct staging *staging)
     *staging = (struct staging) { .job = NULL };
 }
 
-/* Rests while an update runs, but not for ever: clearing pages takes the bandwidth that updates need. */
+/* Rests while an update runs, because clearing pages takes the bandwidth that updates need. It does not
+ * rest for ever. */
 static void give_way(const struct staging *staging, uint64_t *rests_left)
 {
     while (atomic_load(&staging->job->pins.updating) && !atomic_load(&staging->canceled) &&
@@ -129,7 +130,7 @@ static void touch(struct task *task, uint32_t item, uint32_t thread)
         const size_t left = staging->room.bytes - at;
         if (madvise(staging->room.base + at, left < TOUCH_BYTES ? left : TOUCH_BYTES,
                     MADV_POPULATE_WRITE) != 0)
-            break; // a pass that needs a page makes it
+            break; // a pass that needs the page makes it
     }
     if (presses) thread_yield();
 }
@@ -170,8 +171,8 @@ cairn_status staging_check(const struct staging *staging, struct sentence *why)
 
 /* ---- room ---- */
 
-/* Takes room that was never used; returns NULL if none is left. Works without a lock, so that a pass never
- * waits for a thread that gives way to everybody. */
+/* Takes room that was never used; returns NULL if no such room is left. Works without a lock, so that a
+ * pass never waits for a thread that gives way to everybody. */
 static uint8_t *new_room(struct staging *staging, size_t bytes)
 {
     const uint64_t at = atomic_fetch_add(&staging->used, bytes);
@@ -179,7 +180,7 @@ static uint8_t *new_room(struct staging *staging, size_t bytes)
                                                                           : NULL;
 }
 
-/* Returns a free slot; NULL if there is none. The lock is held. */
+/* Returns a free slot; NULL if no slot is free. The caller holds the lock. */
 static uint8_t *find_slot(struct staging *staging)
 {
     uint8_t *at = staging->spare;
@@ -198,7 +199,7 @@ static struct timespec after(uint64_t us)
     return at;
 }
 
-/* Waits for a free slot. Returns NULL as take_room does. The lock is held. */
+/* Waits for a free slot. Returns NULL in the same case as take_room. The caller holds the lock. */
 static uint8_t *wait_for_slot(struct staging *staging)
 {
     const uint64_t from = uv_hrtime();
@@ -222,7 +223,7 @@ static uint8_t *wait_for_slot(struct staging *staging)
     return at;
 }
 
-/* Takes room for a piece. Returns NULL if nobody reads what would be saved. */
+/* Takes room for a piece. Returns NULL if nobody would read the saved piece. */
 static uint8_t *take_room(struct staging *staging, size_t bytes)
 {
     if (!staging->again) return new_room(staging, ALIGN_UP(bytes, LINE));
@@ -250,15 +251,15 @@ static size_t number_of(uint64_t chunk, int plane)
     return (size_t)chunk * CAIRN_PLANE_COUNT + (size_t)plane;
 }
 
-/* Adds the copy of a pending piece to the works. Returns false if nothing of it is to be saved. */
+/* Adds the copy of a pending piece to the works. Returns false if the piece need not be saved. */
 static bool begin_save(struct staging *staging, struct works *works, uint64_t chunk, int plane)
 {
     const struct shard_view *view = staging->view;
     const size_t n = number_of(chunk, plane), bytes = piece_bytes(view, chunk, plane);
     if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return false;
-    uint8_t *at = take_room(staging, bytes); // before SAVING: the reader waits for that
+    uint8_t *at = take_room(staging, bytes); // before SAVING, for which the reader waits
     uint8_t pending = PENDING;
-    assert(at != NULL || staging->again); // else what the update overwrites would be lost
+    assert(at != NULL || staging->again); // else the overwritten values would be lost
     if (at == NULL) return false;
     if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) {
         give_room(staging, at);
@@ -277,8 +278,8 @@ void staging_save(struct staging *staging, struct works *works, uint64_t chunk)
 {
     if (atomic_load(&staging->canceled)) return;
     for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
-        // Saves each piece at once: while this waits for room, the reader awaits no piece that is only
-        // begun.
+        // Saves each piece at once. So while this thread waits for room, the reader waits for no piece that
+        // is only begun.
         if (!begin_save(staging, works, chunk, p)) continue;
         works_flush(works);
         if (works_now(works)->status != CAIRN_OK) atomic_store(&staging->failed, true);
@@ -288,8 +289,8 @@ void staging_save(struct staging *staging, struct works *works, uint64_t chunk)
 
 /* ---- the reader ---- */
 
-/* Copies from and to any address. TSan does not look, and no function is called, because another thread may
- * be writing there. */
+/* Copies from and to any address. Another thread may be writing there, so TSan does not check these copies,
+ * and no function is called. */
 typedef uint64_t __attribute__((aligned(1), may_alias)) loose_word;
 __attribute__((noinline, no_sanitize("thread"))) static void
 copy_loosely(void *to, const void *from, size_t bytes)
@@ -316,7 +317,8 @@ __attribute__((noinline)) static cairn_status peek_at_live_state(struct works *w
     return works_run(works, why);
 }
 
-/* Returns false if the piece is pending no more. If it is, and `ends`, it becomes TAKEN. */
+/* Returns false if the piece is no longer pending. If the piece is pending and `ends` is true, it becomes
+ * TAKEN. */
 static bool still_pending(_Atomic uint8_t *piece, bool ends)
 {
     uint8_t pending = PENDING;
@@ -385,13 +387,13 @@ static bool save_piece_ahead(struct staging *staging, struct works *works, uint6
     if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return true;
     uint8_t *at = take_room(staging, bytes);
     if (at == NULL) return false;
-    // The works are in place, so this cannot fail.
+    // The works run in place, so this cannot fail.
     (void)peek_at_live_state(
         works,
         planes_at(&staging->job->planes, (enum plane)plane, view->table.extent_of[chunk], local),
         bytes, at, &unsaid);
-    // If the piece is still pending, the copy is not torn. Else a pass has begun and saved it, and no more
-    // pieces follow.
+    // If the piece is still pending, the copy is not torn. Otherwise a pass has begun and has saved the
+    // piece, and no more pieces are saved ahead.
     if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) return true;
     staging->saved[n] = at;
     atomic_fetch_add(&staging->saved_bytes, bytes);
@@ -399,7 +401,7 @@ static bool save_piece_ahead(struct staging *staging, struct works *works, uint6
     return true;
 }
 
-/* True if no pass has begun since, and the pace does not press. */
+/* True if no pass has begun since `passes` was read, and the pace does not press. */
 static bool is_ahead(const struct staging *staging, const struct pace *pace, uint64_t passes)
 {
     const struct pins *pins = &staging->job->pins;
@@ -439,10 +441,10 @@ cairn_status staging_read(struct staging *staging, struct works *works, uint64_t
 
 /* ==== pace ==== */
 
-#define IDLE_US          ((uint64_t)2000000) /* nobody trains: no step for so long, and for .. */
-#define IDLE_STEPS       4                   /* .. so many times what a step took */
-#define PACE_REST_MAX_US ((uint64_t)20000)   /* at most, so that a cancel is noticed soon */
-#define BURST_BYTES      ((uint64_t)8 << 20) /* that may be written at once, after a rest */
+#define IDLE_US          ((uint64_t)2000000) /* idle: no step for this long, and for .. */
+#define IDLE_STEPS       4                   /* .. this many times the time of a step */
+#define PACE_REST_MAX_US ((uint64_t)20000) /* the longest rest, so that a cancel is noticed soon */
+#define BURST_BYTES      ((uint64_t)8 << 20) /* how much may be written at once after a rest */
 #define SLACK_DIVIDE     20 /* a step that is up to a twentieth longer is not slow */
 
 void pace_init(struct pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
@@ -471,7 +473,7 @@ void pace_step(struct pace *pace, uint64_t took_us, uint64_t now_us)
     atomic_store(&pace->step_us, now_us);
 }
 
-/* True if nothing was updated for long. */
+/* True if nothing was updated for a long time. */
 static bool is_idle(const struct pace *pace, uint64_t now_us)
 {
     const uint64_t last = atomic_load(&pace->step_us), steps = IDLE_STEPS * pace->before_us;

@@ -103,7 +103,8 @@ static uint32_t member_max_of(const struct shard_job *job)
     return job->collector.slot_count / job->landing.window;
 }
 
-/* Judges whether the device has room for an area for what comes, and for what the copies will take more. */
+/* Judges whether the device has room for an area for the state that arrives, and for the additional bytes
+ * of the copies. */
 static cairn_status judge_area(const struct shard_job *job, const struct shard_view *view,
                                uint64_t bytes, struct sentence *why)
 {
@@ -143,8 +144,8 @@ static cairn_status make_whole(struct shard_job *job, struct shard_view *view,
                    : shard_view_place(job, view, before, why);
 }
 
-/* Lists, by tensor, whether the bytes of an extent lie dense, so that a part of the extent lies elsewhere
- * than its local elements say (memory.h). Malloc'ed. */
+/* Lists for each tensor whether the bytes of an extent lie dense. If they do, a part of the extent does not
+ * lie where its local elements say (memory.h). The list is malloc'ed. */
 static bool *list_dense(const struct job_spec_data *spec)
 {
     bool *dense = calloc(spec->tensor_count + 1, sizeof *dense);
@@ -283,7 +284,7 @@ cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, st
 
 /* ==== park ==== */
 
-#define PIECE_BYTES ((uint64_t)4 << 20) /* of a plane, for one item */
+#define PIECE_BYTES ((uint64_t)4 << 20) /* the part of a plane that one item copies */
 
 /* Resumes the work that waited for the job to be parked, or taken back to the device. */
 static void go_on(struct shard_job *job)
@@ -329,8 +330,8 @@ static uint32_t piece_count(uint64_t bytes)
     return (uint32_t)((bytes + PIECE_BYTES - 1) / PIECE_BYTES);
 }
 
-/* Finds the n-th array that moves: areas of planes, then published copies. Returns false if there are no
- * more. *area_out is NULL for a copy. */
+/* Finds the n-th array that moves: first the areas of planes, then the published copies. Returns false if
+ * there is no n-th array. *area_out is NULL for a published copy. */
 static bool move_of(const struct shard_job *job, uint32_t n, struct published_move *out,
                     const struct area **area_out)
 {
@@ -354,7 +355,7 @@ static uint32_t all_pieces(const struct shard_job *job)
     return pieces;
 }
 
-/* True if the segment of the area in which `at` lies went back to the device. */
+/* True if the segment of the area in which `at` lies was given back to the device. */
 static bool area_is_gone(const struct area *area, uint64_t at)
 {
     return area->segments[at / CAIRN_SEGMENT_BYTES].is_gone;
@@ -381,8 +382,8 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return false;
 }
 
-/* Gives back once more the segments that were given back before the park: the areas lie on the device anew,
- * with all their segments. */
+/* Gives back once more the segments that were given back before the park: the areas were made anew on the
+ * device, with all their segments. */
 static void areas_give_gone(struct state_planes *planes)
 {
     for (struct area *area = planes->areas; area != NULL; area = area->next)
@@ -390,8 +391,8 @@ static void areas_give_gone(struct state_planes *planes)
             if (area->segments[s].is_gone) arena_give_segment(&area->arena, s);
 }
 
-/* Ends a move: the planes lie where they were copied to. The memory in which they lay is given
- * back, and only then is the request answered. */
+/* Ends a move: the planes now lie where they were copied to. The memory in which they lay before is given
+ * back, and after that the request is answered. */
 static void settle_park(struct shard_job *job)
 {
     struct shard_daemon *shard = job->shard;
@@ -420,8 +421,9 @@ static void planes_copied(struct work_run *run)
     struct shard_job *job = job_of(run);
     struct sentence why = { "the job is being dropped" };
     if (run->status != CAIRN_OK) {
-        // Nothing was written to where the state lay, so it is suspect only if it lay on a device that
-        // failed. On its way back it lay on no device: all of it is in host memory still.
+        // Nothing was written to the memory in which the state lay. So the state is suspect only if it lay
+        // on a device that failed. State that was being copied back to the device is still complete in host
+        // memory.
         if (job->park.to_host && home_has_failed(run->compute->home))
             (void)shard_job_run_failed(job, run);
         compute_why(run->compute, &why);
@@ -511,7 +513,7 @@ static void unpark_part(struct shard_job *job)
 
 /* ---- asked ---- */
 
-/* True if nothing works on the planes, and nothing will begin to by itself. */
+/* True if nothing works on the planes, and no work on them will begin by itself. */
 static bool rests(const struct shard_job *job)
 {
     // A snapshot reads planes where they lie, and the planes on the device are about to move.
@@ -522,7 +524,8 @@ static bool rests(const struct shard_job *job)
            job->move.next == NULL && job->move.now == NULL;
 }
 
-/* Replaces the request: the coordinator that asked first is gone; this one is answered at the end. */
+/* Replaces the request, because the coordinator that asked first is gone. The new request is answered at
+ * the end. */
 static void take_over(struct shard_job *job, struct request asked)
 {
     struct sentence why;
@@ -572,8 +575,8 @@ uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct shard_
     return wanted;
 }
 
-/* Judges whether the device has so many bytes free. Others may take them meanwhile; then they are missing
- * when the planes are made. */
+/* Judges whether the device has `device_bytes` free. Other users may take these bytes meanwhile; then they
+ * are missing when the planes are made. */
 cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device_bytes,
                                     uint64_t host_bytes, struct sentence *why)
 {
@@ -586,7 +589,7 @@ cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device
     const cairn_status status = home_memory_open(home, "probe", 1, &probe, why);
     home_memory_close(&probe);
     if (status == CAIRN_ERR_IO)
-        return status; // nothing is free on a device that has failed: `why` says it
+        return status; // nothing is free on a failed device; `why` says that it failed
     return fail_with(
         why, CAIRN_ERR_NO_MEMORY,
         "job %s needs %" PRIu64 " bytes of %s for its state here, and streams %" PRIu64

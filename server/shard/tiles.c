@@ -1,10 +1,10 @@
-/* The parts of the tensors here that workers hold: proto/wire/wire.h, at a shard.
+/* The shard's side of tiles (proto/wire/wire.h): the parts of this shard's tensors that workers hold.
  *
- * A tensor is tiled while some member does not hold all of it. Its different boxes are kept once,
- * however many members hold them, each with a mark for each chunk (below). The coordinator
- * has checked that no two boxes overlap without being equal, and that they make up the tensor
- * (tiles_cover). Boxes that nobody holds any more are kept until the job is idle: slots, puts
- * and folds may refer to them. */
+ * A tensor is tiled while at least one member holds only a part of it. Each different box of the tensor is
+ * kept once, however many members hold it. Each box has a mark for each chunk (below). The coordinator has
+ * checked that no two boxes overlap without being equal, and that they make up the tensor (tiles_cover).
+ * Boxes that nobody holds any more are kept until the job is idle: slots, puts and folds may refer to
+ * them. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
@@ -124,7 +124,7 @@ static void sweep_held(struct shard_job *job)
     struct tiled **link = &job->tiling.list;
     while (*link != NULL) {
         struct tiled *tiled = *link;
-        struct held_box **at = &tiled->held->next; // the box of the whole stays as long as `tiled`
+        struct held_box **at = &tiled->held->next; // the first box, the whole tensor's, stays
         while (*at != NULL) {
             struct held_box *held = *at;
             if (held->holders > 0) {
@@ -145,8 +145,8 @@ static void sweep_held(struct shard_job *job)
     }
 }
 
-/* Returns memory for the answers of tiles_holds by this table, which the caller frees; NULL if there is
- * none. */
+/* Returns memory for the answers of tiles_holds by this table; the caller frees it. Returns NULL if there
+ * is no memory. */
 static uint8_t *tiles_holds_open(const struct shard_job *job, const struct chunk_table *table)
 {
     const size_t members = job->collector.slot_count / job->landing.window;
@@ -177,8 +177,8 @@ void tiles_close(struct shard_job *job)
     }
 }
 
-/* Finds the box of that tensor, or makes it. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_BUSY: a round is collecting,
- * and its sums were begun without this box. */
+/* Finds the box of the tensor, or makes it. Returns CAIRN_ERR_NO_MEMORY, or CAIRN_ERR_BUSY if a round is
+ * collecting and its sums were begun without this box. */
 static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struct cairn_box *box,
                              struct held_box **held_out, struct sentence *why)
 {
@@ -200,7 +200,7 @@ static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struc
 
 /* ---- members ---- */
 
-/* Returns the part of the tensor that the member declared to hold; NULL if it declared none. */
+/* Returns the part of the tensor that the member declared to hold; NULL if the member declared no part. */
 static const struct member_tile *tiles_of_member(const struct shard_member *member, uint32_t tensor)
 {
     const size_t low = lower_bound(member->tiles, member->tile_count, sizeof *member->tiles,
@@ -255,7 +255,8 @@ static void tiles_count(struct shard_member *member)
     member->untouched = untouched;
 }
 
-/* Takes the chunks [first, end) of the map, of one trained tensor, out of a row of holds. */
+/* Removes the chunks [first, end) of the map from a row of holds. These chunks belong to one trained
+ * tensor. */
 static void clear_chunks(const struct shard_job *job, uint64_t first, uint64_t end, uint8_t *row)
 {
     const struct chunk_table *table = job->tiling.table;
@@ -266,7 +267,7 @@ static void clear_chunks(const struct shard_job *job, uint64_t first, uint64_t e
     }
 }
 
-/* Takes the chunks of a tensor in which the box has no element out of a row of holds. */
+/* Removes some chunks of a tensor from a row of holds: the chunks in which the box has no element. */
 static void clear_beside(const struct shard_job *job, uint32_t tensor, const struct held_box *held,
                          uint8_t *row)
 {
@@ -304,7 +305,7 @@ const uint8_t *tiles_holds(struct shard_job *job, const uint64_t *members, uint3
     return job->tiling.holds;
 }
 
-/* Fills [tiles->count] entries of the list, and holds their boxes; on failure it holds nothing. */
+/* Fills [tiles->count] entries of the list, and holds their boxes. On failure no box is held. */
 static cairn_status hold_tiles(struct shard_job *job, const struct tiles *tiles,
                                struct member_tile *list, struct sentence *why)
 {
@@ -352,13 +353,13 @@ cairn_status tiles_set_member(struct shard_member *member, const struct tiles *t
 
 /* ==== tiles pieces ==== */
 
-/* Pieces of chunks: what a chunk has in common with the box that a member holds, and how it is put and
- * folded.
+/* Pieces of chunks. A piece is the part of a chunk that lies in the box that a member holds. This section
+ * puts and folds pieces.
  *
  * A box has a mark for each chunk: whether the box was folded into the chunk's sum in this round. So the
- * first contribution to an element is copied and later ones are added to it, as in a tensor that all
- * members hold: elements to which nobody contributed are +0. Marks are made and cleared between folds on
- * the loop; a fold reads and writes those of its own chunk. */
+ * first contribution to an element is copied and later contributions are added to it, as in a tensor that
+ * all members hold. Elements to which nobody contributed are +0. Marks are made and cleared between folds
+ * on the loop; a fold reads and writes only the marks of its own chunk. */
 
 static uint8_t *mark_of(struct held_box *held, uint64_t chunk)
 {
@@ -366,14 +367,14 @@ static uint8_t *mark_of(struct held_box *held, uint64_t chunk)
     return within ? &held->mark[chunk - held->first_chunk] : NULL;
 }
 
-/* Returns the boxes of the chunk's tensor; NULL if every member holds all of that tensor. */
+/* Returns the boxes of the chunk's tensor; NULL if every member holds the whole tensor. */
 static const struct tiled *tiled_of(const struct shard_job *job, uint64_t chunk)
 {
     const struct chunk_table *table = job->tiling.table;
     return job->tiling.of[table->map.extents[table->extent_of[chunk]].tensor];
 }
 
-/* Finds the box that the header means; *held_out is NULL for all of a tensor that is not tiled. */
+/* Finds the box that the header means; *held_out is NULL for the whole of a tensor that is not tiled. */
 static cairn_status judge_tile(const struct shard_member *member, const struct chunk_header *header,
                                const struct tiled *tiled, struct held_box **held_out,
                                struct sentence *why)
@@ -429,7 +430,7 @@ static void fold_box(struct works *works, const struct fold *fold, const struct 
 {
     const struct shard_job *job = fold->collector->job;
     uint8_t *mark = mark_of(piece->held, chunk);
-    assert(mark != NULL); // the box has elements there
+    assert(mark != NULL); // the box has elements in the chunk
     const bool first = *mark == 0;
     *mark = 1;
     struct box_runs runs;
@@ -494,7 +495,7 @@ bool tiles_put_whole(const struct shard_job *job, uint64_t chunk)
 
 /* ==== tiles switch ==== */
 
-/* Tiles by another table: the same boxes of the same members, in other chunks. */
+/* Converts tiles to another table: the members hold the same boxes, but these lie in other chunks. */
 
 /* True if the tensor's extents are the same in both tables; its chunks may have other numbers. */
 static bool is_same(const struct chunk_table *a, const struct chunk_table *b, uint32_t tensor)
@@ -568,7 +569,7 @@ static void point_members(struct shard_job *job)
     }
 }
 
-/* Replaces the boxes of one tensor, which stay in their order. */
+/* Replaces the boxes of one tensor. Their order stays the same. */
 static void replace(struct shard_job *job, struct tiled *tiled)
 {
     for (struct held_box **link = &tiled->held; *link != NULL; link = &(*link)->next) {
@@ -613,7 +614,7 @@ static cairn_status judge_tiling(const struct shard_job *job, const struct arriv
     return CAIRN_OK;
 }
 
-/* Takes a list of tiles whose pages are all here. */
+/* Takes a list of tiles, all pages of which have been received. */
 static cairn_status take_tiling(struct shard_daemon *shard, const struct arriving *tiling,
                                 struct sentence *why)
 {

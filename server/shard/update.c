@@ -1,15 +1,15 @@
-/* The arithmetic of a round after its folds (members.c), on the compute pool: the sums, the update, and the
- * first publish.
+/* The arithmetic of a round after its folds (members.c): the sums, the update, and the first publish. It
+ * runs on the compute pool.
  *
  * A FOLD works on one chunk's sum; the passes (part.h: REDUCE, UPDATE, the seal) have one item for each
- * chunk. The round machine never asks for two things of one chunk at a time, nor for a pass while anything
- * runs.
+ * chunk. The round machine never asks for two works on one chunk at a time, and asks for no pass while
+ * anything runs.
  *
  * An update goes through memory twice: the folds write the sums, and the UPDATE reads them (8 of 38 bytes
- * an element, with bf16 on the wire). A single pass would overwrite parameters before the decision, which
- * comes after all chunks of all shards, even without a clip and even where non-finite sums are applied.
- * Until the decision a worker may die and the round be abandoned, and then the parameters must be those
- * before the round. */
+ * an element, with bf16 on the wire). A single pass would overwrite parameters before the decision. The
+ * decision is made after all chunks of all shards are summed, even without a clip and even if non-finite
+ * sums are applied. Until the decision, a worker may die and the round may be abandoned; then the
+ * parameters must be as they were before the round. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
@@ -47,7 +47,7 @@ static struct shard_job *pass_job(const struct work_run *run)
     return ((const struct pass_part *)run)->job;
 }
 
-/* Returns the core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
+/* Returns the core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED if the pass is over all chunks. */
 static uint32_t pass_trained(const struct work_run *run, uint32_t item)
 {
     const struct pass_part *part = (const struct pass_part *)run;
@@ -73,7 +73,7 @@ static bool describe_reduce(struct work_run *run, uint32_t item, uint32_t stage,
     struct sums *sums = &job->pass.chunk_sums[trained];
     (void)stage;
     if (job->pass.zero[trained] || !job->pass.summed[trained]) *sums = (struct sums) { 0 };
-    if (job->pass.zero[trained]) { // it adds nothing to the sums
+    if (job->pass.zero[trained]) { // the chunk adds nothing to the sums
         struct home_work *work = works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = acc;
         work->zero.bytes = (size_t)place.elem_count * sizeof *acc;
@@ -99,7 +99,7 @@ static void conclude_reduce(struct work_run *run, uint32_t item, uint32_t thread
     part->sums[thread].nonfinite += sums->nonfinite;
 }
 
-/* Counts the non-finite results of a pass, by tensor. `any` is mostly 0, and then no chunk is looked at. */
+/* Counts the non-finite results of a pass, by tensor. `any` is usually 0; then no chunk is examined. */
 static struct results collect_nonfinite(const struct shard_job *job, uint64_t any)
 {
     struct results results = { 0 };
@@ -149,8 +149,8 @@ void pass_reduce(struct shard_job *job)
 
 /* ---- update ---- */
 
-/* Reads the scalars of tensors that have missed steps; they follow those of the groups. Returns NULL, or
- * why the decision cannot be applied. */
+/* Reads the scalars of tensors that have missed steps; these scalars are stored after those of the
+ * groups. Returns NULL, or the reason why the decision cannot be applied. */
 static const char *read_missed(struct shard_job *job, const struct missed *missed)
 {
     const uint32_t count = missed_class_count(missed), groups = (uint32_t)job->spec.group_count;
@@ -175,7 +175,7 @@ static const struct group_scalars *scalars_of(const struct shard_job *job, uint6
     return &job->pass.scalars[c == CAIRN_MISSED_NONE ? group : job->spec.group_count + c];
 }
 
-/* Reads the scalars of the decision. Returns NULL, or why the decision cannot be applied. */
+/* Reads the scalars of the decision. Returns NULL, or the reason why the decision cannot be applied. */
 static const char *read_scalars(struct shard_job *job, const struct decision *decision)
 {
     struct payload head;
@@ -227,9 +227,9 @@ static void publish_chunk(struct works *works, const struct shard_job *job,
                  place);
 }
 
-/* True if the chunk is copied to the host's side next. A copy with a device's side has that side written
- * first; then the host's side gets what is wanted there, and frozen tensors always, because updates skip
- * them. */
+/* True if the chunk is copied to the host's side next. If a published copy has a device's side, that side
+ * is written first. Then the host's side gets the chunks that are wanted there, and always the frozen
+ * tensors, because updates skip them. */
 static bool host_follows(const struct shard_job *job, const struct published_copy *published,
                          uint32_t chunk)
 {
@@ -237,8 +237,8 @@ static bool host_follows(const struct shard_job *job, const struct published_cop
            (published->on_host || !job->view->forms[job->pass.table->extent_of[chunk]].trained);
 }
 
-/* Publishes a chunk of a frozen tensor. Updates skip frozen tensors, so the older copies have to take them
- * over once after a write, and so has a copy that a lease made. */
+/* Publishes a chunk of a frozen tensor. Updates skip frozen tensors. So after a write each older copy must
+ * take over these tensors once. The same holds for a copy that was made for a lease. */
 static bool refresh_frozen(struct works *works, const struct shard_job *job,
                            struct published_copy *next, uint32_t chunk)
 {
@@ -382,7 +382,7 @@ void pass_update(struct shard_job *job, const struct decision *decision)
     job->pass.version_next = decision->version_after;
     job->bytes.steps += !job->pass.update_writes;
     job->pass.updating = true;
-    // The version in the chosen copy is gone from here on; without leases, this is the version before the
+    // From here on the version in the chosen copy is lost. Without leases this is the version before the
     // newest.
     published_begin(job);
     job->pass.update_waits = true;
@@ -448,7 +448,7 @@ cairn_status pass_republish(struct shard_job *job, void (*done)(struct shard_job
 
 /* ---- the first publish ---- */
 
-/* Sets moments to 0 that came from a member that did not finish its puts. */
+/* Sets moments to 0 if they came from a member that did not finish its puts. */
 static void forget_moments(struct works *works, struct shard_job *job, uint32_t chunk,
                            const struct chunk_place *place)
 {
@@ -505,10 +505,11 @@ void pass_seal(struct shard_job *job)
 
 /* ==== pass ==== */
 
-/* A pass over so few elements takes some 10 us; to wake a thread, which wakes the loop, takes as long. */
+/* A pass over at most this many elements takes some 10 us. It takes as long to wake a thread, which then
+ * wakes the loop. */
 #define SMALL_ELEMS 16384
-/* From so many elements on, nothing of a pass is in a cache when the next pass comes to it, by
- * measurement. */
+/* If a pass has at least this many elements, its data is no longer in a cache when the next pass reads this
+ * data. This was measured. */
 #define FAR_ELEMS ((uint64_t)4 << 20)
 
 void pass_divide(struct shard_job *job)
@@ -614,7 +615,7 @@ void pass_close(struct shard_job *job)
 
 /* ---- the parts ---- */
 
-/* Ends a part of a pass. A pass that failed has stopped the job, and nothing of it is reported or
+/* Ends a part of a pass. A failed pass has stopped the job, and nothing of the pass is reported or
  * published. */
 static void part_done(struct work_run *run)
 {
@@ -645,8 +646,8 @@ static void submit_part(struct pass_part *part, struct compute *compute, uint32_
     compute_submit(&part->run);
 }
 
-/* Begins a pass over the trained chunks, then over all chunks, if each is wanted. One pass at a
- * time. */
+/* Begins a pass over the trained chunks (if `trained`) and then over all chunks (if `all`). Only one pass
+ * may be under way. */
 static void pass_submit(struct shard_job *job, bool trained, bool all, const struct pass_kind *kind)
 {
     struct job_pass *pass = &job->pass;
@@ -689,8 +690,9 @@ static struct step_sums pass_sums(const struct shard_job *job)
 /* ==== terms ==== */
 
 /* JobTerms: the job's spec as it is in the coordinator's store. The shard works by what each round says,
- * and by the tensors that the job was made with, which other threads read. It keeps the amended spec, as
- * bytes, so that a lost store can be rebuilt from it. An amended spec never has other tensors or planes. */
+ * and by the tensors with which the job was made (other threads read these). The shard keeps the amended
+ * spec, as bytes, so that a lost store can be rebuilt from this spec. An amendment never changes the
+ * tensors or planes. */
 
 static bool same_tensor(const struct tensor_spec *a, const struct tensor_spec *b)
 {
@@ -719,7 +721,7 @@ static cairn_status judge_terms(const struct shard_job *job, const struct job_sp
                      job->spec.name, next->revision);
 }
 
-/* Takes the terms, whose pages are all here. */
+/* Takes the terms, all pages of which have been received. */
 static cairn_status take_terms(struct shard_daemon *shard, struct arriving *terms,
                                struct sentence *why)
 {
@@ -736,7 +738,7 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
     const cairn_status status = judge_terms(job, next, why);
     const uint64_t revision = next->revision;
     if (status != CAIRN_OK || revision <= job->terms.revision)
-        return status; // the same spec again is no fault
+        return status; // receiving the same spec again is not a fault
     paged_release(&job->terms.amended);
     job->terms.amended = *spec;
     *spec = (struct paged) { .bytes = NULL };
@@ -793,8 +795,8 @@ void terms_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobTe
 /* ==== times ==== */
 
 /* The times at which a round reached its stages here, in microseconds of CLOCK_MONOTONIC, which all
- * processes of a host share. The coordinator is told them by phase with Published; for `cairn bench` they
- * are one line of the log at level debug. */
+ * processes of a host share. The shard reports them by phase to the coordinator with Published. For
+ * `cairn bench` they are one line of the log at level debug. */
 
 static uint64_t now_us(void)
 {

@@ -12,7 +12,7 @@ struct shard_view *shard_view_ref(struct shard_view *view)
     return view;
 }
 
-/* Safe to call again, and for a view that has no places. */
+/* Closes the places of a view. It may be called again, and for a view that has no places. */
 static void view_places_close(struct shard_view *view)
 {
     for (size_t i = 0; view->places != NULL && i < view->table.map.extent_count; i++)
@@ -86,8 +86,8 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
 
 /* ==== view memory ==== */
 
-/* The pages of state that is in one view and not in the view in force: made before the state comes, given
- * back when it has left. */
+/* The pages of state that is in one view and not in the view in force. They are made before the state
+ * arrives, and given back when the state has left. */
 
 /* ---- runs by their places ---- */
 
@@ -119,7 +119,8 @@ static int compare_places(const void *a, const void *b)
     return (x->local_elem > y->local_elem) - (x->local_elem < y->local_elem);
 }
 
-/* Lists the runs that `in` has and `beside` has not (NULL: all of `in`), by local element. */
+/* Lists by local element the runs that `in` has and `beside` does not have. If `beside` is NULL, lists all
+ * runs of `in`. */
 static cairn_status list_runs(const struct shard_view *in, const struct shard_view *beside,
                               struct runs *out)
 {
@@ -139,7 +140,7 @@ cairn_status shard_view_reserve(const struct shard_job *job, const struct shard_
                                 struct reserve *reserve)
 {
     struct runs runs;
-    if (job->planes.host_from > 0) return CAIRN_OK; // an area has their memory already
+    if (job->planes.host_from > 0) return CAIRN_OK; // an area already has the memory for these runs
     cairn_status status = list_runs(view, job->view, &runs);
     if (status != CAIRN_OK) return status;
     for (enum plane p = 0; p < CAIRN_PLANES; p++) {
@@ -163,8 +164,8 @@ struct gap {
     uint64_t first, end, from, to;
 };
 
-/* Lists the runs of `gone` as gaps, those that touch as one gap, each with how far nothing of `kept` lies
- * beside it. Returns the number of gaps. */
+/* Lists the runs of `gone` as gaps; runs that touch become one gap. For each gap also sets `from` and `to`,
+ * between which nothing of `kept` lies. Returns the number of gaps. */
 static size_t list_gaps(const struct runs *gone, const struct runs *kept, struct gap *gaps)
 {
     size_t count = 0, next = 0;
@@ -185,7 +186,8 @@ static size_t list_gaps(const struct runs *gone, const struct runs *kept, struct
     return count;
 }
 
-/* Returns the pages of a plane that lie in the gap, or that touch it and have nothing else. */
+/* Returns the pages of a plane that lie in the gap, or that touch the gap and contain nothing else that is
+ * in use. */
 static struct shared_span span_of(const struct arena *arena, const struct gap *gap)
 {
     const uintptr_t base = (uintptr_t)arena->base, all_end = base + arena->bytes;
@@ -225,10 +227,10 @@ void shard_view_give(struct shard_job *job, const struct shard_view *view)
 /* ==== view places ==== */
 
 /* Where the extents of a view lie on a device: in the places that the view before gave them, or in new
- * ones. */
+ * places. */
 
-/* Keeps the place of an extent that is a part of an extent of the view before. Returns false if it is
- * not. */
+/* Keeps the place of an extent that is a part of an extent of the view before. Returns false if the extent
+ * is not such a part. */
 static bool keep_place(const struct shard_view *view, size_t number,
                        const struct shard_view *before)
 {
@@ -247,7 +249,7 @@ static bool keep_place(const struct shard_view *view, size_t number,
     return true;
 }
 
-/* Places the planes of an extent that comes, as yet each plane by itself. */
+/* Places the planes of an extent that arrives. For now each plane is placed by itself. */
 static void place_new(const struct shard_view *view, size_t number, uint64_t host_from,
                       uint64_t *end_bytes)
 {

@@ -37,7 +37,7 @@ static bool read_all(int fd, void *out, size_t bytes)
 static bool write_all(int fd, const void *data, size_t bytes)
 {
     ssize_t written;
-    do { // fewer bytes than a pipe accepts at once
+    do { // an order or a report has fewer bytes than a pipe accepts at once
         written = write(fd, data, bytes);
     } while (written < 0 && errno == EINTR);
     return written == (ssize_t)bytes;
@@ -124,7 +124,7 @@ void bench_crew_stop(struct bench_crew *crew)
 {
     for (uint32_t i = 0; i < crew->count; i++) close(crew->orders_fds[i]);
     for (uint32_t i = 0; i < crew->count; i++) {
-        struct pollfd wait = { .fd = crew->reports_fds[i] }; // its end is a hang-up
+        struct pollfd wait = { .fd = crew->reports_fds[i] }; // the end shows as a hang-up
         if (poll(&wait, 1, STOP_MS) <= 0) kill(crew->pids[i], SIGKILL);
         close(crew->reports_fds[i]);
         while (waitpid(crew->pids[i], NULL, 0) < 0 && errno == EINTR) {}
@@ -171,7 +171,7 @@ static void read_cpu(char *name_out, size_t name_bytes)
     if (file != NULL) fclose(file);
 }
 
-/* 0: the system does not report it. */
+/* Returns the value of this name; 0: the system does not report the value. */
 static json_int_t cache(int name)
 {
     const long value = sysconf(name);
@@ -203,7 +203,8 @@ bool bench_is_ok(cairn_status status)
     return status == CAIRN_OK;
 }
 
-/* True for a data path that --path may name, or NULL for none; CAIRN_FABRIC passes it to the library. */
+/* True for a data path that --path may name, and for NULL, which means no --path. CAIRN_FABRIC passes the
+ * path to the library. */
 static bool is_path(const char *name)
 {
     static const char *const paths[] = { "auto", "mapped", "ucx" };
@@ -455,7 +456,7 @@ double bench_used_s(pid_t pid)
 
 /* ==== memory of processes ==== */
 
-/* Reads the line that begins with `name`, which has kibibytes. */
+/* Returns the bytes in the line that begins with `name`; the line has kibibytes. */
 static uint64_t status_bytes(pid_t pid, const char *name)
 {
     const size_t length = strlen(name);
@@ -485,7 +486,7 @@ void bench_process_peak_forget(pid_t pid)
     char path[48];
     snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)pid);
     FILE *file = fopen(path, "we");
-    if (file == NULL) return; // then the peak covers the process's complete life
+    if (file == NULL) return; // then the peak still counts from the start of the process
     fputs("5\n", file);
     fclose(file);
 }

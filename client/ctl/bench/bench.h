@@ -1,14 +1,14 @@
 /* cairn bench: measures Cairn's work on this machine or this cluster, beside a reference that is measured
- * in the same run. Each bench is one file; its row among the subcommands (client/ctl/main.c) lists the
- * options that it takes, and its function is declared below.
+ * in the same run. Each bench is one file; the bench's row among the subcommands (client/ctl/main.c) lists
+ * the options that the bench accepts, and the bench's function is declared below.
  *
- * A bench allocates its memory, passes two functions to bench_alternate, which calls them alternately, and
- * prints the result. The speed of one machine varies by half from one minute to the next; the ratio of
- * alternating runs does not, so only the ratio counts.
+ * A bench allocates its memory, passes two functions to bench_alternate, which calls the two alternately,
+ * and then prints the result. The speed of one machine varies by half from one minute to the next; the
+ * ratio of alternating runs does not, so only the ratio counts.
  *
- * The JSON has bench, value, unit, reference, reference_name, ratio: the medians; value_min, value_max and
- * so on; runs; params: what was done, as numbers and words; parts: other figures of the same runs, by
- * name; machine. One thread prints; a bench may have threads of its own. */
+ * The JSON has bench, unit and reference_name; value, reference and ratio, which are medians; value_min,
+ * value_max and so on; runs; params: the parameters of the runs, as numbers and words; parts: other figures
+ * of the same runs, by name; machine. One thread prints; a bench may have threads of its own. */
 #ifndef CAIRN_CLIENT_CTL_BENCH_BENCH_H
 #define CAIRN_CLIENT_CTL_BENCH_BENCH_H
 
@@ -27,35 +27,36 @@
 
 /* ==== times ==== */
 
-/* How far each round progressed on the shards of the bench's own cluster, and when: read from the
- * shards' logs, which record this at level debug (server/shard/update.c). */
+/* The times at which each round reached its phases on the shards of the bench's own cluster. They are read
+ * from the shards' logs, which record these times at level debug (server/shard/update.c). */
 
-/* Times are microseconds of CLOCK_MONOTONIC; 0: the round did not get that far. */
+/* Times are microseconds of CLOCK_MONOTONIC; 0: the round did not reach that phase. */
 struct bench_times {
     uint64_t round;
-    uint64_t grant, receive, fold; /* the first of each kind */
+    uint64_t grant, receive, fold; /* the first grant, receipt and fold */
     /* all contributions are received and folded; the sums are known */
     uint64_t reduce, reduced;
     uint64_t update, published; /* the decision has arrived; the new version is readable */
-    /* Counters of the shard's device since it was opened: kernel launches, bytes copied to the device
-     * and from it */
+    /* Counters of the shard's device since it was opened: kernel launches, bytes copied to the device,
+     * bytes copied from the device */
     uint64_t launches, in_bytes, out_bytes;
 };
 
-/* Reads the log of shard-`number`, numbered from 1. The caller frees *out; rounds ascend. False: there
- * is no log. */
+/* Reads the log of shard-`number`, numbered from 1. *out has the rounds in ascending order; the caller
+ * frees it. False: there is no log. */
 bool bench_times_read(const struct local *local, int number, struct bench_times **out,
                       size_t *count_out);
 
 /* ==== crew ==== */
 
-/* The workers of a bench of rounds: separate processes, each with a session, which execute each order of
- * the bench at the same time, and report how long it took.
+/* The workers of a bench of rounds: separate processes, each with a session. They all execute an order of
+ * the bench at the same time, and report how long the order took.
  *
  *   bench (cairn)   ── order ──►  worker 0, worker 1, ...    pipes; an order is a word and a number
  *                   ◄── report ─
  *
- * A worker that fails has printed the error; the bench then ends the others. Workers die with the bench. */
+ * A worker that fails prints the error first; the bench then ends the other workers. Workers die with the
+ * bench. */
 
 #define BENCH_WORKERS_MAX 64
 #define BENCH_FIGURES     8
@@ -80,8 +81,8 @@ bool bench_worker_next(const struct bench_worker *worker, struct bench_order *or
 /* Sends a report. Order 0, the first, means "ready": every worker answers it once it is ready. */
 bool bench_worker_report(const struct bench_worker *worker, const struct bench_report *report);
 
-/* True if the bench is over: a signal came from outside, or a daemon ended, which is printed. Each event
- * is reported once. */
+/* True if the bench is over: a signal came from outside, or a daemon ended, and a message says so. Each
+ * event is reported once. */
 bool bench_is_interrupted(struct local *local);
 
 struct bench_crew {
@@ -92,11 +93,12 @@ struct bench_crew {
 };
 
 /* Starts `count` workers, each of which calls `run` and exits with its result, and waits for the first
- * report of each. False, with the error printed: a worker failed; bench_crew_stop is still needed. */
+ * report of each. Returns false after printing the error if a worker failed; bench_crew_stop is needed even
+ * then. */
 bool bench_crew_start(struct bench_crew *crew, struct local *local, uint32_t count,
                       int (*run)(const struct bench_worker *worker), const void *plan);
-/* All workers execute the order at the same time. reports_out [count]. False, with the error printed: a
- * worker failed, a daemon ended or a signal came. */
+/* All workers execute the order at the same time; reports_out is [count]. Returns false after printing the
+ * error if a worker failed, a daemon ended or a signal came. */
 bool bench_crew_do(struct bench_crew *crew, struct bench_order order,
                    struct bench_report *reports_out);
 /* Ends the workers: they exit by themselves, or are killed after a second. */
@@ -105,7 +107,7 @@ void bench_crew_stop(struct bench_crew *crew);
 /* ==== model ==== */
 
 /* A model for benches of rounds (equal matrices, updated by AdamW) and a worker's membership in its job.
- * Used in a worker's process; errors are printed. */
+ * These functions are called in a worker's process, and print their errors. */
 
 #define BENCH_COLUMNS     1024
 #define BENCH_TENSORS_MAX 8192
@@ -136,18 +138,19 @@ struct bench_member {
     cairn_job *job;
     char names[BENCH_TENSORS_MAX][12]; /* [tensors] */
 };
-/* Opens the job, or continues it, in a session that is already open. False, with the error printed. */
+/* Opens the job, or continues it, in a session that is already open. Returns false after printing the error
+ * if this failed. */
 bool bench_member_join(struct bench_member *member, const struct bench_model *model,
                        const struct bench_worker *worker);
-/* The same, in a session of its own. */
+/* Like bench_member_join, but opens a session of its own. */
 bool bench_member_open(struct bench_member *member, const struct bench_model *model,
                        const struct bench_worker *worker);
-/* True for CAIRN_OK; else false, and this thread's error is printed. */
+/* Returns true for CAIRN_OK; else prints this thread's error and returns false. */
 bool bench_is_ok(cairn_status status);
 
 /* ==== bench ==== */
 
-#define BENCH_RUNS_MIN 5   /* for subject and reference each, however long they take */
+#define BENCH_RUNS_MIN 5 /* of the subject, and as many of the reference, however long they take */
 #define BENCH_RUNS_MAX 501 /* an odd number has a middle */
 
 struct bench_spread {
@@ -163,18 +166,19 @@ struct bench_result {
     /* owned: freed by bench_print */
     json_t *params; /* an object, or NULL */
     json_t *parts;  /* an object of numbers "update_GB/s": ..., or NULL */
-    /* Filled in by bench_alternate or by the bench. The ratio is computed from consecutive runs, and is
-     * above 1 where the subject is better than the reference, whatever the unit. */
+    /* Filled in by bench_alternate or by the bench. The ratio is computed from consecutive runs. Whatever
+     * the unit, a ratio above 1 means that the subject is better than the reference. */
     struct bench_spread value, reference, ratio;
     uint32_t runs;
 };
 
-/* Does one run and returns its figure, in the result's unit, above 0. Any other value: the run failed
- * and has printed why. */
+/* Does one run and returns its figure, in the result's unit, above 0. Any other value means that the run
+ * failed, after printing the error. */
 typedef double (*bench_fn)(void *context);
 
-/* Calls subject and reference alternately, once each without measuring, then for `seconds` (0: 5) but at
- * least BENCH_RUNS_MIN times. -1: continue; else the exit status: a run failed. */
+/* Calls subject and reference alternately. The first call of each is not measured. The measured calls last
+ * `seconds` (0: 5), with at least BENCH_RUNS_MIN of each. -1: continue; else a run failed, and this is the
+ * exit status. */
 int bench_alternate(struct bench_result *result, double seconds, bench_fn subject,
                     bench_fn reference, void *context);
 /* Returns the median, minimum and maximum of values[count], count >= 1; sorts the values. */
@@ -190,15 +194,15 @@ int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewe
 /* Returns a figure of the slowest worker: the greatest. */
 double bench_greatest(const struct bench_report *reports, uint32_t count, int figure);
 
-/* Return the seconds of the given clock, and of a clock that does not jump. */
+/* Return the time in seconds: bench_clock by the given clock, bench_now by a clock that does not jump. */
 double bench_clock(clockid_t clock);
 double bench_now(void);
-/* Processor time used by a process so far, in seconds: by all its threads, including those that have
- * ended; below 0: the process has ended. */
+/* Processor time used by a process so far, in seconds: by all its threads, including ended threads. Below
+ * 0: the process has ended. */
 double bench_used_s(pid_t pid);
 /* Bytes of host memory that a process uses now, shared memory included; 0: there is no such process. */
 uint64_t bench_process_bytes(pid_t pid);
-/* The peak of these bytes since the process began, or since the last bench_process_peak_forget. */
+/* The peak of bench_process_bytes since the process began, or since the last bench_process_peak_forget. */
 uint64_t bench_process_peak(pid_t pid);
 void bench_process_peak_forget(pid_t pid);
 /* The number of cores that this process may use, and the memory that is available now. */
@@ -226,8 +230,8 @@ struct bench_span {
     uint32_t kind, tensor;
 };
 
-/* cairn bench step: shared by its parts. The bench (step.c) sends orders; workers (worker.c) execute
- * them. */
+/* The declarations that the parts of cairn bench step share. The bench (step.c) sends orders; workers
+ * (worker.c) execute them. */
 
 #define STEP_SPANS_EACH(tensors) \
     (6 * (tensors) + 2) /* cast, push, two fetches and two uses of each; backward, commit */
@@ -240,10 +244,10 @@ enum {
     STEP_FIGURE_ALL,
     STEP_FIGURE_PUSH, /* round_begin, backward, casts, pushes that left or wait */
     STEP_FIGURE_COMMIT,
-    STEP_FIGURE_FETCH, /* with STEP_READ_UNITS: includes the waits for units before the commit */
+    STEP_FIGURE_FETCH, /* with STEP_READ_UNITS this includes the waits for units before the commit */
     STEP_FIGURE_PUSHED_BYTES,
     STEP_FIGURE_FETCHED_BYTES,
-    STEP_FIGURE_HOST_BYTES, /* of both directions: the bytes that passed through the host */
+    STEP_FIGURE_HOST_BYTES, /* the bytes of both directions that passed through the host */
     STEP_FIGURES
 };
 
@@ -258,13 +262,14 @@ struct step_plan {
     enum step_read read;
     int card;           /* holds the gradients and parameters, by cairn_alloc; -1: in host memory */
     const char *device; /* the same card, as given to --device; borrowed */
-    /* Shared with the workers: [workers][STEP_SPANS_EACH(tensors)], [workers]; of the last step. */
+    /* Shared with the workers, about the last step: spans is [workers][STEP_SPANS_EACH(tensors)], rounds is
+     * [workers]. */
     struct bench_span *spans;
     uint64_t *rounds;
 };
 
-/* Maps the memory that workers share with the bench; the bench has filled in the other fields. False,
- * with the error printed: no memory. */
+/* Maps the memory that workers share with the bench; the bench has filled in the other fields. Returns
+ * false after printing the error if there is no memory. */
 bool bench_step_plan_share(struct step_plan *plan, uint32_t workers);
 void bench_step_plan_release(struct step_plan *plan, uint32_t workers);
 
@@ -272,9 +277,9 @@ int bench_step_work(const struct bench_worker *worker);
 
 /* ==== disk ==== */
 
-/* The reference for the bench of snapshots: one file of the same size, written from beginning to end and
- * synced, or read, or both, by direct I/O of large blocks, several in flight. The files have no name, so
- * nothing of them remains. */
+/* The reference for the bench of snapshots: one file of the same size. The file is written from beginning
+ * to end and synced, or read, or both, by direct I/O of large blocks, with several blocks in flight. The
+ * files have no name, so they disappear when they are closed. */
 
 #define BENCH_DISK_BLOCK_BYTES ((size_t)8 << 20)
 #define BENCH_DISK_THREADS     4
@@ -287,35 +292,36 @@ struct bench_disk {
     uint64_t bytes;
 };
 
-/* Returns GB/s until all bytes are on the disk; 0, with the error printed: the write failed, or a signal
- * came. */
+/* Writes the bytes, and returns the GB/s up to the moment when all bytes are on the disk. Returns 0 after
+ * printing the error if the write failed or a signal came. */
 double bench_disk_write(struct bench_disk *disk, uint64_t bytes);
-/* Returns GB/s of reading the file's bytes, which are not in the page cache; 0 as above. The first call
- * writes the file. */
+/* Reads the file's bytes, which are not in the page cache, and returns the GB/s; 0 as for bench_disk_write.
+ * The first call writes the file. */
 double bench_disk_read(struct bench_disk *disk, uint64_t bytes);
-/* Like bench_disk_read, for a file that the same threads read and write to another file, until all bytes
- * are on the disk. */
+/* Like bench_disk_read, but the same threads also write what they read to another file, and the time ends
+ * when all bytes are on the disk. */
 double bench_disk_copy(struct bench_disk *disk, uint64_t bytes);
 
 void bench_disk_close(struct bench_disk *disk);
 
 /* ==== saver ==== */
 
-/* Takes a snapshot of the bench's job (on request, or by the job's own rule), or restores it, on a
- * thread of its own, so that meanwhile the bench can order steps or be interrupted. */
+/* Takes a snapshot of the bench's job (on request, or by the job's own rule), or restores the snapshot.
+ * This runs on a separate thread, so that meanwhile the bench can order steps or be interrupted. */
 
 struct bench_saver {
     /* Set by the caller, before begin */
     struct local *local;
     const char *job;
     bool restores; /* true: restores the last snapshot that was taken; false: takes one */
-    /* 0: the thread requests the snapshot; else the job takes it, at the next step that is a multiple of
-     * this */
+    /* 0: the thread requests the snapshot; else the job takes the snapshot, at the next step that is a
+     * multiple of this number */
     uint64_t every;
     /* The last snapshot; valid after end */
     char id[CAIRN_SNAPSHOT_ID_BYTES]; /* "": none */
     char path[PATH_MAX];              /* its folder */
-    /* bench_now at the request or start, and at the commit or restored state */
+    /* begin: bench_now at the request or the start. end: bench_now when the snapshot is committed or the
+     * state restored */
     double begin, end;
     uint64_t bytes;
     /* Used by the thread */
@@ -325,16 +331,18 @@ struct bench_saver {
     atomic_bool is_over;
 };
 
-/* Starts the thread. False, with the error printed: no thread could be started. */
+/* Starts the thread. Returns false after printing the error if no thread could be started. */
 bool bench_save_begin(struct bench_saver *saver);
-/* Waits for the thread to end. False: the operation failed, and the error was printed, or a signal came.
- * With `gives_up` the daemons are stopped, which ends the operation. */
+/* Waits for the thread to end. Returns false if the operation failed (the error was printed) or a signal
+ * came. With `gives_up` the daemons are stopped, which ends the operation. */
 bool bench_save_end(struct bench_saver *saver, bool gives_up);
-/* Begins and ends. Returns seconds; 0: it failed. */
+/* Calls bench_save_begin and bench_save_end. Returns the seconds of the operation; 0 if it failed. */
 double bench_save(struct bench_saver *saver);
-/* Removes the last snapshot that was taken, if there is one. False, with the error printed. */
+/* Removes the last snapshot that was taken, if there is one. Returns false after printing the error if this
+ * failed. */
 bool bench_save_remove(struct bench_saver *saver);
-/* Drops the job, as if the cluster had lost it; its snapshots remain. False, with the error printed. */
+/* Drops the job, as if the cluster had lost it; its snapshots remain. Returns false after printing the
+ * error if this failed. */
 bool bench_save_drop_job(struct bench_saver *saver);
 /* Drops the bytes that were written for the snapshot from the page cache. */
 void bench_save_make_cold(const struct bench_saver *saver);
@@ -353,14 +361,16 @@ struct bench_interval {
 };
 
 struct bench_slowdown {
-    uint32_t steps;                 /* the smaller of the counts without and with */
+    /* the number of steps without a snapshot, or with one: the smaller of the two */
+    uint32_t steps;
     double mean_without, mean_with; /* of all steps */
-    double slowdown;                /* (with - without) / without */
+    double slowdown;                /* (mean_with - mean_without) / mean_without */
     double median;                  /* of the steps without a snapshot */
     double worst_without, worst_with;
     double worst_over_median; /* of the steps with a snapshot */
     double worst_added;       /* worst_with - median */
-    double memory_added;      /* of the worst shard: peak bytes with - without */
+    /* the growth of the shard that grew most: its peak bytes with a snapshot - without a snapshot */
+    double memory_added;
 };
 
 /* Compares pairs[pair_count] of consecutive intervals, [0] without and [1] with a snapshot; every
@@ -376,8 +386,8 @@ bool bench_interval_add(struct bench_interval *interval, double seconds);
  * run. */
 
 /* Runs a script in `count` processes at the same time; each receives a folder, `elems`, `count` and its own
- * index, and prints two numbers. numbers_out has the maximum of each. 1: the numbers are valid; 0: they are
- * not; -1: a signal came. */
+ * index, and prints two numbers. numbers_out has the maximum of each number over the processes. 1: the
+ * numbers are valid; 0: they are not valid; -1: a signal came. */
 int bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
                     double numbers_out[static 2]);
 
@@ -390,7 +400,7 @@ struct bench_torch {
 /* Saves `elems` f32 parameters, and as many elements of each moment: with torch.save by one process, the
  * median of three runs; and with async_save by `workers` processes at the same time, each with its part
  * (the second run, whose memory is already allocated). python3 is found in PATH, else /usr/bin/python3. If
- * python3 or a module is missing, this is printed. False: a signal came. */
+ * python3 or a module is missing, a message says so. False: a signal came. */
 bool bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
                          struct bench_torch *out);
 

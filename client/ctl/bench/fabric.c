@@ -1,16 +1,18 @@
 /* cairn bench fabric: the throughput of the fabric for pushes and fetches, including all work of client and
- * shard on a chunk in transit, against programs that only move the same number of bytes:
+ * shard on a chunk in transit, compared with programs that only move the same number of bytes:
  *
  *   --path ucx        ucx_perftest -t ucp_am_bw -E sleep -e with chunks, window, header and settings of the
  *                     fabric (raw TCP where it is not installed)
- *   --path one-sided  the same; the receiver reads the chunks, which UCX emulates over TCP
+ *   --path one-sided  the same; the receiver reads the chunks; over TCP UCX emulates these reads
  *   --path mapped     memcpy
  *
- * A run pushes RUN_BYTES and fetches as many; its figure is the sum of bytes over the sum of both times.
+ * A run pushes RUN_BYTES and fetches as many bytes. The figure of the run is the sum of the bytes, divided
+ * by the sum of both times.
  *
- * perftest repeatedly sends one buffer, which stays in the cache, and reads none of its bytes. So a run on
- * the path "ucx" has three more variants, which show the causes of the difference: without checksums (and
- * with UCX's own way of receiving), with a single chunk, and with both, which is what perftest does. */
+ * perftest repeatedly sends one buffer, which stays in the cache, and never reads the bytes of the buffer.
+ * So a run on the path "ucx" has three more variants, which show the causes of the difference: without
+ * checksums (and with UCX's own way of receiving), with a single chunk, and with both changes, as perftest
+ * works. */
 #include "client/ctl/bench/bench.h"
 
 #include <errno.h>
@@ -43,7 +45,7 @@
 
 /* The reference that the fabric is measured against: moves the same bytes by the shortest path. */
 
-/* Functions return GB/s; 0, with the error printed: the run failed. */
+/* Functions return GB/s. If the run failed, they print the error and return 0. */
 
 #define PROGRAM     "ucx_perftest"
 #define WARM_CHUNKS 16
@@ -78,10 +80,11 @@ static int listen_at(uint16_t *port)
 
 /* ---- ucx_perftest ---- */
 
-/* ucx_perftest -t ucp_am_bw -E sleep -e: two processes that send one buffer into one other buffer, with
- * the fabric's settings, and sleep like the fabric. (-E poll is faster if both processes have an idle
- * core, and many times slower if they do not. -e: endpoints with error handling, like Cairn's, without
- * which a dead peer is never noticed; without -e perftest is 1.4 times as fast, over another lane.) */
+/* ucx_perftest -t ucp_am_bw -E sleep -e: two processes that send one buffer into one other buffer, with the
+ * fabric's settings, and sleep like the fabric. (-E poll is faster if both processes have an idle core, and
+ * many times slower if they do not. -e: endpoints with error handling, like Cairn's, because without error
+ * handling a dead peer is never noticed. Without -e perftest uses another lane, and is 1.4 times as
+ * fast.) */
 static bool bench_perftest_is_there(void)
 {
     char path[4096], *rest = NULL;
@@ -96,7 +99,8 @@ static bool bench_perftest_is_there(void)
     return false;
 }
 
-/* Starts it with the settings of the fabric (proto/fabric/ucx.c); `out`: the descriptor for its output. */
+/* Starts ucx_perftest with the settings of the fabric (proto/fabric/ucx.c); `out`: the descriptor for its
+ * output. */
 static pid_t start_perftest(char *const *arguments, int out)
 {
     static const char *const settings[][2] = {
@@ -122,7 +126,8 @@ static pid_t start_perftest(char *const *arguments, int out)
     _exit(127);
 }
 
-/* Reads until the other end closes the pipe; false: not within the limit. */
+/* Reads until the other end closes the pipe. False: the other end did not close the pipe within the time
+ * limit. */
 static bool read_output(int fd, char text[OUTPUT_MAX])
 {
     size_t have = 0;
@@ -151,7 +156,7 @@ static double microseconds_of(const char *text)
     return us;
 }
 
-/* Makes one attempt; 0 if the server does not listen yet. */
+/* Makes one attempt, and returns microseconds per message; 0 if the server does not listen yet. */
 static double try_client(char *const *arguments)
 {
     char text[OUTPUT_MAX];
@@ -186,7 +191,7 @@ static double bench_perftest(size_t chunk_bytes, uint64_t chunks)
     char port[8], size[24], count[24], warm[8], window[8];
     uint16_t number = 0;
     const int probe = listen_at(&number);
-    if (probe >= 0) close(probe); // just freed: no other process gets it this soon
+    if (probe >= 0) close(probe); // the port was just freed: no other process gets it this soon
     snprintf(port, sizeof port, "%u", number);
     snprintf(size, sizeof size, "%zu", chunk_bytes);
     snprintf(count, sizeof count, "%" PRIu64, chunks);
@@ -197,13 +202,13 @@ static double bench_perftest(size_t chunk_bytes, uint64_t chunks)
                                   size,    "-n",        count, "-w",    warm, "-O",        window,
                                   "-H",    "128",       "-E",  "sleep", "-e", "-fv",       NULL };
     // If built with MPI (Debian 13), perftest exits immediately because mpirun did not start it, unless an
-    // option tells it not to use MPI; if built without MPI, perftest rejects that option.
+    // option turns MPI off. If built without MPI, perftest rejects that option.
     char *const server_alone[] = { PROGRAM, "-P", "0", "-p", port, "-E", "sleep", "-e", NULL };
     char *const client_alone[] = { PROGRAM, "127.0.0.1", "-P", "0",    "-p", port,
                                    "-t",    "ucp_am_bw", "-s", size,   "-n", count,
                                    "-w",    warm,        "-O", window, "-H", "128",
                                    "-E",    "sleep",     "-e", "-fv",  NULL };
-    static bool has_mpi; // as the first call found out
+    static bool has_mpi; // set by the first call
     double us = has_mpi ? 0 : try_pair(server_line, client_line);
     if (!(us > 0)) {
         us = try_pair(server_alone, client_alone);
@@ -224,7 +229,7 @@ static uint8_t *make_bytes(size_t bytes)
     return made != MAP_FAILED ? made : NULL;
 }
 
-/* The child: reads all bytes into memory of a window, and acknowledges them. */
+/* Runs in the child: reads all bytes into memory for one window of chunks, and acknowledges the bytes. */
 static int swallow(int fd, size_t chunk_bytes, uint64_t chunks)
 {
     const size_t room = BENCH_WINDOW * chunk_bytes;
@@ -288,7 +293,8 @@ static double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
 /* Measures memcpy of one area to another, each of `area_bytes`. */
 static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks)
 {
-    static uint8_t *from, *to; // kept: the fabric's memory was touched before, too
+    // The memory is kept between calls, because the fabric's memory was touched before, too.
+    static uint8_t *from, *to;
     if (from == NULL) from = make_bytes(area_bytes);
     if (to == NULL) to = make_bytes(area_bytes);
     if (from == NULL || to == NULL) {
@@ -305,8 +311,8 @@ static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunk
 
 /* ==== ends ==== */
 
-/* The two ends of a bench of the fabric: this process as the worker, and a child as the shard. Each does
- * to a chunk in transit exactly what the client library or a shard does to it, and nothing else.
+/* The two ends of a bench of the fabric: this process as the worker, and a child as the shard. Each process
+ * does to a chunk in transit exactly the work that the client library or a shard does, and no other work.
  *
  *   push:  worker  checksum, PUSH ──►  shard  receive into a slot, checksum, ACK
  *          (to a peer that maps: no checksum; the peer reads the complete chunk in place)
@@ -317,22 +323,23 @@ static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunk
  * Headers have 128 bytes, BENCH_WINDOW chunks are in flight, and each end has one libuv loop that sleeps
  * when idle. The child ends when the worker's end closes, or with this process. */
 
-/* Bits: work that is omitted, to measure its cost. */
+/* Bits for the work that a run omits, to measure the cost of this work. */
 enum bench_less {
     BENCH_UNCHECKED = 1, /* no checksum is computed or compared */
-    BENCH_ONE_CHUNK = 2  /* one chunk repeatedly instead of the area: it stays in the caches */
+    BENCH_ONE_CHUNK = 2  /* one chunk, which stays in the caches, is moved instead of the area */
 };
 
 struct bench_ends;
 
-/* The worker's end and the shard's. */
+/* The worker's end and the shard's end. */
 
-#define SLOTS      (8 * BENCH_WINDOW) /* releases and new requests take different paths */
-#define STALLED_MS 10000              /* without a chunk: treated as lost */
+/* more than the window, because releases and new requests take different paths */
+#define SLOTS      (8 * BENCH_WINDOW)
+#define STALLED_MS 10000 /* after this time without a chunk the connection counts as lost */
 #define JOB        1
 #define MEMBER     1
 
-/* A chunk in flight: of the worker's end, or a slot or reply of the shard's. */
+/* A chunk in flight: at the worker's end, a request; at the shard's end, a slot or a reply. */
 struct flight {
     struct end *end;
     struct chunk_header header;
@@ -340,7 +347,7 @@ struct flight {
     uint64_t came;  /* the checksum of the received bytes */
     bool lent;      /* the fabric is using its memory */
     bool answered;
-    struct flight *next; /* in the list of free ones */
+    struct flight *next; /* in the list of free flights */
 };
 
 /* One of the two processes. */
@@ -544,7 +551,7 @@ static void worker_on_answer(struct end *end, const struct chunk_header *header,
 {
     if (header->request >= SLOTS || (header->kind == CAIRN_CHUNK_DATA) != (message != NULL) ||
         header->kind == CAIRN_CHUNK_NAK || header->payload_bytes > end->chunk_bytes) {
-        end->is_lost = true; // only a fault causes this answer
+        end->is_lost = true; // this answer means that something is broken
         if (message != NULL) fabric_drop(message);
         return;
     }
@@ -579,7 +586,7 @@ static void on_message(void *arg, const void *bytes, size_t size, size_t payload
         return;
     }
     if (is_ours) flight = take_flight(end);
-    if (flight == NULL) { // more chunks are in flight than the window explains
+    if (flight == NULL) { // more chunks are in flight than the window allows
         end->is_lost = true;
         uv_stop(&end->loop); // the other end notices when this end closes
         if (message != NULL) fabric_drop(message);
@@ -605,7 +612,7 @@ static uint8_t *map_area(struct end *end, size_t bytes)
             const uint32_t word = (uint32_t)(i * 2654435761u);
             memcpy((uint8_t *)area + i, &word, sizeof word);
         }
-    // The region owns the descriptor; both end with the process.
+    // The region owns the descriptor. Both are released when the process ends.
     const bool ok = area != MAP_FAILED && fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0 &&
                     fabric_region_add(end->fabric, area, bytes, fd, "", 0, &end->region) ==
                         CAIRN_OK;
@@ -621,7 +628,7 @@ static bool make_memory(struct end *end)
     end->landing = pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (end->area == NULL || end->checksums == NULL || end->landing == MAP_FAILED) return false;
     madvise(end->landing, bytes, MADV_HUGEPAGE);
-    madvise(end->landing, bytes, MADV_DONTFORK); // else a reference's fork causes page faults
+    madvise(end->landing, bytes, MADV_DONTFORK); // else a fork of the reference causes page faults
     memset(end->landing, 0, bytes);
     for (size_t i = 0; i < SLOTS; i++) {
         end->flights[i] = (struct flight) { .end = end, .bytes = end->landing };
@@ -687,7 +694,7 @@ static int shard_main(struct end *end, const char *path, int line)
     uv_poll_start(&watch, UV_READABLE | UV_DISCONNECT, on_line);
     uv_run(&end->loop, UV_RUN_DEFAULT);
     fabric_close(end->fabric);
-    return 0; // its memory ends with the process
+    return 0; // its memory is freed when the process ends
 }
 
 /* ---- the worker's process ---- */
@@ -714,11 +721,11 @@ static void bench_ends_close(struct bench_ends *ends)
     if (ends->shard > 0)
         while (waitpid(ends->shard, NULL, 0) < 0 && errno == EINTR) {}
     free(worker->checksums);
-    free(ends); // its mappings end with the process, which is about to end
+    free(ends); // the mappings are released when the process ends, which is soon
 }
 
-/* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory. NULL, with the error
- * printed: the ends could not be opened. */
+/* path: a kind of fabric, or "one-sided": the kind ucx, with ends that read each other's memory. Returns
+ * NULL after printing the error if the ends could not be opened. */
 static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
 {
     struct bench_ends *ends = calloc(1, sizeof *ends);
@@ -769,8 +776,8 @@ static double run_chunks(struct bench_ends *ends, uint8_t kind, uint64_t chunks,
     return 0;
 }
 
-/* Moves `chunks` chunks in one direction, omitting `less` (enum bench_less). Returns the seconds it
- * took; 0, with the error printed: the run failed. */
+/* Moves `chunks` chunks in one direction, omitting the work in `less` (enum bench_less). Returns the
+ * seconds of the run. Returns 0 after printing the error if the run failed. */
 static double bench_ends_push(struct bench_ends *ends, uint64_t chunks, unsigned less)
 {
     return run_chunks(ends, CAIRN_CHUNK_PUSH, chunks, less);
@@ -803,7 +810,7 @@ static double bench_ends_cpu(const struct bench_ends *ends)
 #define CHUNK_DEFAULT ((uint64_t)1 << 20)
 #define CHUNK_MAX     ((uint64_t)4 << 20) /* as for chunks of a layout */
 
-/* A run's other variants, each with half as many chunks. */
+/* The other variants of a run; each moves half as many chunks. */
 static const struct {
     unsigned less;
     const char *name, *ratio_name;
@@ -862,7 +869,7 @@ static double run_reference(void *context)
 {
     const struct fabric_bench *bench = context;
     if (bench->is_mapped) return bench_memcpy(BENCH_AREA_BYTES, bench->chunk_bytes, bench->chunks);
-    if (bench->has_perftest) // longer: perftest counts bytes in sockets as sent
+    if (bench->has_perftest) // perftest counts bytes in sockets as sent, so it gets a longer run
         return bench_perftest(bench->chunk_bytes, PERFTEST_RUNS * bench->chunks);
     return bench_raw_tcp(bench->chunk_bytes, bench->chunks);
 }

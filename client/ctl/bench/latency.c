@@ -16,27 +16,27 @@
 
 /* ==== idle ==== */
 
-/* Measures how much processor time the daemons of the bench's own cluster use while nothing happens: of
- * all threads, in nanoseconds, so other load on the machine does not change the figure. */
+/* Measures how much processor time the daemons of the bench's own cluster use while nothing happens: the
+ * time is that of all threads, in nanoseconds, so other load on the machine does not change the figure. */
 
 #define BENCH_IDLE_LIMIT 0.5 /* percent of a core, per daemon */
 
 #define SETTLE_S 0.2 /* for work still in flight after the last round */
 
-/* Waits for `seconds`. False: a daemon ended, which was printed, or a signal came. */
+/* Waits for `seconds`. False: a daemon ended (a message was printed), or a signal came. */
 static bool let_go_by(struct local *local, double seconds)
 {
     const double end_s = bench_now() + seconds;
     for (double left_s = seconds; left_s > 0; left_s = end_s - bench_now()) {
         const int number = local_signal(local, (int)(left_s * 1000) + 1, NULL);
-        if (number != 0 && number != SIGCHLD) return false; // the user knows of it
+        if (number != 0 && number != SIGCHLD) return false; // the user sent this signal
         if (local_daemons_reap(local) > 0) return false;
     }
     return true;
 }
 
 /* Waits for `seconds` and computes the percentage of one core that the busiest daemon used. Attached
- * workers are idle meanwhile. False: a daemon ended, which was printed, or a signal came. */
+ * workers are idle meanwhile. False: a daemon ended (a message was printed), or a signal came. */
 static bool bench_idle(struct local *local, double seconds, double *percent_out)
 {
     double before_s[1 + CTL_SHARDS_MAX], most_s = 0;
@@ -59,9 +59,9 @@ static bool bench_idle(struct local *local, double seconds, double *percent_out)
 
 /* ==== latency ==== */
 
-/* cairn bench latency: measures an empty step, which pushes nothing and updates a tiny model: the cost of a
- * round however small the model is. The path of its messages, from the last worker that begins to the first
- * worker that has the result, is eight hops long:
+/* cairn bench latency: measures an empty step, which pushes nothing and updates a tiny model. Its time is
+ * the least cost of a round, whatever the model. The path of its messages, from the last worker that begins
+ * to the first worker that has the result, is eight hops long:
  *
  *   worker ──begin──► coordinator ──open──► shard ──grant──► worker ──end of micro-batch, commit──► shard
  *     ──reduced──► coordinator ──decide──► shard ──published──► coordinator ──result──► worker
@@ -69,9 +69,9 @@ static bool bench_idle(struct local *local, double seconds, double *percent_out)
  * so the reference is eight times half a round trip between two processes that do nothing else; each sleeps
  * in read() until the other's 128 bytes arrive: raw TCP over loopback.
  *
- * The parts are measured in a second cluster of the same kind, whose shards log their progress with times
- * (bench.h); a worker's begin and end are of the same clock. Each part ends when the last shard, or the
- * last worker, has finished it.
+ * The parts are measured in a second cluster of the same kind, whose shards log the times of their progress
+ * (bench.h). A worker records its begin and end by the same clock. Each part ends when the last shard, or
+ * the last worker, has finished this part.
  *
  * idle_percent is the share of a core that the busiest daemon uses while all workers are attached and none
  * begins a round: waiting should cost nothing (idle_percent_limit). It is not measured on the user's own
@@ -152,7 +152,7 @@ static struct bench_report report_of(struct block *block, uint32_t count)
     struct bench_report report = { { 0 } };
     if (count > BLOCK_ROUNDS) count = BLOCK_ROUNDS;
     report.figures[FIGURE_STEP] = bench_spread_of(block->step, count).median;
-    report.figures[FIGURE_P99] = block->step[count - 1 - count / 100]; // sorted by now
+    report.figures[FIGURE_P99] = block->step[count - 1 - count / 100]; // sorted by the call above
     report.figures[FIGURE_BEGIN] = bench_spread_of(block->begin, count).median;
     report.figures[FIGURE_COMMIT] = bench_spread_of(block->commit, count).median;
     report.figures[FIGURE_ACK] = bench_spread_of(block->ack, count).median;
@@ -179,7 +179,7 @@ static int work_latency(const struct bench_worker *worker)
 
 /* ---- subject and reference ---- */
 
-/* Runs a block and returns the slowest worker's figure; 0: it failed. */
+/* Runs a block of rounds and returns the slowest worker's figure; 0: the block failed. */
 static double run_block(struct latency_bench *bench, uint32_t word, int figure)
 {
     const struct bench_order order = { word, BLOCK_ROUNDS };

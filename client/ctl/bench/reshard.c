@@ -1,9 +1,10 @@
 /* cairn bench reshard: moves the job of one worker from `from` shards to `to` shards and back, in the
- * bench's own cluster. At rest, it alternates the move with a memcpy of the same number of bytes by all
- * cores, and reports separately how fast state arrives, according to the receiving shards, and how long
- * the complete move takes. During training, with a backward of 200 ms that sleeps and one that computes
- * on every core, it reports how much longer the longest step is than the median before the move. It also
- * measures a snapshot and its restore over the same shards, and torch.save and load if Python has torch. */
+ * bench's own cluster. At rest, the bench alternates the move with a memcpy of the same number of bytes by
+ * all cores. It reports how fast state arrives, according to the receiving shards, and how long the
+ * complete move takes. During training, the bench reports how much longer the longest step is than the
+ * median before the move. Steps then have a backward of 200 ms, which sleeps in one series and computes on
+ * every core in the other. The bench also measures a snapshot and its restore over the same shards, and
+ * torch.save and load if Python has torch. */
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -24,8 +25,8 @@
 
 /* ==== copy ==== */
 
-/* The reference for the bench of moves: memcpy of the same number of bytes, by one thread or by one
- * thread per core, to memory that was written before or to fresh memory. */
+/* The reference for the bench of moves: memcpy of the same number of bytes, by one thread or by one thread
+ * per core. The destination is memory that was written before, or fresh memory. */
 
 /* Two areas of memory; zero: not allocated yet. */
 struct bench_copier {
@@ -90,8 +91,9 @@ static void *copy_copy(void *context)
     return NULL;
 }
 
-/* Returns GB/s; 0, with the error printed: no memory, or no thread. `is_fresh`: the destination's pages
- * are allocated during the copy. Areas are reallocated when their size changes. */
+/* Returns GB/s. Returns 0 after printing the error if there is no memory, or no thread could be started.
+ * `is_fresh`: the destination's pages are allocated during the copy. Areas are reallocated when their size
+ * changes. */
 static double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh)
 {
     struct part parts[THREADS_MAX];
@@ -123,10 +125,11 @@ static double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t thr
 struct bench_move {
     double seconds; /* from the request until the coordinator reports the move as done */
     double moved_bytes, least_bytes, slices;
-    double state_bytes, state_s; /* received by shards, and the time for it, slice by slice */
-    /* over all slices: until all were ready, in force, complete */
+    /* the bytes that shards received; the time for them, summed over slices */
+    double state_bytes, state_s;
+    /* summed over all slices: the time until the slices were ready, in force, complete */
     double prepare_s, cut_s, waited_s;
-    /* the maximum over shards of peak / (bytes owned before or after, and a slice) */
+    /* the maximum over shards of the peak bytes / (the bytes owned before or after the move + a slice) */
     double memory;
 };
 
@@ -136,7 +139,7 @@ struct bench_mover {
     const char *job;
     uint32_t first, last; /* "shard-FIRST" to "shard-LAST" */
     bool adds;            /* true: the shards join; false: they are drained */
-    /* the move starts when nobody trains the job, as the coordinator sees it */
+    /* the move starts only when, according to the coordinator, nobody trains the job */
     bool rests;
     /* Used by the thread */
     struct ctl ctl;
@@ -157,7 +160,7 @@ static void look_at_memory(const struct local *local, uint64_t *most)
     }
 }
 
-/* Returns the reply to one request; NULL, with the error printed: the request failed. */
+/* Returns the reply to one request. Returns NULL after printing the error if the request failed. */
 static ProtobufCMessage *ask_reshard(struct bench_mover *m, uint32_t op)
 {
     char names[CTL_SHARDS_MAX][24], *list[CTL_SHARDS_MAX];
@@ -178,7 +181,7 @@ static ProtobufCMessage *ask_reshard(struct bench_mover *m, uint32_t op)
     return called == CAIRN_OK ? reply : NULL;
 }
 
-/* 1: the move continues; 0: done; -1, with the error printed: it failed. */
+/* Returns 1 if the move continues, 0 if the move is done, and -1 after printing the error if it failed. */
 static int check_move(struct bench_mover *m, const Cairn__ReshardTold *told)
 {
     const Cairn__ReshardJob *job = told->n_jobs == 1 ? told->jobs[0] : NULL;
@@ -208,7 +211,7 @@ static int step_move(struct bench_mover *m, uint32_t op)
     return goes_on;
 }
 
-/* Waits until nobody trains the job. False, with the error printed: a request failed. */
+/* Waits until nobody trains the job. Returns false after printing the error if a request failed. */
 static bool await_rest(struct bench_mover *m)
 {
     for (bool rests = false; !rests;) {
@@ -255,7 +258,7 @@ static void *run_move(void *context)
     return NULL;
 }
 
-/* Starts the move. False, with the error printed: no thread could be started. */
+/* Starts the move. Returns false after printing the error if no thread could be started. */
 static bool bench_move_begin(struct bench_mover *m)
 {
     m->ctl = *m->local->ctl;
@@ -268,7 +271,7 @@ static bool bench_move_begin(struct bench_mover *m)
     return false;
 }
 
-/* Waits for the move to end. False, with the error printed: it failed. */
+/* Waits for the move to end. Returns false after printing the error if the move failed. */
 static bool bench_move_end(struct bench_mover *m, struct bench_move *move_out)
 {
     pthread_join(m->thread, NULL);
@@ -297,7 +300,7 @@ struct reshard_bench {
     bool is_there;                /* the job is on `to` shards */
     struct bench_move last, rest; /* the last move; the sum of those at rest */
     uint32_t rests;               /* moves at rest */
-    double moved, least, memory;  /* of all moves: bytes, bytes, the worst */
+    double moved, least, memory;  /* over all moves: bytes, bytes, the worst ratio */
     struct bench_copier copier;
     double longest[2], median[2]; /* for a backward that sleeps, and one that computes; seconds */
 };
@@ -356,7 +359,7 @@ static double copy_reshard(void *context)
     return bench_copy(&b->copier, (size_t)b->last.state_bytes, bench_core_count(), false);
 }
 
-/* Returns the median of several copies; 0, with the error printed: one failed. */
+/* Returns the median of several copies. Returns 0 after printing the error if one of them failed. */
 static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_fresh)
 {
     double values[COPIES];
@@ -369,7 +372,7 @@ static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_
 
 /* ---- while it trains ---- */
 
-/* Runs a step and returns its seconds; 0, with the error printed: it failed. */
+/* Runs a step and returns its seconds. Returns 0 after printing the error if the step failed. */
 static double train(struct reshard_bench *b, uint32_t word)
 {
     struct bench_report report;
@@ -387,7 +390,7 @@ static bool train_before(struct reshard_bench *b, uint32_t word, double *median_
     return true;
 }
 
-/* Moves the job forth during steps, and back at rest. */
+/* Moves the job to the other shards during steps, and back at rest. */
 static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median_out,
                           double *longest_out)
 {
@@ -405,7 +408,8 @@ static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median
 
 /* ---- the alternatives to a move ---- */
 
-/* Returns the seconds of a committed snapshot and of its restore; 0, with the error printed: it failed. */
+/* Returns the seconds of a committed snapshot and of its restore together. Returns 0 after printing the
+ * error if one of them failed. */
 static double snapshot_and_restore(struct reshard_bench *b)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
@@ -429,7 +433,8 @@ static double snapshot_and_restore(struct reshard_bench *b)
     return called == CAIRN_OK ? seconds : 0;
 }
 
-/* Saves and loads the same state in one process; 0: this Python has no torch, which is printed. */
+/* Saves and loads the same state in one process; Returns 0 after printing a message if this Python has no
+ * torch. */
 static double torch_save_and_load(const struct reshard_bench *b)
 {
     const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
@@ -456,7 +461,7 @@ static void report_rest(const struct reshard_bench *b, json_t *parts)
     json_decref(more);
 }
 
-/* False, with the error printed: no memory. */
+/* Returns false after printing the error if there is no memory. */
 static bool report_copies(struct reshard_bench *b, json_t *parts)
 {
     static const struct {
@@ -520,7 +525,7 @@ static int run_there(struct local *local, void *context)
     return done;
 }
 
-/* Returns the default, or fewer, with a message, if memory is short. */
+/* Returns the default number of parameters. If memory is short, prints a message and returns fewer. */
 static uint64_t params_that_fit(void)
 {
     const uint64_t fit = bench_memory_bytes() / 10 * 9 / SHARD_BYTES;
@@ -597,8 +602,9 @@ int bench_reshard(struct ctl *ctl)
 
 /* ==== layout ==== */
 
-/* cairn bench layout: makes one plan, in a process of its own, so that its time and memory are only the
- * planner's. The model resembles a language model: blocks of a few large and many small tensors. */
+/* cairn bench layout: makes one plan. A separate process does this, so that its time and memory are only
+ * those of the planner. The model resembles a language model: blocks of a few large and many small
+ * tensors. */
 
 #define BOUND_SECONDS         1.0
 #define BOUND_BYTES           ((uint64_t)1 << 30)
@@ -614,8 +620,8 @@ struct layout_bench {
     double rss_bytes;
 };
 
-/* Rows of 1024 elements; the parameters that are not in norms and biases are spread over the large
- * tensors. */
+/* Tensors have rows of 1024 elements. The parameters that are not in norms and biases are spread over the
+ * large tensors. */
 static struct shape shape_of(const struct layout_bench *bench, uint32_t tensor)
 {
     const uint32_t rest = bench->tensors % UNIT_TENSORS;
@@ -629,7 +635,7 @@ static struct shape shape_of(const struct layout_bench *bench, uint32_t tensor)
     return (struct shape) { .rank = 2, .dim = { rows > 0 ? rows : 1, 1024 } };
 }
 
-/* Runs in the child. Returns 0 if the plan was made. */
+/* This runs in the child process. Returns 0 if the plan was made. */
 static int plan_layout(const struct layout_bench *bench)
 {
     const size_t count = bench->tensors;

@@ -44,8 +44,8 @@ static cairn_status set_every(struct bench_saver *s, uint64_t every)
     return ctl_amend(&s->ctl, &amend, &revision);
 }
 
-/* Records when the snapshot begins. The previous one was removed, so the first one listed is the new
- * one. */
+/* Records when the snapshot begins. The previous snapshot was removed, so the first listed snapshot is the
+ * new one. */
 static cairn_status look_for_snapshot(struct bench_saver *s)
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
@@ -195,7 +195,7 @@ struct pass {
     uint64_t bytes;
     _Atomic uint64_t next; /* the first byte that no thread has taken */
     atomic_int left;       /* threads still at work */
-    atomic_int error;      /* errno of the first that failed; 0: none */
+    atomic_int error;      /* errno of the first thread that failed; 0: no thread failed */
     atomic_bool gives_up;
 };
 
@@ -207,7 +207,7 @@ static bool move_block(int fd, bool writes, char *block, uint64_t at)
         const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
                                      : pread(fd, block + done, left, from);
         if (moved < 0 && errno == EINTR) continue;
-        if (moved == 0) errno = EIO; // the file is shorter than it was created
+        if (moved == 0) errno = EIO; // the file became shorter than it was when it was created
         if (moved <= 0) return false;
         done += (size_t)moved;
     }
@@ -220,7 +220,7 @@ static void *run_pass(void *context)
     char *block = aligned_alloc(4096, BENCH_DISK_BLOCK_BYTES);
     int none = 0;
     if (block == NULL) atomic_compare_exchange_strong(&pass->error, &none, ENOMEM);
-    // Not zeros: a disk might compress those.
+    // The bytes are not zeros, because a disk might compress zeros.
     for (size_t i = 0; block != NULL && i < BENCH_DISK_BLOCK_BYTES; i++)
         block[i] = (char)(i * 2654435761u >> 13);
     while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
@@ -235,8 +235,8 @@ static void *run_pass(void *context)
     return NULL;
 }
 
-/* Processes all blocks, and syncs what was written. Returns seconds; 0, with the error printed: it
- * failed. */
+/* Processes all blocks, and syncs the written bytes. Returns seconds. Returns 0 after printing the error if
+ * the pass failed. */
 static double make_pass(struct bench_disk *disk, int from, int to, uint64_t bytes)
 {
     struct pass pass = { .from = from, .to = to, .bytes = bytes };
@@ -263,7 +263,7 @@ static double make_pass(struct bench_disk *disk, int from, int to, uint64_t byte
     return 0;
 }
 
-/* Opens a file without a name. -1, with the error printed: it failed. */
+/* Opens a file that has no name. Returns -1 after printing the error if this failed. */
 static int open_file(struct bench_disk *disk)
 {
     int fd = -1;
@@ -309,7 +309,8 @@ void bench_disk_close(struct bench_disk *disk)
     disk->bytes = 0;
 }
 
-/* Ensures that the file to read exists, with complete blocks. False, with the error printed: it failed. */
+/* Ensures that the file to read exists, with complete blocks. Returns false after printing the error if
+ * this failed. */
 static bool have_file(struct bench_disk *disk, uint64_t bytes)
 {
     if (disk->bytes != bytes) bench_disk_close(disk);
@@ -372,7 +373,8 @@ static struct snake start_snake(struct local *local, const char *python, const c
     return snake;
 }
 
-/* Reads the process's two numbers, and waits for its end. 1: valid; 0: not; -1: a signal came. */
+/* Reads the process's two numbers, and waits until the process ends. 1: the numbers are valid; 0: they are
+ * not valid; -1: a signal came. */
 static int await_torch(struct local *local, const struct snake *snake, double numbers_out[static 2])
 {
     struct pollfd wait = { .fd = snake->fd, .events = POLLIN };
@@ -396,7 +398,7 @@ static void end_snake(struct snake *snake)
 {
     if (snake->fd >= 0) close(snake->fd);
     if (snake->pid < 0) return;
-    kill(snake->pid, SIGKILL); // a process that has printed has nothing left to do
+    kill(snake->pid, SIGKILL); // once the process has printed, it has no more work
     while (waitpid(snake->pid, NULL, 0) < 0 && errno == EINTR) {}
 }
 

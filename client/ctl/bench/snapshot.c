@@ -22,8 +22,9 @@
 
 /* ==== shared ==== */
 
-/* cairn bench snapshot: shared by its parts. Each part runs in the bench's own cluster, whose folder is
- * in --dir, so everything that is written is in that folder and is removed with it. */
+/* The declarations that the parts of cairn bench snapshot share. Each part runs in the bench's own cluster.
+ * The cluster's folder is in --dir and has everything that is written, so all of it is removed with the
+ * folder. */
 
 #define SNAPSHOT_RUNS 5 /* of each kind, unless --seconds sets the duration */
 
@@ -38,21 +39,23 @@ struct snapshot_bench {
     struct bench_crew crew;
     struct bench_disk disk;
     struct bench_saver saver;
-    uint64_t steps; /* the number that the job has completed */
-    double stall_s; /* of async_save of the same state; 0: not measured */
+    uint64_t steps; /* the number of steps that the job has completed */
+    double stall_s; /* how long async_save of the same state blocks its callers; 0: not measured */
 };
 
 #define SNAPSHOT_TENSORS_DEFAULT 64
 #define REST_PARAMS              180000000u /* 2 GiB of state */
 #define INTERVAL_PARAMS          64000000u
 #define INTERVAL_SECONDS         60.0
-#define BACKWARD_S               0.2 /* less if an interval is too short for ten of them */
-#define DURABLE_S                30 /* a snapshot must be durable by then, whatever the effect on steps */
-#define STATE_BYTES              12 /* per element in a snapshot: the parameter, two moments */
-#define SHARD_BYTES              28 /* per element of state, with the shard's other memory */
-#define STAGING_BYTES            12 /* per element, while a snapshot is taken */
-#define WORKER_BYTES             8
-#define ON_DISK                  3.2 /* a snapshot, raw files or torch's, and overhead; in snapshots */
+#define BACKWARD_S               0.2 /* less if an interval is too short for ten such steps */
+/* a snapshot must be durable after this time, even if that slows the steps */
+#define DURABLE_S     30
+#define STATE_BYTES   12 /* per element in a snapshot: the parameter, two moments */
+#define SHARD_BYTES   28 /* per element of state, with the shard's other memory */
+#define STAGING_BYTES 12 /* per element, while a snapshot is taken */
+#define WORKER_BYTES  8
+/* the disk space needed, as a multiple of a snapshot: a snapshot, raw or torch files, overhead */
+#define ON_DISK 3.2
 
 /* ---- what the parts share ---- */
 
@@ -72,7 +75,8 @@ static void snapshot_set(struct snapshot_bench *b, const char *name, double valu
     json_object_set_new(b->parts, name, json_real(value));
 }
 
-/* Runs a step of all workers. Returns the seconds of the slowest; 0, with the error printed: it failed. */
+/* Runs a step of all workers. Returns the seconds of the slowest worker. Returns 0 after printing the error
+ * if the step failed. */
 static double snapshot_step(struct snapshot_bench *b, uint32_t word)
 {
     struct bench_report reports[BENCH_WORKERS_MAX];
@@ -82,8 +86,8 @@ static double snapshot_step(struct snapshot_bench *b, uint32_t word)
     return bench_greatest(reports, b->workers, STEP_FIGURE_ALL);
 }
 
-/* Starts the workers and runs a first step. False, with the error printed: a worker failed;
- * bench_crew_stop is needed. */
+/* Starts the workers and runs a first step. Returns false after printing the error if a worker failed;
+ * bench_crew_stop is needed even then. */
 static bool snapshot_crew_start(struct snapshot_bench *b)
 {
     return bench_crew_start(&b->crew, b->local, b->workers, bench_step_work, &b->plan) &&
@@ -92,8 +96,9 @@ static bool snapshot_crew_start(struct snapshot_bench *b)
 
 /* ==== rest ==== */
 
-/* A job at rest: its snapshot, against a file of the same size and torch.save; and its restore, onto the
- * same shards and onto one more, with none of it in the page cache. */
+/* Measures a job at rest. The snapshot of the job is compared with a file of the same size and with
+ * torch.save. Then the snapshot is restored onto the same shards, and onto one more shard, with nothing of
+ * it in the page cache. */
 
 /* ---- writing ---- */
 
@@ -105,8 +110,8 @@ static double write_once(void *context)
     return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
-/* Writes the bytes of a snapshot directly to the disk, in GB/s; `context` is the bench. 0, with the
- * error printed: it failed. */
+/* Writes the bytes of a snapshot directly to the disk, and returns GB/s; `context` is the bench. Returns 0
+ * after printing the error if the write failed. */
 static double snapshot_write_raw(void *context)
 {
     struct snapshot_bench *b = context;
@@ -135,7 +140,8 @@ static int add_torch(struct snapshot_bench *b)
     return -1;
 }
 
-/* Ensures a job at rest and a snapshot of it. False, with the error printed: it failed. */
+/* Ensures that there is a job at rest, and a snapshot of the job. Returns false after printing the error if
+ * this failed. */
 static bool snapshot_make(struct snapshot_bench *b)
 {
     return b->saver.id[0] != '\0' || (make_job(b) && bench_save(&b->saver) > 0);
@@ -151,7 +157,8 @@ static int snapshot_write(struct snapshot_bench *b)
 
 /* ---- reading ---- */
 
-/* Restores over the live job, which is given up only for files that were verified before. */
+/* Restores over the live job. The live job is given up only after the files of the snapshot have been
+ * verified. */
 static double read_over_job(struct snapshot_bench *b)
 {
     bench_save_make_cold(&b->saver);
@@ -174,7 +181,7 @@ static double read_raw(void *context)
     return bench_disk_read(&b->disk, snapshot_bytes(b));
 }
 
-/* Restores in place of the job, once; and onto one more shard than the snapshot was written by. */
+/* Restores once in place of the job. Then restores onto one more shard than wrote the snapshot. */
 static int read_otherwise(struct snapshot_bench *b)
 {
     double values[SNAPSHOT_RUNS];
@@ -200,15 +207,16 @@ static int snapshot_bench_read(struct snapshot_bench *b)
 
 /* ==== interval ==== */
 
-/* A training job with one snapshot in an interval: intervals without and with a snapshot alternate, so
- * that other load on the machine affects both. Runs with a backward that sleeps, and with one that
- * computes on every core; and, sleeping again, with a snapshot that the job takes by its own rule, at a
- * step. */
+/* Measures a training job with one snapshot per interval. Intervals without and with a snapshot alternate,
+ * so that other load on the machine affects both kinds. The part runs three times: with a backward that
+ * sleeps; with a backward that computes on every core; and with one that sleeps, while the job takes the
+ * snapshot by its own rule, at a step. */
 
 #define PAIRS     2
 #define STEPS_MIN 5   /* per interval, however short it is */
 #define BEFORE    0.1 /* the fraction of an interval before the snapshot is requested */
-#define DUE       30  /* steps until a snapshot by the job's own rule is due: time to prepare */
+/* steps until a snapshot by the job's own rule is due, so that shards have time to prepare */
+#define DUE 30
 
 static const struct kind {
     const char *how;
@@ -231,7 +239,7 @@ static void take_peaks(const struct local *local, struct bench_interval *interva
         interval->shard_bytes[s - 1] = bench_process_peak(local->daemons[s].pid);
 }
 
-/* Runs one more step. False, with the error printed: it failed. */
+/* Runs one more step. Returns false after printing the error if the step failed. */
 static bool add_step(struct snapshot_bench *b, uint32_t word, struct bench_interval *interval)
 {
     const double seconds = snapshot_step(b, word);
@@ -295,7 +303,7 @@ static json_t *steps_json(const struct bench_interval *interval)
     return object;
 }
 
-/* Adds every step, for readers who want to see which of them caused a bad ratio. */
+/* Adds every step to the figures, so that a reader can see which steps caused a bad ratio. */
 static void add_steps(struct snapshot_bench *b, const char *how, struct bench_interval (*pairs)[2])
 {
     char name[48];
@@ -360,7 +368,7 @@ static struct bench_spread spread_of_one(double value)
     return (struct bench_spread) { value, value, value };
 }
 
-/* Runs before training starts, because it would take cores. */
+/* This runs before training starts, because it would take cores from the training. */
 static bool measure_stall(struct snapshot_bench *b)
 {
     struct bench_torch torch;
@@ -471,8 +479,8 @@ bool bench_slowdown_of(const struct bench_interval (*pairs)[2], uint32_t pair_co
 
 /* ==== manifest ==== */
 
-/* The manifest of a large snapshot: written durably, and read and verified. The snapshot's other files
- * have the sizes that the manifest lists, but no blocks on the disk. */
+/* Measures the manifest of a large snapshot, which is written durably, then read and verified. The
+ * snapshot's other files have the sizes that the manifest lists, but no blocks on the disk. */
 
 #define MANIFEST_TENSORS_DEFAULT 100000
 #define SHARDS_DEFAULT           256
@@ -522,7 +530,7 @@ static bool make_file(const char *folder, const char *path, uint64_t bytes)
     return is_made;
 }
 
-/* Creates the block sums of one file of the bench: [blocks], all different. NULL: no memory. */
+/* Returns the block sums of one file of the bench: [blocks] sums, which all differ. NULL: no memory. */
 static uint8_t *make_sums(uint64_t blocks)
 {
     const size_t bytes = (size_t)blocks * CAIRN_SNAPSHOT_SUM_BYTES;
@@ -624,8 +632,8 @@ static int snapshot_manifest(struct snapshot_bench *b)
 
 /* ==== export ==== */
 
-/* cairn snapshot export of a complete snapshot, in a process of its own, against writing a file of the
- * same size, and against reading and writing one. */
+/* Measures cairn snapshot export of a complete snapshot, in a separate process. The export is compared with
+ * writing a file of the same size, and with reading and writing such a file. */
 
 #define EXPORT_LOOK_MS 2
 
@@ -637,7 +645,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return remove(path);
 }
 
-/* In the child: executes this program again. */
+/* This runs in the child process, and executes this program again. */
 static void become_export(const struct snapshot_bench *b, const char *to)
 {
     const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -656,13 +664,14 @@ static bool await_export(const struct snapshot_bench *b, pid_t pid)
         const pid_t ended = waitpid(pid, &status, gives_up ? 0 : WNOHANG);
         if (ended == pid || (ended < 0 && errno != EINTR)) break;
         gives_up = gives_up || bench_is_interrupted(b->local);
-        if (gives_up) kill(pid, SIGINT); // it removes what it has written
+        if (gives_up) kill(pid, SIGINT); // then the export removes the files that it has written
         poll(NULL, 0, EXPORT_LOOK_MS);
     }
     return !gives_up && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/* Exports the snapshot. Returns GB/s of its bytes, which are read from the disk and written to it. */
+/* Exports the snapshot. Returns the GB/s of the snapshot's bytes, counted once, although each byte is both
+ * read from the disk and written to it. */
 static double export_once(void *context)
 {
     struct snapshot_bench *b = context;
@@ -684,8 +693,8 @@ static double copy_raw(void *context)
     return bench_disk_copy(&b->disk, snapshot_bytes(b));
 }
 
-/* An export cannot be faster than the disk reads and writes the same bytes; the ratio shows the part it
- * reaches. */
+/* An export cannot be faster than the disk reads and writes the same bytes. The ratio shows which part of
+ * that speed the export reaches. */
 static int snapshot_export(struct snapshot_bench *b)
 {
     struct bench_result copy = { .bench = NULL };
@@ -700,8 +709,8 @@ static int snapshot_export(struct snapshot_bench *b)
 
 /* ==== import ==== */
 
-/* cairn.import_checkpoint of a torch.save file with both moments, by one worker, against direct reads of
- * a file of the same size. */
+/* Measures cairn.import_checkpoint of a torch.save file with both moments, by one worker. The import is
+ * compared with direct reads of a file of the same size. */
 
 /* Imports the file and returns GB/s of its bytes. */
 static double import_once(void *context)
@@ -858,7 +867,8 @@ static json_t *params_of(const struct snapshot_bench *b)
                      b->seconds, "folder", b->ctl->bench.folder);
 }
 
-/* `result` receives the first part's figures; the others are among its parts. */
+/* `result` receives the first part's figures; the figures of the other parts become entries of
+ * result->parts. */
 static int run_parts(struct snapshot_bench *b, struct bench_result *result)
 {
     const char *only = b->ctl->bench.only;

@@ -1,12 +1,12 @@
-/* cairn bench step: a complete step of real worker processes: begin, push all gradients, commit, fetch all
- * parameters; in seconds of the slowest worker. The time excludes the creation of the gradients, but with
- * bf16 on the wire it includes their cast from fp32. The reference is the least data movement that any
- * implementation needs: every worker copies its gradients once and its parameters once (twice if they are
- * read as in stage 3), by memcpy, all workers at the same time. With --backend cuda the shards of the
- * bench's own cluster have their state on a card, and the bench also reports the time of each phase there,
- * and how much of the card's memory is used. With --memory device workers have gradients and parameters on
- * the card, too, and the reference copies on the card. With --global-batch the reference is the same step
- * with its micro-batches accumulated in the workers. */
+/* cairn bench step: measures a complete step of real worker processes, in seconds of the slowest worker:
+ * begin, push all gradients, commit, fetch all parameters. The time excludes the creation of the gradients,
+ * but with bf16 on the wire it includes their cast from fp32. The reference is the least data movement that
+ * any implementation needs: every worker copies its gradients once and its parameters once (twice if they
+ * are read as in stage 3), by memcpy, at the same time as all other workers. With --backend cuda the shards
+ * of the bench's own cluster have their state on a card. The bench then also reports the time of each phase
+ * on the card, and how much of the card's memory is used. With --memory device workers have gradients and
+ * parameters on the card, too, and the reference copies on the card. With --global-batch the reference is
+ * the same step, but with the micro-batches accumulated in the workers. */
 #include "client/ctl/bench/bench.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@
 
 /* Measures the memory of a card and of processes, for benches. One thread. */
 
-/* Runs in a process of its own. Returns that process's exit status. */
+/* This runs in a process of its own, and returns the exit status of that process. */
 static int ask_card(const char *device, int answer_fd)
 {
     struct home *home = NULL;
@@ -38,9 +38,10 @@ static int ask_card(const char *device, int answer_fd)
     return write(answer_fd, &bytes, sizeof bytes) == sizeof bytes ? 0 : 1;
 }
 
-/* Returns the bytes of the card that are free now; `device` as for home_open_cuda. A separate process
- * asks: a context cannot be inherited by processes that a bench forks later, and the context's own
- * memory is the same each time. False, with an error on stderr: there is no such card. */
+/* Returns the bytes of the card that are free now; `device` as for home_open_cuda. A separate process asks,
+ * because processes that a bench forks later could not use a context that this process had opened. The
+ * memory of the context itself is the same each time. Returns false after printing the error if there is no
+ * such card. */
 static bool bench_card_free(const char *device, uint64_t *bytes_out)
 {
     int fds[2];
@@ -151,8 +152,8 @@ static double first_begin(const struct bench_trace *trace)
     return first;
 }
 
-/* Writes the file, including the shards if they are the bench's own. False, with the error printed: it
- * failed. */
+/* Writes the file, with the shards if they belong to the bench's own cluster. Returns false after printing
+ * the error if this failed. */
 static bool bench_timeline_write(const struct bench_trace *trace, const struct local *local,
                                  const char *path)
 {
@@ -184,7 +185,8 @@ static void add_overlap(const struct bench_span *spans, uint32_t count, double *
     }
 }
 
-/* The fraction (0 to 1) of the time with a push in flight in which a backward ran, over all workers. */
+/* Over all workers: the fraction (0 to 1) of the time with a push in flight during which a backward also
+ * ran. */
 static double bench_timeline_overlap(const struct bench_trace *trace)
 {
     double both = 0, all = 0;
@@ -208,8 +210,8 @@ static double used_meanwhile(const struct bench_span *fetch, const struct bench_
     return both;
 }
 
-/* The fraction (0 to 1) of the time in which a tensor was fetched that another one was in use, over all
- * workers. */
+/* Over all workers: the fraction (0 to 1) of the fetch time of tensors during which another tensor was in
+ * use. */
 static double bench_timeline_ahead(const struct bench_trace *trace)
 {
     double both = 0, all = 0;
@@ -312,9 +314,9 @@ static void add_figures(const struct local *local, json_t *parts)
     for (int f = 0; f < FIGURES; f++) json_object_set_new(parts, names[f], json_real(greatest[f]));
 }
 
-/* Adds to `parts` the medians, over all rounds but the first, of the times of a shard's phases and of
- * its device's work (launches, bytes copied to it and from it), and the memory in bytes that a shard and
- * a worker use now. With several shards or workers, each figure is the maximum. */
+/* Adds to `parts` the medians, over all rounds but the first, of the times of a shard's phases and of the
+ * work of its device (launches, bytes copied to the device and from it). Also adds the memory in bytes that
+ * a shard and a worker use now. With several shards or workers, each figure is the maximum. */
 static void step_shards_report(const struct local *local, const struct bench_crew *crew,
                                json_t *parts)
 {
@@ -338,7 +340,7 @@ static void step_shards_report(const struct local *local, const struct bench_cre
 #define STEP_TENSORS_DEFAULT 64
 #define SHARD_BYTES          28 /* per element: its state, with the shard's other memory */
 #define SHARD_BYTES_OF_CARD \
-    12 /* the part of it that stays in host memory: two published copies, landing */
+    12 /* the part of SHARD_BYTES that stays in host memory: two published copies, landing */
 
 struct step_bench {
     const struct ctl *ctl;
@@ -348,12 +350,12 @@ struct step_bench {
     struct bench_crew crew;
     struct bench_report reports[BENCH_WORKERS_MAX];
     double parts[STEP_FIGURES][BENCH_RUNS_MAX + 1];
-    /* for a traced step: the fractions of pushes within the backward, and of fetches within uses of
-     * others */
+    /* for a traced step: the fraction of the push time within the backward, and of the fetch time within
+     * uses of other tensors */
     double overlaps[BENCH_RUNS_MAX + 1], aheads[BENCH_RUNS_MAX + 1];
-    uint32_t part_count; /* the first is of the run that is not measured */
+    uint32_t part_count; /* the first entry belongs to the run that is not measured */
     uint64_t card_bytes; /* free on the card before the cluster started */
-    double added_bytes;  /* pushed by a worker in steps that accumulate in the worker */
+    double added_bytes;  /* pushed by a worker in the steps that accumulate in the worker */
 };
 
 static double most(const struct step_bench *bench, int figure)
@@ -486,7 +488,7 @@ static int check_step(struct step_bench *bench)
     return bench_check_memory(bytes_needed(bench), "", "--params or --workers");
 }
 
-/* Returns the number given by --device; 0, the first card, without one; -1 for a UUID. */
+/* Returns the card number that --device gives; 0, the first card, without --device; -1 for a UUID. */
 static int card_of(const char *device)
 {
     if (device == NULL) return 0;

@@ -1,4 +1,4 @@
-/* Benches of tensors: many small tensors, a mapped tensor, opening a very large number of tensors. */
+/* Benches of tensors: many small tensors, a mapped tensor, and the opening of very many tensors. */
 #include "client/ctl/bench/bench.h"
 
 #include <inttypes.h>
@@ -16,15 +16,15 @@
 /* ==== tensors ==== */
 
 /* cairn bench tensors: the cost of having many small tensors in a model. A step (begin, push all, commit,
- * fetch all) of 5,000 tensors of 1,024 elements runs against a step of one tensor with the same number of
- * bytes, in the same workers and shards: the ratio is the cost of the number of tensors.
+ * fetch all) of 5,000 tensors of 1,024 elements is compared with a step of one tensor with the same number
+ * of bytes, in the same workers and shards: the ratio is the cost of the number of tensors.
  *
  * All tensors are pushed by one call of cairn_push_many, and fetched by one of cairn_fetch_many; _singly_s_
  * is the step in which each tensor is pushed and fetched by separate calls.
  *
- * The parts describe both steps, _many_ and _one_: what the worker waited for; what the slowest shard did
- * with the round meanwhile, according to its log (bench.h), in the bench's own cluster; and processor
- * time. */
+ * The parts describe both steps, _many_ and _one_: the waits of the worker; the work of the slowest shard
+ * on the round meanwhile, according to the shard's log (bench.h), in the bench's own cluster; and the
+ * processor time. */
 
 #define TENSORS_DEFAULT 5000
 
@@ -37,7 +37,7 @@ enum {
     PART_COMMIT,
     PART_FETCH,
     PART_CPU,
-    PART_DAEMONS_CPU, /* this and the following: only of the bench's own daemons */
+    PART_DAEMONS_CPU, /* this part and those after it: only for the bench's own daemons */
     PART_COLLECT,
     PART_SUMS,
     PART_UPDATE,
@@ -51,7 +51,7 @@ static const char *const part_names[PARTS] = {
 struct side {
     double parts[PARTS][BENCH_RUNS_MAX + 1];
     double begin[BENCH_RUNS_MAX + 1], end[BENCH_RUNS_MAX + 1];
-    uint32_t count; /* the first is of the run that is not measured */
+    uint32_t count; /* the first entry belongs to the run that is not measured */
 };
 
 struct tensors_bench {
@@ -156,7 +156,7 @@ static bool run_step(struct tensors_worker *w, const struct way *way, struct ben
     return bench_is_ok(status);
 }
 
-/* Returns the parts for all tensors of the model, in the given memory. */
+/* Returns one cairn_part per tensor of the model, each in the given memory. */
 static struct cairn_part *parts_of(const struct bench_member *member,
                                    const struct bench_model *model, char *memory)
 {
@@ -269,7 +269,7 @@ static double run_one(void *context)
 
 #define SINGLY_RUNS 5
 
-/* Runs after the alternating runs. False: it failed. */
+/* This runs after the alternating runs. False: the run failed. */
 static bool run_singly(struct tensors_bench *bench, double *median_out)
 {
     double values[SINGLY_RUNS];
@@ -388,10 +388,10 @@ int bench_tensors(struct ctl *ctl)
 
 /* ==== map ==== */
 
-/* cairn bench map: maps a unit of one tensor, which is split over the shards, where they published it,
- * and sums one load from each of its cache lines. One worker does this after a round, so that the
- * version was never mapped before. The reference is a memcpy of the same number of bytes to memory that
- * was written before: the least cost of gathering the unit. */
+/* cairn bench map: maps a unit of one tensor in the memory where the shards published it (the tensor is
+ * split over the shards), and sums one load from each cache line of the unit. One worker does this after a
+ * round, so that the version was never mapped before. The reference is a memcpy of the same number of bytes
+ * to memory that was written before: the least cost of gathering the unit. */
 
 #define MAP_PARAMS_DEFAULT 16777216u /* 64 MiB of fp32 */
 #define LINE_BYTES         64
@@ -414,7 +414,7 @@ struct map_bench {
     struct bench_model model;
     struct bench_crew crew;
     double parts[MAP_FIGURES][BENCH_RUNS_MAX + 1];
-    uint32_t part_count; /* the first is of the run that is not measured */
+    uint32_t part_count; /* the first entry belongs to the run that is not measured */
 };
 
 /* ---- the worker ---- */
@@ -449,7 +449,7 @@ static uint64_t sum_lines(const uint8_t *memory, size_t bytes)
     return sum;
 }
 
-/* Runs a round in which nothing is pushed: it publishes a new version nevertheless. */
+/* Runs a round in which nothing is pushed; the round publishes a new version nevertheless. */
 static cairn_status make_version(struct map_worker *w, struct cairn_version *version_out)
 {
     struct cairn_round round = { .struct_size = sizeof round };
@@ -628,8 +628,8 @@ int bench_map(struct ctl *ctl)
  * tensors of 3 elements. The subject is the first process's longest step during an opening; the reference
  * is its longest step at rest, over a period of the same length.
  *
- * The parts are the time of an opening (open_s), and the memory that an opening left in the trainer per
- * tensor (trainer_bytes_a_tensor), by its peak resident memory. */
+ * The parts are the time of an opening (open_s), and the memory per tensor that an opening left in the
+ * trainer (trainer_bytes_a_tensor), computed from the trainer's peak resident memory. */
 
 #define OPEN_TENSORS_DEFAULT 300000
 #define RUNS                 5
@@ -752,7 +752,7 @@ static void begin_measure(struct open_bench *bench)
     atomic_store(&bench->shared->measuring, true);
 }
 
-/* Returns 0 if it failed, after printing the error. */
+/* Returns 0 after printing the error if the opening failed. */
 static double run_opening(struct open_bench *bench)
 {
     int status = 0;

@@ -1,14 +1,16 @@
-/* cairn bench update: a shard's work on the gradients of a step, with the kernels and passes of
- * server/shard/update.c, without the messages: two contributions are folded and summed, then AdamW
- * updates and publishes. Counted bytes per element, with bf16 on the wire (fp32 in parentheses):
+/* cairn bench update: measures a shard's work on the gradients of a step, with the kernels and passes of
+ * server/shard/update.c, but without messages. Two contributions are folded and summed; then AdamW updates
+ * the parameters, and they are published. Counted bytes per element, with bf16 on the wire (fp32 in
+ * parentheses):
  *
  *   fold      reads 2 contributions of 2 (4), writes the sum 4                          8  (12)
  *   update    reads the sum 4, reads and writes parameter and two moments 24,
  *             writes the published copy 2 (4)                                          30  (32)
  *
  * Additional traffic of the hardware (it reads a line before it writes a part of it) is not counted. The
- * reference updates the same seven arrays in place: each is read and written, 38 bytes per element (48).
- * With --backend cuda the arrays are on the device, and the reference copies as many bytes there.
+ * reference updates the same seven arrays in place: each array is read and written, which makes 38 bytes
+ * per element (48). With --backend cuda the arrays are on the device, and the reference copies as many
+ * bytes there.
  *
  * --only adamw: the update of one fp32 gradient without a published copy, like an optimizer in the trainer:
  * 28 bytes against four arrays in place. --only zeros: the same with gradients and moments of 0, like rows
@@ -50,7 +52,7 @@ struct bench_stream {
 /* The part of an update that --only selects. */
 enum update_only {
     UPDATE_ALL,   /* fold and update, like a shard */
-    UPDATE_ADAMW, /* of an fp32 gradient, without a published copy */
+    UPDATE_ADAMW, /* the update of an fp32 gradient, without a published copy */
     UPDATE_ZEROS, /* the same, with gradients and moments that are and remain 0 */
     UPDATE_FOLD,
     UPDATE_HASH, /* the leaf hashes of a plane */
@@ -70,8 +72,9 @@ struct update_slot {
 struct update_thread {
     struct home_stream *stream;
     struct update_slot *slots; /* [list_chunks] */
-    struct home_work *works;   /* [list_chunks], at least as many as are needed to fill a chunk */
-    float *values;             /* [chunk] host memory, the source for filling */
+    /* [list_chunks], but at least as many as the filling of a chunk needs */
+    struct home_work *works;
+    float *values; /* [chunk] host memory, the source for filling */
 };
 
 struct update_arrays {
@@ -88,7 +91,7 @@ struct update_arrays {
     float *sum, *param, *exp_avg, *exp_avg_sq;
     float *host; /* [elems] pinned host memory, for UPDATE_COPY; in large pages */
     bool is_pinned;
-    void *copies; /* on a device: room for a copy of all arrays; NULL for the host */
+    void *copies; /* on a device: memory for a copy of all arrays; NULL for the host */
     struct bench_stream streams[BENCH_STREAMS_MAX]; /* the same arrays */
     struct update_map {
         struct home_memory memory; /* on a device */
@@ -103,7 +106,7 @@ struct update_arrays {
 
 /* ==== streams ==== */
 
-/* A page of an fp32 stream, half a page of a 16-bit stream: burst sizes that suit prefetchers and
+/* A page of an fp32 stream, half a page of a 16-bit stream: bursts of these sizes suit prefetchers and
  * memory. */
 #define BURST_ELEMS ((size_t)1024)
 
@@ -148,12 +151,13 @@ static add_fn choose_add(void)
     return add_plain;
 }
 
-/* Reads and writes elements [first, first + elems) of every stream, side by side, without changing them:
- * it adds 0. first and elems are multiples of 2048. Uses the widest instruction set that the CPU has. */
+/* Reads and writes elements [first, first + elems) of every stream, side by side, without changing them,
+ * because it adds 0. first and elems are multiples of 2048. Uses the widest instruction set that the CPU
+ * has. */
 static void streams_touch(const struct bench_stream *streams, size_t stream_count, size_t first,
                           size_t elems)
 {
-    static volatile uint32_t zero; // unknown to the compiler, so that the additions are executed
+    static volatile uint32_t zero; // unknown to the compiler, so the additions are executed
     const add_fn add_to = choose_add();
     assert(stream_count <= BENCH_STREAMS_MAX && elems % BURST_ELEMS == 0);
     for (size_t start = first; start < first + elems; start += BURST_ELEMS)
@@ -166,8 +170,8 @@ static void streams_touch(const struct bench_stream *streams, size_t stream_coun
 
 /* ==== pass ==== */
 
-/* Passes of cairn bench update. Every thread has a fixed part of the chunks, which it touched first, and
- * submits as many chunks at once to its home as works best there. */
+/* Passes of cairn bench update. Every thread has a fixed part of the chunks, and was the first to touch
+ * them. It submits as many chunks at once to its home as home_info.works_best says. */
 
 #define CHUNK_ELEMS UPDATE_CHUNK_ELEMS
 
@@ -181,7 +185,7 @@ struct pass_thread {
     list_fn *run;
     uint32_t number;
     size_t list_chunks;
-    double cpu; /* seconds of processor time that it used */
+    double cpu; /* seconds of processor time that the thread used */
     cairn_status status;
     struct sentence why;
 };
@@ -363,7 +367,8 @@ static void *pass_main(void *argument)
     return NULL;
 }
 
-/* Returns the elapsed seconds, and the processor seconds of all threads in *cpu_sum; 0: it failed. */
+/* Returns the elapsed seconds; 0: the pass failed. *cpu_sum receives the processor seconds of all
+ * threads. */
 static double run_pass(struct update_arrays *arrays, list_fn *run, size_t list_chunks,
                        double *cpu_sum, struct sentence *why)
 {
@@ -394,7 +399,7 @@ static double run_pass(struct update_arrays *arrays, list_fn *run, size_t list_c
     return 0;
 }
 
-/* Copies all arrays as one list, which the device receives at once. */
+/* Copies all arrays by one list, which the device receives at once. */
 static double copy_all(struct update_arrays *arrays, struct sentence *why)
 {
     struct home_work works[BENCH_STREAMS_MAX];
@@ -457,7 +462,7 @@ static void *make_memory(struct update_arrays *arrays, size_t bytes, struct sent
     return base;
 }
 
-/* `begin`: the array's offset in a page, as in a shard (proto/fabric/backend.h). */
+/* Places an array. `begin` is the array's offset in a page, as in a shard (proto/fabric/backend.h). */
 static void *make_array(struct update_arrays *arrays, size_t stream, size_t bytes_per_elem,
                         struct sentence *why)
 {
@@ -470,7 +475,8 @@ static void *make_array(struct update_arrays *arrays, size_t stream, size_t byte
     return base + begin;
 }
 
-/* Pins the memory like a shard's landing area; if pinning fails, copies are slower but correct. */
+/* Maps host memory, and pins it like a shard's landing area. If pinning fails, copies are slower but
+ * correct. */
 static bool make_host(struct update_arrays *arrays, struct sentence *why)
 {
     const size_t bytes = arrays->elems * sizeof *arrays->host;
@@ -556,8 +562,8 @@ static void update_arrays_close(struct update_arrays *arrays)
 /* ==== hash ==== */
 
 /* Measures for cairn bench update --only hash: one thread hashes a plane with each instruction set that
- * this CPU has, alternately; "plain" is libsodium, one leaf after the other. Seconds are the thread's
- * processor time, since other processes may use the cores, too. */
+ * this CPU has, in turn; "plain" is libsodium, which hashes one leaf after the other. Seconds are the
+ * thread's processor time, since other processes may use the cores, too. */
 
 #define ROUNDS      9
 #define ROUND_ELEMS ((size_t)4 << 20)
@@ -606,12 +612,12 @@ static void hash_sets(const struct update_arrays *arrays, json_t *parts)
 #define THREADS_OF_DEVICE   2 /* while one thread waits for its list, the other one's list runs */
 #define PASSES_MAX          2
 #define BYTES_MAX           (UPDATE_SOURCES * 4 + 5 * 4) /* per element, over all arrays */
-#define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)              /* and the room for their copies */
+#define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)              /* the arrays and their copies */
 
 struct update_bench {
     struct update_arrays arrays;
     double best[PASSES_MAX]; /* seconds of each pass */
-    uint64_t launches;       /* of a device, for one run of all passes */
+    uint64_t launches;       /* kernel launches of a device, for one run of all passes */
     /* processor time of all runs; their ratio is valid even on a machine whose cores are shared */
     double subject_cpu, reference_cpu;
     struct sentence why;
@@ -646,7 +652,8 @@ static size_t counted_bytes(const struct update_arrays *arrays)
     return subject->bytes + subject->wires * dtype_size((int)arrays->wire_dtype);
 }
 
-/* Hashing on the host is measured against libsodium, with the same threads; all else against memory. */
+/* True if libsodium is the reference, with the same threads: for hashing on the host. Every other subject
+ * is compared with memory traffic. */
 static bool is_by_libsodium(const struct update_arrays *arrays)
 {
     return arrays->only == UPDATE_HASH && home_info(arrays->home)->is_host;
@@ -828,7 +835,7 @@ int bench_update(struct ctl *ctl)
 {
     static struct update_bench bench;
     int done = check_words(ctl, &bench.arrays);
-    if (done < 0 && sodium_init() < 0) // without it libsodium uses its portable code
+    if (done < 0 && sodium_init() < 0) // without this call libsodium uses its portable code
         done = ctl_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
     if (done < 0) done = open_home(ctl, &bench);
     if (done >= 0) return done;

@@ -1,9 +1,9 @@
-/* A worker of the bench of a step. Its gradients are created once, as fp32, as autograd produces them. A
- * step begins a round, casts the gradients for the wire if that is bf16, pushes each tensor as it
- * becomes ready, commits, and fetches all parameters (or has read them before, unit by unit: below). All
- * its memory is from cairn_alloc, like the gradients of the Python package, so the library can use the
- * shortest path, and the memory has large pages. On a card (below) gradients already have the wire's
- * type. */
+/* A worker of the bench of a step. The gradients are created once, as fp32, as autograd produces them. A
+ * step begins a round and casts the gradients if the wire has bf16. It pushes each tensor when the tensor
+ * is ready, commits, and fetches all parameters, unless it has read them unit by unit before the commit
+ * (below). All memory of the worker is from cairn_alloc, like the gradients of the Python package. So the
+ * library can use the shortest path, and the memory has large pages. On a card (below) gradients already
+ * have the wire's type. */
 #include "client/ctl/bench/bench.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@
 
 /* ==== busy ==== */
 
-/* A backward that computes: every core is busy until a given time, as with a trainer on the host. */
+/* A backward that computes keeps every core busy until a given time, like a trainer on the host. */
 
 enum { TURNS = 4096 };
 
@@ -73,7 +73,7 @@ static void step_compute_until(double seconds)
 
 /* ==== worker ==== */
 
-/* A worker of the bench of a step, in its process: shared by worker.c and step.c. */
+/* The state of a worker of the bench of a step, in the worker's process. worker.c and step.c share it. */
 
 /* A unit that was requested, and may not have arrived yet. */
 struct step_asked {
@@ -95,13 +95,14 @@ struct step_worker {
     cairn_op *ops[BENCH_TENSORS_MAX];
     struct cairn_view views[BENCH_TENSORS_MAX];
     uint32_t lent;           /* mapped views, in a step that reads all parameters at its end */
-    struct step_asked asked; /* used by a step that reads unit by unit */
-    bool is_busy;            /* the backward of this step computes */
+    struct step_asked asked; /* the requested unit, in a step that reads unit by unit */
+    bool is_busy;            /* true if the backward of this step computes */
     double waited;           /* seconds of this step spent waiting for units */
     /* [STEP_SPANS_EACH] of the plan; entries from span_count on are free */
     struct bench_span *spans;
     uint32_t span_count;
-    /* a pipe to the thread that waits for acknowledgements; carries push spans in order */
+    /* a pipe to the thread that waits for acknowledgements; the pipe carries the indices of push spans, in
+     * order */
     int acks[2];
     bool acks_ok;
 };
@@ -122,7 +123,7 @@ static struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory
 
 /* ---- spans ---- */
 
-/* Adds a span that ends now; only for a traced step. */
+/* Adds a span that ends now, if the step is traced. */
 static struct bench_span *step_add_span(struct step_worker *w, enum bench_span_kind kind,
                                         uint32_t tensor, double begin)
 {
@@ -184,7 +185,7 @@ static cairn_status step_push_one(struct step_worker *w, const struct cairn_roun
     return write(w->acks[1], &at, sizeof at) == sizeof at ? CAIRN_OK : CAIRN_ERR_IO;
 }
 
-/* Fetches all parameters of that job. */
+/* Fetches all parameters of the member's job. */
 static cairn_status step_fetch_all(struct step_worker *w, const struct bench_member *member,
                                    struct cairn_version version)
 {
@@ -210,7 +211,7 @@ static double host_bytes(const struct cairn_stats *stats)
                     stats->device_fetched_bytes);
 }
 
-/* Sets the byte figures: the increase of the library's counters from `before` to `after`. */
+/* Sets the byte figures to the increase of the library's counters from `before` to `after`. */
 static void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
                              struct bench_report *report)
 {
@@ -222,13 +223,13 @@ static void step_count_bytes(const struct cairn_stats *before, const struct cair
 
 /* ==== batch ==== */
 
-/* cairn bench step --global-batch: a step of K micro-batches distributed over the workers, each pushed
- * separately; and beside it the same micro-batches in a job of stage 1, where each worker accumulates
- * its own and pushes the sums once. Both push the same gradients, which have the wire's type before the
- * clock starts. */
+/* cairn bench step --global-batch: measures a step of K micro-batches that are distributed over the workers
+ * and pushed separately. The reference is a job of stage 1 with the same micro-batches, where each worker
+ * accumulates its own micro-batches and pushes the sums once. Both jobs push the same gradients, which are
+ * cast to the wire's type before the clock starts. */
 
-/* Opens the second job, and casts the gradients to the wire's type. False, with the error printed: it
- * failed. */
+/* Opens the second job, and casts the gradients to the wire's type. Returns false after printing the error
+ * if this failed. */
 static bool step_batch_open(struct step_worker *w, const struct bench_worker *worker)
 {
     struct bench_model model = w->plan->model;
@@ -264,7 +265,8 @@ static cairn_status push_batch(struct step_worker *w, const struct bench_member 
     return status;
 }
 
-/* Runs a step of all micro-batches, in `member` or in `added`. False, with the error printed: it failed. */
+/* Runs a step of all micro-batches, in `member` or in `added`. Returns false after printing the error if
+ * the step failed. */
 static bool step_batch_run(struct step_worker *w, const struct bench_member *member,
                            struct bench_report *report)
 {
@@ -292,9 +294,10 @@ static bool step_batch_run(struct step_worker *w, const struct bench_member *mem
 
 /* ==== card ==== */
 
-/* A worker of the bench of a step whose gradients and parameters are on a card. */
+/* The functions of a worker whose gradients and parameters are on a card. */
 
-/* Only for the reference: the memory that is copied on the card, and the stream that copies it. */
+/* Used only by the reference: the memory that is copied on the card, and the stream that copies this
+ * memory. */
 struct step_card {
     struct home *home;
     struct home_stream *stream;
@@ -307,7 +310,8 @@ static bool is_ok(cairn_status status, const struct sentence *why)
     return status == CAIRN_OK;
 }
 
-/* Opens the memory and stream of the reference; they are not closed, since the process ends with them. */
+/* Opens the memory and stream of the reference; no call closes them, since the process ends after the
+ * bench. */
 static bool open_reference(struct step_worker *w, size_t bytes)
 {
     struct sentence why;
@@ -340,8 +344,8 @@ static cairn_status fill_gradients(struct step_worker *w)
 }
 
 /* Allocates memory on the card for gradients and parameters. The gradients are the job's initial
- * parameters, which are random: this process cannot write to a card directly. False, with the error
- * printed: it failed. */
+ * parameters, which are random, because this process cannot write to a card directly. Returns false after
+ * printing the error if this failed. */
 static bool step_card_take(struct step_worker *w)
 {
     const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
@@ -355,8 +359,8 @@ static bool step_card_take(struct step_worker *w)
     return bench_is_ok(status) && open_reference(w, bytes);
 }
 
-/* Copies the bytes of all gradients on the card `copies` times. Returns seconds; 0, with the error
- * printed: it failed. */
+/* Copies the bytes of all gradients on the card `copies` times. Returns seconds. Returns 0 after printing
+ * the error if a copy failed. */
 static double step_card_copy(struct step_worker *w, int copies)
 {
     struct sentence why;
@@ -374,7 +378,7 @@ static double step_card_copy(struct step_worker *w, int copies)
 /* ==== units ==== */
 
 /* A step like that of a trainer in stage 3: the worker holds a unit (here a tensor) only while it uses the
- * unit, and has requested the next unit by then:
+ * unit. The worker has already requested the next unit:
  *
  *   forward    w0 ─ w1 ─ ... ─ wn   half as long as the backward
  *   backward   wn ─ ... ─ w1 ─ w0   each is read again, and its gradient is pushed after its use
@@ -390,7 +394,7 @@ static cairn_status ask_unit(struct step_worker *w, struct cairn_version version
     return cairn_map(w->member.job, version, w->member.names[i], view, &count, &w->asked.op);
 }
 
-/* Waits for the requested unit; CAIRN_ERR_TIMEOUT: it has not arrived yet. */
+/* Waits for the requested unit; CAIRN_ERR_TIMEOUT: the unit has not arrived yet. */
 static cairn_status await_asked(struct step_worker *w, int timeout_ms)
 {
     if (w->asked.op == NULL) return CAIRN_OK;
@@ -401,7 +405,7 @@ static cairn_status await_asked(struct step_worker *w, int timeout_ms)
     return status;
 }
 
-/* Uses a unit while the next one is fetched. */
+/* Uses a unit while the next unit is fetched. */
 static cairn_status use_unit(struct step_worker *w, uint32_t i, double seconds)
 {
     const double begin = bench_now(), end = begin + seconds;
@@ -451,7 +455,7 @@ static cairn_status backward(struct step_worker *w, const struct cairn_round *ro
     return status;
 }
 
-/* Runs forward and backward of the round's version, unit by unit, with all pushes. */
+/* Runs forward and backward with the parameters of the round's version, unit by unit, with all pushes. */
 static cairn_status step_units_run(struct step_worker *w, const struct cairn_round *round)
 {
     w->waited = 0;
@@ -490,7 +494,8 @@ static bool take_memory(struct step_worker *w)
     return true;
 }
 
-/* Pushes the gradients, which become ready one after the other, the last one at the end of the backward. */
+/* Pushes the gradients. They become ready one after the other; the last gradient becomes ready at the end
+ * of the backward. */
 static cairn_status push_all(struct step_worker *w, const struct cairn_round *round)
 {
     const uint32_t tensors = w->plan->model.tensors;
@@ -533,7 +538,8 @@ static cairn_status give_views_back(struct step_worker *w)
     return status;
 }
 
-/* Maps one unit per tensor, where the shards published it, if they are on this host. */
+/* Maps one unit per tensor in the memory where the shards published the tensor, if the shards are on this
+ * host. */
 static cairn_status map_all(struct step_worker *w, struct cairn_version version)
 {
     cairn_status status = give_views_back(w);
@@ -590,7 +596,8 @@ static bool run_step(struct step_worker *w, struct bench_report *report)
 }
 
 /* Copies as many bytes as a step must move: the gradients once, and the parameters once, or twice if
- * backward reads them again. The next fetch overwrites the parameters with the correct values. */
+ * backward reads them again. The copied parameters are wrong, but the next fetch overwrites them with the
+ * correct values. */
 static bool run_copy(struct step_worker *w, struct bench_report *report)
 {
     const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
