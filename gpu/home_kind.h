@@ -72,8 +72,4 @@ void host_canonical(void *out, const void *in, cairn_dtype dtype, size_t elems);
 void host_hash_each(const void *plane, cairn_dtype dtype, const struct geometry *geometry,
                     uint64_t first_leaf, uint64_t leaf_count, struct hash *hashes_out);
 
-/* ==== memory ==== */
-
-/* The memory of the host's home. Private to gpu/host. */
-
 #endif

@@ -826,7 +826,7 @@ static void status_of(const struct manifest *m, const char *folder,
     results_list(&m->nonfinite, &m->spec, nonfinite);
     out->nonfinite = m->nonfinite.nonfinite;
     out->nonfinite_tensors = nonfinite;
-    out->id = (char *)(uintptr_t)(slash != NULL ? slash + 1 : folder);
+    out->id = wire_text(slash != NULL ? slash + 1 : folder);
     out->path = wire_text(folder);
     out->job = m->spec.name;
     out->state = wire_text("committed");

@@ -997,5 +997,3 @@ cairn_status home_open_cuda(const char *device, struct home **home_out, struct s
         close_home(&cuda->home);
     return status;
 }
-
-/* ==== x ==== */

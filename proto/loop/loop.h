@@ -11,27 +11,6 @@
 #include "proto/fabric/fabric.h"
 #include "proto/wire/wire.h"
 
-/* ==== streams ==== */
-
-/* A framed connection over TCP or a Unix socket, on one libuv loop. Used by daemons, client and CLI.
- *
- * Everything here, callbacks too, runs on the loop's thread. A stream is a heap object that frees itself.
- * on_close is the last callback: it runs exactly once for every stream that connect or accept returned, and
- * never from inside another call of this header. When on_close returns, the pointer to the stream is dead.
- * stream_close only requests the end. It may be called anywhere, any number of times; the first reason
- * wins.
- *
- * Writing to a peer that is gone raises SIGPIPE: the loop's thread must ignore it (daemons) or block
- * it (the client library, which may not touch its host's signal handlers).
- *
- * Memory is bounded: a stream has a receive buffer of at most one frame (4 KiB when idle), a send queue,
- * and one page of the data that is sent in pages; at most CAIRN_STREAM_PAGED_BYTES of such data wait. A
- * peer that does not read is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY.
- * Streams send no heartbeats: members renew their leases themselves.
- *
- * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and
- * frames beyond that wait for the next turn. So one peer's million questions delay no other peer. */
-
 /* ==== address ==== */
 
 /* An address says where a daemon listens: "host:port", "[v6 address]:port", or "/path" of a Unix socket.
@@ -103,6 +82,25 @@ struct outbox {
 };
 
 /* ==== stream ==== */
+
+/* A framed connection over TCP or a Unix socket, on one libuv loop. Used by daemons, client and CLI.
+ *
+ * Everything here, callbacks too, runs on the loop's thread. A stream is a heap object that frees itself.
+ * on_close is the last callback: it runs exactly once for every stream that connect or accept returned, and
+ * never from inside another call of this header. When on_close returns, the pointer to the stream is dead.
+ * stream_close only requests the end. It may be called anywhere, any number of times; the first reason
+ * wins.
+ *
+ * Writing to a peer that is gone raises SIGPIPE: the loop's thread must ignore it (daemons) or block
+ * it (the client library, which may not touch its host's signal handlers).
+ *
+ * Memory is bounded: a stream has a receive buffer of at most one frame (4 KiB when idle), a send queue,
+ * and one page of the data that is sent in pages; at most CAIRN_STREAM_PAGED_BYTES of such data wait. A
+ * peer that does not read is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY.
+ * Streams send no heartbeats: members renew their leases themselves.
+ *
+ * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and
+ * frames beyond that wait for the next turn. So one peer's million questions delay no other peer. */
 
 #define CAIRN_STREAM_SEND_QUEUE_BYTES (8u << 20) /* default bound of the send queue */
 #define CAIRN_STREAM_PAGED_BYTES      (4 * CAIRN_PAGED_BYTES_MAX)

@@ -701,18 +701,6 @@ uint32_t spec_planes(const struct job_spec_data *spec, size_t tensor);
  * keeps. */
 cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, uint32_t plane);
 
-/* ==== spec names ==== */
-
-/* Inside the check of specs: rules between the names of tensors. Private to spec_check.c. */
-
-/* ==== optimizers ==== */
-
-/* The registry of optimizers: the name of each optimizer, the planes that it keeps, its hyper-parameters,
- * and how its scalars are computed. The kernels are in gpu/ under the same ids; a test walks this table, so
- * that a new optimizer without a kernel or golden values fails the build's tests.
- *
- * Ids are sent over the wire and stored in snapshots: never reused, never changed. Pure. */
-
 /* ==== initializer ==== */
 
 /* Makes initial values from a seed, on the shards that keep them: so nobody has to hold a whole model to
@@ -743,6 +731,12 @@ void init_elems(const struct init_source *source, uint64_t first_elem, uint64_t 
                 float *out);
 
 /* ==== optimizer ==== */
+
+/* The registry of optimizers: the name of each optimizer, the planes that it keeps, its hyper-parameters,
+ * and how its scalars are computed. The kernels are in gpu/ under the same ids; a test walks this table, so
+ * that a new optimizer without a kernel or golden values fails the build's tests.
+ *
+ * Ids are sent over the wire and stored in snapshots: never reused, never changed. Pure. */
 
 enum optimizer_id {
     CAIRN_OPTIMIZER_ADAMW = 1,

@@ -161,11 +161,6 @@ cairn_status storage_own(const char *root, uint64_t token, const struct storage_
 /* True if the folder has a name that does not begin with a dot. False, too, if it cannot be read. */
 bool storage_is_used(const char *root);
 
-/* ==== folder ==== */
-
-/* Declarations for the files of the storage of folders. No step below a location follows a symbolic
- * link. */
-
 /* ==== names ==== */
 
 /* The names in a folder of storage, in order. */

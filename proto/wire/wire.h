@@ -225,11 +225,6 @@ cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct j
 cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *const *of_rank,
                          uint32_t world, struct sentence *why) CAIRN_MUST_CHECK;
 
-/* ==== messages ==== */
-
-/* This part lists the control messages by number, and converts between their fields and the plain data that
- * the cores and the planner use. Message texts, senders and receivers: control.proto. */
-
 /* ==== frame ==== */
 
 /* Control frames: how messages are cut out of a stream of bytes. Pure: no socket, no clock.
@@ -348,6 +343,9 @@ struct packed *packed_hold(struct packed *packed);
 void packed_release(struct packed *packed); /* NULL is fine */
 
 /* ==== messages ==== */
+
+/* This part lists the control messages by number, and converts between their fields and the plain data that
+ * the cores and the planner use. Message texts, senders and receivers: control.proto. */
 
 /* Casts a string for a message, or for a spec that is added to another spec: protobuf-c's packers, and the
  * functions that copy specs, take char * although they write nothing. */

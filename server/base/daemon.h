@@ -78,27 +78,6 @@ CAIRN_MUST_CHECK cairn_status config_finish(const struct config *config, struct 
 /* Prints a sample file: every option with its doc, range and default, commented out. */
 void config_print(const struct config *config, FILE *out);
 
-/* ==== config value ==== */
-
-/* Converts one value of the configuration from text, judged by its row of the table, and back. Pure. */
-
-/* ==== daemon ==== */
-
-/* Shared by both daemons: the command line, signals, reporting "ready", and a clean end.
- *
- *   static struct shard_values values;                              (zeroed)
- *   struct daemon daemon;
- *   int exit_code;
- *   if (!daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
- *   ... open listener, threads ...                      on error: daemon_fail(&daemon, &why)
- *   daemon_ready(&daemon, listener_address(listener));
- *   return daemon_run(&daemon);             runs the loop until nothing is open, then cleans
- *
- * SIGTERM and SIGINT call on_stop once, on the loop: close what you opened, then call daemon_stop. A
- * second signal ends the process at once (crash-only: that is safe). SIGHUP is noted in the log; SIGUSR1
- * switches the log's level to debug, and the next SIGUSR1 switches it back; SIGPIPE and SIGXFSZ are
- * ignored. Loop thread only. */
-
 /* ==== notify ==== */
 
 /* Reports the daemon's state to systemd (sd_notify(3)): sends datagrams to $NOTIFY_SOCKET itself, because
@@ -171,6 +150,21 @@ CAIRN_MUST_CHECK cairn_status headroom_judge(const struct headroom *room, uint64
                                              const char *what, struct sentence *why);
 
 /* ==== daemon ==== */
+
+/* Shared by both daemons: the command line, signals, reporting "ready", and a clean end.
+ *
+ *   static struct shard_values values;                              (zeroed)
+ *   struct daemon daemon;
+ *   int exit_code;
+ *   if (!daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
+ *   ... open listener, threads ...                      on error: daemon_fail(&daemon, &why)
+ *   daemon_ready(&daemon, listener_address(listener));
+ *   return daemon_run(&daemon);             runs the loop until nothing is open, then cleans
+ *
+ * SIGTERM and SIGINT call on_stop once, on the loop: close what you opened, then call daemon_stop. A
+ * second signal ends the process at once (crash-only: that is safe). SIGHUP is noted in the log; SIGUSR1
+ * switches the log's level to debug, and the next SIGUSR1 switches it back; SIGPIPE and SIGXFSZ are
+ * ignored. Loop thread only. */
 
 struct daemon;
 

@@ -423,8 +423,6 @@ struct coord_job *coord_job_named(struct coord_session *session, uint32_t reques
 
 /* A job: finding it, its state, and messages to its shards. */
 
-/* ---- of the cluster's jobs ---- */
-
 /* ---- what a job is at ---- */
 
 const char *coord_job_state_name(const struct coord_job *job)

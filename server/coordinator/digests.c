@@ -268,7 +268,7 @@ void coord_manifest_to_view(const struct manifest *manifest, const char *id, con
 
 /* How the snapshots of a job ended, how much they cost the job, and how often the job should take one. */
 
-/* ==== periodic and parting ones ==== */
+/* ---- periodic and parting ones ---- */
 
 void coord_periodic_failed(struct coord_job *job, uint64_t step, const char *why)
 {
@@ -336,7 +336,7 @@ void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot)
         coord_parting_unsaved(snapshot->job, snapshot->why.text);
 }
 
-/* ==== cost ==== */
+/* ---- cost ---- */
 
 static void begin_cost(struct coord_cost *cost, const struct coord_snapshot *snapshot)
 {
@@ -390,7 +390,7 @@ void coord_cost_ended(const struct coord_snapshot *snapshot)
     cost->write_us = 1000 * (uv_now(snapshot->job->cluster->loop) - snapshot->begun_ms);
 }
 
-/* ==== advise ==== */
+/* ---- advise ---- */
 
 struct advise_found coord_advise(const struct advise_given *given)
 {

@@ -368,8 +368,6 @@ void coord_members_forget_shard(struct coord_job *job, uint32_t shard)
     }
 }
 
-/* ---- what a job says to its members ---- */
-
 /* ==== relapse ==== */
 
 #define FIRST_MS    1000

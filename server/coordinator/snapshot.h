@@ -377,8 +377,6 @@ void coord_periodic_ended(const struct coord_snapshot *snapshot);
 /* Reports that at present only older snapshots of the job are durable. */
 void coord_parting_unsaved(struct coord_job *job, const char *why);
 
-/* ---- parts.c ---- */
-
 /* ==== keep ==== */
 
 /* The fate of committed snapshots: which snapshot `latest` names, which snapshots have a tag, which are

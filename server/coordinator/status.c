@@ -541,10 +541,6 @@ void coord_status_answer(struct coord_session *session, uint32_t request)
 
 /* ==== snapshots ==== */
 
-/* The lists of all snapshots. */
-
-/* ==== list ==== */
-
 /* Answers an admin who asks for the snapshots in the folder of snapshots. Another thread reads the
  * folder. */
 

@@ -616,7 +616,7 @@ static bool tiles_all_put(const struct coord_job *job)
 
 /* The initial state of a job: a source puts it, it is compared between ranks, and the shards seal it. */
 
-/* ==== replicas ==== */
+/* ---- replicas ---- */
 
 /* Replicas are ranks that hold the same box of a tensor. Each replica puts its values, and the last
  * values put would remain. So the digests that the ranks report (InitDone.held) are compared before the
@@ -708,7 +708,7 @@ static bool replicas_agree(const struct coord_job *job, struct sentence *why)
     return agree;
 }
 
-/* ==== init ==== */
+/* ---- init ---- */
 
 /* The end of the initial state: the source reports that the state is put, the shards seal it, and
  * everyone who waits is answered. Ranks that hashed the same state are compared with the source. Ranks

@@ -615,8 +615,6 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
     if (collector->callbacks->fold_place(fold)) fold_submit(fold);
 }
 
-/* ==== frozen ==== */
-
 /* ==== step message ==== */
 
 /* Translates between workers and a core (the own part's, or a relay's): messages become events of the core,

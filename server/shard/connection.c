@@ -50,7 +50,7 @@ void device_tell(struct shard_daemon *shard, Cairn__Home *out)
     struct home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
     struct home_info *info = (struct home_info *)(uintptr_t)home_info(home);
     cairn__home__init(out);
-    out->backend = (char *)(uintptr_t)info->backend;
+    out->backend = wire_text(info->backend);
     out->device = info->device;
     out->driver = info->driver;
     out->total_bytes = info->total_bytes;
@@ -58,11 +58,11 @@ void device_tell(struct shard_daemon *shard, Cairn__Home *out)
     out->warning = info->warning;
     out->why = shard->no_device.text;
     const char *way_why;
-    out->device_memory = device_goes_directly(shard, &way_why) ? (char *)(uintptr_t) "device"
-                                                               : (char *)(uintptr_t) "host";
-    out->device_memory_why = (char *)(uintptr_t)way_why;
+    out->device_memory = device_goes_directly(shard, &way_why) ? wire_text("device")
+                                                               : wire_text("host");
+    out->device_memory_why = wire_text(way_why);
     const char *failure = home_failure(home);
-    if (failure != NULL) out->failed = (char *)(uintptr_t)failure;
+    if (failure != NULL) out->failed = wire_text(failure);
 }
 
 void shard_device_stats(const struct shard_daemon *shard, Cairn__ShardStats *stats)

@@ -79,10 +79,6 @@ void own_settle(struct shard_job *job);
 
 /* Complete jobs: their layout, their memory on the device, and their end. Loop thread. */
 
-/* Makes a job, which the shard does not know yet, from a create whose spec and layout are complete. Any
- * thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or
- * the layout is wrong; CAIRN_ERR_NO_MEMORY. */
-
 /* Decodes a layout of the job's tensors; the caller owns it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status shard_job_layout(const struct shard_job *job,
                                                const struct paged *bytes,

@@ -288,6 +288,9 @@ static struct shard_job *new_job(struct shard_daemon *shard, const Cairn__JobCre
     return job;
 }
 
+/* Makes a job, which the shard does not know yet, from a create whose spec and layout are complete. Any
+ * thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or
+ * the layout is wrong; CAIRN_ERR_NO_MEMORY. */
 static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreate *message,
                                const struct paged *spec, const struct paged *layout,
                                struct shard_draft **draft_out, struct sentence *why)
@@ -479,6 +482,129 @@ void shard_job_stop(struct shard_job *job, const char *why)
                    job->shard->name, why);
 }
 
+/* ==== admit ==== */
+
+/* When memory is taken: a job's state, published copies and buffers of puts when the job is created; a
+ * worker's landing slots and reply when the worker joins, to be given back when it has left. */
+
+static cairn_status add_state(struct reserve *reserve, struct shard_job *job)
+{
+    const struct arena *whole[] = { &job->versions.copies[0].wire, &job->versions.copies[1].wire,
+                                    &job->puts.arena };
+    cairn_status status = planes_reserve(&job->planes, reserve);
+    for (size_t i = 0; i < sizeof whole / sizeof *whole && status == CAIRN_OK; i++)
+        status = reserve_add(reserve, whole[i], 0, whole[i]->bytes);
+    return status;
+}
+
+static void await_puts(struct shard_job *job)
+{
+    job->state = CAIRN_JOB_INITIALIZING;
+    session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
+}
+
+/* True if the job names weights, or if a tensor here has an initializer. */
+static bool origin_wanted(const struct shard_job *job)
+{
+    if (job->spec.init_from != NULL) return true;
+    for (size_t i = 0; i < job->view->table.map.extent_count; i++) {
+        const uint32_t tensor = job->view->table.map.extents[i].tensor;
+        if (job->spec.tensors[tensor].init.kind != CAIRN_INIT_NONE) return true;
+    }
+    return false;
+}
+
+/* Loads or makes the job's state, or lets members put it. */
+static cairn_status begin_state(struct shard_job *job, struct sentence *why)
+{
+    if (job->load.joins) {
+        pass_seal(job);
+        return CAIRN_OK;
+    }
+    if (job->staged) return extend_begin(job, shard_job_find(job->shard, job->number), why);
+    if (job->load.path[0] != '\0') return restore_begin(job, why);
+    if (origin_wanted(job)) return origin_begin(job, why);
+    await_puts(job);
+    return CAIRN_OK;
+}
+
+static void give_up(struct shard_job *job, cairn_status status, const struct sentence *why)
+{
+    session_answer(job->shard, &job->load.asked, status, why);
+    shard_job_leave(job);
+}
+
+/* Begins to read a snapshot when the memory is admitted. The snapshot is read into pages that are made
+ * already. */
+static void on_state_judged(const struct reserve_request *request)
+{
+    struct shard_job *job = request->job;
+    struct sentence why;
+    const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
+    if (job->state != CAIRN_JOB_LOADING || !reads) return;
+    job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else begun when all pages are made
+}
+
+static void on_took(struct shard_job *job, const void *at, uint64_t bytes)
+{
+    made_pages_add(&job->load.made, at, bytes);
+}
+
+static void on_state_taken(const struct reserve_request *request, cairn_status status,
+                           const struct sentence *why)
+{
+    struct shard_job *job = request->job;
+    struct sentence failure = *why;
+    made_pages_end(&job->load.made, status == CAIRN_OK);
+    if (job->state != CAIRN_JOB_LOADING) return; // the job is leaving; this was answered
+    if (status == CAIRN_OK) {
+        log_info("holding job %s, generation %" PRIu64 ": its memory is there", job->spec.name,
+                 job->generation);
+        job->load.pages_there = true;
+        if (!job->load.begun)
+            status = begin_state(job, &failure);
+        else if (job->load.loaded)
+            pass_seal(job);
+    }
+    if (status == CAIRN_OK) return;
+    log_error("cannot hold job %s: %s", job->spec.name, failure.text);
+    give_up(job, status, &failure);
+}
+
+void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
+                  bool puts_follow)
+{
+    if (status != CAIRN_OK)
+        give_up(job, status, why);
+    else if (!job->load.pages_there)
+        job->load.loaded = true; // the job is sealed when the pages are made
+    else if (puts_follow)
+        await_puts(job);
+    else
+        pass_seal(job);
+}
+
+/* Makes a job that was just opened LOADING: takes its memory, then loads or makes its state
+ * (`snapshot_path`, jobs.h, state.h), or waits for its state. job->load.asked is answered by Done, or by
+ * an error; after an error the job leaves. */
+static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
+                              struct sentence *why)
+{
+    job->load.digest = create->digest;
+    job->load.joins = create->joins;
+    job->load.path = strdup(create->snapshot_path);
+    if (job->load.path == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    job->state = CAIRN_JOB_LOADING;
+    const struct reserve_request request = { .job = job,
+                                             .what = "the state",
+                                             .prepare = add_state,
+                                             .prepares_on_thread = true,
+                                             .judged = on_state_judged,
+                                             .took = on_took,
+                                             .done = on_state_taken };
+    return reserve_begin(&request, why);
+}
+
 /* ==== create ==== */
 
 static const struct arriving_kind create_kind;
@@ -562,12 +688,6 @@ static void *arriving_take(struct arriving *arriving)
     arriving->made = NULL;
     return made;
 }
-
-/* Makes a job that was just opened LOADING: takes its memory, then loads or makes its state
- * (`snapshot_path`, jobs.h, state.h), or waits for its state. job->load.asked is answered by Done, or by
- * an error; after an error the job leaves. */
-static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
-                              struct sentence *why);
 
 /* Makes the job, or answers why not, as soon as no memory is being given back. Either no other job with
  * this number is held, or the held job stays beside the new one. */
@@ -754,124 +874,4 @@ void create_on_switch(struct shard_daemon *shard, const Cairn__JobSwitch *messag
     if (!stays->staged) return;
     stays->staged = false;
     log_info("job %s: generation %" PRIu64 " serves", stays->spec.name, stays->generation);
-}
-
-/* ==== admit ==== */
-
-/* When memory is taken: a job's state, published copies and buffers of puts when the job is created; a
- * worker's landing slots and reply when the worker joins, to be given back when it has left. */
-
-static cairn_status add_state(struct reserve *reserve, struct shard_job *job)
-{
-    const struct arena *whole[] = { &job->versions.copies[0].wire, &job->versions.copies[1].wire,
-                                    &job->puts.arena };
-    cairn_status status = planes_reserve(&job->planes, reserve);
-    for (size_t i = 0; i < sizeof whole / sizeof *whole && status == CAIRN_OK; i++)
-        status = reserve_add(reserve, whole[i], 0, whole[i]->bytes);
-    return status;
-}
-
-static void await_puts(struct shard_job *job)
-{
-    job->state = CAIRN_JOB_INITIALIZING;
-    session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
-}
-
-/* True if the job names weights, or if a tensor here has an initializer. */
-static bool origin_wanted(const struct shard_job *job)
-{
-    if (job->spec.init_from != NULL) return true;
-    for (size_t i = 0; i < job->view->table.map.extent_count; i++) {
-        const uint32_t tensor = job->view->table.map.extents[i].tensor;
-        if (job->spec.tensors[tensor].init.kind != CAIRN_INIT_NONE) return true;
-    }
-    return false;
-}
-
-/* Loads or makes the job's state, or lets members put it. */
-static cairn_status begin_state(struct shard_job *job, struct sentence *why)
-{
-    if (job->load.joins) {
-        pass_seal(job);
-        return CAIRN_OK;
-    }
-    if (job->staged) return extend_begin(job, shard_job_find(job->shard, job->number), why);
-    if (job->load.path[0] != '\0') return restore_begin(job, why);
-    if (origin_wanted(job)) return origin_begin(job, why);
-    await_puts(job);
-    return CAIRN_OK;
-}
-
-static void give_up(struct shard_job *job, cairn_status status, const struct sentence *why)
-{
-    session_answer(job->shard, &job->load.asked, status, why);
-    shard_job_leave(job);
-}
-
-/* Begins to read a snapshot when the memory is admitted. The snapshot is read into pages that are made
- * already. */
-static void on_state_judged(const struct reserve_request *request)
-{
-    struct shard_job *job = request->job;
-    struct sentence why;
-    const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
-    if (job->state != CAIRN_JOB_LOADING || !reads) return;
-    job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else begun when all pages are made
-}
-
-static void on_took(struct shard_job *job, const void *at, uint64_t bytes)
-{
-    made_pages_add(&job->load.made, at, bytes);
-}
-
-static void on_state_taken(const struct reserve_request *request, cairn_status status,
-                           const struct sentence *why)
-{
-    struct shard_job *job = request->job;
-    struct sentence failure = *why;
-    made_pages_end(&job->load.made, status == CAIRN_OK);
-    if (job->state != CAIRN_JOB_LOADING) return; // the job is leaving; this was answered
-    if (status == CAIRN_OK) {
-        log_info("holding job %s, generation %" PRIu64 ": its memory is there", job->spec.name,
-                 job->generation);
-        job->load.pages_there = true;
-        if (!job->load.begun)
-            status = begin_state(job, &failure);
-        else if (job->load.loaded)
-            pass_seal(job);
-    }
-    if (status == CAIRN_OK) return;
-    log_error("cannot hold job %s: %s", job->spec.name, failure.text);
-    give_up(job, status, &failure);
-}
-
-void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
-                  bool puts_follow)
-{
-    if (status != CAIRN_OK)
-        give_up(job, status, why);
-    else if (!job->load.pages_there)
-        job->load.loaded = true; // the job is sealed when the pages are made
-    else if (puts_follow)
-        await_puts(job);
-    else
-        pass_seal(job);
-}
-
-static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
-                              struct sentence *why)
-{
-    job->load.digest = create->digest;
-    job->load.joins = create->joins;
-    job->load.path = strdup(create->snapshot_path);
-    if (job->load.path == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    job->state = CAIRN_JOB_LOADING;
-    const struct reserve_request request = { .job = job,
-                                             .what = "the state",
-                                             .prepare = add_state,
-                                             .prepares_on_thread = true,
-                                             .judged = on_state_judged,
-                                             .took = on_took,
-                                             .done = on_state_taken };
-    return reserve_begin(&request, why);
 }

@@ -84,10 +84,6 @@ void drain_on_lost(struct shard_daemon *shard);
 bool drain_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
                       const ProtobufCMessage *message);
 
-/* ==== storage ==== */
-
-/* The snapshot storage, as this shard sees it. Heartbeats report its faults. Loop thread. */
-
 /* ==== unfit ==== */
 
 /* A shard whose device has failed is unfit: no state on the device can be trusted, and every restore on

@@ -611,8 +611,6 @@ void pass_close(struct shard_job *job)
     free(job->pass.untouched_elems);
 }
 
-/* ---- items ---- */
-
 /* ---- the parts ---- */
 
 /* Ends a part of a pass. A failed pass has stopped the job, and nothing of the pass is reported or

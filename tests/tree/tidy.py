@@ -77,6 +77,8 @@ FOREIGN_PATHS = re.compile(r"/work\b|\.library\b|shared/design")
 INCLUDE = re.compile(r'\s*#\s*include\s+(["<])([^">]+)[">]')
 LINK = re.compile(r"\]\(([^)#\s]*)#?([^)\s]*)\)")
 
+SECTION = re.compile(r"^/\* (====|----) (.+?) (?:====|----) \*/$", re.M)
+
 complaints = []
 notes = []
 
@@ -233,6 +235,20 @@ def check_comments(path, text):
                          f"a sentence that begins with {sentence.split()[0]}: its subject comes first")
 
 
+def check_sections(path, text):
+    """A banner has something under it: what was moved away takes its section along."""
+    banners = list(SECTION.finditer(text))
+    for this, after in zip(banners, banners[1:] + [None]):
+        if after is not None and (this[1], after[1]) == ("====", "----"):
+            continue
+        body = text[this.end():after.start() if after is not None else len(text)]
+        body = re.sub(r"/\*.*?\*/|//[^\n]*", "", body, flags=re.S)
+        if after is None:
+            body = re.sub(r"^\s*#\s*endif\b.*$", "", body, flags=re.M)
+        if not body.strip():
+            complain(path, text.count("\n", 0, this.start()) + 1, f"a section of nothing: {this[2]}")
+
+
 def check_used(root, files, headers):
     """What is public is used by another file, and a header by more than one."""
     texts = {path: Path(root, path).read_text(encoding="utf-8") for path in files
@@ -281,6 +297,7 @@ def check_file(root, path, headers):
         check_code(path, text)
         if not path.startswith("tests/"):
             check_comments(path, text)
+            check_sections(path, text)
 
 
 def main():

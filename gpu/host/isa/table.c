@@ -5,14 +5,6 @@
 #include <assert.h>
 #include "gpu/blake2b.h"
 
-/* ==== folds ==== */
-
-/* The strict left fold of contributions into the fp32 accumulator, and in the same pass the sums of its
- * leaves.
- *
- * Sources are added two at a time, in registers, one block (a leaf) after the other; so acc is loaded from
- * and stored to memory once, for any number of sources, and the sums need no second pass over memory. */
-
 /* ==== norm ==== */
 
 /* Sums of squares: each leaf over a fixed tree of lanes, then an exact sum over leaves. */
@@ -88,6 +80,12 @@ static void sum_leaves(const float *acc, const struct geometry *geometry, uint64
 }
 
 /* ==== fold ==== */
+
+/* The strict left fold of contributions into the fp32 accumulator, and in the same pass the sums of its
+ * leaves.
+ *
+ * Sources are added two at a time, in registers, one block (a leaf) after the other; so acc is loaded from
+ * and stored to memory once, for any number of sources, and the sums need no second pass over memory. */
 
 /* A pass over a block: acc = (acc + a) + b. */
 struct fold_pass {
