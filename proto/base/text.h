@@ -63,6 +63,13 @@ size_t text_beyond_ascii(const char *text);
  * `keep` stay: "\n" for text of several lines, "" for one line. */
 void text_mend(char *text, const char *keep);
 
+/* Casts a string for a message, or for a spec that is added to another spec: protobuf-c's packers, and the
+ * functions that copy specs, take char * although they write nothing. */
+static inline char *wire_text(const char *text)
+{
+    return (char *)(uintptr_t)text;
+}
+
 /* ==== whole ==== */
 
 /* Reads and writes of a descriptor that continue after a short count or a signal. */

@@ -795,7 +795,7 @@ static cairn_status find_in_folder(const struct weights *w, const char *rest, co
 cairn_status weights_folder_with(const char *roots, const char *path, const char *file,
                                  char **folder_out, struct sentence *why)
 {
-    struct weights w = { .root_fd = -1, .path = (char *)(uintptr_t)path };
+    struct weights w = { .root_fd = -1, .path = wire_text(path) };
     const char *rest = weights_enter_root(roots, &w, why);
     *folder_out = NULL;
     if (rest == NULL) return CAIRN_ERR_REFUSED;

@@ -101,10 +101,10 @@ static cairn_status read_tensor(json_t *json, struct job_spec_data *spec, struct
     if (order < 0 || order > CAIRN_SPEC_TENSORS_MAX)
         return corrupt(why, name, "its order is no place among the tensors");
     struct tensor_spec t = {
-        .name = (char *)(uintptr_t)name, // spec_add_tensor copies the strings
-        .unit = (char *)(uintptr_t)unit,
-        .group = (char *)(uintptr_t)group,
-        .alias_of = (char *)(uintptr_t)alias_of,
+        .name = wire_text(name), // spec_add_tensor copies the strings
+        .unit = wire_text(unit),
+        .group = wire_text(group),
+        .alias_of = wire_text(alias_of),
         .alias_box = alias_box != NULL ? &box : NULL,
         .kind = (cairn_kind)capability_value(CAIRN_CAPABILITY_KIND, kind),
         .wire = (cairn_dtype)dtype_of(wire),
@@ -214,8 +214,8 @@ static cairn_status read_group(json_t *json, struct job_spec_data *spec, struct 
     if (schedule != NULL) status = read_schedule(schedule, &g.schedule, points, why);
     if (status != CAIRN_OK) return status;
     g.frozen = frozen != 0;
-    g.name = (char *)(uintptr_t)name; // spec_add_group copies the strings
-    g.optimizer = (char *)(uintptr_t)optimizer;
+    g.name = wire_text(name); // spec_add_group copies the strings
+    g.optimizer = wire_text(optimizer);
     status = spec_add_group(spec, &g);
     return status == CAIRN_ERR_INVALID ? corrupt(why, "a group", "too many, or a name too long")
                                        : status;

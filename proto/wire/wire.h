@@ -347,13 +347,6 @@ void packed_release(struct packed *packed); /* NULL is fine */
 /* This part lists the control messages by number, and converts between their fields and the plain data that
  * the cores and the planner use. Message texts, senders and receivers: control.proto. */
 
-/* Casts a string for a message, or for a spec that is added to another spec: protobuf-c's packers, and the
- * functions that copy specs, take char * although they write nothing. */
-static inline char *wire_text(const char *text)
-{
-    return (char *)(uintptr_t)text;
-}
-
 #define CAIRN_CONTROL_PROTOCOL 2
 #define CAIRN_HELD_JOBS_MAX    1024 /* jobs of one shard that Hello and HeldJobs list */
 

@@ -4,19 +4,14 @@
 #include <stdint.h>
 #include <string.h>
 
-static char *borrowed(const char *text)
-{
-    return (char *)(uintptr_t)text; // the spec copies it
-}
-
 struct job_spec_data cairn_sample_spec(const char *optimizer)
 {
     struct job_spec_data spec;
     spec_init(&spec);
     ck_assert_int_eq(spec_set_name(&spec, "job"), CAIRN_OK);
     struct group_spec g = group_default();
-    g.name = borrowed("all");
-    g.optimizer = borrowed(optimizer);
+    g.name = wire_text("all");
+    g.optimizer = wire_text(optimizer);
     ck_assert_int_eq(spec_add_group(&spec, &g), CAIRN_OK);
     return spec;
 }
@@ -25,8 +20,8 @@ void cairn_sample_tensor(struct job_spec_data *spec, const char *name, cairn_kin
                          struct shape shape)
 {
     const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32;
-    const struct tensor_spec t = { .name = borrowed(name),
-                                   .group = borrowed("all"),
+    const struct tensor_spec t = { .name = wire_text(name),
+                                   .group = wire_text("all"),
                                    .kind = kind,
                                    .wire = dtype,
                                    .reduce = CAIRN_F32,

@@ -12,17 +12,12 @@
 #define FILE_1 "model/shard-00001-model-00001-of-00001.safetensors"
 #define FILE_2 "optim/shard-00001-model-00001-of-00001.safetensors"
 
-static char *borrowed(const char *text)
-{
-    return (char *)(uintptr_t)text; // the spec copies it
-}
-
 static void add_tensor(struct job_spec_data *spec, const char *name, cairn_kind kind,
                        struct shape shape)
 {
-    const struct tensor_spec t = { .name = borrowed(name),
-                                   .unit = borrowed("block.0"),
-                                   .group = borrowed(kind == CAIRN_TRAINED ? "all" : ""),
+    const struct tensor_spec t = { .name = wire_text(name),
+                                   .unit = wire_text("block.0"),
+                                   .group = wire_text(kind == CAIRN_TRAINED ? "all" : ""),
                                    .kind = kind,
                                    .wire = CAIRN_BF16,
                                    .reduce = CAIRN_F32,
@@ -38,13 +33,13 @@ static void add_rest(struct job_spec_data *spec)
     struct group_spec g = group_default();
     struct cairn_box box = { 2, { 1, 0 }, { 2, 5 } };
     uint8_t former[32];
-    g.name = borrowed("table");
-    g.optimizer = borrowed("sgd");
+    g.name = wire_text("table");
+    g.optimizer = wire_text("sgd");
     g.frozen = true;
     g.schedule = (struct schedule) { CAIRN_SCHEDULE_TABLE, 1, 0, 0, 0, points, 2 };
     ck_assert_int_eq(spec_add_group(spec, &g), CAIRN_OK);
-    struct tensor_spec t = { .name = borrowed("scalar2"),
-                             .group = borrowed("table"),
+    struct tensor_spec t = { .name = wire_text("scalar2"),
+                             .group = wire_text("table"),
                              .kind = CAIRN_TRAINED,
                              .wire = CAIRN_F32,
                              .reduce = CAIRN_F32,
@@ -53,8 +48,8 @@ static void add_rest(struct job_spec_data *spec)
                              .frozen = true,
                              .init = { CAIRN_INIT_NORMAL, 0.1, 0.02, INT64_MAX } };
     ck_assert_int_eq(spec_add_tensor(spec, &t), CAIRN_OK);
-    t = (struct tensor_spec) { .name = borrowed("part"),
-                               .alias_of = borrowed("scalar2"),
+    t = (struct tensor_spec) { .name = wire_text("part"),
+                               .alias_of = wire_text("scalar2"),
                                .alias_box = &box,
                                .kind = CAIRN_FROZEN,
                                .wire = CAIRN_F32,
@@ -82,8 +77,8 @@ static struct manifest good_manifest(void)
     manifest_init(&m);
     ck_assert_int_eq(spec_set_name(&m.spec, "mnist"), CAIRN_OK);
     struct group_spec g = group_default();
-    g.name = borrowed("all");
-    g.optimizer = borrowed("adamw");
+    g.name = wire_text("all");
+    g.optimizer = wire_text("adamw");
     g.lr = 0.1; // has no short binary form: must come back exactly
     g.schedule = (struct schedule) { CAIRN_SCHEDULE_COSINE, 3, 40, 0, 0.1 / 3, NULL, 0 };
     ck_assert_int_eq(spec_add_group(&m.spec, &g), CAIRN_OK);

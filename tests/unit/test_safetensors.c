@@ -11,7 +11,7 @@ static struct safetensors_entry entry(const char *key, cairn_dtype dtype, uint64
                                       uint64_t rows)
 {
     return (struct safetensors_entry) {
-        .key = (char *)(uintptr_t)key,
+        .key = wire_text(key),
         .dtype = dtype,
         .box = { .rank = 2, .start = { start, 0 }, .extent = { rows, 3 } },
     };

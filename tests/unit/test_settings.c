@@ -11,8 +11,8 @@ static struct job_spec_data small_spec(void)
 {
     struct job_spec_data spec;
     struct group_spec group = group_default();
-    struct tensor_spec tensor = { .name = (char *)(uintptr_t) "a.b",
-                                  .group = (char *)(uintptr_t) "all.of",
+    struct tensor_spec tensor = { .name = wire_text("a.b"),
+                                  .group = wire_text("all.of"),
                                   .kind = CAIRN_TRAINED,
                                   .wire = CAIRN_F32,
                                   .reduce = CAIRN_F32,
@@ -20,13 +20,13 @@ static struct job_spec_data small_spec(void)
                                   .shape = { .rank = 1, .dim = { 9 } } };
     spec_init(&spec);
     group.name = tensor.group;
-    group.optimizer = (char *)(uintptr_t) "adamw";
+    group.optimizer = wire_text("adamw");
     ck_assert_int_eq(spec_set_name(&spec, "small"), CAIRN_OK);
     ck_assert_int_eq(spec_add_group(&spec, &group), CAIRN_OK);
     ck_assert_int_eq(spec_add_tensor(&spec, &tensor), CAIRN_OK);
-    tensor.name = (char *)(uintptr_t) "tied";
-    tensor.group = (char *)(uintptr_t) "";
-    tensor.alias_of = (char *)(uintptr_t) "a.b";
+    tensor.name = wire_text("tied");
+    tensor.group = wire_text("");
+    tensor.alias_of = wire_text("a.b");
     tensor.kind = CAIRN_FROZEN;
     tensor.shape.dim[0] = 0;
     ck_assert_int_eq(spec_add_tensor(&spec, &tensor), CAIRN_OK);
