@@ -20,7 +20,8 @@
  * The files, from the ground up; a file calls none listed after it, with four exceptions
  * (tests/tree/numbers counts them):
  *
- *   base           calls, waits, answers, the clock; a job's facts, and its parts on shards
+ *   base           calls, waits, answers, the clock, the list of jobs
+ *   job            a job's state, and its parts on shards
  *   terms          the terms of a job, and which shards know them
  *   store, events, keys, standing, round
  *   groups, leases, members, tiles (with the initial state, which ranks put)

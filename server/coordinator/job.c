@@ -1,0 +1,284 @@
+/* A job: its state, its shards and their places, its layouts, and messages to its shards. See job.h. */
+#include "server/coordinator/job.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/coordinator/cluster.h"
+
+/* ---- what a job is at ---- */
+
+const char *coord_job_state_name(const struct coord_job *job)
+{
+    switch (job->state) {
+    case CAIRN_CLUSTER_JOB_CREATING:
+        return job->restoring ? "restoring" : job->dropping ? "dropping" : "creating";
+    case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
+    case CAIRN_CLUSTER_JOB_RUNNING:
+        if (job->version_unknown) return "waiting";
+        if (job->park.shut) return "parked";
+        return job->core != NULL && round_halted(job->core) ? "halted" : "running";
+    case CAIRN_CLUSTER_JOB_LOST: return job->loss.behind ? "behind" : "lost";
+    }
+    return "?";
+}
+
+struct cairn_version coord_job_version(const struct coord_job *job)
+{
+    const struct cairn_version base = { job->generation, job->base_step };
+    if (job->core == NULL) return base;
+    const struct cairn_version now = round_version(job->core);
+    return now.generation < base.generation ? base : now;
+}
+
+bool coord_job_dead(const struct coord_job *job)
+{
+    return job->state == CAIRN_CLUSTER_JOB_LOST && !job->loss.may_return;
+}
+
+struct coord_member *coord_job_member(struct coord_job *job, uint64_t id)
+{
+    struct coord_member *m = job->members.by_id[id % CAIRN_MEMBER_BUCKETS];
+    while (m != NULL && m->id != id) m = m->next_of_bucket;
+    return m;
+}
+
+/* ---- its shards ---- */
+
+bool coord_job_shards_init(struct coord_job *job, uint32_t shard_room)
+{
+    job->shard_room = shard_room;
+    job->shards = calloc(job->shard_room, sizeof *job->shards);
+    return job->shards != NULL;
+}
+
+void coord_job_set_shard(struct coord_job *job, uint32_t shard, struct coord_shard_entry *entry)
+{
+    struct coord_job_shard *s = &job->shards[shard];
+    if (entry != NULL) job->entry_count++;
+    if (s->entry != NULL) job->entry_count--;
+    if (shard >= job->shard_count) job->shard_count = shard + 1;
+    *s = (struct coord_job_shard) { .entry = entry };
+}
+
+uint32_t coord_job_shard_from(const struct coord_job *job, uint32_t index)
+{
+    while (index < job->shard_count && job->shards[index].entry == NULL) index++;
+    return index;
+}
+
+bool coord_job_in_force(const struct coord_job *job, uint32_t shard)
+{
+    return shard < job->layout->shard_count && job->shards[shard].entry != NULL;
+}
+
+uint8_t *coord_holes(const struct coord_job *job, uint32_t shard_count)
+{
+    uint8_t *gone = calloc(shard_count / 8 + 1, 1);
+    if (gone == NULL) return NULL;
+    for (uint32_t i = 0; i < shard_count && i < job->shard_count; i++)
+        if (job->shards[i].entry == NULL) gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
+    return gone;
+}
+
+bool coord_job_has_shard(const struct coord_job *job, const struct coord_shard_entry *entry)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].entry == entry) return true;
+    for (uint32_t i = 0; i < job->reshard.joiner_count; i++)
+        if (job->reshard.joiners[i].entry == entry) return true;
+    return false;
+}
+
+bool coord_job_shards_up(const struct coord_job *job)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (!job->shards[i].up && coord_job_in_force(job, i)) return false;
+    return true;
+}
+
+/* ---- its layouts ---- */
+
+bool coord_job_moves(const struct coord_job *job)
+{
+    const struct coord_reshard *r = &job->reshard;
+    return r->asking != NULL || job->shard_count > job->layout->shard_count ||
+           (r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST);
+}
+
+struct packed *coord_job_before_next(const struct coord_job *job, struct cairn_version now,
+                                     uint32_t *shards_out)
+{
+    const struct coord_layouts *l = &job->layouts;
+    *shards_out = l->before_shards;
+    if (l->before != NULL && version_compare(now, l->at) <= 0) return l->before;
+    *shards_out = job->layout->shard_count;
+    return layout_same(job->layout, l->next) ? NULL : job->planned.layout;
+}
+
+/* ---- where its shards are ---- */
+
+/* Returns a hash that is never 0. */
+static uint64_t address_hash(const struct coord_shard_entry *entry)
+{
+    uint64_t hash[2];
+    crypto_generichash((unsigned char *)hash, sizeof hash, entry->fabric_address,
+                       entry->fabric_address_bytes, NULL, 0);
+    return hash[0] | 1;
+}
+
+bool coord_job_shard_moved(struct coord_job_shard *shard)
+{
+    const uint64_t hash = address_hash(shard->entry);
+    const bool moved = shard->address_sent != 0 && shard->address_sent != hash;
+    shard->address_sent = hash;
+    return moved;
+}
+
+bool coord_shard_infos_init(struct coord_shard_infos *infos, const struct coord_job *job,
+                            uint32_t shard_count)
+{
+    infos->infos = calloc(shard_count + 1, sizeof *infos->infos);
+    infos->list = calloc(shard_count + 1, sizeof *infos->list);
+    infos->count = 0;
+    if (infos->infos == NULL || infos->list == NULL) {
+        coord_shard_infos_release(infos);
+        return false;
+    }
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_shard_entry *entry = job->shards[i].entry;
+        if (i >= shard_count) break;
+        Cairn__ShardInfo *info = &infos->infos[i];
+        cairn__shard_info__init(info);
+        info->index = i;
+        info->name = entry->name;
+        if (entry->session != NULL) {
+            info->fabric_address.data = entry->fabric_address;
+            info->fabric_address.len = entry->fabric_address_bytes;
+        }
+        infos->list[infos->count++] = info;
+    }
+    return true;
+}
+
+void coord_shard_infos_release(struct coord_shard_infos *infos)
+{
+    free(infos->infos);
+    free(infos->list);
+}
+
+void coord_job_send_all(struct coord_job *job, uint16_t type, const ProtobufCMessage *message)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        if (job->shards[i].up && coord_job_in_force(job, i))
+            coord_session_send(job->shards[i].entry->session, type, 0, message);
+    }
+}
+
+void coord_job_send_drop(struct coord *cluster, struct coord_shard_entry *entry, uint64_t job_id)
+{
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    drop.job = job_id;
+    // Nobody waits for the shard's Done. A part that could not be dropped is recognized as our own
+    // leftover at the next Hello.
+    coord_session_send(entry->session, CAIRN_MSG_JOB_DROP, coord_request_new(cluster), &drop.base);
+}
+
+void coord_job_send_switch(const struct coord_job *job, const struct coord_shard_entry *entry,
+                           uint64_t generation)
+{
+    Cairn__JobSwitch message = CAIRN__JOB_SWITCH__INIT;
+    if (entry->session == NULL || entry->session->closing) return; // told when the shard returns
+    message.job = job->id;
+    message.generation = generation;
+    coord_session_send(entry->session, CAIRN_MSG_JOB_SWITCH, 0, &message.base);
+}
+
+bool coord_job_has_device(const struct coord_job *job)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_session *session = job->shards[i].entry->session;
+        if (session != NULL && session->home != NULL && session->home->backend != NULL &&
+            strcmp(session->home->backend, "host") != 0)
+            return job->spec.offload_fraction < 1;
+    }
+    return false;
+}
+
+/* ==== its parts are made ==== */
+
+void coord_decision_to_message(const struct decision *decision, Cairn__Decision *out)
+{
+    cairn__decision__init(out);
+    if (decision == NULL) return;
+    out->kind = decision->kind;
+    out->round = decision->round;
+    out->generation = decision->version_after.generation;
+    out->step = decision->version_after.step;
+    out->payload.data = (uint8_t *)(uintptr_t)decision->payload;
+    out->payload.len = decision->payload_bytes;
+}
+
+cairn_status coord_judge_packed(const char *job, const struct packed *packed, struct sentence *why)
+{
+    if (packed->size <= CAIRN_PAGED_BYTES_MAX) return CAIRN_OK;
+    return fail_with(
+        why, CAIRN_ERR_INVALID,
+        "the list of tensors of job %s, or its layout, would take %zu bytes: at most %" PRIu64
+        " can be sent",
+        job, packed->size, CAIRN_PAGED_BYTES_MAX);
+}
+
+void coord_job_ask_create(const struct coord_job *job, const struct coord_create *load,
+                          uint32_t shard, struct coord_shard_entry *entry, struct packed *layout,
+                          struct coord_gather *gather)
+{
+    const uint32_t request = coord_gather_ask(gather, entry);
+    if (request == 0) return;
+    Cairn__Decision last = CAIRN__DECISION__INIT;
+    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
+    create.job = job->id;
+    create.generation = load->version.generation;
+    create.step = load->version.step;
+    create.epoch = job->epoch;
+    create.spec_bytes = job->planned.spec->size;
+    create.layout_bytes = layout->size;
+    create.shard_index = shard;
+    create.extend = load->extend;
+    create.joins = load->joins;
+    create.digest = load->digest;
+    create.member_max = (uint32_t)job->cluster->options->workers_max;
+    create.snapshot_path = wire_text(load->snapshot_path != NULL ? load->snapshot_path : "");
+    if (load->last != NULL) {
+        coord_decision_to_message(load->last, &last);
+        create.last = &last;
+    }
+    coord_session_send(entry->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
+    coord_session_pages(entry->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    coord_session_pages(entry->session, request, CAIRN_PAGE_LAYOUT, layout);
+}
+
+void coord_job_send_create(struct coord_job *job, const struct coord_create *load,
+                           struct coord_gather *gather)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        struct coord_job_shard *s = &job->shards[i];
+        if (s->entry->session != NULL) {
+            s->incarnation = s->entry->incarnation;
+            s->revision = job->spec.revision;
+        }
+        coord_job_ask_create(job, load, i, s->entry, job->planned.layout, gather);
+    }
+}
+
+cairn_status coord_job_judge_shards(const struct coord_job *job, struct sentence *why)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_job_shard *s = &job->shards[i];
+        if (s->entry->incarnation == s->incarnation) continue;
+        return fail_with(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
+                         s->entry->name);
+    }
+    return CAIRN_OK;
+}
