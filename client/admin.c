@@ -16,6 +16,7 @@
 #include "client/job.h"
 #include "client/op.h"
 #include "client/push.h"
+#include "proto/base/machine.h"
 #include "proto/base/text.h"
 #include "proto/loop/loop.h"
 #include "proto/wire/wire.h"
@@ -27,7 +28,7 @@ enum { REQUEST = 2, FIRST_QUESTION = 3, QUESTION_EVERY_MS = 1000, FULL_MS = 10, 
 static cairn_status await(const struct admin *admin, short events, uint64_t until_ms)
 {
     for (;;) {
-        const uint64_t now = client_now_ms();
+        const uint64_t now = monotonic_ms();
         if (now >= until_ms) return CAIRN_ERR_TIMEOUT;
         if (admin->ends != NULL && admin->ends(admin->context)) return CAIRN_ERR_CLOSED;
         struct pollfd one = { .fd = admin->fd, .events = events };
@@ -80,7 +81,7 @@ static cairn_status connect_to(struct admin *admin, struct sentence *why)
     do { // a Unix socket whose queue is full fails at once
         if (error == EAGAIN) poll(NULL, 0, FULL_MS);
         error = connect(admin->fd, (struct sockaddr *)&socket_address, length) == 0 ? 0 : errno;
-    } while (error == EAGAIN && client_now_ms() < admin->deadline_ms);
+    } while (error == EAGAIN && monotonic_ms() < admin->deadline_ms);
     if (error == EINPROGRESS) {
         status = await(admin, POLLOUT, admin->deadline_ms);
         if (status != CAIRN_OK)
@@ -195,7 +196,7 @@ static cairn_status await_answer(struct admin *admin, struct frame_decoder *deco
     for (uint32_t number = FIRST_QUESTION;; number++) {
         cairn_status status = send_message(admin, CAIRN_MSG_WHO_IS_AWAITED, number, &question.base);
         if (status != CAIRN_OK) return status;
-        const uint64_t now = client_now_ms();
+        const uint64_t now = monotonic_ms();
         const bool is_last = admin->deadline_ms <= now + QUESTION_EVERY_MS;
         status = await_reply(admin, decoder, is_last ? admin->deadline_ms : now + QUESTION_EVERY_MS,
                              REQUEST, type, reply_out, why);
@@ -263,7 +264,7 @@ cairn_status admin_call(struct admin *admin, uint16_t type, const ProtobufCMessa
     const struct frame_limits limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
     why->text[0] = '\0';
     admin->fd = -1;
-    admin->deadline_ms = client_now_ms() + (uint64_t)admin->timeout_ms;
+    admin->deadline_ms = monotonic_ms() + (uint64_t)admin->timeout_ms;
     frame_decoder_init(&decoder, limits);
     const cairn_status status = converse(admin, &decoder, type, message, reply_type, reply_out,
                                          pages, why);
@@ -345,7 +346,7 @@ static cairn_status ask(struct session *s, uint64_t deadline_ms, uint16_t type,
                         const ProtobufCMessage *message, uint16_t reply_type,
                         ProtobufCMessage **reply_out)
 {
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     struct sentence why;
     struct admin admin = { .endpoint = s->endpoint_text,
                            .name = s->name,

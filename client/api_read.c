@@ -890,7 +890,7 @@ static void withdraw(struct job *job, uint64_t key)
 /* Keeps the layouts by which the leased version is read until the lease ends. */
 static void note_lease(struct job *job, struct cairn_version version, int ttl_ms)
 {
-    const uint64_t now_ms = client_now_ms(), until_ms = now_ms + (uint64_t)ttl_ms;
+    const uint64_t now_ms = monotonic_ms(), until_ms = now_ms + (uint64_t)ttl_ms;
     struct leased *leased = &job->leased;
     pthread_mutex_lock(&job->session->lock);
     if (leased->until_ms <= now_ms || version_compare(version, leased->oldest) < 0)

@@ -97,7 +97,7 @@ static void let_go_of_holes(struct job *job)
  * in progress with the new layouts. */
 static void layouts_apply(struct job *job)
 {
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     // Not left to the next tick, which would delay the first messages to new shards.
     for (uint32_t i = 0; i < job->shards.count; i++) link_tick(job->shards.links[i], now_ms);
     recut_all(job);
@@ -409,7 +409,7 @@ static bool again_on_error(struct session *s, uint32_t request, cairn_status sta
 static void again_pause(struct job *job)
 {
     struct session *s = job->session;
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     Cairn__Pause message = CAIRN__PAUSE__INIT;
     char what[sizeof job->pause.what];
     pthread_mutex_lock(&s->lock);
@@ -522,7 +522,7 @@ static void put_off_or_fail(struct job *job, cairn_status status, const char *te
     job->attachment.delay_ms = twice_ms < RETRY_MIN_MS   ? RETRY_MIN_MS
                                : twice_ms > RETRY_MAX_MS ? RETRY_MAX_MS
                                                          : twice_ms;
-    job->attachment.at_ms = client_now_ms() + job->attachment.delay_ms;
+    job->attachment.at_ms = monotonic_ms() + job->attachment.delay_ms;
 }
 
 /* ---- what Attached brings ---- */

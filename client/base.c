@@ -15,20 +15,6 @@
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
 
-/* ==== clock ==== */
-
-uint64_t client_now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
-}
-
-uint64_t client_now_ms(void)
-{
-    return client_now_us() / 1000;
-}
-
 /* ==== error ==== */
 
 #define ROWS_MAX   64
@@ -559,7 +545,7 @@ void step_times_waited(struct step_times *times, enum step_phase_times phase, ui
 {
     // A wait that began before the last commit counts only from that commit on.
     if (from_us < times->committed_us) from_us = times->committed_us;
-    times->us[phase] += client_now_us() - from_us;
+    times->us[phase] += monotonic_us() - from_us;
 }
 
 void step_times_ended(struct step_times *times, uint64_t from_us)
@@ -572,7 +558,7 @@ void step_times_ended(struct step_times *times, uint64_t from_us)
 
 bool step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTimes *out)
 {
-    const uint64_t now_us = client_now_us(), begin_us = times->committed_us;
+    const uint64_t now_us = monotonic_us(), begin_us = times->committed_us;
     uint64_t waited_us = 0;
     if (round == times->committed_round) return false;
     for (int p = CAIRN_TIME_PUSH; p < CAIRN_TIMES; p++) waited_us += times->us[p];

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/machine.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
@@ -56,13 +57,6 @@ struct piece {
     uint64_t table_hash;    /* of the tile declaration that the piece was made from */
     struct strides strides; /* of the caller's memory */
 };
-
-/* ==== clock ==== */
-
-/* The monotonic clock, on which every deadline of the library is measured. */
-
-uint64_t client_now_us(void);
-uint64_t client_now_ms(void);
 
 /* ==== error ==== */
 

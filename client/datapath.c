@@ -192,7 +192,7 @@ bool datapath_choose(struct session *s, const Cairn__Welcome *welcome, struct se
 {
     struct fabric_place places[64];
     const size_t count = read_places(welcome, places, sizeof places / sizeof *places);
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     const uint64_t most_ms = s->connect_ms / 2; // cairn_open must not fail for lack of shards
     const uint64_t wait_ms = most_ms < SHARDS_WAIT_MS ? most_ms : SHARDS_WAIT_MS;
     *status_out = CAIRN_OK;

@@ -319,7 +319,7 @@ void api_leave(struct job **job);
 #define API_ENTER(job, handle) \
     API_JOB(job, handle);      \
     CAIRN_TRY(api_check(job))
-/* The deadline of a call whose timeout begins now, on the clock of client_now_ms. */
+/* The deadline of a call whose timeout begins now, on the clock of monotonic_ms. */
 uint64_t api_deadline(int timeout_ms);
 /* Validates the arguments that most calls have. CAIRN_ERR_INVALID names the one that is wrong.
  * `out_name` is the name of the caller's `out`; NULL if the call has none. */

@@ -109,7 +109,7 @@ static bool is_outlived(const struct job *job, const struct served_layout *serve
     const struct cairn_version newest = job->known.newest, since = newer->since;
     if (version_compare(since, served->since) <= 0) return true; // it serves no version
     if (!are_too_much(job)) return false;
-    if (job->leased.until_ms > client_now_ms() && version_compare(job->leased.oldest, since) < 0)
+    if (job->leased.until_ms > monotonic_ms() && version_compare(job->leased.oldest, since) < 0)
         return false;
     return newest.generation > since.generation ||
            (newest.generation == since.generation && newest.step >= since.step &&

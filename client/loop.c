@@ -243,7 +243,7 @@ static void cancel_ops(struct session *s)
  * closes jobs. */
 static void run_turn(struct session *s)
 {
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (job->broken.status != CAIRN_OK) job_fail(job, job->broken.status, job->broken.why.text);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
@@ -337,7 +337,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
 static void note_away(struct session *s, cairn_status status, const char *why)
 {
     pthread_mutex_lock(&s->lock);
-    if (s->reach.welcome || s->reach.away_since_ms == 0) s->reach.away_since_ms = client_now_ms();
+    if (s->reach.welcome || s->reach.away_since_ms == 0) s->reach.away_since_ms = monotonic_ms();
     s->reach.welcome = false;
     s->reach.status = status;
     sentence_set(&s->reach.why, "%s", why);
@@ -349,7 +349,7 @@ static void note_away(struct session *s, cairn_status status, const char *why)
 
 static void retry_later(struct session *s)
 {
-    s->control.retry_at_ms = client_now_ms() + s->control.retry_delay_ms;
+    s->control.retry_at_ms = monotonic_ms() + s->control.retry_delay_ms;
     s->control.retry_delay_ms = s->control.retry_delay_ms * 2 < RETRY_MAX_MS
                                     ? s->control.retry_delay_ms * 2
                                     : RETRY_MAX_MS;
@@ -367,7 +367,7 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
     if (s->ended && !uv_is_closing((uv_handle_t *)&s->loop.tick))
         uv_close((uv_handle_t *)&s->loop.tick, NULL);
     for (struct job *job = s->jobs; job != NULL; job = job->next) attachment_lost(job);
-    if (was_ready && client_now_ms() - s->control.welcome_ms >= STEADY_MS)
+    if (was_ready && monotonic_ms() - s->control.welcome_ms >= STEADY_MS)
         s->control.retry_delay_ms = RETRY_MIN_MS;
     retry_later(s);
     if (s->control.is_choosing) connect_again(s);
@@ -394,7 +394,7 @@ static void on_open(struct stream *stream, void *context)
     if (s->path.fabric != NULL)
         hello.fabric_address.data = (uint8_t *)(uintptr_t)fabric_own_address(
             s->path.fabric, &hello.fabric_address.len);
-    s->control.heard_ms = client_now_ms();
+    s->control.heard_ms = monotonic_ms();
     s->control.hello_sent = true;
     control_send(s, CAIRN_MSG_HELLO, ++s->control.last_request, &hello.base);
 }
@@ -518,7 +518,7 @@ static void keep_alive(struct session *s, uint64_t now_ms)
 /* Connects, sends heartbeats, checks the lease and ticks the links. */
 static void tick_control(struct session *s)
 {
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     if (s->control.retry_delay_ms == 0) s->control.retry_delay_ms = RETRY_MIN_MS;
     if (s->control.stream == NULL && now_ms >= s->control.retry_at_ms && !s->loop.stopping)
         connect_now(s);
@@ -603,7 +603,7 @@ static void choose_path(struct session *s, const Cairn__Welcome *welcome)
 static void connect_again(struct session *s)
 {
     s->control.is_choosing = false;
-    s->control.retry_at_ms = s->reach.no_path ? UINT64_MAX : client_now_ms() + PLACES_RETRY_MS;
+    s->control.retry_at_ms = s->reach.no_path ? UINT64_MAX : monotonic_ms() + PLACES_RETRY_MS;
     if (s->path.fabric == NULL) return;
     s->control.retry_at_ms = 0;
     s->control.retry_delay_ms = RETRY_MIN_MS;
@@ -620,7 +620,7 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     s->control.was_given_up = welcome->coordinator_incarnation == s->control.incarnation;
     s->control.incarnation = welcome->coordinator_incarnation;
     s->control.store = welcome->store;
-    s->control.welcome_ms = client_now_ms();
+    s->control.welcome_ms = monotonic_ms();
     s->control.unheard_reported = 0;
     s->control.heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;
     s->control.lease_ms = welcome->lease_ms >= 100 ? welcome->lease_ms : 100;
@@ -683,7 +683,7 @@ static void read_before(struct session *s, const struct wire_frame *frame,
 static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context)
 {
     struct session *s = context;
-    s->control.heard_ms = client_now_ms();
+    s->control.heard_ms = monotonic_ms();
     const ProtobufCMessageDescriptor *type = message_type(frame->type);
     ProtobufCMessage *message = type != NULL
                                     ? message_unpack(type, frame->payload, frame->payload_bytes)
@@ -782,7 +782,7 @@ static void on_kick(uv_async_t *kick)
     detach_turn(s);
     run_turn(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next) explain_awaited(job);
-    if (s->loop.stopping && s->jobs != NULL && client_now_ms() >= s->loop.stop_by_ms) {
+    if (s->loop.stopping && s->jobs != NULL && monotonic_ms() >= s->loop.stop_by_ms) {
         datapath_close(s);
         run_turn(s); // the jobs' loans are back, and the jobs are released
     }
@@ -915,9 +915,9 @@ static void streams_end(struct session *s)
 
 void loop_stop(struct session *s)
 {
-    s->loop.stop_by_ms = client_now_ms() + STOP_MS;
+    s->loop.stop_by_ms = monotonic_ms() + STOP_MS;
     s->loop.stopping = true;
-    streams_close_at(s, client_now_ms() + STREAMS_MS);
+    streams_close_at(s, monotonic_ms() + STREAMS_MS);
     session_kick(s);
     pthread_join(s->loop.thread, NULL);
     streams_end(s);

@@ -109,7 +109,7 @@ static void judge_late(struct op *op)
 /* Called when no push is in progress any more. */
 static void step_times_pushed(struct step_times *times)
 {
-    times->pushed_us = client_now_us();
+    times->pushed_us = monotonic_us();
 }
 
 static void complete(struct op *op)

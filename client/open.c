@@ -119,7 +119,7 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
     TAILQ_INIT(&s->commands);
     pthread_mutex_init(&s->streams.lock, NULL);
     s->refs = 1;
-    s->reach.away_since_ms = client_now_ms();
+    s->reach.away_since_ms = monotonic_ms();
     s->name = own_name(opts);
     randombytes_buf(&s->incarnation, sizeof s->incarnation);
     return s->name != NULL ? CAIRN_OK : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -133,7 +133,7 @@ static bool is_final(cairn_status status)
 
 static cairn_status await_welcome(struct session *s)
 {
-    const uint64_t deadline_ms = client_now_ms() + s->connect_ms;
+    const uint64_t deadline_ms = monotonic_ms() + s->connect_ms;
     pthread_mutex_lock(&s->lock);
     while (!s->reach.welcome && !s->reach.no_path && !is_final(s->reach.status) &&
            session_sleep(s, deadline_ms)) {}
@@ -492,7 +492,7 @@ static void sleep_for_attach(struct job *job, uint64_t deadline_ms)
                         !s->ended) &&
                session_sleep(s, until_ms)) {}
         pthread_mutex_unlock(&s->lock);
-        if (!waits || client_now_ms() >= deadline_ms) return;
+        if (!waits || monotonic_ms() >= deadline_ms) return;
         client_say_wait(&patience, awaited_text(job).text);
     }
 }
@@ -527,7 +527,7 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
 static void leave_job(struct job *job)
 {
     struct session *s = job->session;
-    const uint64_t deadline_ms = client_now_ms() + CLOSE_MS;
+    const uint64_t deadline_ms = monotonic_ms() + CLOSE_MS;
     job->closing = true;
     session_kick(s);
     pthread_mutex_lock(&s->lock);
@@ -537,7 +537,7 @@ static void leave_job(struct job *job)
 
 static cairn_status open_inside(struct job *job, const struct cairn_job_spec *spec, int timeout_ms)
 {
-    const uint64_t deadline_ms = client_now_ms() + (uint64_t)timeout_ms;
+    const uint64_t deadline_ms = monotonic_ms() + (uint64_t)timeout_ms;
     CAIRN_TRY(spec != NULL ? fill_spec(job, spec) : CAIRN_OK);
     CAIRN_TRY(begin_attach(job));
     cairn_status status = await_attach(job, deadline_ms);

@@ -60,7 +60,7 @@ static void refuse_cards(struct session *s, const void *base)
         session_say(
             s, "memory of the GPU cannot be shown to other processes (the driver exports none, or "
                "no descriptor is left): pushes from it go through the host until it can be");
-    s->staging_on_host_ms = client_now_ms() + CARDS_AGAIN_MS;
+    s->staging_on_host_ms = monotonic_ms() + CARDS_AGAIN_MS;
     if (memory_free(s, base) != CAIRN_OK) return; // it is then freed with the session
 }
 
@@ -118,7 +118,7 @@ static cairn_status staging_acquire(struct session *s, struct card *card, bool o
 {
     size_t piece_bytes = PIECE_LEAST;
     while (piece_bytes < bytes) piece_bytes *= 2;
-    if (client_now_ms() < s->staging_on_host_ms) on_card = false;
+    if (monotonic_ms() < s->staging_on_host_ms) on_card = false;
     struct staging_area *area = find_area(s, card, on_card, piece_bytes);
     if (area == NULL)
         area = on_card ? open_on_card(s, card, piece_bytes)

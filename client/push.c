@@ -209,7 +209,7 @@ cairn_status pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
     for (uint32_t i = 0; i < job->shards.count; i++) {
         job->shards.links[i]->carrier = NULL;
         job->shards.links[i]->relayed = false;
-        job->shards.links[i]->grant_deadline_ms = client_now_ms() + GRANT_MAX_MS;
+        job->shards.links[i]->grant_deadline_ms = monotonic_ms() + GRANT_MAX_MS;
         pushes_on_grant(job->shards.links[i]);
     }
     return CAIRN_OK;
@@ -309,7 +309,7 @@ static bool round_is_over(const struct command *command)
  * memory stays lacking. True: the job has failed. */
 static bool starve_command(struct command *command, const char *doing)
 {
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     if (command->starved_ms == 0) command->starved_ms = now_ms;
     if (now_ms - command->starved_ms < STARVED_MS) return false;
     struct sentence why;
@@ -551,7 +551,7 @@ static bool awaits_grant(const struct shard_link *owner, const struct parcel *pa
         is_known)
         return false;
     return owner->grant.round != job->pushing.pusher.round && may_relay(owner, parcel) &&
-           client_now_ms() < owner->grant_deadline_ms;
+           monotonic_ms() < owner->grant_deadline_ms;
 }
 
 cairn_status transfer_send(struct chunk_request *request)
@@ -969,7 +969,7 @@ static bool recut_refused(struct parcel *parcel, uint64_t status)
 {
     struct job *job = parcel->job;
     struct served_layout *served = layout_in_force_of(parcel);
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     if (status != CAIRN_ERR_MALFORMED && status != CAIRN_ERR_NOT_FOUND) return false;
     if (parcel->layout != served->layout->version) {
         recut(parcel, served);

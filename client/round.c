@@ -203,7 +203,7 @@ static cairn_status begin_round(struct job *job, uint16_t type, uint64_t deadlin
                            "round, rank 0 after its cairn_put of each tensor",
                            job->name);
     // The buffers of a void round are returned before the caller fills them again.
-    const uint64_t from_us = client_now_us();
+    const uint64_t from_us = monotonic_us();
     cairn_status status = await_pushes(job, deadline_ms);
     const bool is_write = type == CAIRN_MSG_WRITE_BEGIN;
     for (bool is_open = false; status == CAIRN_OK && !is_open;) {
@@ -463,7 +463,7 @@ static cairn_status commit_round(struct job *job, const char *call, const struct
     message.round = round->round;
     message.client_state = words->state;
     if (tell_times(job, round->round, &times, &memory)) message.times = &times;
-    const uint64_t from_us = client_now_us();
+    const uint64_t from_us = monotonic_us();
     message.driven = words->driven;
     message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
     ProtobufCMessage *reply;

@@ -51,7 +51,7 @@ static void wake_now(struct session *s)
 
 void session_wake(struct session *s, bool tells)
 {
-    const uint64_t now_us = client_now_us();
+    const uint64_t now_us = monotonic_us();
     s->wake.tells = s->wake.tells || tells;
     s->wake.is_due = now_us - s->wake.last_us < WAKE_US &&
                      pthread_equal(pthread_self(), s->loop.thread) != 0;
@@ -141,7 +141,7 @@ void api_leave(struct job **job)
 
 uint64_t api_deadline(int timeout_ms)
 {
-    return client_now_ms() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0);
+    return monotonic_ms() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0);
 }
 
 cairn_status api_judge_call(const char *out_name, const void *out, int timeout_ms)
@@ -167,7 +167,7 @@ cairn_status api_await_none(struct job *job, const uint64_t *open, const char *w
         struct sentence text;
         sentence_set(&text, "%" PRIu64 " %s of job %s still wait for shards", left, what,
                      job->name);
-        if (client_now_ms() >= deadline_ms) return client_fail(CAIRN_ERR_TIMEOUT, "%s", text.text);
+        if (monotonic_ms() >= deadline_ms) return client_fail(CAIRN_ERR_TIMEOUT, "%s", text.text);
         client_say_wait(&patience, text.text);
     }
 }
@@ -179,7 +179,7 @@ void control_send(struct session *s, uint16_t type, uint32_t request,
 {
     struct sentence why;
     if (s->control.stream == NULL) return;
-    s->control.spoke_ms = client_now_ms();
+    s->control.spoke_ms = monotonic_ms();
     cairn_status status = stream_send(s->control.stream, type, request, message, &why);
     if (status == CAIRN_ERR_INVALID || status == CAIRN_ERR_NO_MEMORY)
         stream_close(s->control.stream, status, "%s", why.text);
@@ -225,7 +225,7 @@ static void add_word(struct op *op, struct card_word *word)
 {
     struct stream_waits *waits = &op->session->streams;
     if (op->words == NULL) {
-        op->words_until_ms = client_now_ms() + CAIRN_STREAMS_WAIT_MS;
+        op->words_until_ms = monotonic_ms() + CAIRN_STREAMS_WAIT_MS;
         LIST_INSERT_HEAD(&waits->ops, op, next_words);
     }
     word->next = op->words;
@@ -266,7 +266,7 @@ static void *watch(void *arg)
     struct stream_waits *waits = arg;
     pthread_mutex_lock(&waits->lock);
     for (;;) {
-        struct card_word *late = detach_late(waits, client_now_ms());
+        struct card_word *late = detach_late(waits, monotonic_ms());
         if (late == NULL && waits->is_over) break;
         if (late == NULL) {
             sleep_until_late(waits);
@@ -374,7 +374,7 @@ void streams_let_go(struct card_word *words)
 
 struct patience client_patience(struct job *job, uint64_t deadline_ms)
 {
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     return (struct patience) { .job = job,
                                .span_ms = deadline_ms > now_ms ? deadline_ms - now_ms : 0,
                                .say_ms = now_ms + QUIET_MS };
@@ -384,7 +384,7 @@ struct patience client_patience(struct job *job, uint64_t deadline_ms)
 static bool say(struct patience *p, const char *text, uint32_t paused_ms)
 {
     const struct session *s = p->job->session;
-    const uint64_t now_ms = client_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     const bool is_due = now_ms >= p->say_ms || !p->said;
     if (is_due) p->say_ms = now_ms + SAY_MS;
     p->said = true;
@@ -420,7 +420,7 @@ static bool client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
     if (p->paused && !say(p, awaited->text, paused_ms)) return false;
     // After a pause the caller's own time starts again, since it is not known how long ago the
     // pause ended.
-    *deadline_ms = client_now_ms() + (p->span_ms < SAY_MS || !p->paused ? p->span_ms : SAY_MS);
+    *deadline_ms = monotonic_ms() + (p->span_ms < SAY_MS || !p->paused ? p->span_ms : SAY_MS);
     return true;
 }
 
@@ -513,7 +513,7 @@ static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_
 static uint64_t away_for_ms(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
-    const uint64_t away_ms = s->reach.welcome ? 0 : client_now_ms() - s->reach.away_since_ms;
+    const uint64_t away_ms = s->reach.welcome ? 0 : monotonic_ms() - s->reach.away_since_ms;
     pthread_mutex_unlock(&s->lock);
     return away_ms;
 }
@@ -589,7 +589,7 @@ static Cairn__Awaited *ask_awaited(struct job *job, uint16_t type, uint64_t unti
 struct sentence ask_opening_awaits(struct job *job)
 {
     Cairn__Awaited *awaited = ask_awaited(job, CAIRN_MSG_JOB_OPEN,
-                                          client_now_ms() + AWAITED_LATE_MS);
+                                          monotonic_ms() + AWAITED_LATE_MS);
     const struct sentence text = awaited_text_ask(job, CAIRN_MSG_JOB_OPEN, awaited);
     message_free((ProtobufCMessage *)awaited);
     return text;
@@ -625,10 +625,10 @@ static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
                                                                            : AWAITED_TIMEOUT_MS;
         const uint64_t ask_ms = deadline_ms - lead_ms;
         if (sleep_for_ask(ask, client_says_at(&patience, ask_ms))) break;
-        const bool is_late = client_now_ms() >= ask_ms;
+        const bool is_late = monotonic_ms() >= ask_ms;
         Cairn__Awaited *awaited = ask_awaited(ask->job, ask->type,
                                               is_late ? deadline_ms + AWAITED_LATE_MS
-                                                      : client_now_ms() + AWAITED_TIMEOUT_MS);
+                                                      : monotonic_ms() + AWAITED_TIMEOUT_MS);
         if (!is_late)
             client_say_wait(&patience, awaited_text_ask(ask->job, ask->type, awaited).text);
         else if (!sleep_for_ask(ask, deadline_ms) &&
@@ -678,7 +678,7 @@ static struct sentence awaited_text_wait(struct op *op)
     pthread_mutex_unlock(&s->lock);
     session_kick(s);
     pthread_mutex_lock(&s->lock);
-    const uint64_t deadline_ms = client_now_ms() + AWAITED_MS;
+    const uint64_t deadline_ms = monotonic_ms() + AWAITED_MS;
     while (!job->awaited.answered && !s->ended && session_sleep(s, deadline_ms)) {}
     const struct sentence awaited = job->awaited.text;
     pthread_mutex_unlock(&s->lock);
@@ -704,7 +704,7 @@ static bool waits_on(const struct op *op, struct patience *patience, uint64_t *d
 {
     if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
     Cairn__Awaited *awaited = ask_until(op->job, CAIRN_MSG_ROUND_COMMIT,
-                                        client_now_ms() + AWAITED_TIMEOUT_MS);
+                                        monotonic_ms() + AWAITED_TIMEOUT_MS);
     const bool waits = client_waits_on(patience, awaited, deadline_ms);
     message_free((ProtobufCMessage *)awaited);
     return waits;
@@ -720,7 +720,7 @@ static void sleep_for_wait(struct op *op, uint64_t deadline_ms)
         while (!op->done && session_sleep(s, until_ms)) {}
         if (op->done) return;
         pthread_mutex_unlock(&s->lock);
-        if (client_now_ms() < deadline_ms)
+        if (monotonic_ms() < deadline_ms)
             client_say_wait(&patience, awaited_text_wait(op).text);
         else
             waits = waits_on(op, &patience, &deadline_ms);
@@ -735,10 +735,10 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
     struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
     if (op == NULL) return handle_fail(handle, "operation");
     struct session *s = op->session;
-    const uint64_t deadline_ms = client_now_ms() + (uint64_t)timeout_ms;
+    const uint64_t deadline_ms = monotonic_ms() + (uint64_t)timeout_ms;
     cairn_status status = CAIRN_ERR_TIMEOUT;
     pthread_mutex_lock(&s->lock);
-    const uint64_t from_us = op->done ? 0 : client_now_us();
+    const uint64_t from_us = op->done ? 0 : monotonic_us();
     sleep_for_wait(op, deadline_ms);
     if (from_us != 0) note_time(op, from_us);
     if (op->done) status = op->status;
@@ -800,7 +800,7 @@ static cairn_status await_any(struct op *const *ops, size_t count, struct op *fi
 {
     struct session *s = first->session;
     pthread_mutex_lock(&s->lock);
-    const uint64_t from_us = client_now_us();
+    const uint64_t from_us = monotonic_us();
     size_t i = find_done(ops, count);
     const bool waited = i == count;
     while (i == count && session_sleep(s, deadline_ms)) i = find_done(ops, count);
@@ -873,7 +873,7 @@ static cairn_status tell_pause(struct job *job, const char *what, int at_most_ms
     Cairn__Pause message = CAIRN__PAUSE__INIT;
     message.at_most_ms = (uint32_t)at_most_ms;
     message.what = wire_text(what);
-    note_pause(job, what, at_most_ms > 0 ? client_now_ms() + (uint64_t)at_most_ms : 0);
+    note_pause(job, what, at_most_ms > 0 ? monotonic_ms() + (uint64_t)at_most_ms : 0);
     const cairn_status status = ask_coordinator(
         job, at_most_ms > 0 ? "cairn_pause" : "cairn_pause_end", CAIRN_MSG_PAUSE, &message.base,
         CAIRN_MSG_DONE, deadline_ms, NULL);

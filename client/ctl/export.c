@@ -628,13 +628,6 @@ static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *
     return status;
 }
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 static void print_export(const struct ctl *ctl, const struct exporting *x,
                          const struct ctl_export_wish *w, const char *folder, double seconds)
 {
@@ -693,7 +686,7 @@ int ctl_snapshot_export(struct ctl *ctl)
     if (done < 0) done = ctl_place_find(ctl, from);
     if (done < 0) done = ctl_place_open(from, &snapshot);
     if (done >= 0) return done;
-    const double begun = now_s();
+    const uint64_t begun_ns = monotonic_ns();
     // Two blocks per location that a tensor may be read from: the current block, and the next one.
     const size_t blocks = AHEAD + 2 * (size_t)snapshot.manifest.shard_count;
     snapshot.ahead = (uint32_t)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
@@ -708,7 +701,8 @@ int ctl_snapshot_export(struct ctl *ctl)
     if (status == CAIRN_OK) {
         struct exporting x = { .snapshot = &snapshot, .plan = &plan };
         status = export_to(ctl, &x, to, &folder, &why);
-        if (status == CAIRN_OK) print_export(ctl, &x, &wish, folder.path, now_s() - begun);
+        if (status == CAIRN_OK)
+            print_export(ctl, &x, &wish, folder.path, (double)(monotonic_ns() - begun_ns) * 1e-9);
         export_plan_release(&plan);
     } else {
         sentence_set(&why, "%s",

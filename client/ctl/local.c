@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/base/machine.h"
 #include "proto/loop/loop.h"
 
 #define START_MS      60000
@@ -461,13 +462,6 @@ static int run_and_wait(struct local *local, char **argv)
 
 static const int taken_signals[] = { SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 static void block_signals(struct local *local)
 {
     if (local->is_blocked) return; // a second cluster: old_signals has the original mask
@@ -502,12 +496,12 @@ static int prepare_cluster(struct local *local)
 /* Waits until the daemon's ready file exists. */
 static int await_ready(struct local *local, const char *name, char *line_out, size_t line_bytes)
 {
-    const uint64_t deadline_ms = now_ms() + START_MS;
+    const uint64_t deadline_ms = monotonic_ms() + START_MS;
     while (!read_ready(local, name, line_out, line_bytes)) {
         const int number = local_signal(local, LOCAL_TURN_MS, NULL);
         if (number != 0 && number != SIGCHLD) return 128 + number;
         if (local_daemons_reap(local) > 0) return 1;
-        if (now_ms() >= deadline_ms)
+        if (monotonic_ms() >= deadline_ms)
             return ctl_fail(CAIRN_ERR_TIMEOUT, "%s was not ready within %d s; its log is %s/%s.log",
                             name, START_MS / 1000, local->folder, name);
     }

@@ -14,6 +14,7 @@
 #include "client/admin.h"
 #include "client/ctl/ctl.h"
 #include "client/env.h"
+#include "proto/base/machine.h"
 #include "proto/spec/spec.h"
 
 struct ctl_table {
@@ -470,17 +471,10 @@ void ctl_table_print(const struct ctl *ctl, const struct ctl_column *columns, si
 
 enum { BAR = 24, BAR_EVERY_MS = 100, LINE_EVERY_MS = 10000 };
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 void ctl_progress_begin(struct ctl_progress *p, const struct ctl *ctl, const char *what,
                         uint64_t total_bytes)
 {
-    const uint64_t now = now_ms();
+    const uint64_t now = monotonic_ms();
     *p = (struct ctl_progress) { .what = what,
                                  .total = total_bytes,
                                  .begun_ms = now,
@@ -492,7 +486,7 @@ void ctl_progress_begin(struct ctl_progress *p, const struct ctl *ctl, const cha
 void ctl_progress_at(struct ctl_progress *p, uint64_t done)
 {
     if (p->silent) return;
-    const uint64_t now = now_ms();
+    const uint64_t now = monotonic_ms();
     if (now - p->said_ms < (p->on_terminal ? BAR_EVERY_MS : LINE_EVERY_MS)) return;
     p->said_ms = now;
     if (done > p->total) done = p->total;

@@ -6,8 +6,30 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "proto/base/text.h"
+
+/* ==== clock ==== */
+
+/* The time that no administrator and no leap second sets, since an arbitrary beginning. Any thread. */
+
+static inline uint64_t monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static inline uint64_t monotonic_us(void)
+{
+    return monotonic_ns() / 1000;
+}
+
+static inline uint64_t monotonic_ms(void)
+{
+    return monotonic_ns() / 1000000;
+}
 
 /* ==== pages ==== */
 

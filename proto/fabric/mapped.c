@@ -31,13 +31,6 @@
 
 enum { EVENTS_PER_PROGRESS = 32, ACCEPTS_PER_TURN = 16, BACKLOG = 4096 };
 
-uint64_t mapped_now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* -- what epoll watches ------------------------------------------------------------------------- */
 
 void mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events)
@@ -106,7 +99,7 @@ static unsigned accept_some(struct mapped_fabric *fabric)
 
 static void drop_silent_strangers(struct mapped_fabric *fabric)
 {
-    const uint64_t now = mapped_now_ms();
+    const uint64_t now = monotonic_ms();
     struct mapped_in *in, *next;
     for (in = LIST_FIRST(&fabric->ins); in != NULL; in = next) {
         next = LIST_NEXT(in, entry);

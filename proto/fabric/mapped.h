@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/machine.h"
 #include "proto/fabric/backend.h"
 #include "proto/fabric/fabric.h"
 
@@ -386,7 +387,6 @@ void mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, u
 void mapped_link_unwatch(struct mapped_fabric *fabric, struct mapped_link *link);
 /* Closes the socket; the object around the link is freed at the end of this progress or of the next. */
 void mapped_link_end(struct mapped_fabric *fabric, struct mapped_link *link);
-uint64_t mapped_now_ms(void);
 
 /* mapped.c */
 bool mapped_imports(const struct fabric_peer *peer, const uint8_t *uuid);

@@ -1085,7 +1085,7 @@ void mapped_in_accept(struct mapped_fabric *fabric, int fd)
     }
     in->link = (struct mapped_link) { .kind = MAPPED_IN, .fd = fd };
     in->fabric = fabric;
-    in->since_ms = mapped_now_ms();
+    in->since_ms = monotonic_ms();
     LIST_INIT(&in->all);
     LIST_INSERT_HEAD(&fabric->ins, in, entry);
     fabric->in_count++;

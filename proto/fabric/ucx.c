@@ -588,7 +588,7 @@ cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes)
 {
     struct sockaddr_storage to;
     socklen_t to_bytes;
-    const uint64_t node = fabric_hash(raw, bytes), now_ms = ucx_now_ms();
+    const uint64_t node = fabric_hash(raw, bytes), now_ms = monotonic_ms();
     struct ucx_asked *asked = find_asked(ucx, node);
     int wait_ms = 0, error = EINPROGRESS;
     if (asked != NULL && now_ms < asked->rest_until_ms) return CAIRN_ERR_UNREACHABLE;
@@ -608,8 +608,8 @@ void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t
     struct ucx_asked *asked = find_asked(ucx, node);
     int wait_ms;
     if (ms < BLOCKED_MS) return;
-    if (asked == NULL) asked = take_asked(ucx, node, ucx_now_ms(), &wait_ms);
-    asked->at_ms = ucx_now_ms();
+    if (asked == NULL) asked = take_asked(ucx, node, monotonic_ms(), &wait_ms);
+    asked->at_ms = monotonic_ms();
     asked->rest_until_ms = asked->at_ms + ms * BLOCKED_REST;
 }
 
@@ -899,14 +899,14 @@ static void ucx_set_patience(struct fabric *fabric, uint32_t ms)
 static void ucx_stop(struct fabric *fabric)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
-    const uint64_t deadline = ucx_now_ms() + STOP_MS;
+    const uint64_t deadline = monotonic_ms() + STOP_MS;
     struct pollfd wait = { .fd = fabric->event_fd, .events = POLLIN };
     ucx_links_stop(ucx);
     close_receives(ucx);
-    while (!TAILQ_EMPTY(&fabric->flying) && ucx_now_ms() < deadline)
+    while (!TAILQ_EMPTY(&fabric->flying) && monotonic_ms() < deadline)
         if (ucp_worker_progress(ucx->worker) == 0 && ucp_worker_arm(ucx->worker) == UCS_OK)
             poll(&wait, 1, 10);
-    while (ucp_worker_progress(ucx->worker) != 0 && ucx_now_ms() < deadline) {}
+    while (ucp_worker_progress(ucx->worker) != 0 && monotonic_ms() < deadline) {}
     ucx_one_sided_begin_stop(ucx);
     ucx_one_sided_settle(ucx);
     ucp_worker_destroy(ucx->worker);

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <ucp/api/ucp.h>
 
+#include "proto/base/machine.h"
 #include "proto/fabric/backend.h"
 #include "proto/fabric/fabric.h"
 
@@ -414,13 +415,6 @@ static inline in_port_t *ucx_port_of(struct sockaddr_storage *address)
 {
     return address->ss_family == AF_INET ? &((struct sockaddr_in *)address)->sin_port
                                          : &((struct sockaddr_in6 *)address)->sin6_port;
-}
-
-static inline uint64_t ucx_now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 static inline ucs_memory_type_t ucx_memory_of(const struct fabric_op *op)

@@ -123,11 +123,11 @@ static cairn_status connect_link(struct ucx_link *link, const void *address, siz
     };
     struct ucx_fabric *ucx = link->ucx;
     CAIRN_TRY(ucx_reach(ucx, address, bytes));
-    const uint64_t begin_ms = ucx_now_ms();
+    const uint64_t begin_ms = monotonic_ms();
     const int socket = ucx_socket_next();
     const ucs_status_t status = ucp_ep_create(ucx->worker, &params, &link->ep);
     if (status != UCS_OK) {
-        ucx_blocked(ucx, address, bytes, ucx_now_ms() - begin_ms);
+        ucx_blocked(ucx, address, bytes, monotonic_ms() - begin_ms);
         return ucx_status(status);
     }
     link->has_listener = ucx_find_listener(address, bytes, &link->listener);
@@ -180,7 +180,7 @@ void ucx_link_end(struct ucx_link *link, bool is_told)
     if (link->is_lost || link->end_by_ms != 0) return;
     const bool is_shut = shut_node(link->ucx, link->node, link);
     const bool is_awaited = !is_shut && !is_told && link->has_listener;
-    link->end_by_ms = ucx_now_ms() + (is_awaited ? link->ucx->unacked_ms + BYE_MS : SHUT_MS);
+    link->end_by_ms = monotonic_ms() + (is_awaited ? link->ucx->unacked_ms + BYE_MS : SHUT_MS);
     if (!is_shut && !is_told) ucx_say_bye(link);
     plan(link->ucx, link->end_by_ms);
 }
@@ -188,7 +188,7 @@ void ucx_link_end(struct ucx_link *link, bool is_told)
 void ucx_link_await_proof(struct ucx_fabric *ucx, uint64_t node)
 {
     struct ucx_heard *heard = ucx_hear(ucx, node);
-    heard->proof_by_ms = ucx_now_ms() + PROOF_MS;
+    heard->proof_by_ms = monotonic_ms() + PROOF_MS;
     plan(ucx, heard->proof_by_ms);
 }
 
@@ -227,7 +227,7 @@ static void free_link(struct ucx_link *link)
 /* Sets a deadline for the sends of a handle that is closed, and for the receives from the handle's node. */
 static void bound_flying(struct ucx_link *link, const struct fabric_peer *handle)
 {
-    const uint64_t now_ms = ucx_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     // in case `other` and the link's endpoint are no pair
     const ucp_ep_h other = ucx_hear(link->ucx, link->node)->ep;
     struct fabric_op *op;
@@ -340,7 +340,7 @@ unsigned ucx_links_tend(struct ucx_fabric *ucx)
 {
     static const struct itimerspec never = { 0 };
     if (!ucx->has_lost && ucx->due_ms == 0) return 0;
-    const uint64_t now_ms = ucx_now_ms();
+    const uint64_t now_ms = monotonic_ms();
     const bool is_due = ucx->due_ms != 0 && now_ms >= ucx->due_ms;
     if (!ucx->has_lost && !is_due) return 0;
     if (is_due) {
@@ -381,13 +381,13 @@ static bool awaits_shut(const struct ucx_fabric *ucx)
  * too). */
 static void shut_sending(struct ucx_fabric *ucx)
 {
-    const uint64_t until_ms = ucx_now_ms() + SHUT_MS;
+    const uint64_t until_ms = monotonic_ms() + SHUT_MS;
     struct ucx_link *link;
     for (size_t i = 0; i < UCX_NODES; i++)
         LIST_FOREACH (link, &ucx->links[i], entry)
             if (!link->is_closed && !link->is_lost && is_sending(link))
                 link->is_shut = shut_node(ucx, link->node, link);
-    while (awaits_shut(ucx) && ucx_now_ms() < until_ms) ucp_worker_progress(ucx->worker);
+    while (awaits_shut(ucx) && monotonic_ms() < until_ms) ucp_worker_progress(ucx->worker);
 }
 
 void ucx_links_stop(struct ucx_fabric *ucx)

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/base/machine.h"
 #include "proto/base/text.h"
 
 #define LINE_BYTES    2048
@@ -442,9 +443,7 @@ void log_fields(enum log_level level, const struct log_field *fields, size_t fie
 
 void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    const uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    const uint64_t now_ms = monotonic_ms();
     if (!log_enabled(level)) return;
     if (now_ms < limit->next_ms) {
         limit->suppressed++;

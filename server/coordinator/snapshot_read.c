@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "gpu/gpu.h"
+#include "proto/base/machine.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
 
@@ -50,25 +51,18 @@ struct coord_scrub {
 
 /* ---- on its thread ---- */
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
 /* Rests as long as reading the block took, up to a second. */
 static bool pace_reading(void *context, uint64_t done, uint64_t total, const char *file)
 {
     struct coord_scrub *scrub = context;
-    const uint64_t took_ns = now_ns() - scrub->block_began_ns;
+    const uint64_t took_ns = monotonic_ns() - scrub->block_began_ns;
     const uint64_t rest_ns = took_ns < 1000000000 ? took_ns : 1000000000;
     (void)done;
     (void)total;
     (void)file;
     nanosleep(&(struct timespec) { (time_t)(rest_ns / 1000000000), (long)(rest_ns % 1000000000) },
               NULL);
-    scrub->block_began_ns = now_ns();
+    scrub->block_began_ns = monotonic_ns();
     return !atomic_load(&scrub->stop);
 }
 
@@ -76,7 +70,7 @@ static bool is_put_off(const struct coord_scrub *scrub, const char *id)
 {
     for (size_t i = 0; i < WANTED_MAX; i++) {
         const struct put_off *p = &scrub->put_off[i];
-        if (p->until_ns > now_ns() && strcmp(p->of.job, scrub->at.job) == 0 &&
+        if (p->until_ns > monotonic_ns() && strcmp(p->of.job, scrub->at.job) == 0 &&
             strcmp(p->of.id, id) == 0)
             return true;
     }
@@ -119,7 +113,7 @@ static cairn_status verify_snapshot(struct coord_scrub *scrub, struct sentence *
     cairn_status status = snapshot_open(folder, &snapshot, why);
     free(folder);
     if (status != CAIRN_OK) return status;
-    scrub->block_began_ns = now_ns();
+    scrub->block_began_ns = monotonic_ns();
     status = snapshot_verify(&snapshot, &asked, why);
     snapshot_close(&snapshot);
     return status;
@@ -140,7 +134,7 @@ static void put_off(struct coord_scrub *scrub)
     if (scrub->at.id[0] == '\0' || scrub->status == CAIRN_ERR_CANCELED) return;
     struct put_off *last = &scrub->put_off[scrub->put_off_count++ % WANTED_MAX];
     last->of = scrub->at;
-    last->until_ns = now_ns() + PUT_OFF_S * UINT64_C(1000000000);
+    last->until_ns = monotonic_ns() + PUT_OFF_S * UINT64_C(1000000000);
 }
 
 static void run_scrub(struct task *task, uint32_t item, uint32_t thread)

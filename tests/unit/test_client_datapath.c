@@ -222,13 +222,13 @@ TEST(shards_are_waited_for_within_the_time_of_the_connect)
     struct sentence why;
     struct session remote = { .connect_ms = 200 };
     cairn_status status;
-    const uint64_t begin_ms = client_now_ms();
+    const uint64_t begin_ms = monotonic_ms();
     memcpy(remote.env.values[CAIRN_ENV_FABRIC].text, "none such",
            sizeof "none such"); // it stops there
     memcpy(remote.endpoint.host, "192.0.2.1", sizeof "192.0.2.1");
     ck_assert(!datapath_choose(&remote, &welcome, &why, &status));
     while (!datapath_choose(&remote, &welcome, &why, &status)) poll(NULL, 0, 1);
-    const uint64_t took_ms = client_now_ms() - begin_ms;
+    const uint64_t took_ms = monotonic_ms() - begin_ms;
     ck_assert_uint_ge(took_ms, 100);
     ck_assert_uint_lt(took_ms, 3000);
     ck_assert_int_ne(status, CAIRN_OK);

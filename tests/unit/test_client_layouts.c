@@ -671,7 +671,7 @@ TEST(a_repeated_pause_that_is_refused_is_the_worker_s_error)
     struct cairn_round round = { .struct_size = sizeof round };
     struct job *inside = handle_get(CAIRN_HANDLE_JOB, job);
     pthread_mutex_lock(&inside->session->lock);
-    inside->pause.ends_ms = client_now_ms() + 60000;
+    inside->pause.ends_ms = monotonic_ms() + 60000;
     inside->pause.what[0] = 1; // no text, so that it is refused
     pthread_mutex_unlock(&inside->session->lock);
     fake_coordinator_stop(&fake);
@@ -786,9 +786,9 @@ static const char *word;
 static void expect_failure(void)
 {
     struct cairn_version out;
-    const uint64_t end_ms = client_now_ms() + WAIT_MS;
+    const uint64_t end_ms = monotonic_ms() + WAIT_MS;
     cairn_status status = CAIRN_OK;
-    while (status == CAIRN_OK && client_now_ms() < end_ms)
+    while (status == CAIRN_OK && monotonic_ms() < end_ms)
         status = cairn_version_wait(job, wanted, WAIT_MS, &out);
     ck_assert_msg(status != CAIRN_OK && strstr(cairn_error(), word) != NULL, "%d: %s", (int)status,
                   cairn_error());

@@ -788,19 +788,12 @@ static double bench_ends_fetch(struct bench_ends *ends, uint64_t chunks, unsigne
     return run_chunks(ends, CAIRN_CHUNK_FETCH, chunks, less);
 }
 
-static double seconds_of(clockid_t clock)
-{
-    struct timespec t = { 0 };
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* Returns the seconds of CPU that both processes have used so far. */
 static double bench_ends_cpu(const struct bench_ends *ends)
 {
     clockid_t shard;
-    const double ours = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
-    return clock_getcpuclockid(ends->shard, &shard) == 0 ? ours + seconds_of(shard) : ours;
+    const double ours = bench_clock(CLOCK_PROCESS_CPUTIME_ID);
+    return clock_getcpuclockid(ends->shard, &shard) == 0 ? ours + bench_clock(shard) : ours;
 }
 
 /* ==== bench ==== */
