@@ -95,8 +95,21 @@
  * 82  a member continues with a later layout than the one in force
  * 83  a chunk that has to be received takes a slot that has no memory
  * 84  chunks that were sent to be read in place are still counted after the connection was lost
- * 85  a chunk that may hold a slot with memory is forgotten when it is sent to be read in place */
-#define CAIRN_MUTANT_COUNT 85
+ * 85  a chunk that may hold a slot with memory is forgotten when it is sent to be read in place
+ * 86  a new generation is begun while amended terms are being stored
+ * 87  a parking is refused while a slice of a re-sharding moves
+ * 88  a slice moves although the job is parked
+ * 89  a worker joins a job while the job is made
+ * 90  a job is parked while the shards prepare its snapshot
+ * 91  a job cannot be restored while a slice of a re-sharding moves
+ * 92  a slice moves while the state of a snapshot is pinned
+ * 93  rounds open while a new generation waits for the last one to end
+ * 94  a parked job cannot be saved
+ * 95  rounds open although a part of the job is parked
+ * 96  a snapshot is pinned while a slice moves
+ * 97  two operations that wait for each other wait for ever
+ * 98  a job is restored while it is being made */
+#define CAIRN_MUTANT_COUNT 98
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
 

@@ -510,8 +510,8 @@ static void judge_known(struct coord_adoptee *job, const struct coord_job *known
     marks_add(&job->marks, &ours);
     if (known->generation > job->generation)
         refuse_adoptee(job, "the store has a newer generation of it", job->name);
-    if (known->snapshots.running != NULL || known->extension.staged_job != NULL ||
-        known->amends.amending != NULL || known->state == CAIRN_CLUSTER_JOB_CREATING)
+    struct sentence why;
+    if (coord_operation_judge(known, CAIRN_OPERATION_MAKE, &why) != CAIRN_OK)
         refuse_adoptee(job, "it is being saved, amended or made: adopt again when that has ended",
                        job->name);
 }

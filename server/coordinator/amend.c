@@ -53,13 +53,20 @@ static void fail_waiting(struct coord_job *job, cairn_status status, const char 
     coord_waiters_fail(&job->amends.waiters, status, text);
 }
 
-void coord_extend_lost(struct coord_job *job)
+static void release_extension(struct coord_job *job)
+{
+    struct coord_job *staged = job->extension.staged_job;
+    job->extension = (struct coord_extension) { .staged_job = NULL };
+    if (staged != NULL) coord_job_free(staged);
+}
+
+static void lose_extension(struct coord_job *job)
 {
     struct sentence why;
     if (job->extension.staged_job == NULL) return;
     sentence_set(&why, "job %s was not amended, and is %s", job->spec.name, job->loss.why.text);
     fail_waiting(job, CAIRN_ERR_JOB_LOST, why.text);
-    coord_extension_release(job);
+    release_extension(job);
 }
 
 /* Ends the amendment; the job continues as it was. */
@@ -72,7 +79,7 @@ static void give_up(struct coord_job *job, cairn_status status, const char *text
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
     fail_waiting(job, status, why.text);
     switch_all(job, job->generation);
-    coord_extension_release(job);
+    release_extension(job);
     coord_gate_update(job); // opens the gate
     coord_openings_advance(job->cluster);
 }
@@ -336,16 +343,49 @@ static void make_parts(struct coord_job *job)
     if (told != CAIRN_OK) give_up(job, told, why.text);
 }
 
-void coord_extend_advance(struct coord_job *job)
+static enum operation_stage stage_of_extension(const struct coord_job *job)
 {
-    if (job->extension.staged_job == NULL || job->extension.making || job->rounds.in_event ||
-        coord_job_moves(job) || job->core == NULL ||
-        round_stage_of(job->core) != CAIRN_ROUND_STEADY)
-        return;
-    CAIRN_EACH_SHARD (job, i)
-        if (!job->shards[i].up || job->shards[i].entry->session == NULL) return;
-    make_parts(job);
+    return job->extension.staged_job == NULL ? CAIRN_STAGE_NONE
+           : job->extension.making           ? CAIRN_STAGE_EXTEND_MAKING
+                                             : CAIRN_STAGE_EXTENDING;
 }
+
+static void advance_extension(struct coord_job *job)
+{
+    if (stage_of_extension(job) == CAIRN_STAGE_EXTENDING &&
+        coord_operation_may_begin_at_rest(job, CAIRN_OPERATION_EXTEND))
+        make_parts(job);
+}
+
+/* The shard may have dropped its part of the staged job. */
+static void break_extension(struct coord_job *job, uint32_t shard)
+{
+    (void)shard;
+    job->extension.broken = job->extension.making;
+}
+
+static cairn_status refuse_amended(const struct coord_job *job, struct sentence *why)
+{
+    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended: ask again when that has ended",
+                     job->spec.name);
+}
+
+static bool extension_waiting(const struct coord_job *job, struct sentence *out)
+{
+    if (job->extension.making) sentence_set(out, "the shards to amend the job");
+    return job->extension.making;
+}
+
+const struct coord_operation coord_extending = {
+    .stage = stage_of_extension,
+    .advance = advance_extension,
+    .shard_down = break_extension,
+    .lost = lose_extension,
+    .release = release_extension,
+    .refuse = refuse_amended,
+    .waiting = extension_waiting,
+    .until = "until the job is amended",
+};
 
 static cairn_status judge_begin(const struct coord_job *job, struct sentence *why)
 {
@@ -353,15 +393,10 @@ static cairn_status judge_begin(const struct coord_job *job, struct sentence *wh
         return fail_with(why, CAIRN_ERR_NOT_READY,
                          "job %s is %s: open it with the tensors and the terms that it is to have",
                          job->spec.name, coord_job_state_name(job));
-    if (job->park.shut)
-        return fail_with(why, CAIRN_ERR_NOT_READY,
-                         "job %s is parked: `cairn job unpark %s`, and amend it then",
-                         job->spec.name, job->spec.name);
-    if (job->extension.staged_job != NULL || job->snapshots.running != NULL ||
-        round_pin_pending(job->core))
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s; amend it when that is over",
-                         job->spec.name, job->extension.staged_job != NULL ? "amended" : "saved");
-    return CAIRN_OK;
+    CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_EXTEND, why));
+    if (!round_pin_pending(job->core)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being saved: ask again when that has ended",
+                     job->spec.name);
 }
 
 /* Makes the worker that amends abandon the open round, because the worker waits for the amendment, and
@@ -403,7 +438,7 @@ static cairn_status extend_begin(struct coord_job *job, struct coord_member *mem
                  member->session->name, member->rank);
     coord_gate_update(job); // shuts the gate
     give_round_up(job, member);
-    coord_extend_advance(job);
+    advance_extension(job);
     return CAIRN_OK;
 }
 
@@ -421,9 +456,7 @@ static bool changes_tensors(const Cairn__JobAmend *amend)
 static cairn_status judge_state(const struct coord_job *job, const Cairn__JobAmend *amend,
                                 struct sentence *why)
 {
-    if (job->extension.staged_job != NULL)
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; amend it when that is over",
-                         job->spec.name);
+    CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_AMEND, why));
     if (amend->revision != 0 && amend->revision != job->spec.revision)
         return fail_with(why, CAIRN_ERR_STALE,
                          "job %s is at revision %" PRIu64 ", the amendment is of revision %" PRIu64
@@ -586,6 +619,16 @@ static void take_waiting(struct coord_job *job)
     }
 }
 
+/* The job is LOST: ends the waits of those who wait until its shards have the amendment. */
+static void fail_amenders(struct coord_job *job)
+{
+    struct sentence why;
+    if (job->amends.revision == 0) return; // the amendment is still being stored
+    sentence_set(&why, "the amendment is stored, but not on all shards, and the job is %s",
+                 job->loss.why.text);
+    coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
+}
+
 /* Answers the admins that wait. They asked for the amendment that was stored, because an admin is refused
  * while another amendment is under way. */
 static void answer_admins(struct coord_job *job, const struct coord_saved *saved)
@@ -597,16 +640,7 @@ static void answer_admins(struct coord_job *job, const struct coord_saved *saved
     }
     job->amends.revision = job->spec.revision;
     coord_terms_advance(job);
-    if (job->state == CAIRN_CLUSTER_JOB_LOST) coord_amenders_lost(job);
-}
-
-void coord_amenders_lost(struct coord_job *job)
-{
-    struct sentence why;
-    if (job->amends.revision == 0) return; // the amendment is still being stored
-    sentence_set(&why, "the amendment is stored, but not on all shards, and the job is %s",
-                 job->loss.why.text);
-    coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) fail_amenders(job);
 }
 
 /* The job takes the terms, and its core uses them from the next round on. */
@@ -630,6 +664,15 @@ static void replace_terms(struct coord_job *job, struct coord_terms *terms)
     coord_job_event(job, &amend);
 }
 
+static void free_amending(struct coord_amending *amending)
+{
+    if (amending == NULL) return;
+    spec_release(&amending->next);
+    coord_terms_free(amending->terms);
+    packed_release(amending->spec_packed);
+    free(amending);
+}
+
 /* Called when the amendment is durable, or could not be stored: then the job stays as it was. */
 static void on_stored(const struct coord_saved *saved)
 {
@@ -649,7 +692,7 @@ static void on_stored(const struct coord_saved *saved)
                          "revision %" PRIu64, job->spec.revision);
         free(amending);
     } else {
-        coord_amending_free(amending);
+        free_amending(amending);
     }
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->amend.request != 0 && m->amend.revision == 0 && m->amend.later == NULL)
@@ -676,7 +719,7 @@ static cairn_status store_terms(struct coord_job *job, struct job_spec_data *nex
         status = coord_save_job(job, CAIRN_STORE_JOB, amending->spec_packed, next->amend_key,
                                 on_stored, why);
     if (status != CAIRN_OK) {
-        coord_amending_free(amending);
+        free_amending(amending);
         return status;
     }
     amending->next = *next;
@@ -785,6 +828,27 @@ void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
     status = amend_job(job, NULL, amend, &why);
     if (status != CAIRN_OK) coord_waiters_fail(&job->amends.waiters, status, why.text);
 }
+
+/* ---- as an operation ---- */
+
+static enum operation_stage stage_of_amendment(const struct coord_job *job)
+{
+    return job->amends.amending != NULL ? CAIRN_STAGE_AMENDING : CAIRN_STAGE_NONE;
+}
+
+static void release_amendment(struct coord_job *job)
+{
+    free_amending(job->amends.amending);
+    coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED, "the job is another one now");
+}
+
+const struct coord_operation coord_amending = {
+    .stage = stage_of_amendment,
+    .lost = fail_amenders,
+    .release = release_amendment,
+    .refuse = refuse_amended,
+    .until = "until the amendment is stored",
+};
 
 /* ==== amend tensors ==== */
 

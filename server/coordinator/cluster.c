@@ -58,9 +58,7 @@ static void on_tick(uv_timer_t *timer)
         coord_job_tick(job, coord_now_ms(cluster));
         coord_leases_tick(job);
         coord_job_parts_tick(job);
-        coord_park_advance(job);
-        coord_reshard_tick(job);
-        coord_snapshot_tick(job);
+        coord_operations_tick(job);
         coord_recovery_tick(job);
         coord_straggler_tick(job);
     }
@@ -80,7 +78,6 @@ static void free_cluster(struct coord *cluster)
     while (cluster->jobs != NULL) {
         struct coord_job *job = cluster->jobs;
         cluster->jobs = job->next;
-        coord_snapshot_close(job);
         coord_job_free(job);
     }
     while (cluster->shards != NULL) {

@@ -238,7 +238,7 @@ static bool has_fallen(const struct coord_job *job, const struct coord_shard_ent
     const bool is_lost = job->state == CAIRN_CLUSTER_JOB_LOST && !job->loss.may_return &&
                          !job->loss.behind;
     return coord_shard_unfit(entry) &&
-           (is_lost || (job->spec.offload_fraction < 1 && !job->park.shut));
+           (is_lost || (job->spec.offload_fraction < 1 && job->park.stage == CAIRN_STAGE_NONE));
 }
 
 static bool is_other_well(const struct coord *cluster, const struct coord_shard_entry *entry)
@@ -499,7 +499,9 @@ void coord_drains_tick(struct coord *cluster)
  * then every shard is asked. A shard that is busy is asked again. If one shard cannot park its part, the
  * shards that have parked theirs move them back. */
 
-void coord_park_release(struct coord_job *job)
+static void advance_park(struct coord_job *job);
+
+static void release_park(struct coord_job *job)
 {
     coord_waiters_fail(&job->park.waiters, CAIRN_ERR_CLOSED, "the job is gone, or lost");
 }
@@ -530,19 +532,19 @@ static void undo_park(struct coord_job *job, cairn_status status, const char *te
     if (job->park.undoes) {
         log_error("job %s is parked in part, and no round opens: park or unpark it",
                   job->spec.name);
-        job->park.settled = true;
+        job->park.stage = job->park.wanted ? CAIRN_STAGE_PARKED : CAIRN_STAGE_PARK_STUCK;
         return;
     }
     job->park.wanted = !job->park.wanted;
     job->park.undoes = true;
-    coord_park_advance(job);
+    advance_park(job);
 }
 
 static void on_moved(struct coord_job *job, const void *about, cairn_status status, const char *why)
 {
     (void)about;
-    if (!job->park.asking) return;
-    job->park.asking = false;
+    if (job->park.stage != CAIRN_STAGE_PARK_ASKING) return;
+    job->park.stage = CAIRN_STAGE_PARKING;
     // A shard is busy, or the reverting waits for a shard that is away. A tick asks again when all shards
     // are up.
     if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && job->park.undoes)) return;
@@ -550,7 +552,7 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
         undo_park(job, status, why);
         return;
     }
-    job->park.settled = true;
+    job->park.stage = CAIRN_STAGE_PARKED;
     job->park.undoes = false;
     log_info("job %s is %s", job->spec.name, job->park.wanted ? "parked" : "not parked");
     coord_event_note(job->cluster, job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
@@ -565,31 +567,34 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
 
 /* ---- the shards ---- */
 
-static bool all_up(const struct coord_job *job)
+static void advance_park(struct coord_job *job)
 {
-    CAIRN_EACH_SHARD (job, i)
-        if (!job->shards[i].up || job->shards[i].entry->session == NULL) return false;
-    return true;
-}
-
-void coord_park_advance(struct coord_job *job)
-{
-    const struct coord_park *park = &job->park;
-    if (!park->shut || park->asking || park->settled || job->rounds.in_event || job->core == NULL ||
-        coord_job_moves(job) || round_stage_of(job->core) != CAIRN_ROUND_STEADY || !all_up(job))
+    if (job->park.stage != CAIRN_STAGE_PARKING ||
+        !coord_operation_may_begin_at_rest(job, CAIRN_OPERATION_PARK))
         return;
     struct coord_gather *gather = coord_gather_open_job(job, on_moved, NULL, 0);
     if (gather == NULL) return; // the next event or tick tries again
     Cairn__PartPark message = CAIRN__PART_PARK__INIT;
     message.job = job->id;
-    message.parked = park->wanted;
-    job->park.asking = true;
+    message.parked = job->park.wanted;
+    job->park.stage = CAIRN_STAGE_PARK_ASKING;
     CAIRN_EACH_SHARD (job, i)
         (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PART_PARK, &message.base);
     coord_gather_start(gather);
 }
 
 /* ---- asked ---- */
+
+static cairn_status refuse_parked(const struct coord_job *job, struct sentence *why)
+{
+    if (job->park.stage == CAIRN_STAGE_PARKED)
+        return fail_with(why, CAIRN_ERR_NOT_READY,
+                         "job %s is parked: `cairn job unpark %s`, and ask again then",
+                         job->spec.name, job->spec.name);
+    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s: ask again when that has ended",
+                     job->spec.name,
+                     job->park.wanted ? "parked" : "taken back from where it was parked");
+}
 
 static cairn_status judge_park(const struct coord_job *job, bool parked, struct sentence *why)
 {
@@ -599,16 +604,13 @@ static cairn_status judge_park(const struct coord_job *job, bool parked, struct 
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
                          job->spec.name, coord_job_state_name(job));
-    if (job->snapshots.running != NULL) return coord_snapshot_refuse(job, why);
-    if (job->extension.staged_job != NULL)
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
+    CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_PARK, why));
     // A request for the same state as the change under way joins that change's waiters. A change that
     // another coordinator began has no waiters, so it gives way to the request.
-    const bool is_moving = job->park.asking || job->park.undoes || !LIST_EMPTY(&job->park.waiters);
-    if (job->park.shut && !job->park.settled && is_moving && parked != job->park.wanted)
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s; ask again", job->spec.name,
-                         job->park.wanted ? "parked" : "taken back from where it was parked");
-    return CAIRN_OK;
+    const bool is_asking = job->park.stage == CAIRN_STAGE_PARK_ASKING;
+    const bool is_moving = is_asking || (job->park.stage == CAIRN_STAGE_PARKING &&
+                                         (job->park.undoes || !LIST_EMPTY(&job->park.waiters)));
+    return is_moving && parked != job->park.wanted ? refuse_parked(job, why) : CAIRN_OK;
 }
 
 void coord_job_park(struct coord_session *session, uint32_t request, const Cairn__JobPark *message)
@@ -627,14 +629,53 @@ void coord_job_park(struct coord_session *session, uint32_t request, const Cairn
     }
     // Until all parts have reported, an earlier coordinator may have parked some of them. These parts are
     // unparked, too.
-    const bool is_so = !job->park.shut && !message->parked && job->rounds.heard;
+    const bool is_so = job->park.stage == CAIRN_STAGE_NONE && !message->parked && job->rounds.heard;
     if (is_so) {
         answer_park(job);
         return;
     }
-    job->park.shut = true;
-    job->park.settled = false;
+    if (job->park.stage != CAIRN_STAGE_PARK_ASKING) job->park.stage = CAIRN_STAGE_PARKING;
     job->park.wanted = message->parked;
     coord_gate_update(job); // shuts the gate
-    coord_park_advance(job);
+    advance_park(job);
 }
+
+/* ---- as an operation ---- */
+
+static enum operation_stage stage_of_park(const struct coord_job *job)
+{
+    return job->park.stage;
+}
+
+/* Another coordinator parked the part, or the shard was away when the other shards were asked: all are
+ * asked again. */
+static void find_parked(struct coord_job *job, const Cairn__HeldJob *part)
+{
+    struct coord_park *park = &job->park;
+    if (park->stage == CAIRN_STAGE_PARK_ASKING) return;
+    if (park->stage == CAIRN_STAGE_NONE && !part->parked) return;
+    if (park->stage == CAIRN_STAGE_NONE) park->wanted = true;
+    park->stage = CAIRN_STAGE_PARKING;
+}
+
+static bool park_waiting(const struct coord_job *job, struct sentence *out)
+{
+    const enum operation_stage stage = job->park.stage;
+    if (stage == CAIRN_STAGE_PARK_ASKING)
+        sentence_set(out, "the shards to move its state");
+    else if (stage == CAIRN_STAGE_PARKED || stage == CAIRN_STAGE_PARK_STUCK)
+        sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
+                     job->spec.name);
+    return out->text[0] != '\0';
+}
+
+const struct coord_operation coord_parking = {
+    .stage = stage_of_park,
+    .advance = advance_park,
+    .shard_up = find_parked,
+    .lost = release_park,
+    .release = release_park,
+    .refuse = refuse_parked,
+    .waiting = park_waiting,
+    .until = "until the job is not parked any more",
+};

@@ -17,7 +17,7 @@ const char *coord_job_state_name(const struct coord_job *job)
     case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
     case CAIRN_CLUSTER_JOB_RUNNING:
         if (job->version_unknown) return "waiting";
-        if (job->park.shut) return "parked";
+        if (coord_stage(job, CAIRN_OPERATION_PARK) != CAIRN_STAGE_NONE) return "parked";
         return job->core != NULL && round_halted(job->core) ? "halted" : "running";
     case CAIRN_CLUSTER_JOB_LOST: return job->loss.behind ? "behind" : "lost";
     }
@@ -99,13 +99,6 @@ bool coord_job_shards_up(const struct coord_job *job)
 }
 
 /* ---- its layouts ---- */
-
-bool coord_job_moves(const struct coord_job *job)
-{
-    const struct coord_reshard *r = &job->reshard;
-    return r->asking != NULL || job->shard_count > job->layout->shard_count ||
-           (r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST);
-}
 
 struct packed *coord_job_before_next(const struct coord_job *job, struct cairn_version now,
                                      uint32_t *shards_out)

@@ -17,6 +17,7 @@
 #include "server/coordinator/round.h"
 #include "server/coordinator/snapshot.h"
 #include "server/core/decision.h"
+#include "server/core/operation.h"
 
 /* ==== openings ==== */
 
@@ -325,8 +326,6 @@ bool coord_job_dead(const struct coord_job *job);
 struct coord_member *coord_job_member(struct coord_job *job, uint64_t id);
 /* Returns true if the job has a part on that shard, or is to have a part there. */
 bool coord_job_has_shard(const struct coord_job *job, const struct coord_shard_entry *entry);
-/* Returns true if the layout is changing or not settled. Whatever needs a stable layout must then wait. */
-bool coord_job_moves(const struct coord_job *job);
 /* Returns the layout, borrowed, in which the newest version is published once the next layout takes effect,
  * at version `now`; *shards_out is the number of shards of that layout. NULL: the version is published in
  * the next layout itself. */
@@ -350,6 +349,56 @@ struct coord_shard_infos {
 bool coord_shard_infos_init(struct coord_shard_infos *infos, const struct coord_job *job,
                             uint32_t shard_count);
 void coord_shard_infos_release(struct coord_shard_infos *infos);
+
+/* ==== operations ==== */
+
+/* The coordinator's side of the operations of a job (server/core/operation.h). The file that carries an
+ * operation out has one such object; operations.c lists them, and calls each of them in the order of
+ * enum operation. Every function but `stage` may be NULL. */
+struct coord_operation {
+    enum operation_stage (*stage)(const struct coord_job *job);
+    /* an event of the core is over, or a tick has come: takes the next step if nothing prevents it */
+    void (*advance)(struct coord_job *job);
+    void (*tick)(struct coord_job *job);    /* instead of `advance`, by a tick */
+    void (*stepped)(struct coord_job *job); /* a step has ended */
+    /* up: the shard has reported its part of the job. down: its connection has ended */
+    void (*shard_up)(struct coord_job *job, const Cairn__HeldJob *part);
+    void (*shard_down)(struct coord_job *job, uint32_t shard);
+    void (*lost)(struct coord_job *job);    /* the job is LOST; loss.why says why */
+    void (*release)(struct coord_job *job); /* the job is freed */
+    /* fails with the reason of a refusal: the operation is under way, and what to do about that */
+    cairn_status (*refuse)(const struct coord_job *job, struct sentence *why);
+    /* says for whom the job waits because of the operation; false: for nobody */
+    bool (*waiting)(const struct coord_job *job, struct sentence *out);
+    const char *until; /* "it waits UNTIL" the operation is over: for others that wait for it */
+};
+
+extern const struct coord_operation coord_making, coord_amending, coord_extending, coord_parking,
+    coord_resharding, coord_snapshotting;
+
+enum operation_stage coord_stage(const struct coord_job *job, enum operation operation);
+/* Returns what the operations under way hold, as bits of enum operation_hold. */
+unsigned coord_operations_hold(const struct coord_job *job);
+/* Checks that no operation under way excludes `asked`. CAIRN_ERR_BUSY, or CAIRN_ERR_NOT_READY if the other
+ * one does not end by itself: `why` says which one it is. */
+cairn_status coord_operation_judge(const struct coord_job *job, enum operation asked,
+                                   struct sentence *why) CAIRN_MUST_CHECK;
+/* Returns true if nothing keeps the working stage of `waiting` from beginning: see operations_block. */
+bool coord_operation_may_begin(const struct coord_job *job, enum operation waiting);
+/* The same for an operation that works at a step boundary, with all shards. */
+bool coord_operation_may_begin_at_rest(const struct coord_job *job, enum operation waiting);
+/* Returns for whom `waiting` waits, as "until ..."; NULL: it waits for no other operation. */
+const char *coord_operation_waits(const struct coord_job *job, enum operation waiting);
+/* Call the function of each operation. */
+void coord_operations_advance(struct coord_job *job);
+void coord_operations_tick(struct coord_job *job);
+void coord_operations_stepped(struct coord_job *job);
+void coord_operations_shard_up(struct coord_job *job, const Cairn__HeldJob *part);
+void coord_operations_shard_down(struct coord_job *job, uint32_t shard);
+void coord_operations_lost(struct coord_job *job);
+void coord_operations_release(struct coord_job *job);
+/* Says for whom the job waits because of an operation; false: for nobody. */
+bool coord_operations_waiting(const struct coord_job *job, struct sentence *out);
 
 /* ==== member ==== */
 

@@ -22,13 +22,6 @@ static void free_body(void *arg)
     free(job);
 }
 
-void coord_extension_release(struct coord_job *job)
-{
-    struct coord_job *staged = job->extension.staged_job;
-    job->extension = (struct coord_extension) { .staged_job = NULL };
-    if (staged != NULL) coord_job_free(staged);
-}
-
 void coord_job_free(struct coord_job *job)
 {
     while (job->members.list != NULL) coord_member_free(job->members.list);
@@ -36,14 +29,45 @@ void coord_job_free(struct coord_job *job)
     coord_job_core_close(job);
     coord_groups_free(job);
     coord_tiles_release(job);
-    coord_extension_release(job);
-    coord_park_release(job);
-    coord_reshard_release(job);
-    coord_amending_free(job->amends.amending);
-    coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED, "the job is another one now");
+    coord_operations_release(job);
     coord_free_by(job->cluster, free_body, job,
                   job->planned.spec != NULL ? job->planned.spec->size : 0);
 }
+
+/* ---- as an operation ---- */
+
+static enum operation_stage stage_of_making(const struct coord_job *job)
+{
+    return job->state == CAIRN_CLUSTER_JOB_CREATING ? CAIRN_STAGE_MAKING : CAIRN_STAGE_NONE;
+}
+
+static cairn_status refuse_made(const struct coord_job *job, struct sentence *why)
+{
+    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s: ask again when that has ended",
+                     job->spec.name,
+                     job->restoring  ? "restored"
+                     : job->dropping ? "dropped"
+                                     : "created");
+}
+
+static bool making_waiting(const struct coord_job *job, struct sentence *out)
+{
+    if (job->state != CAIRN_CLUSTER_JOB_CREATING) return false;
+    sentence_set(out, "the shards to %s",
+                 job->restoring                ? "load the snapshot"
+                 : job->spec.init_from != NULL ? "read its weights"
+                                               : "make room");
+    return true;
+}
+
+const struct coord_operation coord_making = {
+    .stage = stage_of_making,
+    .refuse = refuse_made,
+    .waiting = making_waiting,
+    .until = "until the job is made",
+};
+
+/* ---- a job that is dropped ---- */
 
 static void forget_job(struct coord_job *job)
 {
@@ -608,12 +632,7 @@ static cairn_status judge_drop(struct coord_job *job, bool force, struct sentenc
 {
     if (force && job->snapshots.running != NULL)
         coord_snapshot_abort(job, "the job is to be dropped");
-    if (job->snapshots.running != NULL) return coord_snapshot_refuse(job, why);
-    if (job->extension.staged_job != NULL || job->amends.amending != NULL ||
-        job->state == CAIRN_CLUSTER_JOB_CREATING)
-        return fail_with(why, CAIRN_ERR_BUSY,
-                         "job %s is being made, amended or restored: ask again when that has ended",
-                         job->spec.name);
+    CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_MAKE, why));
     if (job->loss.behind)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s", job->spec.name,
                          job->loss.why.text);

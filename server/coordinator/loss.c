@@ -262,7 +262,8 @@ static void begin_restore(struct coord_job *job)
 {
     struct coord_recovery *r = &job->loss.recovery;
     const uint64_t now_ms = coord_now_ms(job->cluster);
-    if (r->running || job->snapshots.running != NULL || now_ms < r->retry_ms ||
+    if (r->running || coord_stage(job, CAIRN_OPERATION_SNAPSHOT) != CAIRN_STAGE_NONE ||
+        now_ms < r->retry_ms ||
         coord_shards_staying(job->cluster, &job->spec, r->unseen) < coord_recovery_shards(job))
         return;
     r->running = coord_restore_latest(job->cluster, job->spec.name, job->id, &r->behind,

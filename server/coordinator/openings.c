@@ -192,7 +192,7 @@ static bool advance_opening(struct coord_member *member)
         if (member->opening.attached_id == job->id)
             coord_job_seen(job, role_name(member->role), member->session->name,
                            member->opening.seen_epoch);
-        if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->extension.making || job->loss.behind ||
+        if ((coord_operations_hold(job) & CAIRN_HOLD_MEMBERS) != 0 || job->loss.behind ||
             coord_recovery_pending(job))
             return false;
         const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // true even if its parts may return

@@ -279,9 +279,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     }
     if (all_here(job) && settle_all(job)) return;
     if (part == NULL) return;
-    // Another coordinator parked the part, or the shard was away when the other shards were asked.
-    if (part->parked && !job->park.shut) job->park.shut = job->park.wanted = true;
-    if (!job->park.asking) job->park.settled = false;
+    coord_operations_shard_up(job, part);
     s->revision = part->revision;
     s->up = true;
     coord_slice_prepared(job, shard, part->next_layout_version);
@@ -333,18 +331,15 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     s->revision = 0;
     coord_members_forget_shard(job, shard);
     coord_groups_shard_gone(job, shard);
-    // An extension that is being made has failed, because the shard may have dropped its part of the
-    // extension.
-    job->extension.broken = job->extension.making;
     coord_gate_update(job);
     if (!s->up) return;
     s->up = false;
     sentence_set(&job->rounds.epoch_reason, "shard %s was away", s->entry->name);
-    coord_snapshot_shard_gone(job, shard);
-    if (job->core == NULL) return;
-    const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
-    coord_job_event(job, &down);
-    coord_slice_shard_down(job, shard);
+    if (job->core != NULL) {
+        const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
+        coord_job_event(job, &down);
+    }
+    coord_operations_shard_down(job, shard);
 }
 
 void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entry)
@@ -680,16 +675,6 @@ static void act_on_core(struct coord_job *job, const struct round_action *action
     }
 }
 
-/* Notes a step for the pace of a re-sharding. */
-static void note_step(struct coord_job *job)
-{
-    struct coord_reshard *r = &job->reshard;
-    if (!r->running) return;
-    coord_reshard_pace_step(&r->pace, job->pace.last_us);
-    if (r->progress.slice > 0 && job->pace.last_us > r->progress.worst_us)
-        r->progress.worst_us = job->pace.last_us;
-}
-
 static void after_core_event(struct coord_job *job)
 {
     if (job->tiles.changed) coord_gate_update(job);
@@ -702,29 +687,14 @@ static void after_core_event(struct coord_job *job)
     coord_members_answer_states(job);
     coord_members_tell_version(job);
     coord_leases_advance(job);
-    coord_extend_advance(job);
-    coord_park_advance(job);
-    if (coord_pace_advance(job)) {
-        note_step(job);
-        coord_cost_note_step(job);
-        coord_snapshot_resume(job, false);
-    }
-    coord_reshard_advance(job);
+    if (coord_pace_advance(job)) coord_operations_stepped(job);
+    coord_operations_advance(job);
     periodic_advance(job);
-}
-
-static void end_operations(struct coord_job *job)
-{
-    coord_snapshot_abort(job, job->loss.why.text);
-    coord_amenders_lost(job);
-    coord_extend_lost(job);
-    if (!job->loss.may_return) coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is lost");
-    coord_park_release(job);
 }
 
 const struct coord_callbacks coord_job_callbacks = {
     .act = act_on_core,
     .in_force = coord_slice_in_force,
     .after = after_core_event,
-    .lost = end_operations,
+    .lost = coord_operations_lost,
 };

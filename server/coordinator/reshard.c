@@ -11,6 +11,8 @@
 #include "server/coordinator/cluster.h"
 #include "server/core/holes.h"
 
+static void advance_reshard(struct coord_job *job);
+
 /* ==== reshard join ==== */
 
 /* Shards that join a job. Each joining shard first gets a part that owns nothing and serves at once, so
@@ -64,7 +66,7 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
         return;
     }
     take_in(job);
-    coord_reshard_advance(job);
+    advance_reshard(job);
 }
 
 static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
@@ -236,7 +238,7 @@ static void on_republished(struct coord_job *job, const void *about, cairn_statu
         r->is_refused = true;
     }
     coord_gate_update(job); // opens the gate
-    coord_reshard_advance(job);
+    advance_reshard(job);
 }
 
 /* Asks the shards to publish the newest version in the layout in force. Nothing else does this while
@@ -323,15 +325,10 @@ static bool may_step(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
     if (!r->running || r->busy || r->is_refused || r->asking != NULL || r->move == NULL ||
-        job->rounds.in_event || job->core == NULL || job->cluster->closing ||
-        job->rounds.persist_waits || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
-        !job->rounds.heard || move_stage_of(r->move) != CAIRN_MOVE_REST)
-        return false;
-    // A snapshot that itself waits for the layout to settle does not block the step. Otherwise both would
-    // wait for ever.
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    if ((snapshot != NULL && snapshot->is_asked) || round_pin_pending(job->core) ||
-        job->extension.staged_job != NULL || job->amends.amending != NULL || job->park.shut ||
+        job->rounds.in_event || job->cluster->closing || job->rounds.persist_waits ||
+        job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->rounds.heard ||
+        move_stage_of(r->move) != CAIRN_MOVE_REST ||
+        !coord_operation_may_begin(job, CAIRN_OPERATION_RESHARD) || round_pin_pending(job->core) ||
         !coord_job_shards_up(job))
         return false;
     for (uint32_t i = 0; i < r->joiner_count; i++)
@@ -367,7 +364,7 @@ static void begin_slice(struct coord_job *job)
     slice_begin(job, next, gone, bytes, false);
 }
 
-void coord_reshard_advance(struct coord_job *job)
+static void advance_reshard(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
     struct sentence why;
@@ -384,10 +381,10 @@ void coord_reshard_advance(struct coord_job *job)
     }
 }
 
-void coord_reshard_tick(struct coord_job *job)
+static void tick_reshard(struct coord_job *job)
 {
     job->reshard.is_refused = false;
-    coord_reshard_advance(job);
+    advance_reshard(job);
 }
 
 /* ---- the beginning ---- */
@@ -399,7 +396,7 @@ static void on_begun(const struct coord_saved *saved)
     if (job == NULL || !job->reshard.running || job->reshard.serial != saved->number) return;
     job->reshard.asking = NULL;
     if (saved->status == CAIRN_OK)
-        coord_reshard_advance(job);
+        advance_reshard(job);
     else
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, saved->why);
 }
@@ -515,7 +512,7 @@ void coord_reshard_close(struct coord_job *job)
     coord_layouts_drop_next(job);
 }
 
-void coord_reshard_release(struct coord_job *job)
+static void release_reshard(struct coord_job *job)
 {
     coord_reshard_close(job);
     coord_layouts_release(job);
@@ -903,7 +900,7 @@ cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why)
     struct move_event event = { .kind = CAIRN_MOVE_CANCEL };
     job->reshard.canceled = true;
     if (job->reshard.move != NULL) move_happened(job, &event, "it was canceled");
-    coord_reshard_advance(job);
+    advance_reshard(job);
     return CAIRN_OK;
 }
 
@@ -954,7 +951,7 @@ void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartM
         if (message->us > r->came_us) r->came_us = message->us;
     }
     move_happened(job, &event, "");
-    coord_reshard_advance(job);
+    advance_reshard(job);
 }
 
 /* True if nothing is lost with the shard: either the shard owns nothing, or it owned nothing before the
@@ -973,7 +970,7 @@ static bool is_fresh(const struct coord_job *job, uint32_t shard)
     return !coord_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
 }
 
-void coord_slice_shard_down(struct coord_job *job, uint32_t shard)
+static void lose_connection(struct coord_job *job, uint32_t shard)
 {
     struct move_event event = { .kind = CAIRN_MOVE_SHARD_DOWN, .shard = shard };
     struct sentence text;
@@ -994,6 +991,44 @@ bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
     move_happened(job, &event, text.text);
     return true;
 }
+
+/* ==== as an operation ==== */
+
+static enum operation_stage stage_of_reshard(const struct coord_job *job)
+{
+    const struct coord_reshard *r = &job->reshard;
+    const bool moves = r->asking != NULL ||
+                       (job->layout != NULL && job->shard_count > job->layout->shard_count) ||
+                       (r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST);
+    if (r->publishing) return moves ? CAIRN_STAGE_PUBLISHING : CAIRN_STAGE_PUBLISH_WAITS;
+    return moves ? CAIRN_STAGE_SLICING : r->running ? CAIRN_STAGE_RESTING : CAIRN_STAGE_NONE;
+}
+
+/* Notes a step for the pace of the run. */
+static void note_step(struct coord_job *job)
+{
+    struct coord_reshard *r = &job->reshard;
+    if (!r->running) return;
+    coord_reshard_pace_step(&r->pace, job->pace.last_us);
+    if (r->progress.slice > 0 && job->pace.last_us > r->progress.worst_us)
+        r->progress.worst_us = job->pace.last_us;
+}
+
+static void lose_run(struct coord_job *job)
+{
+    if (!job->loss.may_return) coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is lost");
+}
+
+const struct coord_operation coord_resharding = {
+    .stage = stage_of_reshard,
+    .advance = advance_reshard,
+    .tick = tick_reshard,
+    .stepped = note_step,
+    .shard_down = lose_connection,
+    .lost = lose_run,
+    .release = release_reshard,
+    .until = "until the layout is settled",
+};
 
 /* ==== the core ==== */
 

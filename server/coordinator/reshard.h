@@ -16,6 +16,7 @@
 
 #include "proto/wire/wire.h"
 #include "server/coordinator/base.h"
+#include "server/core/operation.h"
 #include "server/core/move.h"
 
 struct coord_saved;
@@ -115,12 +116,7 @@ void coord_reshard_go_on(struct coord_job *job);
 cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 /* Ends the run in this state, and drops what the run was preparing. */
 void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text);
-/* Called when an event of the core is over: takes the next step of the run. */
-void coord_reshard_advance(struct coord_job *job);
-void coord_reshard_tick(struct coord_job *job);
 void coord_reshard_close(struct coord_job *job);
-/* Called when the job is freed. */
-void coord_reshard_release(struct coord_job *job);
 
 /* ---- the wish ---- */
 
@@ -196,10 +192,8 @@ void coord_slice_in_force(struct coord_job *job);
 /* Begins to take back a slice after a loss, as soon as every other shard in force is up. */
 void coord_slice_tick(struct coord_job *job);
 void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartMoved *message);
-/* coord_slice_shard_down: the shard's connection ended. coord_slice_shard_lost: the shard is back without
- * its part, or away for too long. It returns true if the shard had nothing before the slice; the slice is
- * then taken back. */
-void coord_slice_shard_down(struct coord_job *job, uint32_t shard);
+/* The shard is back without its part, or away for too long. Returns true if the shard had nothing before the
+ * slice; the slice is then taken back. */
 bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard);
 /* The shard is back, and has prepared `layout`: tells the shard to forget the layout if it will not be
  * used. */
@@ -252,10 +246,6 @@ void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn_
 /* Does the same for an admin. */
 void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
                              const Cairn__JobAmend *amend);
-/* The job is LOST: ends the waits of those who wait until its shards have the amendment. */
-void coord_amenders_lost(struct coord_job *job);
-/* Called when the job is freed; NULL is fine. */
-void coord_amending_free(struct coord_amending *amending);
 
 /* ---- terms.c: what the shards know of the spec that is in the store ---- */
 
@@ -282,12 +272,6 @@ struct coord_extension {
     bool broken; /* true: a shard went away meanwhile, and may have dropped its new part */
 };
 
-/* Called when an event of the core is over: continues if this is a step boundary. */
-void coord_extend_advance(struct coord_job *job);
-/* The job is lost: gives up the extension. */
-void coord_extend_lost(struct coord_job *job);
-/* Called when the job is freed, or the extension is given up. */
-void coord_extension_release(struct coord_job *job);
 /* Sends JobSwitch, which tells the shard to keep only its part of that generation. */
 void coord_job_send_switch(const struct coord_job *job, const struct coord_shard_entry *entry,
                            uint64_t generation);
@@ -300,24 +284,17 @@ void coord_job_send_switch(const struct coord_job *job, const struct coord_shard
 /* A job's parking. The store does not record it: shards say whether their parts are parked, and a job
  * counts as parked if at least one part is parked. */
 struct coord_park {
-    bool shut; /* no round opens */
+    enum operation_stage stage;
     /* coord_now_ms: when the job was last opened again; 0: it was always open */
     uint64_t opened_ms;
-    /* true: the parts are to be parked; shut and not wanted: the parts are being moved back */
-    bool wanted;
-    bool asking;  /* true: the shards were asked, and not all of them have answered */
-    bool settled; /* true: all shards have confirmed that their parts are as wanted */
-    bool undoes;  /* true: the request failed, and the parts are put back as they were */
+    bool wanted; /* true: the parts are to be parked; false: they are to be moved back */
+    bool undoes; /* true: the request failed, and the parts are put back as they were */
     struct coord_waiters waiters; /* owned: the requests to park or unpark */
 };
 
 /* Returns true if any state of the job is on a device. */
 bool coord_job_has_device(const struct coord_job *job);
 void coord_job_park(struct coord_session *session, uint32_t request, const Cairn__JobPark *message);
-/* Called after an event of the core, and by the tick: continues if this is a step boundary. */
-void coord_park_advance(struct coord_job *job);
-/* Called when the job is freed, or lost. */
-void coord_park_release(struct coord_job *job);
 
 /* ==== drain ==== */
 

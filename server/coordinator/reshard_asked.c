@@ -172,10 +172,9 @@ static void say_waiting(const struct coord_job *job, struct sentence *out)
     const struct coord_reshard *r = &job->reshard;
     *out = r->progress.text;
     if (!r->running) return;
-    if (job->snapshots.running != NULL)
-        sentence_set(out, "it waits for a snapshot or digest that is being taken");
-    else if (job->park.shut)
-        sentence_set(out, "it waits until the job is not parked any more");
+    const char *until = coord_operation_waits(job, CAIRN_OPERATION_RESHARD);
+    if (until != NULL)
+        sentence_set(out, "it waits %s", until);
     else if (r->asking != NULL)
         sentence_set(out, "it waits for %s", r->asking);
     for (uint32_t i = 0; i < r->joiner_count; i++)

@@ -138,11 +138,7 @@ static cairn_status judge_replace(const struct coord_restore *restore, const str
     if (restore->latest.ended != NULL && restore->latest.of_job == 0 && old != NULL &&
         old->state != CAIRN_CLUSTER_JOB_LOST)
         return fail_with(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
-    if (old != NULL && old->snapshots.running != NULL) return coord_snapshot_refuse(old, why);
-    if (old != NULL && (old->extension.staged_job != NULL || old->amends.amending != NULL ||
-                        old->state == CAIRN_CLUSTER_JOB_CREATING))
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
-                         m->spec.name);
+    if (old != NULL) CAIRN_TRY(coord_operation_judge(old, CAIRN_OPERATION_MAKE, why));
     if (old != NULL && old->loss.behind)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name,
                          old->loss.why.text);

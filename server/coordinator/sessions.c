@@ -281,7 +281,8 @@ static bool is_told(const struct coord *cluster)
     for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
         // the parking was taken over from a shard, and the shards must still be asked
-        if (job->park.shut && !job->park.settled) return false;
+        const enum operation_stage park = coord_stage(job, CAIRN_OPERATION_PARK);
+        if (park == CAIRN_STAGE_PARKING || park == CAIRN_STAGE_PARK_ASKING) return false;
         CAIRN_EACH_SHARD (job, i)
             if (job->stored && job->shards[i].entry->incarnation == 0) return false;
     }

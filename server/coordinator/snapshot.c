@@ -375,7 +375,7 @@ void coord_snapshot_show(const struct coord_job *job, struct sentence *out)
     if (awaited.text[0] != '\0') sentence_add(out, "; it waits for %s", awaited.text);
 }
 
-cairn_status coord_snapshot_refuse(const struct coord_job *job, struct sentence *why)
+static cairn_status refuse_second(const struct coord_job *job, struct sentence *why)
 {
     struct sentence awaited;
     coord_snapshot_waiting(job, &awaited);
@@ -426,11 +426,7 @@ static cairn_status judge_snapshot(const struct coord_job *job, bool has_files,
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: there is nothing to save yet",
                          job->spec.name, coord_job_state_name(job));
-    if (job->extension.staged_job != NULL)
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
-    if (job->park.shut && !(job->park.settled && job->park.wanted))
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being parked, or taken back; ask again",
-                         job->spec.name);
+    CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_SNAPSHOT, why));
     return has_files ? judge_storage(job, why) : CAIRN_OK;
 }
 
@@ -450,7 +446,7 @@ void coord_snapshot_resume(struct coord_job *job, bool awaits_step)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
     if (awaits_step || snapshot == NULL || !snapshot->is_ready || snapshot->is_asked ||
-        job->core == NULL || coord_job_moves(job))
+        !coord_operation_may_begin(job, CAIRN_OPERATION_SNAPSHOT))
         return;
     snapshot->is_asked = true;
     const struct round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = snapshot->number };
@@ -473,8 +469,7 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
     const bool follows = job->snapshots.running != NULL &&
                          job->snapshots.running->cause == CAIRN_SNAPSHOT_PERIODIC && has_files;
     CAIRN_TRY(judge_snapshot(job, has_files, why));
-    if (!inherits && !follows && job->snapshots.running != NULL)
-        return coord_snapshot_refuse(job, why);
+    if (!inherits && !follows && job->snapshots.running != NULL) return refuse_second(job, why);
     struct coord_snapshot *snapshot = inherits || follows ? job->snapshots.running
                                                           : new_snapshot(job);
     if (snapshot == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -491,7 +486,7 @@ cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_c
                                           struct sentence *why)
 {
     CAIRN_TRY(judge_snapshot(job, true, why));
-    if (job->snapshots.running != NULL) return coord_snapshot_refuse(job, why);
+    if (job->snapshots.running != NULL) return refuse_second(job, why);
     struct coord_snapshot *snapshot = new_snapshot(job);
     if (snapshot == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     snapshot->cause = cause;
@@ -696,8 +691,9 @@ static bool is_of_use(const struct coord_job *job)
     const struct policy *policy = &job->spec.policy;
     struct sentence unsaid;
     return policy->snapshot_every > 0 && policy->snapshot_every_s == 0 &&
-           coord_halts_damage(job).nonfinite == 0 && !coord_job_moves(job) &&
-           !coord_pace_rests(job) && judge_snapshot(job, true, &unsaid) == CAIRN_OK;
+           coord_halts_damage(job).nonfinite == 0 &&
+           coord_operation_may_begin(job, CAIRN_OPERATION_SNAPSHOT) && !coord_pace_rests(job) &&
+           judge_snapshot(job, true, &unsaid) == CAIRN_OK;
 }
 
 /* True if the snapshot is due with the next step, or within half of the longest time that preparing may
@@ -846,7 +842,7 @@ static void advance_snapshot(struct coord_snapshot *snapshot)
 
 /* ---- given up ---- */
 
-void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard)
+static void lose_part(struct coord_job *job, uint32_t shard)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
     coord_snapshot_unprepare(job); // the shard has lost the memory it prepared
@@ -940,7 +936,9 @@ static void end_preparing(struct coord_job *job)
                          uv_now(job->cluster->loop) - snapshot->begun_ms >= most_ms;
 }
 
-void coord_snapshot_tick(struct coord_job *job)
+/* Gives up a snapshot that has waited for a shard for longer than a lease. The shard is away or, once the
+ * snapshot has failed, does not answer. */
+static void tick_snapshot(struct coord_job *job)
 {
     // Memory that was prepared ahead is released if no step follows, or if the memory has another use.
     if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_snapshot_unprepare(job);
@@ -990,7 +988,40 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
 /* ---- nobody waits any more ---- */
 
 /* Closes with the cluster. Nobody is told; a folder without a manifest is no snapshot. */
-void coord_snapshot_close(struct coord_job *job)
+static void release_snapshot(struct coord_job *job)
 {
     if (job->snapshots.running != NULL) free_snapshot(job->snapshots.running);
 }
+
+/* ---- as an operation ---- */
+
+static enum operation_stage stage_of_snapshot(const struct coord_job *job)
+{
+    const struct coord_snapshot *snapshot = job->snapshots.running;
+    return snapshot == NULL     ? CAIRN_STAGE_NONE
+           : snapshot->is_asked ? CAIRN_STAGE_PINNED
+           : snapshot->is_ready ? CAIRN_STAGE_READY
+                                : CAIRN_STAGE_PREPARING;
+}
+
+static void note_step(struct coord_job *job)
+{
+    coord_cost_note_step(job);
+    coord_snapshot_resume(job, false);
+}
+
+static void lose_snapshot(struct coord_job *job)
+{
+    coord_snapshot_abort(job, job->loss.why.text);
+}
+
+const struct coord_operation coord_snapshotting = {
+    .stage = stage_of_snapshot,
+    .tick = tick_snapshot,
+    .stepped = note_step,
+    .shard_down = lose_part,
+    .lost = lose_snapshot,
+    .release = release_snapshot,
+    .refuse = refuse_second,
+    .until = "for a snapshot or digest that is being taken",
+};

@@ -120,9 +120,6 @@ bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out);
 /* Writes which snapshot is being taken, for how long already, and for whom it waits; empty: no snapshot is
  * being taken. */
 void coord_snapshot_show(const struct coord_job *job, struct sentence *out);
-/* Returns CAIRN_ERR_BUSY. `why` says that a snapshot is being taken, and for whom this snapshot waits. */
-cairn_status coord_snapshot_refuse(const struct coord_job *job,
-                                   struct sentence *why) CAIRN_MUST_CHECK;
 /* Gives up the running snapshot if it has that id; with "", whatever its id is. The session is answered
  * when the snapshot has ended. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_BUSY. */
 cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
@@ -143,7 +140,6 @@ struct snapshot_progress {
 };
 /* Returns false if there is no snapshot, or no shard has reported yet. */
 bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progress *out);
-void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard);
 /* The shard connected without its part of the job: the snapshot fails if it is not pinned yet. */
 void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard);
 
@@ -155,16 +151,11 @@ void coord_snapshot_resume(struct coord_job *job, bool awaits_step);
 void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps);
 /* No snapshot is due any more: drops what was prepared. */
 void coord_snapshot_unprepare(struct coord_job *job);
-/* Gives up a snapshot that has waited for a shard for longer than a lease. The shard is away or, once the
- * snapshot has failed, does not answer. */
-void coord_snapshot_tick(struct coord_job *job);
 /* The job is lost or is to be dropped: its snapshot ends as soon as the snapshot's thread has ended. */
 void coord_snapshot_abort(struct coord_job *job, const char *reason);
 /* The job is about to be freed: fails the waiting requests with `reason`, and detaches the snapshot from
  * the job. */
 void coord_snapshot_orphan(struct coord_job *job, const char *reason);
-/* Called when the cluster is closed. */
-void coord_snapshot_close(struct coord_job *job);
 
 /* ==== digests ==== */
 

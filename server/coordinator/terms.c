@@ -534,12 +534,3 @@ cairn_status coord_judge_workers(const struct coord *cluster, const struct job_s
                      " workers; raise round.workers_max",
                      is_max ? "max" : "min", is_max ? spec->workers_max : spec->workers_min, most);
 }
-
-void coord_amending_free(struct coord_amending *amending)
-{
-    if (amending == NULL) return;
-    spec_release(&amending->next);
-    coord_terms_free(amending->terms);
-    packed_release(amending->spec_packed);
-    free(amending);
-}

@@ -434,8 +434,7 @@ static void gate_open_if_ready(struct coord_job *job)
         else if (!all_know(m))
             known = false;
     }
-    gate_set(job, !known || !all_declared || job->extension.staged_job != NULL || job->park.shut ||
-                      job->reshard.publishing);
+    gate_set(job, !known || !all_declared || (coord_operations_hold(job) & CAIRN_HOLD_GATE) != 0);
     if (known) answer_declared(job);
 }
 

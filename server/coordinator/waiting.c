@@ -87,7 +87,8 @@ uint64_t coord_job_still_ms(const struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
     uint64_t still_ms = 0; // time since the first of the present workers attached
-    if (job->core == NULL || job->park.shut || coord_job_paused_ms(job) > 0) return 0;
+    const bool is_parked = coord_stage(job, CAIRN_OPERATION_PARK) != CAIRN_STAGE_NONE;
+    if (job->core == NULL || is_parked || coord_job_paused_ms(job) > 0) return 0;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED &&
             now_ms - m->attached_ms > still_ms)
@@ -167,23 +168,11 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
         return;
     }
     const bool saving = coord_saving(job);
-    const bool making = job->extension.making;
-    if (saving && (job->state == CAIRN_CLUSTER_JOB_CREATING || making || job->init.seal_running)) {
+    const bool makes = (coord_operations_hold(job) & CAIRN_HOLD_MEMBERS) != 0;
+    if (saving && (makes || job->init.seal_running)) {
         sentence_set(out, "the store's disk");
-    } else if (job->state == CAIRN_CLUSTER_JOB_CREATING) {
-        sentence_set(out, "the shards to %s",
-                     job->restoring                ? "load the snapshot"
-                     : job->spec.init_from != NULL ? "read its weights"
-                                                   : "make room");
-    } else if (making) {
-        sentence_set(out, "the shards to amend the job");
-    } else if (job->park.asking) {
-        sentence_set(out, "the shards to move its state");
-    } else if (job->park.shut && job->park.settled) {
-        sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
-                     job->spec.name);
-    } else if (coord_tiles_waiting(job, out)) {
-        // coord_tiles_waiting has said for whom the job waits.
+    } else if (coord_operations_waiting(job, out) || coord_tiles_waiting(job, out)) {
+        // The function that returned true has said for whom the job waits.
     } else if (!job->initialized) {
         sentence_set(out, spec_initializes_itself(&job->spec)
                               ? "the shards to publish the initial state"

@@ -135,6 +135,9 @@ struct sim {
     struct push_action *push_list;
 };
 
+/* sim_operations.c: goes through all orders of a job's operations, and prints what is wrong. */
+bool sim_operations(void);
+
 /* sim_world.c */
 struct sim *sim_open(void);
 void sim_close(struct sim *sim);

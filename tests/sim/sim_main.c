@@ -88,7 +88,7 @@ int main(int argc, char **argv)
     struct sim *sim = sim_open();
     const clock_t began = clock();
     uint64_t trace = 0;
-    bool good = true;
+    bool good = sim_operations();
     for (uint64_t seed = options.first; good && seed <= options.last; seed++) {
         good = run_seed(sim, seed, &options);
         trace = mix(trace, sim->trace);

@@ -78,7 +78,7 @@ TEST(a_shard_without_room_leaves_the_job_as_it_was)
     fake_until(&fake, times_asked(1) == 1);
     shard->refuse_park = NULL;
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_NO_MEMORY, "no room");
-    fake_until(&fake, !toy()->park.shut);
+    fake_until(&fake, toy()->park.stage == CAIRN_STAGE_NONE);
     ck_assert(!fake.shards[0].parked && !fake.shards[1].parked);
     train();
 }
@@ -97,7 +97,7 @@ TEST(a_shard_that_reconnects_in_mid_park_goes_back_and_the_job_goes_on)
     fake_shard_up(&fake, 1);
     fake_until(&fake, times_asked(1) >= asked + 2);
     shard->refuse_park = NULL;
-    fake_until(&fake, !toy()->park.shut);
+    fake_until(&fake, toy()->park.stage == CAIRN_STAGE_NONE);
     ck_assert(!fake.shards[0].parked && !shard->parked);
     train();
 }
@@ -117,7 +117,7 @@ TEST(a_shard_that_reconnects_again_and_again_leaves_nothing_shut)
     shard->holds_park = false;
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 1);
-    fake_until(&fake, !toy()->park.shut);
+    fake_until(&fake, toy()->park.stage == CAIRN_STAGE_NONE);
     ck_assert(!fake.shards[0].parked && !shard->parked);
     train();
 }
@@ -131,10 +131,10 @@ TEST(a_coordinator_that_starts_in_mid_park_takes_it_over)
     fake_shards_up(&fake, 2);
     come_again("w0");
     fake_until(&fake, times_asked(1) > asked);
-    ck_assert(toy()->park.shut && toy()->park.wanted && !toy()->park.settled);
+    ck_assert(toy()->park.stage == CAIRN_STAGE_PARK_ASKING && toy()->park.wanted);
     fake_shard_release(&fake.shards[1]);
     fake.shards[1].holds_park = false;
-    fake_until(&fake, toy()->park.settled);
+    fake_until(&fake, toy()->park.stage == CAIRN_STAGE_PARKED);
     ck_assert(fake.shards[0].parked);
     expect_parked(ask_park(false), false);
 }

@@ -329,7 +329,7 @@ static void ask_backup(struct question *q, bool is_second)
 
 /* ---- all ---- */
 
-const struct operation pairs_operations[] = {
+const struct pair_operation pairs_operations[] = {
     { .name = "round",
       .state = "it is open",
       .ask = ask_round,

@@ -28,7 +28,7 @@ enum { NEEDS_SNAPSHOT = 1, NEEDS_THIRD = 2, NEEDS_READER = 4, NEEDS_PARKED = 8 }
 /* The job's way to the first step goes only so far. */
 enum pairs_scene { PAIRS_TRAINED, PAIRS_MADE, PAIRS_BARE };
 
-struct operation {
+struct pair_operation {
     const char *name;
     const char *state; /* where it is under way; NULL: it is only asked for */
     unsigned needs;
@@ -41,12 +41,12 @@ struct operation {
     bool is_only_running; /* it is another state of one that is asked for, or nobody asks for it */
     bool saves;           /* the snapshot that others need is its own */
 };
-extern const struct operation pairs_operations[];
+extern const struct pair_operation pairs_operations[];
 extern const size_t pairs_operation_count;
 
 /* More peers; fd -1: not there. */
 extern struct fake_peer second, reader, joining[2];
-void pairs_open(const struct operation *running, const struct operation *asked);
+void pairs_open(const struct pair_operation *running, const struct pair_operation *asked);
 void pairs_close(void);
 /* The round that is open for `w`; 0: none. */
 extern uint64_t pairs_round;

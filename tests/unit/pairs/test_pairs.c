@@ -126,7 +126,7 @@ static void rest(void)
     toy()->pace.count = 0;
 }
 
-void pairs_open(const struct operation *running, const struct operation *asked)
+void pairs_open(const struct pair_operation *running, const struct pair_operation *asked)
 {
     const unsigned needs = running->needs |
                            (asked != NULL ? asked->needs & ~(unsigned)NEEDS_PARKED : 0);
@@ -199,7 +199,7 @@ struct alone {
     char answer[PAIRS_TEXT_BYTES], unasked[PAIRS_TEXT_BYTES];
 };
 
-static void begin(const struct operation *running, const struct operation *asked)
+static void begin(const struct pair_operation *running, const struct pair_operation *asked)
 {
     if (running->hold != NULL) running->hold();
     running->ask(&pairs_running, false);
@@ -211,7 +211,7 @@ static void begin(const struct operation *running, const struct operation *asked
 }
 
 /* True: it waits. */
-static bool ask(const struct operation *asked, FILE *out)
+static bool ask(const struct pair_operation *asked, FILE *out)
 {
     struct question *q = &pairs_asked;
     char awaited[PAIRS_TEXT_BYTES];
@@ -232,7 +232,7 @@ static bool ask(const struct operation *asked, FILE *out)
 }
 
 /* What has become of the running one. */
-static const char *end(const struct operation *running)
+static const char *end(const struct pair_operation *running)
 {
     pairs_let_go();
     if (running->end != NULL && !is_out) running->end(&pairs_running);
@@ -274,7 +274,7 @@ static void show(FILE *out)
     fake_peer_close(&asker);
 }
 
-static void alone(const struct operation *running, struct alone *alone_out, FILE *out)
+static void alone(const struct pair_operation *running, struct alone *alone_out, FILE *out)
 {
     pairs_open(running, NULL);
     begin(running, NULL);
@@ -287,7 +287,7 @@ static void alone(const struct operation *running, struct alone *alone_out, FILE
 }
 
 /* What comes of the running one, and is told, as it is alone is left out. */
-static void pair(const struct operation *running, const struct operation *asked,
+static void pair(const struct pair_operation *running, const struct pair_operation *asked,
                  const struct alone *as_alone, FILE *out)
 {
     pairs_open(running, asked);
@@ -309,7 +309,7 @@ static int part, parts = 1;
 
 TEST_EACH(the_answers_are_those_that_are_kept, 0, pairs_operation_count)
 {
-    const struct operation *running = &pairs_operations[_i];
+    const struct pair_operation *running = &pairs_operations[_i];
     struct alone as_alone;
     char *text, name[64];
     size_t bytes;

@@ -1,0 +1,82 @@
+/* The tables of the operations and of their stages, and the questions that are answered from them. */
+#include "server/core/operation.h"
+
+#include "proto/base/mutant.h"
+
+#define BIT(operation) (1u << CAIRN_OPERATION_##operation)
+
+enum {
+    EXCLUSIVE = CAIRN_HOLD_LAYOUT | CAIRN_HOLD_SPEC | CAIRN_HOLD_STATE | CAIRN_HOLD_PLACE,
+    MOVES_STATE = CAIRN_HOLD_LAYOUT | CAIRN_HOLD_STATE | CAIRN_HOLD_PLACE,
+};
+
+static const struct {
+    unsigned needs;
+    unsigned waits; /* bits of operations: this operation waits for them, and is not refused */
+    unsigned ends;  /* bits of operations that end with the beginning of this one */
+    bool is_joined; /* a second request joins the operation, or the operation itself refuses it */
+} rows[CAIRN_OPERATIONS] = {
+    [CAIRN_OPERATION_MAKE] = { EXCLUSIVE, .ends = BIT(PARK) | (MUTANT(91) ? 0 : BIT(RESHARD)) },
+    [CAIRN_OPERATION_AMEND] = { CAIRN_HOLD_SPEC, .is_joined = true },
+    [CAIRN_OPERATION_EXTEND] = { MUTANT(86) ? MOVES_STATE : EXCLUSIVE, .waits = BIT(RESHARD) },
+    [CAIRN_OPERATION_PARK] = { MOVES_STATE, .waits = MUTANT(87) ? 0 : BIT(RESHARD),
+                               .is_joined = true },
+    [CAIRN_OPERATION_RESHARD] = { CAIRN_HOLD_LAYOUT | CAIRN_HOLD_SPEC |
+                                      (MUTANT(88) ? 0 : CAIRN_HOLD_PLACE),
+                                  .waits = ~0u, .is_joined = true },
+    [CAIRN_OPERATION_SNAPSHOT] = { CAIRN_HOLD_STATE | CAIRN_HOLD_LAYOUT, .waits = BIT(RESHARD),
+                                   .is_joined = true },
+};
+
+static const unsigned holds[CAIRN_STAGES] = {
+    [CAIRN_STAGE_MAKING] = EXCLUSIVE | (MUTANT(89) ? 0 : CAIRN_HOLD_MEMBERS),
+    [CAIRN_STAGE_PREPARING] = MUTANT(90) ? 0 : CAIRN_HOLD_STATE,
+    [CAIRN_STAGE_READY] = CAIRN_HOLD_STATE,
+    [CAIRN_STAGE_PINNED] = CAIRN_HOLD_STATE | (MUTANT(92) ? 0 : CAIRN_HOLD_LAYOUT),
+    [CAIRN_STAGE_AMENDING] = CAIRN_HOLD_SPEC,
+    [CAIRN_STAGE_EXTENDING] = EXCLUSIVE | (MUTANT(93) ? 0 : CAIRN_HOLD_GATE),
+    [CAIRN_STAGE_EXTEND_MAKING] = EXCLUSIVE | CAIRN_HOLD_GATE | CAIRN_HOLD_MEMBERS,
+    [CAIRN_STAGE_PARKING] = MOVES_STATE | CAIRN_HOLD_GATE,
+    [CAIRN_STAGE_PARK_ASKING] = MOVES_STATE | CAIRN_HOLD_GATE,
+    // a parked job can be saved
+    [CAIRN_STAGE_PARKED] = CAIRN_HOLD_PLACE | CAIRN_HOLD_GATE | (MUTANT(94) ? CAIRN_HOLD_STATE : 0),
+    [CAIRN_STAGE_PARK_STUCK] = MOVES_STATE | (MUTANT(95) ? 0 : CAIRN_HOLD_GATE),
+    [CAIRN_STAGE_SLICING] = MUTANT(96) ? 0 : CAIRN_HOLD_LAYOUT,
+    [CAIRN_STAGE_PUBLISH_WAITS] = CAIRN_HOLD_GATE,
+    [CAIRN_STAGE_PUBLISHING] = CAIRN_HOLD_GATE | CAIRN_HOLD_LAYOUT,
+};
+
+/* True for the stages in which an operation has done nothing yet, and waits for others. */
+static bool has_not_begun(enum operation_stage stage)
+{
+    return stage == CAIRN_STAGE_EXTENDING || stage == CAIRN_STAGE_PARKING ||
+           stage == CAIRN_STAGE_PREPARING || stage == CAIRN_STAGE_READY;
+}
+
+unsigned operations_hold(const struct operations *operations)
+{
+    unsigned held = 0;
+    for (int i = 0; i < CAIRN_OPERATIONS; i++) held |= holds[operations->at[i]];
+    return held;
+}
+
+enum operation operations_refuse(const struct operations *operations, enum operation asked)
+{
+    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) {
+        const unsigned needed = holds[operations->at[i]] & rows[asked].needs;
+        const bool is_excused = ((rows[asked].waits | rows[asked].ends) & 1u << i) != 0 ||
+                                (i == asked && (rows[asked].is_joined || MUTANT(98)));
+        if (needed != 0 && !is_excused) return i;
+    }
+    return CAIRN_OPERATIONS;
+}
+
+enum operation operations_block(const struct operations *operations, enum operation waiting)
+{
+    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) {
+        const enum operation_stage stage = operations->at[i];
+        const bool has_priority = i < waiting || !has_not_begun(stage) || MUTANT(97);
+        if (i != waiting && has_priority && (holds[stage] & rows[waiting].needs) != 0) return i;
+    }
+    return CAIRN_OPERATIONS;
+}

@@ -1,0 +1,85 @@
+/* The operations of a job: which of them exclude each other, which wait, and when no round may open.
+ *
+ * An operation is asked for, and is refused or begins. It then goes through its stages, from left to right:
+ *
+ *   MAKE      MAKING                                  the job is created, restored or dropped
+ *   AMEND     AMENDING                                the changed terms are stored
+ *   EXTEND    EXTENDING -> EXTEND_MAKING              a new generation is made
+ *   PARK      PARKING -> PARK_ASKING -> PARKED        state moves off devices; unparking is PARKING, too
+ *                           \-> PARK_STUCK            a shard can neither park nor unpark
+ *   RESHARD   RESTING -> SLICING -> RESTING ...       one slice after another
+ *                    \-> PUBLISH_WAITS -> PUBLISHING  the newest version is published in the last layout
+ *   SNAPSHOT  PREPARING -> READY -> PINNED            a snapshot or a digest is taken
+ *
+ * A stage holds things of the job. An operation needs things, too, and two rules follow:
+ *
+ *   - An operation that is asked for is refused if a running one holds what it needs. It is not refused if
+ *     the running one ends by itself within a few steps (the operation then waits), or if the operation ends
+ *     the running one.
+ *   - A stage that works on the job (READY -> PINNED, PARKING -> PARK_ASKING, RESTING -> SLICING ...) begins
+ *     when no other operation holds what its operation needs.
+ *
+ * The gate and the members are not exclusive: several stages may keep rounds shut.
+ *
+ * To add an operation: a row here and its stages, and a `struct coord_operation` (coordinator/job.h).
+ * Pure; no allocation. */
+#ifndef CAIRN_CORE_OPERATION_H
+#define CAIRN_CORE_OPERATION_H
+
+#include <stdbool.h>
+
+enum operation_hold {
+    CAIRN_HOLD_LAYOUT = 1,   /* the layout in force, and the next one */
+    CAIRN_HOLD_SPEC = 2,     /* tensors and terms */
+    CAIRN_HOLD_STATE = 4,    /* the parts on the shards */
+    CAIRN_HOLD_PLACE = 8,    /* whether the parts lie on devices or in host memory */
+    CAIRN_HOLD_GATE = 16,    /* shared: no round opens */
+    CAIRN_HOLD_MEMBERS = 32, /* shared: no member joins */
+};
+
+/* Each is under way at most once in a job. Where two wait for each other, the first of this list begins. */
+enum operation {
+    CAIRN_OPERATION_MAKE,
+    CAIRN_OPERATION_AMEND,
+    CAIRN_OPERATION_EXTEND,
+    CAIRN_OPERATION_PARK,
+    CAIRN_OPERATION_RESHARD,
+    CAIRN_OPERATION_SNAPSHOT,
+    CAIRN_OPERATIONS /* their number; as a result: none */
+};
+
+enum operation_stage {
+    CAIRN_STAGE_NONE, /* the operation is not under way */
+    CAIRN_STAGE_MAKING,
+    CAIRN_STAGE_PREPARING, /* the shards make room for what the next update overwrites */
+    CAIRN_STAGE_READY,
+    CAIRN_STAGE_PINNED,
+    CAIRN_STAGE_AMENDING,
+    CAIRN_STAGE_EXTENDING, /* the open round ends */
+    CAIRN_STAGE_EXTEND_MAKING,
+    CAIRN_STAGE_PARKING, /* the open round ends */
+    CAIRN_STAGE_PARK_ASKING,
+    CAIRN_STAGE_PARKED,
+    CAIRN_STAGE_PARK_STUCK,
+    CAIRN_STAGE_RESTING,
+    CAIRN_STAGE_SLICING,
+    CAIRN_STAGE_PUBLISH_WAITS, /* the open round ends */
+    CAIRN_STAGE_PUBLISHING,
+    CAIRN_STAGES /* their number */
+};
+
+/* The stage of each operation of a job. */
+struct operations {
+    enum operation_stage at[CAIRN_OPERATIONS];
+};
+
+/* Returns what all stages together hold, as bits of enum operation_hold. */
+unsigned operations_hold(const struct operations *operations);
+/* Returns the operation because of which `asked` is refused; CAIRN_OPERATIONS if `asked` may begin. An
+ * operation that is under way already and may be joined is no reason. */
+enum operation operations_refuse(const struct operations *operations, enum operation asked);
+/* Returns the operation that has to end, or to go on, before the next working stage of `waiting` begins;
+ * CAIRN_OPERATIONS if there is none. */
+enum operation operations_block(const struct operations *operations, enum operation waiting);
+
+#endif
