@@ -14,7 +14,7 @@
 
 /* ==== names ==== */
 
-/* Every header of the coordinator needs these: the names of its structs, messages, and sentences. */
+/* All headers of the coordinator name these structs. */
 
 struct coord;             /* cluster.h */
 struct coord_shard_entry; /* below */
@@ -22,8 +22,8 @@ struct coord_job;         /* job.h */
 
 /* ==== those who wait ==== */
 
-/* A request that waits for a snapshot, a restore, an amendment ...; the request is freed with its
- * session. */
+/* A request that waits for a snapshot, a restore, an amendment or the like. The waiter is freed when its
+ * session ends, at the latest. */
 struct coord_waiter {
     LIST_ENTRY(coord_waiter) of_list, of_session;
     struct coord_session *session;
@@ -37,7 +37,7 @@ bool coord_waiters_add(struct coord_waiters *list, struct coord_session *session
 /* Called when the coordinator stops: frees the waiters. They get no answer; their connections end
  * instead. */
 void coord_waiters_release(struct coord_waiters *list);
-/* Answers every waiter of the list, and empties it. */
+/* Answers every waiter of the list, and empties the list. */
 void coord_waiters_answer(struct coord_waiters *list, uint16_t type,
                           const ProtobufCMessage *message);
 void coord_waiters_fail(struct coord_waiters *list, cairn_status status, const char *text);
@@ -49,10 +49,10 @@ void coord_waiters_forget(struct coord_session *session);
 /* ==== calls ==== */
 
 /* Questions to shards. A gather is one question to several shards, with one result when all have answered.
- * When a shard's connection ends, its calls fail with CAIRN_ERR_CLOSED. */
+ * When a shard's connection ends, all calls to this shard fail with CAIRN_ERR_CLOSED. */
 
-/* Returns an id, never 0, for a request that this coordinator sends, even if nobody waits for its
- * answer. */
+/* Returns an id, never 0, for a request that this coordinator sends. The request needs an id even if nobody
+ * waits for the answer. */
 uint32_t coord_request_new(struct coord *cluster);
 /* `status` is CAIRN_OK if all shards said Done, else the first failure. `why` says which shard failed, and
  * why. */
@@ -61,19 +61,18 @@ typedef void (*cluster_gather_fn)(void *context, cairn_status status, const char
  * NULL: no memory. */
 struct coord_gather *coord_gather_open(struct coord *cluster, cluster_gather_fn on_done,
                                        void *context);
-/* The same for a question about a job: on_done is called only if the job still exists and the coordinator
- * is not closing. on_done gets a copy of `about`, valid until on_done returns. `about` may be NULL, with
- * about_bytes 0, if on_done needs nothing but the job. */
+/* coord_gather_open_job does the same for a question about a job. on_done is then called only if the job
+ * still exists and the coordinator is not closing. on_done gets a copy of `about`, valid until on_done
+ * returns. `about` may be NULL, with about_bytes 0, if on_done needs nothing but the job. */
 typedef void (*cluster_job_gather_fn)(struct coord_job *job, const void *about, cairn_status status,
                                       const char *why);
 struct coord_gather *coord_gather_open_job(const struct coord_job *job,
                                            cluster_job_gather_fn on_done, const void *about,
                                            size_t about_bytes);
-/* Returns the id with which the caller sends the request to that entry. Returns 0 if there is no memory or
+/* Returns the id with which the caller sends the request to that shard. Returns 0 if there is no memory or
  * the shard is away; the gather then fails. */
 uint32_t coord_gather_ask(struct coord_gather *gather, struct coord_shard_entry *entry);
-/* Adds the shard as coord_gather_ask does, and sends the shard the request: this one message, without
- * pages. */
+/* Adds the shard as coord_gather_ask does, and sends it `message` as the request, without pages. */
 uint32_t coord_gather_send(struct coord_gather *gather, struct coord_shard_entry *entry,
                            uint16_t type, const ProtobufCMessage *message);
 /* All shards were asked: on_done is called when all have answered, or at once if no answer is
@@ -84,7 +83,8 @@ void coord_gather_awaited(const struct coord_gather *gather, struct sentence *ou
 /* A shard has answered a request of ours: ends the call. */
 void coord_calls_reply(struct coord_shard_entry *entry, uint32_t request, cairn_status status,
                        const char *text);
-/* The shard's connection ended: its calls fail. The callbacks must not ask this shard anything. */
+/* The shard's connection ended: its calls fail. The on_done of these calls must not ask this shard
+ * anything. */
 void coord_calls_shard_gone(struct coord_shard_entry *entry);
 
 /* ==== entry ==== */
@@ -98,41 +98,43 @@ struct coord_shard_entry {
     struct coord_shard_entry *next; /* in the cluster's list, by name */
     char *name;                     /* owned */
     struct coord_session *session;  /* NULL = away */
-    struct cluster_calls calls;     /* requests that it has not answered, oldest first */
+    struct cluster_calls calls;     /* requests that the shard has not answered, the oldest first */
     uint64_t incarnation;
-    /* owned, [held_count]: the parts that its Hello reported, in force and prepared */
+    /* owned: [held_count]: the parts that the shard's Hello reported. Each part has two entries, one for
+     * its layout in force, one for its prepared layout */
     struct seat_part *held;
     size_t held_count;
-    /* while another process of this name waits: the probe of the shard's present process, and whether it
-     * answers */
+    /* While another process of this name waits, the coordinator asks the shard's present process whether it
+     * lives. The probe says how far this is. */
     enum seat_probe probe;
     uint64_t asked_ms; /* coord_now_ms: when the probe was sent */
-    /* the address of another process of this name that waits and also holds parts; .. */
+    /* the address of another process that has this name, waits, and holds parts as well; .. */
     char claimant[64];
     uint64_t claimed_ms; /* .. when that process last connected; 0: never */
     struct log_limit claims;
     bool ended; /* the shard's side closed its last connection: its process has most likely ended */
-    uint64_t since_ms; /* when it last connected or disconnected, on the loop's clock */
+    uint64_t since_ms; /* when the shard last connected or disconnected, on the loop's clock */
     /* coord_now_ms: when the shard disconnected; time in which the coordinator was stopped does not
      * count */
     uint64_t gone_ms;
-    uint8_t *fabric_address; /* owned, [fabric_address_bytes]; its last known address */
+    uint8_t *fabric_address; /* owned: [fabric_address_bytes]: the shard's last known address */
     size_t fabric_address_bytes;
-    /* is_networked: other hosts reach the shard at that address. is_mapped: only its own host does, by
-     * memory. If neither is set, the shard does not say how it is reached. */
+    /* is_networked: other hosts reach the shard at that address. is_mapped: only processes of the shard's
+     * own host reach the shard, through shared memory. If neither is set, the shard does not say how it is
+     * reached. */
     bool is_networked, is_mapped;
     bool apart_said;                    /* the log has reported coord_shard_apart */
     char host[CAIRN_FABRIC_HOST_BYTES]; /* the shard's host; empty: not reported */
-    Cairn__ShardStats stats;            /* from its last Heartbeat, if has_stats */
+    Cairn__ShardStats stats;            /* from the shard's last Heartbeat, if has_stats */
     bool has_stats;
     /* why the shard cannot save snapshots; empty: it can, or has not reported */
     struct sentence storage;
-    Cairn__BytesTold *bytes; /* owned, [bytes_count]: from the same Heartbeat */
+    Cairn__BytesTold *bytes; /* owned: [bytes_count]: from the shard's last Heartbeat */
     size_t bytes_count;
-    Cairn__MemoryTold *memory; /* owned, [memory_count]: likewise */
+    Cairn__MemoryTold *memory; /* owned: [memory_count]: from the shard's last Heartbeat */
     size_t memory_count;
-    /* the next fields are about the shard's present session: which parts it holds, and whether we may act
-     * on these parts (standing.c) */
+    /* the next fields are about the shard's present session: which parts the shard holds, and whether we
+     * may act on these parts (standing.c) */
     struct coordinator_id seen;
     enum standing standing;
     Cairn__HeldJobs *parts; /* owned; NULL: the shard has not reported its parts yet, or has none */
@@ -142,27 +144,28 @@ struct coord_shard_entry {
      * parts_answered: the request that `parts` answers (0: none) */
     uint32_t parts_asked, parts_answered;
     uint64_t memory_bytes; /* memory that the shard may use for state; 0: not reported */
-    /* its jobs move to other shards, and the shard gets no part of any job */
+    /* true: the shard leaves the cluster, so its parts move to other shards, and it gets no new part */
     bool leaving;
-    /* if the shard's device failed: what happens to the other parts that the shard holds */
+    /* if the shard's device failed: what happens to the state that the shard holds in host memory */
     struct sentence unfit;
     struct {
-        struct coord_waiters waiters; /* owned: the requests for this drain */
-        /* owned: the requests that are answered when the store has the drain */
+        /* owned: the requests that are answered when the drain has ended */
+        struct coord_waiters waiters;
+        /* owned: the requests that are answered as soon as the store has recorded the drain */
         struct coord_waiters begun;
-        /* number of the drain, if an operator asked for it and the store has it or is writing it; 0:
-         * none */
+        /* number of a drain that an operator asked for, while the store has it or is writing it; 0: no such
+         * drain */
         uint32_t stored;
         uint32_t request; /* the shard's own request; 0: none */
         /* coord_now_ms; 0: never. saves_ms: when moving stops and the shard's jobs are saved instead.
          * ends_ms: when the drain is given up */
         uint64_t saves_ms, ends_ms;
-        /* true: the drain began because the shard's device failed. Nobody asked for it, and it ends by
-         * itself */
+        /* true: the drain began because the shard's device failed. Nobody asked for such a drain, and it
+         * ends by itself */
         bool is_unfit;
-        uint64_t again_ms; /* coord_now_ms: until then no failed attempt is repeated */
+        uint64_t again_ms; /* coord_now_ms: a failed attempt is not repeated before this time */
         bool is_over;      /* true: the shard holds nothing, and was told to end */
-        /* true: the shard cannot be emptied before it ends, so its jobs are saved (snapshot.h) */
+        /* true: the shard ends before its state can be moved, so its jobs are saved (snapshot.h) */
         bool is_saving;
         cairn_status status; /* if is_saving: why the shard cannot be emptied */
         /* `status` in words; for an unfit shard: which of its jobs cannot move */
@@ -184,33 +187,34 @@ struct coord_session {
     struct peer *peer; /* borrowed from the listener */
     uint32_t role;     /* enum role_wire */
     char *name;        /* owned */
-    char *version;     /* owned: the version of its build, from its Hello */
+    char *version;     /* owned: the version of the peer's build, from Hello */
     uint64_t incarnation;
     uint32_t without;        /* shard only: bits of enum spec_without */
-    Cairn__Home *home;       /* owned: reported by a shard; NULL: not reported */
+    Cairn__Home *home;       /* owned: where a shard keeps its state; NULL: not reported */
     uint8_t *fabric_address; /* owned: [fabric_address_bytes] */
     size_t fabric_address_bytes;
     uint64_t last_frame_ms, since_ms; /* on the loop's clock */
     struct coord_member *members;     /* linked by next_of_session */
-    Cairn__Hello *hello;              /* owned: a shard's Hello, until it is complete; else NULL */
-    struct coord_shard_entry *entry;  /* shard only, while the session has the entry */
-    uint32_t member_count;            /* jobs that the session has open */
-    uint32_t wait_count;              /* answers that the session waits for (above) */
-    uint32_t unanswered;              /* admin only: requests that have no answer yet */
-    struct coord_waiters waiters;     /* owned: linked by of_session */
-    struct coord_unheard *unheard; /* owned: the shards that the peer does not hear; NULL: none */
+    /* owned: a shard's Hello, until all its messages have arrived; else NULL */
+    Cairn__Hello *hello;
+    struct coord_shard_entry *entry; /* shard only, while the session has the entry */
+    uint32_t member_count;           /* number of jobs that the session has open */
+    uint32_t wait_count;             /* number of answers that the session waits for */
+    uint32_t unanswered;             /* admin only: number of requests that have no answer yet */
+    struct coord_waiters waiters;    /* owned: linked by of_session */
+    struct coord_unheard *unheard;   /* owned: the shards that the peer does not hear; NULL: none */
     /* true: the session is being closed, and its frames are dropped */
     bool closing;
 };
 
-/* Each of these does nothing if the session is NULL or closing. If sending fails, the session is closed,
- * and on_gone follows. */
+/* Each of these functions does nothing if the session is NULL or closing. If sending fails, the session is
+ * closed, and on_gone follows. */
 void coord_session_send(struct coord_session *session, uint16_t type, uint32_t request,
                         const ProtobufCMessage *message);
 void coord_session_error(struct coord_session *session, uint32_t request, cairn_status status,
                          const char *text);
 void coord_session_done(struct coord_session *session, uint32_t request);
-/* Holds the bytes and sends them as Pages. */
+/* Holds `packed` until its bytes are sent. They are sent as Pages. */
 void coord_session_pages(struct coord_session *session, uint32_t request, enum page_what what,
                          struct packed *packed);
 
@@ -221,12 +225,13 @@ void coord_session_pages(struct coord_session *session, uint32_t request, enum p
 
 #define CAIRN_SESSION_WAITS_MAX 16 /* the most answers that one connection may wait for */
 
-/* Work for one of libuv's threads; the first member of the struct that it works on. */
+/* Work for one of libuv's threads. It is the first member of the struct that has the data of the work. */
 struct coord_work {
     uv_work_t req;
     struct coord_work *next; /* in the cluster's list */
     struct coord *cluster;
-    struct coord_session *session; /* the session to answer; NULL: none, or it has ended */
+    /* the session to answer; NULL: there is none, or the session has ended */
+    struct coord_session *session;
     uint32_t request;
     void (*run)(struct coord_work *work);  /* runs on another thread */
     void (*done)(struct coord_work *work); /* called on the loop; frees the work */
@@ -236,12 +241,13 @@ struct coord_work {
  * work. */
 bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coord_session *session,
                       uint32_t request);
-/* The same for work on `bytes` bytes. If `bytes` is small, the work is done at once, because that is faster
- * than handing it to a thread. In that case `done` has run before this function returns. */
+/* coord_work_do does the same for work on `bytes` bytes. If `bytes` is small, the work is done at once,
+ * because that is faster than handing it to a thread. In that case `done` has run before this function
+ * returns. */
 bool coord_work_do(struct coord_work *work, struct coord *cluster, struct coord_session *session,
                    uint32_t request, size_t bytes);
-/* Calls `free_it` on `what`, on a thread or at once as coord_work_do decides. Nobody else may use `what`;
- * `bytes` is the size of the data that `what` was made from. */
+/* Calls free_it(what), on another thread or at once, as coord_work_do decides by `bytes`. `bytes` is the
+ * size of the data that `what` was made from. Nobody else may use `what`. */
 void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *what, size_t bytes);
 
 /* ==== sessions ==== */
@@ -257,7 +263,7 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
 /* ==== arrivals ==== */
 
 /* Handles shards that connect and disconnect: decides which session has which entry (members.h), and tells
- * those whom a change concerns. */
+ * the others about each change. */
 
 /* The shard's session has ended, for the reason given. */
 void coord_shard_leave(struct coord_session *session, cairn_status status, const char *why);
@@ -292,8 +298,8 @@ void coord_job_show_answer(struct coord_session *session, uint32_t request,
 
 /* For every operator's action the log and the events say who asked, from where, when, and for what. */
 
-/* Notes an admin's request if it changes something. The note has the command line's name for the request,
- * and as many of the arguments as fit. It says how many arguments were left out. */
+/* Notes an admin's request if it changes something. The note names the request as the command line does,
+ * and has as many of the arguments as fit. The note says how many arguments were left out. */
 void coord_asked_note(const struct coord_session *session, const struct wire_frame *frame,
                       const ProtobufCMessage *message);
 

@@ -1,31 +1,33 @@
-/* The coordinator: the struct to read first.
+/* The coordinator. Its struct is the one to read first.
  *
  *   cluster ── entries      the shards by name, connected or away (members.h)
- *     │  └──── sessions   the connections that said Hello; each has the members it opened (base.h)
+ *     │  └──── sessions   the connections that said Hello, each with the members that it opened
+ *     │                       (base.h)
  *     └─────── jobs       each with its core, its shards, its members, at most one snapshot (or
  *                         digest) and at most one restore (job.h)
  *
- * The headers, from the ground up; none includes one listed after it (tests/tree/tidy.py checks that):
+ * The headers, from the ground up. No header includes another that is listed after it (tests/tree/tidy.py
+ * checks this).
  *
  *   base.h      what all others use: names, entries, sessions, questions to shards, work on other threads
  *   store.h     what is durable: SQLite, and the one thread that writes it; events, backups, trusted keys
  *   round.h     the core of a job and its inputs: terms, reduce groups, what halts it
  *   reshard.h   changes of a running job: re-sharding, amendments, parking, drains
- *   snapshot.h  snapshots as they are taken, and the folder of those that are committed
+ *   snapshot.h  snapshots that are being taken, and the folder of committed snapshots
  *   members.h   workers, readers and shards: how they join, what they wait for, which tiles they hold
- *   job.h       jobs are opened, created, lost, dropped
- *   cluster.h   the coordinator as a whole: opened, ticking, closed
- *   restore.h   jobs are restored from snapshots, and the store from shards
+ *   job.h       how jobs are opened, created, lost, dropped
+ *   cluster.h   the coordinator as a whole: how it is opened, ticks, and is closed
+ *   restore.h   how jobs are restored from snapshots, and how a lost store is made anew from the shards
  *
- * The files, from the ground up; a file calls none listed after it, with four exceptions
- * (tests/tree/numbers counts them):
+ * The files, from the ground up. No file calls another that is listed after it, with four exceptions
+ * (tests/tree/numbers counts them).
  *
  *   base           calls, waits, answers, the clock, the list of jobs
  *   job            a job's state, and its parts on shards
- *   terms          the terms of a job, and which shards know them
+ *   terms          the terms of a job, and which shards know these terms
  *   store, events, keys, standing, round
  *   groups, leases, members, tiles (with the initial state, which ranks put)
- *   digests        a snapshot's contents, and how the last ones ended
+ *   digests        a snapshot's contents, and how the last snapshots ended
  *   keep, snapshot_read, snapshot
  *   waiting, loss (with a job's recovery), reshard_plan, reshard
  *   openings, jobs, restore, drain, amend, adopt
@@ -36,14 +38,13 @@
  * Callbacks do whatever must follow an event of a core, or the loss of a job: see coord_callbacks
  * (round.h), which parts.c fills in.
  *
- * Who decides what: the core alone decides a job's rounds and epochs (server/core/round.h). jobs.c and
- * restore.c decide jobs, layouts and generations, and make these durable before anyone is told of them.
- * sessions.c decides whether a peer is alive: a peer is dead when its connection has ended or its lease has
- * run out.
+ * Decisions: the core alone decides a job's rounds and epochs (server/core/round.h). jobs.c and restore.c
+ * decide jobs, layouts and generations, and make these durable before anyone is told of them. sessions.c
+ * decides whether a peer is alive: a peer is dead when its connection has ended or its lease has run out.
  *
- * Memory: every list belongs to a connection or to a job, and an option or a constant bounds it. Threads:
- * everything runs on the loop's thread, except the store's writes (store.h) and the work that base.c sends
- * to libuv's threads. Once the loop runs, its thread touches no file. */
+ * Memory: every list belongs to a connection or to a job, and has a bound, which is an option or a
+ * constant. Threads: everything runs on the loop's thread, except the store's writes (store.h) and the work
+ * that base.c sends to libuv's threads. The loop's thread touches no file while the loop runs. */
 #ifndef CAIRN_COORDINATOR_CLUSTER_H
 #define CAIRN_COORDINATOR_CLUSTER_H
 
@@ -61,10 +62,10 @@
 
 /* Early requests arrive when this coordinator has just started, and their answers depend on shards that
  * have not reconnected yet, or have not reported what they hold. The requests wait until all shards have
- * done so, but no longer than one lease: by then every live shard is back. Then the requests are judged by
- * the shards that are connected. If they were judged at once, a job whose parts are parked would be called
- * unparked, a plan would leave out the shards that are a moment late, and after a store was lost there
- * would be nothing to adopt. */
+ * reconnected and reported, but no longer than one lease, because by then every live shard is back. Then
+ * the coordinator judges the requests, with the shards that are connected. If it judged them at once, it
+ * would call a job unparked although the job's parts are parked, a plan would leave out the shards that are
+ * a moment late, and after the loss of a store there would be nothing to adopt. */
 
 /* The cluster's early requests. */
 struct coord_earlies {
@@ -79,8 +80,8 @@ struct coord_earlies {
 struct coord_options {
     char *name;
     int64_t shards; /* the number of shards that a job is spread over */
-    /* shards_min: how many shards are enough for the automatic restore of a lost job, once the job has been
-     * lost for shards_wait_ms; 0: as many as `shards` */
+    /* When a job has been lost for shards_wait_ms, shards_min shards are enough for its automatic restore;
+     * 0: as many as `shards`. */
     int64_t shards_min, shards_wait_ms;
     char *store_path;
     char *snapshots_path;
@@ -90,13 +91,15 @@ struct coord_options {
     int64_t heartbeat_ms, lease_timeout_ms, step_deadline_ms;
     int64_t workers_max; /* the most workers of a job */
     int64_t lease_ttl_max_ms, lease_versions_max;
-    char *reshard;           /* "manual", "on_join" */
-    int64_t rebalance_above; /* thousandths of a share */
+    char *reshard; /* "manual", "on_join" */
+    /* a job is spread anew if its heaviest shard has more than this many thousandths of its share */
+    int64_t rebalance_above;
     struct log_options log;
-    const char *build; /* the name of this program's build; NULL: the version alone */
+    const char *build; /* the name of this program's build; NULL: the build has only a version */
 };
 
-/* Checks what the table of options cannot: values that contradict each other. CAIRN_ERR_CONFIG. */
+/* Checks that no two options contradict each other, which the table of options cannot check.
+ * CAIRN_ERR_CONFIG. */
 cairn_status coord_options_judge(const struct coord_options *options,
                                  struct sentence *why) CAIRN_MUST_CHECK;
 
@@ -105,7 +108,7 @@ struct coord_clock {
     uv_timer_t tick;
     uint64_t last_tick_ms, started_ms; /* on the loop's clock */
     uint64_t stopped_ms;               /* total time for which this process was stopped */
-    struct wall wall;                  /* whether the wall clock may be believed */
+    struct wall wall;                  /* says whether the wall clock may be believed */
 };
 
 #define CAIRN_DRAINED_MAX 64
@@ -124,7 +127,7 @@ struct coord {
     struct coord_shard_entry *shards;
     struct coord_session *sessions;
     struct coord_job *jobs;
-    /* owned: the operations under way; NULL: none of that kind */
+    /* owned: lists of the operations under way; NULL: there is no operation of that kind */
     struct coord_restore *restores;    /* restore.h */
     struct coord_resume *resumes;      /* restore.h */
     struct coord_adoption *adoption;   /* restore.h */
@@ -143,28 +146,30 @@ struct coord {
     struct coord_earlies earlies;
     uint32_t next_request; /* base.c */
     uint64_t arrivals;     /* how often a shard connected */
-    struct {               /* the last processes that were told to end (drain.c) */
+    struct {               /* the last processes that were drained, and told to end (drain.c) */
         uint64_t incarnations[CAIRN_DRAINED_MAX];
-        size_t count; /* since the start */
+        size_t count; /* how many were drained since the start */
     } drained;
 
     struct coord_clock clock;
     bool closing;
     int handles_open; /* libuv handles; all are closed before the cluster is freed */
-    /* Called whenever a part of the cluster is closed or a work has ended. The last call frees the
-     * cluster. */
+    /* Called, while the cluster closes, whenever one more of its parts is closed or a work has ended. The
+     * last call frees the cluster. */
     void (*close_step)(struct coord *cluster);
     void (*on_closed)(void *context);
     void *on_closed_context;
 };
 
-/* Locks and opens the data folder, loads the jobs, listens. The caller must then run the loop. */
+/* Locks and opens the data folder, loads the jobs, and begins to listen. The caller must then run the
+ * loop. */
 cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
                         struct coord **cluster_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Closes connections, waits for the work on other threads, frees the cluster, then calls on_closed (may be
  * NULL). No peer is told anything, just as if the process had been killed. */
 void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
-/* Returns the address, such as "/run/cairn/coordinator.sock"; several are separated by blanks. */
+/* Returns the coordinator's address, such as "/run/cairn/coordinator.sock", or its addresses, separated by
+ * blanks. */
 const char *coord_address(const struct coord *cluster);
 /* For tests: rows written to the store since it was opened. */
 uint64_t coord_store_writes(const struct coord *cluster);

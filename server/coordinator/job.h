@@ -1,8 +1,8 @@
 /* A job: its shards, its members, its core (server/core/round.h), at most one snapshot and at most one
  * restore.
  *
- * State that one module alone reads and writes is a struct of that module's header. A job is the
- * sum of these structs, so this header includes those headers. */
+ * State that only one module reads and writes is a struct in the header of that module. A job is made of
+ * these structs, so this header includes all those headers. */
 #ifndef CAIRN_COORDINATOR_JOB_H
 #define CAIRN_COORDINATOR_JOB_H
 
@@ -25,20 +25,22 @@
 
 /* A member's JobOpen, until the member is ATTACHED. */
 struct coord_opening {
-    struct paged pages; /* owned; used in the phase PAGES */
-    /* held: the spec as received; NULL: the spec is not complete yet, or a reader brought none */
+    struct paged pages; /* owned: the pages of the spec, in the phase PAGES */
+    /* held: the spec as received; NULL: the spec is not complete yet, or the opener is a reader without a
+     * spec */
     struct packed *packed;
-    struct job_spec_data spec; /* owned; a reader's has no name */
-    /* held: the job's spec with which this one was compared; NULL: none yet */
+    struct job_spec_data spec; /* owned; the spec of a reader has no name */
+    /* held: the job's spec with which the opener's spec was compared; NULL: not compared yet */
     struct packed *compared;
-    bool joins;                  /* true: this spec is the job's, or once was */
+    bool joins; /* true: the opener's spec is the job's spec, or was an earlier one */
     struct sentence differences; /* unless `joins`: how the two specs differ */
-    /* owned: the differences as messages, one Difference each; NULL if `joins` */
+    /* owned: the differences as a message, with a Difference for each; NULL if `joins` */
     Cairn__Error *rows;
-    /* launch: JobOpen.world, the number of workers that were launched together; 0: not reported */
+    /* launch: JobOpen.world, the number of workers that were launched together; 0: not reported.
+     * start_wait_ms: how long the first round may wait for all of them */
     uint32_t launch, start_wait_ms;
     uint64_t attached_id; /* id of the job of which the opener was a member before; 0: none */
-    /* the last epoch of that job that the opener saw, under a store of our identity; 0: none */
+    /* the last epoch of that job that the opener saw while the store had our store's identity; 0: none */
     uint64_t seen_epoch;
     bool must_exist; /* true: the opener creates no job */
     /* true: if the job does not exist or is lost, the opener wants the newest snapshot restored */
@@ -56,8 +58,8 @@ struct coord_opening {
  * twice. */
 struct coord_openings {
     bool advancing, again;
-    struct coord_plan *plans; /* jobs.c: jobs that are being planned on a thread */
-    bool contested;           /* an opening waits for its rank to be free, or is put off */
+    struct coord_plan *plans; /* owned by jobs.c: the jobs that threads are planning */
+    bool contested;           /* true: an opening waits until its rank is free, or is put off */
 };
 
 /* Handles JobOpen. The answer is sent at once, or when the job exists. */
@@ -70,7 +72,7 @@ cairn_status coord_judge_workers(const struct coord *cluster, const struct job_s
                                  struct sentence *why) CAIRN_MUST_CHECK;
 /* Judges the waiting openings again: a shard connected, or a job was created, restored or dropped. */
 void coord_openings_advance(struct coord *cluster);
-/* Ends waits for a rank, and readings of the snapshots' folder, that have lasted too long. */
+/* Ends every wait for a rank, and every read of the snapshots' folder, that has lasted too long. */
 void coord_openings_tick(struct coord *cluster);
 /* The restore that the job's openers asked for has ended. CAIRN_OK: the job exists, or there is no snapshot
  * to restore it from. With any other status the openers are refused. */
@@ -88,7 +90,7 @@ void coord_verdicts_free(struct coord_verdict *list);
  * or is not in the list. CAIRN_ERR_MISMATCH: all openers were refused. */
 cairn_status coord_openers_judge(struct coord *cluster, const char *name,
                                  struct coord_verdict *list, struct sentence *why) CAIRN_MUST_CHECK;
-/* The job could not be created: tells its openers why. */
+/* Called when the job could not be created: tells the job's openers why. */
 void coord_job_openers_fail(struct coord *cluster, const char *name, cairn_status status,
                             const char *text);
 
@@ -107,22 +109,25 @@ struct init_digest {
 
 /* A job's initial state. Digests are kept in memory only, for the life of this coordinator. */
 struct coord_init {
-    bool seal_wanted, seal_running; /* the source said InitDone; the shards are asked to seal */
-    /* true: a source said InitDone; in a job with tiles the other ranks put their tiles, too */
+    /* seal_wanted: the initial state is complete, and is to be sealed. seal_running: the shards are asked
+     * to seal it */
+    bool seal_wanted, seal_running;
+    /* true: a source said InitDone. In a job with tiles, the other ranks must put their tiles as well */
     bool sourced;
-    uint64_t moments_of; /* the member that also put moments; 0: none did */
-    /* the state that the source put, and the state that the callers gave */
+    uint64_t moments_of; /* id of the member that put moments, too; 0: no member did */
+    /* source: digest of the state that the source put. given: digest of the state that the callers gave */
     struct init_digest source, given;
-    /* owned: until the job is made, the steps that its tensors missed before the job began; NULL: none */
+    /* owned: the steps that the tensors missed before the job began, kept until the job is made; NULL: none
+     * were missed */
     uint8_t *payload;
     size_t payload_bytes;
 };
 
 /* A member's InitDone. */
 struct coord_member_init {
-    uint32_t request;          /* id of its InitDone request */
+    uint32_t request;          /* id of the InitDone request */
     struct init_digest digest; /* digest of the state that the member put */
-    uint8_t *held;             /* owned: InitDone.held, [tensor_count]; NULL: not to be compared */
+    uint8_t *held; /* owned: [tensor_count]: InitDone.held; NULL: nothing is to be compared */
 };
 
 void coord_member_init_done(struct coord_member *member, uint32_t request,
@@ -132,8 +137,7 @@ void coord_job_try_seal(struct coord_job *job);
 
 /* ==== loss ==== */
 
-/* For a job that is lost, or older than the state that its shards hold: the reason, and what happens
- * next. */
+/* Jobs that are lost, or whose shards hold newer state than the store knows: why, and what happens next. */
 
 #define CAIRN_RESTORES_MAX 3
 
@@ -144,10 +148,10 @@ struct coord_recovery {
     uint64_t retry_ms;            /* coord_now_ms: no restore begins before this time */
     uint64_t lost_ms;             /* coord_now_ms: when the job was lost */
     char why[300];                /* why the job was lost */
-    /* the newest damaged snapshot, and its damage; valid while behind.id is not empty */
+    /* which newest snapshot is damaged, and how; valid while behind.id is not empty */
     struct sentence damaged;
     bool running, gave_up;
-    /* with gave_up: snapshots exist, but only an operator may have one of them restored */
+    /* true (only with gave_up): snapshots exist, but none is restored unless an operator asks for this */
     bool passed;
     bool begun; /* true: a restore has replaced the job, so its parts can no longer return */
     /* true: a shard did not see the snapshot, and the restore waits for that shard's storage */
@@ -160,7 +164,7 @@ struct coord_loss {
     struct sentence why; /* "lost: ...", "behind: ..." */
     /* true: the job is LOST only because parts are missing, and its core is still alive */
     bool may_return;
-    /* true: the job is LOST because our store has an older copy of it; true until the job is adopted */
+    /* true: the job is LOST because our store is an older copy. This ends when the job is adopted */
     bool behind;
     struct coord_recovery recovery;
 };
@@ -176,23 +180,23 @@ void coord_job_behind(struct coord_job *job, const char *kind, const char *name,
 
 /* ---- on_shard_loss ---- */
 
-/* Returns the least number of shards for the restore: cluster.shards, or fewer if the job was moved off
- * some shards. After cluster.shards_wait it is the number of connected shards, but at least
+/* Returns the least number of shards for the restore. This is cluster.shards, or less if the job was moved
+ * off some shards. After cluster.shards_wait, it is the number of connected shards, but at least
  * cluster.shards_min. */
 uint32_t coord_recovery_shards(const struct coord_job *job);
-/* Returns true if the job is LOST and will be restored without an operator. Until then nobody has to give
- * it up. */
+/* Returns true if the job is LOST and will be restored without an operator. Until the restore, nobody has
+ * to give up the job. */
 bool coord_recovery_pending(const struct coord_job *job);
-/* Says what happens next to a job that is LOST, or what an operator has to do. The text follows "lost: WHY;
- * ". */
+/* Writes what happens next to a job that is LOST, or what an operator has to do. The text follows "lost:
+ * WHY; ". */
 void coord_recovery_advise(const struct coord_job *job, struct sentence *out);
 
 /* ==== job ==== */
 
-/* The initial state is missing until INITIALIZING ends; `restoring` and `dropping` distinguish kinds of
- * CREATING. */
+/* A job has no initial state before INITIALIZING ends. The flags `restoring` and `dropping` of a job tell
+ * why it is CREATING. */
 enum coord_job_state {
-    /* shards make room for the job, or (dropping) free it; there is no core */
+    /* shards make room for the job or, if the job is `dropping`, free its room; there is no core */
     CAIRN_CLUSTER_JOB_CREATING,
     CAIRN_CLUSTER_JOB_INITIALIZING, /* the source puts the initial state */
     CAIRN_CLUSTER_JOB_RUNNING,
@@ -202,14 +206,14 @@ enum coord_job_state {
 /* A shard's part of a job. */
 struct coord_job_shard {
     struct coord_shard_entry *entry; /* NULL: a hole, see CAIRN_EACH_SHARD */
-    bool up;                         /* whether the core was told that the shard is up */
+    bool up;                         /* true: the core was told that the shard is up */
     uint64_t incarnation;            /* the shard's incarnation when JobCreate was sent */
     uint64_t address_sent;           /* hash of the fabric address that members know; 0: none yet */
-    uint64_t missed_ms;   /* coord_now_ms + 1: since when the part is missing; 0: it is not */
+    uint64_t missed_ms; /* coord_now_ms + 1: since when the part is missing; 0: it is not missing */
     uint64_t patience_ms; /* how long the part may be missing before the job is LOST */
     /* coord_now_ms + 1: since when loss.c has seen the shard away; 0: it is not away */
     uint64_t away_ms;
-    /* true: the shard also holds a staged generation of the job that is newer than ours */
+    /* true: the shard also holds, staged, a newer generation of the job than ours */
     bool newer;
     uint64_t revision; /* revision of the spec that the shard has; 0: not known */
     /* The job's version when the shard's first layout came into force. The shard has nothing of this
@@ -218,7 +222,7 @@ struct coord_job_shard {
     struct step_ring times;
     struct coord_part_tiles tiles;
     struct coord_part_results results;
-    /* the shard's weight in the re-sharding under way; 0: everything moves off the shard */
+    /* weight of the shard in the re-sharding under way; 0: everything moves off the shard */
     double weight;
     /* true: the shard was lost in the slice under way, and is left out when the slice is taken back */
     bool lost;
@@ -245,8 +249,8 @@ struct coord_job {
     struct coord *cluster;
     uint64_t id;
     enum coord_job_state state;
-    bool restoring; /* CREATING from a snapshot */
-    /* true: CREATING, and being deleted from the store; its shards are told afterwards */
+    bool restoring; /* true: the job is CREATING from a snapshot */
+    /* true: the job is CREATING, and is being deleted from the store; its shards are told afterwards */
     bool dropping;
     bool stored;      /* true: the job is in the store, or is being written to it */
     bool initialized; /* the initial state is complete and durable */
@@ -263,13 +267,15 @@ struct coord_job {
     struct layout *layout;     /* owned */
     /* owned: [shard_room], by index in the layout; the shards that join follow the shards of the layout */
     struct coord_job_shard *shards;
-    /* the number of shards, and the most that there may ever be; no index is used a second time */
+    /* shard_count: the number of shards, holes included. shard_room: the most that shard_count may become.
+     * No index is used a second time */
     uint32_t shard_count, shard_room;
-    uint32_t entry_count; /* shards without the holes */
+    uint32_t entry_count; /* the number of shards without the holes */
     struct coord_planned planned;
 
-    struct round_machine *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
-    /* each is used by its module alone */
+    /* NULL in CREATING. In LOST the core is dead, unless loss.may_return */
+    struct round_machine *core;
+    /* each of these structs is used only by its own module */
     struct coord_rounds rounds;
     struct coord_halts halts;
     struct coord_straggler straggler;
@@ -290,21 +296,22 @@ struct coord_job {
     struct coord_loss loss;
 };
 
-/* The number of shards that may join a job after it is created, or loaded from the store, until the next
+/* The most shards that may join a job between its creation, restore or load from the store and the next
  * restore or start. */
 #define CAIRN_JOB_JOINS_MAX 1024
 /* Makes room for a total of shard_room shards. Returns false if there is no memory. */
 bool coord_job_shards_init(struct coord_job *job, uint32_t shard_room);
-/* Puts a shard at that index of the job, or (NULL) leaves a hole there. */
+/* Puts the entry at the index `shard` of the job. NULL: leaves a hole there. */
 void coord_job_set_shard(struct coord_job *job, uint32_t shard, struct coord_shard_entry *entry);
 /* Visits each shard of the job by its index: the shards of the layout in force, then the shards that join.
  * A drained shard leaves a hole, which owns nothing and has no entry. Holes are skipped. */
 #define CAIRN_EACH_SHARD(job, i)                                              \
     for (uint32_t i = coord_job_shard_from((job), 0); i < (job)->shard_count; \
          i = coord_job_shard_from((job), i + 1))
-/* Returns the first index from `index` on that has an entry, or shard_count if none has. */
+/* Returns the first index, from `index` on, whose shard has an entry; shard_count: there is no such
+ * index. */
 uint32_t coord_job_shard_from(const struct coord_job *job, uint32_t index);
-/* Returns a bitmap of the holes among the first shard_count shards (server/core/holes.h), malloc'ed. NULL:
+/* Returns a malloc'ed bitmap of the holes among the first shard_count shards (server/core/holes.h). NULL:
  * no memory. */
 uint8_t *coord_holes(const struct coord_job *job, uint32_t shard_count);
 /* Returns true if the layout in force has that shard, so that rounds need the shard. */
@@ -312,11 +319,11 @@ bool coord_job_in_force(const struct coord_job *job, uint32_t shard);
 
 /* Returns NULL if no job has that name. */
 struct coord_job *coord_job_find(struct coord *cluster, const char *name);
-/* Does the same for a request, and answers the request with an error if no job has that name. */
+/* Does the same for a request. If no job has that name, answers the request with an error. */
 struct coord_job *coord_job_named(struct coord_session *session, uint32_t request,
                                   const char *name);
 struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id);
-/* Adds the job to the cluster's list, and removes it. */
+/* coord_job_link adds the job to the cluster's list, coord_job_unlink removes it. */
 void coord_job_link(struct coord_job *job);
 void coord_job_unlink(struct coord_job *job);
 const char *coord_job_state_name(const struct coord_job *job);
@@ -326,18 +333,19 @@ bool coord_job_dead(const struct coord_job *job);
 struct coord_member *coord_job_member(struct coord_job *job, uint64_t id);
 /* Returns true if the job has a part on that shard, or is to have a part there. */
 bool coord_job_has_shard(const struct coord_job *job, const struct coord_shard_entry *entry);
-/* Returns the layout, borrowed, in which the newest version is published once the next layout takes effect,
- * at version `now`; *shards_out is the number of shards of that layout. NULL: the version is published in
- * the next layout itself. */
+/* Finds the layout in which the newest version is published after the next layout has taken effect at
+ * version `now`. Returns this layout, borrowed, and its number of shards in *shards_out. NULL: the version
+ * is published in the next layout itself, which is the same. */
 struct packed *coord_job_before_next(const struct coord_job *job, struct cairn_version now,
                                      uint32_t *shards_out);
 bool coord_job_shards_up(const struct coord_job *job);
-/* The shard is back: notes its present address, and returns true if the members were told another one. */
+/* The shard is back: notes its present address. Returns true if members were told another address
+ * before. */
 bool coord_job_shard_moved(struct coord_job_shard *shard);
 
 /* Sends a message to all shards of the layout in force that are up. */
 void coord_job_send_all(struct coord_job *job, uint16_t type, const ProtobufCMessage *message);
-/* Sends JobDrop, and does not wait for Done. */
+/* Sends JobDrop, and does not wait for the answer. */
 void coord_job_send_drop(struct coord *cluster, struct coord_shard_entry *entry, uint64_t job_id);
 /* The names and addresses of the shards, as messages; the texts are borrowed from the entries. */
 struct coord_shard_infos {
@@ -402,16 +410,15 @@ bool coord_operations_waiting(const struct coord_job *job, struct sentence *out)
 
 /* ==== member ==== */
 
-/* A worker's or reader's membership in a job, owned by its session. A waiting request is stored as its
- * request id (0 = none). There is one slot for each kind of request, so that a peer cannot pile up
- * requests. */
+/* A worker's or reader's membership in a job, owned by its session. A request that waits is stored as its
+ * id (0 = none). There is one place for each kind of request, so that a peer cannot pile up requests. */
 
 enum coord_member_phase {
-    CAIRN_MEMBER_PAGES,    /* its spec is arriving */
-    CAIRN_MEMBER_JUDGED,   /* a thread reads its spec, or compares it with the job's */
-    CAIRN_MEMBER_WAITING,  /* it waits for the job to be created or restored */
-    CAIRN_MEMBER_JOINING,  /* the shards are being told of the member */
-    CAIRN_MEMBER_ATTACHED, /* a worker: known to the core */
+    CAIRN_MEMBER_PAGES,   /* the pages of the member's spec are arriving */
+    CAIRN_MEMBER_JUDGED,  /* a thread reads the member's spec, or compares it with the job's spec */
+    CAIRN_MEMBER_WAITING, /* the member waits for the job to be created or restored */
+    CAIRN_MEMBER_JOINING, /* the shards are being told of the member */
+    CAIRN_MEMBER_ATTACHED, /* the member takes part; a worker is known to the core */
 };
 
 struct coord_member {
@@ -422,11 +429,11 @@ struct coord_member {
     uint64_t id, token, job_id;
     uint32_t role, rank;
     char *job_name; /* owned */
-    /* owned: [shard_count], enum member_known in members.c; followed by tiles.known_to */
+    /* owned: [shard_room], enum member_known in members.c. tiles.known_to follows in the same memory */
     uint8_t *known_to;
     uint32_t open_request, begin_request;
     uint64_t attached_ms; /* coord_now_ms: when the member attached, if it has */
-    uint64_t attach;      /* the count of job->members.attaches when it attached */
+    uint64_t attach;      /* job->members.attaches when the member attached */
     /* true: since the member attached, a round in which it took part has ended */
     bool has_ended_round;
     uint64_t opened_round;  /* the last opened round that the member was told of */
@@ -434,7 +441,7 @@ struct coord_member {
     struct step_ring times; /* workers only */
     /* bytes of published memory that the member read by itself, as it last reported */
     uint64_t read_bytes;
-    /* each is used by its module alone */
+    /* each of these structs is used only by its own module */
     struct coord_opening opening;
     struct coord_member_tiles tiles;
     struct coord_pause pause;
@@ -447,33 +454,34 @@ struct coord_member {
 
 /* ==== jobs ==== */
 
-/* Jobs are created, loaded after a start, and dropped. */
+/* How jobs are created, loaded after a start, and dropped. */
 
 #define CAIRN_JOBS_MAX 1024
 
-/* Make one job from a row of the store, or all jobs from all rows. */
+/* coord_job_load makes one job from its row of the store, coord_jobs_load makes all jobs. */
 cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
                             struct sentence *why);
 cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why);
-/* Begins to create the job whose spec is `packed`: a thread plans it, the shards make room, and it is
- * stored. Members that wait for the job are then told. `generation` is explained at first_generation of
- * openings.c; `maker` is the session that wants the job. CAIRN_ERR_REFUSED, CAIRN_ERR_UNSUPPORTED,
- * CAIRN_ERR_NO_MEMORY: nothing was begun. */
+/* Begins to create the job whose spec is `packed`: a thread plans the job, the shards make room, and the
+ * store records the job. Then the members that wait for the job are told. `generation` is the job's first
+ * generation (see first_generation in openings.c). `maker` names the session that wants the job.
+ * CAIRN_ERR_REFUSED, CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: nothing was begun. */
 CAIRN_MUST_CHECK cairn_status coord_job_create(struct coord *cluster,
                                                const struct job_spec_data *spec,
                                                uint64_t generation, struct packed *packed,
                                                const char *maker, struct sentence *why);
 /* True: a thread is planning a job of that name. */
 bool coord_job_planning(const struct coord *cluster, const char *name);
-/* Deletes the job from the store, then frees it here and on its shards; until then it is CREATING. It must
- * have no members. */
+/* Deletes the job from the store, then frees it here and on its shards. Until then the job is CREATING. The
+ * job must have no members. */
 void coord_job_drop(struct coord_job *job);
 void coord_job_free(struct coord_job *job);
-/* Called before a spec or a layout is stored. CAIRN_ERR_INVALID: it is too large to be sent. */
+/* Called before a spec or a layout is stored. CAIRN_ERR_INVALID: the spec or layout is too large to be
+ * sent. */
 CAIRN_MUST_CHECK cairn_status coord_judge_packed(const char *job, const struct packed *packed,
                                                  struct sentence *why);
-/* A job that is planned but not known to anybody yet. It is spread over as many shards as `shards` of the
- * configuration says, and also over the other connected shards that see the snapshots. */
+/* A job that is planned but not known to anybody yet. It is spread over all connected shards that see the
+ * snapshots, but at least over as many shards as cluster.shards says. */
 struct coord_draft {
     struct coord_job *job; /* owned; NULL: none */
     uint32_t shard_count;
@@ -481,11 +489,11 @@ struct coord_draft {
 /* Opens the draft of a job that is to be restored, over all shards that fit. False: no memory. */
 bool coord_draft_open(struct coord_draft *draft, struct coord *cluster,
                       const struct job_spec_data *spec);
-/* Plans the draft's spec and layout. Any thread: a million tensors take seconds. */
+/* Plans the draft's spec and layout. Any thread may call this. A million tensors take seconds. */
 cairn_status coord_draft_plan(struct coord_draft *draft, const struct job_spec_data *spec,
                               struct sentence *why) CAIRN_MUST_CHECK;
 /* Assigns shards to the draft, and gives its job to the caller. CAIRN_ERR_NOT_READY: too few shards are
- * connected, or some of them have left since. */
+ * connected, or some have left since the draft was planned. */
 cairn_status coord_draft_take(struct coord_draft *draft, struct coord_job **job_out,
                               struct sentence *why) CAIRN_MUST_CHECK;
 void coord_draft_close(struct coord_draft *draft);
@@ -494,49 +502,50 @@ struct coord_create {
     bool extend; /* true: the new part is made from the part that the shard has */
     bool joins;  /* true: the shard joins a running job, and the part owns nothing */
     const char *snapshot_path;
-    /* number for the SnapshotParts that report digests of the loaded state; 0: none are wanted */
+    /* number for the SnapshotParts that report digests of the loaded state; 0: no digests are wanted */
     uint64_t digest;
     struct cairn_version version;
     const struct decision *last; /* may be NULL */
 };
-/* Sends JobCreate and its pages to all shards of the job, as calls of the gather, which the caller
+/* Sends JobCreate and its pages to all shards of the job. Each is a call of the gather, which the caller
  * starts. */
 void coord_job_send_create(struct coord_job *job, const struct coord_create *load,
                            struct coord_gather *gather);
-/* Sends JobCreate and its pages to one shard, with the index `shard` and with `layout`. */
+/* Sends JobCreate and its pages to one shard, which has the index `shard` in `layout`. */
 void coord_job_ask_create(const struct coord_job *job, const struct coord_create *load,
                           uint32_t shard, struct coord_shard_entry *entry, struct packed *layout,
                           struct coord_gather *gather);
-/* All shards have made their part: checks that each shard is still the process that made it.
- * CAIRN_ERR_CLOSED: `why` says which shard is not. */
+/* Called when all shards have made their parts: checks that each shard is still the process that made the
+ * part. CAIRN_ERR_CLOSED: a shard is another process; `why` says which. */
 cairn_status coord_job_judge_shards(const struct coord_job *job,
                                     struct sentence *why) CAIRN_MUST_CHECK;
 
 /* parts.c */
 extern const struct coord_callbacks coord_job_callbacks;
-/* reshard.c: opens the core, and the machine that moves its layouts. */
+/* reshard.c: opens the job's core, and the machine that moves the job's layouts. */
 cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== bytes ==== */
 
-/* The bytes of a job, and the memory that the job takes, as reported by its shards. Both are added up for
- * status requests. Loop thread only. */
+/* How many bytes the shards of a job receive and send, and how much memory the job takes, as shards report.
+ * Both are added up for status requests. Loop thread only. */
 
 #define CAIRN_BYTES_WORKERS_SHOWN 64
 #define CAIRN_MEMORY_TOLD_MAX     1024 /* the most jobs that a shard reports */
 
 struct bytes_view {
-    size_t count; /* the first entry is for all members; the others are for workers, by rank */
+    /* number of entries: the first is for all members, the others are for workers, by rank */
+    size_t count;
     Cairn__BytesTold told[1 + CAIRN_BYTES_WORKERS_SHOWN];
     Cairn__BytesTold *list[1 + CAIRN_BYTES_WORKERS_SHOWN];
 };
 
-/* Replaces the numbers that the entry's shard reported before. If there is no memory, none are kept. */
+/* Replaces the numbers that the shard reported before. If there is no memory, the shard has no numbers. */
 void coord_bytes_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *message);
 /* Notes how many bytes a worker or reader says that it has read by itself. The count never goes down. */
 void coord_bytes_read(struct coord_member *member, uint64_t bytes);
-/* Adds up what the job's shards and members last reported; returns the entry for all members. `out` points
- * into itself: do not move it. */
+/* Adds up what the job's shards and members last reported, and returns the entry for all members. Do not
+ * move `out`, because it has pointers into itself. */
 const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes_view *out);
 
 struct memory_view {
@@ -555,19 +564,19 @@ void coord_memory_release(struct memory_view *view);
 /* Computes how many steps each tensor of a job has missed (server/core/decision.h), when the job's tensors
  * change. */
 
-/* Takes the steps that the tensors of a new job missed before its first step out of the spec, and puts them
- * into a payload for the shards: *payload_out is malloc'ed, *bytes_out long. They are NULL and 0 if nothing
- * was missed. CAIRN_ERR_INVALID: the tensors have more different counts than can be sent.
- * CAIRN_ERR_NO_MEMORY. Any thread. */
+/* Takes from the spec how many steps each tensor of a new job missed before the job's first step, and puts
+ * these counts into a payload for the shards. *payload_out is malloc'ed, and *bytes_out long. If nothing
+ * was missed, they are NULL and 0. CAIRN_ERR_INVALID: the tensors have more different counts than can be
+ * sent. CAIRN_ERR_NO_MEMORY. Any thread. */
 cairn_status coord_missed_begin(struct job_spec_data *spec, uint8_t **payload_out,
                                 size_t *bytes_out, struct sentence *why) CAIRN_MUST_CHECK;
-/* Gives `last`, the last decision of the job, a payload for a next generation with the tensors of `next`:
- * *payload_out, malloc'ed. A tensor that was not trained so far has missed all steps. CAIRN_ERR_INVALID:
- * tensors would have more different counts than can be sent. CAIRN_ERR_NO_MEMORY. */
+/* Gives `last`, the job's last decision, a payload for a new generation that has the tensors of `next`. The
+ * payload is *payload_out, malloc'ed. A tensor that was not trained until now has missed all steps.
+ * CAIRN_ERR_INVALID: tensors would have more different counts than can be sent. CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_missed_extend(const struct coord_job *job, const struct job_spec_data *next,
                                  struct decision *last, uint8_t **payload_out,
                                  struct sentence *why) CAIRN_MUST_CHECK;
-/* Checks an amendment of the job to the groups and tensors of `next`. Returns the same errors as
+/* Checks whether the job may be amended to the groups and tensors of `next`. Returns the same errors as
  * coord_missed_extend. */
 cairn_status coord_missed_judge(const struct coord_job *job, const struct job_spec_data *next,
                                 struct sentence *why) CAIRN_MUST_CHECK;
@@ -576,7 +585,8 @@ cairn_status coord_missed_judge(const struct coord_job *job, const struct job_sp
 
 /* Keeps track of the parts of jobs when shards connect and disconnect. */
 
-/* up: the shard has connected, and says in `held` what it holds. down: the shard is gone. */
+/* coord_jobs_shard_up: the shard has connected, and says in `held` which parts it holds.
+ * coord_jobs_shard_down: the shard is gone. */
 void coord_jobs_shard_up(struct coord *cluster, struct coord_shard_entry *entry,
                          Cairn__HeldJob *const *held, size_t held_count);
 void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entry);
@@ -588,29 +598,29 @@ void coord_job_parts_tick(struct coord_job *job);
 
 /* ==== settings ==== */
 
-/* Settings of an amendment, or of a job that is made from a snapshot (proto/spec/spec.h). */
+/* The settings (proto/spec/spec.h) of an amendment, or of a job that is made from a snapshot. */
 
-/* The purpose of the settings: it decides which changes are allowed. */
+/* The purpose of the settings, which decides what changes are allowed. */
 enum settings_purpose {
-    /* the job continues; a change that needs a new job is refused, and the error names the command for such
-     * a change */
+    /* the job continues: a change that needs a new job is refused, and the error names the command that
+     * makes such a change */
     CAIRN_SETTINGS_AMEND,
     CAIRN_SETTINGS_CREATE
 };
 /* Applies the settings to `next`, a copy of the job's or the snapshot's spec, and makes `next` canonical.
- * Does not judge the result as a whole. Sets *reopens_out if a new generation is needed; otherwise leaves
- * it unchanged. */
+ * Does not judge the result as a whole. Sets *reopens_out to true if a new generation is needed, else
+ * leaves *reopens_out unchanged. */
 cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *const *settings,
                                   size_t count, enum settings_purpose purpose, bool *reopens_out,
                                   struct sentence *why) CAIRN_MUST_CHECK;
-/* Checks that the planes of the groups' tensors stay the same, because these planes exist on the shards or
- * in the snapshot already. */
+/* Checks that the tensors of the groups keep their planes. These planes exist already, on the shards or in
+ * the snapshot. */
 cairn_status coord_settings_judge_planes(const struct job_spec_data *was,
                                          const struct job_spec_data *next,
                                          struct sentence *why) CAIRN_MUST_CHECK;
-/* Adapts the payload of the job's last decision to other terms: a loss scale that is set begins anew, and a
- * trainer's state is kept, if the terms have room for it (else CAIRN_ERR_INVALID). The payload of `last` is
- * replaced by *owned_out (malloc'd, the caller's), or kept if *owned_out is NULL. */
+/* Adapts the payload of the job's last decision to other terms. A loss scale that the settings set begins
+ * anew. A trainer's state is kept; if the new terms have no room for the state: CAIRN_ERR_INVALID. The
+ * payload of `last` is replaced by *owned_out (malloc'd, the caller's), or kept if *owned_out is NULL. */
 cairn_status coord_settings_payload(const struct job_spec_data *was,
                                     const struct job_spec_data *next, struct decision *last,
                                     uint8_t **owned_out, struct sentence *why) CAIRN_MUST_CHECK;

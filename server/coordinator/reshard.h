@@ -1,16 +1,16 @@
 /* Re-sharding: a running job is moved to other shards, or spread over them differently, in slices.
  *
- *   reshard.c        run    which step is next: shards join, slices follow each other, the end
+ *   reshard.c        run    decides the next step: a shard joins, a slice begins, or the run ends
  *                    slice  the machine of one slice (server/core/move.h), and the messages to shards
  *                    join   shards that have no part yet get one that owns nothing
- *   reshard_plan.c   plan   over which shards, and to which layout
- *                    wish   what is asked for: by the run itself, or all connected shards
- *                    pace   how large a slice is while steps are made, and when one may begin
- *   reshard_asked.c  who asks: operators, who are answered; policy; shards that leave: drain.c
+ *   reshard_plan.c   plan   decides over which shards a job is spread, and in which layout
+ *                    wish   lists the wanted shards: those that the run asks for, or all that are connected
+ *                    pace   decides how large a slice is while steps are made, and when a slice may begin
+ *   reshard_asked.c  runs that operators ask for, or the policy; for shards that leave see drain.c
  *
- * The store keeps a run as the weights of its shards, so that a coordinator that is started again continues
- * the run: it plans anew from the layout that the job has by then. For the layouts themselves see
- * members.h. */
+ * The store has, of a run, the weights of the shards. A coordinator that is started again thus continues
+ * the run, with a new plan that begins at the layout which the job has by then. For the layouts themselves
+ * see members.h. */
 #ifndef CAIRN_COORDINATOR_RESHARD_H
 #define CAIRN_COORDINATOR_RESHARD_H
 
@@ -21,7 +21,8 @@
 
 struct coord_saved;
 
-/* A shard of the job after the run, with the weight of its share; 0: everything moves off it. */
+/* A shard that the job will have after the run, and the weight of the shard's share. Weight 0: everything
+ * moves off the shard. */
 struct coord_joiner {
     struct coord_shard_entry *entry;
     double weight;
@@ -29,10 +30,10 @@ struct coord_joiner {
 
 /* The wish that a run carries out: the shards, and their weights. */
 struct coord_reshard_wish {
-    /* [count]: one for each shard of the job, by index, then those that join; holes have no entry */
-    struct coord_joiner *shards; /* owned */
+    /* owned: [count]: the shards of the job, by index, then the shards that join; a hole has no entry */
+    struct coord_joiner *shards;
     uint32_t count;
-    double pause; /* the fraction by which a step may become longer; 0: the default */
+    double pause; /* the fraction by which slices may lengthen a step; 0: the default */
 };
 
 enum coord_reshard_state {
@@ -46,55 +47,57 @@ enum coord_reshard_state {
 /* The state and the numbers of a run, as shown to operators. */
 struct coord_reshard_progress {
     enum coord_reshard_state state;
-    struct sentence text; /* why the run ended, or waits */
+    struct sentence text; /* why the run has ended, or what the run waits for */
     uint64_t least_bytes, all_bytes, moved_bytes;
     double heaviest_before, heaviest_after;
     uint32_t slices, slice;
     uint32_t shards_before, shards_after;
     uint64_t begun_ms, ended_ms; /* coord_now_ms */
-    /* the median step before the run, and the longest step during it */
+    /* median_us: the median step before the run. worst_us: the longest step during the run */
     uint32_t median_us, worst_us;
-    /* over all settled slices: bytes that shards received, and the time that the slowest shard of each
-     * slice took */
+    /* sums over all settled slices. state_bytes: bytes that shards received. state_us: time that the
+     * slowest shard of each slice took */
     uint64_t state_bytes, state_us;
-    /* time that the slices spent in each stage of the machine */
+    /* the time that the slices spent in each stage of struct move */
     uint64_t stage_us[CAIRN_MOVE_LOST + 1];
 };
 
 /* The amount by which slices may lengthen the steps around them, and how long these steps were. */
 struct coord_reshard_pace {
-    double pause;      /* the fraction by which a step may become longer */
-    uint32_t usual_us; /* a step without slices; 0: not known */
-    /* the longest step since the last slice began; 0: no step has ended since */
+    double pause;      /* the fraction by which slices may lengthen a step */
+    uint32_t usual_us; /* duration of a step without slices; 0: not known */
+    /* duration of the longest step since the last slice began; 0: no step has ended since then */
     uint32_t longest_us;
     uint64_t most_bytes; /* the most bytes that a slice brings to a shard */
 };
 
 /* A job's re-sharding. */
 struct coord_reshard {
-    bool running;  /* a run is under way; the store has it, too */
+    bool running;  /* true: a run is under way; the store has the run, too */
     bool canceled; /* no further slice begins */
     struct coord_reshard_pace pace;
     struct coord_joiner *joiners; /* owned: [joiner_count], whose indices follow shard_count */
     uint32_t joiner_count;
     struct layout *target; /* owned; NULL: the target has to be planned */
-    const char *asking;    /* static: what shards or the store are being asked for; NULL: nothing */
-    uint32_t serial;       /* number of the question; an answer with another number is stale */
-    bool publishing;       /* no round opens */
-    /* an event of the run is being handled: no further step of the run begins meanwhile */
+    /* static text: what shards or the store are being asked for; NULL: nothing is asked */
+    const char *asking;
+    uint32_t serial; /* number of the last question; an answer with another number is stale */
+    bool publishing; /* true: the version is being published again, and no round opens */
+    /* true: an event of the run is being handled, and no further step of the run begins meanwhile */
     bool busy;
     bool is_refused; /* true: the last request was refused, and is repeated at the next tick */
-    /* cluster->arrivals when the job was last spread over the connected shards, and when such a run was
-     * last refused */
+    /* cluster->arrivals at the time when the job was last spread over the connected shards (arrivals_seen),
+     * or when such a run was last refused (arrivals_refused) */
     uint64_t arrivals_seen, arrivals_refused;
 
     struct move *move;       /* owned; NULL: no core */
     struct layout *prior;    /* owned: the layout before the slice; NULL: not known */
     uint64_t slice_bytes;    /* bytes of the slice under way */
-    uint64_t came_bytes;     /* bytes received by the shards that have their whole slice, and .. */
-    uint64_t came_us;        /* .. the time that the slowest of these shards took */
-    uint64_t stage_since_us; /* when the present stage of the machine began */
-    /* the slice's number in this process, because the version of the slice's layout may be used again */
+    uint64_t came_bytes;     /* bytes received by the shards that have all of the slice */
+    uint64_t came_us;        /* time that the slowest of these shards took */
+    uint64_t stage_since_us; /* when the present stage of `move` began */
+    /* number of the slice in this process. The version of the slice's layout is no such number, because
+     * another slice may use it again */
     uint32_t slice_serial;
     bool back; /* true: this slice takes back the previous slice */
     /* true: the lost shard has nothing in the layout in force, and all other shards are complete */
@@ -106,11 +109,12 @@ struct coord_reshard {
 
 /* ---- the run ---- */
 
-/* Begins a run. CAIRN_ERR_BUSY: a run is under way already. Other errors are those of
+/* Begins a run. CAIRN_ERR_BUSY: a run is under way already. Any other error is one of
  * coord_reshard_plan. */
 cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_reshard_wish *wish,
                                  struct sentence *why) CAIRN_MUST_CHECK;
-/* The job's tensors have changed: a run under way continues, and is written to the store again. */
+/* Called when the job's tensors have changed: if a run is under way, it continues, and is written to the
+ * store again. */
 void coord_reshard_go_on(struct coord_job *job);
 /* Cancels the run: no further slice begins. CAIRN_ERR_NOT_FOUND: no run is under way. */
 cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
@@ -123,17 +127,17 @@ void coord_reshard_close(struct coord_job *job);
 void coord_reshard_wish_release(struct coord_reshard_wish *wish);
 /* Counts the shards that are to own something. */
 uint32_t coord_reshard_wish_owners(const struct coord_reshard_wish *wish);
-/* Makes a wish that only moves everything off the shards that leave, and leaves the rest where it is. The
- * wish has room for every known shard. CAIRN_ERR_NO_MEMORY. */
+/* Makes a wish by which all state moves off the shards that leave or whose device has failed, and all other
+ * state stays where it is. The wish has room for every known shard. CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_reshard_wish_present(const struct coord_job *job,
                                         struct coord_reshard_wish *wish_out) CAIRN_MUST_CHECK;
 /* Returns NULL if the shard is not in the wish. */
 struct coord_joiner *coord_reshard_wish_find(struct coord_reshard_wish *wish,
                                              const struct coord_shard_entry *entry);
-/* Adds the shard with weight 1. If the wish has the shard already, sets its weight to 1. */
+/* Adds the shard with weight 1, or, if the wish has the shard already, sets its weight to 1. */
 void coord_reshard_wish_add(struct coord_reshard_wish *wish, struct coord_shard_entry *entry);
-/* Adds every shard that may get a part of the job; for a job of stage 0 adds only one shard, if the job has
- * no owner. */
+/* Adds every shard that may get a part of the job. If the job is of stage 0, adds only one shard, and only
+ * if the wish has no shard that owns something. */
 void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wish *wish);
 
 /* ---- the plan ---- */
@@ -143,18 +147,18 @@ struct coord_reshard_target {
     struct reshard_report *report; /* owned */
     uint32_t slices;
 };
-/* Plans the target of a run. CAIRN_ERR_NOT_READY, _JOB_LOST, _UNSUPPORTED, _INVALID, _NO_MEMORY (a shard
- * has too little memory: `why` gives the numbers). */
+/* Plans the target of a run. CAIRN_ERR_NOT_READY, _JOB_LOST, _UNSUPPORTED, _INVALID, _NO_MEMORY (if a shard
+ * has too little memory, `why` gives the numbers). */
 cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
                                 struct coord_reshard_target *target_out,
                                 struct sentence *why) CAIRN_MUST_CHECK;
 void coord_reshard_target_release(struct coord_reshard_target *target);
-/* Plans a run again, starting from the present layout: the run was found in the store, or its job's tensors
- * have changed. */
+/* Plans a run again, beginning at the present layout. Called when the run was found in the store, or the
+ * job's tensors have changed. */
 cairn_status coord_reshard_plan_anew(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 /* Marks the shards that receive something in a slice. False: no memory. */
 bool coord_reshard_mark_takers(const struct coord_job *job, bool *takes);
-/* Packs the layout in force, extended to the shards that join. NULL: no memory. */
+/* Packs the layout in force, with the shards that join added to it. NULL: no memory. */
 struct packed *coord_reshard_pack_wider(const struct coord_job *job);
 /* Plans the next slice towards the target. *next_out is NULL if the target is reached. */
 cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **next_out,
@@ -162,7 +166,7 @@ cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **ne
 
 /* ---- the pace ---- */
 
-/* Begins the pace of a run. `pause` may be 0: the default. `median_us` is the median of the steps before
+/* Begins the pace of a run. `pause` 0: the default. `median_us` is the median duration of the steps before
  * the run; 0: not known. */
 void coord_reshard_pace_begin(struct coord_reshard_pace *pace, double pause, uint32_t median_us);
 /* Notes the duration of a step. */
@@ -173,9 +177,9 @@ void coord_reshard_pace_slice(struct coord_reshard_pace *pace);
 void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes);
 /* True: a slice may begin. */
 bool coord_reshard_is_paced(const struct coord_job *job);
-/* Estimate how many seconds a run to the target takes, and by how many seconds at most a step becomes
- * longer; 0: not known. While the job trains, a slice takes two steps. If slices grow, the run takes less
- * time. */
+/* coord_reshard_expected_s estimates how many seconds a run to the target takes. While the job trains, a
+ * slice takes two steps, and if slices grow, the run is shorter. coord_reshard_expected_pause_s estimates
+ * by how many seconds, at most, a step becomes longer. 0: not known, or (pause) nobody trains. */
 double coord_reshard_expected_s(const struct coord_job *job,
                                 const struct coord_reshard_target *target);
 double coord_reshard_expected_pause_s(const struct coord_job *job, double pause);
@@ -189,31 +193,32 @@ void coord_reshard_spread(struct coord *cluster);
 
 /* The core now uses the next layout. */
 void coord_slice_in_force(struct coord_job *job);
-/* Begins to take back a slice after a loss, as soon as every other shard in force is up. */
+/* After the loss of a shard, begins to take back the slice as soon as all other shards in force are up. */
 void coord_slice_tick(struct coord_job *job);
 void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartMoved *message);
 /* The shard is back without its part, or away for too long. Returns true if the shard had nothing before the
- * slice; the slice is then taken back. */
+ * slice; in that case the slice is taken back. */
 bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard);
-/* The shard is back, and has prepared `layout`: tells the shard to forget the layout if it will not be
- * used. */
+/* Called when the shard is back, and has prepared `layout`. If this layout will not be used, tells the
+ * shard to forget it. */
 void coord_slice_prepared(const struct coord_job *job, uint32_t shard, uint64_t layout);
 
 /* ---- asked ---- */
 
 void coord_reshard_ask(struct coord_session *session, uint32_t request,
                        const Cairn__ReshardAsk *message);
-/* Answers the session with `told` when the store has all runs with serials from `first` to `last`. Returns
- * false if there is no memory, or the session waits for too many answers. */
+/* Sends `told` to the session as soon as the store has all runs with serials from `first` to `last`.
+ * Returns false if there is no memory, or the session waits for too many answers. */
 bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
                               const Cairn__ReshardTold *told, uint32_t first, uint32_t last);
-/* The beginning of a run was stored, or could not be: answers the sessions that asked for the run. */
+/* Called when the beginning of a run was stored, or could not be stored: answers the sessions that asked
+ * for the run. */
 void coord_reshard_stored(const struct coord_saved *saved);
 void coord_reshard_asked_close(struct coord *cluster);
 
 /* ==== amend ==== */
 
-/* Amendments of a job's spec: they are judged, made durable, sent to the shards, and answered. */
+/* Amendments of a job's spec: how they are judged, made durable, sent to the shards, and answered. */
 
 /* An amendment that is being written to the store. */
 struct coord_amending {
@@ -227,21 +232,24 @@ struct coord_amending {
 struct coord_amends {
     /* owned: the amendment that is being written to the store; NULL: none */
     struct coord_amending *amending;
-    /* the admins that wait for the amendment; at most one amendment by an admin is under way */
+    /* the admins that wait for the amendment that an admin asked for; there is at most one such
+     * amendment */
     struct coord_waiters waiters;
-    uint64_t revision; /* revision of that amendment, once it is in the store; else 0 */
+    /* revision that the admin's amendment made, when it is in the store; else 0 */
+    uint64_t revision;
 };
 
 /* A member's requests to amend its job. */
 struct coord_amend_wait {
     uint32_t request;
-    /* revision of the request, once it is in the store: it is answered when all shards have it */
+    /* revision that the amendment made, when it is in the store; else 0. The member is answered when all
+     * shards have this revision */
     uint64_t revision;
-    /* owned: the request, while another amendment is being written to the store */
+    /* owned: the amendment that the member asks for, while another one is being written to the store */
     Cairn__JobAmend *later;
 };
 
-/* Judges an amendment, and applies it when it is durable. The member is answered afterwards. */
+/* Judges an amendment, and applies it as soon as it is durable. The member is answered after that. */
 void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn__JobAmend *amend);
 /* Does the same for an admin. */
 void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
@@ -249,11 +257,11 @@ void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
 
 /* ---- terms.c: what the shards know of the spec that is in the store ---- */
 
-/* The job's generation is in the store with its present spec: tells this to a shard that is up. With
- * `settled`, tells the shard only if it has an older revision of the spec. */
+/* Tells the shard, if it is up, the job's generation and present spec, which are in the store. With
+ * `settled`, a shard is told only if it has an older revision of the spec. */
 void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled);
 void coord_terms_tell_all(struct coord_job *job);
-/* Answers the requests for amendments that all shards have. */
+/* Answers each request for an amendment if all shards have that amendment. */
 void coord_terms_advance(struct coord_job *job);
 /* Answers the member's amendment, if the member waits for one. */
 void coord_amend_done(struct coord_member *member, uint64_t revision);
@@ -261,25 +269,25 @@ void coord_amend_failed(struct coord_member *member, cairn_status status, const 
 
 /* ==== extend ==== */
 
-/* A new generation of a job at the same step, with changed tensors or terms. */
+/* How a job gets a new generation, with other tensors or terms, at the step at which it is. */
 
 /* A job's change to a new generation, if one is under way. */
 struct coord_extension {
-    /* owned: the spec, layout, shards and generation that the job will have; NULL: the tensors do not
+    /* owned: has the spec, layout, shards and generation that the job will have; NULL: the tensors do not
      * change */
     struct coord_job *staged_job;
     bool making; /* true: the shards are making their parts, and no member may join */
-    bool broken; /* true: a shard went away meanwhile, and may have dropped its new part */
+    bool broken; /* true: a shard went away during the change, and may have dropped its new part */
 };
 
-/* Sends JobSwitch, which tells the shard to keep only its part of that generation. */
+/* Sends JobSwitch: the shard keeps its part of that generation, and drops its parts of all others. */
 void coord_job_send_switch(const struct coord_job *job, const struct coord_shard_entry *entry,
                            uint64_t generation);
 
 /* ==== park ==== */
 
-/* A job is parked because an operator asks for this. Its shards move their parts from devices to host
- * memory, and no round opens until the parts are back on the devices. */
+/* An operator parks a job: its shards move their parts from devices to host memory, and no round opens
+ * until the parts are back on the devices. */
 
 /* A job's parking. The store does not record it: shards say whether their parts are parked, and a job
  * counts as parked if at least one part is parked. */
@@ -287,8 +295,8 @@ struct coord_park {
     enum operation_stage stage;
     /* coord_now_ms: when the job was last opened again; 0: it was always open */
     uint64_t opened_ms;
-    bool wanted; /* true: the parts are to be parked; false: they are to be moved back */
-    bool undoes; /* true: the request failed, and the parts are put back as they were */
+    bool wanted; /* true: the parts are to be parked; false: the parts are to be moved back */
+    bool undoes; /* true: the request has failed, and all parts are moved back to where they were */
     struct coord_waiters waiters; /* owned: the requests to park or unpark */
 };
 
@@ -302,19 +310,19 @@ void coord_job_park(struct coord_session *session, uint32_t request, const Cairn
  * device has failed is drained in the same way, as long as a sound shard is connected. Nobody has to ask
  * for such a drain. */
 
-/* Drains a shard because an operator asks for this. Done is sent when the shard is drained or, without
- * `wait`, when the store has recorded the drain. A coordinator that starts later continues the drain. */
+/* Drains a shard, at an operator's request. Done is sent when the shard is drained or, without `wait`, when
+ * the store has recorded the drain. A coordinator that starts later continues the drain. */
 void coord_member_drain(struct coord_session *session, uint32_t request,
                         const Cairn__MemberDrain *message);
-/* Drains a shard at its own request, because it is being stopped. If the shard cannot be drained, or three
- * quarters of its time are over, its jobs are saved. */
+/* Drains a shard at its own request, because it is being stopped. If the shard cannot be drained, or if
+ * three quarters of the time that it has left are over, its jobs are saved. */
 void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn__DrainMe *message);
 /* Loads the drains that the store has. CAIRN_ERR_NO_MEMORY, or an error of the store. */
 cairn_status coord_drains_load(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Takes the next steps for all shards that leave. */
 void coord_drains_tick(struct coord *cluster);
-/* Cancels the drains of shards that have a part of the job, except for shards that are being stopped. Other
- * jobs then stay on these shards, too. Returns true if there was such a drain. */
+/* Cancels the drain of each shard that has a part of the job, unless the shard is being stopped. The parts
+ * of other jobs then stay on the shard, too. Returns true if there was such a drain. */
 bool coord_drains_cancel(struct coord_job *job);
 /* The shard has connected: decides whether it leaves. It leaves if the store has an unfinished drain of the
  * shard, or if this same process was drained already. Another process of the same name stays. */

@@ -16,25 +16,27 @@
 
 /* ==== find ==== */
 
-/* The committed snapshots in the folder of snapshots: for lists, and for a restore of the newest. */
+/* Finds the committed snapshots in the folder of snapshots. A list shows them, and a restore takes the
+ * newest one. */
 
-#define CAIRN_FOUND_MAX 1000 /* the most snapshots that are read: the newest ones */
+/* the most snapshots that are read; if there are more, the newest are read */
+#define CAIRN_FOUND_MAX 1000
 
-/* The place of a snapshot among all snapshots of its job, valid even after the snapshot is removed. Places
- * are ordered by version, since no job uses a generation that already has a snapshot in the folder of the
- * job's name (openings.c, restore.c). */
+/* The place of a snapshot among all snapshots of its job. The place stays valid when the snapshot is
+ * removed. Places are ordered by version. This is possible because no job uses a generation of which the
+ * folder of the job's name already has a snapshot (openings.c, restore.c). */
 struct snapshot_place {
     struct cairn_version version;
     char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the place before all snapshots */
 };
 struct found_snapshot {
-    /* true: the job turned away from this snapshot: the job went back, or a new job of the name began
-     * (find_line) */
+    /* true: the job has turned away from this snapshot, because the job went back, or a new job of the name
+     * began (find_line) */
     bool is_left;
     struct snapshot_place place;
     char *folder; /* owned */
     struct manifest manifest;
-    char signature[128]; /* in words; empty: not checked */
+    char signature[128]; /* the state of the signature, in words; empty: not checked */
 };
 struct coord_found {
     struct found_snapshot *list; /* owned: [count], the newest first */
@@ -42,15 +44,16 @@ struct coord_found {
     struct sentence unread; /* the folders that could not be read; empty: none */
 };
 
-/* Finds the snapshots of `job` (NULL = all jobs), or only the snapshot with that id (NULL = all snapshots).
- * Blocks: call it on another thread than the loop's. A snapshot whose manifest cannot be read is left out;
- * if `id` asks for such a snapshot, the call fails. Release `out` in any case. CAIRN_ERR_IO: this is not
- * the folder that snapshots were written to (store.h). */
+/* Finds the snapshots of `job` (NULL: of all jobs). With an `id` that is not NULL, finds only the snapshot
+ * with this id. Blocks: call it on another thread than the loop's. A snapshot whose manifest cannot be read
+ * is left out; if `id` asks for such a snapshot, the call fails. Release `out` in any case. CAIRN_ERR_IO:
+ * this is not the folder that snapshots were written to (store.h). */
 cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
                                   struct coord_found *out, struct sentence *why) CAIRN_MUST_CHECK;
-/* Marks some of one job's snapshots with is_left: those from which the job's present state does not
- * descend. The job last went back, or began, at `origin`; NULL: the origin of the newest snapshot is used.
- * The origin of each snapshot on the line tells from which older snapshots it descends. */
+/* Sets is_left in each snapshot from which the job's present state does not descend. All snapshots must be
+ * of one job. `origin` is where the job last went back or began; NULL: the origin of the newest snapshot is
+ * used. The present state descends from a line of snapshots: the origin of each snapshot on the line tells
+ * which older snapshots are on the line, too. */
 void find_line(struct coord_found *found, const struct origin *origin);
 /* True: `a` is older than `b`. */
 bool snapshot_place_behind(const struct snapshot_place *a, const struct snapshot_place *b);
@@ -65,40 +68,42 @@ bool coord_snapshot_removing(const struct coord *cluster, const char *folder);
 
 /* ==== cost ==== */
 
-/* The cost of a job's snapshots: how much longer its steps took while a snapshot was written. The cost is
- * measured with each step, and kept only in memory: a new incarnation of the coordinator starts without any
- * measurements. Loop thread only. */
+/* The cost of a job's snapshots: how much longer the job's steps took while a snapshot was written. The
+ * cost is measured with each step, and kept only in memory: a new incarnation of the coordinator starts
+ * without any measurements. Loop thread only. */
 
 struct coord_snapshot;
 
 enum {
-    CAIRN_COST_SNAPSHOTS = 8, /* only this many of the last snapshots count */
-    CAIRN_COST_STEPS = 8      /* steps without a snapshot that are needed for a comparison */
+    CAIRN_COST_SNAPSHOTS = 8, /* number of the last snapshots that count */
+    CAIRN_COST_STEPS = 8      /* number of steps without a snapshot that a comparison needs */
 };
 
 /* A job's costs. Zero: nothing was measured. */
 struct coord_cost {
-    struct coord_pace plain; /* steps without a snapshot; `seen` is not used */
-    /* the next fields are for the snapshot that is being taken, or that ended within the open step */
+    struct coord_pace plain; /* pace of the steps without a snapshot; `seen` in it is not used */
+    /* the next fields are for the snapshot that is being taken, or that has ended during the open step */
     bool is_counting, has_ended, is_committed;
-    uint64_t number;            /* number of the snapshot */
-    int64_t extra_us, usual_us; /* usual_us 0: there were no steps to compare with */
+    uint64_t number; /* number of the snapshot */
+    /* extra_us: how much longer the steps took, in sum. usual_us: what a step takes without a snapshot; 0:
+     * not known */
+    int64_t extra_us, usual_us;
     uint64_t write_us;
     /* the next fields are for the last snapshots that were committed */
     uint32_t extras_us[CAIRN_COST_SNAPSHOTS], writes_us[CAIRN_COST_SNAPSHOTS];
     uint32_t next, count;
 };
 
-/* A step of the job has ended, and took job->pace.last_us. Called before a snapshot begins at the step's
- * version. */
+/* A step of the job has ended, and has taken job->pace.last_us. Must be called before a snapshot of the
+ * step's version begins. */
 void coord_cost_note_step(struct coord_job *job);
 /* The snapshot has ended, with success or not. */
 void coord_cost_ended(const struct coord_snapshot *snapshot);
 
 /* ==== snapshots that are taken ==== */
 
-/* Snapshots being taken: the calls for those who ask for a snapshot, and for the reports of its shards. The
- * section "a snapshot" (below) says what a snapshot is. */
+/* Snapshots that are being taken: functions for those who ask for a snapshot, and for the reports of shards
+ * about one. The section "a snapshot" (below) says what a snapshot is. */
 
 enum snapshot_cause {
     CAIRN_SNAPSHOT_ASKED,
@@ -107,49 +112,50 @@ enum snapshot_cause {
 };
 
 /* Begins a snapshot, or a digest if `has_files` is false. The session is answered later. If a periodic
- * snapshot is being taken, the new snapshot begins afterwards. */
+ * snapshot is being taken, the new one begins after it. */
 cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
                                   struct coord_session *session, uint32_t request, bool wait,
                                   struct sentence *why) CAIRN_MUST_CHECK;
-/* Begins a snapshot that nobody waits for. CAIRN_ERR_BUSY: another one is being taken. */
+/* Begins a snapshot for which nobody waits. CAIRN_ERR_BUSY: another one is being taken. */
 cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_cause cause,
                                           struct sentence *why) CAIRN_MUST_CHECK;
 /* Writes for whom the job's snapshot waits; empty: for nobody. Returns true if the snapshot waits and a
  * shard of the job is away. */
 bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out);
-/* Writes which snapshot is being taken, for how long already, and for whom it waits; empty: no snapshot is
- * being taken. */
+/* Writes which snapshot is being taken, since when, and for whom it waits; empty: no snapshot is being
+ * taken. */
 void coord_snapshot_show(const struct coord_job *job, struct sentence *out);
-/* Gives up the running snapshot if it has that id; with "", whatever its id is. The session is answered
+/* Gives up the running snapshot if it has that id, or ("") any running snapshot. The session is answered
  * when the snapshot has ended. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_BUSY. */
 cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
                                    struct coord_session *session, uint32_t request,
                                    struct sentence *why) CAIRN_MUST_CHECK;
 void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version);
 void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part);
-/* Takes note of what a shard's heartbeat says about snapshots. */
+/* Notes what a shard's heartbeat says about snapshots. */
 void coord_snapshot_on_progress(struct coord *cluster, const struct coord_shard_entry *entry,
                                 const Cairn__Heartbeat *message);
-/* The progress of all shards of the job's snapshot together, as they last reported. */
+/* The progress of a job's snapshot, added up from the last reports of all shards. */
 struct snapshot_progress {
     uint64_t done_bytes, total_bytes;
-    /* the longest time that a shard's updates waited for its staging, summed over its threads */
+    /* time, added up over all threads of a shard, for which the shard's updates waited for its staging;
+     * this is the greatest of all shards */
     uint64_t waited_ms;
     uint64_t bytes_per_s;
-    uint64_t left_s; /* at the present rate */
+    uint64_t left_s; /* time until all bytes are done, at the present rate */
 };
 /* Returns false if there is no snapshot, or no shard has reported yet. */
 bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progress *out);
-/* The shard connected without its part of the job: the snapshot fails if it is not pinned yet. */
+/* The shard has connected without its part of the job: if the snapshot is not pinned yet, it fails. */
 void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard);
 
-/* The layout may be stable again, or a step has ended: pins a snapshot that waited for either, unless
- * awaits_step is set. Pinning right after a step gives shards the longest time to copy what the next update
- * overwrites. */
+/* The layout may be stable again, or a step has ended: pins a snapshot that has waited for one of these.
+ * With awaits_step, the snapshot keeps waiting for the end of a step: if it is pinned right after a step,
+ * shards have the longest time to copy the state that the next update overwrites. */
 void coord_snapshot_resume(struct coord_job *job, bool awaits_step);
-/* A snapshot is due in `steps` steps. If this is soon, shards prepare the snapshot. */
+/* A snapshot is due in `steps` steps: if this is soon, has the shards prepare the snapshot. */
 void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps);
-/* No snapshot is due any more: drops what was prepared. */
+/* No snapshot is due any more: has the shards drop what they have prepared. */
 void coord_snapshot_unprepare(struct coord_job *job);
 /* The job is lost or is to be dropped: its snapshot ends as soon as the snapshot's thread has ended. */
 void coord_snapshot_abort(struct coord_job *job, const char *reason);
@@ -159,8 +165,8 @@ void coord_snapshot_orphan(struct coord_job *job, const char *reason);
 
 /* ==== digests ==== */
 
-/* The digests of a job's state that shards send, and the content root that is made from these digests. Both
- * are used for a snapshot, and for the state that a restore has loaded. */
+/* The digests of a job's state, which shards send, and the content root, which is made from these digests.
+ * A snapshot has both, and a restore compares both for the state that it has loaded. */
 
 #define CAIRN_DIGESTS_MAX ((size_t)16 << 20)
 
@@ -176,20 +182,20 @@ struct coord_digests {
 };
 void coord_digests_release(struct coord_digests *digests);
 
-/* Adds the digests that a shard sent, for a job of tensor_count tensors. CAIRN_ERR_PROTOCOL: some digests
- * are not of the job's planes, or there are too many. CAIRN_ERR_NO_MEMORY. */
+/* Adds the digests that a shard sent for a job of tensor_count tensors. CAIRN_ERR_PROTOCOL: there are too
+ * many digests, or some are for planes that the job does not have. CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_count,
                                 const Cairn__SnapshotPart *part,
                                 struct sentence *why) CAIRN_MUST_CHECK;
-/* Adds the digests of one plane's tree, or of a part of the tree. */
+/* Adds the digests of one plane, from its tree or from a part of its tree. */
 cairn_status coord_digests_add(struct coord_digests *digests, uint32_t tensor, enum plane plane,
                                const struct hash_tree *tree, struct sentence *why) CAIRN_MUST_CHECK;
 
-/* Copies the steps that tensors have missed from the manifest's payload into the manifest's own fields.
- * CAIRN_ERR_NO_MEMORY. Any thread. */
+/* Reads from the manifest's payload how many steps each tensor has missed, and fills in the fields of the
+ * manifest for this. CAIRN_ERR_NO_MEMORY. Any thread. */
 cairn_status coord_note_missed(struct manifest *manifest) CAIRN_MUST_CHECK;
-/* Computes the content root of a state. `manifest` has the state's spec, step and payload; the manifest's
- * loss scale and root are not read. *loss_scale_out is the loss scale in force. Sorts the digests. Any
+/* Computes the content root of a state. `manifest` has the spec, step and payload of the state; its loss
+ * scale and its root are not read. Sets *loss_scale_out to the loss scale in force. Sorts the digests. Any
  * thread. CAIRN_ERR_PROTOCOL: the digests do not cover each part of the state exactly once.
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_content_root(const struct manifest *manifest, struct coord_digests *digests,
@@ -198,48 +204,49 @@ cairn_status coord_content_root(const struct manifest *manifest, struct coord_di
 
 /* ==== a snapshot ==== */
 
-/* A snapshot: every shard's state of a job at one version, as digests and as files. A snapshot without
- * files (`has_files` false) is called a digest; everything else is the same.
+/* A snapshot: the state of a job at one version, from all shards, as digests and as files. A snapshot
+ * without files (`has_files` is false) is called a digest, and is taken in the same way.
  *
  *   begin → the core's PIN → PINNED: Pin to all shards, between the same two decisions on each
  *         → another thread makes the folder, whose name has the step; PinFolder to all shards
  *         → all parts in → WORKING (another thread): content root; manifest, last of all → answer
  *
- * A job has at most one at a time. A part that fails, a shard that goes away, or an operator's cancel fails
- * the whole snapshot: the other shards are told to stop, the folder is removed when they have stopped, and
- * training is not disturbed. */
+ * A job has at most one snapshot at a time. The whole snapshot fails if a part fails, a shard goes away, or
+ * an operator cancels it. In that case the other shards are told to stop, the folder is removed when all of
+ * them have stopped, and training is not disturbed. */
 
 enum coord_snapshot_stage { CAIRN_SNAPSHOT_PINNING, CAIRN_SNAPSHOT_PINNED, CAIRN_SNAPSHOT_WORKING };
 
-/* The state of a shard's part. BEGUN: the first message of the part has arrived, and more will follow. */
+/* The state of a shard's part. BEGUN: the first message of the part has arrived, and others will follow. */
 enum part_state { CAIRN_PART_NONE, CAIRN_PART_AWAITED, CAIRN_PART_BEGUN, CAIRN_PART_IN };
 static inline bool part_is_open(uint8_t part)
 {
     return part == CAIRN_PART_AWAITED || part == CAIRN_PART_BEGUN;
 }
 
-/* The requests that are answered when the snapshot has begun, and when it has ended. */
+/* at_begin: the requests that are answered when the snapshot has begun. at_end: those that are answered
+ * when it has ended. */
 struct coord_snapshot_waiters {
     struct coord_waiters at_begin, at_end;
 };
 
 struct coord_snapshot {
     struct coord_work work;
-    /* borrowed: the job is not restored while a snapshot runs; NULL: it was freed */
+    /* borrowed; NULL: the job was freed. The job is not restored while a snapshot of it runs */
     struct coord_job *job;
     uint64_t number;
-    uint64_t job_id; /* the job's own number */
+    uint64_t job_id; /* id of the job */
     bool has_files;
     enum snapshot_cause cause;
     enum coord_snapshot_stage stage;
-    /* true: the shards have allocated memory for the snapshot, or it does not wait for this */
+    /* true: the shards have allocated memory for the snapshot, or the snapshot does not wait for this */
     bool is_ready;
     bool is_asked; /* true: the core has been told to pin the snapshot */
     bool making_folder;
     struct cairn_version version;
     uint64_t begun_ms; /* on the loop's clock */
     /* coord_now_ms + 1: since when the snapshot has waited for a shard that may never answer; 0: it does
-     * not wait for one */
+     * not wait for such a shard */
     uint64_t stuck_ms;
     cairn_status status; /* the first failure */
     struct sentence why;
@@ -247,28 +254,31 @@ struct coord_snapshot {
     cairn_status folder_status;
     struct sentence folder_why;
     char id[CAIRN_SNAPSHOT_ID_BYTES];
-    uint64_t bytes;   /* bytes of all files */
-    bool has_payload; /* true: the manifest has a payload; it was in the first part that arrived */
+    uint64_t bytes; /* bytes of all files */
+    /* true: the manifest has a payload, which came with the first part that arrived */
+    bool has_payload;
 
     /* owned */
-    char *folder;                       /* NULL in a digest */
-    uint8_t *parts;                     /* [shard_count], enum part_state */
-    struct snapshot_progress *progress; /* [shard_count], bytes and wait by shard; 0: none yet */
+    char *folder;   /* NULL in a digest */
+    uint8_t *parts; /* [shard_count], enum part_state */
+    /* [shard_count]: bytes and waited time of each shard; 0: not reported yet */
+    struct snapshot_progress *progress;
     struct coord_digests digests;
-    struct manifest manifest; /* a digest has one, too: content root, version, payload */
+    /* a digest has a manifest, too, with content root, version and payload */
+    struct manifest manifest;
     struct coord_snapshot_waiters now;
-    /* requests that arrived during a periodic snapshot, and wait for the snapshot after it */
+    /* requests that arrived during a periodic snapshot, and wait for the next one */
     struct coord_snapshot_waiters next;
     struct coord_waiters at_cancel;
 };
 
-/* Returns the id of the snapshot; empty while it has none. */
+/* Returns the id of the snapshot; "": it has none yet. */
 static inline const char *coord_snapshot_id(const struct coord_snapshot *snapshot)
 {
-    return snapshot->making_folder ? "" : snapshot->id; // the other thread is writing it
+    return snapshot->making_folder ? "" : snapshot->id; // the other thread is writing the id
 }
 
-/* Returns a new number, never 0, by which shards refer to a snapshot when they report hashes. */
+/* Returns a new number, never 0. Shards refer to a snapshot by its number when they report hashes. */
 uint64_t coord_snapshot_number(void);
 
 struct snapshot_view;
@@ -277,11 +287,12 @@ struct snapshot_view;
  * way. */
 bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *view);
 
-/* A shard's SnapshotPart was taken: asks the shard for the next one. */
+/* Called when a SnapshotPart was taken: asks the shard for its next one. */
 void coord_part_next(const struct coord_shard_entry *entry, const Cairn__SnapshotPart *part);
-/* Returns the failure that a shard reports in its part, as a status. */
+/* Returns, as a status, the failure that a shard reports in its part. */
 cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct sentence *why);
-/* A status message, with the texts that are made for the message. Its other texts are borrowed. */
+/* A status message, and the texts that are made for the message. All other texts in the message are
+ * borrowed. */
 struct snapshot_view {
     Cairn__SnapshotStatus status;
     char nonfinite[CAIRN_RESULTS_BYTES];
@@ -295,7 +306,8 @@ void coord_manifest_to_view(const struct manifest *manifest, const char *id, con
 
 /* ==== list ==== */
 
-/* Answers an admin's questions about snapshots, both committed ones and those being taken. */
+/* Answers an admin's questions about snapshots, both about committed ones and about those that are being
+ * taken. */
 
 void coord_snapshots_list(struct coord_session *session, uint32_t request, const char *job);
 void coord_snapshots_show(struct coord_session *session, uint32_t request, const char *job,
@@ -303,10 +315,10 @@ void coord_snapshots_show(struct coord_session *session, uint32_t request, const
 
 /* ==== parting ==== */
 
-/* Saves the state of a shard that ends before its state has moved to other shards (reshard.h): the
- * coordinator itself begins a snapshot of each of the shard's jobs. If several shards end together, one
- * snapshot of a job serves them all. Training continues meanwhile; steps after the snapshot are lost with
- * the shard. */
+/* If a shard ends before its state has moved to other shards (reshard.h), the state is saved: the
+ * coordinator itself begins a snapshot of each job that has a part on the shard. If several shards end
+ * together, one snapshot of a job serves them all. Training continues meanwhile, and the steps after the
+ * snapshot are lost with the shard. */
 
 /* A job's parting snapshot. */
 struct coord_parting {
@@ -316,110 +328,119 @@ struct coord_parting {
         CAIRN_PARTING_TAKEN,  /* the snapshot is under way */
         CAIRN_PARTING_ENDED,
     } state;
-    bool is_saved;                /* ENDED with success: the state is saved, .. */
+    bool is_saved;                /* true: ENDED with success, so the state is saved, .. */
     struct cairn_version version; /* .. as this version */
-    /* in words: the snapshot that has the state, or why the state is not saved */
+    /* in words: which snapshot has the state, or why the state is not saved */
     struct sentence outcome;
 };
 
 /* Takes the next step of the parting snapshot. Returns true if the snapshot has ended. */
 bool coord_parting_advance(struct coord_job *job);
-/* The snapshot is a parting one, and has ended, with success or not. */
+/* Called when a parting snapshot has ended, with success or not. */
 void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot);
 
 /* ==== periodic ==== */
 
 /* Periodic snapshots, which the coordinator itself begins. With snapshot_every, each version whose step is
- * a multiple of that number is saved. With snapshot_every_s, the first version is saved once that many
- * seconds have passed since a snapshot was last due. In a job with buffers_every the saved version is the
- * one that a write makes after the step, because it has the buffers, too.
+ * a multiple of this number is saved. With snapshot_every_s, a snapshot becomes due when this many seconds
+ * have passed since one was last due, and the next version is saved. In a job with buffers_every, a write
+ * follows the step, and the version that the write makes is saved, because only this version has the
+ * buffers, too.
  *
- * The manifest of a periodic snapshot says that it is periodic, and has the number of the job. The count
- * thus continues after a restart, and snapshots that somebody asked for, or that belong to another job of
- * the name, are never removed. Old periodic snapshots are removed only when a newer one is committed. If a
- * periodic snapshot fails, or is due while another snapshot runs, this is reported, and the next one is
- * tried at its step. While results of the job are not finite (round.h) no periodic snapshot is taken.
- * Training does not wait for any of this. */
+ * The manifest of a periodic snapshot says that the snapshot is periodic, and has the id of the job. The
+ * schedule thus continues after a restart, and a snapshot that somebody asked for, or that belongs to
+ * another job of the name, is never removed. Old periodic snapshots are removed only when a newer one is
+ * committed. If a periodic snapshot fails, or another snapshot runs when it is due, this is reported, and
+ * the next one is tried when that one is due. While results of the job are not finite (round.h), no
+ * periodic snapshot is taken. Training does not wait for any of this. */
 
-/* A job's snapshots: the one under way, and when the next is due. */
+/* A job's snapshots: the snapshot under way, and when the next one is due. */
 struct coord_snapshots {
-    struct coord_snapshot *running; /* the snapshot or digest under way; NULL: none is (above) */
+    struct coord_snapshot *running; /* the snapshot or digest under way; NULL: there is none */
     struct cairn_version stepped;   /* the version at the last event */
     /* the number of the next snapshot, if shards were asked to prepare it; else 0 */
     uint64_t ahead;
-    bool awaits_write; /* buffers_every: a step was due, and the write after it is still to come */
-    uint64_t due_ms;   /* snapshot_every_s: coord_now_ms + 1 when one was due; 0: not yet */
+    /* buffers_every: the version of a step was due, and the write after this step is still to come */
+    bool awaits_write;
+    /* coord_now_ms + 1 at the time from which snapshot_every_s counts, which is when a snapshot was last
+     * due or, before that, when the first step was seen; 0: no step was seen */
+    uint64_t due_ms;
     struct coord_cost cost;
     /* why the last periodic snapshot failed, for status; empty: it did not fail */
     struct sentence failed;
-    struct sentence passed_over; /* set by restore.c, until a snapshot is taken; for status */
+    /* for status: which snapshot a restore passed over, set by restore.c; empty after the next snapshot */
+    struct sentence passed_over;
 };
 
 /* ---- digests.c ---- */
 
-/* The periodic snapshot of that step failed, or was not begun. Status and log say this, and when the next
- * one is due. */
+/* The periodic snapshot of that step has failed, or was not begun: status and log then say this, and say
+ * when the next one is due. */
 void coord_periodic_failed(struct coord_job *job, uint64_t step, const char *why);
-/* damaged: the job is damaged, so no periodic snapshot is taken. undamaged: the job is sound again. */
+/* coord_periodic_damaged: the job is damaged, so no periodic snapshot is taken. coord_periodic_undamaged:
+ * the job is sound again. */
 void coord_periodic_damaged(struct coord_job *job);
 void coord_periodic_undamaged(struct coord_job *job);
-/* The snapshot is a periodic one, and has ended, with success or not. */
+/* Called when a periodic snapshot has ended, with success or not. */
 void coord_periodic_ended(const struct coord_snapshot *snapshot);
-/* Reports that at present only older snapshots of the job are durable. */
+/* Reports that the job's state was not saved, and that only older snapshots of the job are durable. */
 void coord_parting_unsaved(struct coord_job *job, const char *why);
 
 /* ==== keep ==== */
 
-/* The fate of committed snapshots: which snapshot `latest` names, which snapshots have a tag, which are
+/* Decides about committed snapshots: which one `latest` names, which ones have tags, and which ones are
  * kept.
  *
- * `latest` names the newest snapshot that is complete and has finite results. It names a snapshot from the
- * commit on, once the headers have been read again. If the snapshot is later read in full and found
- * damaged, `latest` goes back to the newest verified snapshot. A snapshot that was read and found good
- * (scrub, below) is recorded as such (proto/snapshot_io/snapshot_io.h). Then the snapshots that no rule of
- * the job keeps (retention, below) are removed, each on a thread of its own (keep.c). The leftovers of a
- * coordinator that died are removed, too: snapshots of this job that the dead coordinator had begun and not
- * committed, or had begun to remove.
+ * `latest` names the newest snapshot that is complete and has finite results. At a snapshot's commit the
+ * headers are read again, and then `latest` names this snapshot. If the snapshot is later read in full and
+ * found damaged, `latest` again names the newest verified snapshot. If a snapshot is read in full (scrub,
+ * below) and found good, it is recorded as verified (proto/snapshot_io/snapshot_io.h). After that the
+ * snapshots that no rule of the job keeps (retention, below) are removed, each on a thread of its own
+ * (keep.c). If a coordinator dies, it may leave snapshots of the job that it had begun but not committed,
+ * or had begun to remove. These are removed, too.
  *
- * Nothing is removed if the folder is not the one that snapshots were written to, or if a tag cannot be
- * read. Training does not wait for any of this. */
+ * Nothing is removed if a tag cannot be read, or if the folder is another than the one that the snapshots
+ * were written to. Training does not wait for any of this. */
 
-/* The snapshot is committed, and its files exist with their sizes and headers: makes `latest` name the
- * snapshot, if it is newer, so that a client that waited for the snapshot restores it. This function and
- * the next one block: call both on another thread than the loop's. Such records are written one at a
- * time. */
+/* Called when the snapshot is committed, and its files exist with their sizes and headers. Makes `latest`
+ * name this snapshot if it is newer, so that a client that has waited for the snapshot can restore
+ * `latest`. This function and the next one block, so both must be called on another thread than the loop's.
+ * They write one record at a time. */
 cairn_status coord_snapshot_note_latest(const struct coord *cluster, const char *job,
                                         const char *id, struct sentence *why) CAIRN_MUST_CHECK;
-/* The snapshot was read in full: records whether it is good or damaged. CAIRN_ERR_NOT_FOUND: it was removed
- * meanwhile, which is no damage; nothing is recorded. */
+/* Called when the snapshot was read in full: records whether it is good or damaged. CAIRN_ERR_NOT_FOUND:
+ * the snapshot was removed meanwhile, which is no damage, so nothing is recorded. */
 cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *job, const char *id,
                                        bool is_good, struct sentence *why) CAIRN_MUST_CHECK;
-/* A snapshot of the job was recorded as good: removes the snapshots that need not be kept any longer. Loop
- * thread. */
+/* Called when a snapshot of the job was recorded as good: removes the snapshots that need not be kept any
+ * longer. Loop thread. */
 void coord_snapshot_keep(struct coord *cluster, const char *job);
 
-/* Why a snapshot is removed; the cause decides, at the time of the removal, whether it may be. */
+/* Why a snapshot is to be removed. When the removal begins, the cause decides whether the snapshot may be
+ * removed. */
 enum removal_cause {
-    CAIRN_REMOVAL_ASKED,  /* a snapshot with a tag stays, and so does the only verified one */
-    CAIRN_REMOVAL_FORCED, /* it is removed together with its tags */
-    /* no rule keeps it: it is removed if it has no tag and another snapshot is verified */
+    /* somebody asked: the snapshot stays if it has a tag, or is the only verified one */
+    CAIRN_REMOVAL_ASKED,
+    CAIRN_REMOVAL_FORCED, /* somebody insists: the snapshot is removed together with its tags */
+    /* no rule keeps the snapshot: it is removed if it has no tag and another snapshot is verified */
     CAIRN_REMOVAL_RETIRED,
-    /* a dead coordinator had begun it, or had begun to remove it: it is removed unless it is committed */
+    /* a dead coordinator left the snapshot behind, unfinished or partly removed: it is removed unless it is
+     * committed */
     CAIRN_REMOVAL_LEFT
 };
-/* The first step of a removal. CAIRN_ERR_REFUSED: the snapshot may not be removed. Otherwise it ceases to
- * be a snapshot, and `latest` no longer names it; its files still exist. Later decisions do not count this
- * snapshot. Blocks: call it on another thread than the loop's. */
+/* The first step of a removal. CAIRN_ERR_REFUSED: the snapshot may not be removed. Otherwise the folder is
+ * no snapshot any more, and `latest` no longer names it, but its files still exist. Later decisions do not
+ * count this snapshot. Blocks: call it on another thread than the loop's. */
 cairn_status coord_snapshot_release(const struct coord *cluster, const char *job, const char *id,
                                     enum removal_cause cause, struct snapshot_removed *removed_out,
                                     struct sentence *why) CAIRN_MUST_CHECK;
 
-/* Lock and unlock around code that reads tags and decides by these tags: no snapshot is released meanwhile.
- * Blocks. */
+/* Code that reads tags, and decides by them, must stand between these two calls: no snapshot is released
+ * meanwhile. The lock blocks. */
 void coord_snapshot_words_lock(void);
 void coord_snapshot_words_unlock(void);
 
-/* ---- what an admin asks ---- */
+/* ---- requests of admins ---- */
 
 void coord_snapshot_prune(struct coord_session *session, uint32_t request,
                           const Cairn__SnapshotPrune *message);
@@ -428,26 +449,29 @@ void coord_snapshot_tag(struct coord_session *session, uint32_t request,
 
 /* ==== retention ==== */
 
-/* Decides which of a job's snapshots are kept, and why: pure, by the rules of its policy
- * (proto/spec/spec.h).
+/* Decides which snapshots of a job are kept, and why, by the rules of the job's policy (proto/spec/spec.h).
+ * The functions are pure.
  *
- * A periodic snapshot of the job is kept if any of keep_last, keep_every and keep_within names it; without
- * these rules all are kept. While the snapshots of the job together have more than max_bytes, the oldest
- * snapshot that keep_every does not name is removed. Whatever the rules say, these are kept:
+ * A periodic snapshot of the job is kept if any of keep_last, keep_every and keep_within names it. If there
+ * is none of these rules, all periodic snapshots are kept. As long as the job's snapshots together have
+ * more than max_bytes, the oldest one that keep_every does not name is removed. The following are kept in
+ * any case:
  *   - snapshots of another job of the same name, those that somebody asked for, and those with a tag
- *   - the newest verified one, the one that `latest` names, and all that have no newer verified one
+ *   - the newest verified snapshot, the one that `latest` names, and all that are newer than every verified
+ *     one
  *
  * The caller sorts the snapshots by version: a higher version is newer. The wall clock is used only for
- * keep_within, and can only keep a snapshot longer. A snapshot counts as being as young as the next newer
- * one if its time is in the future, or earlier than the time of an older snapshot. If the clock's last jump
- * is younger than keep_within, nothing is removed by age. */
+ * keep_within, and can only keep a snapshot longer. A snapshot's time is implausible if it is in the
+ * future, or earlier than the time of an older snapshot. In that case the time of the next newer snapshot
+ * that has a plausible time is used instead. If the clock's last jump is younger than keep_within, nothing
+ * is removed by age. */
 
-/* how far in the future a snapshot's time may be, since the clocks of hosts differ */
+/* how far in the future a snapshot's time may be, because the clocks of hosts differ */
 #define CAIRN_RETENTION_SKEW_S 60
 
 struct retention_clock {
     uint64_t now_unix_s;
-    /* seconds since the clock jumped (server/base/log.h); UINT64_MAX: it never jumped */
+    /* seconds since the clock jumped (server/base/log.h); UINT64_MAX: the clock never jumped */
     uint64_t sound_s;
 };
 
@@ -457,35 +481,36 @@ struct retention_rules {
 };
 
 enum retention_fate {
-    CAIRN_RETENTION_LAST,   /* it is among the newest keep_last */
-    CAIRN_RETENTION_EVERY,  /* it is the first of keep_every steps */
-    CAIRN_RETENTION_WITHIN, /* it is younger than keep_within_s */
+    CAIRN_RETENTION_LAST,   /* kept: it is among the newest keep_last */
+    CAIRN_RETENTION_EVERY,  /* kept: it is the first of keep_every steps */
+    CAIRN_RETENTION_WITHIN, /* kept: it is younger than keep_within_s */
     CAIRN_RETENTION_NO_RULE,
-    CAIRN_RETENTION_OTHERS, /* it belongs to another job of the name */
+    CAIRN_RETENTION_OTHERS, /* kept: it belongs to another job of the name */
     CAIRN_RETENTION_ASKED,
     CAIRN_RETENTION_TAGGED,
     CAIRN_RETENTION_LATEST,
-    CAIRN_RETENTION_VERIFIED, /* it is the newest verified one */
-    CAIRN_RETENTION_NEEDED,   /* no newer one is verified */
-    CAIRN_RETENTION_CLOCK,    /* its age is not known, because the clock has jumped */
-    CAIRN_RETENTION_GOES,     /* no rule names it */
-    CAIRN_RETENTION_TOO_MUCH  /* it is removed: over max_bytes */
+    CAIRN_RETENTION_VERIFIED, /* kept: it is the newest verified one */
+    CAIRN_RETENTION_NEEDED,   /* kept: no newer one is verified */
+    CAIRN_RETENTION_CLOCK,    /* kept: its age is not known, because the clock has jumped */
+    CAIRN_RETENTION_GOES,     /* removed: no rule names it */
+    CAIRN_RETENTION_TOO_MUCH  /* removed: there are more than max_bytes */
 };
 
 struct retention_item {
     uint64_t created_unix_s, step, bytes;
-    bool is_periodic; /* it is a periodic one of this very job */
+    bool is_periodic; /* the snapshot is periodic, and of this very job */
     bool is_others;
     bool is_tagged, is_latest;
     bool is_verified;
-    bool is_damaged; /* it counts for no rule */
-    /* the job turned away from it; no other snapshot is removed because of this one */
+    bool is_damaged; /* the snapshot counts for no rule */
+    /* the job has turned away from the snapshot, so no other snapshot is removed because of this one */
     bool is_left;
     enum retention_fate fate; /* result */
 };
 
-/* Sets the fate of each item; the newest must be the first. At most 1,000 items: the running time grows
- * with the square of their number, or with the cube if all their times are odd. */
+/* Sets the fate of each item; the newest must be the first. There may be at most 1,000 items, because the
+ * running time grows with the square of their number, or with its cube if the times of all items are
+ * implausible. */
 void retention_judge(const struct retention_rules *rules, const struct retention_clock *clock,
                      struct retention_item *items, size_t count);
 static inline bool retention_goes(enum retention_fate fate)
@@ -497,13 +522,13 @@ const char *retention_reason(enum retention_fate fate);
 
 /* ==== scrub ==== */
 
-/* Reads snapshots again, so that damage is known before anybody needs them: each one after its commit, and
- * then as often as the job's snapshot_scrub_every_s says. One snapshot at a time is read, past the page
- * cache, on a separate thread that yields to all others and works at most half of the time.
+/* Reads snapshots again, so that damage is known before anybody needs them. Each snapshot is read after its
+ * commit, and again whenever the job's snapshot_scrub_every_s has passed. One snapshot at a time is read,
+ * past the page cache. The thread that reads gives way to all others, and works at most half of the time.
  *
  * Each result is kept in checks/ID beside the snapshots (proto/snapshot_io/snapshot_io.h), so that a
- * coordinator that starts again knows when each snapshot was last read. Damage is reported as an event and
- * in the log. Loop thread only. */
+ * coordinator knows after a restart when each snapshot was last read. Damage is reported as an event and in
+ * the log. Loop thread only. */
 
 cairn_status coord_scrub_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Gives up the snapshot that is being read, and waits a moment for the thread. on_closed is called if the
@@ -513,8 +538,8 @@ void coord_scrub_close(struct coord *cluster, void (*on_closed)(void *context), 
  * thread hangs in the storage. The thread may read the cluster's `storage` when it continues, so `storage`
  * must not be freed before the process ends. */
 bool coord_scrub_free(struct coord *cluster) CAIRN_MUST_CHECK;
-/* Asks that the job's snapshot be read before those that are due. If more than 64 snapshots are asked for
- * at a time, the others are read only when they are due. */
+/* Asks that the job's snapshot be read before those that are due. At most 64 snapshots can be asked for at
+ * a time; any other is read when it is due. */
 void coord_scrub_want(struct coord *cluster, const char *job, const char *id);
 /* Begins to read the next snapshot, if any is due. */
 void coord_scrub_tick(struct coord *cluster);
@@ -523,22 +548,24 @@ void coord_scrub_tick(struct coord *cluster);
 
 /* How often a job should take a snapshot: `cairn snapshot advise`.
  *
- * The answer is Young's rule (J. W. Young, "A first order approximation to the optimum checkpoint
- * interval", Communications of the ACM 17(9), 1974): the total loss, from the cost of snapshots and from
- * steps that are repeated after a fault, is least at an interval of sqrt(2 * MTBF * cost). The rule holds
- * while the cost is small against the MTBF. The cost is measured (above), and so is the time between faults
- * (the cluster's events), unless it is given. */
+ * The answer is given by Young's rule (J. W. Young, "A first order approximation to the optimum checkpoint
+ * interval", Communications of the ACM 17(9), 1974): time is lost by snapshots, and by steps that are
+ * repeated after a fault, and the total loss is least at an interval of sqrt(2 * MTBF * cost). The rule
+ * holds as long as the cost is small against the MTBF (mean time between faults). The cost is measured
+ * (above). The MTBF is given by the operator, or computed from the cluster's events. */
 
 struct advise_given {
-    double mtbf_s;  /* mean time between faults */
-    double cost_s;  /* cost of a snapshot, in training time; 0: too small to be measured */
-    double write_s; /* time from a snapshot's start to its commit, which is the least interval */
-    double step_s;  /* 0: not known */
+    double mtbf_s; /* mean time between faults */
+    double cost_s; /* cost of a snapshot, in training time; 0: too small to be measured */
+    /* time from a snapshot's start to its commit; no interval is shorter than this */
+    double write_s;
+    double step_s; /* 0: not known */
 };
 struct advise_found {
     uint32_t interval_s;     /* at least 1, at most CAIRN_SPEC_SNAPSHOT_S_MAX */
     uint64_t interval_steps; /* at least 1; 0: not known */
-    bool by_write;           /* Young's interval would be shorter than a snapshot takes */
+    /* true: a snapshot takes longer than Young's interval, so the interval is write_s */
+    bool by_write;
 };
 /* Applies the rule to the given values. Pure. */
 struct advise_found coord_advise(const struct advise_given *given);
