@@ -32,6 +32,15 @@ const char *message_name(uint16_t number)
     return type != NULL ? type->short_name : "?";
 }
 
+uint64_t *message_job(ProtobufCMessage *message)
+{
+    const ProtobufCMessageDescriptor *type = message->descriptor;
+    const ProtobufCFieldDescriptor *first = type->n_fields > 0 ? &type->fields[0] : NULL;
+    if (first == NULL || first->type != PROTOBUF_C_TYPE_FIXED64 || strcmp(first->name, "job") != 0)
+        return NULL;
+    return (uint64_t *)(void *)((uint8_t *)message + first->offset);
+}
+
 /* Real messages take up to about ten times their length in memory; see the test of a full spec. */
 #define UNPACK_FACTOR 24
 #define UNPACK_BASE   ((size_t)16 << 10)

@@ -517,6 +517,9 @@ const char *role_name(uint32_t role);
 const ProtobufCMessageDescriptor *message_type(uint16_t number);
 /* "JobOpen"; "?" for a number that is not a message. */
 const char *message_name(uint16_t number);
+/* Messages about a job have its number as their first field, `job`. Returns where the message has that
+ * number; NULL if its first field is another one. */
+uint64_t *message_job(ProtobufCMessage *message);
 
 /* protobuf_c_message_unpack under a budget: a message of a few bytes can ask for a thousand times its size
  * in structs, so its memory is bounded by a small multiple of its length. NULL if the message is malformed

@@ -141,8 +141,10 @@ static void end_part(struct coord_adoptee *job, cairn_status status, const char 
     coord_calls_reply(job->from, request, status, why);
 }
 
-void coord_adopt_on_part(struct coord_session *session, uint32_t request, const Cairn__Part *part)
+/* Takes a shard's Part, or one of its Pages. */
+static void on_part_told(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__Part *part = any;
     struct coord_adoptee *job = find_request(session, request);
     if (job == NULL) return;
     paged_release(&job->spec);
@@ -153,8 +155,9 @@ void coord_adopt_on_part(struct coord_session *session, uint32_t request, const 
         end_part(job, CAIRN_ERR_MALFORMED, "it sent a part without a spec or a layout");
 }
 
-void coord_adopt_on_page(struct coord_session *session, uint32_t request, const Cairn__Page *page)
+static void on_page(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__Page *page = any;
     struct coord_adoption *adoption = session->cluster->adoption;
     struct coord_adoptee *job = find_request(session, request);
     if (job == NULL) return;
@@ -238,9 +241,10 @@ static void give_question_up(struct coord_adoption *adoption)
 
 /* ---- the request ---- */
 
-void coord_adopt(struct coord_session *session, uint32_t request,
-                 const Cairn__ClusterAdopt *message)
+/* Begins an adoption, or only plans one. The session is answered at the end. */
+static void on_cluster_adopt(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__ClusterAdopt *message = any;
     struct coord *cluster = session->cluster;
     struct coord_adoption *adoption = cluster->adoption != NULL ? NULL
                                                                 : calloc(1, sizeof *adoption);
@@ -767,3 +771,12 @@ static void adoption_write(struct coord_adoption *adoption)
     adoption->task = (struct task) { .run = run_write, .done = on_written, .item_count = 1 };
     pool_submit(adoption->cluster->saves.pool, &adoption->task);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_adopt_rows[] = {
+    { CAIRN_MSG_CLUSTER_ADOPT, CAIRN_FROM_ADMIN, .by_session = on_cluster_adopt },
+    { CAIRN_MSG_PART, CAIRN_FROM_SHARD, .by_session = on_part_told },
+    { CAIRN_MSG_PAGE, CAIRN_FROM_SHARD, .by_session = on_page },
+    { 0 },
+};

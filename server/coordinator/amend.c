@@ -602,6 +602,8 @@ static void answer_amender(struct coord_member *member, cairn_status status, con
     coord_amend_failed(member, status, text);
 }
 
+static void on_worker_amends(struct coord_member *member, uint32_t request, const void *any);
+
 /* Begins the waiting amendments, one after another, until one of them is being stored. */
 static void take_waiting(struct coord_job *job)
 {
@@ -613,7 +615,7 @@ static void take_waiting(struct coord_job *job)
             continue;
         }
         m->amend.later = NULL;
-        if (m->amend.request != 0) coord_job_amend(m, m->amend.request, amend);
+        if (m->amend.request != 0) on_worker_amends(m, m->amend.request, amend);
         cairn__job_amend__free_unpacked(amend, NULL);
         m = job->members.list; // the amendment may have expelled some members
     }
@@ -778,8 +780,10 @@ static cairn_status wait_for_another(struct coord_member *member, const Cairn__J
     return member->amend.later != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn__JobAmend *amend)
+/* Judges an amendment, and applies it as soon as it is durable. The member is answered after that. */
+static void on_worker_amends(struct coord_member *member, uint32_t request, const void *any)
 {
+    const Cairn__JobAmend *amend = any;
     struct coord_job *job = member->job;
     const struct coord_amending *amending = job->amends.amending;
     struct sentence why = { "out of memory to amend it" };
@@ -809,9 +813,10 @@ static cairn_status judge_admin(const struct coord_job *job, struct sentence *wh
     return CAIRN_OK;
 }
 
-void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
-                             const Cairn__JobAmend *amend)
+/* Does the same for an admin. */
+static void on_job_amend(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__JobAmend *amend = any;
     struct coord_job *job = coord_job_find(session->cluster, amend->name);
     struct sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
@@ -1042,3 +1047,11 @@ static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAm
     if (status == CAIRN_OK) status = unfreeze_tensors(next, amend, extends_out, why);
     return status;
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_amend_rows[] = {
+    { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_ADMIN, .by_session = on_job_amend },
+    { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_WORKER, .by_member = on_worker_amends },
+    { 0 },
+};

@@ -277,22 +277,43 @@ cairn_status coord_shard_forget(struct coord *cluster, const char *name,
 /* A process that was probed and does not answer loses its entry. */
 void coord_shards_tick(struct coord *cluster);
 
-/* ==== handlers ==== */
+/* ==== messages ==== */
 
-/* Handlers of checked frames, one for each role. Each returns false if the role may not send such a
- * message. */
+/* Who may send a message, and what the sender must have. */
+enum coord_sender {
+    CAIRN_FROM_ADMIN = 1, /* a request of the command line */
+    CAIRN_FROM_SHARD,
+    CAIRN_FROM_PART, /* a shard that has a part of the message's job; from another one it is ignored */
+    CAIRN_FROM_TRAINER, /* a worker or a reader, whether it is a member of the job or not */
+    CAIRN_FROM_MEMBER,  /* a request of an attached worker or reader of the message's job */
+    CAIRN_FROM_WORKER,  /* a request of an attached worker of the message's job */
+};
 
-bool coord_handle_worker(struct coord_session *session, const struct wire_frame *frame,
-                         const ProtobufCMessage *message);
-bool coord_handle_shard(struct coord_session *session, const struct wire_frame *frame,
-                        const ProtobufCMessage *message);
-bool coord_handle_admin(struct coord_session *session, const struct wire_frame *frame,
-                        const ProtobufCMessage *message);
-/* status.c */
-void coord_status_answer(struct coord_session *session, uint32_t request);
-void coord_job_list_answer(struct coord_session *session, uint32_t request);
-void coord_job_show_answer(struct coord_session *session, uint32_t request,
-                           const Cairn__JobShow *show);
+struct coord_member; /* job.h */
+
+/* A message that may be sent to the coordinator, and the one function that handles it. `message` is the
+ * message of that type, unpacked, and valid until the function returns. by_part and by_frame return false if
+ * the message is malformed. */
+struct coord_row {
+    uint16_t type; /* 0: the end of a table */
+    enum coord_sender from;
+    void (*by_session)(struct coord_session *session, uint32_t request, const void *message);
+    void (*by_member)(struct coord_member *member, uint32_t request, const void *message);
+    bool (*by_part)(struct coord_job *job, uint32_t shard, const void *message);
+    bool (*by_frame)(struct coord_session *session, const struct wire_frame *frame);
+    bool is_notice; /* from trainers: the message is no request, and has no answer */
+};
+
+/* Each file that handles messages has a table of them; messages.c lists the tables. */
+extern const struct coord_row coord_adopt_rows[], coord_amend_rows[], coord_digests_rows[],
+    coord_drain_rows[], coord_events_rows[], coord_jobs_rows[], coord_keep_rows[],
+    coord_keys_rows[], coord_leases_rows[], coord_members_rows[], coord_openings_rows[],
+    coord_reshard_rows[], coord_reshard_asked_rows[], coord_restore_rows[], coord_status_rows[],
+    coord_tiles_rows[], coord_waiting_rows[];
+
+/* Handles a checked frame. False: the session's role may not send such a message, or it is malformed. */
+bool coord_handle_message(struct coord_session *session, const struct wire_frame *frame,
+                          ProtobufCMessage *message);
 
 /* ==== asked ==== */
 

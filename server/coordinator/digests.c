@@ -457,9 +457,10 @@ static void judge_advice(Cairn__SnapshotAdvice *out, struct sentence *note)
         sentence_set(note, "as often as one can be written: Young's rule asks for more");
 }
 
-void coord_snapshot_advise(struct coord_session *session, uint32_t request,
-                           const Cairn__SnapshotAdvise *message)
+/* Answers the session. CAIRN_ERR_NOT_FOUND: there is no such job. Loop thread. */
+static void on_snapshot_advise(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__SnapshotAdvise *message = any;
     struct coord_job *job = coord_job_find(session->cluster, message->job);
     Cairn__SnapshotAdvice advice = CAIRN__SNAPSHOT_ADVICE__INIT;
     struct sentence text;
@@ -477,3 +478,10 @@ void coord_snapshot_advise(struct coord_session *session, uint32_t request,
     advice.note = text.text;
     coord_session_send(session, CAIRN_MSG_SNAPSHOT_ADVICE, request, &advice.base);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_digests_rows[] = {
+    { CAIRN_MSG_SNAPSHOT_ADVISE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_advise },
+    { 0 },
+};

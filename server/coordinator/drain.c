@@ -408,9 +408,11 @@ static cairn_status judge_drain(const struct coord *cluster, const struct coord_
     return CAIRN_OK;
 }
 
-void coord_member_drain(struct coord_session *session, uint32_t request,
-                        const Cairn__MemberDrain *message)
+/* Drains a shard, at an operator's request. Done is sent when the shard is drained or, without `wait`, when
+ * the store has recorded the drain. A coordinator that starts later continues the drain. */
+static void on_member_drain(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__MemberDrain *message = any;
     struct coord *cluster = session->cluster;
     struct coord_shard_entry *entry = coord_shard_find(cluster, message->name);
     struct sentence why;
@@ -438,8 +440,11 @@ void coord_member_drain(struct coord_session *session, uint32_t request,
         advance_drain(entry, cluster);
 }
 
-void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn__DrainMe *message)
+/* Drains a shard at its own request, because it is being stopped. If the shard cannot be drained, or if
+ * three quarters of the time that it has left are over, its jobs are saved. */
+static void on_drain_me(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__DrainMe *message = any;
     struct coord_shard_entry *entry = session->entry;
     struct coord *cluster = session->cluster;
     struct sentence why;
@@ -613,8 +618,9 @@ static cairn_status judge_park(const struct coord_job *job, bool parked, struct 
     return is_moving && parked != job->park.wanted ? refuse_parked(job, why) : CAIRN_OK;
 }
 
-void coord_job_park(struct coord_session *session, uint32_t request, const Cairn__JobPark *message)
+static void on_job_park(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__JobPark *message = any;
     struct coord_job *job = coord_job_find(session->cluster, message->name);
     struct sentence why;
     cairn_status status = job == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
@@ -678,4 +684,13 @@ const struct coord_operation coord_parking = {
     .refuse = refuse_parked,
     .waiting = park_waiting,
     .until = "until the job is not parked any more",
+};
+
+/* ==== messages ==== */
+
+const struct coord_row coord_drain_rows[] = {
+    { CAIRN_MSG_MEMBER_DRAIN, CAIRN_FROM_ADMIN, .by_session = on_member_drain },
+    { CAIRN_MSG_JOB_PARK, CAIRN_FROM_ADMIN, .by_session = on_job_park },
+    { CAIRN_MSG_DRAIN_ME, CAIRN_FROM_SHARD, .by_session = on_drain_me },
+    { 0 },
 };

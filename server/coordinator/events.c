@@ -204,9 +204,9 @@ static void fill_event(Cairn__Event *out, const struct stored_event *event)
     out->text = wire_text(event->text);
 }
 
-void coord_events_answer(struct coord_session *session, uint32_t request,
-                         const Cairn__EventsGet *get)
+static void on_events_get(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__EventsGet *get = any;
     const struct coord_events *events = &session->cluster->events;
     Cairn__Event filled[PAGE_EVENTS];
     Cairn__Event *list[PAGE_EVENTS];
@@ -344,9 +344,9 @@ static cairn_status begin_backup(struct coord_session *session, uint32_t request
     return CAIRN_OK;
 }
 
-void coord_backup_begin(struct coord_session *session, uint32_t request,
-                        const Cairn__ClusterBackup *message)
+static void on_cluster_backup(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__ClusterBackup *message = any;
     struct sentence why;
     cairn_status status = judge_backup(session->cluster, message->path, &why);
     if (status == CAIRN_OK) status = begin_backup(session, request, message->path, &why);
@@ -800,3 +800,11 @@ void coord_clock_look(struct coord *cluster)
     if (wall_watch(&cluster->clock.wall, jump))
         coord_event_note(cluster, CAIRN_EVENT_CLOCK, NULL, NULL, "%s", jump);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_events_rows[] = {
+    { CAIRN_MSG_CLUSTER_BACKUP, CAIRN_FROM_ADMIN, .by_session = on_cluster_backup },
+    { CAIRN_MSG_EVENTS_GET, CAIRN_FROM_ADMIN, .by_session = on_events_get },
+    { 0 },
+};

@@ -62,9 +62,6 @@ struct coord_openings {
     bool contested;           /* true: an opening waits until its rank is free, or is put off */
 };
 
-/* Handles JobOpen. The answer is sent at once, or when the job exists. */
-void coord_member_open(struct coord_session *session, uint32_t request,
-                       const Cairn__JobOpen *message);
 /* Takes a page of the spec that a JobOpen announced. */
 void coord_member_page(struct coord_session *session, uint32_t request, const Cairn__Page *page);
 /* Checks that the spec's bounds of workers are within round.workers_max. CAIRN_ERR_INVALID. */
@@ -130,8 +127,6 @@ struct coord_member_init {
     uint8_t *held; /* owned: [tensor_count]: InitDone.held; NULL: nothing is to be compared */
 };
 
-void coord_member_init_done(struct coord_member *member, uint32_t request,
-                            const Cairn__InitDone *message);
 /* Seals the initial state, if a seal is wanted and all shards are up. */
 void coord_job_try_seal(struct coord_job *job);
 
@@ -629,8 +624,6 @@ cairn_status coord_settings_payload(const struct job_spec_data *was,
 
 /* A job is dropped because an operator asks for it. */
 
-void coord_job_remove(struct coord_session *session, uint32_t request,
-                      const Cairn__JobRemove *message);
 /* Called after the sessions and the saves are closed: no answer can reach the drops that are left. */
 void coord_drops_close(struct coord *cluster);
 

@@ -734,9 +734,9 @@ static void stop_dropped_job(struct coord_job *job)
     if (!job->stored || saved.status != CAIRN_OK) on_saved(&saved);
 }
 
-void coord_job_remove(struct coord_session *session, uint32_t request,
-                      const Cairn__JobRemove *message)
+static void on_job_remove(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__JobRemove *message = any;
     struct sentence why;
     struct coord_job *job = coord_job_find(session->cluster, message->name);
     struct coord_drop *drop = NULL;
@@ -755,3 +755,10 @@ void coord_job_remove(struct coord_session *session, uint32_t request,
     if (drop != NULL) free_drop(drop);
     coord_session_error(session, request, status, why.text);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_jobs_rows[] = {
+    { CAIRN_MSG_JOB_REMOVE, CAIRN_FROM_ADMIN, .by_session = on_job_remove },
+    { 0 },
+};

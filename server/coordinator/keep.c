@@ -199,9 +199,9 @@ void coord_snapshot_keep(struct coord *cluster, const char *job)
     if (!coord_work_start(&k->work, cluster, NULL, 0)) free_keeping(k);
 }
 
-void coord_snapshot_prune(struct coord_session *session, uint32_t request,
-                          const Cairn__SnapshotPrune *message)
+static void on_snapshot_prune(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__SnapshotPrune *message = any;
     struct sentence why;
     if (!job_name_ok(message->job)) {
         sentence_set(&why, "\"%.100s\" is not a name of a job; see `cairn job list`", message->job);
@@ -708,9 +708,9 @@ static cairn_status begin_removal(struct coord *cluster, struct coord_session *s
     return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
 }
 
-void coord_snapshot_remove(struct coord_session *session, uint32_t request,
-                           const Cairn__SnapshotRemove *message)
+static void on_snapshot_remove(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__SnapshotRemove *message = any;
     struct sentence why;
     uint64_t generation, step;
     char *folder = NULL;
@@ -841,9 +841,9 @@ static cairn_status judge_tag(const Cairn__SnapshotTag *message, struct sentence
     return CAIRN_OK;
 }
 
-void coord_snapshot_tag(struct coord_session *session, uint32_t request,
-                        const Cairn__SnapshotTag *message)
+static void on_snapshot_tag(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__SnapshotTag *message = any;
     struct sentence why;
     cairn_status status = judge_tag(message, &why);
     struct tagging *t = status == CAIRN_OK ? calloc(1, sizeof *t) : NULL;
@@ -982,3 +982,12 @@ cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, 
     }
     return finding.status;
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_keep_rows[] = {
+    { CAIRN_MSG_SNAPSHOT_REMOVE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_remove },
+    { CAIRN_MSG_SNAPSHOT_PRUNE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_prune },
+    { CAIRN_MSG_SNAPSHOT_TAG, CAIRN_FROM_ADMIN, .by_session = on_snapshot_tag },
+    { 0 },
+};

@@ -239,8 +239,10 @@ void coord_keys_fill(const struct coord *cluster, struct keys_message *room)
     coord_keys_fill_list(cluster, cluster->keys->list, cluster->keys->count, room);
 }
 
-void coord_keys_answer(struct coord_session *session, uint32_t request)
+/* ---- requests of admins ---- */
+static void on_keys_get(struct coord_session *session, uint32_t request, const void *any)
 {
+    (void)any;
     struct keys_message message;
     coord_keys_fill(session->cluster, &message);
     coord_session_send(session, CAIRN_MSG_KEYS, request, &message.keys.base);
@@ -360,9 +362,9 @@ static cairn_status judge_trust(struct coord_keys *keys, const char *text, struc
     return CAIRN_OK;
 }
 
-void coord_key_trust(struct coord_session *session, uint32_t request,
-                     const Cairn__KeyTrust *message)
+static void on_key_trust(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__KeyTrust *message = any;
     struct coord *cluster = session->cluster;
     struct coord_keys *keys = cluster->keys;
     struct sentence why = { "" };
@@ -388,3 +390,11 @@ void coord_key_trust(struct coord_session *session, uint32_t request,
     keys->is_changing = false;
     coord_waiters_fail(&keys->waiter, status, why.text);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_keys_rows[] = {
+    { CAIRN_MSG_KEYS_GET, CAIRN_FROM_ADMIN, .by_session = on_keys_get },
+    { CAIRN_MSG_KEY_TRUST, CAIRN_FROM_ADMIN, .by_session = on_key_trust },
+    { 0 },
+};

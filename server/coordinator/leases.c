@@ -314,9 +314,10 @@ static cairn_status judge_take(const struct coord_member *member, const Cairn__L
     return CAIRN_OK;
 }
 
-void coord_lease_take(struct coord_member *member, uint32_t request,
-                      const Cairn__LeaseTake *message)
+/* Handles LeaseTake. The answer is sent at once or later. */
+static void on_lease_take(struct coord_member *member, uint32_t request, const void *any)
 {
+    const Cairn__LeaseTake *message = any;
     struct coord_job *job = member->job;
     const struct cairn_version wanted = { message->generation, message->step };
     struct coord_lease *lease = find_lease(member, wanted);
@@ -346,7 +347,7 @@ void coord_lease_take(struct coord_member *member, uint32_t request,
 
 /* ---- ending ---- */
 
-void coord_lease_drop(struct coord_member *member, const Cairn__LeaseDrop *message)
+static void drop_lease(struct coord_member *member, const Cairn__LeaseDrop *message)
 {
     const struct cairn_version version = { message->generation, message->step };
     struct coord_lease *lease = member->job->leases.list;
@@ -462,8 +463,9 @@ static void on_reserved(const struct coord_saved *saved)
     }
 }
 
-void coord_member_write(struct coord_member *member, uint32_t request)
+static void on_write_begin(struct coord_member *member, uint32_t request, const void *any)
 {
+    (void)any;
     struct coord_job *job = member->job;
     struct sentence why;
     member->write.request = request;
@@ -487,3 +489,19 @@ void coord_member_write(struct coord_member *member, uint32_t request)
     else
         fail_write(member, status, why.text);
 }
+
+/* ==== messages ==== */
+
+static void on_lease_drop(struct coord_member *member, uint32_t request, const void *any)
+{
+    struct coord_session *session = member->session; // the call below may remove the member
+    drop_lease(member, any);
+    coord_session_done(session, request);
+}
+
+const struct coord_row coord_leases_rows[] = {
+    { CAIRN_MSG_WRITE_BEGIN, CAIRN_FROM_WORKER, .by_member = on_write_begin },
+    { CAIRN_MSG_LEASE_DROP, CAIRN_FROM_MEMBER, .by_member = on_lease_drop },
+    { CAIRN_MSG_LEASE_TAKE, CAIRN_FROM_MEMBER, .by_member = on_lease_take },
+    { 0 },
+};

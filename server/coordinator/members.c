@@ -206,12 +206,19 @@ void coord_member_put_out(struct coord_member *member, cairn_status status, cons
     if (contributes && job->core != NULL) coord_job_event(job, &event);
 }
 
-void coord_member_fault(struct coord_job *job, uint64_t id, const char *text)
+/* A shard cannot read what the member pushed: expels the member. The open round is repeated without the
+ * member. */
+static bool on_member_fault(struct coord_job *job, uint32_t shard, const void *any)
 {
+    const Cairn__MemberFault *message = any;
+    (void)shard;
+    const uint64_t id = message->member;
+    const char *text = message->text;
     struct coord_member *member = coord_job_member(job, id);
-    if (coord_groups_fault(job, id, text) || member == NULL) return;
+    if (coord_groups_fault(job, id, text) || member == NULL) return true;
     coord_member_put_out(member, CAIRN_ERR_NO_MEMORY, text);
     coord_gate_update(job);
+    return true;
 }
 
 /* ---- joining ---- */
@@ -798,9 +805,11 @@ static void make_room(struct coord_member *member, uint64_t now_ms)
     coord_session_error(member->session, request, CAIRN_ERR_BUSY, why.text);
 }
 
-void coord_member_version_wait(struct coord_member *member, uint32_t request,
-                               const Cairn__VersionWait *message)
+/* Begins a wait, which is answered as soon as possible. If CAIRN_MEMBER_WAITS_MAX threads wait already, the
+ * peer is answered with CAIRN_ERR_BUSY. */
+static void on_version_wait(struct coord_member *member, uint32_t request, const void *any)
 {
+    const Cairn__VersionWait *message = any;
     const uint64_t now_ms = uv_now(member->session->cluster->loop);
     struct coord_version_wait wait = { .request = request, .state = message->client_state };
     if (!wait.state) wait.wanted = (struct cairn_version) { message->generation, message->step };
@@ -845,3 +854,11 @@ void coord_members_tell_version(struct coord_job *job)
     job->members.version_sent = now;
     coord_members_answer_versions(job);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_members_rows[] = {
+    { CAIRN_MSG_MEMBER_FAULT, CAIRN_FROM_PART, .by_part = on_member_fault },
+    { CAIRN_MSG_VERSION_WAIT, CAIRN_FROM_MEMBER, .by_member = on_version_wait },
+    { 0 },
+};

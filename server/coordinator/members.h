@@ -31,8 +31,6 @@ uint64_t coord_job_still_ms(const struct coord_job *job);
 /* Called when the job's members are put out for a restore. Keeps the longest of their pauses, because the
  * restored job must wait for its end, too. */
 void coord_job_keep_pauses(struct coord_job *job);
-/* Handles and answers Pause, which begins or ends a pause. */
-void coord_member_pause(struct coord_member *member, uint32_t request, const Cairn__Pause *pause);
 
 /* ==== members ==== */
 
@@ -60,9 +58,6 @@ void coord_member_leave(struct coord_member *member, const char *reason);
 void coord_member_lost(struct coord_member *member, const char *reason);
 /* Expels the member, and tells the core: the round continues without it. */
 void coord_member_put_out(struct coord_member *member, cairn_status status, const char *text);
-/* A shard cannot read what the member pushed: expels the member. The open round is repeated without the
- * member. */
-void coord_member_fault(struct coord_job *job, uint64_t id, const char *text);
 /* Expels a member that may not continue: its requests fail with this status, the shards drop the member,
  * and the member is freed. If the member was no longer opening the job, it is also sent an Error, and its
  * connection is closed unless it has other jobs open. The core is not told: the caller does that. */
@@ -218,10 +213,6 @@ struct coord_version_waits {
     uint32_t count;
 };
 
-/* Begins a wait, which is answered as soon as possible. If CAIRN_MEMBER_WAITS_MAX threads wait already, the
- * peer is answered with CAIRN_ERR_BUSY. */
-void coord_member_version_wait(struct coord_member *member, uint32_t request,
-                               const Cairn__VersionWait *message);
 /* Answers the waits whose version has been reached. */
 void coord_members_answer_versions(struct coord_job *job);
 /* Called after an event of the core: tells members the version, if they were last told another one. */
@@ -341,8 +332,6 @@ struct coord_member_tiles {
     bool arriving, declared;
 };
 
-void coord_tiles_declare(struct coord_member *member, uint32_t request,
-                         const Cairn__TilesDeclare *message);
 void coord_tiles_page(struct coord_session *session, uint32_t request, const Cairn__Page *page);
 /* Called when the worker asks for a round. If neither this worker nor another member of the job has
  * declared tiles, the job has no tiles from now on. */
@@ -404,10 +393,6 @@ struct coord_leases {
     struct coord_held_version *held; /* owned: the versions that are leased */
 };
 
-/* Handles LeaseTake. The answer is sent at once or later. */
-void coord_lease_take(struct coord_member *member, uint32_t request,
-                      const Cairn__LeaseTake *message);
-void coord_lease_drop(struct coord_member *member, const Cairn__LeaseDrop *message);
 /* Called when rounds may continue: takes the leases that wait. Not to be called during an event of the
  * core. */
 void coord_leases_advance(struct coord_job *job);
@@ -433,8 +418,6 @@ struct coord_write {
     uint32_t request;
     bool reserves; /* the request waits until reserved generations are durable */
 };
-
-void coord_member_write(struct coord_member *member, uint32_t request);
 
 /* ==== unheard ==== */
 

@@ -33,9 +33,9 @@ static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
 }
 
 /* Makes shards drop the parts of a job that this store does not know, because an operator asks for it. */
-static void forget_strangers(struct coord_session *session, uint32_t request,
-                             const Cairn__ClusterForget *message)
+static void on_cluster_forget(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__ClusterForget *message = any;
     struct coord *cluster = session->cluster;
     struct coord_strangers strangers;
     struct sentence why;
@@ -63,9 +63,9 @@ static void forget_strangers(struct coord_session *session, uint32_t request,
     coord_strangers_release(&strangers);
 }
 
-static void on_shard_forget(struct coord_session *session, uint32_t request,
-                            const Cairn__ShardForget *forget)
+static void on_shard_forget(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__ShardForget *forget = any;
     struct sentence why;
     const cairn_status status = coord_shard_forget(session->cluster, forget->name, &why);
     if (status == CAIRN_OK)
@@ -76,9 +76,10 @@ static void on_shard_forget(struct coord_session *session, uint32_t request,
 
 /* ---- jobs ---- */
 
-static void on_job_spec(struct coord_session *session, uint32_t request, const char *name)
+static void on_job_spec_get(struct coord_session *session, uint32_t request, const void *any)
 {
-    const struct coord_job *job = coord_job_named(session, request, name);
+    const Cairn__JobSpecGet *get = any;
+    const struct coord_job *job = coord_job_named(session, request, get->name);
     if (job == NULL) return;
     Cairn__JobSpecTold told = CAIRN__JOB_SPEC_TOLD__INIT;
     told.spec_bytes = job->planned.spec->size;
@@ -98,9 +99,22 @@ static void begin_snapshot(struct coord_session *session, uint32_t request, cons
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-static void cancel_snapshot(struct coord_session *session, uint32_t request,
-                            const Cairn__SnapshotCancel *cancel)
+static void on_job_digest_get(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__JobDigestGet *get = any;
+    begin_snapshot(session, request, get->name, false, true);
+}
+
+static void on_admin_creates_snapshot(struct coord_session *session, uint32_t request,
+                                      const void *any)
+{
+    const Cairn__SnapshotCreate *create = any;
+    begin_snapshot(session, request, create->job, true, create->wait);
+}
+
+static void on_snapshot_cancel(struct coord_session *session, uint32_t request, const void *any)
+{
+    const Cairn__SnapshotCancel *cancel = any;
     struct coord_job *job = coord_job_named(session, request, cancel->job);
     struct sentence why;
     if (job == NULL) return;
@@ -109,8 +123,9 @@ static void cancel_snapshot(struct coord_session *session, uint32_t request,
 }
 
 static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t request,
-                                         const Cairn__WhoIsAwaited *message)
+                                         const void *any)
 {
+    const Cairn__WhoIsAwaited *message = any;
     struct coord_job *job = message->name[0] != '\0'
                                 ? coord_job_find(session->cluster, message->name)
                                 : coord_job_by_id(session->cluster, message->job);
@@ -124,74 +139,9 @@ static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t
     coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
-/* A row of the table of messages that a role may send: the type, the message struct, and the call. The
- * call names the message `m`. */
-#define ON(type, Message, call)                            \
-    case CAIRN_MSG_##type: {                               \
-        const Cairn__##Message *m = (const void *)message; \
-        (void)m;                                           \
-        call;                                              \
-        return true;                                       \
-    }
-
-bool coord_handle_admin(struct coord_session *session, const struct wire_frame *frame,
-                        const ProtobufCMessage *message)
-{
-    const uint32_t request = frame->request;
-    if (frame->type == CAIRN_MSG_HEARTBEAT) return true;
-    if (request == 0) return false;
-    coord_asked_note(session, frame, message);
-    switch (frame->type) {
-        ON(CLUSTER_STATUS_GET, ClusterStatusGet, coord_status_answer(session, request))
-        ON(CLUSTER_ADOPT, ClusterAdopt, coord_adopt(session, request, m))
-        ON(CLUSTER_FORGET, ClusterForget, forget_strangers(session, request, m))
-        ON(CLUSTER_BACKUP, ClusterBackup, coord_backup_begin(session, request, m))
-        ON(KEYS_GET, KeysGet, coord_keys_answer(session, request))
-        ON(KEY_TRUST, KeyTrust, coord_key_trust(session, request, m))
-        ON(SHARD_FORGET, ShardForget, on_shard_forget(session, request, m))
-        ON(EVENTS_GET, EventsGet, coord_events_answer(session, request, m))
-        ON(RESHARD_ASK, ReshardAsk, coord_reshard_ask(session, request, m))
-        ON(MEMBER_DRAIN, MemberDrain, coord_member_drain(session, request, m))
-        ON(JOB_LIST_GET, JobListGet, coord_job_list_answer(session, request))
-        ON(JOB_SHOW, JobShow, coord_job_show_answer(session, request, m))
-        ON(JOB_SPEC_GET, JobSpecGet, on_job_spec(session, request, m->name))
-        ON(JOB_AMEND, JobAmend, coord_job_amend_by_name(session, request, m))
-        ON(JOB_REMOVE, JobRemove, coord_job_remove(session, request, m))
-        ON(JOB_PARK, JobPark, coord_job_park(session, request, m))
-        ON(JOB_DIGEST_GET, JobDigestGet, begin_snapshot(session, request, m->name, false, true))
-        ON(WHO_IS_AWAITED, WhoIsAwaited, on_admin_asks_who_is_awaited(session, request, m))
-        ON(SNAPSHOT_CREATE, SnapshotCreate, begin_snapshot(session, request, m->job, true, m->wait))
-        ON(SNAPSHOT_CANCEL, SnapshotCancel, cancel_snapshot(session, request, m))
-        ON(SNAPSHOT_LIST_GET, SnapshotListGet, coord_snapshots_list(session, request, m->job))
-        ON(SNAPSHOT_SHOW, SnapshotShow, coord_snapshots_show(session, request, m->job, m->id))
-        ON(SNAPSHOT_REMOVE, SnapshotRemove, coord_snapshot_remove(session, request, m))
-        ON(SNAPSHOT_PRUNE, SnapshotPrune, coord_snapshot_prune(session, request, m))
-        ON(SNAPSHOT_ADVISE, SnapshotAdvise, coord_snapshot_advise(session, request, m))
-        ON(SNAPSHOT_TAG, SnapshotTag, coord_snapshot_tag(session, request, m))
-        ON(SNAPSHOT_RESTORE, SnapshotRestore, coord_restore_begin(session, request, m))
-    }
-    return false;
-}
-
 /* ==== handlers shard ==== */
 
 /* Handles what shards send: replies to questions, and reports for the cores of their jobs. */
-
-/* Returns the job, and the shard's index in the job. Returns NULL if the message is about a job that is
- * gone, or about a job in which the shard has no part. This is no fault, because the job may have been
- * dropped while the message was in flight. */
-static struct coord_job *place_of(struct coord_session *session, uint64_t job_id,
-                                  uint32_t *shard_out)
-{
-    struct coord_job *job = coord_job_by_id(session->cluster, job_id);
-    if (job == NULL || session->entry == NULL) return NULL;
-    CAIRN_EACH_SHARD (job, i) {
-        if (job->shards[i].entry != session->entry || !job->shards[i].up) continue;
-        *shard_out = i;
-        return job;
-    }
-    return NULL;
-}
 
 static bool read_u64(const Cairn__ReducedValue *value, uint64_t *out)
 {
@@ -229,14 +179,12 @@ static struct round_untouched *read_untouched(const Cairn__Reduced *message)
     return list;
 }
 
-static bool on_reduced(struct coord_session *session, const Cairn__Reduced *message)
+static bool on_reduced(struct coord_job *job, uint32_t shard, const void *any)
 {
+    const Cairn__Reduced *message = any;
     struct step_sums sums;
-    uint32_t shard;
     if (!read_sums(message, &sums) || message->n_untouched_tensors != message->n_untouched_elems)
         return false;
-    struct coord_job *job = place_of(session, message->job, &shard);
-    if (job == NULL) return true;
     struct round_untouched *untouched = read_untouched(message);
     if (untouched == NULL) return false; // the shard repeats the message after a reconnect
     coord_halts_reduced(job, shard, message, sums.nonfinite);
@@ -252,11 +200,9 @@ static bool on_reduced(struct coord_session *session, const Cairn__Reduced *mess
     return true;
 }
 
-static void on_published(struct coord_session *session, const Cairn__Published *message)
+static bool on_published(struct coord_job *job, uint32_t shard, const void *any)
 {
-    uint32_t shard;
-    struct coord_job *job = place_of(session, message->job, &shard);
-    if (job == NULL) return;
+    const Cairn__Published *message = any;
     step_ring_take(&job->shards[shard].times, message->times);
     coord_halts_take(job, shard, message);
     const struct round_event event = { .kind = CAIRN_ROUND_PUBLISHED,
@@ -266,6 +212,7 @@ static void on_published(struct coord_session *session, const Cairn__Published *
                                        .version = { message->generation, message->step },
                                        .nonfinite = message->nonfinite > 0 };
     coord_job_event(job, &event);
+    return true;
 }
 
 /* Converts the message; `out` borrows its payload. CAIRN_ERR_MALFORMED. */
@@ -284,15 +231,13 @@ static cairn_status decision_of_message(const Cairn__Decision *message, struct d
     return CAIRN_OK;
 }
 
-static bool on_answer(struct coord_session *session, const Cairn__Answer *message)
+static bool on_answer(struct coord_job *job, uint32_t shard, const void *any)
 {
+    const Cairn__Answer *message = any;
     struct decision last = { .kind = CAIRN_DECISION_NONE };
-    uint32_t shard;
     if (message->phase > CAIRN_STEP_JOINING) return false;
     if (message->last != NULL && decision_of_message(message->last, &last) != CAIRN_OK)
         return false;
-    struct coord_job *job = place_of(session, message->job, &shard);
-    if (job == NULL) return true;
     coord_tiles_heard(job, message->tiles_world);
     const struct round_event event = { .kind = CAIRN_ROUND_ANSWER,
                                        .shard = shard,
@@ -306,13 +251,12 @@ static bool on_answer(struct coord_session *session, const Cairn__Answer *messag
     return true;
 }
 
-static bool on_lacks(struct coord_session *session, const Cairn__Lacks *message)
+static bool on_lacks(struct coord_job *job, uint32_t shard, const void *any)
 {
+    const Cairn__Lacks *message = any;
     const size_t count = message->n_members;
-    uint32_t shard;
     if (message->n_micros != count || message->n_flags != count) return false;
-    struct coord_job *job = place_of(session, message->job, &shard);
-    struct round_lack *lacks = job == NULL ? NULL : calloc(count + 1, sizeof *lacks);
+    struct round_lack *lacks = calloc(count + 1, sizeof *lacks);
     // if there is no memory, the shard is asked again at the next deadline
     if (lacks == NULL) return true;
     for (size_t i = 0; i < count; i++)
@@ -349,8 +293,10 @@ static void take_storage(struct coord_shard_entry *entry, const char *why)
         log_info("shard %s can save snapshots again", entry->name);
 }
 
-static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heartbeat *message)
+static void on_shard_heartbeat(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__Heartbeat *message = any;
+    (void)request;
     if (session->entry == NULL) return;
     coord_unheard_take(session, message->unheard, message->n_unheard);
     if (message->stats == NULL) return;
@@ -361,51 +307,51 @@ static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heart
     coord_snapshot_on_progress(session->cluster, session->entry, message);
 }
 
-static void on_snapshot_part(struct coord_session *session, const Cairn__SnapshotPart *message)
+/* Returns the job, and the shard's index in the job. Returns NULL if the message is about a job that is
+ * gone, or about a job in which the shard has no part. This is no fault, because the job may have been
+ * dropped while the message was in flight. */
+static struct coord_job *place_of(struct coord_session *session, uint64_t job_id,
+                                  uint32_t *shard_out)
 {
+    struct coord_job *job = coord_job_by_id(session->cluster, job_id);
+    if (job == NULL || session->entry == NULL) return NULL;
+    CAIRN_EACH_SHARD (job, i) {
+        if (job->shards[i].entry != session->entry || !job->shards[i].up) continue;
+        *shard_out = i;
+        return job;
+    }
+    return NULL;
+}
+
+static void on_snapshot_part(struct coord_session *session, uint32_t request, const void *any)
+{
+    const Cairn__SnapshotPart *message = any;
     uint32_t shard;
+    (void)request;
     if (coord_restore_on_part(session, message)) return;
     struct coord_job *job = place_of(session, message->job, &shard);
     if (job != NULL) coord_snapshot_on_part(job, shard, message);
 }
 
-/* A row for a message about a job of which the shard has a part. The message is ignored if the shard no
- * longer has a part. */
-#define ON_PART(type, Message, call)                                                             \
-    ON(type, Message, uint32_t shard; struct coord_job *job = place_of(session, m->job, &shard); \
-       if (job != NULL) call)
-
-bool coord_handle_shard(struct coord_session *session, const struct wire_frame *frame,
-                        const ProtobufCMessage *message)
+static void on_done(struct coord_session *session, uint32_t request, const void *any)
 {
-    const Cairn__Error *error = (const Cairn__Error *)message;
-    const uint32_t request = frame->request;
-    switch (frame->type) {
-        ON(HEARTBEAT, Heartbeat, on_shard_heartbeat(session, m))
-        ON(DONE, Done, coord_calls_reply(session->entry, request, CAIRN_OK, ""))
-        ON(PUBLISHED, Published, on_published(session, m))
-        ON_PART(PART_MOVED, PartMoved, coord_slice_moved(job, shard, m))
-        ON(SNAPSHOT_PART, SnapshotPart, on_snapshot_part(session, m))
-        ON_PART(MEMBER_FAULT, MemberFault, coord_member_fault(job, m->member, m->text))
-        ON(DRAIN_ME, DrainMe, coord_drain_me(session, request, m))
-        ON(PART, Part, coord_adopt_on_part(session, request, m))
-        ON(PAGE, Page, coord_adopt_on_page(session, request, m))
-    case CAIRN_MSG_ERROR:
-        coord_calls_reply(session->entry, request,
-                          status_known(error->status) && error->status != CAIRN_OK
-                              ? (cairn_status)error->status
-                              : CAIRN_ERR_INTERNAL,
-                          error->text);
-        return true;
-    case CAIRN_MSG_REDUCED: return on_reduced(session, (const Cairn__Reduced *)message);
-    case CAIRN_MSG_ANSWER: return on_answer(session, (const Cairn__Answer *)message);
-    case CAIRN_MSG_LACKS: return on_lacks(session, (const Cairn__Lacks *)message);
-    case CAIRN_MSG_HELD_JOBS:
-        if (!coord_shard_take_held(session, frame)) return false;
-        coord_openings_advance(session->cluster);
-        return true;
-    }
-    return false;
+    (void)any;
+    coord_calls_reply(session->entry, request, CAIRN_OK, "");
+}
+
+static void on_error(struct coord_session *session, uint32_t request, const void *any)
+{
+    const Cairn__Error *error = any;
+    const bool is_known = status_known(error->status) && error->status != CAIRN_OK;
+    coord_calls_reply(session->entry, request,
+                      is_known ? (cairn_status)error->status : CAIRN_ERR_INTERNAL, error->text);
+}
+
+static bool on_held_jobs(struct coord_session *session, const struct wire_frame *frame)
+{
+    if (!coord_shard_take_held(session, frame)) return false;
+    coord_openings_advance(session->cluster);
+    return true;
 }
 
 /* ==== handlers worker ==== */
@@ -446,8 +392,9 @@ static struct coord_member *attached_worker(struct coord_session *session, uint3
     return NULL;
 }
 
-static void on_round_begin(struct coord_member *member, uint32_t request)
+static void on_round_begin(struct coord_member *member, uint32_t request, const void *any)
 {
+    (void)any;
     member->begin_request = request;
     coord_tiles_begins(member);
     const struct round_event begin = { .kind = CAIRN_ROUND_WORKER_BEGIN, .member = member->id };
@@ -479,9 +426,9 @@ static cairn_status judge_driven(const struct coord_job *job, const Cairn__Round
     return CAIRN_OK;
 }
 
-static void on_round_commit(struct coord_member *member, uint32_t request,
-                            const Cairn__RoundCommit *message)
+static void on_round_commit(struct coord_member *member, uint32_t request, const void *any)
 {
+    const Cairn__RoundCommit *message = any;
     if (message->client_state.len > member->job->spec.client_state_max) {
         coord_session_error(member->session, request, CAIRN_ERR_INVALID,
                             "the client state is longer than the job's client_state_max");
@@ -523,32 +470,28 @@ static void cancel_write(struct coord_member *member, uint64_t round)
     coord_job_event(job, &unwrite);
 }
 
-static void on_write_cancel(struct coord_member *member, uint32_t request,
-                            const Cairn__WriteCancel *message)
+static void on_write_cancel(struct coord_member *member, uint32_t request, const void *any)
 {
+    const Cairn__WriteCancel *message = any;
     struct coord_session *session = member->session; // the call below may remove the member
     cancel_write(member, message->round);
     coord_session_done(session, request);
 }
 
-static void on_lease_drop(struct coord_member *member, uint32_t request,
-                          const Cairn__LeaseDrop *message)
+static void on_job_leave(struct coord_session *session, uint32_t request, const void *any)
 {
-    struct coord_session *session = member->session; // the call below may remove the member
-    coord_lease_drop(member, message);
-    coord_session_done(session, request);
-}
-
-static void on_job_leave(struct coord_session *session, const Cairn__JobLeave *message)
-{
+    const Cairn__JobLeave *message = any;
+    (void)request;
     struct coord_member *member = find_member(session, message->job);
     if (member == NULL) return;
     coord_bytes_read(member, message->fetched_shared);
     coord_member_leave(member, "it closed the job");
 }
 
-static void on_worker_heartbeat(struct coord_session *session, const Cairn__Heartbeat *message)
+static void on_trainer_heartbeat(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__Heartbeat *message = any;
+    (void)request;
     for (size_t i = 0; i < message->n_bytes && i < CAIRN_SESSION_MEMBERS_MAX; i++) {
         const Cairn__BytesTold *told = message->bytes[i];
         struct coord_member *member = find_member(session, told->job);
@@ -563,8 +506,9 @@ static void on_worker_heartbeat(struct coord_session *session, const Cairn__Hear
     }
 }
 
-static void on_page(struct coord_session *session, uint32_t request, const Cairn__Page *page)
+static void on_page(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__Page *page = any;
     if (page->what == CAIRN_PAGE_TILES)
         coord_tiles_page(session, request, page);
     else
@@ -622,9 +566,10 @@ static void describe_opening(const struct coord_session *session, struct sentenc
     sentence_set(out, "the shards to make room for the job");
 }
 
-static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_t request,
-                                          const Cairn__WhoIsAwaited *message)
+static void on_trainer_asks_who_is_awaited(struct coord_session *session, uint32_t request,
+                                           const void *any)
 {
+    const Cairn__WhoIsAwaited *message = any;
     struct coord_job *job = coord_job_by_id(session->cluster, message->job);
     struct sentence text;
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
@@ -653,9 +598,10 @@ static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_
 }
 
 /* Begins a snapshot for a worker. The worker is answered at once, or when the snapshot is committed. */
-static void on_snapshot_create(struct coord_session *session, uint32_t request,
-                               const Cairn__SnapshotCreate *message)
+static void on_trainer_creates_snapshot(struct coord_session *session, uint32_t request,
+                                        const void *any)
 {
+    const Cairn__SnapshotCreate *message = any;
     struct coord_job *job = coord_job_find(session->cluster, message->job);
     struct sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
@@ -665,40 +611,92 @@ static void on_snapshot_create(struct coord_session *session, uint32_t request,
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-/* Rows for requests that only attached members, or only attached workers, may send. Other requests are
- * refused. */
-#define ON_MEMBER(type, Message, call)                                                         \
-    ON(type, Message, struct coord_member *member = attached_member(session, request, m->job); \
-       if (member != NULL) call)
-#define ON_WORKER(type, Message, call)                                                         \
-    ON(type, Message, struct coord_member *member = attached_worker(session, request, m->job); \
-       if (member != NULL) call)
+/* ==== the tables ==== */
 
-bool coord_handle_worker(struct coord_session *session, const struct wire_frame *frame,
-                         const ProtobufCMessage *message)
+static const struct coord_row own_rows[] = {
+    { CAIRN_MSG_ROUND_BEGIN, CAIRN_FROM_WORKER, .by_member = on_round_begin },
+    { CAIRN_MSG_ROUND_COMMIT, CAIRN_FROM_WORKER, .by_member = on_round_commit },
+    { CAIRN_MSG_WRITE_CANCEL, CAIRN_FROM_WORKER, .by_member = on_write_cancel },
+    { CAIRN_MSG_JOB_LEAVE, CAIRN_FROM_TRAINER, .by_session = on_job_leave, .is_notice = true },
+    { CAIRN_MSG_HEARTBEAT, CAIRN_FROM_TRAINER, .by_session = on_trainer_heartbeat,
+      .is_notice = true },
+    { CAIRN_MSG_PAGE, CAIRN_FROM_TRAINER, .by_session = on_page, .is_notice = true },
+    { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_TRAINER, .by_session = on_trainer_asks_who_is_awaited },
+    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_TRAINER, .by_session = on_trainer_creates_snapshot },
+    { CAIRN_MSG_REDUCED, CAIRN_FROM_PART, .by_part = on_reduced },
+    { CAIRN_MSG_PUBLISHED, CAIRN_FROM_PART, .by_part = on_published },
+    { CAIRN_MSG_ANSWER, CAIRN_FROM_PART, .by_part = on_answer },
+    { CAIRN_MSG_LACKS, CAIRN_FROM_PART, .by_part = on_lacks },
+    { CAIRN_MSG_SNAPSHOT_PART, CAIRN_FROM_SHARD, .by_session = on_snapshot_part },
+    { CAIRN_MSG_HEARTBEAT, CAIRN_FROM_SHARD, .by_session = on_shard_heartbeat },
+    { CAIRN_MSG_DONE, CAIRN_FROM_SHARD, .by_session = on_done },
+    { CAIRN_MSG_ERROR, CAIRN_FROM_SHARD, .by_session = on_error },
+    { CAIRN_MSG_HELD_JOBS, CAIRN_FROM_SHARD, .by_frame = on_held_jobs },
+    { CAIRN_MSG_CLUSTER_FORGET, CAIRN_FROM_ADMIN, .by_session = on_cluster_forget },
+    { CAIRN_MSG_SHARD_FORGET, CAIRN_FROM_ADMIN, .by_session = on_shard_forget },
+    { CAIRN_MSG_JOB_SPEC_GET, CAIRN_FROM_ADMIN, .by_session = on_job_spec_get },
+    { CAIRN_MSG_JOB_DIGEST_GET, CAIRN_FROM_ADMIN, .by_session = on_job_digest_get },
+    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_ADMIN, .by_session = on_admin_creates_snapshot },
+    { CAIRN_MSG_SNAPSHOT_CANCEL, CAIRN_FROM_ADMIN, .by_session = on_snapshot_cancel },
+    { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_ADMIN, .by_session = on_admin_asks_who_is_awaited },
+    { 0 },
+};
+
+static const struct coord_row *const tables[] = {
+    own_rows,           coord_adopt_rows,   coord_amend_rows,         coord_digests_rows,
+    coord_drain_rows,   coord_events_rows,  coord_jobs_rows,          coord_keep_rows,
+    coord_keys_rows,    coord_leases_rows,  coord_members_rows,       coord_openings_rows,
+    coord_reshard_rows, coord_restore_rows, coord_reshard_asked_rows, coord_status_rows,
+    coord_tiles_rows,   coord_waiting_rows,
+};
+
+static bool may_send(uint32_t role, enum coord_sender from)
 {
-    const uint32_t request = frame->request;
-    switch (frame->type) {
-        ON(HEARTBEAT, Heartbeat, on_worker_heartbeat(session, m))
-        ON(PAGE, Page, on_page(session, request, m))
-        ON(JOB_LEAVE, JobLeave, on_job_leave(session, m))
-    }
-    if (request == 0) return false; // all other messages are requests
-    switch (frame->type) {
-        ON(JOB_OPEN, JobOpen, coord_member_open(session, request, m))
-        ON(WHO_IS_AWAITED, WhoIsAwaited, on_worker_asks_who_is_awaited(session, request, m))
-        ON(SNAPSHOT_CREATE, SnapshotCreate, on_snapshot_create(session, request, m))
-        ON_WORKER(INIT_DONE, InitDone, coord_member_init_done(member, request, m))
-        ON_WORKER(ROUND_BEGIN, RoundBegin, on_round_begin(member, request))
-        ON_WORKER(ROUND_COMMIT, RoundCommit, on_round_commit(member, request, m))
-        ON_WORKER(WRITE_BEGIN, WriteBegin, coord_member_write(member, request))
-        ON_WORKER(WRITE_CANCEL, WriteCancel, on_write_cancel(member, request, m))
-        ON_WORKER(PAUSE, Pause, coord_member_pause(member, request, m))
-        ON_WORKER(TILES_DECLARE, TilesDeclare, coord_tiles_declare(member, request, m))
-        ON_WORKER(JOB_AMEND, JobAmend, coord_job_amend(member, request, m))
-        ON_MEMBER(VERSION_WAIT, VersionWait, coord_member_version_wait(member, request, m))
-        ON_MEMBER(LEASE_TAKE, LeaseTake, coord_lease_take(member, request, m))
-        ON_MEMBER(LEASE_DROP, LeaseDrop, on_lease_drop(member, request, m))
+    switch (from) {
+    case CAIRN_FROM_ADMIN: return role == CAIRN_ROLE_WIRE_ADMIN;
+    case CAIRN_FROM_SHARD:
+    case CAIRN_FROM_PART: return role == CAIRN_ROLE_WIRE_SHARD;
+    case CAIRN_FROM_TRAINER:
+    case CAIRN_FROM_MEMBER:
+    case CAIRN_FROM_WORKER: return role == CAIRN_ROLE_WIRE_WORKER || role == CAIRN_ROLE_WIRE_READER;
     }
     return false;
+}
+
+static const struct coord_row *find_row(uint32_t role, uint16_t type)
+{
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        for (const struct coord_row *row = tables[i]; row->type != 0; row++)
+            if (row->type == type && may_send(role, row->from)) return row;
+    return NULL;
+}
+
+bool coord_handle_message(struct coord_session *session, const struct wire_frame *frame,
+                          ProtobufCMessage *message)
+{
+    const struct coord_row *row = find_row(session->role, frame->type);
+    const uint32_t request = frame->request;
+    const uint64_t *const number = message_job(message);
+    const uint64_t job_id = number != NULL ? *number : 0;
+    struct coord_member *member = NULL;
+    struct coord_job *job = NULL;
+    uint32_t shard = 0;
+    if (session->role == CAIRN_ROLE_WIRE_ADMIN && frame->type == CAIRN_MSG_HEARTBEAT) return true;
+    if (session->role != CAIRN_ROLE_WIRE_SHARD && request == 0 && (row == NULL || !row->is_notice))
+        return false; // a message that is no notice is a request
+    if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, frame, message);
+    if (row == NULL) return false;
+    if (row->by_frame != NULL) return row->by_frame(session, frame);
+    if (row->by_part != NULL) {
+        job = place_of(session, job_id, &shard);
+        return job == NULL || row->by_part(job, shard, message);
+    }
+    if (row->by_member != NULL) {
+        member = row->from == CAIRN_FROM_WORKER ? attached_worker(session, request, job_id)
+                                                : attached_member(session, request, job_id);
+        if (member != NULL) row->by_member(member, request, message);
+        return true;
+    }
+    row->by_session(session, request, message);
+    return true;
 }

@@ -478,8 +478,10 @@ static void drop_stale(struct coord_session *session, const Cairn__JobOpen *open
     }
 }
 
-void coord_member_open(struct coord_session *session, uint32_t request, const Cairn__JobOpen *open)
+/* Handles JobOpen. The answer is sent at once, or when the job exists. */
+static void on_job_open(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__JobOpen *open = any;
     struct sentence why;
     drop_stale(session, open);
     cairn_status status = judge_open(session, open, &why);
@@ -966,3 +968,10 @@ static void opening_differences(const struct job_spec_data *spec, const struct j
     add_way(job->name, &rows);
     *rows_out = rows.error;
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_openings_rows[] = {
+    { CAIRN_MSG_JOB_OPEN, CAIRN_FROM_TRAINER, .by_session = on_job_open },
+    { 0 },
+};

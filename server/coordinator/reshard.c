@@ -935,13 +935,14 @@ void coord_slice_in_force(struct coord_job *job)
 
 /* ---- from shards ---- */
 
-void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartMoved *message)
+static bool on_part_moved(struct coord_job *job, uint32_t shard, const void *any)
 {
+    const Cairn__PartMoved *message = any;
     struct coord_reshard *r = &job->reshard;
     struct move_event event = { .kind = CAIRN_MOVE_MOVED,
                                 .shard = shard,
                                 .layout = message->layout };
-    if (r->move == NULL) return;
+    if (r->move == NULL) return true;
     if (message->us > 0 && message->bytes > 0 && move_waits_for(r->move, shard)) {
         const double rate = (double)message->bytes / (double)message->us;
         // Faster slices have little weight: the expected duration of a run follows the slowest recent
@@ -952,6 +953,7 @@ void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartM
     }
     move_happened(job, &event, "");
     advance_reshard(job);
+    return true;
 }
 
 /* True if nothing is lost with the shard: either the shard owns nothing, or it owned nothing before the
@@ -1041,3 +1043,10 @@ cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     return coord_core_open(job, why);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_reshard_rows[] = {
+    { CAIRN_MSG_PART_MOVED, CAIRN_FROM_PART, .by_part = on_part_moved },
+    { 0 },
+};

@@ -195,7 +195,6 @@ void coord_reshard_spread(struct coord *cluster);
 void coord_slice_in_force(struct coord_job *job);
 /* After the loss of a shard, begins to take back the slice as soon as all other shards in force are up. */
 void coord_slice_tick(struct coord_job *job);
-void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartMoved *message);
 /* The shard is back without its part, or away for too long. Returns true if the shard had nothing before the
  * slice; in that case the slice is taken back. */
 bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard);
@@ -205,8 +204,6 @@ void coord_slice_prepared(const struct coord_job *job, uint32_t shard, uint64_t 
 
 /* ---- asked ---- */
 
-void coord_reshard_ask(struct coord_session *session, uint32_t request,
-                       const Cairn__ReshardAsk *message);
 /* Sends `told` to the session as soon as the store has all runs with serials from `first` to `last`.
  * Returns false if there is no memory, or the session waits for too many answers. */
 bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
@@ -248,12 +245,6 @@ struct coord_amend_wait {
     /* owned: the amendment that the member asks for, while another one is being written to the store */
     Cairn__JobAmend *later;
 };
-
-/* Judges an amendment, and applies it as soon as it is durable. The member is answered after that. */
-void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn__JobAmend *amend);
-/* Does the same for an admin. */
-void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
-                             const Cairn__JobAmend *amend);
 
 /* ---- terms.c: what the shards know of the spec that is in the store ---- */
 
@@ -302,7 +293,6 @@ struct coord_park {
 
 /* Returns true if any state of the job is on a device. */
 bool coord_job_has_device(const struct coord_job *job);
-void coord_job_park(struct coord_session *session, uint32_t request, const Cairn__JobPark *message);
 
 /* ==== drain ==== */
 
@@ -310,13 +300,6 @@ void coord_job_park(struct coord_session *session, uint32_t request, const Cairn
  * device has failed is drained in the same way, as long as a sound shard is connected. Nobody has to ask
  * for such a drain. */
 
-/* Drains a shard, at an operator's request. Done is sent when the shard is drained or, without `wait`, when
- * the store has recorded the drain. A coordinator that starts later continues the drain. */
-void coord_member_drain(struct coord_session *session, uint32_t request,
-                        const Cairn__MemberDrain *message);
-/* Drains a shard at its own request, because it is being stopped. If the shard cannot be drained, or if
- * three quarters of the time that it has left are over, its jobs are saved. */
-void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn__DrainMe *message);
 /* Loads the drains that the store has. CAIRN_ERR_NO_MEMORY, or an error of the store. */
 cairn_status coord_drains_load(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Takes the next steps for all shards that leave. */

@@ -400,9 +400,9 @@ static void answer_all(struct coord_session *session, uint32_t request,
     free(list);
 }
 
-void coord_reshard_ask(struct coord_session *session, uint32_t request,
-                       const Cairn__ReshardAsk *ask)
+static void on_reshard_ask(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__ReshardAsk *ask = any;
     struct coord_job *job = coord_job_find(session->cluster, ask->job);
     struct sentence why;
     struct view view = { .pairs = NULL };
@@ -468,3 +468,10 @@ void coord_reshard_spread(struct coord *cluster)
     if (policy == NULL || strcmp(policy, "on_join") != 0) return;
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) spread_job(j);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_reshard_asked_rows[] = {
+    { CAIRN_MSG_RESHARD_ASK, CAIRN_FROM_ADMIN, .by_session = on_reshard_ask },
+    { 0 },
+};

@@ -659,9 +659,9 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
                : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
 }
 
-void coord_restore_begin(struct coord_session *session, uint32_t request,
-                         const Cairn__SnapshotRestore *message)
+static void on_snapshot_restore(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__SnapshotRestore *message = any;
     struct sentence why;
     struct coord_restore *restore = restore_new(session->cluster);
     if (restore == NULL) {
@@ -767,3 +767,10 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
     restore_free(restore);
     return false;
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_restore_rows[] = {
+    { CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_restore },
+    { 0 },
+};

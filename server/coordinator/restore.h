@@ -91,8 +91,6 @@ struct coord_restore {
 
 /* ---- for those who ask for a restore ---- */
 
-void coord_restore_begin(struct coord_session *session, uint32_t request,
-                         const Cairn__SnapshotRestore *message);
 /* Called without an admin: restores the newest snapshot of the job that is older than `behind`. At the end
  * restore->latest.behind is the place of the chosen snapshot.
  *   of_job  the lost job that is to be restored (else CAIRN_ERR_CANCELED); no snapshot of a later version
@@ -179,12 +177,6 @@ void coord_resumes_close(struct coord *cluster);
 
 /* Adoption: an operator has the jobs that the shards hold put into the store. */
 
-/* Begins an adoption, or only plans one. The session is answered at the end. */
-void coord_adopt(struct coord_session *session, uint32_t request,
-                 const Cairn__ClusterAdopt *message);
-/* Takes a shard's Part, or one of its Pages. */
-void coord_adopt_on_part(struct coord_session *session, uint32_t request, const Cairn__Part *part);
-void coord_adopt_on_page(struct coord_session *session, uint32_t request, const Cairn__Page *page);
 /* Ends an adoption that has waited too long. */
 void coord_adopt_tick(struct coord *cluster);
 /* Called when the cluster is closed, after its threads have ended. */

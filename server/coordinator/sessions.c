@@ -377,17 +377,9 @@ static void forget_early(struct coord *cluster, const struct coord_session *sess
 /* ---- frames ---- */
 
 static void handle_message(struct coord_session *session, const struct wire_frame *frame,
-                           const ProtobufCMessage *message)
+                           ProtobufCMessage *message)
 {
-    bool known = false;
-    switch (session->role) {
-    case CAIRN_ROLE_WIRE_WORKER:
-    case CAIRN_ROLE_WIRE_READER: known = coord_handle_worker(session, frame, message); break;
-    case CAIRN_ROLE_WIRE_SHARD: known = coord_handle_shard(session, frame, message); break;
-    case CAIRN_ROLE_WIRE_ADMIN: known = coord_handle_admin(session, frame, message); break;
-    default: break;
-    }
-    if (known || session->closing) return;
+    if (coord_handle_message(session, frame, message) || session->closing) return;
     session->closing = true;
     peer_close(session->peer, CAIRN_ERR_PROTOCOL, "%s may not send %s", role_name(session->role),
                message_name(frame->type));

@@ -61,8 +61,6 @@ void coord_found_release(struct coord_found *found);
 
 /* ---- keep.c ---- */
 
-void coord_snapshot_remove(struct coord_session *session, uint32_t request,
-                           const Cairn__SnapshotRemove *message);
 /* True: the snapshot in that folder is being removed. */
 bool coord_snapshot_removing(const struct coord *cluster, const char *folder);
 
@@ -304,15 +302,6 @@ void coord_nonfinite_to_view(const struct manifest *manifest, struct snapshot_vi
 void coord_manifest_to_view(const struct manifest *manifest, const char *id, const char *folder,
                             struct snapshot_view *view);
 
-/* ==== list ==== */
-
-/* Answers an admin's questions about snapshots, both about committed ones and about those that are being
- * taken. */
-
-void coord_snapshots_list(struct coord_session *session, uint32_t request, const char *job);
-void coord_snapshots_show(struct coord_session *session, uint32_t request, const char *job,
-                          const char *id);
-
 /* ==== parting ==== */
 
 /* If a shard ends before its state has moved to other shards (reshard.h), the state is saved: the
@@ -440,13 +429,6 @@ cairn_status coord_snapshot_release(const struct coord *cluster, const char *job
 void coord_snapshot_words_lock(void);
 void coord_snapshot_words_unlock(void);
 
-/* ---- requests of admins ---- */
-
-void coord_snapshot_prune(struct coord_session *session, uint32_t request,
-                          const Cairn__SnapshotPrune *message);
-void coord_snapshot_tag(struct coord_session *session, uint32_t request,
-                        const Cairn__SnapshotTag *message);
-
 /* ==== retention ==== */
 
 /* Decides which snapshots of a job are kept, and why, by the rules of the job's policy (proto/spec/spec.h).
@@ -569,9 +551,5 @@ struct advise_found {
 };
 /* Applies the rule to the given values. Pure. */
 struct advise_found coord_advise(const struct advise_given *given);
-
-/* Answers the session. CAIRN_ERR_NOT_FOUND: there is no such job. Loop thread. */
-void coord_snapshot_advise(struct coord_session *session, uint32_t request,
-                           const Cairn__SnapshotAdvise *message);
 
 #endif

@@ -361,8 +361,9 @@ static void shorten_job_status(struct job_view *view)
     s->straggler = NULL;
 }
 
-void coord_job_list_answer(struct coord_session *session, uint32_t request)
+static void on_job_list_get(struct coord_session *session, uint32_t request, const void *any)
 {
+    (void)any;
     size_t count = 0;
     for (struct coord_job *j = session->cluster->jobs; j != NULL; j = j->next) count++;
     struct job_view *views = calloc(count + 1, sizeof *views);
@@ -392,9 +393,9 @@ void coord_job_list_answer(struct coord_session *session, uint32_t request)
     free(list);
 }
 
-void coord_job_show_answer(struct coord_session *session, uint32_t request,
-                           const Cairn__JobShow *show)
+static void on_job_show(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__JobShow *show = any;
     struct coord_job *job = coord_job_named(session, request, show->name);
     struct job_view view = { .groups = NULL };
     if (job == NULL) return;
@@ -501,8 +502,10 @@ static size_t fill_members(const struct coord *cluster, Cairn__MemberStatus *out
     return n;
 }
 
-void coord_status_answer(struct coord_session *session, uint32_t request)
+/* status.c */
+static void on_cluster_status_get(struct coord_session *session, uint32_t request, const void *any)
 {
+    (void)any;
     const struct coord *cluster = session->cluster;
     struct coord_strangers strangers;
     const size_t max = count_members(cluster);
@@ -764,8 +767,10 @@ static void begin_list(struct coord_session *session, uint32_t request, const ch
                         "too many requests wait on this connection");
 }
 
-void coord_snapshots_list(struct coord_session *session, uint32_t request, const char *job)
+static void on_snapshot_list_get(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__SnapshotListGet *message = any;
+    const char *job = message->job;
     if (*job != '\0' && !job_name_ok(job)) {
         struct sentence why;
         sentence_set(&why, "\"%.100s\" is not a name of a job; see `cairn job list`", job);
@@ -775,9 +780,11 @@ void coord_snapshots_list(struct coord_session *session, uint32_t request, const
     begin_list(session, request, *job == '\0' ? NULL : job, NULL);
 }
 
-void coord_snapshots_show(struct coord_session *session, uint32_t request, const char *job,
-                          const char *id)
+static void on_snapshot_show(struct coord_session *session, uint32_t request, const void *any)
 {
+    const Cairn__SnapshotShow *message = any;
+    const char *job = message->job;
+    const char *id = message->id;
     uint64_t generation, step;
     const bool job_ok = job_name_ok(job);
     if (!job_ok || !snapshot_id_parse(id, &generation, &step)) {
@@ -789,3 +796,14 @@ void coord_snapshots_show(struct coord_session *session, uint32_t request, const
     }
     begin_list(session, request, job, id);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_status_rows[] = {
+    { CAIRN_MSG_CLUSTER_STATUS_GET, CAIRN_FROM_ADMIN, .by_session = on_cluster_status_get },
+    { CAIRN_MSG_JOB_LIST_GET, CAIRN_FROM_ADMIN, .by_session = on_job_list_get },
+    { CAIRN_MSG_JOB_SHOW, CAIRN_FROM_ADMIN, .by_session = on_job_show },
+    { CAIRN_MSG_SNAPSHOT_LIST_GET, CAIRN_FROM_ADMIN, .by_session = on_snapshot_list_get },
+    { CAIRN_MSG_SNAPSHOT_SHOW, CAIRN_FROM_ADMIN, .by_session = on_snapshot_show },
+    { 0 },
+};

@@ -78,11 +78,6 @@ void coord_keys_adopted(struct coord *cluster, const struct trusted_key *list, s
 /* True: a key is being written to the store. */
 bool coord_keys_are_changing(const struct coord *cluster);
 
-/* ---- requests of admins ---- */
-void coord_keys_answer(struct coord_session *session, uint32_t request);
-void coord_key_trust(struct coord_session *session, uint32_t request,
-                     const Cairn__KeyTrust *message);
-
 /* ==== store ==== */
 
 struct coord_store;
@@ -414,8 +409,6 @@ struct event_faults {
     uint64_t observed_ms;
 };
 void coord_events_faults(const struct coord *cluster, const char *job, struct event_faults *out);
-void coord_events_answer(struct coord_session *session, uint32_t request,
-                         const Cairn__EventsGet *get);
 
 /* ==== storage ==== */
 
@@ -455,8 +448,6 @@ void coord_storage_used(struct coord *cluster);
 
 /* A backup: a copy of the store, made at an operator's request. */
 
-void coord_backup_begin(struct coord_session *session, uint32_t request,
-                        const Cairn__ClusterBackup *message);
 /* Called when the cluster is closed, after its threads have ended. */
 void coord_backup_close(struct coord *cluster);
 

@@ -495,9 +495,9 @@ static void take_declared(struct coord_member *member)
     coord_gate_update(job);
 }
 
-void coord_tiles_declare(struct coord_member *member, uint32_t request,
-                         const Cairn__TilesDeclare *message)
+static void on_tiles_declare(struct coord_member *member, uint32_t request, const void *any)
 {
+    const Cairn__TilesDeclare *message = any;
     struct sentence why;
     cairn_status status = judge_declare(member, message->world, message->tiles_bytes, &why);
     if (status != CAIRN_OK) {
@@ -778,9 +778,9 @@ static void refuse_all(struct coord_job *job, const struct sentence *why)
     }
 }
 
-void coord_member_init_done(struct coord_member *member, uint32_t request,
-                            const Cairn__InitDone *message)
+static void on_init_done(struct coord_member *member, uint32_t request, const void *any)
 {
+    const Cairn__InitDone *message = any;
     struct coord_job *job = member->job;
     struct init_digest given = { .known = false };
     if (!digest_ok(&message->digest) || !digest_ok(&message->given)) {
@@ -899,3 +899,11 @@ void coord_job_try_seal(struct coord_job *job)
         (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_JOB_SEAL, &seal.base);
     coord_gather_start(gather);
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_tiles_rows[] = {
+    { CAIRN_MSG_INIT_DONE, CAIRN_FROM_WORKER, .by_member = on_init_done },
+    { CAIRN_MSG_TILES_DECLARE, CAIRN_FROM_WORKER, .by_member = on_tiles_declare },
+    { 0 },
+};

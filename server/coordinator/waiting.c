@@ -11,8 +11,10 @@
 
 /* ---- pauses ---- */
 
-void coord_member_pause(struct coord_member *member, uint32_t request, const Cairn__Pause *pause)
+/* Handles and answers Pause, which begins or ends a pause. */
+static void on_pause(struct coord_member *member, uint32_t request, const void *any)
 {
+    const Cairn__Pause *pause = any;
     struct coord_job *job = member->job;
     struct coord_session *session = member->session;
     const uint32_t ms = pause->at_most_ms;
@@ -680,3 +682,10 @@ void coord_straggler_show(const struct coord_job *job, struct straggler_view *vi
     view->told.text = view->text.text;
     status->straggler = &view->told;
 }
+
+/* ==== messages ==== */
+
+const struct coord_row coord_waiting_rows[] = {
+    { CAIRN_MSG_PAUSE, CAIRN_FROM_WORKER, .by_member = on_pause },
+    { 0 },
+};
