@@ -111,7 +111,7 @@ static void order_tensors(struct plan_cut *cut)
     }
 }
 
-/* Shares are differences of running sums, so they add up to the job's bytes exactly. */
+/* Computes the shares as differences of running sums, so that they add up exactly to the job's bytes. */
 static void share_bytes(struct plan_cut *cut)
 {
     const uint32_t *weights = cut->request->weights;
@@ -144,7 +144,7 @@ static cairn_status measure(struct plan_cut *cut)
     return CAIRN_OK;
 }
 
-/* Every array has one item more than it needs, so that none is empty. */
+/* Arrays with an item for each tensor have one item more than needed, so that none is empty. */
 static cairn_status open_cut(struct plan_cut *cut, const struct plan_request *request)
 {
     const size_t tensors = (size_t)request->tensor_count + 1;
@@ -184,7 +184,8 @@ static int compare_quanta(const void *a, const void *b)
     return x->first_quantum < y->first_quantum ? -1 : x->first_quantum > y->first_quantum;
 }
 
-/* Most tensors were cut from front to back; only a tensor that a re-plan has mixed up needs sorting. */
+/* Sorts only if needed: most tensors were cut from front to back, and are sorted already, unless a re-plan
+ * has mixed them up. */
 static void sort_within_tensor(struct extent *extents, size_t count)
 {
     for (size_t i = 1; i < count; i++) {
@@ -228,7 +229,8 @@ cairn_status plan_sort(struct extent_list *list, const uint32_t *key, uint32_t t
 void plan_join(struct extent_list *list)
 {
     const size_t count = list->count;
-    list->count = 0; // reads run ahead of the appends, which therefore never grow the list
+    // an item is read before an append can overwrite it, and appends never grow the list
+    list->count = 0;
     for (size_t e = 0; e < count; e++) {
         const cairn_status status = plan_append(list, list->items[e]);
         assert(status == CAIRN_OK);
@@ -271,7 +273,8 @@ static cairn_status close_table(struct plan_cut *cut, struct layout **layout_out
     const uint64_t version = request->previous == NULL ? 1 : request->previous->version + 1;
     cairn_status status = layout_make(request->tensors, request->tensor_count, request->shard_count,
                                       version, cut->table.items, cut->table.count, layout_out);
-    if (status == CAIRN_OK) cut->table = (struct extent_list) { 0 }; // it belongs to the layout now
+    // the layout owns the table now
+    if (status == CAIRN_OK) cut->table = (struct extent_list) { 0 };
     return status;
 }
 
@@ -314,8 +317,8 @@ cairn_status plan_make(const struct plan_request *request, struct layout **layou
 
 /* ==== plan place ==== */
 
-/* Places free units on the receivers: ways 1 and 3 of a fresh table in plan.h; the section plan line
- * has way 2. */
+/* Places free units on the receivers, in ways 1 and 3 of a fresh table (plan.h). Way 2 is in the section
+ * "plan line". */
 
 #define SINGLE_LAP_TRIES 8
 
@@ -333,8 +336,8 @@ uint64_t plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t firs
     return over >= next - over ? quanta + 1 : quanta;
 }
 
-/* Gives the shard everything up to the quantum's edge nearest to `end` bytes of the unit; returns the
- * bytes given. A failure is stored in p->status. */
+/* Gives the shard the unit's next bytes, up to the edge of a quantum that is nearest to `end`, a position
+ * in the unit's bytes. Returns how many bytes it gave. A failure is stored in p->status. */
 static uint64_t plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard)
 {
     struct plan_cut *cut = p->cut;
@@ -359,7 +362,8 @@ static uint64_t plan_take(struct placing *p, struct cursor *at, uint64_t end, ui
     return at->bytes - begin;
 }
 
-/* Cuts one unit over p->window in proportion to p->pieces (equally if all are 0). */
+/* Cuts one unit over the shards of p->window, in proportion to p->pieces, or into equal parts if all pieces
+ * are 0. */
 static void cut_over_window(struct placing *p, const struct free_unit *unit, uint32_t count)
 {
     uint64_t sum = 0, passed = 0;
@@ -374,9 +378,9 @@ static void cut_over_window(struct placing *p, const struct free_unit *unit, uin
 
 /* --- goals -------------------------------------------------------------------------------------- */
 
-/* Sets how many of the free bytes each receiver should get so that all receivers end level by weight. A
- * receiver above the level gets nothing, which lowers the level for the other receivers; this repeats until
- * no receiver is above the level. */
+/* Computes how many of the free bytes each receiver should get, so that in the end the load of all
+ * receivers is in proportion to their weights. A receiver above this level gets nothing, which lowers the
+ * level of the other receivers. This is repeated until no other receiver is above the level. */
 static void level(struct placing *p)
 {
     struct plan_cut *cut = p->cut;
@@ -409,8 +413,8 @@ static void level(struct placing *p)
     }
 }
 
-/* Returns how many bytes a shard is below its goal after `bytes` more have been placed; the goal includes
- * the rounding so far. */
+/* Returns how many bytes a shard will be below its goal after `bytes` more bytes have been placed. The goal
+ * is computed from all bytes that have been placed, so rounding does not add up. */
 static uint64_t plan_short(const struct plan_cut *cut, uint32_t s, uint64_t bytes)
 {
     if (cut->wanted_bytes == 0) return 0;
@@ -442,7 +446,7 @@ void plan_heap_push(struct placing *p, uint32_t s)
     p->heap[i] = s;
 }
 
-/* Puts the shard at place i of the heap, or further down. */
+/* Puts the shard into place i of the heap, or further down if a shard there is needier. */
 static void heap_sink(struct placing *p, uint32_t i, uint32_t s)
 {
     for (uint32_t child = 2 * i + 1; child < p->heap_count; child = 2 * i + 1) {
@@ -507,7 +511,7 @@ static void place_whole(struct placing *p, const struct free_unit *unit, uint32_
 
 /* --- all ---------------------------------------------------------------------------------------- */
 
-/* Groups the free runs, which are in canonical order, by unit. */
+/* Groups the free runs by unit. The runs are in canonical order. */
 static void find_units(struct placing *p)
 {
     const struct plan_cut *cut = p->cut;
@@ -535,10 +539,11 @@ static void place_single(struct placing *p)
     if (count > 0) place_stiff(p, p->sorted, count);
 }
 
-/* Places the units that may use some of the shards. A unit that is longer than the shares of the shards
- * that it may use would not fit the line: such a unit is placed first, and the bytes that it takes may make
- * other units too long. The number of tries is small because the line itself keeps the limit: a unit found
- * too late costs only balance. */
+/* Places the units that may use several shards, but not all. A unit does not fit on the line if it is
+ * longer than the shares of as many shards as it may use. Such units are placed first. The bytes that they
+ * take may make other units too long, so this is tried again, a few times. More tries are not needed,
+ * because the line itself keeps the limit: a unit that is found too late only makes the shards less
+ * level. */
 static void place_some(struct placing *p)
 {
     size_t count = 0;
@@ -596,7 +601,7 @@ static void place_all(struct placing *p)
             place_whole(p, &p->units[u], start++ % p->cut->receiver_count);
 }
 
-/* Places all free runs, which are in canonical order, on the receivers. */
+/* Places all free runs on the receivers. The runs are in canonical order. */
 static cairn_status plan_place(struct plan_cut *cut)
 {
     if (cut->free_runs.count == 0) return CAIRN_OK;
@@ -612,20 +617,21 @@ static cairn_status plan_place(struct plan_cut *cut)
 
 /* ==== plan line ==== */
 
-/* Way 2 of a fresh table in plan.h: the units lie one after another on a line, which is wound around the
- * receivers in laps. In a lap every receiver gets a piece in proportion to the bytes that the receiver
- * wants, less the bytes by which it is ahead. So laps of any length end level. The end of a unit and the
- * end of a piece coincide only by chance, so a unit of b bytes needs pieces of b / (may_use - 1) to be sure
- * of its limit: its step. */
+/* Way 2 of a fresh table (plan.h): the units lie one after another on a line, which is wound around the
+ * receivers in laps. In a lap every receiver gets a piece in proportion to the bytes that it wants, less
+ * the bytes by which it is ahead. The receivers are thus level after a lap of any length. A unit seldom
+ * begins where a piece begins. To stay within its limit, a unit of b bytes therefore needs pieces of at
+ * least b / (may_use - 1) bytes, which is called its step. */
 
 struct line {
     struct placing *p;
-    struct free_unit **units; /* [count], smallest step first */
+    struct free_unit **units; /* [count], the unit with the smallest step first */
     size_t count;
-    size_t next;           /* the unit being placed */
-    struct cursor at;      /* the place in that unit */
-    uint64_t nominal;      /* bytes of the unit handed out, before rounding to quanta */
-    uint32_t used;         /* shards that the unit has used */
+    size_t next;      /* index of the unit that is being placed */
+    struct cursor at; /* the position in that unit */
+    /* bytes of the unit that were handed out, before they were rounded to quanta */
+    uint64_t nominal;
+    uint32_t used;         /* number of shards that the unit uses already */
     uint64_t longer, from; /* the unit's pieces are stretched by longer / from >= 1 */
 };
 
@@ -642,7 +648,7 @@ static int compare_by_step(const void *a, const void *b)
     return x->number < y->number ? -1 : 1;
 }
 
-/* Orders the units of a line, all with 2 <= may_use < receiver_count. */
+/* Sorts the units of a line, which all have 2 <= may_use < receiver_count. */
 static void plan_order_line(struct free_unit **units, size_t count)
 {
     qsort(units, count, sizeof(struct free_unit *), compare_by_step);
@@ -652,10 +658,10 @@ static void plan_order_line(struct free_unit **units, size_t count)
 struct walk {
     const struct plan_cut *cut;
     uint32_t next; /* the receiver after the current one */
-    uint64_t room; /* left in the current one */
+    uint64_t room; /* bytes that the current receiver still wants */
 };
 
-/* Walks on by `bytes`; returns how many receivers gave room. */
+/* Walks on by `bytes`. Returns how many receivers had room for some of them. */
 static uint32_t walk_on(struct walk *walk, uint64_t bytes)
 {
     uint32_t used = 0;
@@ -671,8 +677,8 @@ static uint32_t walk_on(struct walk *walk, uint64_t bytes)
     }
 }
 
-/* Finds the units that would use more shards than they may if the line were wound in one lap, and moves
- * them behind the others, to [count - returned, count). */
+/* Finds the units that would use more shards than they may if the line were wound in one lap. Moves them to
+ * the end of the list, behind the others, and returns how many they are. */
 static size_t plan_find_stiff(struct placing *p, struct free_unit **units, size_t count)
 {
     if (count == 0 || step_of(units[count - 1]) <= p->cut->free_bytes / p->cut->receiver_count)
@@ -689,9 +695,9 @@ static size_t plan_find_stiff(struct placing *p, struct free_unit **units, size_
     return stiff;
 }
 
-/* Returns the bytes of the next lap: its pieces are on average as long as the longest step of the units in
- * it. Returns all bytes that are left if a lap after this one would be too short for the longest step of
- * all units. */
+/* Returns how many bytes the next lap has. Its pieces are on average as long as the longest step of the
+ * units in the lap. If one more lap would be too short for the longest step of all units, the next lap has
+ * all bytes that are left. */
 static uint64_t lap_bytes(const struct line *line)
 {
     const struct plan_cut *cut = line->p->cut;
@@ -705,7 +711,7 @@ static uint64_t lap_bytes(const struct line *line)
     return step * cut->receiver_count;
 }
 
-/* Sets p->pieces: how many bytes each receiver gets in this lap, `bytes` in total. */
+/* Computes how many bytes each receiver gets in this lap (p->pieces), of `bytes` in total. */
 static void share_lap(struct placing *p, uint64_t bytes)
 {
     const uint32_t count = p->cut->receiver_count;
@@ -730,8 +736,8 @@ static void begin_unit(struct line *line)
     line->longer = line->from = 0;
 }
 
-/* If the remaining pieces of this lap are too short for the unit's limit, stretches all these pieces by the
- * same factor. `room` is how many bytes of piece i are left. */
+/* If the unit would need more of the lap's remaining pieces than it may use shards, stretches these pieces
+ * for it, all by the same factor. `room` is the number of bytes that are left in piece i. */
 static void stretch_unit(struct line *line, uint32_t i, uint64_t room)
 {
     const struct free_unit *unit = line->at.unit;
@@ -767,7 +773,7 @@ static void fill_piece(struct line *line, uint32_t i)
     }
 }
 
-/* Places an ordered line. */
+/* Places the units, which plan_order_line has sorted, as a line. */
 static void plan_wind(struct placing *p, struct free_unit **units, size_t count)
 {
     if (count == 0) return;
@@ -782,8 +788,8 @@ static void plan_wind(struct placing *p, struct free_unit **units, size_t count)
 
 /* ==== plan job ==== */
 
-/* Returns the bytes that an element costs its shard: master, sum, two published versions, the optimizer's
- * planes. */
+/* Returns how many bytes an element costs its shard: the master, two published versions and, if it is
+ * trained, the sum and the planes of the optimizer. */
 static uint32_t plan_elem_weight(const struct job_spec_data *spec, size_t tensor)
 {
     const struct tensor_spec *t = &spec->tensors[tensor];

@@ -1,4 +1,4 @@
-/* A re-plan: each shard keeps quanta up to its share; all other quanta are freed and placed again. */
+/* A re-plan: each shard keeps quanta up to its share, and all other quanta are freed and placed again. */
 #include "proto/plan/plan_private.h"
 
 #include <stdlib.h>
@@ -8,14 +8,18 @@
 struct keeping {
     struct plan_cut *cut;     /* borrowed */
     const struct layout *old; /* borrowed */
-    /* owned: [.count], in canonical order: the order of the tensor list must not matter here either */
+    /* owned: [pieces.count], in canonical order, because the order of the tensor list must not matter here
+     * either */
     struct extent_list pieces;
-    uint64_t *front,
-        *back;        /* owned: [pieces], quanta that each sheds at its beginning and at its end */
-    size_t *of_shard; /* owned: [pieces], numbers of pieces by old shard, then canonical */
-    size_t *begin;    /* owned: [old shards + 1], where a shard's pieces begin in of_shard */
-    struct weighed *extras; /* owned: [pieces], room for the extra pieces of one shard */
-    uint32_t *old_of;       /* owned: [shard_count], old number or CAIRN_SHARD_GONE */
+    /* owned: [pieces.count]: how many quanta each piece sheds at its beginning (front) and at its end
+     * (back) */
+    uint64_t *front, *back;
+    /* owned: [pieces.count]: indices of pieces, sorted by old shard, then in canonical order */
+    size_t *of_shard;
+    /* owned: [old shards + 1]: where the pieces of each old shard begin in of_shard */
+    size_t *begin;
+    struct weighed *extras; /* owned: [pieces.count]: memory for the extra pieces of one shard */
+    uint32_t *old_of; /* owned: [shard_count]: the old number of each shard, or CAIRN_SHARD_GONE */
 };
 
 struct weighed {
@@ -103,8 +107,8 @@ static int is_neighbour(const struct keeping *k, size_t i, size_t j)
            k->pieces.items[i].tensor == k->pieces.items[j].tensor;
 }
 
-/* _before: true if the quanta before the piece in its tensor are free; _behind: the same for the quanta
- * after it. */
+/* is_free_before: true if the quanta just before the piece, in the same tensor, are free. is_free_behind:
+ * true if the quanta just after it are free. */
 static int is_free_before(const struct keeping *k, size_t i)
 {
     return i > 0 && is_neighbour(k, i - 1, i) && (k->back[i - 1] > 0 || quanta_left(k, i - 1) == 0);
@@ -115,8 +119,9 @@ static int is_free_behind(const struct keeping *k, size_t i)
     return is_neighbour(k, i + 1, i) && (k->front[i + 1] > 0 || quanta_left(k, i + 1) == 0);
 }
 
-/* Sheds as many quanta as weigh `limit` bytes or less. The quanta are taken from the piece's front if only
- * the quanta before the piece are free, else from its end. Returns the bytes of the quanta. */
+/* Sheds as many quanta of the piece as have at most `limit` bytes. They are taken from the front of the
+ * piece if the quanta before it are free and those after it are not; else they are taken from its end.
+ * Returns the bytes of these quanta. */
 static uint64_t shed_some(struct keeping *k, size_t i, uint64_t limit)
 {
     const struct plan_cut *cut = k->cut;
@@ -142,12 +147,12 @@ static uint64_t shed_some(struct keeping *k, size_t i, uint64_t limit)
 
 /* --- what a shard sheds --------------------------------------------------------------------------- */
 
-/* The pieces of one old shard in a ring that begins at `start`; `start` differs between shards, so that
- * they do not all shed the same units. */
+/* The pieces of one old shard, in a ring that begins at `start`. Each shard has another `start`, so that
+ * not all shards shed the same units. */
 struct ring {
     const size_t *pieces; /* [count] */
     size_t start, count;
-    uint64_t left; /* bytes still to shed */
+    uint64_t left; /* bytes that are still to be shed */
 };
 
 static size_t ring_at(const struct ring *ring, size_t n)
@@ -173,7 +178,8 @@ static int compare_weighed(const void *a, const void *b)
     return x->piece < y->piece ? -1 : x->piece > y->piece;
 }
 
-/* Lists all pieces of a tensor but the largest; the tensor's pieces are [first, end) of the shard's. */
+/* Lists all pieces of a tensor except the largest one. The tensor's pieces are [first, end) of the shard's
+ * pieces. Returns how many pieces the list has now. */
 static size_t list_extras(struct keeping *k, const struct ring *ring, size_t first, size_t end,
                           size_t count)
 {
@@ -187,7 +193,8 @@ static size_t list_extras(struct keeping *k, const struct ring *ring, size_t fir
     return count;
 }
 
-/* First, a shard sheds whole pieces: all pieces of a tensor except the largest, the smallest first. */
+/* The first step of shedding: whole pieces, the smallest first, but not the largest piece of each
+ * tensor. */
 static void shed_extras(struct keeping *k, struct ring *ring)
 {
     size_t count = 0;
@@ -201,8 +208,8 @@ static void shed_extras(struct keeping *k, struct ring *ring)
         ring->left -= shed_some(k, k->extras[n].piece, k->extras[n].bytes);
 }
 
-/* Second, sheds in proportion along the shard's bytes: whole pieces; if a piece is at least twice a shard's
- * part of its unit, only the end of the piece, in 256 KiB or more. */
+/* The second step: whole pieces, spread in proportion over the shard's bytes. If a piece has at least twice
+ * the bytes of a shard's part of its unit, only the end of the piece may be shed, in 256 KiB or more. */
 static void shed_evenly(struct keeping *k, struct ring *ring)
 {
     uint64_t all = 0, passed = 0, shed = 0;
@@ -221,7 +228,7 @@ static void shed_evenly(struct keeping *k, struct ring *ring)
     ring->left = budget - shed;
 }
 
-/* Last, sheds what is still owed, down to less than a quantum. With only_beside_free it sheds only from
+/* The last step: sheds until less than a quantum is left to shed. With only_beside_free, sheds only from
  * pieces that have free quanta beside them. */
 static void shed_rest(struct keeping *k, struct ring *ring, int only_beside_free)
 {
@@ -233,8 +240,8 @@ static void shed_rest(struct keeping *k, struct ring *ring, int only_beside_free
     }
 }
 
-/* Sheds at most `budget` bytes of a shard. The part of the budget that is left over is less than the
- * heaviest quantum. */
+/* Sheds at most `budget` bytes of a shard, and less than the heaviest quantum's bytes below that. Returns
+ * how many bytes it shed. */
 static uint64_t shed_bytes(struct keeping *k, uint32_t old, uint64_t budget)
 {
     struct ring ring = ring_of(k, old, budget);
@@ -245,9 +252,9 @@ static uint64_t shed_bytes(struct keeping *k, uint32_t old, uint64_t budget)
     return budget - ring.left;
 }
 
-/* Makes the shards above their share shed the surplus. If a shard could not shed some of it because its
- * quanta are too big, the next shard above its share tries, so that the sum is right within one quantum and
- * never above the surplus. */
+/* Makes each shard above its share shed the surplus. If a shard cannot shed all of it, because its quanta
+ * are too big, the next shard above its share sheds the rest. The sum of the shed bytes is thus never above
+ * the sum of the surplus, and at most one quantum below. */
 static void shed_surplus(struct keeping *k)
 {
     struct plan_cut *cut = k->cut;
@@ -280,8 +287,8 @@ static void weigh_old_loads(struct keeping *k)
     }
 }
 
-/* True if there is nothing to do: nothing is free, no shard is further than a quantum from its share, and a
- * shard without a share has nothing. */
+/* True if there is nothing to do: no quantum is free, no shard is further than a quantum from its share,
+ * and shards without a share have nothing. */
 static int is_level_keep(const struct plan_cut *cut)
 {
     if (cut->free_bytes > 0) return 0;
@@ -334,31 +341,35 @@ cairn_status plan_keep(struct plan_cut *cut)
 
 /* ==== plan fill ==== */
 
-/* Places the quanta that a re-plan frees on the receivers, in as few pieces as level them. A unit's free
- * quanta are handed out in parts as large as a shard's part of the unit in a fresh table. If some receiver
- * still wants as many bytes as a part has, it gets the whole part. A receiver that has the part's neighbour
- * in the tensor is preferred, because the two are then one piece; else a receiver that has nothing of the
- * unit yet; else a receiver that has nothing of the tensor. If no receiver wants as many bytes, one
- * receiver is filled up from the part, and the rest of the part is placed next: each cut fills a receiver,
- * so there are fewer cuts than receivers. A unit goes to no more shards than it may use. */
+/* Places the quanta that a re-plan has freed on the receivers, and levels the receivers with as few pieces
+ * as possible. A unit's free quanta are handed out in parts as large as a shard's part of the unit in a
+ * fresh table. If a receiver still wants as many bytes as a part has, it gets the whole part. If several
+ * receivers do, the first choice is one that has the part's neighbour in the tensor, because the two are
+ * then one piece. The next choice is a receiver that has nothing of the unit yet, then one that has nothing
+ * of the tensor. If no receiver wants a whole part, one receiver is filled up from the part, and the rest
+ * of the part is placed next. Each such cut fills up a receiver, so there are fewer cuts than receivers. A
+ * unit goes to no more shards than it may use. */
 
-#define CANDIDATES_MAX 8 /* how many of the neediest receivers are looked at */
+#define CANDIDATES_MAX 8 /* number of the neediest receivers among which one is chosen */
 
 struct filling {
     struct placing *p; /* borrowed, like the cut */
     struct plan_cut *cut;
-    size_t kept_count; /* the first kept_count of the table were kept, in canonical order */
-    /* owned: [shard_count], the last unit, counted from 1, that is known to lie on the shard */
+    /* the first kept_count extents of the table were kept; they are in canonical order */
+    size_t kept_count;
+    /* owned: [shard_count]: number + 1 of the last unit that is known to lie on the shard */
     uint32_t *unit_at;
-    uint32_t *tensor_at;          /* owned: [shard_count], the same for tensors */
+    /* owned: [shard_count]: number + 1 of the last tensor that is known to lie on the shard */
+    uint32_t *tensor_at;
     uint64_t slack;               /* how many bytes a receiver may get beyond those that it wants */
-    const struct free_unit *unit; /* the unit being placed */
-    /* owned: [shard_count], the last unit, counted from 1, placed on the shard */
+    const struct free_unit *unit; /* the unit that is being placed */
+    /* owned: [shard_count]: number + 1 of the last unit that was placed on the shard */
     uint32_t *given_at;
-    uint32_t used; /* receivers that got some of the unit: p->window */
+    uint32_t used; /* number of receivers that got some of the unit; they are in p->window */
 };
 
-/* The quanta of a free run that are still to be placed, and the shards that have its neighbours. */
+/* The quanta of a free run that are still to be placed, and the shards that have the quanta just before and
+ * behind them. */
 struct rest {
     uint32_t tensor;
     uint64_t first, count;
@@ -367,8 +378,9 @@ struct rest {
 
 /* --- what was kept ------------------------------------------------------------------------------- */
 
-/* Finds the first kept piece that ends after this quantum of the tensor with this rank, or that lies in a
- * later tensor. */
+/* Returns the index of the first kept extent that lies behind this place. The place is a quantum of the
+ * tensor with this rank. The extent may begin before the quantum, if it ends after it, or lie in a later
+ * tensor. */
 static size_t find_kept(const struct filling *f, uint64_t rank, uint64_t quantum)
 {
     size_t low = 0, high = f->kept_count;
@@ -399,7 +411,8 @@ static void mark_tensor(struct filling *f, uint32_t tensor)
         f->tensor_at[f->cut->table.items[n].shard] = tensor + 1;
 }
 
-/* The tensors of a unit follow each other in canonical order. */
+/* Marks the shards that keep something of the unit. The unit's tensors follow each other in canonical
+ * order. */
 static void mark_unit(struct filling *f)
 {
     const struct plan_cut *cut = f->cut;
@@ -422,8 +435,8 @@ static int is_receiver(const struct filling *f, uint32_t shard)
     return shard != CAIRN_SHARD_GONE && f->cut->shards[shard].want > 0;
 }
 
-/* Returns the shard that has a neighbour of the rest and wants `bytes`. If both neighbours' shards want so
- * many bytes, returns the needier shard. */
+/* Returns a shard that has the quanta just before or behind the rest, and wants `bytes`. If both such
+ * shards want so many bytes, returns the needier one. */
 static uint32_t neighbour_that_wants(const struct filling *f, const struct rest *rest,
                                      uint64_t bytes)
 {
@@ -435,8 +448,8 @@ static uint32_t neighbour_that_wants(const struct filling *f, const struct rest 
     return before ? rest->before : behind ? rest->behind : CAIRN_SHARD_GONE;
 }
 
-/* For a tensor of which nothing is kept: returns the shard that had the middle of the part, if that shard
- * wants the part and has nothing of the unit yet. */
+/* For a tensor of which nothing is kept, returns the shard that had the middle of the part before, if this
+ * shard wants the part and has nothing of the unit yet. */
 static uint32_t holder_that_wants(const struct filling *f, const struct rest *rest, uint64_t quanta,
                                   uint64_t bytes)
 {
@@ -452,8 +465,8 @@ static uint32_t holder_that_wants(const struct filling *f, const struct rest *re
                : CAIRN_SHARD_GONE;
 }
 
-/* Returns one of the neediest receivers that wants `bytes`, preferably one that has nothing of the unit or
- * of the tensor yet. */
+/* Returns one of the neediest receivers that wants `bytes`. Prefers a receiver that has nothing of the unit
+ * or of the tensor yet. */
 static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t bytes)
 {
     uint32_t looked[CANDIDATES_MAX], count = 0, best = CAIRN_SHARD_GONE;
@@ -461,7 +474,8 @@ static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t by
     while (count < CANDIDATES_MAX && f->p->heap_count > 0) {
         const uint32_t s = plan_heap_pop(f->p);
         looked[count++] = s;
-        if (!wants(f, s, bytes)) break; // the less needy ones after it do not either
+        // the other receivers are less needy, so they do not want it either
+        if (!wants(f, s, bytes)) break;
         const int rating = (f->unit_at[s] != f->unit->number + 1) + (f->tensor_at[s] != tensor + 1);
         if (rating <= best_rating) continue;
         best = s;
@@ -473,7 +487,7 @@ static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t by
 
 /* --- handing out --------------------------------------------------------------------------------- */
 
-/* Restores the heap after the need of the shard has become smaller. */
+/* Restores the order of the heap after the shard has become less needy. */
 static void settle_heap(struct filling *f, uint32_t shard)
 {
     struct placing *p = f->p;
@@ -483,7 +497,8 @@ static void settle_heap(struct filling *f, uint32_t shard)
     plan_heap_sink(p, i);
 }
 
-/* Gives the shard `quanta` of the rest: from the rest's end if the shard has only the quanta behind it. */
+/* Gives the shard `quanta` of the rest. They are taken from the rest's end if the shard has the quanta
+ * behind the rest and not those before it, else from its front. */
 static void give(struct filling *f, struct rest *rest, uint64_t quanta, uint32_t shard)
 {
     struct plan_cut *cut = f->cut;
@@ -514,9 +529,9 @@ static uint32_t neediest_used(const struct filling *f)
     return best;
 }
 
-/* Called when no receiver wants the whole part. Fills up a shard that has a neighbour of the part and wants
- * much of the part, else the neediest receiver. A unit that already lies on as many shards as it may use
- * goes only to these shards. */
+/* Called when no receiver wants the whole part. Fills up a shard that has the quanta beside the part and
+ * wants much of the part, else the neediest receiver. If the unit already lies on as many shards as it may
+ * use, fills up the neediest of these shards. */
 static void fill_one(struct filling *f, struct rest *rest, uint64_t quanta)
 {
     const int is_spread = f->used >= f->unit->may_use;
@@ -533,7 +548,7 @@ static void fill_one(struct filling *f, struct rest *rest, uint64_t quanta)
 }
 
 /* Returns how many quanta of the rest make the next part. If the rest is not much larger than one part,
- * these are all its quanta. */
+ * returns the number of all its quanta. */
 static uint64_t part_of(const struct filling *f, const struct rest *rest)
 {
     const struct plan_cut *cut = f->cut;
@@ -568,8 +583,8 @@ static void hand_out(struct filling *f, const struct extent *run)
 
 /* --- all ----------------------------------------------------------------------------------------- */
 
-/* Orders units: first the units that may use few receivers, because the other units can level the
- * differences that these leave. */
+/* Sorts units: those that may use few receivers come first, because the others can level the differences
+ * that these leave. */
 static int compare_units(const void *a, const void *b)
 {
     const struct free_unit *x = *(struct free_unit *const *)a, *y = *(struct free_unit *const *)b;
@@ -594,7 +609,7 @@ static void fill_all(struct filling *f)
     }
 }
 
-/* True if no receiver is further than a quantum from the bytes that it wants. */
+/* True if the bytes of each receiver are within one quantum of the bytes that it wants. */
 static int is_level_fill(const struct plan_cut *cut)
 {
     for (uint32_t i = 0; i < cut->receiver_count; i++) {
@@ -604,12 +619,13 @@ static int is_level_fill(const struct plan_cut *cut)
     return 1;
 }
 
-/* Undoes the placing: `base` is the load that each receiver had before. */
+/* Undoes the placing. `base` of each receiver is the load that it had before. */
 static void take_all_back(struct filling *f, struct extent last)
 {
     struct plan_cut *cut = f->cut;
     cut->table.count = f->kept_count;
-    if (f->kept_count > 0) cut->table.items[f->kept_count - 1] = last; // it may have been joined
+    // the extent may have been joined with another
+    if (f->kept_count > 0) cut->table.items[f->kept_count - 1] = last;
     cut->free_bytes = cut->levelled_bytes;
     for (uint32_t i = 0; i < cut->receiver_count; i++)
         cut->shards[cut->receivers[i]].load = cut->shards[cut->receivers[i]].base;
@@ -639,31 +655,32 @@ int plan_fill(struct placing *p)
 
 /* ==== plan gather ==== */
 
-/* Counts the pieces of a layout, and makes a re-plan that keeps less if there are too many pieces: more
- * than CAIRN_PLAN_PIECES_MOST times the pieces of the fresh table. Then nothing is kept of the tensors that
- * have the most pieces for their bytes, so these tensors are placed as in a fresh table. As few tensors are
- * chosen as bring the layout far enough below the limit that the limit is not reached again soon. If a few
- * tensors do not suffice, more are chosen, and in the end all tensors, which gives the fresh table. */
+/* Counts the pieces and the files of a layout. If there are more than CAIRN_PLAN_PIECES_MOST times those of
+ * the fresh table, makes a re-plan that keeps less. It keeps nothing of the tensors that have the most
+ * pieces for their bytes, and places these tensors afresh. It chooses as few tensors as bring the layout so
+ * far below the limit that it will not reach the limit again soon. If these do not suffice, it chooses
+ * more, and in the end all tensors, which gives the fresh table. */
 
-/* The most pieces that the whole layout shall have, in quarters of the fresh table's pieces; one try for
- * each goal. */
+/* The most pieces and files that the whole layout shall have, in quarters of those of the fresh table. Each
+ * goal is one try. */
 static const uint64_t goals[] = { 7, 6, 4 };
 #define GOAL_COUNT (sizeof goals / sizeof goals[0])
 
 struct tensor_pieces {
     uint32_t tensor;
     uint64_t bytes;
-    uint64_t pieces, more; /* more: how many more than in the fresh table */
-    uint64_t most;         /* the most pieces on one shard */
+    uint64_t pieces, more; /* more: how many more pieces than in the fresh table */
+    uint64_t most;         /* the most pieces that lie on one shard */
     const char *name;      /* borrowed */
 };
 
-/* The pieces on one shard; `tensor` and `count` are of the tensor that is being counted. */
+/* The pieces that lie on one shard. `tensor` is the tensor that is being counted, and `count` is the number
+ * of its pieces. */
 struct shard_pieces {
-    uint32_t tensor;      /* from 1 */
-    uint64_t count, most; /* most: the most pieces of one tensor that the shard shall have */
-    uint64_t all;         /* the most pieces of one tensor that it has in the layout */
-    uint64_t cost;        /* bytes to be placed afresh so that `most` is one less */
+    uint32_t tensor;      /* number of the tensor + 1 */
+    uint64_t count, most; /* most: the most pieces of one tensor that the shard is to have */
+    uint64_t all;         /* the most pieces of one tensor that the shard has in the layout */
+    uint64_t cost;        /* bytes that must be placed afresh to make `most` one less */
     int is_done;
 };
 
@@ -695,7 +712,7 @@ static void count_piece(const struct layout *layout, size_t e, struct shard_piec
     shard->count++;
 }
 
-/* Counts the pieces of one tensor, and in `shards` how many of them lie on each shard. */
+/* Counts the pieces of one tensor. Also counts, in `shards`, how many of them lie on each shard. */
 static struct tensor_pieces count_tensor(const struct layout *layout, uint32_t tensor,
                                          struct shard_pieces *shards)
 {
@@ -730,7 +747,7 @@ static int is_within(const struct gathering *g, const struct plan_report *report
 
 /* --- which tensors are placed afresh -------------------------------------------------------------- */
 
-/* Orders tensors: first those with the most surplus pieces for their bytes. */
+/* Sorts tensors: those with the most surplus pieces for their bytes come first. */
 static int compare_tensors(const void *a, const void *b)
 {
     const struct tensor_pieces *x = a, *y = b;
@@ -758,8 +775,8 @@ static void count_all(struct gathering *g, const struct layout *layout, const st
         qsort(g->tensors, layout->tensor_count, sizeof *g->tensors, compare_tensors);
 }
 
-/* Sets each shard's cost: the bytes of the tensors to be placed afresh so that the shard has one file
- * less. */
+/* Computes each shard's cost: the bytes of all tensors that must be placed afresh for the shard to have one
+ * file less. */
 static void weigh_files(struct gathering *g, const struct layout *layout)
 {
     for (uint32_t s = 0; s < layout->shard_count; s++) g->shards[s].cost = g->shards[s].tensor = 0;
@@ -774,12 +791,12 @@ static void weigh_files(struct gathering *g, const struct layout *layout)
         for (size_t e = layout->tensor_extents[t]; e < layout->tensor_extents[t + 1]; e++) {
             struct shard_pieces *shard = &g->shards[layout->extents[e].shard];
             if (shard->tensor == t + 1 && shard->count >= shard->most) shard->cost += tensor->bytes;
-            shard->tensor = 0; // its cost is added once
+            shard->tensor = 0; // the shard's cost gets the tensor's bytes only once
         }
     }
 }
 
-/* Returns the shard that gets one file less at the lowest cost; shard_count: there is none. */
+/* Returns the shard that can have one file less at the lowest cost; shard_count: there is no such shard. */
 static uint32_t cheapest(const struct gathering *g, uint32_t shard_count)
 {
     uint32_t best = shard_count;
@@ -790,7 +807,7 @@ static uint32_t cheapest(const struct gathering *g, uint32_t shard_count)
     return best;
 }
 
-/* Marks all tensors that have the most pieces on the shard to be placed afresh. */
+/* Has the tensors with the most pieces on this shard placed afresh: marks them all in g->afresh. */
 static void free_most(struct gathering *g, const struct layout *layout, uint32_t shard)
 {
     for (uint32_t n = 0; n < layout->tensor_count; n++) {
@@ -804,8 +821,8 @@ static void free_most(struct gathering *g, const struct layout *layout, uint32_t
     g->shards[shard].most--;
 }
 
-/* Chooses tensors until there are at most `goal` files, assuming that a tensor placed afresh has one piece
- * on each shard. */
+/* Chooses tensors until there are at most `goal` files. Assumes that a tensor that is placed afresh has one
+ * piece on each shard. */
 static void choose_by_files(struct gathering *g, const struct layout *layout, uint64_t goal)
 {
     uint64_t files = 0;

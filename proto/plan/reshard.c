@@ -1,4 +1,4 @@
-/* Layouts that change while a job runs: tensors are added without moving any quanta, or quanta move to a
+/* Layouts that change while a job runs: either tensors are added and no quantum moves, or quanta move to a
  * target. */
 #include "proto/plan/plan.h"
 
@@ -12,11 +12,11 @@
 
 /* ==== extend ==== */
 
-/* Makes a layout with tensors added and others dropped, while nothing moves. */
+/* Makes a layout in which tensors are added or dropped, and nothing moves. */
 
-#define WEIGHT_MAX ((uint64_t)1 << 20) /* of a shard, relative to others */
+#define WEIGHT_MAX ((uint64_t)1 << 20) /* the greatest weight of a shard */
 
-/* The state of such a plan. Pointers are borrowed unless they are marked as owned. */
+/* The state of plan_extend. Pointers are borrowed unless they are marked as owned. */
 struct extending {
     const struct layout_tensor *tensors; /* [tensor_count] */
     uint32_t tensor_count;
@@ -26,12 +26,12 @@ struct extending {
     uint32_t spread;
 
     struct layout_tensor *added; /* owned: [added_count] */
-    uint32_t *place_of;          /* owned: [tensor_count], index of a new tensor in `added` */
+    uint32_t *place_of;          /* owned: [tensor_count]: index in `added` of each new tensor */
     uint32_t added_count;
     uint64_t added_bytes;
-    uint64_t *loads;      /* owned: [shard_count], bytes of the kept tensors */
+    uint64_t *loads;      /* owned: [shard_count]: bytes of the kept tensors on each shard */
     uint32_t *weights;    /* owned: [shard_count] */
-    struct layout *fresh; /* owned: the layout of `added`; NULL if there are none */
+    struct layout *fresh; /* owned: the layout of `added`; NULL: no tensor is added */
 };
 
 static void release_extending(struct extending *x)
@@ -92,10 +92,11 @@ static int compare_loads(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Returns the level up to which the added bytes fill the shards that are below it. */
+/* Returns the load that all shards with less load reach if they are filled up evenly with the added bytes.
+ * `sorted`: [shard_count]: the loads, the least first. */
 static uint64_t level_of(const uint64_t *sorted, uint32_t shard_count, uint64_t bytes)
 {
-    uint64_t below = 0; // bytes of the shards that are filled up
+    uint64_t below = 0; // load of the shards that are filled up
     for (uint32_t s = 0; s < shard_count; s++) {
         below += sorted[s];
         const uint64_t level = (below + bytes) / (s + 1);
@@ -144,7 +145,7 @@ static cairn_status plan_added(struct extending *x)
     return plan_make(&request, &x->fresh, NULL);
 }
 
-/* Joins the kept and the fresh extents in the order of the tensors, as a table needs it. */
+/* Joins the kept and the fresh extents into one table, in the order of the tensors. */
 static cairn_status join(const struct extending *x, struct layout **layout_out)
 {
     const size_t fresh_count = x->fresh != NULL ? x->fresh->extent_count : 0;
@@ -195,7 +196,8 @@ cairn_status plan_extend(const struct layout_tensor *tensors, uint32_t tensor_co
 
 /* ==== plan report ==== */
 
-/* Measures a finished layout: balance, what moved, how far units are spread. */
+/* Measures a finished layout: how level it is, how many bytes move, and over how many shards units are
+ * spread. */
 
 static uint64_t minus(uint64_t a, uint64_t b)
 {
@@ -221,7 +223,8 @@ static void weigh_shards_report(const struct plan_cut *cut, const struct layout 
     report->quantum_bytes_max = cut->quantum_bytes_max;
 }
 
-/* Returns the bytes of one tensor that have another shard now: both tables are walked side by side. */
+/* Returns how many bytes of one tensor have another shard now than before. Walks along both tables side by
+ * side. */
 static uint64_t moved_of_tensor(const struct plan_cut *cut, const struct layout *layout,
                                 uint32_t tensor)
 {
@@ -259,7 +262,7 @@ static void report_moves(const struct plan_cut *cut, const struct layout *layout
         report->moved_bytes_bound += minus(cut->shards[s].share, old_loads[s]);
 }
 
-/* seen: [shard_count], all 0 at first; the last unit, counted from 1, found to have a piece on the
+/* `seen`: [shard_count], all 0 at first: number + 1 of the last unit that was found to have a piece on the
  * shard. */
 static void measure_spread(const struct plan_cut *cut, const struct layout *layout, uint32_t *seen,
                            struct plan_report *report)
@@ -308,7 +311,7 @@ cairn_status plan_describe(const struct plan_cut *cut, const struct layout *layo
 
 /* ==== moves ==== */
 
-/* Both tables cover the same quanta in the same order, so the walk need not look at the tensors. */
+/* The walk need not look at the tensors, because both tables have the same quanta in the same order. */
 int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
 {
     if (walk->at_current == walk->current->extent_count) return 0;
@@ -341,14 +344,14 @@ struct aiming {
     const struct reshard_request *request; /* borrowed */
     struct sentence *why;                  /* borrowed */
     uint64_t total_bytes;
-    uint64_t quantum_bytes_max; /* of the heaviest quantum */
+    uint64_t quantum_bytes_max; /* bytes of the heaviest quantum */
 
     /* owned: [shard_count] */
     uint64_t *before, *after; /* bytes that each shard owns */
     double *shares;           /* bytes that each shard should own; they add up to the total */
-    uint32_t *weights;        /* for the planner */
+    uint32_t *weights;        /* weights for the planner */
 
-    /* owned; the caller's on success */
+    /* owned; on success the caller gets them */
     struct layout *target;
     struct reshard_pair *pairs;
     size_t pair_count, pair_limit;
@@ -441,8 +444,8 @@ static void weigh_before(struct aiming *a)
 
 /* --- shares that fit ------------------------------------------------------------------------------ */
 
-/* Returns the most that a share may be: two quanta below the capacity, since the planner may miss a share
- * by that much. */
+/* Returns the greatest share that a shard may have. It is two quanta below the shard's capacity, because
+ * the planner may miss a share by as much. */
 static double ceiling_of(const struct aiming *a, uint32_t shard)
 {
     const uint64_t *capacities = a->request->capacity_bytes;
@@ -453,8 +456,8 @@ static double ceiling_of(const struct aiming *a, uint32_t shard)
     return most > slack ? (double)(most - slack) : 0;
 }
 
-/* Gives every shard that is not full its part, by weight, of the bytes that the full shards leave. Returns
- * how many shards became full by this. `full`: [shard_count]. */
+/* Distributes the bytes that the full shards leave over all other shards, by weight. Returns how many of
+ * these became full. `full`: [shard_count]. */
 static uint32_t pour(struct aiming *a, uint8_t *full)
 {
     double left = (double)a->total_bytes, weights = 0;
@@ -492,8 +495,8 @@ static cairn_status share_out(struct aiming *a)
         mib(given), mib((double)a->total_bytes));
 }
 
-/* Turns the shares into weights in whole numbers, as the planner wants them. In a job without bytes the
- * shares are set to the weights. */
+/* Turns the shares into weights for the planner, which are whole numbers. If the job has no bytes, the
+ * weights of the request are taken as shares. */
 static void scale_weights(struct aiming *a)
 {
     double most = 0;
@@ -516,7 +519,7 @@ static int compare_pairs(const void *a, const void *b)
     return x->to < y->to ? -1 : x->to > y->to;
 }
 
-/* Adds up pairs with the same shards. The pairs may be in any order before, and are sorted after. */
+/* Sorts the pairs, and merges all pairs of the same two shards into one. */
 static void merge_pairs(struct aiming *a)
 {
     if (a->pair_count > 0) qsort(a->pairs, a->pair_count, sizeof *a->pairs, compare_pairs);
@@ -574,8 +577,8 @@ static cairn_status judge_capacities(const struct aiming *a)
     return CAIRN_OK;
 }
 
-/* Returns the largest load / fair load. A shard that leaves counts as an average shard as long as it owns
- * something. */
+/* Returns the largest load / fair load of a shard. If a shard that leaves still owns something, it counts
+ * as an average shard. */
 static double heaviest_of(const struct aiming *a, const uint64_t *loads)
 {
     double weights = 0, heaviest = 1;
@@ -611,7 +614,7 @@ static struct reshard_report report_of(struct aiming *a, const struct plan_repor
         .pairs = a->pairs,
         .pair_count = a->pair_count,
     };
-    a->pairs = NULL; // they belong to the report now
+    a->pairs = NULL; // the report owns them now
     return report;
 }
 
@@ -659,8 +662,8 @@ static cairn_status plan_target(struct aiming *a, int least, struct plan_report 
     return weigh_moves(a);
 }
 
-/* True if the target also fits during the move: a shard that gives and takes may then own one slice more
- * than in the end. */
+/* True if every shard has room for its bytes during the move, too. A shard that gives and takes may then
+ * own one slice more than in the end. */
 static int has_room_on_the_way(const struct aiming *a)
 {
     const uint64_t *capacities = a->request->capacity_bytes;
@@ -709,7 +712,7 @@ cairn_status plan_reshard(const struct reshard_request *request, struct layout *
     if (status == CAIRN_OK) {
         if (report_out != NULL) *report_out = report_of(&a, &report);
         *target_out = a.target;
-        a.target = NULL; // it belongs to the caller now
+        a.target = NULL; // the caller owns it now
     }
     close_aiming(&a);
     return status;
@@ -717,7 +720,7 @@ cairn_status plan_reshard(const struct reshard_request *request, struct layout *
 
 /* ==== reshard slice ==== */
 
-/* The next slice of a re-sharding, and how much is left: see plan.h. */
+/* Makes the next slice of a re-sharding, and counts how much is left (plan.h). */
 
 /* The state of making one slice. */
 struct slicing {
@@ -726,13 +729,14 @@ struct slicing {
     uint32_t shard_count;
 
     /* owned */
-    struct extent *table; /* [table_count], the table of the next layout */
+    struct extent *table; /* [table_count]: the table of the next layout */
     size_t table_count;
-    /* borrowed: the extent that contains the table's last extent. It is an extent of the current layout if
-     * the last extent stays, and of the target if the last extent moves */
+    /* borrowed: the extent in which the table's last extent lies. If the last extent stays, this is an
+     * extent of the current layout; if it moves, of the target */
     const struct extent *within;
-    uint64_t *given, *taken; /* [shard_count], bytes so far */
-    /* [shard_count], bytes that the shard has now beyond its bytes in the target */
+    /* [shard_count]: bytes that each shard gives, and takes, in this slice */
+    uint64_t *given, *taken;
+    /* [shard_count]: bytes of each shard before the slice, less its bytes in the target */
     int64_t *above;
     uint64_t moved_bytes;
 };
@@ -754,8 +758,8 @@ static uint32_t shards_of_larger(const struct slice_request *request)
     return a > b ? a : b;
 }
 
-/* The table has room for two extents per run, since a run is cut at most once, and there are at most as
- * many runs as extents in both tables. */
+/* Makes room in the table for two extents per run, because a run is cut at most once. There are at most as
+ * many runs as extents in both layouts. */
 static cairn_status open_slicing(struct slicing *s, const struct slice_request *request)
 {
     *s = (struct slicing) {
@@ -788,8 +792,8 @@ static void close_slicing(struct slicing *s)
     free(s->above);
 }
 
-/* Adds quanta of the run to the table. They are joined with the table's last extent if both stay and lie in
- * one extent of the current layout, or if both move to one extent of the target. */
+/* Adds quanta of the run to the table. Joins them with the table's last extent if both stay and lie in one
+ * extent of the current layout, or both move and lie in one extent of the target. */
 static void append(struct slicing *s, const struct plan_run *run, uint64_t first, uint64_t count,
                    uint32_t shard)
 {
@@ -811,7 +815,7 @@ static uint64_t lesser(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Returns the bytes that both the giver and the taker may still move in this slice. */
+/* Returns how many bytes may still move in this slice, by the limits of both the giver and the taker. */
 static uint64_t room_of(const struct slicing *s, const struct plan_run *run)
 {
     const uint64_t *limits = s->request->limit_bytes;
@@ -820,9 +824,9 @@ static uint64_t room_of(const struct slicing *s, const struct plan_run *run)
     return lesser(minus(limits[from], s->given[from]), minus(limits[to], s->taken[to]));
 }
 
-/* Returns the bytes that the taker may still take without having more than its target plus a slice. So a
- * shard that also gives does not take everything first. While anything is left to move, some shard has no
- * more than in the target, so some bytes can always move. */
+/* Returns how many bytes the taker may still take without having more than its bytes in the target plus a
+ * slice. A shard that also gives can thus not take everything first. Some bytes can always move: as long as
+ * bytes are left to move, at least one shard that takes has no more bytes than in the target. */
 static uint64_t room_above_target(const struct slicing *s, const struct plan_run *run)
 {
     const uint64_t *limits = s->request->limit_bytes;
@@ -833,7 +837,7 @@ static uint64_t room_above_target(const struct slicing *s, const struct plan_run
     return above >= (int64_t)limit ? 0 : (uint64_t)((int64_t)limit - above);
 }
 
-/* Returns the most quanta at the end of the run that weigh `room` bytes or less. */
+/* Returns how many quanta at the end of the run fit into `room` bytes. */
 static uint64_t tail_that_fits(const struct slicing *s, const struct plan_run *run, uint64_t room)
 {
     if (plan_run_bytes(&s->walk, run, run->first, run->count) <= room) return run->count;
@@ -858,13 +862,14 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-/* Returns the tail, shortened so that it begins where a chunk of the giver's extent begins; 0 if none
- * does. */
+/* Returns the length of the tail, shortened so that the tail begins where a chunk of the giver's extent
+ * begins. Returns 0 if no chunk begins in the tail. */
 static uint64_t tail_on_grid(const struct slicing *s, const struct plan_run *run, uint64_t tail)
 {
     const uint64_t leaves = s->walk.current->geometry[run->extent->tensor].leaves_per_quantum;
     const uint64_t chunk = s->request->chunk_leaves;
-    const uint64_t step = chunk / common_divisor(leaves, chunk); // quanta from edge to edge
+    // quanta between two edges at which a chunk begins
+    const uint64_t step = chunk / common_divisor(leaves, chunk);
     const uint64_t begin = run->first + run->count - tail - run->extent->first_quantum;
     const uint64_t late = (step - begin % step) % step;
     return minus(tail, late);
@@ -905,7 +910,7 @@ static cairn_status close_table(struct slicing *s, struct layout **next_out)
     const cairn_status status = layout_make(request->tensors, request->tensor_count, s->shard_count,
                                             request->current->version + 1, s->table, s->table_count,
                                             next_out);
-    if (status == CAIRN_OK) s->table = NULL; // it belongs to the layout now
+    if (status == CAIRN_OK) s->table = NULL; // the layout owns it now
     return status;
 }
 
