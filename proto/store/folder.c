@@ -1,4 +1,4 @@
-/* The storage of folders: folders and names. */
+/* The storage of folders. */
 #include "proto/store/storage.h"
 
 #include <inttypes.h>
@@ -15,7 +15,7 @@
 #include "proto/base/machine.h"
 #include "proto/base/text.h"
 
-#define PART_BYTES 256 /* of one part of a path, with its NUL */
+#define PART_BYTES 256 /* the most bytes of one part of a path, with its NUL */
 
 /* ==== folder ==== */
 
@@ -35,7 +35,7 @@ static cairn_status folder_failed(struct sentence *why, const char *step, const 
                                        : "");
 }
 
-/* The same for something that may be missing: CAIRN_ERR_NOT_FOUND. */
+/* Does the same for something that may be missing, for which it returns CAIRN_ERR_NOT_FOUND. */
 static cairn_status folder_missed(struct sentence *why, const char *step, const char *path)
 {
     const bool missing = errno == ENOENT || errno == ENOTDIR;
@@ -43,8 +43,8 @@ static cairn_status folder_missed(struct sentence *why, const char *step, const 
     return missing ? CAIRN_ERR_NOT_FOUND : status;
 }
 
-/* Opens the folder beneath `at` that contains the last part of `path`; *name_out: that part, "." for "".
- * -1: see errno. */
+/* Opens the folder beneath `at` that contains the last part of `path`. Sets *name_out to that part, or to
+ * "." if `path` is "". Returns the descriptor; -1: see errno. */
 static int folder_open_parent(const char *at, const char *path, const char **name_out)
 {
     int fd = open(at, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -86,7 +86,7 @@ static int open_folder(int parent_fd, const char *name)
     return openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* Gives a folder that was made its mode; then makes its name durable. */
+/* Sets the mode of the folder if it was made now, and makes the folder's name durable. */
 static cairn_status settle_made(int parent_fd, const char *name, bool made, struct sentence *why)
 {
     const int fd = open_folder(parent_fd, name);
@@ -94,7 +94,8 @@ static cairn_status settle_made(int parent_fd, const char *name, bool made, stru
     cairn_status status = CAIRN_OK;
     if (made && file_mode_set(fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0)
         status = folder_failed(why, "chmod", name);
-    // A folder that existed may come from a process that has not got this far, or was killed before.
+    // This is done even if the folder existed: the process that made it may not have come this far, or may
+    // have been killed.
     if (status == CAIRN_OK && fsync(parent_fd) != 0) status = folder_failed(why, "fsync", name);
     close(fd);
     return status;
@@ -109,7 +110,7 @@ static cairn_status make(const char *at, const char *path, bool exclusive, struc
     const cairn_status status = !made && (errno != EEXIST || exclusive)
                                     ? folder_failed(why, "mkdir", name)
                                     : settle_made(parent_fd, name, made, why);
-    if (made && status != CAIRN_OK) // nobody knows it, so nobody else would remove it
+    if (made && status != CAIRN_OK) // nobody else knows the folder, so nobody else would remove it
         (void)unlinkat(parent_fd, name, AT_REMOVEDIR);
     close(parent_fd);
     return status;
@@ -130,7 +131,7 @@ static cairn_status list(const char *at, const char *path, storage_name_fn on_na
     const int parent_fd = folder_open_parent(at, path, &name);
     if (parent_fd < 0) return folder_missed(why, "listing", at);
     const int fd = open_folder(parent_fd, name);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd); // owns fd
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd); // closedir closes fd
     cairn_status status = CAIRN_OK;
     if (dir == NULL) status = folder_missed(why, "listing", path[0] != '\0' ? path : at);
     if (dir == NULL && fd >= 0) close(fd);
@@ -145,8 +146,8 @@ static cairn_status list(const char *at, const char *path, storage_name_fn on_na
     return status;
 }
 
-/* A root may be reached by a link. A snapshot's folder may not, since others may write to the folder it is
- * in. */
+/* Follows no link to a snapshot's folder, because others may write to the folder in which it is. (A root
+ * may be reached by a link.) */
 static cairn_status stat_location(const char *at, struct sentence *why)
 {
     struct stat info;
@@ -207,29 +208,30 @@ static cairn_status sync_folder(const char *at, const char *path, struct sentenc
 
 /* ==== folder put ==== */
 
-/* The storage of folders, writing: temp name, write, fsync, close, rename, fsync of the folder. Each step
- * that can fail names itself once. Nothing is synced a second time after a failed fsync (the kernel may
- * have dropped the pages); the file is removed instead.
+/* How the storage of folders writes a file: it makes a file with a temporary name, writes, syncs and closes
+ * it, renames it, and syncs the folder. If a step fails, the sentence names it. After a failed fsync
+ * nothing is synced a second time, because the kernel may have dropped the pages: the file is removed
+ * instead.
  *
- * Parts are written around the page cache (O_DIRECT): no core copies them, and no trainer waits while the
- * kernel writes them back. If a file system refuses that (tmpfs, some of FUSE), they go through the
- * cache. */
+ * Writes of parts bypass the page cache (O_DIRECT), so no core copies them, and no trainer waits while the
+ * kernel writes them back. If a file system refuses this (tmpfs, and some of FUSE), the writes go through
+ * the cache. */
 
 #define NAME_BYTES 256
 
-/* A file being written under a temporary name. */
+/* A file that is being written under a temporary name. */
 struct draft {
     struct storage_put put; /* first */
     int folder_fd, fd;      /* owned */
     uint64_t bytes;
     atomic_bool is_direct;
-    char name[NAME_BYTES], temp[NAME_BYTES + 8]; /* in the folder */
+    char name[NAME_BYTES], temp[NAME_BYTES + 8]; /* names in the folder */
 };
 
 static cairn_status open_draft(struct draft *d, bool replace, struct sentence *why)
 {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    if (replace) // removes what a killed process has left
+    if (replace) // a killed process may have left this file
         (void)unlinkat(d->folder_fd, d->temp, 0);
     else if (faccessat(d->folder_fd, d->name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         return fail_with(why, CAIRN_ERR_EXISTS, "%s is there already: another writer?", d->name);
@@ -254,7 +256,8 @@ static cairn_status begin_draft(struct draft *d, const char *at, const char *pat
     return open_draft(d, replace, why);
 }
 
-/* `status` is the result of the writing; the draft becomes the file, or is removed. Closes the folder. */
+/* Ends the writing, whose result was `status`: the draft becomes the file, or is removed. Closes the
+ * folder. */
 static cairn_status end_draft(struct draft *d, bool replace, cairn_status status,
                               struct sentence *why)
 {
@@ -268,9 +271,9 @@ static cairn_status end_draft(struct draft *d, bool replace, cairn_status status
         if (is_open) unlinkat(d->folder_fd, d->temp, 0);
     } else if (fsync(d->folder_fd) != 0) {
         status = folder_failed(why, "fsync", d->name);
-        // A file that is not known to be durable must not exist: the snapshot fails, and the
-        // next try has a new folder. A file that replaced another stays: it is complete, and the other
-        // one is gone.
+        // A file that may not be durable must not exist: the snapshot fails, and the next try has a new
+        // folder. A file that has replaced another one stays, because it is complete, and the other one is
+        // gone.
         if (!replace) unlinkat(d->folder_fd, d->name, 0);
     }
     if (d->folder_fd >= 0) close(d->folder_fd);
@@ -279,8 +282,8 @@ static cairn_status end_draft(struct draft *d, bool replace, cairn_status status
 
 /* ---- parts ---- */
 
-/* Reserves room for all of the file at once: so a full disk is noticed before anything is written, and
- * writers of several blocks do not wait for each other to grow the file. */
+/* Reserves room for the whole file at once. A full disk is thus noticed before anything is written, and
+ * threads that write blocks need not wait for each other to grow the file. */
 static cairn_status draft_make_room(struct draft *d, struct sentence *why)
 {
     if (d->bytes == 0 || fallocate(d->fd, 0, 0, (off_t)d->bytes) == 0) return CAIRN_OK;
@@ -324,9 +327,10 @@ static cairn_status folder_put_write(struct storage_put *put, uint64_t offset, c
 {
     struct draft *d = (struct draft *)put;
     const uint8_t *next = from;
-    // A direct write's last block is padded to a full one; put_end cuts the padding off.
+    // In a direct write, the last block is padded to a full one. put_end cuts off the padding.
     size_t left = atomic_load(&d->is_direct) ? rounded_up(count) : count;
-    bool may_retry = true; // each thread that is refused retries once, whichever turned direct off
+    // each thread that is refused retries once, even if another thread has turned direct writes off
+    bool may_retry = true;
     while (left > 0) {
         const ssize_t written = pwrite(d->fd, next, left, (off_t)offset);
         if (written < 0 && errno == EINTR) continue;
@@ -368,7 +372,8 @@ static cairn_status folder_commit(const char *at, const char *path, const void *
 
 /* ==== folder read ==== */
 
-/* The storage of folders, reading: only regular files, around the page cache if the caller wants that. */
+/* How the storage of folders reads a file: only regular files are read, and reads bypass the page cache if
+ * the caller wants this. */
 
 struct open_file {
     struct storage_file file; /* first */
@@ -376,7 +381,7 @@ struct open_file {
     atomic_bool is_direct;
 };
 
-/* Opens without blocking: a FIFO must not hold the thread. */
+/* Opens without blocking, because a FIFO must not stop the thread. */
 static int open_name(int folder_fd, const char *name, bool *is_direct)
 {
     const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -414,7 +419,8 @@ static cairn_status folder_open(const char *at, const char *path, bool is_direct
     return CAIRN_OK;
 }
 
-/* Drops pages that a read has brought into the page cache: what a scrub has read is of no use there. */
+/* If a read that was to be direct has brought pages into the page cache, drops them, because nobody needs
+ * them there. */
 static void forget_pages(const struct open_file *file, uint64_t offset, size_t count)
 {
     if (file->file.is_buffered)
@@ -442,7 +448,7 @@ static cairn_status folder_read(struct storage_file *f, uint64_t offset, void *t
             return fail_with(why, CAIRN_ERR_IO, "read at byte %" PRIu64 ": %s", (offset + done),
                              strerror(errno));
         done += (size_t)got;
-        // A short read ends the file, or (direct) a file whose end is within a block.
+        // The file has ended if nothing was read, or if a direct read ended within a block.
         if (got == 0 || (atomic_load(&file->is_direct) && (size_t)got % CAIRN_STORAGE_ALIGN != 0))
             break;
     }

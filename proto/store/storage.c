@@ -42,12 +42,12 @@ const struct storage *storage_of(const char *location)
 
 enum { TOKEN_BYTES = 17, NAME_BYTES = 64, TEXT_BYTES = 512, MODE = 0640 };
 
-/* The contents of .cairn-storage, and its owner. */
+/* The contents of .cairn-storage, and the user that owns the file. */
 struct marker {
     uint64_t token;
-    uint64_t store; /* the identity of the owner's store; 0: nobody's */
+    uint64_t store; /* the identity of the owner's store; 0: the folder has no owner */
     char who[CAIRN_STORAGE_WHO_BYTES];
-    uid_t user; /* the file's owner */
+    uid_t user; /* the user that owns the file */
 };
 
 static bool parse_number(const char *text, uint64_t *number_out)
@@ -57,7 +57,7 @@ static bool parse_number(const char *text, uint64_t *number_out)
     return *number_out != 0;
 }
 
-/* A second line of another form makes the folder nobody's. */
+/* Reads the text of a marker. If the second line has another form, the folder has no owner. */
 static bool parse_marker(const char *text, struct marker *out)
 {
     out->store = 0;
@@ -74,8 +74,8 @@ static bool parse_marker(const char *text, struct marker *out)
     return true;
 }
 
-/* CAIRN_ERR_NOT_FOUND: there is no token. CAIRN_ERR_IO: see errno; errno 0: it is not a regular file. Never
- * waits for a FIFO. */
+/* Reads the marker. CAIRN_ERR_NOT_FOUND: there is none. CAIRN_ERR_IO: see errno; errno 0: it is not a
+ * regular file. Never waits for a FIFO. */
 static cairn_status read_marker(int root_fd, struct marker *out)
 {
     char text[TEXT_BYTES + 1] = "";
@@ -100,9 +100,9 @@ static const char *error_text(void)
     return errno != 0 ? strerror(errno) : "it is no regular file; remove it";
 }
 
-/* Writes the marker to a new file with a name of its own. Sets marker->user to the file's owner as the
- * storage reports it, because the storage may know us as another user than this host does. After a failure
- * no file is left. */
+/* Writes the marker to a new file, with a name that no other file has. Sets marker->user to the file's
+ * owner as the storage reports it: for the storage, we may be another user than for this host. After a
+ * failure no file is left. */
 static bool write_marker(int root_fd, struct marker *marker, char name_out[NAME_BYTES])
 {
     char text[TEXT_BYTES];
@@ -128,7 +128,7 @@ static bool write_marker(int root_fd, struct marker *marker, char name_out[NAME_
     return ok;
 }
 
-/* Makes the token's file, complete or not at all, and never in place of another's. */
+/* Makes the token's file, either complete or not at all. Never replaces a token's file that exists. */
 static bool make_token(int root_fd, struct marker *marker)
 {
     char name[NAME_BYTES];
@@ -209,7 +209,8 @@ static cairn_status fail_to_write(const char *root, struct sentence *why)
                      root, strerror(errno));
 }
 
-/* The coordinator makes a folder for each snapshot, and only its user may write there. */
+/* Checks that we write as the coordinator's user. The coordinator makes a folder for each snapshot, and
+ * only its own user may write there. */
 static cairn_status judge_user(const char *root, int fd, const struct marker *found,
                                struct sentence *why)
 {
@@ -254,8 +255,8 @@ cairn_status storage_check(const char *root, uint64_t token, struct sentence *wh
     return status;
 }
 
-/* Always writes a marker, which shows that we can, and puts it in place of the one found if the two
- * differ. */
+/* Always writes a marker, which shows that we can write. If the new marker differs from the one that was
+ * found, puts the new one in its place. */
 static cairn_status put_own(const char *root, int fd, const struct marker *found,
                             const struct storage_owner *owner, struct sentence *why)
 {
@@ -273,7 +274,7 @@ static cairn_status put_own(const char *root, int fd, const struct marker *found
     return fail_to_write(root, why);
 }
 
-/* `takes`: also if another cluster owns the folder. */
+/* Makes the folder belong to `owner`. With `takes`, does this even if another cluster owns the folder. */
 static cairn_status own(const char *root, uint64_t token, const struct storage_owner *owner,
                         bool takes, struct sentence *why)
 {
