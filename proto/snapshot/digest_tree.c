@@ -87,7 +87,8 @@ cairn_status tree_push_node(struct hash_tree *tree, const struct tree_node *node
     if (node->index >= leaves_max >> node->level) return CAIRN_ERR_INVALID;
     if (node->index << node->level != tree->next_leaf) return CAIRN_ERR_INVALID;
 
-    // Levels rise, then fall, from left to right, and no level occurs three times: node[] has room for all.
+    // From left to right, levels first rise, then fall, and no level occurs three times, so node[] has room
+    // for all nodes.
     tree->node[tree->node_count++] = *node;
     tree->next_leaf += (uint64_t)1 << node->level;
     while (tree->node_count >= 2) {
@@ -116,16 +117,16 @@ cairn_status digest_tree_root(const struct hash_tree *tree, uint64_t leaf_count,
         bytes_hash(NULL, 0, out);
         return CAIRN_OK;
     }
-    // The complete subtrees now are the binary digits of leaf_count, largest first: RFC 6962 splits at
-    // the largest each time, so the rightmost are joined first.
+    // The complete subtrees are now the binary digits of leaf_count, the largest first. RFC 6962 always
+    // splits off the largest, so the rightmost subtrees must be joined first.
     struct hash root = tree->node[tree->node_count - 1].hash;
     for (uint32_t i = tree->node_count - 1; i > 0; i--) join(&tree->node[i - 1].hash, &root, &root);
     *out = root;
     return CAIRN_OK;
 }
 
-/* Orders nodes by first leaf. Levels and indices may come from an untrusted peer: the shift is masked so
- * that it stays in range. */
+/* Orders nodes by their first leaf. Levels may come from an untrusted peer, so the shift is masked to stay
+ * in range. */
 static int by_first_leaf(const void *a, const void *b)
 {
     const struct tree_node *x = a, *y = b;
@@ -202,7 +203,8 @@ cairn_status digest_content_root(struct plane_digest *planes, size_t plane_count
     crypto_generichash_state state;
     hash_begin(&state);
     hash_text(&state, "cairn content 1");
-    hash_u64(&state, plane_count); // each root covers its plane's name, shape and dtype
+    // the name, shape and dtype of each plane are in its root already
+    hash_u64(&state, plane_count);
     for (size_t i = 0; i < plane_count; i++) {
         hash_bytes(&state, planes[i].root.byte, CAIRN_HASH_BYTES);
     }

@@ -58,7 +58,8 @@ static cairn_status begin_file(struct manifest *m, const char *path, uint64_t by
     return CAIRN_OK;
 }
 
-/* Room grows with the checksums that have arrived, not with the size that a sender announced. */
+/* Appends checksums. Memory is made only for checksums that have arrived, and not for the size that a
+ * sender has announced. */
 static cairn_status append_sums(struct manifest_file *f, const uint8_t *sums, uint64_t count)
 {
     if (f->block_count + count > f->block_capacity) {
@@ -80,7 +81,8 @@ cairn_status manifest_add_blocks(struct manifest *m, const char *path, uint64_t 
                                  uint64_t first_block, const uint8_t *sums, uint64_t count)
 {
     CAIRN_TRY(first_block == 0 ? begin_file(m, path, bytes) : CAIRN_OK);
-    struct manifest_file *f = NULL; // mostly the last file: other shards' files may lie between
+    // this is mostly the last file, but files of other shards may have been added after it
+    struct manifest_file *f = NULL;
     for (size_t i = m->file_count; i > 0 && f == NULL; i--)
         if (strcmp(m->files[i - 1].path, path) == 0) f = &m->files[i - 1];
     if (f == NULL || f->bytes != bytes || f->block_count != first_block ||
@@ -115,8 +117,8 @@ static json_t *hex_json(const uint8_t *bytes, size_t count)
     return text;
 }
 
-/* Adds a key, and passes `value` to the object. NULL if there is no memory, or if the object or the value
- * was NULL. */
+/* Adds a key with `value`, which the object takes over. Returns the object; NULL: no memory, or the object
+ * or the value was NULL. */
 static json_t *with(json_t *object, const char *key, json_t *value)
 {
     if (json_object_set_new(object, key, value) == 0) return object;
@@ -200,7 +202,7 @@ static json_t *file_json(const struct manifest_file *f)
                      hex_json(f->sums, (size_t)f->block_count * CAIRN_SNAPSHOT_SUM_BYTES));
 }
 
-/* Makes a list of `count` elements, one by one; NULL if an element could not be made. */
+/* Makes a list of `count` elements, one by one. NULL: an element could not be made. */
 #define LIST_OF(list, array, count, make)                                  \
     json_t *list = json_array();                                           \
     for (size_t i = 0; i < (count) && list != NULL; i++) {                 \
@@ -232,7 +234,8 @@ static json_t *spec_json(const struct job_spec_data *s)
     if (s->init_prefix != NULL) spec = with(spec, "init_prefix", json_string(s->init_prefix));
     spec = spec_fields_json(spec, table, CAIRN_SPEC_LATER, s);
     spec = spec_fields_json(spec, table, CAIRN_SPEC_POLICY, s);
-    if (s->policy.on_shard_loss != CAIRN_SHARD_LOSS_WAIT) // then it is written even at its default
+    // it is then written even if it has its default
+    if (s->policy.on_shard_loss != CAIRN_SHARD_LOSS_WAIT)
         spec = with(spec, "shard_loss_wait_s", json_integer(s->policy.shard_loss_wait_s));
     return spec;
 }
@@ -310,7 +313,7 @@ static json_t *root_json(const struct manifest *m)
         snprintf(number, sizeof number, "%016" PRIx64, m->periodic);
         root = with(root, "periodic", json_string(number));
     }
-    if (root != NULL && m->origin.generation > 1) // in the first generation it says nothing more
+    if (root != NULL && m->origin.generation > 1) // in the first generation there is nothing to say
         root = with(root, "origin", origin_json(&m->origin));
     if (root != NULL && m->nonfinite.nonfinite > 0)
         root = with(root, "nonfinite", nonfinite_json(m));
@@ -319,7 +322,7 @@ static json_t *root_json(const struct manifest *m)
     return with(root, "reduce_groups", reduce_groups_json(&m->reduce_groups));
 }
 
-/* Refuses a manifest that manifest_decode would refuse and json_pack would accept. */
+/* Refuses every manifest that json_pack would accept although manifest_decode would refuse it. */
 static cairn_status judge_manifest(const struct manifest *m, struct sentence *why)
 {
     const uint64_t year_10000_s = 253402300800;
@@ -376,7 +379,8 @@ cairn_status manifest_encode(struct manifest *m, char **text_out, size_t *text_b
         free(json);
         return CAIRN_ERR_NO_MEMORY;
     }
-    memcpy(text + sealed - 2, ",\n", 2); // replaces the closing brace: one more member follows
+    // replaces the closing brace, because one more member follows
+    memcpy(text + sealed - 2, ",\n", 2);
     manifest_seal(text, sealed, text + sealed);
     *text_out = text;
     *text_bytes_out = sealed + CAIRN_MANIFEST_SEAL_BYTES;
@@ -385,7 +389,7 @@ cairn_status manifest_encode(struct manifest *m, char **text_out, size_t *text_b
 
 /* ==== manifest fields ==== */
 
-/* The scalars of a spec in JSON, both encoded and decoded, by the rows of spec_fields.h. */
+/* Encodes the scalars of a spec as JSON, by the rows of spec_fields.h. */
 
 static json_t *value_json(const struct spec_field *field, const void *from)
 {
@@ -418,9 +422,10 @@ json_t *spec_fields_json(json_t *object, const struct spec_table *table, enum sp
 
 /* ==== manifest spec ==== */
 
-/* ---- what is missing ---- */
+/* ---- fields that are missing ---- */
 
-/* Takes over `defaults`. False: no memory, or not an object. */
+/* Adds the defaults whose keys the object does not have. Takes over `defaults`. False: no memory, or
+ * `object` is no object. */
 static bool fill_defaults(json_t *object, json_t *defaults)
 {
     const bool ok = json_is_object(object) && json_object_update_missing(object, defaults) == 0;
@@ -468,7 +473,7 @@ static int by_name(const void *left, const void *right)
     return strcmp(a, b);
 }
 
-/* Returns a new, sorted array; all tensors must have a name. NULL: no memory. */
+/* Returns a new array, sorted by name. All tensors must have a name. */
 static json_t *sorted(json_t *tensors)
 {
     const size_t count = json_array_size(tensors);
@@ -544,8 +549,8 @@ static enum trust broken(struct sentence *what, const char *why)
     return CAIRN_TRUST_BROKEN;
 }
 
-/* Checks the signature with each key of that id: an id has only eight bytes, and anyone can make a key with
- * the same id. */
+/* Checks the signature with every key that has its id. There may be several: an id has only eight bytes, so
+ * anyone can make another key with the same id. */
 static enum trust check_signature(const struct manifest *m, const struct key_ring *ring,
                                   const struct minisig *signature, struct sentence *what)
 {

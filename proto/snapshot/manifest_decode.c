@@ -33,7 +33,7 @@ static int dtype_of(const char *name)
     for (int dtype = CAIRN_F32; dtype <= CAIRN_U8; dtype++) {
         if (strcmp(dtype_label(dtype), name) == 0) return dtype;
     }
-    return 0; // spec_check refuses it with a sentence
+    return 0; // spec_check then refuses the tensor, and says why
 }
 
 static cairn_status read_numbers(json_t *list, const char *tensor, uint32_t *rank,
@@ -149,9 +149,9 @@ static const char *take_value(const struct spec_field *field, const json_t *valu
     return NULL;
 }
 
-/* Takes all of the table's scalars out of the object; a field of `to` whose key is missing stays as it is.
- * Checks that the kinds are right and that the numbers fit, but not what spec_check.c checks.
- * CAIRN_ERR_CORRUPT: the sentence names `where` and what is wrong. */
+/* Moves all scalars of the table out of the object, into `to`. If a key is missing, the field keeps its
+ * value. Checks that the kinds are right and that the numbers fit; spec_check.c checks the rest.
+ * CAIRN_ERR_CORRUPT: `why` names `where`, and tells what is wrong. */
 static cairn_status spec_fields_of_json(json_t *object, const struct spec_table *table,
                                         const char *where, void *to, struct sentence *why)
 {
@@ -168,7 +168,7 @@ static cairn_status spec_fields_of_json(json_t *object, const struct spec_table 
     return CAIRN_OK;
 }
 
-/* The points are stored in `points`, [CAIRN_SCHEDULE_POINTS_MAX]. */
+/* Reads a schedule. Its points are stored in `points`, [CAIRN_SCHEDULE_POINTS_MAX]. */
 static cairn_status read_schedule(json_t *json, struct schedule *s,
                                   struct cairn_schedule_point *points, struct sentence *why)
 {
@@ -299,7 +299,7 @@ cairn_status manifest_read_spec(json_t *json, struct job_spec_data *spec, struct
     if (status == CAIRN_OK) status = spec_set_init_from(spec, init_from, init_prefix);
     if (status == CAIRN_OK) status = read_lists(groups, tensors, spec, why);
     if (status != CAIRN_OK) return status;
-    spec_canonicalize(spec); // sorts the groups; the tensors are known to be sorted
+    spec_canonicalize(spec); // this sorts the groups; the tensors are sorted already
     return judge_spec(spec, why);
 }
 
@@ -356,8 +356,8 @@ static cairn_status read_payload(const char *hex, struct manifest *m, struct sen
     return hex_bytes(hex, m->payload, count) ? CAIRN_OK : corrupt(why, "payload", "not hex digits");
 }
 
-/* Reads the version before anything else is checked by this version's rules, because the manifest may have
- * another version. */
+/* Reads the version. This must be done first, because a manifest of another version must not be checked by
+ * the rules of this one. */
 static cairn_status read_version(const json_t *root, int *version_out, struct sentence *why)
 {
     const char *format = json_string_value(json_object_get(root, "format"));
@@ -419,7 +419,7 @@ static cairn_status read_reduce_groups(json_t *list, struct rank_groups *groups,
     return status;
 }
 
-/* Must be called after the spec was read: tensors are found by its order. */
+/* Must be called after the spec was read, because tensors are given by their index in it. */
 static cairn_status read_nonfinite(json_t *json, struct manifest *m, struct sentence *why)
 {
     struct results *results = &m->nonfinite;
@@ -441,7 +441,7 @@ static cairn_status read_nonfinite(json_t *json, struct manifest *m, struct sent
         results_add(results, (uint32_t)tensor, (uint64_t)count);
     }
     if (all < 1) return corrupt(why, "nonfinite", "elems is not a number from 1");
-    results->nonfinite = (uint64_t)all; // includes elements of tensors that are not named
+    results->nonfinite = (uint64_t)all; // this includes elements of tensors that are not named
     return CAIRN_OK;
 }
 
@@ -487,7 +487,8 @@ static cairn_status read_root(json_t *root, struct manifest *m, struct sentence 
     json_int_t version, generation, step, epoch, shards;
     json_t *spec, *files, *reduce_groups = NULL, *nonfinite = NULL, *origin = NULL, *missed = NULL;
     json_error_t error;
-    // The seal was checked before if the version has one; in an older version its key is one too many.
+    // If the version has a seal, the seal was checked before. In an older version, its key is an unknown
+    // key.
     if (!m->unsealed) json_object_del(root, CAIRN_MANIFEST_SEAL_KEY);
     if (json_unpack_ex(
             root, &error, JSON_STRICT,

@@ -9,22 +9,23 @@
 #define UNTRUSTED "untrusted comment: "
 #define TRUSTED   "trusted comment: "
 
-/* The bytes encoded by the base64 texts. */
+/* The bytes that are encoded as base64. */
 struct packed_public {
     uint8_t algorithm[2]; /* "Ed" */
     uint8_t id[CAIRN_KEY_ID_BYTES];
     uint8_t key[32];
 };
 struct packed_signature {
-    uint8_t algorithm[2]; /* "ED"; "Ed" signs the bytes themselves, and is not read here */
+    /* "ED". "Ed" means that the bytes themselves are signed; such signatures are not read here */
+    uint8_t algorithm[2];
     uint8_t id[CAIRN_KEY_ID_BYTES];
     uint8_t signature[64];
 };
 struct packed_secret {
-    uint8_t algorithm[2];          /* "Ed" */
-    uint8_t password[2];           /* how a password encrypts the key; 0: no password */
+    uint8_t algorithm[2]; /* "Ed" */
+    uint8_t password[2];  /* how the key is encrypted by a password; 0: there is no password */
     uint8_t checksum_algorithm[2]; /* "B2" */
-    uint8_t salt[32], limits[16];  /* of the password */
+    uint8_t salt[32], limits[16];  /* for the password */
     uint8_t id[CAIRN_KEY_ID_BYTES];
     uint8_t secret[64];
     uint8_t checksum[32];
@@ -45,8 +46,8 @@ struct line {
     size_t bytes;
 };
 
-/* Takes the next line off the text; *text and *left become the rest after this line. False: there is no
- * line. */
+/* Takes the next line off the text, so that *text and *left are the rest after this line. False: there is
+ * no line. */
 static bool next_line(const char **text, size_t *left, struct line *out)
 {
     if (*left == 0) return false;
@@ -65,7 +66,7 @@ static bool begins_with(const struct line *line, const char *prefix)
     return line->bytes >= bytes && memcmp(line->text, prefix, bytes) == 0;
 }
 
-/* Decodes a line; false if it does not hold exactly `out_bytes` bytes. */
+/* Decodes a line. Returns false if the line does not encode exactly `out_bytes` bytes. */
 static bool from_base64(const struct line *line, void *out, size_t out_bytes)
 {
     size_t got = 0;
@@ -90,7 +91,7 @@ void secret_key_make(struct secret_key *out)
 
 void key_name(const uint8_t id[CAIRN_KEY_ID_BYTES], char out[CAIRN_KEY_NAME_BYTES])
 {
-    for (size_t i = 0; i < CAIRN_KEY_ID_BYTES; i++) // a little-endian number
+    for (size_t i = 0; i < CAIRN_KEY_ID_BYTES; i++) // the id is a little-endian number
         snprintf(out + 2 * i, 3, "%02X", id[CAIRN_KEY_ID_BYTES - 1 - i]);
 }
 
@@ -110,7 +111,7 @@ void public_key_text(const struct public_key *key, char out[CAIRN_KEY_TEXT_BYTES
     snprintf(out, CAIRN_KEY_TEXT_BYTES, UNTRUSTED "minisign public key %s\n%s\n", name, line);
 }
 
-/* Finds the line with the key: the only line, or the line after a comment. */
+/* Finds the line that has the key. It is the only line, or the line after a comment. */
 static bool key_line(const char *text, struct line *out)
 {
     size_t left = strnlen(text, CAIRN_KEY_TEXT_BYTES);
@@ -157,7 +158,8 @@ void secret_key_text(const struct secret_key *key, char out[CAIRN_KEY_TEXT_BYTES
 static cairn_status judge_secret(const struct packed_secret *packed, struct sentence *why)
 {
     static const uint8_t no_password[2] = { 0, 0 };
-    static const uint8_t no_checksum[32] = { 0 }; // written by minisign for a key without password
+    // minisign writes this for a key without a password
+    static const uint8_t no_checksum[32] = { 0 };
     uint8_t checksum[32], public_key[32], secret[64];
     if (memcmp(packed->algorithm, "Ed", 2) != 0 || memcmp(packed->checksum_algorithm, "B2", 2) != 0)
         return malformed(why, "it is not a secret key of minisign");
@@ -200,8 +202,8 @@ void minisig_prehash(const void *bytes, size_t byte_count, uint8_t out[CAIRN_PRE
 #define COMMENT_MAX 600
 static_assert(CAIRN_MINISIG_BYTES > COMMENT_MAX + 400, "the other lines fit");
 
-/* Writes the signature and the trusted comment after it; returns how many bytes. `out` must have room for
- * COMMENT_MAX or for the comment that was read. */
+/* Writes the signature, followed by the trusted comment, and returns how many bytes these are. `out` must
+ * have room for them. */
 static size_t join(const uint8_t signature[64], const char *comment, size_t comment_bytes,
                    uint8_t *out)
 {

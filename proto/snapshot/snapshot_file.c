@@ -10,7 +10,8 @@
 
 /* ==== snapshot names ==== */
 
-/* Names of a snapshot: folders, files, keys. A name from storage is checked by making it again. */
+/* Names of folders, files and keys of a snapshot. A name that comes from storage is checked: its numbers
+ * are read, and the name that they give must be the same. */
 
 void snapshot_id_make(uint64_t generation, uint64_t step, uint32_t attempt,
                       char id_out[CAIRN_SNAPSHOT_ID_BYTES])
@@ -27,7 +28,7 @@ bool snapshot_id_parse(const char *id, uint64_t *generation_out, uint64_t *step_
     uint64_t step = 0, generation = 0;
     uint32_t attempt = 1;
     char again[CAIRN_SNAPSHOT_ID_BYTES];
-    // These widths cannot overflow: 18 digits fit 64 bits, 9 fit 32.
+    // These widths cannot overflow, because 18 digits fit into 64 bits, and 9 digits into 32.
     if (sscanf(id, "step-%18" SCNu64 "-g%18" SCNu64 "-%9" SCNu32, &step, &generation, &attempt) < 2)
         return false;
     snapshot_id_make(generation, step, attempt, again);
@@ -75,7 +76,7 @@ bool snapshot_path_ok(const char *path)
     return strcmp(again, path) == 0;
 }
 
-/* Returns those planes of the tensor (spec_planes) that are stored in the folder. */
+/* Returns which planes of the tensor (spec_planes) are stored in the folder. */
 static uint32_t snapshot_folder_planes(const struct job_spec_data *spec, size_t tensor,
                                        enum snapshot_folder folder)
 {
@@ -94,7 +95,7 @@ void snapshot_key(const char *name, uint32_t plane, char key_out[CAIRN_SNAPSHOT_
         snprintf(key_out, CAIRN_SNAPSHOT_KEY_BYTES, "state.%s.%s", name, plane_name((int)plane));
 }
 
-/* Extracts the name from "state.<name>.<plane>"; false if the key does not have that form. */
+/* Extracts the name from "state.<name>.<plane>". Returns false if the key does not have this form. */
 static bool strip_state(const char *key, uint32_t plane, char name_out[CAIRN_SNAPSHOT_KEY_BYTES])
 {
     const char *suffix = plane_name((int)plane);
@@ -138,7 +139,8 @@ static bool run_of_box(const struct shape *shape, const struct cairn_box *box, u
                        uint64_t *count_out)
 {
     if (box->rank != shape->rank) return false;
-    uint64_t first = 0, count = 1, stride = 1; // elements; all at most the tensor's
+    // numbers of elements, at most as many as the tensor has
+    uint64_t first = 0, count = 1, stride = 1;
     bool whole_so_far = true;
     for (uint32_t d = shape->rank; d-- > 0;) {
         const uint64_t dim = shape->dim[d];
@@ -208,7 +210,7 @@ static cairn_status missing(const struct manifest *manifest, uint32_t tensor, ui
                      manifest->spec.tensors[tensor].name, plane_name((int)plane), first, end - 1);
 }
 
-/* Checks one plane whose pieces begin at *next, and moves *next after these pieces. */
+/* Checks one plane. Its pieces begin at *next, and *next is then set to the first piece after them. */
 static cairn_status judge_plane(const struct snapshot_index *index, const struct manifest *manifest,
                                 uint32_t tensor, uint32_t plane, size_t *next, struct sentence *why)
 {
@@ -240,7 +242,7 @@ cairn_status snapshot_index_close(struct snapshot_index *index, const struct man
     if (index->piece_count > 1) {
         qsort(index->pieces, index->piece_count, sizeof *index->pieces, piece_order);
     }
-    size_t next = 0; // every piece belongs to a stored plane, so the walk visits all pieces
+    size_t next = 0; // all pieces are visited, because every piece belongs to a stored plane
     for (uint32_t tensor = 0; tensor < manifest->spec.tensor_count; tensor++) {
         const uint32_t stored = spec_planes(&manifest->spec, tensor);
         for (uint32_t plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
@@ -255,7 +257,7 @@ const struct snapshot_piece *snapshot_index_find(const struct snapshot_index *in
                                                  uint32_t tensor, uint32_t plane, uint64_t elem)
 {
     const struct snapshot_piece key = { .tensor = tensor, .plane = plane, .first_elem = elem };
-    size_t low = 0, high = index->piece_count; // ends at the first piece after the key
+    size_t low = 0, high = index->piece_count; // the search ends at the first piece after the key
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         if (piece_order(&index->pieces[middle], &key) <= 0)
@@ -277,10 +279,10 @@ void snapshot_index_release(struct snapshot_index *index)
 
 /* ==== snapshot plan ==== */
 
-/* Which boxes of which planes are stored in which file of a shard. */
+/* Plans in which file of a shard each box of each plane is stored. */
 
-/* The state of planning one folder. Box i of a tensor is stored in file band + i; when a file is full, the
- * band moves after the last file, so that the files of one tensor stay neighbours. */
+/* The state of planning one folder. Box i of a tensor is stored in file band + i. When a file is full,
+ * `band` is set to the file after the last one, so that the files of one tensor follow each other. */
 struct folder {
     struct snapshot_plan *plan;
     const struct job_spec_data *spec;
@@ -297,7 +299,8 @@ static cairn_status add_file(struct snapshot_plan *plan)
     return CAIRN_OK;
 }
 
-/* Takes over the entry's key on success. header_bytes is an upper bound until the header is made. */
+/* Adds an entry to a file, and on success takes over the entry's key. The file's header_bytes is an upper
+ * bound until the header is made. */
 static cairn_status add_entry(struct snapshot_file *file, const struct safetensors_entry *entry)
 {
     CAIRN_TRY(array_reserve(&file->entries, file->entry_count, 1, &file->entry_capacity,
@@ -339,14 +342,15 @@ static uint64_t box_elems(const struct cairn_box *box)
     return elems;
 }
 
-/* Adds the boxes of one range; *box_count counts the tensor's boxes so far. */
+/* Adds the boxes of one range. *box_count is the number of the tensor's boxes that were added, and
+ * grows. */
 static cairn_status add_range(struct folder *folder, const struct snapshot_range *range,
                               size_t *box_count)
 {
     struct cairn_box boxes[CAIRN_RANGE_BOXES_MAX];
     const size_t count = range_boxes(&folder->spec->tensors[range->tensor].shape, range->first_elem,
                                      range->elem_count, boxes);
-    uint64_t first_elem = range->first_elem; // boxes come in row-major order, without gaps
+    uint64_t first_elem = range->first_elem; // the boxes are in row-major order, without gaps
     for (size_t i = 0; i < count; i++) {
         cairn_status status = CAIRN_OK;
         const size_t file = folder->band + (*box_count)++;
@@ -382,8 +386,8 @@ static void judge_order(const struct job_spec_data *spec, const struct snapshot_
     }
 }
 
-/* Joins the ranges from ranges[*i] on that follow each other; *i becomes the last joined range. So extents
- * that layout changes have cut or brought together need no files of their own. */
+/* Joins ranges[*i] with the ranges after it that continue it, and sets *i to the last of these. If changes
+ * of layout have cut an extent, or brought extents together, these thus need no files of their own. */
 static struct snapshot_range join_ranges(const struct snapshot_range *ranges, size_t range_count,
                                          size_t *i)
 {
@@ -410,7 +414,8 @@ static cairn_status fill_folder(struct folder *folder, const struct snapshot_ran
     return CAIRN_OK;
 }
 
-/* Sets names, headers and sizes, now that the folder's files are counted. */
+/* Sets the names, headers and sizes of the folder's files. Must be called when the number of files is
+ * known. */
 static cairn_status finish_folder(const struct folder *folder, uint32_t shard)
 {
     const size_t count = folder->plan->file_count - folder->first;
