@@ -1,4 +1,4 @@
-/* Reading a snapshot: the manifest, the headers, then any range for any layout. */
+/* Reads a snapshot: the manifest, the headers, and then any range, for any layout. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ static cairn_status read_file_part(struct storage_file *file, void *out, size_t 
 
 /* ---- the manifest ---- */
 
-/* Puts the manifest's path before the sentence of the decoder, which does not know it. */
+/* Puts the path of the manifest before the decoder's sentence. The decoder does not know the path. */
 static cairn_status in_manifest(struct sentence *why, const char *folder, cairn_status status)
 {
     if (status != CAIRN_OK && status != CAIRN_ERR_NO_MEMORY && why != NULL) {
@@ -58,8 +58,8 @@ static cairn_status decode_file(struct storage_file *file, const char *folder, s
     return status;
 }
 
-/* Loads the signature into the manifest. If it is too large, or no file, it is loaded as empty, which
- * counts as broken. */
+/* Loads the signature into the manifest. A signature that is too large, or is no file, is loaded as empty,
+ * and so counts as broken. */
 static cairn_status load_signature(const char *folder, struct manifest *out, struct sentence *why)
 {
     const struct storage *storage = storage_of(folder);
@@ -107,7 +107,7 @@ cairn_status manifest_load(const char *folder, struct manifest *out, struct sent
 
 /* ---- opening: every file's size and header ---- */
 
-/* Puts the file's name before the sentence of the parser, which does not know it. */
+/* Puts the name of the file before the parser's sentence. The parser does not know the name. */
 static cairn_status in_file(struct sentence *why, const char *path, cairn_status status)
 {
     if ((status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_UNSUPPORTED) && why != NULL) {
@@ -117,8 +117,8 @@ static cairn_status in_file(struct sentence *why, const char *path, cairn_status
     return status;
 }
 
-/* Reads and parses the header with the 8 bytes before it; their hash is compared when their blocks are
- * checked. */
+/* Reads the header, with the 8 bytes before it, and parses it. Keeps a hash of these bytes, which is
+ * compared when their blocks are checked. */
 static cairn_status parse_header(struct snapshot *s, size_t number, struct storage_file *file,
                                  uint64_t json_bytes, struct safetensors *header,
                                  struct sentence *why)
@@ -217,8 +217,8 @@ static cairn_status get_block(struct snapshot *s, size_t file, uint64_t block,
                               : block_reader_get(s->reader, file, block, bytes_out, count_out, why);
 }
 
-/* Checks, once for each file, that the header that was parsed is the one that was saved: the blocks must
- * have the manifest's checksums and still contain that header. */
+/* Checks that the header that was parsed is the one that was saved: its blocks must have the checksums of
+ * the manifest, and must still contain this header. Each file is checked only once. */
 static cairn_status judge_header(struct snapshot *s, size_t file, struct sentence *why)
 {
     struct snapshot_header *header = &s->headers[file];
@@ -259,7 +259,8 @@ static cairn_status read_bytes(struct snapshot *s, size_t file, uint64_t first, 
         if (status != CAIRN_OK) break;
         const size_t part = have - skip < count ? have - skip : count;
         memcpy(out, bytes + skip, part);
-        if (skip + part == have) block_reader_return(s->reader); // most callers read in order
+        // most callers read in order, so they do not need this block again
+        if (skip + part == have) block_reader_return(s->reader);
         out += part;
         first += part;
         count -= part;
@@ -267,7 +268,7 @@ static cairn_status read_bytes(struct snapshot *s, size_t file, uint64_t first, 
     return status;
 }
 
-/* Adds the damaged tensor and plane to the sentence, after the block. */
+/* Adds the damaged tensor and plane to the sentence, which names the block. */
 static cairn_status in_tensor(const struct snapshot *s, uint32_t tensor, uint32_t plane,
                               cairn_status status, struct sentence *why)
 {
@@ -277,14 +278,15 @@ static cairn_status in_tensor(const struct snapshot *s, uint32_t tensor, uint32_
     return status;
 }
 
-/* Elements of a plane that are contiguous in a file. */
+/* Elements of a plane that follow each other in a file. */
 struct run {
     size_t file;
     uint64_t first_byte, elem_count;
     size_t elem_bytes;
 };
 
-/* Finds the run from `elem` on, of at most `most` elements. False: the snapshot has no such element. */
+/* Finds the run that begins with `elem`, and has at most `most` elements. False: the snapshot has no such
+ * element. */
 static bool find_run(const struct snapshot *s, uint32_t tensor, uint32_t plane, uint64_t elem,
                      uint64_t most, struct run *run_out)
 {
@@ -318,7 +320,8 @@ cairn_status snapshot_read(struct snapshot *s, uint32_t tensor, uint32_t plane, 
     return CAIRN_OK;
 }
 
-/* Returns how many of the `count` bytes from `first` on lie in blocks that are wanted now. */
+/* Announces the blocks of the `count` bytes from `first` on. Returns how many of these bytes lie in blocks
+ * that were accepted. */
 static uint64_t want_bytes(struct snapshot *s, size_t file, uint64_t first, uint64_t count)
 {
     const uint64_t end = first + count;
@@ -348,7 +351,7 @@ uint64_t snapshot_want(struct snapshot *s, uint32_t tensor, uint32_t plane, uint
 /* ==== block reader ==== */
 
 #define AHEAD_MAX   64
-#define THREADS_MAX 8 // more do not make a disk faster
+#define THREADS_MAX 8 // more threads do not make a disk faster
 
 enum slot_state { SLOT_EMPTY, SLOT_WANTED, SLOT_READING, SLOT_READ };
 
@@ -356,18 +359,18 @@ enum slot_state { SLOT_EMPTY, SLOT_WANTED, SLOT_READING, SLOT_READ };
 struct slot {
     uint8_t *at; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES] */
     enum slot_state state;
-    bool is_taken; /* the caller has got the block: its slot may be reused */
-    bool is_done;  /* the caller no longer needs it: its slot is reused first */
+    bool is_taken; /* true: the caller has got the block, so its slot may be reused */
+    bool is_done;  /* true: the caller no longer needs the block, so its slot is reused first */
     size_t file;
     uint64_t block;
-    /* the reader's clock at the slot's last use: the slot with the least is the oldest */
+    /* the reader's clock when the slot was last used; the slot with the least value is the oldest */
     uint64_t used;
     size_t count;
     cairn_status status;
     struct sentence why;
 };
 
-/* The file that a thread has open: the next block is mostly in the same file. */
+/* The file that a thread has open. It stays open, because the next block is mostly in the same file. */
 struct handle {
     size_t file;
     struct storage_file *open; /* NULL: none */
@@ -379,12 +382,14 @@ struct block_reader {
     uint32_t slot_count, thread_count;
     struct slot slots[AHEAD_MAX + 1];
     pthread_t threads[THREADS_MAX];
-    struct handle own;   /* used by the caller if there are no threads */
-    struct slot *loaned; /* to the caller; NULL: none */
-    bool is_told;        /* block_reader_want was called, and tells which blocks come next */
+    /* the file that the caller's thread has open, if there are no other threads */
+    struct handle own;
+    struct slot *loaned; /* the slot whose block the caller has now; NULL: none */
+    /* true: block_reader_want was called, so the caller tells which blocks come next */
+    bool is_told;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    /* under the mutex, like the states of slots */
+    /* the next fields and the states of slots are used under the mutex */
     bool ends;
     uint64_t clock;
 };
@@ -438,7 +443,7 @@ static cairn_status judge_block(const struct manifest_file *listed, const struct
                      listed->path, slot->block, first, first + slot->count - 1);
 }
 
-/* Reads the block and checks it; the slot belongs to this thread meanwhile. */
+/* Reads and checks the block of a slot. No other thread uses the slot meanwhile. */
 static void read_slot(const struct block_reader *r, struct handle *handle, struct slot *slot)
 {
     const struct manifest_file *listed = &r->manifest->files[slot->file];
@@ -502,7 +507,7 @@ static void *read_blocks(void *context)
     return NULL;
 }
 
-/* ---- who takes them ---- */
+/* ---- the caller ---- */
 
 static struct slot *find_slot(struct block_reader *r, size_t file, uint64_t block)
 {
@@ -513,9 +518,9 @@ static struct slot *find_slot(struct block_reader *r, size_t file, uint64_t bloc
     return NULL;
 }
 
-/* Finds a slot for a block that is in no slot: an empty slot, else a slot that is done, else the slot that
- * was taken longest ago. For a block that is needed now (not is_ahead), a slot that was read ahead but not
- * taken is also possible. NULL: there is no such slot yet. */
+/* Finds a slot for a block that is in no slot. The first choice is an empty slot, then one that is done,
+ * then the one that was used longest ago of those that were taken. If the block is needed now (is_ahead is
+ * false), the last choice is a slot that was read ahead and not taken. NULL: there is no such slot yet. */
 static struct slot *room_for(struct block_reader *r, const struct slot *keep, bool is_ahead)
 {
     struct slot *best = NULL;
@@ -541,7 +546,7 @@ static void want(struct block_reader *r, struct slot *slot, size_t file, uint64_
     pthread_cond_broadcast(&r->changed);
 }
 
-/* Marks the blocks after this one as wanted, continuing into the next file. */
+/* Marks the blocks after this one as wanted, and continues in the next file. */
 static void want_ahead(struct block_reader *r, const struct slot *slot)
 {
     size_t file = slot->file;
@@ -559,7 +564,7 @@ static void want_ahead(struct block_reader *r, const struct slot *slot)
     }
 }
 
-/* Starts the threads, but only if there is something to read ahead. */
+/* Starts the threads, if there is something to read ahead. */
 static void start_threads(struct block_reader *r, size_t file)
 {
     if (r->thread_count > 0 || r->manifest->files[file].bytes <= CAIRN_SNAPSHOT_BLOCK_BYTES) return;
@@ -569,7 +574,7 @@ static void start_threads(struct block_reader *r, size_t file)
     }
 }
 
-/* Returns how many blocks are read, or will be, that the caller has not taken yet. */
+/* Returns how many blocks, of those that are read or will be read, the caller has not taken yet. */
 static uint32_t count_ahead(const struct block_reader *r)
 {
     uint32_t count = 0;
@@ -578,9 +583,9 @@ static uint32_t count_ahead(const struct block_reader *r)
     return count;
 }
 
-/* For a caller that does not read one file after the other: announces that the caller will request this
- * block after the blocks announced before. False: there is no room for the block yet (returned blocks make
- * room), or nothing is read ahead. */
+/* For a caller that does not read one file after the other: announces a block that the caller will request
+ * after all blocks that it announced before. Returns false if there is no room for the block yet (blocks
+ * that are returned make room), or if nothing is read ahead. */
 static bool block_reader_want(struct block_reader *r, size_t file, uint64_t block)
 {
     start_threads(r, file);
@@ -593,8 +598,8 @@ static bool block_reader_want(struct block_reader *r, size_t file, uint64_t bloc
         slot->used = ++r->clock;
     } else if (slot == NULL) {
         slot = room_for(r, r->loaned, true);
-        // A taken block that is not done is replaced only while fewer than half of the slots hold blocks
-        // read ahead.
+        // A block that was taken and is not done is replaced only if fewer than half of the slots have
+        // blocks that were read ahead.
         if (slot != NULL && slot->state == SLOT_READ && !slot->is_done &&
             count_ahead(r) >= r->slot_count / 2)
             slot = NULL;
@@ -604,7 +609,8 @@ static bool block_reader_want(struct block_reader *r, size_t file, uint64_t bloc
     return slot != NULL;
 }
 
-/* Marks the block that get gave last as not needed any more: its slot is reused first. */
+/* Tells the reader that the block of the last block_reader_get is not needed any more, so that its slot is
+ * reused first. */
 static void block_reader_return(struct block_reader *r)
 {
     pthread_mutex_lock(&r->mutex);
@@ -681,9 +687,9 @@ void block_reader_close(struct block_reader *r)
 
 /* ==== list ==== */
 
-/* Listing what is under a snapshot root: only folders with a manifest are snapshots. */
+/* Lists the snapshots under a root. Only a folder with a manifest is a snapshot. */
 
-/* Lists the names in a folder; a missing folder has no names. */
+/* Lists the names in a folder. A folder that is missing has no names. */
 static cairn_status scan(const char *root, const char *path, struct stored_names *names,
                          struct sentence *why)
 {
@@ -693,7 +699,7 @@ static cairn_status scan(const char *root, const char *path, struct stored_names
     return fail_with(why, status, "listing the snapshots in %s: %s", root, said.text);
 }
 
-/* Names a folder that could not be read in `why`; the listing continues without this folder. */
+/* Adds to `why` a folder that could not be read. The listing continues without this folder. */
 static void note_unread(struct sentence *why, const struct sentence *said)
 {
     if (why != NULL)
@@ -763,7 +769,8 @@ cairn_status snapshot_list(const char *root, const char *job, snapshot_fn on_sna
         if (!job_name_ok(names.list[i])) continue;
         status = list_job(root, names.list[i], on_snapshot, context, &said);
         if (said.text[0] != '\0') note_unread(why, &said);
-        if (status == CAIRN_ERR_IO) status = CAIRN_OK; // one job's folder must not hide the others
+        // one folder that cannot be read must not hide the other jobs
+        if (status == CAIRN_ERR_IO) status = CAIRN_OK;
     }
     names_release(&names);
     return status;
@@ -791,7 +798,7 @@ static void close_source(struct weights_source *source)
     free(source);
 }
 
-/* Lists each tensor that has state of its own, in fp32. False: no memory. */
+/* Lists each tensor that has fp32 state of its own. False: no memory. */
 static bool list_entries(const struct job_spec_data *spec, struct safetensors *header_out)
 {
     header_out->entries = calloc(spec->tensor_count + 1, sizeof *header_out->entries);

@@ -12,15 +12,16 @@
 #include "proto/spec/spec.h"
 #include "proto/store/storage.h"
 
-#define GAP_BYTES  ((uint64_t)64 << 10) /* gaps up to this are read along */
+/* the largest gap that is read along with the ranges beside it */
+#define GAP_BYTES  ((uint64_t)64 << 10)
 #define ROOM_BYTES (CAIRN_SNAPSHOT_BLOCK_BYTES + 2 * CAIRN_STORAGE_ALIGN)
 
-/* The state that the threads of a sweep share. */
+/* The state that all threads of a sweep share. */
 struct crew {
     const struct sweep *sweep;
     const struct sweep_range *ranges; /* in the order of the files */
     size_t count;
-    pthread_mutex_t mutex; /* of the fields below */
+    pthread_mutex_t mutex; /* for the next fields */
     size_t next;           /* the first range that no thread has taken */
     cairn_status status;   /* the first failure */
     struct sentence why;
@@ -65,7 +66,8 @@ cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry
     return CAIRN_OK;
 }
 
-/* Where a range begins in a file, and how many of its bytes (at least 1) are contiguous from there on. */
+/* Where a range begins in a file, and how many of its bytes follow each other from there on (at least
+ * 1). */
 struct spot {
     size_t file;
     uint64_t first, bytes;
@@ -76,8 +78,8 @@ static size_t elem_bytes(const struct snapshot *s, const struct sweep_range *ran
     return dtype_size((int)spec_plane_dtype(&s->manifest.spec, range->tensor, range->plane));
 }
 
-/* Finds where the elements of the range from `elem` on lie in a file, as far as they are in one piece.
- * False: no piece has these elements. */
+/* Finds where in a file the range's elements from `elem` on are. The spot ends where the piece of `elem`
+ * ends. False: no piece has `elem`. */
 static bool find_spot(const struct snapshot *s, const struct sweep_range *range, uint64_t elem,
                       struct spot *out)
 {
@@ -92,7 +94,7 @@ static bool find_spot(const struct snapshot *s, const struct sweep_range *range,
     return true;
 }
 
-/* A range with its place, for sorting. */
+/* A range, and where it is. Ranges are sorted by this. */
 struct placed {
     struct spot at;
     struct sweep_range range;
@@ -143,7 +145,8 @@ static cairn_status use_file(struct hand *hand, size_t file, struct sentence *wh
     return status;
 }
 
-/* Reads at most CAIRN_SNAPSHOT_BLOCK_BYTES into the room; *at_out: where they begin there. */
+/* Reads the bytes of a spot, at most CAIRN_SNAPSHOT_BLOCK_BYTES, into hand->room. Sets *at_out to where
+ * they begin in the room. */
 static cairn_status read_room(struct hand *hand, const struct spot *spot, const uint8_t **at_out,
                               struct sentence *why)
 {
@@ -202,8 +205,8 @@ static bool is_whole(const struct snapshot *s, const struct sweep_range *range, 
            out->bytes == range->elem_count * elem_bytes(s, range);
 }
 
-/* Returns how many ranges from `first` on are read together, and where they lie. 0: the first range must be
- * joined from several parts. */
+/* Returns how many ranges, from `first` on, are read together, and sets *out to where they are. 0: the
+ * first range must be joined from several spots. */
 static size_t run_of(const struct crew *crew, size_t first, struct spot *out)
 {
     const struct snapshot *s = crew->sweep->snapshot;
@@ -293,18 +296,18 @@ cairn_status snapshot_sweep(const struct sweep *sweep, struct sweep_ranges *rang
 
 /* ==== verify ==== */
 
-/* Compares every byte of a snapshot with the checksums of its manifest. */
+/* Compares the bytes of a snapshot with the checksums of its manifest. */
 
-#define NAMES_MAX 3 /* tensors that a sentence names */
+#define NAMES_MAX 3 /* the most tensors that a sentence names */
 
 /* The state of a verification. */
 struct verifying {
     struct snapshot *snapshot;
     const struct verify *asked;
     struct block_reader *reader;
-    XXH3_state_t *whole; /* for files without checksums of blocks */
+    XXH3_state_t *whole; /* hash of a file that has no checksums of blocks */
     uint64_t done, total;
-    cairn_status status; /* the first damage, which `why` names */
+    cairn_status status; /* status of the first damage or failure, which `why` describes */
     struct sentence *why;
 };
 
@@ -349,7 +352,8 @@ static bool is_chosen(const struct verifying *v)
     return v->asked->fraction <= 0 || randombytes_random() < v->asked->fraction * all;
 }
 
-/* Compares the single checksum of a whole file, computed over its blocks in order. */
+/* Checks a file that has one checksum for the whole file. The checksum of its blocks, in order, is in
+ * v->whole. */
 static bool end_whole(struct verifying *v, size_t file)
 {
     const struct manifest_file *listed = &v->snapshot->manifest.files[file];
@@ -421,10 +425,10 @@ cairn_status snapshot_verify(struct snapshot *s, const struct verify *verify, st
 
 /* ==== remove ==== */
 
-/* Removes a snapshot: first the manifest, durably, so that what a crash leaves is no snapshot; then its
- * files. */
+/* Removes a snapshot. The manifest is removed first, durably, so that the files that a crash leaves are no
+ * snapshot. Then the other files are removed. */
 
-/* The state of a removal; all paths are beneath the root. */
+/* The state of a removal. All paths are beneath the root. */
 struct removal {
     const struct storage *storage;
     const char *root;
@@ -433,9 +437,10 @@ struct removal {
     struct sentence *why;
 };
 
-/* ---- what is in it ---- */
+/* ---- the contents ---- */
 
-/* The state of a search of the folder, or a part of it, for files that do not belong to a snapshot. */
+/* The state of a search for files that do not belong to a snapshot, in the folder or in one of its
+ * parts. */
 struct looking {
     const char *part;                      /* "": the folder itself */
     char stray[CAIRN_SNAPSHOT_PATH_BYTES]; /* empty: none */
@@ -458,7 +463,7 @@ static bool is_part(const char *name)
     return false;
 }
 
-/* True for a file of a part, complete or begun. */
+/* True if the name is that of a file of this part, complete or begun. */
 static bool is_data(const char *part, const char *name)
 {
     char path[2 * CAIRN_SNAPSHOT_PATH_BYTES];
@@ -475,12 +480,14 @@ static void look_at(void *context, const char *name, bool is_folder)
     const bool is_own = is_top && is_part(name) ? is_folder
                         : is_top                ? is_own_file(name) && !is_folder
                                                 : is_data(l->part, name) && !is_folder;
-    // An .nfs file is one that somebody has open on NFS: it vanishes when it is closed.
+    // On NFS, a file that was removed while somebody had it open is called .nfs..., and vanishes when it is
+    // closed.
     if (is_own || strncmp(name, ".nfs", 4) == 0 || l->stray[0] != '\0') return;
     snprintf(l->stray, sizeof l->stray, "%s%s%.40s", l->part, is_top ? "" : "/", name);
 }
 
-/* If something must stay, nothing is removed: half a snapshot is no snapshot, and nobody would own it. */
+/* Fails if something in the folder must stay. In that case nothing is removed, because a part of a snapshot
+ * is no snapshot, and would belong to nobody. */
 static cairn_status judge_content(const struct removal *r)
 {
     struct looking l = { .part = "", .stray = "" };
@@ -517,8 +524,8 @@ static cairn_status remove_file(const struct removal *r, const char *part, const
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
-/* Removes all files of a part, complete or begun, and then the part. A folder in the part is not ours: this
- * folder stays, and so does the part. */
+/* Removes all files of a part, complete or begun, and then the part. A folder in the part is not ours, so
+ * both this folder and the part stay. */
 static cairn_status remove_part(const struct removal *r, const char *part)
 {
     char path[sizeof r->place + 16];
@@ -542,8 +549,9 @@ static cairn_status remove_manifest(const struct removal *r)
 static cairn_status remove_all(const struct removal *r)
 {
     uint64_t bytes;
-    cairn_status status = remove_manifest(
-        r); // even if a crash left none: only this makes its removal durable
+    // This is done even if a crash has left no manifest, because only this makes the removal of the
+    // manifest durable.
+    cairn_status status = remove_manifest(r);
     static const char *const rest[] = { CAIRN_MANIFEST_NAME ".tmp", CAIRN_MANIFEST_SIGNATURE_NAME,
                                         CAIRN_MANIFEST_SIGNATURE_NAME ".tmp" };
     for (size_t i = 0; i < sizeof rest / sizeof *rest && status == CAIRN_OK; i++)

@@ -26,15 +26,16 @@ struct block {
 };
 
 struct snapshot_writer {
-    uint32_t block_count; /* one more than can be in flight, because one is being filled */
+    /* number of blocks: those that can be in flight, and one that is being filled */
+    uint32_t block_count;
     uint32_t thread_count;
-    bool is_buffered; /* true if any file so far was */
+    bool is_buffered; /* true: a file that was written was buffered */
     struct block blocks[IN_FLIGHT_MAX + 1];
     pthread_t threads[IN_FLIGHT_MAX];
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     /* under the mutex */
-    struct storage_put *put; /* of the current file */
+    struct storage_put *put; /* for the current file */
     bool ends;
     cairn_status status; /* the first failure of the current file */
     struct sentence why;
@@ -89,7 +90,7 @@ static void *write_blocks(void *context)
     return NULL;
 }
 
-/* Starts as many threads as possible; without any, the caller writes the blocks. */
+/* Starts as many threads as possible. If there are none, the caller writes the blocks. */
 static void start_threads(struct snapshot_writer *w)
 {
     while (w->thread_count + 1 < w->block_count) {
@@ -141,12 +142,12 @@ bool snapshot_writer_buffered(const struct snapshot_writer *writer)
 
 /* ---- filling ---- */
 
-/* The place in a file that is filled next. */
+/* The position in a file that is filled next. */
 struct cursor {
     const struct snapshot_file *file;
     const struct snapshot_input *source;
     size_t entry; /* the first entry that has bytes after `at` */
-    uint64_t at;  /* byte of the file */
+    uint64_t at;  /* position in the file, in bytes */
 };
 
 static cairn_status fill_entry(struct cursor *c, uint8_t *to, size_t room, size_t *filled_out,
@@ -158,8 +159,8 @@ static cairn_status fill_entry(struct cursor *c, uint8_t *to, size_t room, size_
     const size_t elem_bytes = dtype_size((int)e->dtype);
     const uint64_t left = e->end - data_at;
     const size_t bytes = left < room ? (size_t)left : room;
-    assert(bytes % elem_bytes ==
-           0); // larger dtypes come first in a file: no element lies across blocks
+    // Larger dtypes come first in a file, so no element lies across two blocks.
+    assert(bytes % elem_bytes == 0);
     *filled_out = bytes;
     return c->source->fill(c->source->context, e, e->first_elem + (data_at - e->begin) / elem_bytes,
                            bytes / elem_bytes, to, why);
@@ -210,7 +211,7 @@ static size_t bytes_in_flight(struct snapshot_writer *w)
     return bytes;
 }
 
-/* Passes the block to the threads, or writes it if there are none. */
+/* Passes the block to the threads. If there are none, writes the block. */
 static void send_block(struct snapshot_writer *w, struct block *block)
 {
     struct sentence why = { "" };
@@ -226,7 +227,7 @@ static void send_block(struct snapshot_writer *w, struct block *block)
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Waits until all blocks have been written; returns the status of the file. */
+/* Waits until all blocks have been written. Returns the status of the file. */
 static cairn_status wait_for_all(struct snapshot_writer *w)
 {
     pthread_mutex_lock(&w->mutex);
@@ -263,7 +264,7 @@ static void write_contents(struct snapshot_writer *w, const struct snapshot_file
     if (source->pace != NULL) source->pace(source->context, 0);
 }
 
-/* The first writer of blobs makes the folder blobs/. */
+/* Makes the folder blobs/ for a file of blobs, since only the first writer of blobs makes it. */
 static cairn_status make_part(const char *folder, const char *path, struct sentence *why)
 {
     const enum snapshot_folder which = snapshot_folder_of(path);
@@ -299,15 +300,15 @@ cairn_status snapshot_writer_put_other(struct snapshot_writer *w, const char *at
 
 /* ==== commit ==== */
 
-/* A snapshot begins with its folder, and exists once it has a manifest. */
+/* Makes the folder with which a snapshot begins, and commits the manifest, with which a snapshot exists. */
 
 /* ---- folders ---- */
 
 static cairn_status make_parts(const char *root, const char *place, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
-    for (int i = 0; i < CAIRN_SNAPSHOT_BLOBS && status == CAIRN_OK;
-         i++) { // blobs/ is made only if there are blobs
+    // The folder blobs/ is made only if there are blobs.
+    for (int i = 0; i < CAIRN_SNAPSHOT_BLOBS && status == CAIRN_OK; i++) {
         char path[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 16];
         snprintf(path, sizeof path, "%s/%s", place, snapshot_folder_name((enum snapshot_folder)i));
         status = storage_of(root)->make(root, path, false, why);
@@ -315,7 +316,7 @@ static cairn_status make_parts(const char *root, const char *place, struct sente
     return status;
 }
 
-/* Makes a folder with an id that did not exist, in the job's folder. */
+/* Makes a folder in the job's folder, with an id that does not exist yet. */
 static cairn_status make_id(const char *root, const char *job, uint64_t generation, uint64_t step,
                             char id[CAIRN_SNAPSHOT_ID_BYTES], struct sentence *why)
 {
@@ -379,8 +380,8 @@ static cairn_status commit_commit(const char *folder, const char *name, const ch
     return storage_of(folder)->commit(folder, name, text, text_bytes, false, why);
 }
 
-/* The signature is written first: so a crash before the manifest leaves no snapshot, and in particular no
- * unsigned one. */
+/* Writes the signature. This is done before the manifest is written, so that a crash in between leaves no
+ * snapshot, rather than an unsigned one. */
 static cairn_status commit_signature(const char *folder, const struct manifest *manifest,
                                      const struct secret_key *signer, const char *text,
                                      size_t text_bytes, struct sentence *why)
@@ -428,7 +429,7 @@ bool snapshot_tag_ok(const char *name)
 
 /* ---- one word ---- */
 
-/* Reads the line, without its end. CAIRN_ERR_CORRUPT: the file is not one line of text. */
+/* Reads the line of a word, without the newline. CAIRN_ERR_CORRUPT: the file is not one line of text. */
 static cairn_status read_line(const char *root, const char *path, char line[LINE_BYTES],
                               struct sentence *why)
 {
@@ -450,7 +451,7 @@ static cairn_status read_line(const char *root, const char *path, char line[LINE
     return CAIRN_OK;
 }
 
-/* Writes a word into a folder of the job, and makes the folder if it is missing; folder "": the job's own
+/* Writes a word into a folder of the job, and makes the folder if it is missing. `folder` "": the job's own
  * folder. */
 static cairn_status write_line(const char *root, const char *job, const char *folder,
                                const char *name, const char *line, struct sentence *why)
@@ -542,7 +543,7 @@ void snapshot_begun_forget(const char *root, const char *job, const char *id)
     (void)remove_line(root, job, "begun", id, &why);
 }
 
-/* ---- all of a job ---- */
+/* ---- all words of a job ---- */
 
 static bool parse_check(const char *line, struct snapshot_check *out)
 {
@@ -555,12 +556,12 @@ static bool parse_check(const char *line, struct snapshot_check *out)
     return *end == '\0';
 }
 
-/* How the files of a folder are read. `at` has room for the results; *count_out is how many files were
- * taken. */
+/* A kind of word: how the files of its folder are read. */
 struct kind {
     const char *folder;
-    size_t bytes; /* of one result */
-    /* Takes one file. CAIRN_ERR_NOT_FOUND: the file is left out. */
+    size_t bytes; /* size of one result */
+    /* Takes one file, and writes the result to `at`. `read` is the status of reading the line.
+     * CAIRN_ERR_NOT_FOUND: the file is left out. */
     cairn_status (*take)(void *at, const char *name, const char *line, cairn_status read);
 };
 
@@ -593,7 +594,7 @@ static cairn_status take_begun(void *at, const char *name, const char *line, cai
     return CAIRN_OK;
 }
 
-/* Loads all words of a kind; a missing folder has none. */
+/* Loads all words of a kind. If the folder is missing, there are none. */
 static cairn_status load_kind(const char *root, const char *job, const struct kind *kind,
                               void **list_out, size_t *count_out, struct sentence *why)
 {
@@ -635,7 +636,7 @@ cairn_status snapshot_words_load(const char *root, const char *job, struct snaps
     *out = (struct snapshot_words) { .latest = "" };
     snprintf(path, sizeof path, "%s/latest", job);
     if (read_line(root, path, line, &said) == CAIRN_OK && is_id(line))
-        memcpy(out->latest, line, strlen(line) + 1); // every id fits
+        memcpy(out->latest, line, strlen(line) + 1); // there is room for every id
     cairn_status status = load_kind(root, job, &tags, &list, &out->tag_count, why);
     out->tags = list;
     list = NULL;
@@ -668,16 +669,16 @@ const struct snapshot_check *snapshot_words_check(const struct snapshot_words *w
 struct copying {
     struct snapshot *from;
     const struct snapshot_copy *copy;
-    const char *root, *folder; /* of the copy */
+    const char *root, *folder; /* root and folder of the copy */
     const char *id;
     struct block_reader *reader;    /* owned */
     struct snapshot_writer *writer; /* owned */
-    size_t file;                    /* the one being copied */
+    size_t file;                    /* index of the file that is being copied */
     uint64_t done_bytes;
-    bool made; /* the folder is ours: it did not exist before */
+    bool made; /* true: the folder is ours, because it did not exist before */
 };
 
-/* A snapshot_fill_fn: gives a block of the file unchanged, after its check. */
+/* A snapshot_fill_fn: gives a block of the file, unchanged, after the block was checked. */
 static cairn_status give_block(void *context, const struct safetensors_entry *entry,
                                uint64_t first_byte, uint64_t byte_count, void *to,
                                struct sentence *why)
@@ -696,7 +697,7 @@ static cairn_status give_block(void *context, const struct safetensors_entry *en
     return CAIRN_OK;
 }
 
-/* Copies a file, treating it as a file without a header whose bytes are one tensor. */
+/* Copies a file. For the writer it is a file without a header, and its bytes are one tensor. */
 static cairn_status copy_file(struct copying *c, size_t file, struct sentence *why)
 {
     const struct manifest_file *listed = &c->from->manifest.files[file];
@@ -710,8 +711,8 @@ static cairn_status copy_file(struct copying *c, size_t file, struct sentence *w
     return snapshot_writer_put_other(c->writer, c->folder, &as_it_is, &source, NULL, why);
 }
 
-/* Reads the manifest's text from storage, because the signature is over that text. *text_out is malloc'ed,
- * the caller's. */
+/* Reads the text of the manifest from storage, because the signature is over this text. *text_out is
+ * malloc'ed, and the caller's. */
 static cairn_status read_manifest(const char *folder, char **text_out, size_t *bytes_out,
                                   struct sentence *why)
 {
@@ -738,7 +739,7 @@ static cairn_status read_manifest(const char *folder, char **text_out, size_t *b
     return CAIRN_OK;
 }
 
-/* Commits the copy, after a check that the manifest is still the one that was opened. */
+/* Commits the copy, if the manifest is still the one that was opened. */
 static cairn_status commit_copy(struct copying *c, struct sentence *why)
 {
     const struct storage *storage = storage_of(c->folder);
@@ -772,7 +773,7 @@ static bool has_blobs(const struct manifest *m)
     return false;
 }
 
-/* Makes <root>/<job>/<id>, which must not exist yet, and the folders in it. */
+/* Makes the folder <root>/<job>/<id>, which must not exist yet, and the folders in it. */
 static cairn_status make_folders(struct copying *c, struct sentence *why)
 {
     const struct storage *storage = storage_of(c->root);
@@ -794,7 +795,8 @@ static cairn_status make_folders(struct copying *c, struct sentence *why)
     return status;
 }
 
-/* Checks files of a manifest before version 4, which have one checksum for each whole file. */
+/* If the manifest is older than version 4, checks the files now, because they have no checksums of
+ * blocks. */
 static cairn_status judge_whole(struct snapshot *snapshot, struct sentence *why)
 {
     for (size_t i = 0; i < snapshot->manifest.file_count; i++)
@@ -818,7 +820,7 @@ static cairn_status copy_all(struct copying *c, struct sentence *why)
         struct snapshot_removed removed;
         const cairn_status gone = snapshot_remove(c->root, c->from->manifest.spec.name, c->id,
                                                   &removed, NULL);
-        (void)gone; // what is left is no snapshot
+        (void)gone; // the files that are left are no snapshot
     }
     return status;
 }
