@@ -17,9 +17,9 @@
 
 /* ==== safetensors parse ==== */
 
-/* Checks the header of a safetensors file, in the order of the crate's reader. */
+/* Checks the header of a safetensors file, in the same order as the crate's reader. */
 
-/* The format's dtypes, lowest rank first. */
+/* The dtypes of the format, the lowest rank first. */
 static const struct {
     const char *name;
     uint32_t bits;
@@ -35,7 +35,7 @@ static const struct {
     { "U64", 64, 0 },
 };
 
-/* Returns the rank of a dtype in the format's order (see build), by its name; -1 if there is no such
+/* Returns the rank of the dtype with this name, by which the format sorts tensors; -1: there is no such
  * dtype. */
 static int safetensors_dtype_rank(const char *dtype_name)
 {
@@ -74,7 +74,8 @@ static cairn_status wrong(struct sentence *why, const char *key, const char *wha
     return fail_with(why, CAIRN_ERR_MALFORMED, "tensor \"%s\": %s", key, what);
 }
 
-/* Reads a list of at most `most` integers >= 0; returns its length, or -1. */
+/* Reads a list of at most `most` integers that are not negative. Returns how many they are; -1: it is no
+ * such list. */
 static int read_numbers(const json_t *list, uint64_t *numbers, size_t most)
 {
     if (!json_is_array(list) || json_array_size(list) > most) return -1;
@@ -139,7 +140,7 @@ static cairn_status judge_size(const struct safetensors_entry *e, struct sentenc
     return CAIRN_OK;
 }
 
-/* Sorts the entries and checks that they tile the bytes after the header. */
+/* Sorts the entries. Checks that they cover the bytes after the header, without gaps or overlaps. */
 static cairn_status judge_offsets(struct safetensors *s, uint64_t data_bytes, struct sentence *why)
 {
     if (s->entry_count > 1) qsort(s->entries, s->entry_count, sizeof *s->entries, offset_order);
@@ -162,7 +163,7 @@ static cairn_status judge_offsets(struct safetensors *s, uint64_t data_bytes, st
     return CAIRN_OK;
 }
 
-/* Reads saved_offsets from the JSON text `info` into every entry. */
+/* Reads saved_offsets of every entry from the JSON text `info`. */
 static cairn_status read_boxes(struct safetensors *s, const char *info, struct sentence *why)
 {
     json_t *root = json_loads(info, JSON_REJECT_DUPLICATES, NULL);
@@ -259,7 +260,7 @@ void safetensors_release(struct safetensors *s)
 
 /* ==== safetensors read ==== */
 
-/* From a table of weights to values: which weight a tensor takes, and its elements as fp32. */
+/* Finds the weight that each tensor takes, and reads its elements as fp32. */
 
 /* ---- matching ---- */
 
@@ -282,7 +283,7 @@ __attribute__((format(printf, 2, 3))) static void complain(struct matching *m, c
     sentence_add(m->why, "\n%s", line);
 }
 
-/* "[512,784]" */
+/* Writes a shape as text, such as "[512,784]". */
 static const char *shape_text(uint32_t rank, const uint64_t *dim, char text[static 180])
 {
     size_t used = (size_t)snprintf(text, 180, "[");
@@ -305,8 +306,9 @@ static void match_tensor(struct matching *m, const struct tensor_spec *tensor,
                          const struct weight **from_out)
 {
     *from_out = NULL;
-    if (tensor->alias_of != NULL) return;   // an alias has no state of its own
-    if (tensor->kind == CAIRN_BLOB) return; // a blob is put, even if a weight has its name
+    if (tensor->alias_of != NULL) return; // an alias has no state of its own
+    // a blob is put by the job, even if a weight has its name
+    if (tensor->kind == CAIRN_BLOB) return;
     *from_out = look_up(m, tensor->name);
     if (*from_out == NULL) {
         if (tensor->init.kind == CAIRN_INIT_NONE && geometry_of(&tensor->shape).elems > 0)
@@ -333,8 +335,8 @@ static int pointer_order(const void *a, const void *b)
     return *x < *y ? -1 : *x > *y;
 }
 
-/* Lists in `extra` the weights that no tensor takes. *refused_out: how many of them a job could
- * have. */
+/* Lists in `extra` the weights that no tensor takes. Sets *refused_out to how many of them are readable, so
+ * that a job could have them. */
 static cairn_status note_extra(const struct matching *m, const struct job_spec_data *spec,
                                const struct weight **from, struct sentence *extra,
                                size_t *refused_out)
@@ -407,7 +409,7 @@ bool weight_readable(const struct weight *weight)
     return weight->entry->dtype != 0 && weight->entry->dtype != CAIRN_U8;
 }
 
-/* Converts elements to fp32; bytes: little-endian, [elems] of dtype. */
+/* Converts elements to fp32. `bytes` are `elems` little-endian elements of `dtype`. */
 static void widen(const uint8_t *bytes, cairn_dtype dtype, size_t elems, float *out)
 {
     for (size_t i = 0; i < elems; i++) {
@@ -423,7 +425,7 @@ static void widen(const uint8_t *bytes, cairn_dtype dtype, size_t elems, float *
     }
 }
 
-/* Opens the file for reading, if it is still the one that was checked. */
+/* Opens a file for reading, if it is still the file that was checked. */
 static cairn_status use_file(struct weights *w, uint32_t number, struct sentence *why)
 {
     const struct weights_file *file = &w->files[number];
@@ -476,9 +478,9 @@ cairn_status weights_read(struct weights *w, const struct weight *weight, uint64
 
 /* ==== safetensors build ==== */
 
-/* Building the header of a safetensors file. */
+/* Builds the header of a safetensors file. */
 
-/* Text that grows; after a failed allocation it ignores what is appended, and `failed` is checked at the
+/* A text that grows. After a failed allocation nothing more is appended; the caller checks `failed` at the
  * end. */
 struct text {
     char *bytes; /* owned */
@@ -508,7 +510,7 @@ static void append_text(struct text *t, const char *text)
     append(t, text, strlen(text));
 }
 
-/* Appends text as the inside of a JSON string. */
+/* Appends text as it stands inside a JSON string. */
 static void append_escaped(struct text *t, const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -641,7 +643,7 @@ static void append_entry(struct text *t, const struct safetensors_entry *e)
     append(t, "}", 1);
 }
 
-/* `boxes`: also writes where each entry begins in its tensor. */
+/* Builds a header. With `boxes`, also writes where each entry begins in its tensor. */
 static cairn_status build(struct safetensors_entry *entries, size_t entry_count, bool boxes,
                           const struct safetensors_note *notes, size_t note_count,
                           uint8_t **header_out, size_t *header_bytes_out, uint64_t *data_bytes_out)
@@ -686,14 +688,15 @@ cairn_status safetensors_build_whole(struct safetensors_entry *entries, size_t e
 
 size_t safetensors_entry_bytes(const char *key, uint32_t rank)
 {
-    // The key is written twice: escaped (at most 2 bytes for each), and in a JSON text inside a string (4).
-    // A dimension is a number in both, offsets of the data are two more, all of at most 20 digits.
+    // The key is written twice: once escaped (at most 2 bytes for each of its bytes), and once in a JSON
+    // text that is inside a string (at most 4). Each dimension adds two numbers, and data_offsets two more.
+    // A number has at most 20 digits.
     return 6 * strlen(key) + 42 * (size_t)rank + 160;
 }
 
 /* ==== safetensors beneath ==== */
 
-/* Looks up and opens files beneath the folders that an operator allows, and nothing else. */
+/* Looks up and opens files, only beneath the folders that an operator allows. */
 
 static cairn_status refuse_open(const struct weights *w, const char *path, int error,
                                 struct sentence *why)
@@ -717,7 +720,7 @@ static cairn_status refuse_open(const struct weights *w, const char *path, int e
 cairn_status weights_open_beneath(const struct weights *w, const char *path, int *fd_out,
                                   struct stat *info_out, struct sentence *why)
 {
-    // Opened without blocking: a FIFO in the folder must not hold the thread.
+    // This does not block, because a FIFO in the folder must not stop the thread.
     const struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
                                   .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS };
     const int fd = (int)syscall(SYS_openat2, w->root_fd, path, &how, sizeof how);
@@ -731,7 +734,8 @@ cairn_status weights_open_beneath(const struct weights *w, const char *path, int
     return CAIRN_OK;
 }
 
-/* Returns the part of `path` beneath the folder root[0..length); NULL: the path is not in that folder. */
+/* Returns the part of `path` that is beneath the folder root[0..length). NULL: the path is not in this
+ * folder. */
 static const char *beneath(const char *path, const char *root, size_t length)
 {
     while (length > 0 && root[length - 1] == '/') length--;
@@ -762,7 +766,7 @@ const char *weights_enter_root(const char *roots, struct weights *w, struct sent
     return NULL;
 }
 
-/* Returns the open folder's path as the kernel reports it: without links. */
+/* Finds the path of the open folder as the kernel reports it, which has no links. */
 static cairn_status name_folder(const struct weights *w, int fd, char **folder_out,
                                 struct sentence *why)
 {

@@ -1,4 +1,4 @@
-/* Opening weights: from a path to a table of keys. Reading and matching are in safetensors.c. */
+/* Opens weights: makes a table of keys from a path. Matching and reading are in safetensors.c. */
 #include "proto/safetensors/safetensors.h"
 
 #include <errno.h>
@@ -61,7 +61,7 @@ static cairn_status read_header(struct weights_file *file, int fd, uint64_t *bud
     return status;
 }
 
-/* Refuses parts of tensors: a part under the tensor's name would be taken for all of it. */
+/* Refuses parts of tensors. A part has the tensor's name, and would be taken for the whole tensor. */
 static cairn_status judge_whole(const struct weights_file *file, struct sentence *why)
 {
     for (size_t i = 0; i < file->header.entry_count; i++) {
@@ -78,7 +78,7 @@ static cairn_status judge_whole(const struct weights_file *file, struct sentence
     return CAIRN_OK;
 }
 
-/* Puts the file's name before the sentence of the check. */
+/* Puts the name of the file before the sentence of a check. */
 static cairn_status in_file(cairn_status status, const struct weights *w, const char *path,
                             struct sentence *why)
 {
@@ -91,7 +91,7 @@ static cairn_status in_file(cairn_status status, const struct weights *w, const 
     return status;
 }
 
-/* Takes over `fd`. */
+/* Loads a file, and takes over `fd`. */
 static cairn_status load_file(const struct weights *w, struct weights_file *file, int fd,
                               uint64_t *budget, struct sentence *why)
 {
@@ -147,8 +147,8 @@ static uint32_t mapped_file(const struct safetensors_index *index, const char *k
     return UINT32_MAX;
 }
 
-/* Lists the weights. index NULL: every tensor of the one file. A tensor in another file than the index
- * names for its key is not part of the model. */
+/* Lists the weights. With an index, a tensor is part of the model only if it is in the file that the index
+ * names for its key. `index` NULL: there is only one file, and all its tensors are listed. */
 static cairn_status list_weights(struct weights *w, const struct safetensors_index *index)
 {
     size_t most = 0;
@@ -171,7 +171,8 @@ static cairn_status list_weights(struct weights *w, const struct safetensors_ind
 static cairn_status judge_index(const struct weights *w, const struct safetensors_index *index,
                                 struct sentence *why)
 {
-    if (w->weight_count == index->entry_count) return CAIRN_OK; // keys are unique on both sides
+    // keys are unique in the index and among the weights
+    if (w->weight_count == index->entry_count) return CAIRN_OK;
     sentence_set(why, "%s: %zu tensors are not in the files that " CAIRN_WEIGHTS_INDEX " names:",
                  w->path, index->entry_count - w->weight_count);
     size_t named = 0;
@@ -324,7 +325,8 @@ void weights_close(struct weights *w)
 
 /* Checks model.safetensors.index.json. */
 
-/* True if a file's name stays in its folder: no '/', not hidden, .safetensors at its end. */
+/* True if the name is one of a file in the same folder: without a '/' or a '.' at its beginning, and with
+ * .safetensors at its end. */
 static bool file_name_ok(const char *name)
 {
     static const char ending[] = ".safetensors";
@@ -344,7 +346,7 @@ static int key_order(const void *a, const void *b)
     return strcmp(x->key, y->key);
 }
 
-/* Lists every file's name once, sorted. `names` are borrowed, [count], and are sorted here. */
+/* Lists the name of every file once, sorted. `names`, [count], are borrowed, and are sorted here. */
 static cairn_status list_files(const char **names, size_t count, struct safetensors_index *index,
                                struct sentence *why)
 {
