@@ -336,8 +336,8 @@ uint64_t plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t firs
     return over >= next - over ? quanta + 1 : quanta;
 }
 
-/* Gives the shard the unit's next bytes, up to the edge of a quantum that is nearest to `end`, a position
- * in the unit's bytes. Returns how many bytes it gave. A failure is stored in p->status. */
+/* Gives the shard the next bytes of the unit, up to the edge of a quantum that is nearest to byte `end` of
+ * the unit. Returns how many bytes it gave. A failure is stored in p->status. */
 static uint64_t plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard)
 {
     struct plan_cut *cut = p->cut;
@@ -736,8 +736,8 @@ static void begin_unit(struct line *line)
     line->longer = line->from = 0;
 }
 
-/* If the unit would need more of the lap's remaining pieces than it may use shards, stretches these pieces
- * for it, all by the same factor. `room` is the number of bytes that are left in piece i. */
+/* A unit may use only as many pieces of the lap as shards. If these pieces are too small for the unit,
+ * stretches them, all by the same factor. `room` is the number of bytes that are left in piece i. */
 static void stretch_unit(struct line *line, uint32_t i, uint64_t room)
 {
     const struct free_unit *unit = line->at.unit;

@@ -240,8 +240,8 @@ static void shed_rest(struct keeping *k, struct ring *ring, int only_beside_free
     }
 }
 
-/* Sheds at most `budget` bytes of a shard, and less than the heaviest quantum's bytes below that. Returns
- * how many bytes it shed. */
+/* Sheds at most `budget` bytes of a shard. The bytes that remain of the budget are fewer than those of the
+ * heaviest quantum. Returns how many bytes it shed. */
 static uint64_t shed_bytes(struct keeping *k, uint32_t old, uint64_t budget)
 {
     struct ring ring = ring_of(k, old, budget);
@@ -378,9 +378,8 @@ struct rest {
 
 /* --- what was kept ------------------------------------------------------------------------------- */
 
-/* Returns the index of the first kept extent that lies behind this place. The place is a quantum of the
- * tensor with this rank. The extent may begin before the quantum, if it ends after it, or lie in a later
- * tensor. */
+/* Returns the index of the first kept extent that contains a quantum, or lies behind it in canonical order.
+ * The quantum is given by the rank of its tensor, and its number in the tensor. */
 static size_t find_kept(const struct filling *f, uint64_t rank, uint64_t quantum)
 {
     size_t low = 0, high = f->kept_count;
