@@ -306,9 +306,8 @@ static void match_tensor(struct matching *m, const struct tensor_spec *tensor,
                          const struct weight **from_out)
 {
     *from_out = NULL;
-    if (tensor->alias_of != NULL) return; // an alias has no state of its own
-    // a blob is put by the job, even if a weight has its name
-    if (tensor->kind == CAIRN_BLOB) return;
+    if (tensor->alias_of != NULL) return;   // an alias has no state of its own
+    if (tensor->kind == CAIRN_BLOB) return; // a worker puts a blob, even if a weight has its name
     *from_out = look_up(m, tensor->name);
     if (*from_out == NULL) {
         if (tensor->init.kind == CAIRN_INIT_NONE && geometry_of(&tensor->shape).elems > 0)
