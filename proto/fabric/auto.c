@@ -1,17 +1,17 @@
 /* The auto fabric uses the mapped fabric for the peers on this host that mapped can reach, and a ucx fabric
- * for all other peers. It is several fabrics behind one interface. A peer or a message belongs to one of
- * these fabrics, and calls with that object are passed directly to that fabric. A region of auto is one
- * region in each fabric.
+ * for all other peers. The auto fabric consists of several fabrics behind one interface. A peer or a
+ * message belongs to one of these fabrics, and calls with that object are passed directly to that fabric. A
+ * region of auto is one region in each fabric.
  *
  * No peer on another host connects over loopback. So on "lo" alone there is no ucx fabric: every user
- * of this host could connect to its port, and thereby end the process (README.md). Three cases need a
- * ucx fabric all the same: the mapped fabric cannot be opened, or hosts are told apart by names
- * (options.host) and several of them share a loopback, or some peers are known to be reached by ucx over
- * loopback (options.has_loopback).
+ * of this host could connect to the port of a ucx fabric, and thereby end the process (README.md). Three
+ * cases need a ucx fabric all the same: the mapped fabric cannot be opened, or hosts are told apart by
+ * names (options.host) and several of them share a loopback, or some peers are known to be reached by ucx
+ * over loopback (options.has_loopback).
  *
  * There is one ucx fabric for each network that the other fabrics do not reach ("eth1;eth2"). In a fabric
- * on several devices UCX pairs any two devices, and may give a peer that is on one network only the address
- * on another network (1.13, seen). Here the kernel's routes pair them.
+ * on several devices UCX pairs any two devices, and may give a peer that is only on one network an address
+ * on another network (1.13, seen). Here the kernel's routes pair the devices.
  *
  * Each of the fabrics has its own bounds (sends_max, held_max). Each end chooses the fabric for the
  * messages that it sends: one direction may be mapped and the other not. */
@@ -91,7 +91,7 @@ static bool is_network_needed(const struct auto_fabric *fabric,
 }
 
 /* Device memory is taken only if every UCX fabric inside takes it, since the owner has peers on all of
- * them. If one does not, device_why is that fabric's reason. */
+ * them. If a fabric does not, device_why is that fabric's reason. */
 static void publish_device(struct auto_fabric *fabric)
 {
     for (int i = fabric->count - 1; i >= UCX_FIRST; i--) {
@@ -186,8 +186,10 @@ static bool is_on(const struct fabric *ucx, const char *device)
            devices_have(own.devices, device);
 }
 
-/* Returns one of our ucx fabrics, and in *address one of the peer's, such that a kernel route connects the
- * two; else the first of each. Returns NULL if we have no ucx fabric. */
+/* Returns one of our ucx fabrics, and sets *address to the address of one of the peer's ucx fabrics, such
+ * that a kernel route connects the two. If there is no such route, returns our first ucx fabric and leaves
+ * *address as it is, so that the peer's first ucx fabric is reached. Returns NULL if we have no ucx
+ * fabric. */
 static struct fabric *find_way(struct auto_fabric *fabric, const void **address, size_t *bytes)
 {
     struct fabric_place theirs;
@@ -216,7 +218,8 @@ static cairn_status auto_connect(struct fabric *common, const void *address, siz
                                  fabric_down_fn *on_down, void *arg, struct fabric_peer **peer_out)
 {
     struct auto_fabric *fabric = auto_of(common);
-    cairn_status mapped = CAIRN_ERR_MALFORMED; // as if a missing fabric had found no address
+    // as if the address had no part for the missing fabric
+    cairn_status mapped = CAIRN_ERR_MALFORMED;
     if (fabric->insides[0] != NULL)
         mapped = fabric_connect_to(fabric->insides[0], address, bytes, on_down, arg, peer_out);
     if (mapped == CAIRN_OK) return CAIRN_OK;

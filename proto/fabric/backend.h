@@ -1,10 +1,10 @@
 /* The interface between fabric.c and its backends, which carry bytes (ucx*.c, mapped.c, and a network that
  * tests bring). Private to proto/fabric.
  *
- * fabric.c validates arguments, owns the objects, counts, and runs the owner's callbacks at the one
- * place where they may run. A backend moves bytes and reports: fabric_op_done when a buffer is free
- * again, fabric_peer_lost when a peer is gone, fabric_offer when a message arrived.
- * Everything runs on the owner's thread. Each struct of a backend begins with the common struct. */
+ * fabric.c validates arguments, owns the objects, counts, and runs the owner's callbacks at the one place
+ * where callbacks may run. A backend moves bytes and reports: fabric_op_done when a buffer is free again,
+ * fabric_peer_lost when a peer is gone, fabric_offer when a message arrived. Everything runs on the owner's
+ * thread. Each struct of a backend begins with the struct of this header. */
 #ifndef CAIRN_FABRIC_BACKEND_H
 #define CAIRN_FABRIC_BACKEND_H
 
@@ -33,10 +33,11 @@ struct fabric_op {
     /* the backend's */
     void *held; /* released when the op is over; NULL: nothing */
     void *by;   /* the connection that the op needs; NULL: none, or the connection is closed */
-    const struct fabric_peer *to; /* a send's peer; NULL: closed since */
+    const struct fabric_peer *to; /* a send's peer; NULL: the peer has been closed */
     uint64_t due_ms;              /* when the op is ended if nobody waits for the op; 0: never */
     size_t header_bytes;
-    uint8_t header[CAIRN_FABRIC_HEADER_MAX]; /* sends: UCX reads it until the send is over */
+    /* sends: UCX reads the header until the send is over */
+    uint8_t header[CAIRN_FABRIC_HEADER_MAX];
 };
 TAILQ_HEAD(fabric_ops, fabric_op);
 
@@ -47,10 +48,10 @@ struct fabric_peer {
     fabric_down_fn *on_down;
     void *arg;
     cairn_status why; /* valid once is_down */
-    bool is_down;     /* the backend lost it */
+    bool is_down;     /* the backend lost the peer */
     bool is_told;     /* on_down ran */
-    bool is_closed;   /* the owner closed it: freed at the next opportunity */
-    bool is_cut;      /* backend->disconnect ran: the backend has forgotten it */
+    bool is_closed;   /* the owner closed the peer, which is freed at the next opportunity */
+    bool is_cut;      /* backend->disconnect ran: the backend has forgotten the peer */
     bool is_queued;
 };
 
@@ -58,20 +59,21 @@ struct fabric_message {
     LIST_ENTRY(fabric_message) link; /* fabric->held */
     struct fabric *fabric;
     size_t payload_bytes;
-    bool is_gone; /* dropped by fabric_close, which frees the message at its own end */
+    bool is_gone; /* dropped by fabric_close, which will free the message */
 };
 
 /* Shared memory that we offer to peers. fabric.c has validated the memory. A backend that maps puts its own
  * struct around this one. */
 struct fabric_region {
     struct fabric *fabric;
-    const uint8_t *base; /* borrowed, with fd; memory of a card: never dereferenced */
+    /* borrowed, as is fd; an address in a card's memory is never dereferenced */
+    const uint8_t *base;
     size_t bytes;
     int fd; /* memory of a card: valid in region_add only */
     bool is_device;
     /* UCX refused to register this memory of a card: the registration is never tried again */
     bool is_unregistered;
-    uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* of the card */
+    uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* the UUID of the card, if is_device */
     size_t note_bytes;
     uint8_t note[CAIRN_FABRIC_NOTE_MAX];
 };
@@ -80,12 +82,12 @@ struct fabric_backend {
     const char *kind;
     size_t fabric_bytes, peer_bytes, message_bytes; /* of the backend's own structs */
 
-    /* Opens the network, sets fabric->event_fd, describe and (fabric_set_address) the address. If it fails,
-     * it undoes everything. */
+    /* Opens the network, sets fabric->event_fd and describe, and sets the address by fabric_set_address. A
+     * call that fails undoes everything. */
     cairn_status (*start)(struct fabric *fabric, const struct fabric_options *options,
                           struct sentence *why);
     /* Called after all peers were cut and all messages were dropped. Waits a bounded time for flying ops;
-     * after it returns, the backend no longer touches the owner's memory. fabric.c ends the ops that are
+     * after the call, the backend no longer touches the owner's memory. fabric.c ends the ops that are
      * still flying. */
     void (*stop)(struct fabric *fabric);
 
@@ -94,7 +96,7 @@ struct fabric_backend {
      * peer. */
     void (*disconnect)(struct fabric_peer *peer);
 
-    /* Takes op->header and the payload. If it fails, the op still belongs to fabric.c. */
+    /* Takes op->header and the payload. If the call fails, the op still belongs to fabric.c. */
     cairn_status (*send)(struct fabric_peer *peer, struct fabric_op *op, const void *payload);
     /* Consumes the message (fabric.c frees the message right after the call, but see fabric_offer).
      * Failures are reported by fabric_op_done. */
@@ -111,15 +113,16 @@ struct fabric_backend {
     /* True if the message can be received into memory of a card (op->is_device). Missing: no message
      * can. */
     bool (*lands)(const struct fabric_message *message);
-    /* True if a card's memory is sent to this peer directly (fabric->takes_device). Missing: to every
-     * peer. */
+    /* True if a card's memory is sent to this peer directly (fabric->takes_device). Missing: it is sent
+     * directly to every peer. */
     bool (*takes_device)(const struct fabric_peer *peer);
     const char *(*payload_path)(const struct fabric_peer *peer, const void *payload, size_t bytes);
-    size_t region_bytes; /* of the backend's own struct; 0: the common one */
+    /* of the backend's own struct; 0: the backend uses struct fabric_region itself */
+    size_t region_bytes;
     cairn_status (*region_add)(struct fabric_region *region);
     cairn_status (*region_show)(struct fabric_region *region, struct fabric_peer *peer);
-    void (*region_drop)(struct fabric_region *region); /* fabric.c frees it right after */
-    /* Missing: the backend imports no memory of cards, and its region_add receives none. */
+    void (*region_drop)(struct fabric_region *region); /* fabric.c frees the region right after */
+    /* Missing: the backend imports no memory of cards, and its region_add receives no such memory. */
     bool (*imports)(const struct fabric_peer *peer, const uint8_t *uuid);
 
     void (*hold_off)(struct fabric *fabric, bool is_off);
@@ -145,10 +148,10 @@ struct fabric {
     int event_fd;
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX]; /* our address, in its envelope */
     size_t address_bytes;
-    /* ucx, and fabrics that contain one: the fabric may read and be read one-sidedly; the address says
-     * so */
+    /* the fabric may read and be read one-sidedly, and its address says so; only ucx fabrics, and fabrics
+     * that contain a ucx fabric */
     bool is_one_sided;
-    bool takes_device; /* ucx, and fabrics that contain one: sends memory of cards directly */
+    bool takes_device;          /* the fabric sends memory of cards directly; only ucx, as above */
     struct sentence device_why; /* why takes_device is true, or why not */
     char describe[CAIRN_FABRIC_DESCRIBE_MAX];
     struct fabric_stats stats;
@@ -157,11 +160,11 @@ struct fabric {
     LIST_HEAD(, fabric_peer) peers;
     LIST_HEAD(, fabric_message) held;
     struct fabric_message *spare_message; /* zeroed; used when there is no memory; NULL: in use */
-    struct fabric_region **regions;       /* [region_capacity], by address */
+    struct fabric_region **regions;       /* [region_capacity], sorted by address */
     uint32_t region_count, region_capacity;
-    uint32_t device_region_count; /* the regions among these that are memory of cards */
+    uint32_t device_region_count; /* how many regions are memory of cards */
     struct fabric_ops flying;     /* ops that the backend carries out */
-    struct fabric_ops done;       /* their callbacks have not run yet */
+    struct fabric_ops done;       /* ops that are over, but whose callbacks have not run yet */
     struct fabric_ops spare;
 
     TAILQ_HEAD(fabric_attention, fabric_peer) attention; /* lost or closed peers to process */
@@ -174,14 +177,15 @@ CAIRN_MUST_CHECK cairn_status fabric_set_address(struct fabric *fabric, const vo
                                                  size_t bytes);
 
 /* Returns the backend's address inside an envelope, or inside an "auto" envelope that contains such an
- * envelope. NULL if the address is incomplete or of another kind of fabric. */
+ * envelope. NULL if the address is invalid, or of another kind of fabric. */
 const void *fabric_open_address(const struct fabric *fabric, const void *address, size_t bytes,
                                 size_t *raw_bytes_out);
-/* An "auto" address is the envelopes of several fabrics, one after the other: returns number `index` of
- * kind `of_kind`, with its envelope. Any other address is its own part 0. NULL: the address has fewer. */
+/* Returns one part of an address, with its envelope: number `index` of the parts of kind `of_kind`. An
+ * "auto" address consists of the envelopes of several fabrics, one after the other; any other address is
+ * one part, itself. NULL: the address has fewer such parts. */
 const void *fabric_find_part(const void *address, size_t bytes, const char *of_kind, int index,
                              size_t *part_bytes_out);
-/* Returns the backend's address for a kind of fabric, of which no fabric need be open. */
+/* Like fabric_open_address, for any kind of fabric. No fabric need be open. */
 const void *fabric_open_part(const void *address, size_t bytes, const char *of_kind,
                              size_t *raw_bytes_out);
 
@@ -191,10 +195,10 @@ size_t fabric_add_place(const struct fabric_place *place, uint8_t *raw, size_t b
 /* Returns the offset at which the place begins, or `bytes` if there is no place. */
 size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct fabric_place *out);
 
-/* XXH3-64, seeded with the count. It protects against accidents, not against liars. */
+/* XXH3-64, seeded with the count. The hash protects against accidents, not against liars. */
 uint64_t fabric_hash(const void *bytes, size_t count);
 
-/* True if a message that arrived may be shown to the owner. Otherwise it counts the refusal. */
+/* True if a message that arrived may be shown to the owner. Otherwise the message is counted as refused. */
 bool fabric_judge(struct fabric *fabric, size_t header_bytes, size_t payload_bytes);
 /* Returns a zeroed message object in fabric->held; NULL if there is no memory (counted as refused). */
 struct fabric_message *fabric_message_new(struct fabric *fabric, size_t payload_bytes);
@@ -205,8 +209,8 @@ void fabric_offer(struct fabric *fabric, const void *header, size_t header_bytes
 void fabric_op_done(struct fabric_op *op, cairn_status status);
 void fabric_peer_lost(struct fabric_peer *peer, cairn_status why);
 
-/* Validates a descriptor by which another process shares memory; we read `bytes` from the memory's start.
- * The descriptor must be a memfd of at least that size, which can neither shrink nor grow; else
+/* Validates a descriptor by which another process shares memory; we are to read the first `bytes` bytes of
+ * the memory. The descriptor must be a memfd of at least that size, which can neither shrink nor grow; else
  * CAIRN_ERR_INVALID. */
 CAIRN_MUST_CHECK cairn_status fabric_judge_memory(int fd, uint64_t bytes);
 /* Returns the region that contains all of [memory, memory + bytes), or NULL. */
@@ -229,8 +233,8 @@ extern const struct fabric_backend fabric_mapped;
  * generation. So a lookup takes one step, and a serial that a peer invented or repeats finds no flight.
  * Private to proto/fabric.
  *
- * A pointer to a flight is valid until the next fabric_flight_begin. A table that is all zero is empty; at
- * the table's end call free(flights->all). */
+ * A pointer to a flight is valid until the next fabric_flight_begin. A table that is all zero is empty. To
+ * end a table, call free(flights->all). */
 
 struct ucx_share;
 
@@ -239,14 +243,16 @@ struct fabric_pages { /* pages in the staging area of "mapped" */
 };
 
 struct fabric_flight {
-    /* the op of a payload sent by reference; NULL: the payload is a copy of ours, or its peer was closed */
+    /* the op of a payload sent by reference; NULL: the payload is a copy of ours, or the peer was closed */
     struct fabric_op *op;
-    struct fabric_pages pages; /* mapped; count 0: by reference */
-    bool is_written;           /* mapped: the frame was written to the socket */
-    const void *payload;       /* ucx: is sent in a message if the peer cannot read the memory */
-    struct ucx_share *share;   /* ucx: holds the payload; the flight owns a reference */
-    uint32_t generation;       /* in the serial, so that an old serial is not found */
-    uint32_t next_free;        /* while the flight is free */
+    /* mapped: the payload's staging pages; count 0: the payload is sent by reference */
+    struct fabric_pages pages;
+    bool is_written; /* mapped: the frame was written to the socket */
+    /* ucx: the payload, which is sent in a message if the peer cannot read the memory */
+    const void *payload;
+    struct ucx_share *share; /* ucx: holds the payload; the flight owns a reference */
+    uint32_t generation;     /* part of the serial, so that an old serial is not found */
+    uint32_t next_free;      /* the next free flight, while this flight is free */
     bool is_used;
 };
 
@@ -268,9 +274,10 @@ void fabric_flight_end(struct fabric_flights *flights, struct fabric_flight *fli
 
 /* ==== far copy ==== */
 
-/* memcpy for data that will not be read again before the caches have evicted it: the writes go around the
- * caches, which saves reading every line before it is written, and leaves the caches to other data. A third
- * faster where two cores copy at a time. to and from do not overlap. Any thread. */
+/* memcpy for data that will not be read again before the caches have evicted the data: the writes go around
+ * the caches, which saves reading every line before it is written, and leaves the caches to other data.
+ * far_copy is a third faster than memcpy where two cores copy at a time. `to` and `from` must not overlap.
+ * Any thread. */
 
 void far_copy(void *to, const void *from, size_t bytes);
 
@@ -278,16 +285,16 @@ void far_copy(void *to, const void *from, size_t bytes);
 
 /* Chooses the start addresses of arrays that one loop walks side by side.
  *
- * A core's nearest cache finds a line by the bits of its address below 4 KiB, and AMD's (Zen) then predicts
- * the cache way from a hash of the higher bits: streams that agree in both, as arrays do that lie 256 MiB
- * apart, evict each other's lines at every step, which costs up to four fifths of the speed. Bits below 4
- * KiB alone are enough to keep streams apart, on any processor (other processors then no longer delay loads
- * behind unrelated stores). So the n-th stream of a loop begins n times CAIRN_STAGGER_LINES lines after the
- * start of a page: the distances between five streams, the most in any loop of ours, differ from every
- * multiple of 4 KiB by at least 12 lines.
+ * A core's nearest cache finds a line by the bits of the line's address below 4 KiB, and AMD's (Zen) then
+ * predicts the cache way from a hash of the higher bits. So streams whose addresses agree in both, such as
+ * arrays 256 MiB apart, evict each other's lines at every step, which costs up to four fifths of the speed.
+ * If the bits below 4 KiB differ, this alone keeps streams apart, on any processor. (On other processors,
+ * loads then no longer wait for unrelated stores.) So the n-th stream of a loop begins n times
+ * CAIRN_STAGGER_LINES lines after the start of a page: the distances between five streams, the most in any
+ * loop of ours, differ from every multiple of 4 KiB by at least 12 lines.
  *
- * This holds for streams that advance at the same pace. A bf16 stream beside fp32 ones drifts past
- * them, once in 8 KiB.
+ * This holds for streams that advance at the same pace. A bf16 stream advances at half the pace of fp32
+ * streams, and so meets each of them once in 8 KiB.
  *
  * Pure; any thread. */
 
@@ -297,7 +304,7 @@ void far_copy(void *to, const void *from, size_t bytes);
 #define CAIRN_STAGGER_BYTES (CAIRN_STAGGER_LINES * CAIRN_LINE_BYTES)
 
 /* The streams of an update. The published stream begins at the start of a page, since other processes map
- * it, too. */
+ * this stream, too. */
 enum update_stream {
     CAIRN_STREAM_WIRE,
     CAIRN_STREAM_PARAM,
@@ -313,13 +320,14 @@ static inline size_t stagger_begin(size_t stream)
     return stream * CAIRN_STAGGER_BYTES % CAIRN_STAGGER_PAGE;
 }
 
-/* An array of `bytes` is cut into `streams` streams: returns the bytes of each, in complete lines; the rest
- * follows the last stream. 0: the array is too short to be cut. */
+/* Cuts an array of `bytes` bytes into `streams` streams. Returns the bytes of each stream, in complete
+ * lines; the rest of the array follows the last stream. 0: the array is too short to be cut. */
 static inline size_t stagger_cut(size_t bytes, size_t streams)
 {
     const size_t page_lines = CAIRN_STAGGER_PAGE / CAIRN_LINE_BYTES;
     const size_t lines = bytes / streams / CAIRN_LINE_BYTES;
-    const size_t wanted = page_lines - CAIRN_STAGGER_LINES; // the next begins so far before a page
+    // a stream's lines, modulo the lines of a page
+    const size_t wanted = page_lines - CAIRN_STAGGER_LINES;
     return lines < wanted ? 0 : (lines - (lines - wanted) % page_lines) * CAIRN_LINE_BYTES;
 }
 

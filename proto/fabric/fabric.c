@@ -75,7 +75,8 @@ bool fabric_peer_takes_device(const struct fabric_peer *peer)
            (backend->takes_device == NULL || backend->takes_device(peer));
 }
 
-/* True for memory of a card that the decision about device_memory covers. */
+/* True for memory of a card of options.device: the decision about device memory holds for these cards
+ * only. */
 static bool is_of_options(const struct fabric_region *region)
 {
     const struct fabric_device *device = region->fabric->options.device;
@@ -129,7 +130,7 @@ cairn_status fabric_open(const char *kind, const struct fabric_options *options,
     struct fabric *fabric = calloc(1, backend->fabric_bytes);
     if (fabric == NULL)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: out of memory", kind);
-    fabric->spare_message = calloc(1, backend->message_bytes + 1); // auto has no own messages
+    fabric->spare_message = calloc(1, backend->message_bytes + 1); // auto's message_bytes is 0
     if (fabric->spare_message == NULL) {
         free(fabric);
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: out of memory", kind);
@@ -339,7 +340,7 @@ bool fabric_judge(struct fabric *fabric, size_t header_bytes, size_t payload_byt
 struct fabric_message *fabric_message_new(struct fabric *fabric, size_t payload_bytes)
 {
     struct fabric_message *message = calloc(1, fabric->backend->message_bytes);
-    if (message == NULL) { // UCX tells no sender that its message was lost
+    if (message == NULL) { // UCX does not tell a sender that its message was lost
         message = fabric->spare_message;
         fabric->spare_message = NULL;
     }
@@ -574,7 +575,7 @@ void fabric_close(struct fabric *fabric)
 /* Regions: shared memory of ours that peers on this host may map. Common to all fabrics; fabrics
  * that cannot map only keep the object. */
 
-/* F_GET_SEALS fails except on memfds and on files of tmpfs, and the latter cannot get these seals. */
+/* F_GET_SEALS fails except on memfds and on files of tmpfs, and a file of tmpfs cannot get these seals. */
 cairn_status fabric_judge_memory(int fd, uint64_t bytes)
 {
     struct stat file;
@@ -836,7 +837,7 @@ void fabric_flight_end(struct fabric_flights *flights, struct fabric_flight *fli
 /* The number of streams read at a time: a core keeps more lines under way in several streams than in one
  * stream. */
 #define STREAMS     ((size_t)4)
-#define AHEAD_BYTES 2048 /* the hardware's own prefetch ends with the page */
+#define AHEAD_BYTES 2048 /* how far ahead: the hardware prefetches only up to the page's end */
 
 static void stream_line(uint8_t *to, const uint8_t *from)
 {

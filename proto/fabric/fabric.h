@@ -1,31 +1,31 @@
 /* The fabric: how bulk data moves between daemons and workers.
  *
- * One table of functions, several ways to carry bytes: "ucx" (active messages over TCP today, the
+ * One table of functions serves several ways to carry bytes: "ucx" (active messages over TCP today, the
  * network's own transports later), "mapped" (peers of one host read each other's memory in place;
- * descriptors and headers travel over Unix sockets), and "auto" (the better of these two for each
- * peer). Tests bring one of their own, "mem" (a seeded network inside one process, tests/support/mem.h).
- * Code above this header does not know which kind it uses.
+ * descriptors and headers travel over Unix sockets), and "auto" (the better of these two for each peer).
+ * Tests bring a way of their own, "mem" (a seeded network inside one process, tests/support/mem.h). Code
+ * above this header does not know which kind it uses.
  *
  * A message is a small header (<= 256 bytes, the application's own format) and a payload of 0 to
  * max_payload bytes. A message arrives either whole or not at all. The fabric sends no acknowledgment: a
  * peer reports that it *received* or *applied* something by a message of the application.
  *
- * ORDER: messages to one peer MAY OVERTAKE EACH OTHER (a small one passes a large one that is
- * waiting for its receiver), and after a reconnect an older message may arrive again if the application
- * repeats it. The header must hold everything that identifies and orders a message. The mem fabric reorders
- * and duplicates messages on purpose, so that code which relies on their order fails its tests.
+ * ORDER: messages to one peer MAY OVERTAKE EACH OTHER (a small message passes a large message that waits
+ * for its receiver), and after a reconnect an older message may arrive again if the application repeats
+ * that message. The header must hold everything that identifies and orders a message. The mem fabric
+ * reorders and duplicates messages on purpose, so that code which relies on their order fails its tests.
  *
- * THREADS: a fabric belongs to one thread, the one that opens it or takes it over. All calls and
- * all callbacks happen on that thread; nothing here takes a lock. Another thread reaches the fabric
- * through uv_async and a queue (proto/loop).
+ * THREADS: a fabric belongs to one thread, either the thread that opened the fabric or a thread that took
+ * the fabric over. All calls and all callbacks happen on that thread; nothing here takes a lock. Another
+ * thread reaches the fabric through uv_async and a queue (proto/loop).
  *
  * CALLBACKS run only inside fabric_progress() and fabric_close(), never inside the call
  * that caused them. Inside a callback every function of this header may be called except progress
  * and close.
  *
- * LOANS: a buffer given to send or receive belongs to the fabric until its done callback runs. The
- * callback runs exactly once if the call returned CAIRN_OK, and never otherwise. When the peer dies, or the
- * peer or the fabric is closed, the callback runs with an error. */
+ * LOANS: a buffer that is passed to fabric_send or fabric_receive belongs to the fabric until its done
+ * callback runs. The callback runs exactly once if the call returned CAIRN_OK, and never otherwise. When
+ * the peer dies, or the peer or the fabric is closed, the callback runs with an error. */
 #ifndef CAIRN_FABRIC_FABRIC_H
 #define CAIRN_FABRIC_FABRIC_H
 
@@ -39,14 +39,16 @@
 #include "proto/base/text.h"
 
 enum {
-    CAIRN_FABRIC_HEADER_MAX = 256,      /* bytes of a message's header */
-    CAIRN_FABRIC_ADDRESS_MAX = 4096,    /* bytes of an address as it travels */
-    CAIRN_FABRIC_DESCRIBE_MAX = 512,    /* bytes of fabric_describe, with its NUL */
-    CAIRN_FABRIC_HOST_BYTES = 64,       /* bytes of a host's name, with its NUL */
-    CAIRN_FABRIC_PAYLOAD_MAX = 1 << 20, /* default of max_payload: 1 MiB keeps a loop responsive */
-    CAIRN_FABRIC_DIRECT_MIN = 32 << 10, /* bytes: the least for CAIRN_FABRIC_PATH_DIRECT */
-    CAIRN_FABRIC_UUID_BYTES = 16,       /* bytes of a card's UUID, as the driver reports it */
-    CAIRN_FABRIC_UUIDS_MAX = 8,         /* cards whose memory one fabric imports */
+    CAIRN_FABRIC_HEADER_MAX = 256,   /* bytes of a message's header */
+    CAIRN_FABRIC_ADDRESS_MAX = 4096, /* bytes of an address, with its envelope */
+    CAIRN_FABRIC_DESCRIBE_MAX = 512, /* bytes of fabric_describe, with its NUL */
+    CAIRN_FABRIC_HOST_BYTES = 64,    /* bytes of a host's name, with its NUL */
+    /* default of max_payload: 1 MiB, so that a loop stays responsive */
+    CAIRN_FABRIC_PAYLOAD_MAX = 1 << 20,
+    /* bytes of the smallest payload that takes CAIRN_FABRIC_PATH_DIRECT */
+    CAIRN_FABRIC_DIRECT_MIN = 32 << 10,
+    CAIRN_FABRIC_UUID_BYTES = 16, /* bytes of a card's UUID, as the driver reports it */
+    CAIRN_FABRIC_UUIDS_MAX = 8,   /* the most cards whose memory one fabric imports */
 };
 
 struct fabric;         /* one node of the network: an address, an inbox, its peers */
@@ -56,7 +58,7 @@ struct fabric_region;  /* shared memory of ours that peers on this host may map 
 struct fabric_mapping; /* shared memory of a peer on this host, mapped here to be read */
 struct fabric_hub;     /* backend.h */
 
-/* Called when a send or a receive is over: its buffer belongs to the caller again.
+/* Called when a send or a receive is over. From then on the buffer belongs to the caller again.
  *   sent:     CAIRN_OK says only that the buffer may be reused. The peer may never receive the message.
  *   received: CAIRN_OK says the payload is in the buffer; on an error the buffer's content is undefined.
  * Errors: CAIRN_ERR_CLOSED (the peer or the fabric is gone), CAIRN_ERR_NO_MEMORY. */
@@ -64,26 +66,28 @@ typedef void fabric_done_fn(void *arg, cairn_status status);
 
 /* Called when the peer is gone (CAIRN_ERR_CLOSED) or could not be reached (CAIRN_ERR_UNREACHABLE): once per
  * peer, and not after fabric_peer_close. The peer's sends complete with an error, before or after this
- * call. The peer stays valid (every send returns CAIRN_ERR_CLOSED) until the owner closes it; this callback
- * may close it. The fabric does NOT notice a peer whose process is stopped: the application uses leases and
- * deadlines. The fabric does notice a peer that a silent network cuts off (fabric_set_patience). */
+ * call. The peer stays valid (every send returns CAIRN_ERR_CLOSED) until the owner closes the peer, which
+ * this callback may do. The fabric does NOT notice a peer whose process is stopped: the application uses
+ * leases and deadlines. The fabric does notice a peer that a silent network cuts off
+ * (fabric_set_patience). */
 typedef void fabric_down_fn(void *arg, struct fabric_peer *peer, cairn_status why);
 
 /* Called when a message has arrived. `header` is valid only during this call: copy what is needed.
  * payload_bytes == 0: message is NULL and there is nothing to do.
- * payload_bytes  > 0: the receiver owns `message` and must, now or later, receive or drop it. Until then
- * the message pins the sender's buffer (rendezvous) or some of our memory (small payloads): hold few.
- * If options.held_max messages are held or being received, the fabric refuses further messages, without
- * this callback. The fabric does not know who sent the message; the application puts the sender into the
- * header. */
+ * payload_bytes  > 0: the receiver owns `message` and must, now or later, receive or drop the message.
+ * Until then the message pins the sender's buffer (rendezvous) or some of our memory (small payloads): hold
+ * few messages. If options.held_max messages are held or being received, the fabric refuses further
+ * messages, without this callback. The fabric does not know who sent the message; the application puts the
+ * sender into the header. */
 typedef void fabric_message_fn(void *arg, const void *header, size_t header_bytes,
                                size_t payload_bytes, struct fabric_message *message);
 
 /* Says whether peers over "ucx" read each other's regions by themselves (one-sided), instead of receiving
- * the regions' content in messages. Both ends must allow such reads; the ends agree on them for each
- * endpoint. */
+ * the regions' content in messages. Both ends must allow such reads; the ends agree on such reads anew for
+ * each endpoint. */
 enum one_sided {
-    /* if the endpoint's lanes can read natively (InfiniBand, RoCE); not over TCP */
+    /* peers read one-sidedly if the endpoint's lanes can read natively (InfiniBand, RoCE), which TCP
+     * cannot */
     CAIRN_ONE_SIDED_AUTO,
     /* always, for tests: over TCP UCX emulates the reads, which gains nothing. When an endpoint ends, UCX
      * 1.13 may crash the process whose memory is being read */
@@ -113,17 +117,17 @@ bool device_memory_parse(const char *text, enum device_memory *out);
 
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 
-/* A card's memory, as its owner offers it. The fields are not validated yet: any of them may be wrong. */
+/* A card's memory, as its owner offers it. Only `uuid` has been checked: any other field may be wrong. */
 struct fabric_offer {
-    const uint8_t *uuid; /* [CAIRN_FABRIC_UUID_BYTES] of the card: one of the importer's */
+    const uint8_t *uuid; /* [CAIRN_FABRIC_UUID_BYTES]; memory of this card is imported here */
     uint64_t bytes;
     const void *note; /* [note_bytes] */
     size_t note_bytes;
 };
 
-/* The callbacks that import the memory of cards which peers on this host show ("mapped" and "auto"). The
- * fabric itself never dereferences an address of a card, and knows no driver. The struct is borrowed: it
- * must outlive the fabric and the mappings that are held. All callbacks are called on the owner's
+/* Callbacks by which the fabric imports memory of cards that peers on this host show ("mapped" and "auto").
+ * The fabric itself never dereferences an address of a card, and knows no driver. The struct is borrowed:
+ * it must outlive the fabric and all mappings that the owner holds. All callbacks are called on the owner's
  * thread. */
 struct fabric_device {
     uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* the cards */
@@ -133,10 +137,10 @@ struct fabric_device {
     /* the cards' driver exports their memory to the drivers of network cards as a dma-buf */
     bool has_dma_buf;
     void *context;
-    /* Validates the descriptor, which it consumes in any case, and maps it, now or later. If the descriptor
-     * is wrong, `why` says in what way, and the connection that delivered the descriptor ends.
-     * CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO instead say that this node lacks a resource: the memory is not
-     * mapped, and the fabric tells its owner that this node imports no more. */
+    /* Validates the descriptor, maps the memory, now or later, and consumes the descriptor in any case. If
+     * the descriptor is wrong, `why` says in what way, and the connection that delivered the descriptor
+     * ends. CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO instead say that this node lacks a resource: the memory is
+     * not mapped, and the fabric tells its owner that this node imports no more. */
     cairn_status (*import)(void *context, const struct fabric_offer *offer, int fd,
                            void **address_out, struct sentence *why);
     void (*release)(void *context, void *address, uint64_t bytes);
@@ -144,7 +148,7 @@ struct fabric_device {
     cairn_status (*copy)(void *context, void *to_host, const void *from_device, size_t bytes);
 };
 
-/* Zero means the default for every field. Strings are copied. */
+/* A field that is zero has its default. Strings are copied. */
 struct fabric_options {
     fabric_message_fn *on_message; /* required */
     void *on_message_arg;
@@ -152,34 +156,36 @@ struct fabric_options {
     uint32_t held_max;  /* messages held or being received at a time. Default 4096 */
     uint32_t sends_max; /* sends in flight at a time, to all peers. Default 4096 */
 
-    /* "ucx" only. All of these override UCX_* of the environment: see README.md */
-    const char *transports; /* UCX_TLS. Default "tcp"; no sysv, posix (README.md) */
+    /* "ucx" only. Transports, devices and ports override UCX_* of the environment: see README.md */
+    const char *transports; /* UCX_TLS. Default "tcp"; never sysv or posix (README.md) */
     /* UCX_NET_DEVICES. Default "lo"; a list such as "eth1" or "mlx5_0:1" */
     const char *net_devices;
     const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", for firewall rules.
                               * Default: any free port */
     enum one_sided one_sided;
     enum device_memory device_memory;
-    /* Called when a region, a peer's or our own, was refused, or is read by copies for lack of address
-     * space. `what` is a sentence for a log; the sentence says how the region is handled instead. May be
-     * NULL */
+    /* Called when a region of a peer or of ours was refused, or when a peer's region is read by copies for
+     * lack of address space; "mapped" and "auto" have this callback, too. `what` is a sentence for a log,
+     * which says how the region is handled instead. May be NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
 
-    bool has_loopback; /* "auto": ucx reaches some peers over "lo", so it opens "lo", too */
+    /* "auto": ucx reaches some peers over "lo", so "auto" opens ucx on "lo", too */
+    bool has_loopback;
 
     /* The caller's own network, used for fabrics of the network's kind. NULL: none. Borrowed: the hub must
      * outlive the fabric */
     struct fabric_hub *hub;
 
     /* "mapped" and "auto" */
-    const char *socket_folder; /* where our Unix socket is created. Default: no file, the abstract
-                                * namespace; README.md says why, and when not to use it */
-    /* The name of this host; set it if the default cannot tell hosts apart. Peers on another host are not
-     * mapped. The default is the kernel's boot id; with an abstract socket it includes the network
-     * namespace, since such a socket is visible only inside that namespace */
+    /* the folder of our Unix socket. Default: the socket has no file, but a name in the abstract namespace;
+     * README.md says why, and when to set a folder */
+    const char *socket_folder;
+    /* The name of this host; set this name if the default cannot tell hosts apart. Peers on another host
+     * are not mapped. The default is the kernel's boot id; with an abstract socket the default includes the
+     * network namespace, since such a socket is visible only inside that namespace */
     const char *host;
-    /* The most bytes of a peer that we map, or that one of its regions may have for one-sided reads.
-     * Default 1 TiB of addresses */
+    /* The most bytes of one peer's memory that we map, and the most bytes of a region that we read
+     * one-sidedly. Default 1 TiB of addresses */
     uint64_t mapped_max;
     /* Called when a peer has shown us a region, and when the peer has withdrawn the region; may be NULL */
     void (*on_mapping)(void *on_message_arg, struct fabric_mapping *mapping);
@@ -197,20 +203,22 @@ CAIRN_MUST_CHECK cairn_status fabric_open(const char *kind, const struct fabric_
                                           struct fabric **fabric_out, struct sentence *why);
 
 /* Closes every peer by force, drops every held message, runs every outstanding done callback with
- * CAIRN_ERR_CLOSED (their buffers are free then), and frees everything. Peers and messages are invalid
- * after this call. on_down is not called. Takes at most a second. NULL is allowed. If a peer must receive
- * our last message, wait for its confirmation before this call. */
+ * CAIRN_ERR_CLOSED (then the buffers are free), and frees everything. Peers and messages are invalid after
+ * this call. on_down is not called. Takes at most a second. NULL is allowed. If a peer must receive our
+ * last message, wait for its confirmation before this call. */
 void fabric_close(struct fabric *fabric);
 
-/* Returns our address as bytes. Other nodes connect to it; send it over the authenticated control channel.
- * Borrowed, constant, at most CAIRN_FABRIC_ADDRESS_MAX bytes. */
+/* Returns our address as bytes. Other nodes connect to this address; send the address over the
+ * authenticated control channel. Borrowed, constant, at most CAIRN_FABRIC_ADDRESS_MAX bytes. */
 const void *fabric_own_address(const struct fabric *fabric, size_t *bytes_out);
 
-/* Returns the kind of fabric that has this address: the kind says how the address's owner can be reached
- * ("auto": by mapped and by ucx). Static; "" if the bytes are no address. Needs no fabric. */
+/* Returns the kind of the fabric that has this address, which says how the address's owner can be reached
+ * ("auto": by mapped and by ucx). The text is static, and "" if the bytes are no address. No fabric need be
+ * open. */
 const char *fabric_address_kind(const void *address, size_t bytes);
-/* Returns the same for people. "ucx, one-sided": the address's owner may read and be read one-sidedly.
- * "auto, device": the owner reads in place the memory of cards that peers on its host show. */
+/* Returns the kind, and what the address's owner can do besides, for people. "ucx, one-sided": the
+ * address's owner may read and be read one-sidedly. "auto, device": the owner reads in place the memory of
+ * cards that peers on its host show. */
 const char *fabric_address_ways(const void *address, size_t bytes);
 /* Writes the name of the host of an address's owner, ended by NUL. Nodes of one host map each other's
  * memory. Returns false if the address has no host (its kind is neither "mapped" nor "auto") or is invalid,
@@ -221,62 +229,62 @@ bool fabric_host_is_name(const char *host);
 
 /* Makes a peer of a node's address; several peers of one address share a connection (UCX). Does not wait
  * for an answer: the first sends are queued. If no node listens, the call returns CAIRN_ERR_UNREACHABLE, or
- * on_down is called later: either may happen. The bytes are copied. CAIRN_ERR_MALFORMED: not an address
- * (wrong magic, length or checksum) or of another kind of fabric. The checksum keeps damaged addresses from
- * UCX, which aborts on them. The checksum does not stop a liar: connect only to addresses that an
- * authenticated member sent. If the network drops packets to the node, the call returns
- * CAIRN_ERR_UNREACHABLE after 100 ms. The next attempt returns the error at once, unless the answer has
- * arrived late in the meantime. */
+ * on_down is called later: either may happen. The bytes are copied. CAIRN_ERR_MALFORMED: the bytes are no
+ * address (wrong magic, length or checksum), or the address of another kind of fabric. The checksum keeps
+ * damaged addresses from UCX, which aborts on them. The checksum does not stop a liar: connect only to
+ * addresses that an authenticated member sent. If the network drops packets to the node, the call returns
+ * CAIRN_ERR_UNREACHABLE after 100 ms. The next attempt returns the error at once, unless the node's answer
+ * has arrived in the meantime. */
 CAIRN_MUST_CHECK cairn_status fabric_connect_to(struct fabric *fabric, const void *address,
                                                 size_t bytes, fabric_down_fn *on_down, void *arg,
                                                 struct fabric_peer **peer_out);
 
 /* Closes the peer. Sends in flight complete in a later progress, with CAIRN_OK or CAIRN_ERR_CLOSED, and
  * may or may not arrive; messages that the other side neither receives nor drops end with
- * CAIRN_ERR_CLOSED after half a second. The other side's peer for us may go down (mem) or stay up (UCX,
- * where all peers of one address share a connection, which lives as long as both nodes do): say goodbye in
- * a message if this matters. If a send or a receive can be ended only together with the connection, the
- * connection ends, and all peers that share the connection get on_down. NULL is allowed. */
+ * CAIRN_ERR_CLOSED after half a second. On the other side, the peer that stands for us may go down (mem) or
+ * stay up (UCX, where all peers of one address share a connection that lives as long as both nodes): say
+ * goodbye in a message if this matters. If a send or a receive can be ended only together with the
+ * connection, the connection ends, and all peers that share the connection get on_down. NULL is allowed. */
 void fabric_peer_close(struct fabric_peer *peer);
 
-/* Sends header and payload. The header is copied; the payload is on loan until on_sent, which for a
- * large payload runs when the receiver receives or drops the message, however late that is.
- * header_bytes in [1, 256], payload_bytes in [0, max_payload]: else CAIRN_ERR_INVALID.
- * CAIRN_ERR_CLOSED: the peer is down. CAIRN_ERR_BUSY: sends_max are in flight. CAIRN_ERR_NO_MEMORY.
- * CAIRN_ERR_UNSUPPORTED: the payload is memory of a card that this peer does not import.
- * on_sent may be NULL if payload_bytes is 0. */
+/* Sends header and payload. The header is copied; the payload is on loan until on_sent runs. For a large
+ * payload, on_sent runs when the receiver receives or drops the message, however late that is. header_bytes
+ * in [1, 256], payload_bytes in [0, max_payload]: else CAIRN_ERR_INVALID. CAIRN_ERR_CLOSED: the peer is
+ * down. CAIRN_ERR_BUSY: sends_max sends are in flight. CAIRN_ERR_NO_MEMORY. CAIRN_ERR_UNSUPPORTED: the
+ * payload is memory of a card that this peer does not import. on_sent may be NULL if payload_bytes is 0. */
 CAIRN_MUST_CHECK cairn_status fabric_send(struct fabric_peer *peer, const void *header,
                                           size_t header_bytes, const void *payload,
                                           size_t payload_bytes, fabric_done_fn *on_sent, void *arg);
 
 /* Receives a held message into buffer, which is on loan until on_received. The message is used up. If the
- * buffer is in a region of a card that CAIRN_FABRIC_PATH_DIRECT applies to, the network card writes the
+ * buffer lies in a card's region to which CAIRN_FABRIC_PATH_DIRECT applies, the network card writes the
  * buffer. For that, the network card must have access, and the payload must wait at the sender (it must not
- * be small); else CAIRN_ERR_UNSUPPORTED is returned, and the message is unchanged. The card's next work may
- * have to wait until the card sees such writes (gpu/cuda/driver.h). CAIRN_ERR_INVALID: capacity is smaller
- * than the payload; the message is still held. The callback reports CAIRN_ERR_CLOSED if the message's
- * sender died in the meantime. */
+ * be small); else CAIRN_ERR_UNSUPPORTED is returned, and the message is unchanged. Later work of the card
+ * may have to wait until the card sees what the network card wrote (gpu/cuda/driver.h). CAIRN_ERR_INVALID:
+ * capacity is smaller than the payload; the message is still held. The callback reports CAIRN_ERR_CLOSED if
+ * the message's sender died in the meantime. */
 CAIRN_MUST_CHECK cairn_status fabric_receive(struct fabric_message *message, void *buffer,
                                              size_t capacity, fabric_done_fn *on_received,
                                              void *arg);
 
 /* Like fabric_receive, for a buffer that will not be read before the caches have evicted it: the fabric
- * writes the buffer around the caches where that is faster. *checksum_out, on loan, too, is set before
- * on_received reports CAIRN_OK: chunk_checksum of the payload as it arrived. */
+ * writes the buffer around the caches where that is faster. *checksum_out is on loan, too; before
+ * on_received reports CAIRN_OK, the fabric sets *checksum_out to chunk_checksum of the payload as it
+ * arrived. */
 CAIRN_MUST_CHECK cairn_status fabric_receive_far(struct fabric_message *message, void *buffer,
                                                  size_t capacity, uint64_t *checksum_out,
                                                  fabric_done_fn *on_received, void *arg);
 
 /* Drops a held message; NULL: there is none. The sender's on_sent reports CAIRN_OK all the same: if the
- * sender must know, tell it in a message. */
+ * sender must know, tell the sender in a message. */
 void fabric_drop(struct fabric_message *message);
 
 /* ---- memory that peers map, or read ----
  *
- * A payload that lies in a region is sent by reference to a peer that maps (fabric_peer_path): the
- * receiver reads it in place (fabric_message_view), and on_sent runs when the receiver has
- * received or dropped the message, which is the release of design 2. Any other payload is copied once, or
- * travels inside the message.
+ * A payload that lies in a region is sent by reference to a peer that maps (fabric_peer_path): the receiver
+ * reads the payload in place (fabric_message_view), and on_sent runs when the receiver has received or
+ * dropped the message, which is called the message's release. Any other payload is copied once, or travels
+ * inside the message.
  *
  * Over "ucx" such a payload is sent by reference to a peer that reads one-sidedly (options.one_sided): the
  * peer's receive reads the payload, and on_sent is again the release. The fabric does not wait for a peer
@@ -286,15 +294,15 @@ void fabric_drop(struct fabric_message *message);
  *
  * All other rules of this header hold; a fabric without references ("mem") ignores regions. */
 
-/* The seals of a region's memfd, set once the owner has mapped the memfd for writing. The memfd's size
+/* The seals of a region's memfd, which the owner sets after mapping the memfd for writing. The memfd's size
  * stays, and peers cannot write. Nobody, not even the memfd's maker, can take a page out of it; a missing
  * page would raise SIGBUS in a reader. */
 #define CAIRN_FABRIC_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 
 /* Registers shared memory. `fd`: a memfd of at least `bytes`, not of huge pages, sealed by
  * CAIRN_FABRIC_SEALS after it was mapped here at `base`. fd and memory are borrowed until
- * fabric_region_drop. The pages of all bytes that are sent by reference must exist: otherwise a peer that
- * maps refuses the connection. `note` describes the region, in words of the application, for the receiver's
+ * fabric_region_drop. Every page with bytes that are sent by reference must exist: otherwise a peer that
+ * maps ends the connection. `note` describes the region, in words of the application, for the receiver's
  * on_mapping. CAIRN_ERR_INVALID: fd is not such a memfd, or some of these addresses belong to another
  * region. CAIRN_ERR_BUSY: 4092 regions exist. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status fabric_region_add(struct fabric *fabric, const void *base,
@@ -303,25 +311,25 @@ CAIRN_MUST_CHECK cairn_status fabric_region_add(struct fabric *fabric, const voi
                                                 struct fabric_region **region_out);
 /* Registers memory of a card: `base` is an address that no host code dereferences, and `fd` is a handle of
  * all of the memory, exported by the card's driver. The fabric keeps a duplicate of `fd` until
- * fabric_region_drop: an open handle keeps the memory allocated. `uuid`: the card that has the memory. The
- * fabric shows the region to peers on this host that import memory of that card (fabric_peer_imports), and
- * to no other peer. A payload in the region, whatever its size, is sent to these peers by reference. A send
- * to another peer returns CAIRN_ERR_UNSUPPORTED: copy the payload to host memory first. All writes of the
- * card to a payload must be done before the payload is sent: nothing here orders the work of cards. Errors
- * as above. */
+ * fabric_region_drop: an open handle keeps the memory allocated. `uuid` names the card that has the memory.
+ * The fabric shows the region to peers on this host that import memory of that card (fabric_peer_imports),
+ * and to no other peer. A payload in the region, whatever its size, is sent to these peers by reference. A
+ * send to another peer takes CAIRN_FABRIC_PATH_DIRECT if possible, and otherwise returns
+ * CAIRN_ERR_UNSUPPORTED: copy the payload to host memory first. All writes of the card to a payload must be
+ * done before the payload is sent: nothing here orders the work of cards. Errors as above. */
 CAIRN_MUST_CHECK cairn_status fabric_region_add_device(struct fabric *fabric, const void *base,
                                                        size_t bytes, int fd, const uint8_t *uuid,
                                                        const void *note, size_t note_bytes,
                                                        struct fabric_region **region_out);
 /* True if the peer takes memory of that card by reference: the peer's address says so, and the peer has not
  * reported since then that it lacks the room or that the card has failed. When a peer reports this,
- * payloads in flight by reference end the connection; the next connection knows that the peer does not take
- * such payloads. */
+ * payloads in flight by reference may end the connection; over a later connection the peer is sent no such
+ * payloads. */
 bool fabric_peer_imports(const struct fabric_peer *peer, const uint8_t *uuid);
 /* True if device memory that is sent to this peer takes the path CAIRN_FABRIC_PATH_DIRECT. */
 bool fabric_peer_takes_device(const struct fabric_peer *peer);
-/* True if memory of options.device is sent to peers over "ucx" without a copy in host memory. *why_out is a
- * clause for people that says why, or why not; the fabric owns the clause. */
+/* True if memory of the cards of options.device is sent to peers over "ucx" without a copy in host memory.
+ * *why_out says to people why, or why not, in a clause that the fabric owns. */
 bool fabric_takes_device(const struct fabric *fabric, const char **why_out);
 /* Shows the region to a peer before any payload in the region is sent, so that the peer gets on_mapping.
  * The call has no effect if the peer does not map, or does not import memory of that card.
@@ -333,21 +341,21 @@ CAIRN_MUST_CHECK cairn_status fabric_region_show(struct fabric_region *region,
  * this call. NULL is allowed. */
 void fabric_region_drop(struct fabric_region *region);
 
-/* Returns the address of the payload, which any thread may read until the message is received or dropped.
- * NULL: the message has to be received. The payload is the sender's memory. Validate the payload only after
- * copying it, since a faulty sender may change it. A page that the sender's host cannot supply raises
- * SIGBUS in the thread that reads (server/base/listener.h). For path "device" the result is an address of
- * options.device: only the card can read it. */
+/* Returns the address of the payload. Any thread may read the payload until the message is received or
+ * dropped. NULL: the message has to be received. The payload is the sender's memory. Validate the payload
+ * only after copying it, since a faulty sender may still change the payload. A page that the sender's host
+ * cannot supply raises SIGBUS in the thread that reads (server/base/listener.h). For path "device" the
+ * result is an address of options.device: only the card can read it. */
 const void *fabric_message_view(const struct fabric_message *message);
 
-/* options.on_mapping: a peer has shown a region. options.on_mapping_gone: the peer has withdrawn the
- * region, or is gone; called once for each mapping, in fabric_close at the latest. The mapping is readable
- * from on_mapping on. A mapping that is held stays readable after on_mapping_gone, also after fabric_close.
- * Owner's thread only. */
+/* The fabric calls options.on_mapping when a peer has shown a region, and options.on_mapping_gone when the
+ * peer has withdrawn the region or is gone, once for each mapping, in fabric_close at the latest. The
+ * mapping is readable from on_mapping on. If the mapping is held, it stays readable after on_mapping_gone,
+ * also after fabric_close. Owner's thread only. */
 const void *fabric_mapping_memory(const struct fabric_mapping *mapping, size_t *bytes_out);
 const void *fabric_mapping_note(const struct fabric_mapping *mapping, size_t *note_bytes_out);
-/* Returns the UUID of the card that has this memory, at an address that options.device gave; NULL: host
- * memory. */
+/* Returns the UUID of the card that has this memory; NULL: host memory. For memory of a card,
+ * fabric_mapping_memory returns an address that options.device gave. */
 const uint8_t *fabric_mapping_uuid(const struct fabric_mapping *mapping);
 /* Call this if options.device could not map the memory after all: the fabric acts as if the import had
  * failed. */
@@ -355,27 +363,28 @@ void fabric_mapping_refuse(struct fabric_mapping *mapping, const char *why);
 void fabric_mapping_hold(struct fabric_mapping *mapping);
 void fabric_mapping_release(struct fabric_mapping *mapping);
 
-/* Sets how long a node may leave everything that was sent to it unacknowledged before the fabric considers
- * the node gone, from 1 s to 10 minutes. Pass the lease after which the application gives the node up. The
- * value holds for connections that are made from now on, over "ucx" by TCP. Default 5 s. */
+/* Sets for how long, from 1 s to 10 minutes, a node may acknowledge nothing that was sent to it; after this
+ * time the fabric considers the node gone. Pass the lease after which the application gives the node up.
+ * The value holds for connections that are made from now on, over "ucx" by TCP. Default 5 s. */
 void fabric_set_patience(struct fabric *fabric, uint32_t ms);
 
 /* With true, the next progress ends the connections that peers made, and withdraws everything that the
- * peers showed over them (on_mapping_gone). The fabric then accepts no new connection until this is called
- * with false. Our own connections stay, and so does our address. The peers see a lost connection, and
- * connect again by themselves. The call has no effect on a fabric that does not map. */
+ * peers showed over these connections (on_mapping_gone). The fabric then accepts no new connection until
+ * this is called with false. Our own connections stay, and so does our address. The peers see a lost
+ * connection, and connect again by themselves. The call has no effect on a fabric that does not map. */
 void fabric_hold_off(struct fabric *fabric, bool is_off);
 
-/* The path that messages to a peer take: "mapped", "ucx", or a hub's. Static. */
+/* The path that messages to a peer take: "mapped", "ucx", or the kind of a hub. The text is static. */
 const char *fabric_peer_path(const struct fabric_peer *peer);
 
 /* The path of a card's memory that is sent over "ucx" directly. Only payloads of at least
  * CAIRN_FABRIC_DIRECT_MIN bytes take this path, since a processor would have to copy smaller payloads all
  * the same. */
 #define CAIRN_FABRIC_PATH_DIRECT "ucx, device"
-/* The path that a message took, or that a payload would take now: a path of fabric_peer_path, "one-sided",
- * or "device" (memory of a card, by reference). For a payload the path may also be
- * CAIRN_FABRIC_PATH_DIRECT, or "" if the payload cannot be sent. Static. */
+/* fabric_message_path returns the path that a message took, and fabric_payload_path the path that a payload
+ * would take now. Both return a path of fabric_peer_path, "one-sided", or "device" (memory of a card, by
+ * reference). For a payload the path may also be CAIRN_FABRIC_PATH_DIRECT, or "" if the payload cannot be
+ * sent. The texts are static. */
 const char *fabric_message_path(const struct fabric_message *message);
 const char *fabric_payload_path(const struct fabric_peer *peer, const void *payload, size_t bytes);
 
@@ -389,22 +398,26 @@ unsigned fabric_progress(struct fabric *fabric);
 CAIRN_MUST_CHECK cairn_status fabric_arm(struct fabric *fabric);
 int fabric_event_fd(const struct fabric *fabric);
 
-/* Counted since open. Payload bytes only; headers are not counted. */
+/* Counted since the fabric was opened. Bytes are bytes of payloads, without headers. */
 struct fabric_stats {
-    uint64_t messages_sent, bytes_sent;         /* accepted by fabric_send */
-    uint64_t messages_received, bytes_received; /* given to on_message; completed receives */
-    uint64_t messages_dropped;                  /* by fabric_drop */
-    uint64_t messages_refused;                  /* too large, or over held_max, or no header */
-    uint64_t peers_down;                        /* on_down called */
-    uint64_t connections_refused; /* mapped: closed because of invalid data, or of silence */
-    uint64_t endpoints_made;      /* ucx: connections, which peers share */
+    uint64_t messages_sent, bytes_sent; /* accepted by fabric_send */
+    /* messages: given to on_message; bytes: of completed receives */
+    uint64_t messages_received, bytes_received;
+    uint64_t messages_dropped; /* by fabric_drop */
+    uint64_t messages_refused; /* too large, or over held_max, or no header */
+    uint64_t peers_down;       /* on_down called */
+    /* mapped: closed for invalid data, for silence, or to admit another stranger */
+    uint64_t connections_refused;
+    uint64_t endpoints_made; /* ucx: connections, which peers share */
     uint64_t references_sent,
-        /* one-sided: messages sent by reference; those among them that were then sent with their payload */
+        /* one-sided. references_sent: messages sent by reference; references_declined: messages among these
+         * that the peer could not read, and that were sent again as a whole */
         references_declined;
     uint64_t bytes_read;              /* the part of bytes_received that was read one-sidedly */
     uint32_t sends_now, receives_now; /* in flight at this moment */
-    uint32_t held_now, peers_now;     /* messages not yet received; peers not yet closed */
-    uint32_t endpoints_now;           /* ucx */
+    /* held_now: messages not yet received or dropped; peers_now: peers not yet closed */
+    uint32_t held_now, peers_now;
+    uint32_t endpoints_now; /* ucx: connections at this moment */
 };
 void fabric_stats(const struct fabric *fabric, struct fabric_stats *stats_out);
 
@@ -419,7 +432,7 @@ const char *fabric_describe(const struct fabric *fabric);
  *
  * If no device is set for a worker, the worker uses the devices of its routes to the shards. UCX's devices
  * are fixed when a fabric is opened, so the worker first asks where the shards are (Welcome.places).
- * Thread-safe; waits for nothing. */
+ * All these functions are thread-safe, and wait for nothing. */
 
 enum {
     CAIRN_PLACE_BYTES = 192,        /* bytes of a place as text, its NUL included */
@@ -430,8 +443,9 @@ enum {
 /* A place, as text for example: "10.77.0.2 eth1 tcp". */
 struct fabric_place {
     char ip[INET6_ADDRSTRLEN]; /* the IP of the first device that has one; "-": no device has one */
-    char devices[CAIRN_PLACE_DEVICES_BYTES];        /* "mlx5_0:1,eth1", as they were set */
-    char transports[CAIRN_PLACE_DEVICES_BYTES / 2]; /* UCX's, as they were set: "tcp", "rc,tcp" */
+    char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "mlx5_0:1,eth1", as they were set */
+    /* UCX's transports, as they were set: "tcp", "rc,tcp" */
+    char transports[CAIRN_PLACE_DEVICES_BYTES / 2];
 };
 /* The transports of a place whose fabric listens on no network: "127.0.0.1 lo mapped". */
 #define CAIRN_PLACE_MAPPED "mapped"

@@ -1,5 +1,5 @@
-/* The mapped fabric: peers of one host, which read each other's memory in place. Headers, small
- * payloads and descriptors travel over Unix sockets, one connection for each direction (as UCX has an
+/* The mapped fabric connects peers of one host, which read each other's memory in place. Headers, small
+ * payloads and descriptors travel over Unix sockets, one connection for each direction (UCX, too, has an
  * endpoint for each).
  *
  * A node listens under a random name of the abstract namespace. So no file stays behind, and no folder has
@@ -64,7 +64,7 @@ static void free_ended(struct mapped_fabric *fabric)
     while (fabric->ended != NULL) {
         struct mapped_link *link = fabric->ended;
         fabric->ended = link->next;
-        free(link); // the first member of the object around it
+        free(link); // `link` is the first member of the object around it
     }
 }
 
@@ -133,7 +133,7 @@ static void see_to_door(struct mapped_fabric *fabric)
 
 static unsigned serve(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events)
 {
-    if (link->is_ended) return 0; // an earlier event ended it
+    if (link->is_ended) return 0; // an earlier event ended the link
     switch (link->kind) {
     case MAPPED_LISTENER: return accept_some(fabric);
     case MAPPED_TIMER: return on_timer(fabric);
@@ -201,7 +201,8 @@ static unsigned mapped_progress(struct fabric *common)
     return count;
 }
 
-/* Data that waits for us in a socket keeps event_fd readable by itself, so it is not checked here. */
+/* Data that waits for us in a socket keeps event_fd readable by itself, so such data is not checked
+ * here. */
 static cairn_status mapped_arm(struct fabric *common)
 {
     const struct mapped_fabric *fabric = mapped_of(common);
@@ -215,10 +216,10 @@ static cairn_status mapped_arm(struct fabric *common)
 /* The memory that we share with peers: regions of the owner, and the staging area, into which we copy
  * payloads that lie in no region.
  *
- * The staging area is up to four memfds, created when needed, handed out in pages, first fit (the pages
- * that were read last are reused first, while they are in the cache). A peer may have at most as many pages
- * as it leaves for all other peers. So however many peers never release their pages, the next peer finds
- * some. */
+ * The staging area consists of up to four memfds, which are created when needed. Their pages are handed out
+ * first fit, so that the pages that were read last are reused while they are in the cache. A peer that has
+ * pages gets more only if it then has no more pages than were free before. So however many peers never
+ * release their pages, the next peer finds some. */
 
 /* -- shares ------------------------------------------------------------------------------------- */
 
@@ -388,12 +389,13 @@ static void mapped_memory_close(struct mapped_fabric *fabric)
 /* ==== mapped mapping ==== */
 
 /* Memory of peers is mapped here to be read, or is read by copies if there is no room to map it. A mapping
- * lives as long as its slot, a message or a holder refers to it, so the end of the peer harms no reader.
- * Missing pages harm no reader either. The kernel would create a missing page for the reader, and charge
- * the page to the reader's control group, which may kill the reader for that. So only existing pages are
- * read, and seals keep these pages in place. */
+ * lives as long as its slot, a message or a holder refers to the mapping, so the end of the peer harms no
+ * reader. Missing pages harm no reader either. The kernel would create a missing page for the reader, and
+ * charge the page to the reader's control group, which may kill the reader for that. So only existing pages
+ * are read, and seals keep these pages in place. */
 
-/* Reports only once that memory is not mapped: a limit of this process holds for all later memory, too. */
+/* Reports only the first memory that is not mapped, since the reason, a limit of this process, holds for
+ * all later memory, too. */
 static void tell_unmapped(struct mapped_fabric *fabric, uint64_t bytes, int why)
 {
     const struct fabric_options *options = &fabric->common.options;
@@ -455,9 +457,9 @@ static void tell_refused(const struct fabric_options *options, const char *what_
     options->on_refused(options->on_message_arg, text.text);
 }
 
-/* The memory is valid, but there is no room for it here, or the card has failed: the memory's owner is told
- * once, and then sends the memory's content through the host. If the socket is full, the owner is not told,
- * and loses a connection with the next message from that memory. */
+/* Called when memory of a card is valid, but there is no room for it here, or the card has failed. The
+ * memory's owner is told once, and then sends the memory's content through the host. If the socket is full,
+ * the owner is not told, and loses a connection with the next message from that memory. */
 void mapped_import_none_of(struct mapped_in *in, const char *why)
 {
     const struct frame_head head = frame_head(FRAME_NO_IMPORTS);
@@ -487,7 +489,7 @@ static cairn_status import_device(struct fabric_mapping *mapping, struct mapped_
         status = device->import(device->context, &offer, fd, &mapping->memory, &why);
     else
         close(fd);
-    if (in->imports_none) return CAIRN_OK; // shown before the peer heard of that
+    if (in->imports_none) return CAIRN_OK; // the peer showed the memory before it read NO_IMPORTS
     if (status == CAIRN_ERR_NO_MEMORY || status == CAIRN_ERR_IO) {
         mapped_import_none_of(in, why.text);
         return CAIRN_OK;
@@ -503,7 +505,7 @@ static cairn_status import_device(struct fabric_mapping *mapping, struct mapped_
     return CAIRN_OK;
 }
 
-/* Consumes the descriptor if the result is not OK. */
+/* Afterwards the descriptor belongs to the mapping, or is consumed. */
 static cairn_status map_shown(struct fabric_mapping *mapping, struct mapped_in *in,
                               const struct frame_region *frame, int fd)
 {
@@ -650,7 +652,7 @@ static bool read_boot(char boot_out[37])
 }
 
 /* An abstract socket can be reached only within one network namespace; a socket file can be reached by all
- * that share its folder. */
+ * processes that share its folder. */
 static bool mapped_host_find(const struct fabric_options *options,
                              char host_out[CAIRN_FABRIC_HOST_BYTES])
 {
@@ -666,7 +668,7 @@ static bool mapped_host_find(const struct fabric_options *options,
         snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s", boot);
         return true;
     }
-    // Not readable: a kernel without namespaces, which has one network.
+    // If this cannot be read, the kernel has no namespaces, and so one network.
     if (stat("/proc/self/ns/net", &namespace) != 0) namespace.st_ino = 0;
     snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s:%" PRIu64, boot, namespace.st_ino);
     return true;
@@ -809,7 +811,7 @@ const struct fabric_backend fabric_mapped = {
 
 /* ==== mapped peer ==== */
 
-/* Peers of the mapped fabric: how a connection to one begins, and how it ends. */
+/* How the connection to a peer of the mapped fabric begins and ends. */
 
 static int connect_socket(const struct mapped_address *address)
 {

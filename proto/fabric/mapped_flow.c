@@ -44,8 +44,7 @@ static bool is_message_in(const struct frame_message *frame, size_t bytes)
 }
 
 /* Returns the message of a bundle that begins at `at`, and advances `at` to the next message; NULL: no
- * complete message begins there. A bundle is valid if its messages fill it exactly, up to its
- * `bytes`. */
+ * complete message begins there. A bundle is valid if its messages fill exactly its `bytes` bytes. */
 static const struct frame_message *frame_bundled(const union frame *frame, size_t bytes, size_t *at)
 {
     const struct frame_message *message = (const void *)(frame->bytes + *at);
@@ -70,7 +69,8 @@ static bool is_release(size_t bytes)
 }
 
 /* Validates bytes: returns the kind of a complete frame whose fields agree with its length and with the
- * limits above, or FRAME_MALFORMED. Only its connection knows the meaning of a slot or a serial. */
+ * limits above, or FRAME_MALFORMED. Slots and serials mean something only to a connection, and are not
+ * checked here. */
 static enum frame_kind frame_judge(const union frame *frame, size_t bytes)
 {
     if (bytes < sizeof frame->head || frame->head.magic != MAGIC) return FRAME_MALFORMED;
@@ -168,9 +168,9 @@ static int take_fd(struct msghdr *message, bool *is_one_out)
     return fd;
 }
 
-/* Reads one frame from a non-blocking socket. Returns its length; 0: the other end is gone; -1: nothing
- * arrived. *fd_out: the descriptor of the frame, which the caller owns, or -1. *is_whole_out: false if the
- * frame was longer than any valid frame or had more than one descriptor. */
+/* Reads one frame from a non-blocking socket. Returns the frame's length; 0: the other end is gone; -1:
+ * nothing arrived. *fd_out: the descriptor of the frame, which the caller owns, or -1. *is_whole_out: false
+ * if the frame was longer than any valid frame or had more than one descriptor. */
 static long frame_read(int socket, union frame *frame, int *fd_out, bool *is_whole_out)
 {
     union one_fd control;
@@ -278,7 +278,7 @@ static enum frame_fate write_message(struct mapped_out *out, const struct mapped
 {
     struct iovec parts[PARTS_OF_MESSAGE];
     size_t count = add_parts(frame, parts);
-    if (frame_message_bytes(&frame->message) % 8 != 0) count--; // alone it needs no padding
+    if (frame_message_bytes(&frame->message) % 8 != 0) count--; // a message alone needs no padding
     return frame_write(out->link.fd, parts, count, -1);
 }
 
@@ -302,7 +302,7 @@ static enum frame_fate write_messages(struct mapped_out *out, uint32_t *count_ou
     return frame_write(out->link.fd, parts, part_count, -1);
 }
 
-/* Writes the frame at the head of the queue, or several messages from there on. */
+/* Writes the frame at the head of the queue. If this is a message, writes the messages behind it, too. */
 static enum frame_fate write_frames(struct mapped_out *out, uint32_t *count_out)
 {
     const struct mapped_frame *frame = TAILQ_FIRST(&out->queue);
@@ -363,9 +363,8 @@ unsigned mapped_out_write(struct mapped_out *out)
     return count;
 }
 
-/* Queues a frame, to be written at the end of the turn with the other frames of the turn, or earlier if
- * there are many. If the socket does not take the frames before it, the frame waits behind them for the
- * socket. */
+/* Queues a frame, which is written at the end of the turn together with the other frames of the turn, or
+ * earlier if there are many. If earlier frames wait for the socket, the frame waits behind them. */
 static void enqueue(struct mapped_out *out, struct mapped_frame *frame)
 {
     const bool is_stuck = !out->is_fresh && !TAILQ_EMPTY(&out->queue);
@@ -398,8 +397,8 @@ static cairn_status show_share(struct mapped_out *out, struct mapped_share *shar
     return CAIRN_OK;
 }
 
-/* Queues one REGION_GONE for each REGION that was accepted, so REGION_GONE needs no bound of its own. If
- * there is no memory for the frame, the connection ends, since the slot must not get two meanings. */
+/* Queues at most one REGION_GONE for each REGION that was queued, so REGION_GONE needs no bound of its own.
+ * If there is no memory for the frame, the connection ends, since the slot must not get two meanings. */
 void mapped_take_back(struct mapped_out *out, uint16_t slot)
 {
     if ((out->shown[slot / 64] & bit_of(slot)) == 0) return;
@@ -441,7 +440,7 @@ static cairn_status send_reference(struct mapped_out *out, struct mapped_frame *
     return CAIRN_OK;
 }
 
-/* CAIRN_ERR_BUSY: there is no room yet. */
+/* CAIRN_ERR_BUSY: the staging area has no room yet. */
 static cairn_status send_copy(struct mapped_out *out, struct mapped_frame *frame)
 {
     struct mapped_fabric *fabric = out->fabric;
@@ -597,9 +596,9 @@ unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events)
 
 /* Connections that we accepted: peers send messages on them, and we send releases.
  *
- * Any fault in a frame ends its connection, and nothing else. Held messages stay readable then. We read the
- * socket no more, but keep it open until the held messages are dropped, since a sender that sees the end
- * reuses its memory. */
+ * Any fault in a frame ends the connection, and nothing else. Held messages stay readable. We read the
+ * socket no more, but keep the socket open until the held messages are dropped, since a sender that sees
+ * the end reuses its memory. */
 
 enum { IN_FRAMES_PER_TURN = 16 };
 /* Half of the smallest first-level cache in use. */
@@ -623,7 +622,7 @@ static bool is_known(const struct mapped_fabric *fabric, uid_t user)
     return false;
 }
 
-/* The connection is not a stranger any more: it no longer counts among the strangers. */
+/* Stops counting the connection among the strangers. */
 static void leave_strangers(struct mapped_in *in)
 {
     struct mapped_fabric *fabric = in->fabric;
@@ -657,8 +656,8 @@ static uint32_t count_of_user(const struct mapped_fabric *fabric, uid_t user)
     return count;
 }
 
-/* Closes the oldest connection of the user who has the most unknown connections: so a user with many
- * connections pushes out only connections of that user. */
+/* Closes the oldest connection of the user who has the most unknown connections. So a user who opens many
+ * connections pushes out only connections of the same user. */
 static void push_one_out(struct mapped_fabric *fabric)
 {
     struct mapped_in *in, *out = NULL;
@@ -692,7 +691,7 @@ static void in_free(struct mapped_in *in)
 {
     struct mapped_fabric *fabric = in->fabric;
     struct fabric_mapping *mapping;
-    while ((mapping = LIST_FIRST(&in->all)) != NULL) { // the owner still holds it
+    while ((mapping = LIST_FIRST(&in->all)) != NULL) { // the owner still holds the mapping
         LIST_REMOVE(mapping, entry);
         mapping->in = NULL;
     }
@@ -715,7 +714,8 @@ static void end_mappings(struct mapped_in *in)
     in->slot_count = 0;
 }
 
-/* Reads nothing more. HUP, which epoll always reports, then says that the other end is closed, too. */
+/* Stops reading. HUP, which epoll reports without being asked, then says that the other end is closed,
+ * too. */
 static void finish_in(struct mapped_in *in)
 {
     if (in->is_over) return;
@@ -786,7 +786,7 @@ void mapped_in_flush(struct mapped_in *in)
         watch_in(in, fate == FRAME_LATER);
 }
 
-/* Reserves room for the release of one more message, before it is held. */
+/* Reserves room for the release of one more message, before the message is held. */
 static bool reserve_release(struct mapped_in *in)
 {
     const uint32_t needed = in->release_count + in->held + 1;
@@ -840,9 +840,9 @@ void mapped_drop(struct fabric_message *message)
     let_go((struct mapped_message *)message);
 }
 
-/* A sender ends its connection before its owner may touch the memory again: if the connection exists after
- * the copy, the copy is intact. The sender keeps its own copies of payloads (staging) until they are
- * released. */
+/* True if a copy that was just made of the payload is intact. A sender ends the connection before its owner
+ * may write the memory again: if the connection still exists after the copy, nobody wrote during the copy.
+ * Payloads in staging pages stay unchanged until they are released. */
 static bool is_whole(const struct mapped_message *message)
 {
     if (message->in == NULL || message->mapping->is_staging) return true;
@@ -850,7 +850,8 @@ static bool is_whole(const struct mapped_message *message)
     return poll(&end, 1, 0) == 0;
 }
 
-/* Sums a block, and then writes it from the first-level cache: each line is read once from memory. */
+/* Sums a block, and then writes the block from the first-level cache, so that each line is read from memory
+ * only once. */
 static void copy_far(struct mapped_fabric *fabric, struct fabric_op *op, uint8_t *to,
                      const uint8_t *from)
 {
@@ -871,7 +872,7 @@ void mapped_receive(struct fabric_message *common, struct fabric_op *op, void *b
     cairn_status status = CAIRN_OK;
     if (device != NULL)
         status = device->copy(device->context, buffer, message->view, common->payload_bytes);
-    else if (message->view == NULL) // fabric.c computes its checksum, if it is wanted
+    else if (message->view == NULL) // fabric.c computes the checksum, if one is wanted
         status = mapped_mapping_copy(message->mapping, message->offset, buffer,
                                      common->payload_bytes)
                      ? CAIRN_OK
@@ -1019,7 +1020,7 @@ static bool on_hello(struct mapped_in *in, const struct frame_greeting *hello)
     return frame_write_one(in->link.fd, &welcome, sizeof welcome, -1) == FRAME_WRITTEN;
 }
 
-/* A stranger may send HELLO and nothing else; a descriptor may arrive with REGION and nothing else. */
+/* A stranger may send HELLO and nothing else; a descriptor may arrive only with REGION. */
 static bool on_frame_in(struct mapped_in *in, const union frame *frame, size_t bytes, int fd)
 {
     const enum frame_kind kind = frame_judge(frame, bytes);

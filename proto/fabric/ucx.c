@@ -77,8 +77,8 @@ static bool is_over(int fd)
            info.tcpi_state == TCP_CLOSE;
 }
 
-/* True also while the socket connects: getpeername does not know the peer yet (UCX from 1.14 on does not
- * wait for the connection). */
+/* True also while the socket is still connecting, when getpeername does not know the peer yet: UCX from
+ * 1.14 on does not wait for the connection. */
 static bool leads_to(int fd, const struct sockaddr_storage *listener)
 {
     struct sockaddr_storage there;
@@ -88,8 +88,8 @@ static bool leads_to(int fd, const struct sockaddr_storage *listener)
            is_same(&there, listener) && !is_over(fd);
 }
 
-/* Ends the connection when the node acknowledges nothing on it for `unacked_ms`. Connections that a
- * listening socket accepts inherit the bound. */
+/* Makes the kernel end the connection when the node acknowledges nothing for `unacked_ms`. Connections that
+ * a listening socket accepts inherit the bound. */
 static void ucx_socket_bound(int fd, unsigned unacked_ms)
 {
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
@@ -122,7 +122,8 @@ static void shut(int fd)
     (void)shutdown(fd, SHUT_RDWR);
 }
 
-/* True if the connection was accepted on our port, and comes from the given port of the listener's host. */
+/* True if the connection was accepted on our port, and comes from `port` of the listener's host, or of any
+ * host if `listener` is NULL. */
 static bool comes_from(const struct ucx_fabric *ucx, int fd,
                        const struct sockaddr_storage *listener, in_port_t port)
 {
@@ -164,8 +165,9 @@ bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage
  *   #                 lane[0]:  0:tcp/lo.0 md[0]           -> md[0]/tcp/sysdev[255] am am_bw#0 wireup
  *   #                 lane[1]:  4:rc_mlx5/mlx5_0:1.0 md[4] -> md[4]/ib/sysdev[1] rma_bw#0 rma#0
  *
- * index, resource, transport/device, memory domains, uses. The output is text for people. Text that we do
- * not understand counts as no native lane, and then payloads are sent in messages. */
+ * A line has an index, a resource, transport/device, memory domains, and uses. The output is text for
+ * people. Text that we do not understand counts as no native lane, and then payloads are sent in
+ * messages. */
 
 bool ucx_transport_is_native(const char *name)
 {
@@ -177,7 +179,8 @@ bool ucx_transport_is_native(const char *name)
     return false;
 }
 
-/* Reads the transport from a line, after its "lane["; returns false if the line is not of this form. */
+/* Reads the transport from a line, of which `line` is the part behind "lane[". Returns false if the line is
+ * not of this form. */
 static bool read_transport(const char *line, const char *end, char *name_out, size_t name_bytes)
 {
     const char *at = memchr(line, ']', (size_t)(end - line));
@@ -230,9 +233,9 @@ static bool ucx_is_older_than(unsigned major_wanted, unsigned minor_wanted)
 }
 
 /* True if connect() does not make us wait. A UCX that waits aborts when the peer resets the connection
- * while it is being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). Without waiting 1.12 and
- * 1.13 abort at least as often, when a peer goes down with an answer to it under way (ucp_request.c: got
- * REP message). */
+ * while the connection is being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). Without waiting
+ * 1.12 and 1.13 abort at least as often, when a peer goes down while an answer to this peer is under way
+ * (ucp_request.c: got REP message). */
 bool ucx_connects_on_its_own(void)
 {
     return !ucx_is_older_than(1, 14);
@@ -240,7 +243,7 @@ bool ucx_connects_on_its_own(void)
 
 /* -- settings ----------------------------------------------------------------------------------- */
 
-/* Values that do not depend on options. They override the environment: a forgotten UCX_* in a job
+/* Values that do not depend on options. These values override the environment: a forgotten UCX_* in a job
  * script must not change how a cluster behaves. */
 static const struct {
     const char *name, *value;
@@ -248,17 +251,18 @@ static const struct {
     { "RX_MPOOL_SIZES", "64,1k,64k" }, // otherwise a held payload of 2k takes a segment
     { "RNDV_THRESH", "32k" },          // larger payloads wait at their sender, not in our pools
     { "RNDV_SCHEME", "auto" },         //
-    { "PROTO_ENABLE", "n" },           // 1.13: a fifth of the speed when on
+    { "PROTO_ENABLE", "n" },           // 1.13: with it, a fifth of the speed
     { "HANDLE_ERRORS", "none" },       // no backtraces, no freezing: we may run inside a trainer
     { "WARN_UNUSED_ENV_VARS", "n" },   // another UCX version's variable is not our user's problem
 }, settings_of_tcp[] = {
-    // A tenth faster than with 64k, more than twice as fast as with 8k, the default. A connection uses one
+    // A tenth faster than 64k, and more than twice as fast as 8k, the default. A connection uses one
     // segment while it is in the middle of a message. All nodes must have the same segment size: see
-    // auto.c.
+    // envelope_magic in where.c.
     { "TX_SEG_SIZE", "256k" },
     { "RX_SEG_SIZE", "256k" },
-    // One event at a time: the second of two events may be of a connection that the first event ended (a
-    // killed peer has two to us), which aborts (1.13, tcp_iface.c:307) or reads freed memory.
+    // One event at a time: the second of two events may be of a connection that the first event ended,
+    // since a killed peer has two connections to us. Then UCX aborts (1.13, tcp_iface.c:307) or reads freed
+    // memory.
     { "MAX_POLL", "1" },
 };
 
@@ -300,7 +304,7 @@ static bool handler_is_of_ucx(int signum)
            where.dli_fbase == ucx.dli_fbase;
 }
 
-/* When UCX is loaded, before main, it installs handlers for crashes, and one for SIGHUP that makes the
+/* When UCX is loaded, before main, UCX installs handlers for crashes, and one for SIGHUP that makes the
  * process survive the signal (UCX_HANDLE_ERRORS, UCX_DEBUG_SIGNO). The signals belong to the process, so we
  * restore them as soon as UCX is loaded: UCX's constructor runs before the constructors of programs that
  * are linked with it. */
@@ -316,7 +320,7 @@ static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const cha
 {
     char full[64];
     // Before 1.17 the settings of a transport must not have the transport's prefix; from 1.17 on they must
-    // have it. Otherwise they stay unused.
+    // have the prefix. Otherwise the settings stay unused.
     snprintf(full, sizeof full, "%s%s", ucx_is_older_than(1, 17) ? "" : "TCP_", name);
     return ucp_config_modify(config, full, value);
 }
@@ -369,11 +373,12 @@ static ucs_status_t apply(ucp_config_t *config, const struct fabric_options *opt
     // 1.18, uct_iface.h: comp->count > 0).
     if (status == UCS_OK && is_tcp) status = ucp_config_modify(config, "ZCOPY_THRESH", "inf");
     // The cache of registered memory hooks every munmap of the process. TCP registers nothing.
-    // Without this setting UCX 1.18 crashes if an endpoint is closed while a rendezvous is under way
-    // (seen); 1.13 does not.
+    // Without the cache UCX 1.18 crashes if an endpoint is closed while a rendezvous is under way (seen);
+    // 1.13 does not.
     if (status == UCS_OK && options->transports == NULL && ucx_is_older_than(1, 14))
         status = ucp_config_modify(config, "RCACHE_ENABLE", "n");
-    // UCX logs a peer that is gone as an "error", with wrong advice, on stdout. We report it ourselves.
+    // UCX logs a peer that is gone as an "error", with wrong advice, on stdout. We report such a peer
+    // ourselves.
     if (status == UCS_OK && getenv("UCX_LOG_LEVEL") == NULL)
         status = ucp_config_modify(config, "LOG_LEVEL", "fatal");
     return status;
@@ -424,12 +429,12 @@ static void ucx_describe(struct fabric *fabric, const struct fabric_options *opt
 
 /* ==== ucx reach ==== */
 
-/* Tests whether anything answers where a peer listens, before UCX connects to it.
+/* Tests whether anything answers where a peer listens, before UCX connects to that peer.
  *
  * UCX before 1.14 waits inside ucp_ep_create until connect() is over: 3 s if packets are silently dropped,
  * and everything on our loop waits as well. Worse, UCX never hears that peer from then on, although the
  * peer may well connect to us. UCX also keeps the socket of every failed attempt, even of a refused
- * attempt. So a socket of ours tries first, without waiting, and UCX connects once that socket was
+ * attempt. So a socket of ours tries first, without waiting, and UCX connects only after that socket was
  * answered. For this the address holds the port: after UCX's bytes and before the place.
  *
  * UCX from 1.14 on does not wait. Yet a link that is made while its node is away connects at some later
@@ -493,7 +498,8 @@ static size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_
     return bytes + sizeof port + sizeof port_magic;
 }
 
-/* Bounds the sockets that this node listens on (ucx.c). */
+/* Finds the sockets that this node listens on, bounds how long their connections may stay unacknowledged,
+ * and sets own_port. */
 static void ucx_bound_listeners(struct ucx_fabric *ucx)
 {
     char ip[INET6_ADDRSTRLEN];
@@ -539,7 +545,8 @@ static int begin_asking(const struct sockaddr_storage *to, socklen_t bytes)
 {
     const int fd = socket(to->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), tries = 1;
     if (fd < 0) return -1;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &tries, sizeof tries); // 3 s, then begin anew
+    // gives up after 3 s; then we begin anew
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &tries, sizeof tries);
     if (connect(fd, (const struct sockaddr *)to, bytes) == 0 || errno == EINPROGRESS) return fd;
     close(fd);
     return -1;
@@ -598,7 +605,7 @@ cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes)
     if (asked->fd < 0) asked->fd = begin_asking(&to, to_bytes);
     if (asked->fd < 0 || !is_answered(asked, wait_ms, &error)) return CAIRN_ERR_UNREACHABLE;
     end_asking(asked);
-    if (error == 0 || error == ECONNREFUSED) asked->at_ms = 0; // it is not silent
+    if (error == 0 || error == ECONNREFUSED) asked->at_ms = 0; // the address is not silent
     return error == 0 ? CAIRN_OK : CAIRN_ERR_UNREACHABLE;
 }
 
@@ -617,8 +624,8 @@ void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t
 
 /* -- opening ------------------------------------------------------------------------------------ */
 
-/* With the worker UCX starts a thread of its own (it accepts connections). The thread inherits our mask:
- * all signals blocked, so that it never handles a signal of the process. */
+/* UCX starts a thread of its own with the worker, to accept connections. The thread inherits our signal
+ * mask. All signals are blocked in this mask, so that the thread never handles a signal of the process. */
 static ucs_status_t create_worker(struct ucx_fabric *ucx)
 {
     const ucp_worker_params_t params = {
@@ -852,7 +859,8 @@ err_cleanup_context:
 /* The process aborts if a UCX worker is destroyed while a receive waits for its sender (UCX 1.12 to 1.18:
  * proto_reqs is not empty). Receives by an endpoint that we made are safe, because we close that endpoint
  * before we destroy the worker. The other receives came by endpoints that UCX made when a peer connected.
- * UCX keeps such an endpoint as long as a receive is under way by it, so we can close the endpoint here.
+ * UCX keeps such an endpoint as long as a receive is under way by that endpoint, so we can close the
+ * endpoint here.
  *
  * Every receive of a rendezvous, also a receive into a far buffer, has its endpoint in `by` while it flies
  * (ucx_receive). Our own endpoints are closed already: `by` of their ops is NULL. */

@@ -1,8 +1,8 @@
 /* The inside of the ucx fabric, shared by ucx*.c. No other file may include a header of UCX.
  *
- *   ucx.c         a node: settings, socket, lanes; tests whether a peer answers, before UCX waits for the
- *                 peer; decides whether memory of cards is sent to other hosts directly
- *   ucx_link.c    the one connection to each other node, its handles; active messages, bundles
+ *   ucx.c         a node (its settings, sockets and lanes); tests whether a peer answers, before UCX waits
+ *                 for the peer; decides whether memory of cards is sent to other hosts directly
+ *   ucx_link.c    the one connection to each other node, and its handles; active messages and bundles
  *   ucx_read.c    one-sided reads: whether such reads are possible, which memory of ours peers may read,
  *                 messages by reference, the reads themselves
  *   ucx_memory.c  receives around the caches; memory of cards */
@@ -36,20 +36,20 @@
  *   REGION_GONE { slot, generation }            ->
  *
  * Each node sends HELLO over each endpoint that it makes, and answers the other node's HELLO if that HELLO
- * asks for an answer. So each node learns of the other's endpoint, in whatever order they connected. Each
- * of two nodes has one endpoint to the other (ucx_link.c). UCX pairs these endpoints by the order in which
- * either node made them. A read over one endpoint of a pair is answered over the other, and never ends if
- * the other endpoint is gone (UCX 1.13). So every frame about reads refers to the endpoint by which the
- * frame arrived; UCX reports that endpoint. When an endpoint ends, the other endpoint of its pair must end,
- * too: a node that closes an endpoint while the connection lives sends BYE { its number }, and HELLO says
- * which endpoint is the oldest that is left. BYE and PORT { of its socket } are sent even if there are no
- * one-sided reads: a node that ends a link looks for the connection's socket, and either node may have made
- * that connection. PROOF follows PORT on the same endpoint, and arrives only if the other endpoint of the
- * pair exists. A node that waits for PROOF in vain sends BYE.
+ * asks for an answer. So each node learns of the other's endpoint, in whatever order the two connected.
+ * Each of two nodes has one endpoint to the other (ucx_link.c). UCX pairs these endpoints by the order in
+ * which either node made them. A read over one endpoint of a pair is answered over the other, and never
+ * ends if the other endpoint is gone (UCX 1.13). So every frame about reads refers to the endpoint by which
+ * the frame arrived; UCX reports that endpoint. When an endpoint ends, the other endpoint of its pair must
+ * end, too: a node that closes an endpoint while the connection lives sends BYE { the endpoint's number },
+ * and HELLO says which endpoint is the oldest that is left. BYE and PORT { the port of a socket } are sent
+ * even if there are no one-sided reads: a node that ends a link looks for the connection's socket, and
+ * either node may have made that connection. PROOF follows PORT on the same endpoint, and arrives only if
+ * the other endpoint of the pair exists. A node that waits for PROOF in vain sends BYE.
  *
- * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE
- * EACH OTHER: slots and serials carry generations. A REFERENCE to a region that is not known (yet) is
- * declined, which costs no more than sending the payload. */
+ * `from` names the sender: the hash of the sender's worker address, which only members have. Frames MAY
+ * OVERTAKE EACH OTHER: slots and serials carry generations. A REFERENCE to a region that is not known (yet)
+ * is declined, which costs no more than sending the payload. */
 
 enum {
     UCX_FRAME_SLOTS = CAIRN_FABRIC_SLOTS_MAX,
@@ -80,20 +80,20 @@ struct ucx_frame_head {
     uint32_t kind;
     uint64_t from;
 };
-struct ucx_frame_hello { /* and BYE, which holds only the number */
+struct ucx_frame_hello { /* of HELLO, and of BYE, which holds only the endpoint's number */
     struct ucx_frame_head head;
-    /* the endpoint's number, which grows with every endpoint that the node makes */
+    /* the number of the sender's endpoint, which grows with every endpoint that the node makes */
     uint32_t endpoint;
-    uint32_t oldest; /* the number of the oldest endpoint to you that is left; BYE: 0 */
-    uint8_t reads;   /* 1: you may send references to your memory */
-    uint8_t asks;    /* 1: send HELLO, too */
+    uint32_t oldest; /* the sender's oldest endpoint to the receiver that is left; BYE: 0 */
+    uint8_t reads;   /* 1: the sender reads, so the receiver may send references */
+    uint8_t asks;    /* 1: the receiver shall send HELLO, too */
     uint8_t zero[6];
 };
 struct ucx_frame_region { /* key_bytes of packed key follow */
     struct ucx_frame_head head;
     uint64_t address; /* the memory's address in its own process; reads use this address */
     uint64_t bytes;
-    uint64_t key_checksum; /* XXH3-64: UCX trusts the lengths inside a key */
+    uint64_t key_checksum; /* XXH3-64 of the key; UCX trusts the lengths inside the key */
     uint32_t generation;   /* not 0 */
     uint16_t slot;
     uint16_t key_bytes;
@@ -107,14 +107,14 @@ struct ucx_frame_gone {
 struct ucx_frame_reference { /* header_bytes of the message's header follow */
     struct ucx_frame_head head;
     uint64_t serial;
-    uint64_t offset; /* in the region */
+    uint64_t offset; /* of the payload in the region */
     uint32_t payload_bytes;
     uint32_t generation;
     uint16_t slot;
     uint16_t header_bytes;
     uint32_t zero;
 };
-struct ucx_frame_release { /* and DECLINE */
+struct ucx_frame_release { /* of RELEASE and DECLINE */
     struct ucx_frame_head head;
     uint64_t serial;
     uint32_t why; /* DECLINE: enum ucx_decline; else 0 */
@@ -123,8 +123,8 @@ struct ucx_frame_release { /* and DECLINE */
 
 struct ucx_frame_port {
     struct ucx_frame_head head;
-    /* the sender's port of the TCP connection that it made to you; 0: you made the connection, so send your
-     * port */
+    /* the sender's port of the TCP connection, if the sender made the connection; 0: the receiver made the
+     * connection, and shall send its own port */
     uint16_t port;
     uint16_t zero[3];
 };
@@ -152,7 +152,7 @@ union ucx_frame {
     struct ucx_frame_port port;
 };
 
-/* A bundle of messages (ucx_link.c): an active message of its own. */
+/* A bundle of messages (ucx_link.c) is one active message. */
 struct ucx_frame_bundle { /* the messages follow */
     uint32_t magic;
     uint32_t count; /* at least one */
@@ -164,7 +164,7 @@ struct ucx_frame_bundled { /* header and payload follow, padded to 8 bytes */
 static_assert(sizeof(struct ucx_frame_bundle) == 8, "wire format");
 static_assert(sizeof(struct ucx_frame_bundled) == 8, "wire format");
 
-/* The bytes of a bundled message, its lengths and padding included. */
+/* The bytes of a bundled message, with its lengths and its padding. */
 static inline size_t ucx_frame_bundled_bytes(const struct ucx_frame_bundled *lengths)
 {
     const size_t bytes = (size_t)lengths->header_bytes + lengths->payload_bytes;
@@ -175,7 +175,8 @@ static inline size_t ucx_frame_bundled_bytes(const struct ucx_frame_bundled *len
  * complete message begins there. */
 bool ucx_frame_next_bundled(const void *bytes, size_t count, size_t *at,
                             struct ucx_frame_bundled *lengths_out);
-/* True if the bundle is complete: it has as many messages as it says, and they end at its last byte. */
+/* True if the bundle is complete: there are as many messages as its head says, and the last message ends at
+ * the bundle's last byte. */
 bool ucx_frame_is_bundle(const void *bytes, size_t count);
 
 static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uint64_t from)
@@ -184,7 +185,7 @@ static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uin
 }
 
 /* Returns the kind of a frame that is complete and has one of the forms above. Copies the frame into
- * `frame_out`, but not the bytes that follow the frame: they begin at `bytes + *size_out`. Slots and sizes
+ * `frame_out`, but not the bytes that follow the frame, which begin at `bytes + *size_out`. Slots and sizes
  * are not validated, as only the receiver of the frame knows which are right. */
 enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_frame *frame_out,
                                     size_t *size_out);
@@ -192,37 +193,40 @@ enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_f
 /* ==== ucx ==== */
 
 enum {
-    UCX_NODES = 256,       /* lists of links by the hash of their node */
+    UCX_NODES = 256,       /* lists of links, by the hash of the link's node */
     UCX_UNACKED_MS = 5000, /* default: a node that acknowledges nothing for this long is gone */
     UCX_HEARD = 4096,
-    UCX_READS_MAX = 64,       /* in flight at a time; others wait for their turn */
+    UCX_READS_MAX = 64,       /* reads in flight at a time; other reads wait for their turn */
     UCX_CONTROLS_MAX = 16384, /* frames that a peer may leave untaken before we give the peer up */
     UCX_FAR_MIN =
-        256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
+        256 << 10, /* bytes of the smallest payload that is received around the caches: a smaller
+                    * one may well be read before it leaves the cache */
     /* bytes with the header; a smaller message carries its payload along (eager) */
     UCX_RENDEZVOUS_MIN = CAIRN_FABRIC_DIRECT_MIN,
     UCX_REFER_MIN = UCX_RENDEZVOUS_MIN,
-    UCX_BUNDLED_MAX = 8 << 10,   /* bytes of payload; a larger message is sent by itself */
-    UCX_BUNDLE_BYTES = 60 << 10, /* the largest bundle: a held bundle fits a buffer of UCX's */
-    UCX_BUNDLE_COUNT = 256,      /* messages in a bundle */
-    UCX_BUNDLES_MAX = 4,         /* the most bundles under way to one peer */
-    UCX_ASKED_MAX = 32,          /* addresses that did not answer at once */
+    UCX_BUNDLED_MAX = 8 << 10, /* bytes of payload; a larger message is sent by itself */
+    /* the largest bundle, which fits a buffer of UCX's while it is held */
+    UCX_BUNDLE_BYTES = 60 << 10,
+    UCX_BUNDLE_COUNT = 256, /* messages in a bundle */
+    UCX_BUNDLES_MAX = 4,    /* the most bundles under way to one peer */
+    UCX_ASKED_MAX = 32,     /* the most addresses that are recorded as not answering at once */
 };
 
 /* The state of the message that on_message is being shown right now. UCX expects the state as the
  * handler's return value, not by a call. */
 enum ucx_fate {
-    FATE_HELD,  /* neither received nor dropped yet: UCX keeps it */
-    FATE_TAKEN, /* an eager payload was copied, or either kind dropped: UCX frees it */
-    FATE_RECEIVING /* a rendezvous receive is under way: UCX keeps the message until the receive is over */
+    FATE_HELD,  /* neither received nor dropped yet: UCX keeps the message */
+    FATE_TAKEN, /* an eager payload was copied, or the message was dropped: UCX frees the message */
+    /* UCX keeps the message until the rendezvous receive that is under way is over */
+    FATE_RECEIVING
 };
 
 /* Memory of ours that peers may read. The share outlives its region while a peer is still reading the
  * memory. */
 struct ucx_share {
     LIST_ENTRY(ucx_share) link; /* fabric->shares */
-    unsigned references;        /* of its region and of flights */
-    const uint8_t *base;        /* the owner's addresses: [bytes] */
+    unsigned references;        /* by its region and by flights */
+    const uint8_t *base;        /* [bytes], at the owner's address */
     uint8_t *view; /* owned: our own read-only map of the memory; this map is registered */
     size_t bytes;
     ucp_mem_h memory;
@@ -232,38 +236,39 @@ struct ucx_share {
     uint16_t slot;
 };
 
-/* Registered memory of a card. It outlives its region while some of the memory is being sent. */
+/* Registered memory of a card. The struct outlives its region while sends or receives use the memory. */
 struct ucx_card {
     LIST_ENTRY(ucx_card) link; /* fabric->cards */
-    unsigned references;       /* of its region and of sends */
+    unsigned references;       /* by its region, by sends and by receives */
     ucp_mem_h memory;
 };
 
 struct ucx_region {
     struct fabric_region common;
-    struct ucx_card *sent, *landed; /* memory of a card; NULL: nothing sent, or received, yet */
-    struct ucx_share *share;        /* NULL: no peer was told of the region yet */
-    bool is_refused; /* UCX cannot register its share: payloads are sent in messages */
+    /* memory of a card, registered to be sent or to be received into; NULL: not registered yet */
+    struct ucx_card *sent, *landed;
+    struct ucx_share *share; /* NULL: no peer was told of the region yet */
+    bool is_refused;         /* UCX cannot register the region: payloads are sent in messages */
 };
 
-/* Zeros at the address of a share that has ended: a read that arrives too late finds them. */
+/* Zeros at the address of a share that has ended: a read that arrives too late finds these zeros. */
 struct ucx_grave {
     STAILQ_ENTRY(ucx_grave) link; /* fabric->graves */
     void *view;
     size_t bytes;
 };
 
-/* A frame under way. UCX reads the frame until it is sent. */
+/* A frame under way. UCX reads the bytes until the frame is sent. */
 struct ucx_control {
     LIST_ENTRY(ucx_control) link; /* fabric->controls */
-    struct ucx_link *by;          /* NULL: closed since */
+    struct ucx_link *by;          /* NULL: the link was closed since */
     uint8_t bytes[];
 };
 
 /* Records whether an address answers; we test that with a socket of ours. */
 struct ucx_asked {
     uint64_t node;  /* hash of the address */
-    uint64_t at_ms; /* when it was tested last; 0: unused */
+    uint64_t at_ms; /* when the address was tested last; 0: the entry is unused */
     /* UCX waited for the address in vain: make no attempt before this time */
     uint64_t rest_until_ms;
     int fd; /* owned: the socket that is connecting; -1: none */
@@ -272,19 +277,20 @@ struct ucx_asked {
 /* A node's report about its end of our connection, kept whether we have a link to the node or not. */
 struct ucx_heard {
     uint64_t node;
-    in_port_t port; /* the port from which the node connected to us; 0: it has not connected */
+    /* the port from which the node connected to us; 0: the node has not connected */
+    in_port_t port;
     /* the node's listener; family 0: we have never connected to the node */
     struct sockaddr_storage listener;
-    /* UCX's endpoint here by which PROOF arrived; it may be gone, so only compare it */
+    /* UCX's endpoint here by which PROOF arrived; the endpoint may be gone, so only compare the pointer */
     ucp_ep_h ep;
-    uint64_t proof_by_ms; /* when PROOF must have arrived after PORT; 0: it has arrived */
+    uint64_t proof_by_ms; /* when PROOF must have arrived after PORT; 0: PROOF is not awaited */
 };
 
 struct ucx_fabric {
     struct fabric common;
     ucp_context_h context;
     ucp_worker_h worker;
-    struct ucx_message *shown; /* inside on_message; else NULL */
+    struct ucx_message *shown; /* the message that on_message is being shown; NULL: none */
     enum ucx_fate fate;
     struct ucx_asked asked[UCX_ASKED_MAX];
     uint64_t node; /* our name in frames */
@@ -293,9 +299,9 @@ struct ucx_fabric {
     LIST_HEAD(, ucx_link) links[UCX_NODES]; /* by node */
     struct ucx_heard heard[UCX_HEARD];      /* by node; a newer node replaces an older one */
     in_port_t own_port;                     /* the port that we listen on; 0: not known */
-    uint32_t unacked_ms; /* how long a node may acknowledge nothing until it is gone */
+    uint32_t unacked_ms; /* how long a node may acknowledge nothing until it counts as gone */
     bool has_lost;       /* a lost link has to be processed */
-    uint64_t due_ms;     /* when the next work is due; 0: none is planned */
+    uint64_t due_ms;     /* when the next work is due; 0: no work is planned */
     int timer_fd;        /* owned: wakes us at due_ms */
 
     /* receives around the caches */
@@ -306,14 +312,14 @@ struct ucx_fabric {
 
     /* bundles of small messages; a peer has at most one open bundle */
     LIST_HEAD(, ucx_bundle) bundles_open;
-    LIST_HEAD(, ucx_bundle) bundles_out; /* UCX sends them */
+    LIST_HEAD(, ucx_bundle) bundles_out; /* bundles that UCX is sending */
 
     LIST_HEAD(, ucx_card) cards;
 
     /* one-sided reads */
     /* used only if common.is_one_sided */
     uint32_t endpoints, generations, reads_now;
-    size_t refer_min; /* bytes */
+    size_t refer_min; /* bytes of the smallest payload that is sent by reference */
     uint64_t grave_bytes;
     uint32_t grave_count;
     bool has_told_unregistered; /* on_refused has said that our memory is sent in messages */
@@ -321,16 +327,16 @@ struct ucx_fabric {
     LIST_HEAD(, ucx_share) shares;
     LIST_HEAD(, ucx_control) controls;
     LIST_HEAD(, ucx_read) reads;         /* in flight */
-    STAILQ_HEAD(, ucx_read) reads_later; /* waiting for their turn */
+    STAILQ_HEAD(, ucx_read) reads_later; /* reads that wait for their turn */
     STAILQ_HEAD(, ucx_grave) graves;
-    /* a key and zeros: no length inside the key leads beyond this room */
+    /* a peer's key, followed by zeros: no length inside the key leads beyond this room */
     uint8_t key_room[64 * 256 + 256];
 };
 
 /* Memory of a peer, as the peer described it to us. */
 struct ucx_remote {
-    unsigned references; /* held by its slot, by held messages and by reads */
-    ucp_rkey_h key;      /* of the peer's endpoint */
+    unsigned references; /* by its slot, by held messages and by reads */
+    ucp_rkey_h key;      /* unpacked for our endpoint to the peer */
     uint64_t address, bytes;
     uint32_t generation;
 };
@@ -343,32 +349,36 @@ struct ucx_link {
     ucp_ep_h ep;
     uint64_t node;
     struct sockaddr_storage listener; /* the node's listener, if has_listener: UCX connects to it */
-    uint64_t end_by_ms; /* when a link that we end must be lost; 0: we do not end it */
-    in_port_t made;     /* our port, if we made the connection, else 0 */
+    /* when a link that we are ending counts as lost; 0: we are not ending the link */
+    uint64_t end_by_ms;
+    in_port_t made; /* our port, if we made the connection, else 0 */
     bool has_listener;
     bool has_said_port;
     bool is_lost;   /* no handle is made on the link any more, and its handles are told */
-    bool is_shut;   /* while ending: we shut its connection down */
-    bool is_down;   /* UCX reported the failure */
-    bool is_closed; /* its endpoint is closed */
-    struct ucx_bundle *bundle; /* owned: open; or NULL */
+    bool is_shut;   /* the fabric is closing, and we shut the link's connection down */
+    bool is_down;   /* UCX reported that the connection failed */
+    bool is_closed; /* `ep` is closed */
+    struct ucx_bundle *bundle; /* owned: the open bundle; NULL: none */
     uint32_t bundles_out;
 
     /* one-sided reads */
-    uint32_t endpoint; /* the number of `ep`; 0: no reads */
-    uint32_t controls; /* under way */
+    uint32_t endpoint; /* the number of `ep` in frames */
+    uint32_t controls; /* frames under way */
     bool may_read;  /* we may read the node's memory: our lanes or the owner's setting allow that */
     bool is_native; /* RDMA leads to the node: memory of a card need not be copied through a host */
-    /* what the node said of itself, and what we told the node */
+    /* what the node said of itself, and what we told the node. reads: the node reads our memory, so that we
+     * may send references */
     bool reads;
-    uint32_t paired;               /* number of the node's endpoint; 0: it has not said HELLO yet */
-    struct fabric_flights flights; /* of references that we sent to the node */
-    uint32_t *shown;               /* [shown_count] generations by slot; 0: none */
+    /* number of the node's endpoint; 0: the node has not said HELLO yet */
+    uint32_t paired;
+    struct fabric_flights flights; /* references that we sent to the node */
+    /* [shown_count], by slot: the generation that the node was told of; 0: none */
+    uint32_t *shown;
     uint32_t shown_count;
     /* what the node told us */
-    struct ucx_remote **regions; /* [region_count] by slot; NULL: none */
+    struct ucx_remote **regions; /* [region_count], by slot; NULL: none in this slot */
     uint32_t region_count;
-    LIST_HEAD(, ucx_message) referred; /* held */
+    LIST_HEAD(, ucx_message) referred; /* held messages that arrived by reference */
 };
 
 /* A handle of the owner on a link. */
@@ -381,12 +391,12 @@ struct ucx_peer {
 struct ucx_message {
     struct fabric_message common;
     void *data;   /* UCX's: the payload (eager) or a descriptor (rendezvous) */
-    void *bundle; /* UCX's: the bundle that holds the payload; NULL: in none */
+    void *bundle; /* UCX's: the bundle that holds the payload; NULL: none does */
     bool is_rendezvous;
-    ucp_ep_h ep; /* UCX's end of the connection that a rendezvous arrived by; may be gone */
+    ucp_ep_h ep; /* the endpoint of UCX by which a rendezvous arrived; may be gone */
     /* by reference */
-    struct ucx_remote *region;     /* with a reference; else NULL */
-    struct ucx_link *by;           /* the link that it arrived by; NULL: closed */
+    struct ucx_remote *region;     /* held; NULL: the message is not by reference */
+    struct ucx_link *by;           /* the link by which the message arrived; NULL: closed since */
     LIST_ENTRY(ucx_message) entry; /* by->referred, while `by` is set */
     uint64_t serial, offset;
 };
@@ -395,7 +405,7 @@ struct ucx_read {
     LIST_ENTRY(ucx_read) link;    /* fabric->reads */
     STAILQ_ENTRY(ucx_read) later; /* fabric->reads_later */
     struct fabric_op *op;
-    struct ucx_link *by; /* NULL: closed since */
+    struct ucx_link *by; /* NULL: the link was closed since */
     struct ucx_remote *region;
     void *buffer;
     uint64_t serial, offset;
@@ -432,32 +442,32 @@ bool ucx_connects_on_its_own(void);
 /* ucx_memory.c */
 /* From 1.14 on a send names the memory handle of its payload. Without a handle UCX registers memory at the
  * first send, and caches the registration by address. For a card UCX may not notice that the address has
- * other memory since then. */
+ * come to belong to other memory. */
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
 #define SENDS_BY_HANDLE 1
 #else
 #define SENDS_BY_HANDLE 0
 #endif
 
-/* Returns the handle by which UCX is to send or receive such a payload; the handle is held until
+/* Returns the handle by which UCX is to send or receive the payload; the handle is held until
  * ucx_card_release. NULL: UCX finds a handle in its own cache. */
 struct ucx_card *ucx_card_hold(struct ucx_fabric *ucx, const struct fabric_op *op,
                                const void *payload);
 /* Makes a send or receive use the handle. Has no effect if `card` is NULL. */
 void ucx_card_name(const struct ucx_card *card, ucp_request_param_t *param);
 void ucx_card_release(struct ucx_fabric *ucx, struct ucx_card *card); /* NULL is allowed */
-/* Detaches the registration from its region after a failed operation, since a peer may have its key: the
- * registration ends with the last operation that holds it. NULL is allowed. */
+/* Detaches the registration from its region after a failed operation, since a peer may have the
+ * registration's key. The registration ends with the last operation that holds it. NULL is allowed. */
 void ucx_card_retire(struct ucx_fabric *ucx, const struct ucx_card *card);
 void ucx_card_region_drop(struct ucx_region *region);
 void ucx_cards_close(
     struct ucx_fabric *ucx); /* after the worker is destroyed, before the context is */
 
 /* ucx.c */
-/* CAIRN_OK: UCX may connect to the address. CAIRN_ERR_UNREACHABLE: nothing has answered so far. Waits at
- * most 100 ms, and only once for the same address. */
+/* CAIRN_OK: UCX may connect to the address. CAIRN_ERR_UNREACHABLE: nothing has answered yet. The call waits
+ * at most 100 ms, and does not wait again for the same address. */
 CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes);
-/* Call it when UCX could not connect, and waited for `ms`: if that was long, the next attempt is
+/* Call this when UCX could not connect, and took `ms` milliseconds: if that was long, the next attempt is
  * delayed. */
 void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms);
 
@@ -468,18 +478,19 @@ bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *o
 CAIRN_MUST_CHECK bool ucx_links_open(struct ucx_fabric *ucx);
 void ucx_links_stop(struct ucx_fabric *ucx);  /* before the worker is destroyed */
 void ucx_links_close(struct ucx_fabric *ucx); /* afterwards */
-/* Does the work that is due on all links; returns how much was done. Outside of UCX's callbacks. */
+/* Does the work that is due on all links; returns 0 if there was none. Call this outside of UCX's
+ * callbacks. */
 unsigned ucx_links_tend(struct ucx_fabric *ucx);
-/* Returns the record of a node's reports, for writing. If its slot held another node's record, that record
- * is dropped. */
+/* Returns the record of a node's reports, for writing. If the slot holds the record of another node, that
+ * record is dropped. */
 struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node);
 /* Returns the link to a node, if the link is neither lost nor ending; else NULL. */
 struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
-/* Ends the link so that both ends begin anew; the link's handles are told soon. is_told: the node asked for
- * the end, or takes no frames. */
+/* Ends the link so that both ends begin anew; the link's handles are told soon. If `is_told`, the node
+ * asked for the end or takes no frames, and so is not told of the end. */
 void ucx_link_end(struct ucx_link *link, bool is_told);
-/* Call it when the node has sent PORT. If PROOF does not follow, the node's end of the link is useless, and
- * we tell the node so as soon as there is a link. */
+/* Call this when the node has sent PORT. If PROOF does not follow, the node's end of the link is useless,
+ * and we tell the node so as soon as there is a link. */
 void ucx_link_await_proof(struct ucx_fabric *ucx, uint64_t node);
 /* Closes the endpoint by force, and waits for nobody. The next calls of progress cancel flying sends, and
  * receives that arrived by the endpoint. */
@@ -488,21 +499,21 @@ cairn_status ucx_connect(struct fabric_peer *peer, const void *address, size_t b
 void ucx_disconnect(struct fabric_peer *peer);
 
 /* ucx.c */
-/* Returns the descriptor that the next socket of this process gets, unless another thread is faster.
- * ucx_socket_made then looks for the one socket that was made since and leads to the listener. It bounds
- * how long that socket may stay unacknowledged, and returns the socket's port on this side; 0: there is no
- * such socket. */
+/* Returns the descriptor that the next socket of this process gets, unless another thread takes the
+ * descriptor first. ucx_socket_made then looks for the socket that was made since and leads to the
+ * listener, bounds how long that socket may stay unacknowledged, and returns the socket's port on this
+ * side; 0: there is no such socket. */
 int ucx_socket_next(void);
 in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms);
-/* Shuts down the connections that this process made to the listener (NULL: none). If there is a listener,
- * also shuts down the connections that were accepted from port `accepted` (0: none) of the listener's host.
- * Returns false if there was no such connection. */
+/* Shuts down the connections that this process made to the listener (NULL: none). Also shuts down the
+ * connections that were accepted from port `accepted` (0: none) of the listener's host, or of any host if
+ * there is no listener. Returns false if there was no such connection. */
 bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage *listener,
                      in_port_t accepted);
 
 /* ucx_link.c */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx);
-/* Makes UCX pass active messages with the number `id` to `on_message`, with the fabric. */
+/* Makes UCX pass active messages with the number `id` to `on_message`, with `ucx` as its argument. */
 ucs_status_t ucx_listen_to(struct ucx_fabric *ucx, unsigned id, uint32_t flags,
                            ucp_am_recv_callback_t on_message);
 /* Sends the message without a reference: the payload travels with the message, or waits for UCX's
@@ -528,16 +539,18 @@ void ucx_far_close(struct ucx_fabric *ucx); /* after the worker is destroyed */
 bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op, void *buffer);
 
 /* ucx_read.c */
-/* True if this fabric may read, or be read. Called before the fabric's context is made. */
+/* True if a fabric with these options may read, or be read, one-sidedly. Called before the fabric's context
+ * is made. */
 bool ucx_one_sided_is_possible(const struct fabric_options *options);
 ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx);
 void ucx_meet(struct ucx_link *link);
 void ucx_part(struct ucx_link *link);
 /* Asks the node to end the link, since the node's end of the link has become useless. */
 void ucx_say_bye(struct ucx_link *link);
-/* Tells the node our port of the connection, before the first message, and that the link is a pair. */
+/* Sends PORT and PROOF before the first message: tells the node our port of the connection, and proves that
+ * the node's endpoint and ours are a pair. */
 void ucx_say_port(struct ucx_link *link);
-/* Sends a frame; `rest` follows it. CAIRN_ERR_BUSY: too many frames to the peer are under way. */
+/* Sends a frame, with `rest` behind it. CAIRN_ERR_BUSY: too many frames to the peer are under way. */
 cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t frame_bytes,
                               const void *rest, size_t rest_bytes);
 void ucx_one_sided_begin_stop(struct ucx_fabric *ucx); /* before the worker is destroyed */

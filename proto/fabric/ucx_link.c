@@ -1,17 +1,17 @@
 /* Links. We have one connection of UCX to each node; all jobs and purposes share that connection.
  *
  * A fabric_peer is a handle on a link. The first handle to an address makes the link. Every later handle
- * shares the link, even after the former handles are closed: a link lives as long as its node. Closing an
- * endpoint of UCX to a node that lives on does harm: UCX pairs that endpoint with the node's own endpoint
- * to us. From then on the node's endpoint sends into nothing, and the node learns this only in UCX's next
- * keepalive round (20 s). Training used to stop whenever a re-sharding closed connections of its own.
+ * shares the link, even after the former handles are closed: a link lives as long as its node. It does harm
+ * to close an endpoint of UCX to a node that lives on. UCX has paired the endpoint with the node's own
+ * endpoint to us, which from then on sends into nothing. The node learns this only in UCX's next keepalive
+ * round (20 s). Training used to stop whenever a re-sharding closed connections of its own.
  *
  * A link ends when UCX reports the end of its node, or when we end the link because the owner has closed a
  * handle and waits for memory that the node does not give back. Then we shut the TCP connection down. UCX
  * on both ends takes that for the death of the other end, which UCX handles well, and new links are made.
- * If we closed the endpoint instead while data waits to be sent, UCX 1.13 would crash. It says goodbye on
- * the connection, and waits for that in a busy loop. If the other end says goodbye as well, UCX frees the
- * connection and then uses it (SIGSEGV in uct_tcp_iface_progress).
+ * If we closed the endpoint instead while data waits to be sent, UCX 1.13 could crash. It says goodbye on
+ * the connection, and waits in a busy loop until the goodbye is sent. If the other end says goodbye as
+ * well, UCX frees the connection and then uses it (SIGSEGV in uct_tcp_iface_progress).
  *
  * The two endpoints of a pair share one TCP connection, which either node may have made. The node that made
  * the connection knows the socket, and tells the other node the socket's port (PORT). If we know no socket,
@@ -34,7 +34,8 @@ enum {
     PROOF_MS = 1500,
     SHUT_MS = 200, /* how long UCX may take to notice that we shut a socket down */
     BYE_MS =
-        6000 /* or that the peer did; more than UCX_UNACKED_MS: a link closed then has nothing to send */
+        6000 /* how long UCX may take, after unacked_ms, to notice that the peer shut a socket down;
+              * a link that is closed then has nothing left to send */
 };
 
 /* ---- time ---- */
@@ -137,7 +138,8 @@ static cairn_status connect_link(struct ucx_link *link, const void *address, siz
     return CAIRN_OK;
 }
 
-/* Opens a link. A link to the same node that is ending is declared lost first, since its end is certain. */
+/* Opens a link. If a link to the same node is ending, that link is declared lost first, since its end is
+ * certain. */
 static cairn_status open_link(struct ucx_fabric *ucx, const void *address, size_t bytes,
                               struct ucx_link **out)
 {
@@ -202,7 +204,8 @@ void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep)
     TAILQ_FOREACH (op, &ucx->common.flying, link)
         if (op->by == ep) op->by = NULL;
     ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-    if (UCS_PTR_IS_PTR(request)) ucp_request_free(request); // UCX frees it when it is over
+    // UCX frees the request when the close is over
+    if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
 }
 
 static void ucx_bundles_part(struct ucx_link *link);
@@ -211,7 +214,7 @@ static void close_link(struct ucx_link *link)
 {
     if (link->is_closed) return;
     link->is_closed = true;
-    ucx_bundles_part(link); // may send PORT first: a frame, which ucx_part detaches
+    ucx_bundles_part(link); // may send PORT first, a frame that ucx_part detaches
     ucx_part(link);
     ucx_endpoint_close(link->ucx, link->ep);
     link->ucx->common.stats.endpoints_now--;
@@ -228,7 +231,7 @@ static void free_link(struct ucx_link *link)
 static void bound_flying(struct ucx_link *link, const struct fabric_peer *handle)
 {
     const uint64_t now_ms = monotonic_ms();
-    // in case `other` and the link's endpoint are no pair
+    // differs from link->ep if that is not paired with the node's endpoint
     const ucp_ep_h other = ucx_hear(link->ucx, link->node)->ep;
     struct fabric_op *op;
     TAILQ_FOREACH (op, &link->ucx->common.flying, link) {
@@ -250,7 +253,7 @@ void ucx_disconnect(struct fabric_peer *peer)
     handle->link = NULL;
     if (link->is_lost)
         close_link(link);
-    else if (!peer->fabric->is_closing) // ucx_links_stop ends it
+    else if (!peer->fabric->is_closing) // ucx_links_stop ends the link
         ucx_forget_references(link, peer);
     bound_flying(link, peer);
     if (link->is_closed && LIST_EMPTY(&link->handles)) free_link(link);
@@ -267,7 +270,7 @@ static struct ucx_link *link_of(struct ucx_fabric *ucx, const void *ep)
     return NULL;
 }
 
-/* Ends an endpoint by which a receive came and which is none of ours: UCX made that endpoint when the node
+/* Ends an endpoint that is none of ours, and by which a receive came: UCX made that endpoint when the node
  * connected. */
 static void end_stray(struct ucx_fabric *ucx, ucp_ep_h ep)
 {
@@ -351,7 +354,8 @@ unsigned ucx_links_tend(struct ucx_fabric *ucx)
         judge_flying(ucx, now_ms);
     }
     judge_links(ucx, now_ms);
-    ucx->has_lost = false; // ucx_link_lose in judge_links queues handles, which come next
+    // ucx_link_lose in judge_links has queued handles, which fabric.c tells next
+    ucx->has_lost = false;
     return 1;
 }
 
@@ -409,13 +413,13 @@ void ucx_links_close(struct ucx_fabric *ucx)
 
 /* Small messages are sent together. UCX sends each active message by a separate system call, and wakes the
  * other end for each message. A step with thousands of small tensors would spend nearly all of its time on
- * that. So the messages that are sent to a peer in one turn of the loop are put into one bundle, which is
- * sent at the turn's end, or when the bundle is full.
+ * these calls. So the messages that are sent to a peer in one turn of the loop are put into one bundle,
+ * which is sent at the turn's end, or when the bundle is full.
  *
  * A bundle is an active message: a head, then each message with its lengths in front, padded to 8 bytes.
- * The operations of its messages end when the bundle is sent, so limits on operations under way hold as
- * usual. A peer that does not take its messages gets UCX_BUNDLES_MAX bundles at most; then its open bundle
- * stays open, and messages that find no room in it are sent by themselves.
+ * The operations of the bundle's messages end when the bundle is sent, so limits on operations under way
+ * hold as usual. A peer that does not take its messages gets UCX_BUNDLES_MAX bundles at most; then its open
+ * bundle stays open, and messages that find no room in this bundle are sent by themselves.
  *
  * A receiver that holds a message also holds the message's bundle: from then on the bundle's head counts
  * the holds. */
@@ -425,7 +429,7 @@ enum { BUNDLE_ID = 9 };
 
 struct ucx_bundle {
     LIST_ENTRY(ucx_bundle) entry; /* fabric->bundles_open or bundles_out */
-    struct ucx_link *link; /* NULL: the bundle is not under way, or its link was closed since */
+    struct ucx_link *link;        /* NULL: the link was closed since */
     uint32_t count;
     size_t bytes;
     struct fabric_op *ops[UCX_BUNDLE_COUNT];
@@ -477,8 +481,8 @@ static void post(struct ucx_link *link)
     if (UCS_PTR_IS_PTR(request)) return;
     const cairn_status status = ucx_status(UCS_PTR_STATUS(request));
     finish_bundle(bundle, status);
-    // The senders were told that their messages are sent: if these are lost, the loss of the peer reports
-    // that.
+    // The senders have been told that their messages are sent: if the messages are lost, the owner learns
+    // this by the loss of the peer.
     if (status != CAIRN_OK) ucx_link_lose(link, CAIRN_ERR_CLOSED);
 }
 
@@ -543,8 +547,8 @@ unsigned ucx_bundles_flush(struct ucx_fabric *ucx)
     return count;
 }
 
-/* UCX crashes when an endpoint ends that still has much to send (see "Links" above). So UCX no longer gets
- * messages that wait for a lost node. */
+/* UCX crashes if an endpoint ends while it still has much to send (see "Links" above). So messages that
+ * wait for a lost node are not given to UCX any more. */
 static void ucx_bundles_part(struct ucx_link *link)
 {
     struct ucx_bundle *bundle = link->bundle;
@@ -626,10 +630,10 @@ ucs_status_t ucx_bundles_listen(struct ucx_fabric *ucx)
 
 /* ==== ucx message ==== */
 
-/* Messages over UCX active messages: one id, eager for small payloads, rendezvous for the rest.
+/* Messages are active messages of UCX with one id, eager for small payloads, and rendezvous for the rest.
  *
- * Behavior of UCX (1.13.1, measured): a receive into too small a buffer aborts the process, so
- * fabric.c compares first. Releasing an unread descriptor completes its sender with OK. A
+ * Behavior of UCX (1.13.1, measured): a receive into too small a buffer aborts the process, so fabric.c
+ * compares the sizes first. If an unread descriptor is released, its sender's operation ends with OK. A
  * held message costs us pool memory (eager) or pins the sender's buffer (rendezvous). */
 
 enum { MESSAGE_ID = 7 }; /* differs from BUNDLE_ID and CONTROL_ID; all Cairn nodes use this id */
@@ -639,7 +643,7 @@ enum { MESSAGE_ID = 7 }; /* differs from BUNDLE_ID and CONTROL_ID; all Cairn nod
 static void end_message(struct fabric_op *op, ucs_status_t status)
 {
     struct ucx_fabric *ucx = ucx_of(op->fabric);
-    // The peer may still have the key of a failed operation's memory: that memory is registered anew.
+    // The peer may still have the key of a failed operation's memory, so the memory is registered anew.
     if (status != UCS_OK) ucx_card_retire(ucx, op->held);
     ucx_card_release(ucx, op->held);
     op->held = NULL;
@@ -747,7 +751,7 @@ void ucx_receive(struct fabric_message *common, struct fabric_op *op, void *buff
     }
     if (message->is_rendezvous) {
         if (is_shown) ucx->fate = FATE_RECEIVING;
-        // set for either kind of receive, before it flies, because close_receives looks for it
+        // set for either kind of receive, before the receive flies, because close_receives looks for `by`
         op->by = message->ep;
         if (!ucx_far_receive(ucx, message->data, op, buffer))
             start_rendezvous(ucx, message->data, op, buffer);
@@ -785,7 +789,7 @@ void ucx_drop(struct fabric_message *common)
         let_go(ucx, message);
 }
 
-/* Shows a message to the owner. `message` is NULL if it has no payload. UCX has to keep the payload of a
+/* Shows a message to the owner. `message` is NULL if there is no payload. UCX has to keep the payload of a
  * held message. */
 static enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
                               size_t payload_bytes, struct ucx_message *message)
@@ -798,8 +802,8 @@ static enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t
     return ucx->fate;
 }
 
-/* Returns UCS_OK if UCX may free `data` (UCX tells a rendezvous sender so), UCS_INPROGRESS if UCX keeps
- * `data` for us. */
+/* Returns UCS_OK if UCX may free `data` (then UCX tells a rendezvous sender that its payload was received),
+ * and UCS_INPROGRESS if UCX has to keep `data` for us. */
 static ucs_status_t on_ucx_message(void *arg, const void *header, size_t header_bytes, void *data,
                                    size_t payload_bytes, const ucp_am_recv_param_t *param)
 {
@@ -836,7 +840,7 @@ ucs_status_t ucx_listen_to(struct ucx_fabric *ucx, unsigned id, uint32_t flags,
     return ucp_worker_set_am_recv_handler(ucx->worker, &param);
 }
 
-/* WHOLE_MSG: called once a message is complete. PERSISTENT_DATA: an eager payload can be held. */
+/* WHOLE_MSG: called when a message is complete. PERSISTENT_DATA: an eager payload can be held. */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx)
 {
     return ucx_listen_to(ucx, MESSAGE_ID, UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA,

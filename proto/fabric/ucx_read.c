@@ -121,7 +121,7 @@ static void answer_reference(struct ucx_link *link, enum ucx_frame_kind kind, ui
         .why = kind == UCX_FRAME_DECLINE ? why : 0,
     };
     const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
-    (void)status; // the endpoint is lost: our next one releases everything
+    (void)status; // if this failed, the endpoint is lost, and our next endpoint releases everything
 }
 
 static void release_reference(struct ucx_link *link, uint64_t serial)
@@ -312,16 +312,16 @@ static void ucx_reads_end_stop(struct ucx_fabric *ucx)
  * told of the region. The region stays registered until it is dropped and no peer is reading it.
  *
  * We give UCX a second, read-only map of the memory to register. So our memory cannot be written from
- * outside, neither by a peer's request nor if UCX asks the card for more rights than we requested. If a
- * card wants more than such a map can give (EFAULT of ibv_reg_mr), peers are not told of the region: as
- * long as the region exists, its payloads are sent in messages. The owner is told once (on_refused), with
- * the reason.
+ * outside, neither by a peer's request nor if UCX asks the network card for more rights than we requested.
+ * If a network card wants more rights than such a map can give (EFAULT of ibv_reg_mr), peers are not told
+ * of the region: as long as the region exists, its payloads are sent in messages. The owner is told once
+ * (on_refused), with the reason.
  *
  * Over TCP UCX emulates reads: our own progress copies from the address that a request names, without
  * checking whether the address is still registered (UCX 1.13). We may have lost our connection to a peer
  * that has another connection to us. A late request on that other connection must not end this process. So
  * the address stays mapped, and reads as zeros (a "grave", which costs addresses only). Such a reader gets
- * bytes that do not match its checksum, and no bytes of the owner's. */
+ * zeros, which do not match the message's checksum, and no bytes of the owner's. */
 
 /* Beyond these limits the oldest grave is unmapped. A process may have some 65,000 maps. */
 #define GRAVES_BYTES_MAX (UINT64_C(1) << 40) /* of addresses */
@@ -329,8 +329,8 @@ static void ucx_reads_end_stop(struct ucx_fabric *ucx)
 
 /* -- registering -------------------------------------------------------------------------------- */
 
-/* Registers memory that others must never write. UCX may ask its card for more rights all the same (1.13
- * does with verbs). */
+/* Registers memory that others must never write. UCX may ask the network card for more rights all the same
+ * (1.13 does with verbs). */
 static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *share, void *address)
 {
     const ucp_mem_map_params_t params = {
@@ -394,7 +394,7 @@ static struct ucx_share *ucx_share_of(struct ucx_region *region)
     const size_t bytes = region->common.bytes;
     uint16_t slot;
     if (region->share != NULL || region->is_refused) return region->share;
-    region->is_refused = true; // until it is registered
+    region->is_refused = true; // until the region is registered
     const bool has_slot = find_slot(ucx, &slot);
     struct ucx_share *share = has_slot ? calloc(1, sizeof *share) : NULL;
     if (share == NULL) {
@@ -584,7 +584,7 @@ static void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release
     const void *payload = flight->payload;
     link->ucx->common.stats.references_declined++;
     if (frame->why == UCX_DECLINE_CANNOT)
-        link->reads = false; // until it says HELLO again
+        link->reads = false; // until the node says HELLO again
     else if (flight->share->slot < link->shown_count)
         link->shown[flight->share->slot] = 0;
     end_flight(link, flight);
@@ -592,7 +592,8 @@ static void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release
     if (status != CAIRN_OK) fabric_op_done(op, status);
 }
 
-/* The reader may continue to read; then it gets bytes that do not match its checksum. */
+/* The reader may still be reading a payload; then it may get bytes that do not match the message's
+ * checksum. */
 void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *handle)
 {
     for (uint32_t i = 0; i < link->flights.capacity; i++) {
@@ -625,13 +626,14 @@ static void ucx_forget_reader(struct ucx_link *link)
 /* One-sided reads. This part decides whether the peers of an endpoint read each other's memory, and has the
  * frames by which the peers agree on that (ucx.h). Nothing here moves a payload. We read a peer's memory if
  * the owner requires that (options.one_sided is "on", for tests: over TCP UCX emulates the reads). We also
- * do so if the owner leaves the choice to us and the endpoint has lanes whose card reads by itself. UCX
- * reports the lanes of each endpoint. */
+ * do so if the owner leaves the choice to us and the endpoint has lanes whose network card reads by itself.
+ * UCX reports the lanes of each endpoint. */
 
 enum { CONTROL_ID = 8 }; /* an id of active messages; the others are in ucx_link.c */
 enum { SETTLE_TURNS = 200, SETTLE_TURN_US = 500 };
 
-/* TCP has no lanes that read, so it needs no request and no frame. */
+/* TCP has no lanes that read, so over TCP alone UCX need not be opened for reads, and no frame need be
+ * sent. */
 bool ucx_one_sided_is_possible(const struct fabric_options *options)
 {
     const char *transports = options->transports;
@@ -643,7 +645,8 @@ bool ucx_one_sided_is_possible(const struct fabric_options *options)
 
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
 
-/* UCX does not report the lanes' uses; a native transport that UCX chose has reads. */
+/* UCX reports the transports of an endpoint, but not the uses of its lanes. A native transport that UCX
+ * chose can read. */
 static bool has_native_lanes(ucp_ep_h ep)
 {
     ucp_transport_entry_t entries[16];
@@ -740,12 +743,12 @@ static void say_hello(struct ucx_link *link, bool asks)
     const struct ucx_frame_hello hello = {
         .head = ucx_frame_head(UCX_FRAME_HELLO, link->ucx->node),
         .endpoint = link->endpoint,
-        .oldest = link->endpoint, // the others are closed
+        .oldest = link->endpoint, // all earlier endpoints are closed
         .reads = link->may_read,
         .asks = asks,
     };
     const cairn_status status = ucx_control_send(link, &hello, sizeof hello, NULL, 0);
-    (void)status; // without it payloads are sent in messages
+    (void)status; // without HELLO payloads are sent in messages
 }
 
 void ucx_say_bye(struct ucx_link *link)
@@ -755,7 +758,7 @@ void ucx_say_bye(struct ucx_link *link)
         .endpoint = link->endpoint,
     };
     const cairn_status status = ucx_control_send(link, &bye, sizeof bye, NULL, 0);
-    (void)status; // without it the next HELLO reports the end, or UCX's keepalive does
+    (void)status; // without BYE the next HELLO reports the end, or UCX's keepalive does
 }
 
 void ucx_say_port(struct ucx_link *link)
@@ -766,7 +769,7 @@ void ucx_say_port(struct ucx_link *link)
     };
     link->has_said_port = true;
     const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
-    (void)status; // without it the node asks us to end a link
+    (void)status; // without PORT the node asks us to end a link
     const struct ucx_frame_head proof = ucx_frame_head(UCX_FRAME_PROOF, link->ucx->node);
     if (status == CAIRN_OK) (void)!ucx_control_send(link, &proof, sizeof proof, NULL, 0);
 }
@@ -781,7 +784,8 @@ static void on_hello(struct ucx_fabric *ucx, struct ucx_link *link,
     struct ucx_link *living = ucx_link_find(ucx, hello->head.from);
     if (living != NULL && living->paired != 0 && living->paired < hello->oldest)
         ucx_link_end(living, true);
-    if (link == NULL || hello->endpoint < link->paired) return; // not ours yet; or overtaken
+    // not by our endpoint, or overtaken by a newer HELLO
+    if (link == NULL || hello->endpoint < link->paired) return;
     link->paired = hello->endpoint;
     link->reads = hello->reads != 0;
     if (hello->asks != 0) say_hello(link, false);
@@ -895,7 +899,8 @@ void ucx_one_sided_begin_stop(struct ucx_fabric *ucx)
 }
 
 /* Another node's first request for an answer may have arrived just now. UCX 1.13 aborts a process that
- * destroys its worker before the answer to such a request is sent; so this waits, for a bounded time. */
+ * destroys its worker before the answer to such a request is sent; so this function waits, for a bounded
+ * time. */
 void ucx_one_sided_settle(struct ucx_fabric *ucx)
 {
     const ucp_request_param_t param = { .op_attr_mask = 0 };

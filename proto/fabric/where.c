@@ -117,7 +117,7 @@ static bool find_source(const char *ip, char out[INET6_ADDRSTRLEN])
     return ok;
 }
 
-/* The kernel's answer to a route request, and where its attributes begin. */
+/* The kernel's answer to a request for a route, with the route's attributes. */
 struct route_answer {
     struct nlmsghdr head;
     struct rtmsg route;
@@ -151,8 +151,8 @@ static bool ask_route(const struct sockaddr_storage *to, struct route_answer *an
            answer->head.nlmsg_type == RTM_NEWROUTE && answer->head.nlmsg_len <= (size_t)count;
 }
 
-/* Finds the device of the route to an IP. Returns false if the kernel does not name it, or if the IP is
- * ours: then its route is loopback. */
+/* Finds the device of the route to an IP. Returns false if the kernel does not name the device, or if the
+ * IP is ours: the route to an IP of our own is loopback. */
 static bool find_device_of_route(const char *ip, char out[IF_NAMESIZE])
 {
     struct sockaddr_storage to;
@@ -277,8 +277,8 @@ void fabric_choose(const struct fabric_place *places, size_t count, const char *
 
 /* ---- with an address ---- */
 
-/* UCX's own bytes contain their length. After them an address has the place as text, the text's length as
- * one byte, and this magic. */
+/* An address of a ucx fabric consists of UCX's own bytes, which contain their length, the place as text,
+ * the text's length as one byte, and this magic. */
 static const char tail_magic[8] = "CAIRNAT1";
 
 size_t fabric_add_place(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room)
@@ -347,13 +347,13 @@ struct envelope {
     uint64_t checksum; /* XXH3-64 of the address, seeded with the address's size, plus the flags */
 };
 static_assert(sizeof(struct envelope) == 32, "wire format");
-/* The number grows with every property that two ends must share. 2: UCX's segments are 256 KiB; a segment
- * that is longer than the receiver's segments aborts the receiver. 3: over UCX small messages are sent in
- * bundles. */
+/* The number in this magic grows with every property that two ends must share. Since 2, UCX's segments are
+ * 256 KiB; a segment that is longer than the receiver's segments aborts the receiver. Since 3, small
+ * messages are sent over UCX in bundles. */
 static const char envelope_magic[8] = "CAIRNFA3";
 enum flag { FLAG_ONE_SIDED = 1 }; /* the owner may read, and be read, one-sidedly */
 
-/* The kind as 7 bytes, padded with NUL; names of backends are shorter. */
+/* Writes the kind as 7 bytes, padded with NUL. The names of all backends are shorter. */
 static void write_kind(const char *kind, char kind_out[7])
 {
     memset(kind_out, 0, 7);
@@ -379,7 +379,7 @@ cairn_status fabric_set_address(struct fabric *fabric, const void *raw, size_t b
     return CAIRN_OK;
 }
 
-/* Opens an address: writes its envelope and returns the bytes inside; NULL: the address is incomplete. */
+/* Validates an address, writes its envelope, and returns the bytes inside. NULL: the address is invalid. */
 static const uint8_t *open_envelope(const uint8_t *address, size_t bytes,
                                     struct envelope *envelope_out)
 {
