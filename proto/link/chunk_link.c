@@ -88,7 +88,7 @@ bool chunk_link_shares(const struct chunk_link *link)
 static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     struct chunk_link *link = arg;
-    (void)peer; // it is link->peer
+    (void)peer; // `peer` is link->peer
     chunk_link_close(link);
     if (link->callbacks->down != NULL) link->callbacks->down(link, why);
 }
@@ -217,7 +217,7 @@ void chunk_link_sent(struct chunk_link *link, cairn_status status)
 
 /* ==== asker ==== */
 
-#define DAMAGED_MAX 16 /* after so many damaged answers the path to the shard is broken */
+#define DAMAGED_MAX 16 /* after this many damaged answers the path to the shard is broken */
 #define SENT_MAX    8  /* a shard holds at most twice as many of our requests */
 
 void asker_open(struct asker *asker, cairn_status (*send)(struct chunk_request *))

@@ -1,5 +1,5 @@
-/* A chunk link: the connection over which a worker, or a relay in its place, sends headers and payloads to
- * a shard (proto/wire/wire.h). The link connects, sends HELLO, and connects again when the connection is
+/* A chunk link is the connection over which a worker, or a relay in its place, sends headers and payloads
+ * to a shard (proto/wire/wire.h). The link connects, sends HELLO, and connects again when the connection is
  * lost.
  *
  * The shard's endpoint to us may be lost while our connection stays ("Ways" in wire.h): the shard's next
@@ -7,8 +7,8 @@
  * a HELLO of its own when the shard is silent while something is awaited from the shard.
  *
  * A lost connection is reported (callbacks->lost) only when the fabric has given back every buffer that was
- * on loan on the connection: until then some of the data could still arrive. An answer could still arrive,
- * too, so the link accepts nothing from the shard in between.
+ * on loan for the connection: until then some of the data could still arrive. An answer could still arrive,
+ * too, so the link accepts nothing from the shard until the loss is reported.
  *
  * The caller passes in the time. Loop thread. */
 #ifndef CAIRN_LINK_LINK_H
@@ -28,20 +28,20 @@
 
 struct chunk_link;
 
-/* The callbacks in which a worker and a relay differ. */
+/* The callbacks by which a worker and a relay differ. */
 struct chunk_link_callbacks {
-    /* Fills in the sender: job, member and token. In a HELLO, also fills in all other fields except its
-     * number. */
+    /* Fills in the sender: job, member and token. In a HELLO, also fills in all other fields except the
+     * HELLO's number. */
     void (*sign)(const struct chunk_link *link, struct chunk_header *header);
     /* True if something is awaited from the shard. */
     bool (*waits)(const struct chunk_link *link);
-    /* Called when everything that was sent and is unanswered is lost, and nothing more arrives by the
+    /* Called when everything that was sent and not answered is lost, and nothing more arrives by the
      * connection. */
     void (*lost)(struct chunk_link *link);
     /* Called at the moment when the connection goes down; may be NULL. */
     void (*down)(struct chunk_link *link, cairn_status why);
-    /* Called when something is awaited, and for a second this process has had no memory to send the
-     * request, or to connect. Called again at the next such shortage. May be NULL. */
+    /* Called when this process, while something is awaited, has had no memory for a second to send the
+     * request or to connect. Called again at the next such shortage. May be NULL. */
     void (*starved)(struct chunk_link *link);
     /* loan is called when a loan has begun, loan_back when a loan has ended. After loan_back the link does
      * nothing more in that call. Either may be NULL. */
@@ -51,33 +51,34 @@ struct chunk_link_callbacks {
 
 struct chunk_link {
     const struct chunk_link_callbacks *callbacks; /* static */
-    struct fabric_peer *peer;                     /* owned; NULL: connecting later */
+    struct fabric_peer *peer;                     /* owned; NULL: not connected */
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms;
     uint32_t on_loan;    /* sends and receives that the fabric has not completed */
     bool lost;           /* the connection is gone, and callbacks->lost has not run yet */
-    uint32_t connection; /* the number of `peer`, or of the last one */
+    uint32_t connection; /* the number of the current connection, or of the last one */
     uint64_t way;        /* the highest number of the shard's HELLOs on this connection */
     uint32_t endpoint;   /* the shard's newest known endpoint to us; 0: none on this connection */
     bool heard;          /* a message arrived from the shard since the last tick */
     /* the time of the last message, or the last time that nothing was awaited */
     uint64_t quiet_since_ms;
-    uint64_t
-        unheard_since_ms; /* the same, but never reset by our own HELLOs or by new connections */
-    uint64_t looked_ms;   /* when unheard_since_ms was checked last */
+    uint64_t unheard_since_ms; /* like quiet_since_ms, but not reset by what we send or connect */
+    uint64_t looked_ms;        /* when unheard_since_ms was checked last */
     struct {
-        bool is_short; /* memory was short: the last message of this size could not be sent */
-        size_t bytes;  /* the size of the message's payload; 0: a header alone, or a connection */
+        /* a send failed for lack of memory, and no send of at least `bytes` has succeeded since */
+        bool is_short;
+        /* the size of the payload of the failed send; 0: a header alone, or a connection */
+        size_t bytes;
         uint64_t since_ms; /* the time of the first tick that saw the shortage; 0: no tick has */
         bool is_told;      /* callbacks->starved ran */
     } starved;
 };
 
-/* Does what is due, and connects to the shard's address. If `fabric` is NULL, does not connect now.
- * address_bytes is 0 if the shard is away. */
+/* Does what is due, and connects to the shard's address if there is no connection. If `fabric` is NULL,
+ * does not connect now. address_bytes is 0 if the shard is away. */
 void chunk_link_tick(struct chunk_link *link, struct fabric *fabric, const uint8_t *address,
                      size_t address_bytes, uint64_t now_ms);
-/* Handles the link as if the connection were lost: the next ticks report that, and connect again. */
+/* Handles the link as if the connection were lost: the next ticks report the loss, and connect again. */
 void chunk_link_close(struct chunk_link *link);
 /* Like chunk_link_close, for a link whose fabric is closed and has therefore freed its peers. */
 void chunk_link_forget(struct chunk_link *link);
@@ -90,8 +91,8 @@ bool chunk_link_shares(const struct chunk_link *link);
 /* Notes whether a send over the link failed for lack of memory. chunk_link_send notes its own
  * sends. */
 void chunk_link_note_memory(struct chunk_link *link, cairn_status status, size_t payload_bytes);
-/* Returns for how long this process has had no memory to send the request for something that it awaits; 0
- * if there is memory. */
+/* Returns for how long this process has had no memory to send a request whose answer is awaited; 0 if there
+ * is memory. */
 uint64_t chunk_link_starved_ms(const struct chunk_link *link, uint64_t now_ms);
 /* Returns for how long something has been awaited while nothing arrived from the shard, times without a
  * connection included. Time in which this process did not run does not count. Returns 0 if the shard has
@@ -100,8 +101,8 @@ uint64_t chunk_link_silent_ms(const struct chunk_link *link, uint64_t now_ms);
 /* Notes that a message of the shard arrived. Returns false if a loss has not been reported yet: then drop
  * the message. */
 bool chunk_link_heard(struct chunk_link *link);
-/* Handles a HELLO of the shard; `way` is its header.request. Returns true if the shard has a new endpoint
- * to us: then its answers on earlier endpoints may be lost. */
+/* Handles a HELLO of the shard; `way` is the HELLO's header.request. Returns true if the shard has a new
+ * endpoint to us: then the shard's answers on earlier endpoints may be lost. */
 bool chunk_link_on_hello(struct chunk_link *link, uint64_t way);
 /* Sends a message. The payload is on loan until on_sent runs; on_sent ends with a call of chunk_link_sent.
  * Without a payload on_sent may be NULL. CAIRN_ERR_CLOSED: not connected; CAIRN_ERR_BUSY. */
@@ -118,13 +119,14 @@ void chunk_link_loan_back(struct chunk_link *link);
 
 /* ==== asker ==== */
 
-/* An asker: the puts and fetches of a worker, or of a relay in its place, for one shard. They are sent in
- * the order in which they were queued, a few unanswered at a time; and again, behind all others, when a
- * connection is lost, when a chunk was damaged on its way, or when the shard was busy.
+/* An asker is the queue of the puts and fetches of a worker, or of a relay in its place, for one shard.
+ * Requests are sent in the order in which they were queued, with only a few unanswered at a time. A request
+ * is sent again, behind all others, when a connection is lost, when a chunk was damaged on its way, or when
+ * the shard was busy.
  *
  *   asker_ask ──► WAITING ── send ──► SENT ── asker_answered ──► IDLE: over, or received
  *                          ▲                  │                                │
- *                          └── _asker_lost ───┴───── _asker_again, _asker_ask ─┘
+ *                          └── asker_lost ────┴───── asker_again, asker_ask ───┘
  *
  * An asker is pure: its user sends, receives, and reports ticks. */
 
@@ -133,22 +135,22 @@ void chunk_link_loan_back(struct chunk_link *link);
 
 enum chunk_request_state { CAIRN_REQUEST_IDLE = 0, CAIRN_REQUEST_WAITING, CAIRN_REQUEST_SENT };
 
-/* A put or a fetch of one chunk. The asker's user keeps a table of them, and sets index and serial; the
- * other fields are 0. */
+/* A put or a fetch of one chunk. The asker's user keeps a table of requests, and sets their index and
+ * serial; all other fields begin as 0. */
 struct chunk_request {
     TAILQ_ENTRY(chunk_request) link; /* in the queue of WAITING requests */
     enum chunk_request_state state;
     uint32_t index;   /* in the table */
     uint32_t serial;  /* grows with every use: an answer to an earlier use is dropped */
-    uint32_t damaged; /* how often its bytes arrived damaged */
+    uint32_t damaged; /* how often the chunk arrived damaged */
 };
 
 struct asker {
-    /* Sends a request. If it does not return OK, the request cannot be sent now, and stays the first of the
-     * waiting requests. */
+    /* Sends a request. If the callback does not return CAIRN_OK, the request cannot be sent now, and stays
+     * the first of the waiting requests. */
     cairn_status (*send)(struct chunk_request *request);
     TAILQ_HEAD(, chunk_request) waiting;
-    uint32_t sent; /* requests that are unanswered */
+    uint32_t sent; /* how many requests are in the state SENT */
     bool busy;     /* the shard was busy: nothing is sent before an answer or the next tick */
 };
 
@@ -162,18 +164,18 @@ void asker_ask(struct asker *asker, struct chunk_request *request);
  * whenever `send` may succeed again. */
 void asker_pump(struct asker *asker);
 /* Tries again after a tick, or when there is a new connection to the shard: the shard may no longer be
- * busy. Pumps. */
+ * busy. Calls asker_pump. */
 void asker_retry(struct asker *asker);
 
 /* Notes that an answer with this number arrived. Returns false if the answer belongs to a former use of the
  * request, or if the request is answered already. */
 bool asker_answered(struct asker *asker, struct chunk_request *request, uint64_t number);
-/* Handles a NAK with this status, which may be any number, or received bytes that are damaged
- * (CAIRN_ERR_CHECKSUM). Returns true if the request must be sent again; false if the refusal is final, or
- * the path to the shard is broken. */
+/* Handles a NAK with this status, which may be any number. If a chunk that was received is damaged, pass
+ * CAIRN_ERR_CHECKSUM. Returns true if the request is queued again; false if the refusal is final, or the
+ * path to the shard is broken. */
 bool asker_again(struct asker *asker, struct chunk_request *request, uint64_t status);
 /* Handles the loss of the connection by which the request was sent. Returns true if the request was
- * unanswered: then it must be sent again. */
+ * unanswered: then it is queued again. */
 bool asker_lost(struct asker *asker, struct chunk_request *request);
 /* Drops the request, whatever its state. */
 void asker_drop(struct asker *asker, struct chunk_request *request);
@@ -182,21 +184,20 @@ bool asker_waits(const struct asker *asker);
 
 /* ==== pusher ==== */
 
-/* A pusher: it drives the push machine (push.h) of the open round over chunk links, and turns the machine's
+/* A pusher drives the push machine (push.h) of the open round over chunk links, and turns the machine's
  * actions into messages (proto/wire/wire.h). A worker has one pusher for all shards of its job. A relay has
  * one pusher for each owner, and acts as a worker towards that owner. Loop thread. */
 
 struct pusher;
 
-/* The functions in which a worker and a relay differ. `shard` is the machine's number of a
- * shard. */
+/* The functions by which a worker and a relay differ. `shard` is the machine's number of a shard. */
 struct pusher_callbacks {
-    /* The link over which messages to the shard are sent. */
+    /* Returns the link over which messages to the shard are sent. */
     struct chunk_link *(*link)(struct pusher *pusher, uint32_t shard);
     /* Called when the link has refused a send. Whatever the reason, a new connection sends the message
      * again. */
     void (*link_failed)(struct pusher *pusher, struct chunk_link *link);
-    /* Sends the chunk of action->cookie; the header has the numbers of the round. */
+    /* Sends the chunk that action->cookie names. The header already has the numbers of the round. */
     cairn_status (*send_chunk)(struct pusher *pusher, const struct push_action *action,
                                struct chunk_header *header);
     /* Returns header.tensor of MICRO_END and COMMIT: 0, or 1 + the owner's index if the receiver is a
@@ -215,7 +216,7 @@ struct pusher_callbacks {
 struct pusher {
     const struct pusher_callbacks *callbacks; /* static */
     struct push_config config;
-    void *memory;                /* owned: the machine's */
+    void *memory;                /* owned: the machine's memory */
     struct push_round *push;     /* in `memory`; NULL: no round */
     struct push_actions actions; /* owned */
     uint64_t epoch, round;       /* the numbers of the open round, or of the last round */
@@ -226,13 +227,13 @@ struct pusher {
 CAIRN_MUST_CHECK cairn_status pusher_open(struct pusher *pusher,
                                           const struct pusher_callbacks *callbacks,
                                           const struct push_config *config);
-/* Also allowed for a pusher that was never opened, all zero. */
+/* A pusher that is all zero, because it was never opened, may be closed, too. */
 void pusher_close(struct pusher *pusher);
-/* Call it when a round has opened; the round before has ended. */
+/* Call this when a round has opened and the round before has ended. */
 void pusher_begin(struct pusher *pusher, uint64_t epoch, uint64_t round);
-/* Tells the pusher that the shard does not exist. Call it right after pusher_begin. */
+/* Tells the pusher that the shard does not exist. Call this right after pusher_begin. */
 void pusher_absent(struct pusher *pusher, uint32_t shard);
-/* Call it when the round is void or resolved. The fabric gives its loans back by itself. */
+/* Call this when the round is void or resolved. The fabric gives its loans back by itself. */
 void pusher_end(struct pusher *pusher);
 
 /* ---- the caller's side, of an open round: as in push.h, and carries out the machine's actions ---- */
@@ -245,7 +246,8 @@ void pusher_resolved(struct pusher *pusher);
 /* ---- the shards. Without a round, or for another round or shard, nothing happens ---- */
 /* True if `grant` is newer than `last`, or if there is no last GRANT (`last` is of kind 0). The numbers of
  * rounds grow, and so do the numbers of a shard's ways: a GRANT that was overtaken is not newer. The ways
- * of several shards cannot be compared, but in one round all GRANTs for a shard have one carrier. */
+ * of several shards cannot be compared, but in one round all GRANTs for a shard have one carrier, the shard
+ * itself or a relay. */
 bool grant_is_newer(const struct chunk_header *last, const struct chunk_header *grant);
 /* `way`: the highest number in the carrier's HELLOs; a HELLO may have overtaken the GRANT. */
 void pusher_on_grant(struct pusher *pusher, uint32_t shard, const struct chunk_header *grant,

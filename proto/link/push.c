@@ -10,17 +10,18 @@
 enum kind { CHUNK, MICRO_END, COMMIT };
 
 struct entry {
-    uint32_t prev, next; /* in its shard's queue, or in the free list; NONE ends it */
+    /* neighbours in the shard's queue; `next` also in the free list; NONE: there is none */
+    uint32_t prev, next;
     uint32_t serial; /* the number of this use of the entry, never 0: the upper half of `request` */
     uint32_t shard;
     uint32_t micro;
-    uint32_t chunk; /* for an end: how many chunks it ends */
+    uint32_t chunk; /* for an end: how many chunks the shard gets in the micro-batch */
     uint8_t kind;
     uint8_t lies; /* enum push_lies */
     bool is_small;
-    bool sent;     /* it was sent, and is not answered */
-    bool in_place; /* it was sent to be read in place */
-    /* it was sent to be received: the shard may have a slot with memory for this chunk */
+    bool sent;     /* sent, and not answered */
+    bool in_place; /* sent to be read in place */
+    /* sent to be received: the shard may have a slot with memory for this chunk */
     bool lands;
     uint64_t cookie;
     uint64_t weight;
@@ -36,11 +37,12 @@ struct shard {
     uint32_t next;
     bool next_behind_end; /* an unanswered end is before `next` */
     uint32_t filled;      /* chunks queued in the micro-batch that is being filled */
-    uint32_t chunks;      /* in the queue, sent or not */
+    uint32_t chunks;      /* chunks in the queue, sent or not */
     uint64_t endpoint; /* the `sent` entries will be answered on this endpoint, or on a later one */
-    uint64_t newest;   /* the newest known endpoint: if higher, answers may be lost */
-    bool absent;       /* the shard does not exist: nothing in a round is for this shard */
-    bool sends_again;  /* entries that land must be sent again, ahead of all others */
+    /* the newest known endpoint: if it is higher than `endpoint`, answers may be lost */
+    uint64_t newest;
+    bool absent;      /* the shard does not exist: nothing in a round is for this shard */
+    bool sends_again; /* entries that land must be sent again, ahead of all others */
 };
 
 struct push_round {
@@ -181,7 +183,7 @@ static void unlink_entry(struct push_round *push, struct shard *shard, uint32_t 
     push->free_count++;
 }
 
-/* Removes the entry and, if it is a chunk, releases its buffer. */
+/* Removes the entry and, if it is a chunk, releases the chunk's buffer. */
 static void finish_entry(struct push_round *push, uint32_t shard_index, uint32_t index,
                          cairn_status status, struct push_actions *actions)
 {
@@ -371,8 +373,8 @@ static void ask_again_void(struct push_round *push, uint32_t shard_index,
     if (shard->newest > shard->endpoint) send_all_again(push, shard_index, actions);
 }
 
-/* A shard that was still receiving on its lost endpoint took the repeated chunks for duplicates, and that
- * receive got no answer: the shard's GRANT says that the receive has ended. */
+/* A shard that was still receiving a chunk on its lost endpoint dropped the repeated chunk as a duplicate,
+ * and its answer to the first copy was lost. The shard's GRANT says that this receive has ended. */
 static void on_grant_void(struct push_round *push, uint32_t shard_index, uint64_t endpoint,
                           struct push_actions *actions)
 {
@@ -431,8 +433,8 @@ void push_on_micro_ack(struct push_round *push, uint32_t shard, uint32_t micro,
     pump(push, shard, actions);
 }
 
-/* Releases the entries that shards do not hold: in a void round the unsent entries, in a resolved round all
- * entries. */
+/* Releases the entries that shards do not hold: in a void round all entries except sent chunks, in a
+ * resolved round all entries. */
 static void release_entries(struct push_round *push, uint32_t shard_index, bool sent_too,
                             cairn_status status, struct push_actions *actions)
 {
@@ -461,8 +463,8 @@ void push_on_result(struct push_round *push, struct push_actions *actions)
 }
 
 /* Sends a refused chunk again, in a void round, too: the refusal may be a late answer to an earlier
- * sending, while the shard reads the last one. Only ACK and the other refusals say that the shard will not
- * read the buffer any more. */
+ * sending, while the shard reads the chunk of the last sending. Only ACK and the other refusals say that
+ * the shard will not read the buffer any more. */
 static void send_again(struct push_round *push, uint32_t shard, uint32_t index, cairn_status status,
                        struct push_actions *actions)
 {

@@ -3,27 +3,29 @@
  * and there is no clock, socket, thread or allocation. The library drives a machine over the fabric, the
  * simulator over its own network.
  *
- *  - Each shard has a queue: chunks of micro-batch 0, its end, chunks of 1, its end, ..., the commit. They
- *    are sent in that order. At most `window` chunks are unanswered; if the GRANT has a window for small
- *    chunks, or for chunks that the shard reads in place, such chunks are counted separately. Chunks of m+1
- *    wait for the shard's MICRO_ACK of m. The end is sent behind the chunks and the commit behind the last
- *    end, without waiting: the shard puts them in order.
- *  - Nothing is sent to a shard before its GRANT for this round. After a lost connection, everything that
- *    is unanswered counts as unsent; the next GRANT sends all of that again, oldest first.
+ *  - Each shard has a queue: the chunks of micro-batch 0, the end of micro-batch 0, the chunks of
+ *    micro-batch 1, its end, ..., the commit. The queue is sent in this order. At most `window` chunks are
+ *    unanswered; if the GRANT has a window for small chunks, or for chunks that the shard reads in place,
+ *    such chunks are counted separately. The chunks of micro-batch m+1 wait for the shard's MICRO_ACK of
+ *    micro-batch m. An end is sent behind its chunks, and the commit behind the last end, without waiting:
+ *    the shard puts all these messages in order.
+ *  - Nothing is sent to a shard before its GRANT for this round. After a lost connection, everything
+ *    unanswered counts as unsent, and the next GRANT sends it again, oldest first.
  *  - A shard's endpoint to us can be lost while our connection stays, and answers are lost with the
- *    endpoint. Each endpoint has a number (HELLO and GRANT of proto/wire/wire.h). A GRANT with a higher
- *    number than before sends everything that is unanswered again, oldest first. In a void round a GRANT
- *    may never arrive, so a HELLO with a higher number does the same there. Any later GRANT does so again,
- *    since before that GRANT the shard may have dropped repeated chunks as duplicates of chunks that it was
- *    still reading.
- *  - A chunk that was sent to be received may hold one of the shard's slots until the chunk is answered,
- *    whatever was lost since. So the chunk is sent to be received again, and such chunks are sent first. A
- *    chunk that was to be read in place is sent to be received if the path no longer shares memory, or if
- *    the shard cannot read the chunk in place; the chunk then waits until the window has room.
- *  - The shard's ACK releases a buffer. After the round is void, any answer or the loss of the connection
- *    releases the buffer. When the round is resolved, all buffers are released at once. RELEASED says that
- *    no shard will read the buffer; a caller that has handed the buffer to the fabric must wait for the
- *    fabric's own completion, too.
+ *    endpoint. Each endpoint has a number (HELLO and GRANT of proto/wire/wire.h). After a GRANT with a
+ *    higher number than before, everything unanswered is sent again, oldest first. In a void round a GRANT
+ *    may never arrive, so there a HELLO with a higher number has the same effect. Any later GRANT has this
+ *    effect once more, since the shard may have dropped the repeated chunks as duplicates of chunks that it
+ *    was still reading.
+ *  - A chunk is sent to be received or to be read in place. A chunk that was sent to be received may hold
+ *    one of the shard's slots until it is answered, whatever was lost since. So it is sent to be received
+ *    again, ahead of all other chunks. A chunk that was to be read in place is sent to be received if the
+ *    path no longer shares memory, or if the shard cannot read the chunk in place; the chunk then waits
+ *    until the window has room.
+ *  - The shard's ACK releases a buffer. In a void round the loss of the connection and every other answer,
+ *    except BUSY and CHECKSUM, release it, too. When the round is resolved, all buffers are released at
+ *    once. RELEASED says that no shard will read the buffer; a caller that has handed the buffer to the
+ *    fabric must wait for the fabric's own completion, too.
  *  - VOID says that shards accept no more of this round. Only the coordinator knows how the round ended:
  *    ask the coordinator.
  *
@@ -41,22 +43,25 @@
 
 struct push_config {
     uint32_t shard_count; /* at least 1 */
-    uint32_t queue_max;   /* chunks, ends and commits not answered yet; at least 2 * shard_count */
+    /* the most chunks, ends and commits that are not answered yet; at least 2 * shard_count */
+    uint32_t queue_max;
 };
 
 enum push_action_kind {
-    CAIRN_PUSH_SEND_CHUNK,     /* shard, micro, chunk, request, cookie, in_place */
-    CAIRN_PUSH_SEND_MICRO_END, /* shard, micro, sent: chunks pushed to it in this micro-batch */
-    CAIRN_PUSH_SEND_COMMIT,    /* shard, micro = the last one, weight */
-    CAIRN_PUSH_RELEASED,       /* cookie, status: OK = folded; CAIRN_ERR_EPOCH_CHANGED = void */
-    CAIRN_PUSH_VOID, /* once; shard, status. STALE, FENCED: ask the coordinator. Others: a fault */
+    CAIRN_PUSH_SEND_CHUNK, /* shard, micro, chunk, request, cookie, in_place */
+    /* shard, micro, sent (how many chunks the shard gets in this micro-batch) */
+    CAIRN_PUSH_SEND_MICRO_END,
+    CAIRN_PUSH_SEND_COMMIT, /* shard, micro (the last micro-batch), weight */
+    CAIRN_PUSH_RELEASED,    /* cookie, status (OK: folded; CAIRN_ERR_EPOCH_CHANGED: void) */
+    /* shard, status; at most once. STALE or FENCED: ask the coordinator; any other status: a fault */
+    CAIRN_PUSH_VOID,
 };
 
 struct push_action {
     enum push_action_kind kind;
     uint32_t shard, micro, chunk, sent;
-    uint64_t request; /* not 0; sent with the chunk, and returned in its ACK or REFUSE */
-    /* sent with the chunk, too: the chunk is counted among the chunks read in place */
+    uint64_t request; /* not 0; sent with the chunk, and returned in the chunk's ACK or NAK */
+    /* sent with the chunk, too; true: the chunk is counted among the chunks read in place */
     bool in_place;
     uint64_t cookie;
     uint64_t weight;
@@ -79,7 +84,7 @@ size_t push_bytes(const struct push_config *config);
  * nothing to release). */
 struct push_round *push_init(void *memory, const struct push_config *config);
 
-/* Tells the machine that the shard does not exist, so that nothing is owed to the shard. Call it before
+/* Tells the machine that the shard does not exist, so that nothing is owed to the shard. Call this before
  * anything else. */
 void push_absent(struct push_round *push, uint32_t shard);
 
@@ -117,7 +122,7 @@ cairn_status push_commit(struct push_round *push, uint64_t weight,
 
 /* How many chunks may be unanswered. */
 struct push_window {
-    uint32_t chunks; /* at least 1; 0: not connected */
+    uint32_t chunks; /* at least 1, or 0: not connected */
     uint32_t small;  /* small chunks; 0: small chunks are counted among the others */
     /* Chunks that the shard reads in place; 0: the shard reads no chunk in place by this path. Chunks with
      * numbers below `on_card` are read in place if they lie on a card, the others if they lie in memory of
@@ -130,32 +135,34 @@ struct push_window {
  * nothing. */
 void push_on_grant(struct push_round *push, uint32_t shard, uint64_t endpoint,
                    struct push_window window, struct push_actions *actions);
-/* Handles a HELLO: the shard now has this endpoint, and its answers on earlier endpoints may be lost. */
+/* Handles a HELLO: the shard now has this endpoint, and the shard's answers on earlier endpoints may be
+ * lost. */
 void push_on_hello(struct push_round *push, uint32_t shard, uint64_t endpoint,
                    struct push_actions *actions);
 void push_on_ack(struct push_round *push, uint32_t shard, uint64_t request,
                  struct push_actions *actions);
 /* BUSY and CHECKSUM send the chunk again, in a void round too, until the shard gives another answer; after
- * BUSY the chunk is sent to be received. All other statuses make the round void. If request is 0, the shard
- * refuses an end or a commit. BUSY and CHECKSUM then refer to an end, which is sent again. */
+ * BUSY the chunk is sent to be received. All other statuses make the round void. If `request` is 0, the
+ * shard refuses an end or a commit. With BUSY or CHECKSUM the shard refuses an end, which is sent again. */
 void push_on_refuse(struct push_round *push, uint32_t shard, uint64_t request, cairn_status status,
                     struct push_actions *actions);
 void push_on_micro_ack(struct push_round *push, uint32_t shard, uint32_t micro,
                        struct push_actions *actions);
-/* Call it when the connection is gone, every send on the connection has ended, and nothing more arrives by
- * the connection. */
+/* Call this when the connection is gone, every send on the connection has ended, and nothing more arrives
+ * by the connection. */
 void push_on_lost(struct push_round *push, uint32_t shard, struct push_actions *actions);
 
 /* ---- the coordinator's decision ---- */
 
-/* Call it when the round is void. Unanswered chunks stay on loan until they are answered, or lost. */
+/* Call this when the round is void. Unanswered chunks stay on loan until they are answered, or lost. */
 void push_on_void(struct push_round *push, struct push_actions *actions);
-/* Call it when the round is resolved by APPLY or SKIP, so everything was folded. Releases all buffers. */
+/* Call this when the round is resolved by APPLY or SKIP, which means that everything was folded. Releases
+ * all buffers. */
 void push_on_result(struct push_round *push, struct push_actions *actions);
 
 /* ---- questions ---- */
 bool push_voided(const struct push_round *push);
-/* True if no buffer is on loan: then the machine may be dropped once the round has ended. Only the
+/* True if no buffer is on loan: then the machine may be dropped when the round has ended. Only the
  * simulator and tests call this; a pusher counts its loans itself. */
 bool push_idle(const struct push_round *push);
 /* True if the shard owes a GRANT, or the answer to a chunk or to an end. (A commit has no answer.) */
