@@ -1,8 +1,8 @@
-/* Drives a fabric in the way that measured best: it calls progress in the prepare phase, arms the fabric,
- * and lets epoll sleep. The prepare phase runs just before every wait of the loop, so the fabric works on
- * messages that a timer or a stream has sent before the loop sleeps. An active idle handle means "do not
- * wait" to libuv. The descriptor stays readable until the next arm, so a wake-up alone must not extend the
- * spin: only real progress does (else the loop would spin for ever, measured 12-90 % of a core). */
+/* Drives a fabric in the way that proved best in measurements: it calls progress in the prepare phase, arms
+ * the fabric, and lets epoll sleep. The prepare phase runs just before every wait of the loop, so messages
+ * that a timer or a stream has sent are worked on before the loop sleeps. An active idle handle means "do
+ * not wait" to libuv. The descriptor stays readable until the next arm, so a wake-up alone must not extend
+ * the spin: only real progress does (else the loop would spin for ever, measured 12-90 % of a core). */
 #include "proto/loop/loop.h"
 
 #include <stdbool.h>

@@ -21,7 +21,7 @@ struct addrinfo;
 
 #define CAIRN_ADDRESS_TEXT_BYTES 272 /* "[" 255 "]:" 5 NUL, rounded up */
 #define CAIRN_ADDRESS_PATH_BYTES \
-    106 /* of a socket: the kernel's limit, less one for a second name in the same folder */
+    106 /* of a socket's path: the kernel's limit, less one byte for a second name in its folder */
 
 struct stream_address {
     char host[256]; /* name or number, without brackets; the path if is_unix */
@@ -40,22 +40,22 @@ CAIRN_MUST_CHECK cairn_status address_parse_listen(const char *text,
 /* Writes the written form of the address. */
 void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
-/* Finds a socket address for `address`. If a host has several socket addresses, takes the first v4 one, so
- * that "localhost" means the same for a listener and its peers. Blocks (name service): for start-up only.
- * CAIRN_ERR_UNREACHABLE. */
+/* Finds a socket address for `address`. If a host has several socket addresses, takes the first v4 address,
+ * so that "localhost" means the same for a listener and its peers. The call waits for the name service: use
+ * it at start-up only. CAIRN_ERR_UNREACHABLE. */
 CAIRN_MUST_CHECK cairn_status address_resolve(const struct stream_address *address,
                                               struct sockaddr_storage *addr_out,
                                               socklen_t *addr_bytes_out, struct sentence *why);
 
-/* Writes the socket path of a host's coordinator for which no address is configured: coordinator.sock in
- * the folder RUNTIME_DIR/cairn, which is the user's own. `runtime_dir` is XDG_RUNTIME_DIR of the
+/* Writes the path of the coordinator's socket for the case that no address is configured: coordinator.sock
+ * in the folder RUNTIME_DIR/cairn, which is the user's own. `runtime_dir` is XDG_RUNTIME_DIR of the
  * environment; if it is NULL or "", the folder is /run/cairn. */
 void address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
-/* Finds the coordinator's socket for a peer: the first of these two paths, in this order, that exists. If
- * neither exists, takes the first path that is possible. Returns true if the path is the user's own. */
+/* Finds the coordinator's socket for a peer: takes the path that address_default writes for `runtime_dir`,
+ * unless only the socket in /run/cairn exists. Returns true if the path is the user's own. */
 bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
-/* True for 127.0.0.0/8, ::1 and their v4-mapped form. */
+/* True for 127.0.0.0/8, also in v4-mapped form, and for ::1. */
 bool address_is_loopback(const struct sockaddr_storage *addr);
 
 /* Writes the written form of a TCP socket address. */
@@ -88,19 +88,19 @@ struct outbox {
  * Everything here, callbacks too, runs on the loop's thread. A stream is a heap object that frees itself.
  * on_close is the last callback: it runs exactly once for every stream that connect or accept returned, and
  * never from inside another call of this header. When on_close returns, the pointer to the stream is dead.
- * stream_close only requests the end. It may be called anywhere, any number of times; the first reason
- * wins.
+ * stream_close only requests the end. stream_close may be called anywhere, any number of times; the first
+ * reason wins.
  *
  * Writing to a peer that is gone raises SIGPIPE: the loop's thread must ignore it (daemons) or block
  * it (the client library, which may not touch its host's signal handlers).
  *
  * Memory is bounded: a stream has a receive buffer of at most one frame (4 KiB when idle), a send queue,
- * and one page of the data that is sent in pages; at most CAIRN_STREAM_PAGED_BYTES of such data wait. A
- * peer that does not read is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY.
- * Streams send no heartbeats: members renew their leases themselves.
+ * and one page of the data that is sent in pages; at most CAIRN_STREAM_PAGED_BYTES of such data wait. If a
+ * peer does not read and its queue is full, the stream is closed with a reason, and the sender gets
+ * CAIRN_ERR_BUSY. Streams send no heartbeats: members renew their leases themselves.
  *
  * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and
- * frames beyond that wait for the next turn. So one peer's million questions delay no other peer. */
+ * further frames wait for the next turn. So one peer's million questions delay no other peer. */
 
 #define CAIRN_STREAM_SEND_QUEUE_BYTES (8u << 20) /* default bound of the send queue */
 #define CAIRN_STREAM_PAGED_BYTES      (4 * CAIRN_PAGED_BYTES_MAX)
@@ -113,7 +113,7 @@ struct stream;
 struct stream_room {
     size_t used_bytes, max_bytes;
     /* Called when a read has made used_bytes exceed max_bytes: the owner closes any streams that it
-     * chooses, even the one that read. */
+     * chooses, even the stream that read. */
     void (*on_full)(void *context);
     void *context;
 };
@@ -129,16 +129,17 @@ struct stream_events {
     void (*on_open)(struct stream *stream, void *context);
     /* Called for each complete frame; the frame's payload is borrowed until on_frame returns. */
     void (*on_frame)(struct stream *stream, const struct wire_frame *frame, void *context);
-    /* The stream has ended. CAIRN_OK: this side closed it with that status; CAIRN_ERR_CLOSED: the peer did;
-     * CAIRN_ERR_PROTOCOL: garbage; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY: the peer did not read. */
+    /* The stream has ended. CAIRN_OK: this side closed the stream with this status; CAIRN_ERR_CLOSED: the
+     * peer closed it; CAIRN_ERR_PROTOCOL: garbage; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY: the peer
+     * did not read. */
     void (*on_close)(struct stream *stream, cairn_status status, const char *why, void *context);
     /* The socket exists, and is about to be connected (only after connect, or inside that call). May be
      * NULL. */
     void (*on_dial)(struct stream *stream, void *context);
 };
 
-/* Begins to connect. CAIRN_OK: on_open or on_close follows (the latter also after timeout_ms with
- * CAIRN_ERR_TIMEOUT). Names are resolved off the loop's thread. `events` is copied. Frames may be sent at
+/* Begins to connect. CAIRN_OK: on_open or on_close follows; after timeout_ms on_close follows, with
+ * CAIRN_ERR_TIMEOUT. Names are resolved off the loop's thread. `events` is copied. Frames may be sent at
  * once: they wait for the connection. After any other status nothing has happened, and no callback
  * follows. */
 CAIRN_MUST_CHECK cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *address,
@@ -164,7 +165,7 @@ CAIRN_MUST_CHECK cairn_status stream_send_bytes(struct stream *stream, uint16_t 
                                                 uint32_t request, const void *payload,
                                                 size_t payload_bytes, struct sentence *why);
 
-/* Queues packed bytes as Page frames of CAIRN_PAGE_BYTES. They are held, not copied, and each page is
+/* Queues packed bytes as Page frames of CAIRN_PAGE_BYTES. The bytes are held, not copied, and each page is
  * created when its turn comes: pages do not count toward the queue's bound, but frames behind them do.
  * Errors as in stream_send; CAIRN_ERR_BUSY: more than CAIRN_STREAM_PAGED_BYTES would wait. */
 CAIRN_MUST_CHECK cairn_status stream_send_pages(struct stream *stream, uint32_t request,
@@ -188,9 +189,10 @@ const char *stream_peer(const struct stream *stream);
 /* Returns the stream's socket, which still belongs to the stream; -1 when the socket is closed. */
 int stream_descriptor(const struct stream *stream);
 /* Returns how many bytes of an incomplete frame have arrived, and in *since_ms_out when the frame began, by
- * the loop's clock; 0: there is none. */
+ * the loop's clock; 0: no frame is incomplete. */
 size_t stream_unfinished_bytes(const struct stream *stream, uint64_t *since_ms_out);
-/* Returns the bytes queued and not yet given to the kernel, without pages whose turn has not come. */
+/* Returns how many bytes are queued and not yet given to the kernel, without pages whose turn has not
+ * come. */
 size_t stream_queued_bytes(const struct stream *stream);
 
 /* ==== a fabric in a loop ==== */
@@ -199,8 +201,8 @@ size_t stream_queued_bytes(const struct stream *stream);
  * descriptor.
  *
  * The struct is the caller's memory, one per fabric; loop thread only. `init` starts the polling, which
- * keeps the loop alive until it is closed (uv_unref is not used: a daemon that has a fabric has a reason to
- * live). While nothing arrives, the polling costs no CPU.
+ * keeps the loop alive until fabric_poll_close (uv_unref is not used: a daemon that has a fabric has a
+ * reason to live). While nothing arrives, the polling costs no CPU.
  *
  * The order of closing: fabric_poll_close, then (in or after its callback, or at once after the
  * call) fabric_close. */
@@ -225,9 +227,9 @@ struct fabric_poll {
 CAIRN_MUST_CHECK cairn_status fabric_poll_init(struct fabric_poll *poll, uv_loop_t *loop,
                                                struct fabric *fabric, uint32_t spin_us);
 
-/* Stops at once: no fabric callback runs from the loop after this. The memory belongs to the caller again
- * when on_closed runs, from the loop. on_closed may be NULL if the caller runs the loop until the loop is
- * empty. */
+/* Stops at once: no fabric callback runs from the loop after this call. The memory belongs to the caller
+ * again when on_closed runs, from the loop. on_closed may be NULL if the caller runs the loop until the
+ * loop is empty. */
 void fabric_poll_close(struct fabric_poll *poll, void (*on_closed)(void *arg), void *arg);
 
 #endif

@@ -15,12 +15,12 @@
 
 #include "proto/wire/wire.h"
 
-/* The inside of a stream: moving frames, and the end. */
+/* The inside of a stream: how it moves frames, and how it ends. */
 
 enum stream_state {
     CAIRN_STREAM_CONNECTING, /* frames wait in `pending` */
     CAIRN_STREAM_OPEN,
-    CAIRN_STREAM_FINISHING, /* queued frames are sent, arriving ones are dropped */
+    CAIRN_STREAM_FINISHING, /* queued frames are sent, arriving frames are dropped */
     CAIRN_STREAM_CLOSING,   /* handles are being closed; on_close runs when `open_count` is 0 */
 };
 
@@ -32,8 +32,9 @@ struct stream {
         uv_tcp_t tcp;
         uv_pipe_t pipe;
     } io;
-    uv_timer_t timer; /* the deadline of connecting, then that of finishing */
-    uv_idle_t turn; /* runs while frames that arrived wait for the next turn, and nothing is read */
+    uv_timer_t timer; /* the deadline of connecting, then the deadline of finishing */
+    /* runs while frames that have arrived wait for the next turn; meanwhile nothing is read */
+    uv_idle_t turn;
     struct frame_decoder decoder;
     struct outbox pending; /* grows while `writing` is with the kernel */
     struct outbox_frames writing;
@@ -48,7 +49,7 @@ struct stream {
     bool is_writing;
     bool is_shut;        /* we ended our direction (FINISHING) */
     bool peer_shut;      /* the peer ended its direction */
-    cairn_status status; /* the reason of the end, once it is decided */
+    cairn_status status; /* the reason of the end, when it is decided */
     struct sentence why;
     size_t send_queue_bytes;
     size_t room_bytes;      /* the bytes of `room` that the decoder uses */
@@ -72,7 +73,7 @@ static void write_pending(struct stream *stream);
 
 /* ==== outbox ==== */
 
-#define KEEP_BYTES (64u << 10) // frames above this are freed when empty
+#define KEEP_BYTES (64u << 10) // larger buffers are freed when empty
 
 struct outbox_pages {
     struct outbox_pages *next;
@@ -80,7 +81,7 @@ struct outbox_pages {
     size_t offset;         /* the bytes before this offset were taken */
     uint32_t request;
     enum page_what what;
-    struct outbox_frames behind; /* frames between these pages and the next */
+    struct outbox_frames behind; /* frames between these pages and the next pages */
 };
 
 static void outbox_frames_release(struct outbox_frames *frames)
@@ -89,7 +90,7 @@ static void outbox_frames_release(struct outbox_frames *frames)
     *frames = (struct outbox_frames) { 0 };
 }
 
-// Growth doubles; the sender has checked the queue's bound.
+// The capacity at least doubles if it must grow. The sender has checked the queue's bound.
 static cairn_status reserve(struct outbox_frames *frames, size_t more_bytes)
 {
     if (more_bytes <= frames->capacity_bytes - frames->used_bytes) return CAIRN_OK;
@@ -417,12 +418,13 @@ static void on_handle_closed(uv_handle_t *handle)
     stream_drop(handle->data);
 }
 
-// `why` is already written.
+// stream->why has been written already.
 static void close_now(struct stream *stream)
 {
     if (stream->state == CAIRN_STREAM_CLOSING) return;
     stream->state = CAIRN_STREAM_CLOSING;
-    if (stream->room != NULL) stream->room->used_bytes -= stream->room_bytes; // freed next turn
+    // the memory is freed in the next turn
+    if (stream->room != NULL) stream->room->used_bytes -= stream->room_bytes;
     stream->room = NULL;
     uv_close(&stream->io.handle, on_handle_closed);
     uv_close((uv_handle_t *)&stream->timer, on_handle_closed);
@@ -461,11 +463,11 @@ static void on_shutdown(uv_shutdown_t *request, int error)
     struct stream *stream = request->data;
     if (stream->state != CAIRN_STREAM_FINISHING) return;
     if (error != 0 || stream->peer_shut) close_now(stream);
-    // Otherwise the peer reads to our end and closes: if we closed first, a reset could destroy unread
-    // data (if the peer had sent more).
+    // Otherwise the peer reads everything and then closes. If we closed first, and the peer had sent more,
+    // a reset could destroy data that the peer has not read yet.
 }
 
-// Everything queued was written: ends our direction.
+// Ends our direction, after everything queued was written.
 static void finish_sending(struct stream *stream)
 {
     if (stream->is_shut) return;
@@ -605,7 +607,8 @@ static void on_written(uv_write_t *request, int error)
     if (stream->state == CAIRN_STREAM_FINISHING && !stream->is_writing) finish_sending(stream);
 }
 
-// One write at a time: frames that are queued meanwhile are sent together in the next.
+// Writes what is next, unless a write is under way: frames that are queued during a write are sent together
+// in the next write.
 static void write_pending(struct stream *stream)
 {
     if (stream->is_writing) return;
@@ -638,7 +641,8 @@ size_t stream_queued_bytes(const struct stream *stream)
     return stream->pending.frame_bytes + uv_stream_get_write_queue_size(&stream->io.stream);
 }
 
-// Checks `more` bytes to send: `queued` bytes, of at most `limit`, wait already.
+// Checks whether `more` bytes may be queued: `queued` bytes wait already, and at most `limit` bytes may
+// wait.
 static cairn_status judge_send(struct stream *stream, uint64_t queued, uint64_t more,
                                uint64_t limit, struct sentence *why)
 {
@@ -700,7 +704,7 @@ cairn_status stream_send_pages(struct stream *stream, uint32_t request, enum pag
     return CAIRN_OK;
 }
 
-/* The connection is established: reads, and writes the waiting frames. */
+/* Called when the connection is established: begins to read, and writes the waiting frames. */
 static void stream_begin(struct stream *stream)
 {
     stream->state = CAIRN_STREAM_OPEN;
@@ -856,7 +860,7 @@ cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *addres
         connect_unix(stream, address);
     else
         connect_tcp(stream, address);
-    *stream_out = stream; // on_close reports a failure so far
+    *stream_out = stream; // on_close reports a connect that has failed already
     return CAIRN_OK;
 }
 
