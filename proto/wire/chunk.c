@@ -60,7 +60,8 @@ static int carries_payload(unsigned kind)
     return kind == CAIRN_CHUNK_PUSH || kind == CAIRN_CHUNK_PUT || kind == CAIRN_CHUNK_DATA;
 }
 
-/* Judges a payload that is a box and at least one element. Only the receiver knows the box's length. */
+/* Judges a payload that consists of a box and of at least one element. Only the receiver knows the box's
+ * length. */
 static cairn_status judge_boxed(const struct chunk_header *h, size_t payload_bytes)
 {
     const size_t elem_bytes = dtype_size(h->dtype);
@@ -235,7 +236,7 @@ cairn_status tiles_pack(const struct tiles *tiles, uint8_t **bytes_out, size_t *
     return CAIRN_OK;
 }
 
-/* Validates one box of a stranger; `least`: the lowest tensor that it may belong to. */
+/* Validates one box of a stranger; `least`: the lowest tensor that the box may belong to. */
 static cairn_status unpack_box(const Cairn__TileBox *in, const struct job_spec_data *spec,
                                uint64_t least, struct tile_box *out, struct sentence *why)
 {
@@ -318,7 +319,7 @@ cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct j
  * to the tensor's. */
 
 #define PAIRS_BOXES_MAX 4096 /* the most boxes in a group that is compared by pairs */
-#define DEPTH_MAX       64   /* cuts within cuts before that */
+#define DEPTH_MAX       64   /* the most cuts within cuts, before a group is compared by pairs */
 
 /* A list that some ranks have, and the lowest of these ranks. */
 struct holder {
@@ -330,7 +331,7 @@ struct holder {
 /* One of a tensor's different boxes. */
 struct held {
     struct cairn_box box;
-    uint32_t rank; /* the lowest rank that holds it */
+    uint32_t rank; /* the lowest rank that holds the box */
 };
 
 struct cover {
@@ -432,7 +433,7 @@ static cairn_status take_apart(const struct cover *c, struct held *group, size_t
 
     qsort_r(group, count, sizeof *group, by_start, &dim);
     const uint32_t next_dim = (dim + 1) % rank;
-    size_t first = 0; // of the current part
+    size_t first = 0; // the first box of the current part
     uint64_t reach = 0;
     for (size_t i = 0; i < count; i++) {
         if (i > first && group[i].box.start[dim] >= reach) {

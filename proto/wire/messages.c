@@ -179,9 +179,9 @@ size_t hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t 
 
 /* ==== messages spec ==== */
 
-/* A job spec as a protobuf message and back. */
+/* Converts a job spec to a protobuf message, and back. */
 
-/* The protobuf side of a spec. It borrows the spec's strings, and owns the arrays. */
+/* The protobuf side of a spec. This struct borrows the spec's strings, and owns the arrays. */
 struct packing {
     Cairn__JobSpec message;
     Cairn__TensorSpec *tensors;
@@ -372,8 +372,8 @@ cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out, si
     return CAIRN_OK;
 }
 
-/* Reads the box of an alias into *box. *box_out is NULL if the alias has no box: then it is the complete
- * tensor. */
+/* Reads the box of an alias into *box. *box_out is NULL if the alias has no box: then the alias is the
+ * complete tensor. */
 static cairn_status unpack_box(const Cairn__TensorSpec *in, struct cairn_box *box,
                                struct cairn_box **box_out)
 {

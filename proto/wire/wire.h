@@ -15,36 +15,38 @@
 
 /* ==== chunks ==== */
 
-/* Everything that travels on the fabric has this header: 128 fixed bytes, little-endian, in front of a
- * payload of at most CAIRN_CHUNK_PAYLOAD_MAX bytes.
+/* Everything that travels on the fabric begins with this header: 128 fixed bytes, little-endian, in front
+ * of a payload of at most CAIRN_CHUNK_PAYLOAD_MAX bytes.
  *
  * One header serves every kind, so that one function validates all. A field that a kind does not use is 0.
  *
  *   kind       from    to      meaning, and the fields it uses beside magic, kind, job, member, token
  *   HELLO      worker  shard   "here I am (again)": request = the number of the worker's connection. The
  *                              shard answers with its HELLO, and with GRANT if a round is open
- *   HELLO      shard   worker  request = the number of the way it arrives by: see below
+ *   HELLO      shard   worker  request = the number of the way by which this HELLO arrives: see below
  *   GRANT      shard   worker  push in this round: epoch, round, value = window (chunks in flight),
- *                              leaf_count = the window of small chunks (0: they count as the others),
- *                              micro = the window of chunks that the shard reads in place (0: likewise);
- *                              first_leaf = how many of its first chunks the shard adds up on a card: of
- *                              these it reads memory of the card in place, of the others memory of the
- *                              host; request = the number of the way it arrives by
+ *                              leaf_count = the window of small chunks (0: small chunks count as the
+ *                              others), micro = the window of chunks that the shard reads in place (0: it
+ *                              reads none in place); first_leaf = n: the shard adds up its first n chunks
+ *                              on a card, and reads these chunks in place in memory of the card, all others
+ *                              in memory of the host; request = the number of the way by which this GRANT
+ *                              arrives
  *   PUSH       worker  shard   a contribution: epoch, round, micro, tensor, first_leaf, leaf_count, tile,
- *                              table_hash, dtype, checksum, request = the worker's cookie, value = 1: it
- *                              is counted among the chunks that are read in place
- *   ACK        shard   worker  answers PUSH or PUT, echoing request: folded (or received before); the
- *                              buffer is the worker's again and a credit is returned
+ *                              table_hash, dtype, checksum, request = the worker's cookie, value = 1: the
+ *                              chunk is counted among the chunks that are read in place
+ *   ACK        shard   worker  answers PUSH or PUT, echoing request: the chunk is folded or received, now
+ *                              or before; the buffer belongs to the worker again, and a credit is returned
  *   NAK        shard   worker  answers PUSH, PUT, FETCH, echoing request: value = a cairn_status
  *   MICRO_END  worker  shard   epoch, round, micro, value = chunks sent to this shard; payload: the tensors
  *                              not touched, u32 indices in ascending order
  *   MICRO_ACK  shard   worker  epoch, round, micro: every chunk is past this micro-batch of this member
  *   COMMIT     worker  shard   epoch, round, micro = last micro-batch, value = weight
- *   PUT        worker  shard   initial state: as PUSH without epoch, round and micro; with plane
+ *   PUT        worker  shard   initial state: as PUSH without epoch, round and micro, but with plane; in a
+ *                              write with round, too
  *   FETCH      worker  shard   plane, tensor, first_leaf, leaf_count, tile, table_hash, version, request
  *   DATA       shard   worker  the answer: as FETCH, with dtype, checksum and the payload
  *
- * CAIRN_CHUNK_UNSUMMED is a bit of value. In a shard's HELLO and in a worker's FETCH it says that the
+ * CAIRN_CHUNK_UNSUMMED is a bit of value. In a shard's HELLO and in a worker's FETCH the bit says that the
  * sender accepts payloads without a checksum (PUSH, DATA). In PUSH and DATA the bit says that there is no
  * checksum: the payload was sent over the network directly from a card's memory (CAIRN_FABRIC_PATH_DIRECT).
  * No processor has read such a payload, and only the network's own checksums guard it.
@@ -62,28 +64,28 @@
  * lost one. The shard also answers every HELLO with HELLO. The number in HELLO (CAIRN_CHUNK_WAY) grows with
  * every endpoint that the shard makes to this worker, and with every connection of the worker that the
  * shard hears of. After a HELLO whose number has a higher endpoint the worker sends its unanswered PUTs and
- * FETCHes again. After a GRANT with a higher number it sends all unanswered PUSHes again; the shard sends
- * that GRANT only when it is no longer receiving anything that was sent earlier. A worker that waits for an
- * answer and hears nothing for a while sends HELLO again, with the same number.
+ * FETCHes again. After a GRANT with a higher number the worker sends all unanswered PUSHes again; the shard
+ * sends that GRANT only when it is no longer receiving anything that was sent earlier. A worker that waits
+ * for an answer and hears nothing for a while sends HELLO again, with the same number.
  *
  * Relays. If the job's reduce groups are hosts, the shards on a host with several workers are relays: they
- * take these workers' contributions to all shards. Each relay acts for some of the shards (the owners): it
- * adds up the contributions to an owner, and passes on one contribution (server/shard/relay.h). Towards its
- * workers a relay speaks for the owner, on its own endpoints: in its GRANT, ACK, NAK and MICRO_ACK `tile`
- * is the index of the owner, and `tensor` of GRANT is 1 + the relay's own. The workers send PUSH to the
- * relay as they would to the owner. They send MICRO_END and COMMIT with `tensor` = 1 + the index of the
- * owner (0: the receiver itself is meant). Towards the owner the relay acts as a separate worker, which the
- * coordinator has announced; `value` of that worker's HELLO is 1. A relay also answers a FETCH of another
- * shard's chunk (param, CAIRN_TILE_WHOLE): it sends DATA with `tile` of the owner, from a copy that it has
- * fetched once for all workers. A relay without such a copy answers NAK NOT_FOUND: then the worker asks the
- * owner.
+ * receive what these workers contribute to all shards. Each relay acts for some of the shards (the owners):
+ * it adds up the contributions to an owner, and passes on one contribution (server/shard/relay.h). Towards
+ * its workers a relay speaks for the owner, on its own endpoints: in its GRANT, ACK, NAK and MICRO_ACK
+ * `tile` is the index of the owner, and `tensor` of GRANT is 1 + the index of the relay itself. The workers
+ * send PUSH to the relay as they would to the owner. The workers send MICRO_END and COMMIT with `tensor` =
+ * 1 + the index of the owner (0: the receiver itself is meant). Towards the owner the relay acts as a
+ * separate worker, which the coordinator has announced; `value` of that worker's HELLO is 1. A relay also
+ * answers a FETCH of another shard's chunk (param, CAIRN_TILE_WHOLE): the relay sends DATA with `tile` of
+ * the owner, from a copy that it has fetched once for all workers. A relay without such a copy answers NAK
+ * NOT_FOUND: then the worker asks the owner.
  *
- * Tiles. In a worker's messages `table_hash` is the tiles_digest of the list that it declared
- * (see "tiles" below; without a list, the digest of the empty list). If a header has another hash than the
- * shard knows, the shard refuses the message with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk
- * is meant:
+ * Tiles. In a worker's messages `table_hash` is the tiles_digest of the list that the worker declared (see
+ * "tiles" below; without a list, the digest of the empty list). If a header has another hash than the shard
+ * knows, the shard refuses the message with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is
+ * meant:
  *   CAIRN_TILE_WHOLE  all of it
- *   CAIRN_TILE_OWN    the elements that it shares with the worker's own box of the tensor
+ *   CAIRN_TILE_OWN    the elements that the chunk shares with the worker's own box of the tensor
  *   CAIRN_TILE_BOX    FETCH, and PUT in a write, only: the elements in the box (box_encode) that is the
  *                     payload of FETCH, and precedes the elements in the payload of PUT
  * The payload of PUSH, PUT and DATA is then only that part, in ascending order, which is one contiguous
@@ -93,13 +95,13 @@
 #define CAIRN_CHUNK_HEADER_BYTES 128
 #define CAIRN_CHUNK_MAGIC        0x434e5243u /* "CRNC" */
 #define CAIRN_CHUNK_PROTOCOL     1
-#define CAIRN_CHUNK_PAYLOAD_MAX  (((size_t)4 << 20) + 4096) /* the largest chunk, and a box */
+#define CAIRN_CHUNK_PAYLOAD_MAX  (((size_t)4 << 20) + 4096) /* the largest chunk with a box */
 #define CAIRN_CHUNK_SMALL        ((size_t)16 << 10) /* the largest payload of a small PUSH */
 /* the hash of the empty list of tiles: "whole tensors" */
 #define CAIRN_TABLE_HASH_WHOLE 0x656c6f6877ull
 
 /* Bits of header.value. */
-#define CAIRN_CHUNK_OF_RELAY 1u /* in a HELLO: a relay sends it, not a shard or a worker */
+#define CAIRN_CHUNK_OF_RELAY 1u /* in a HELLO: the sender is a relay, not a shard or a worker */
 /* in a PUSH: the chunk takes a credit of the window for chunks that are read in place */
 #define CAIRN_CHUNK_IN_PLACE 1u
 #define CAIRN_CHUNK_UNSUMMED 2u
@@ -150,8 +152,7 @@ struct chunk_header {
 };
 
 /* The number of a way consists of two numbers: the number of the shard's endpoint (from 1 in a shard's
- * process), and the number of the worker's newest connection that the shard has heard of (0: it has heard
- * of none). */
+ * process), and the number of the worker's newest connection that the shard has heard of (0: none). */
 #define CAIRN_CHUNK_WAY(endpoint, connection) ((uint64_t)(endpoint) << 32 | (uint32_t)(connection))
 #define CAIRN_CHUNK_WAY_ENDPOINT(way)         ((uint32_t)((way) >> 32))
 
@@ -212,9 +213,9 @@ uint64_t tiles_digest(const struct tiles *tiles);
 /* Packs a list as bytes of a TileList, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
 cairn_status tiles_pack(const struct tiles *tiles, uint8_t **bytes_out,
                         size_t *bytes_len_out) CAIRN_MUST_CHECK;
-/* The reverse, for a stranger's bytes; validates the list against the spec. CAIRN_ERR_MALFORMED: the bytes
- * are not a TileList. CAIRN_ERR_INVALID: there is no such tensor, the list is not ascending, or a box is
- * not within its tensor. */
+/* The reverse of tiles_pack, for a stranger's bytes; validates the list against the spec.
+ * CAIRN_ERR_MALFORMED: the bytes are not a TileList. CAIRN_ERR_INVALID: there is no such tensor, the list
+ * is not ascending, or a box is not within its tensor. */
 cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct job_spec_data *spec,
                           struct tiles *tiles_out, struct sentence *why) CAIRN_MUST_CHECK;
 
@@ -237,11 +238,11 @@ cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *c
  *         16  ...  payload: the message, packed by protobuf-c
  *
  * The decoder validates the bytes of a header as soon as these bytes arrive: a stream that begins with
- * anything but "C" is refused at its first byte. It allocates nothing for the payload before the header is
- * validated. The decoder's buffer grows only when bytes have really arrived, by doubling, and never above
- * the limit that the caller set. The limit counts the complete frame: 16 KiB before a peer's Hello (a
- * fabric address of 4 KiB, a name, a version and a device; a shard with many jobs sends several Hellos), 1
- * MiB after.
+ * anything but "C" is refused at its first byte. The decoder allocates nothing for the payload before the
+ * header is validated. The decoder's buffer grows only when bytes have really arrived, by doubling, and
+ * never above the limit that the caller set. The limit counts the complete frame: 16 KiB before a peer's
+ * Hello (a fabric address of 4 KiB, a name, a version and a device; a shard with many jobs sends several
+ * Hellos), and 1 MiB after the Hello.
  *
  * Calling sequence, for libuv and for blocking sockets alike:
  *   frame_decoder_init(&d, limits);
@@ -262,7 +263,7 @@ struct frame_limits {
     uint32_t frame_bytes; /* largest frame, header included; at most CAIRN_FRAME_BYTES_MAX */
 };
 
-/* One frame. `payload` is borrowed from the decoder until its next call. */
+/* One frame. `payload` is borrowed from the decoder until the decoder's next call. */
 struct wire_frame {
     uint16_t type;
     uint32_t request;
@@ -271,7 +272,7 @@ struct wire_frame {
 };
 
 enum frame_state {
-    CAIRN_FRAME_NONE,      /* all bytes so far are valid; more are needed */
+    CAIRN_FRAME_NONE,      /* all bytes that arrived are valid; more bytes are needed */
     CAIRN_FRAME_READY,     /* a complete frame was taken out */
     CAIRN_FRAME_MALFORMED, /* the stream is garbage from here on: close it */
     CAIRN_FRAME_NO_MEMORY, /* only from reserve */
@@ -301,11 +302,12 @@ enum frame_state frame_decoder_reserve(struct frame_decoder *decoder, uint8_t **
 /* Tells the decoder that `added_bytes` of the reserved room were filled; 0 gives the room back. */
 void frame_decoder_added(struct frame_decoder *decoder, size_t added_bytes);
 
-/* Takes the next frame out; the state says why there is none. `why` is written when malformed. */
+/* Takes the next frame out. If there is none, the result says why. `why` is written if the result is
+ * CAIRN_FRAME_MALFORMED. */
 enum frame_state frame_decoder_next(struct frame_decoder *decoder, struct wire_frame *frame_out,
                                     struct sentence *why);
 
-/* Gives back memory that a large frame needed. Call it when no frame is in use any more. */
+/* Gives back memory that a large frame needed. Call this when no frame is in use any more. */
 void frame_decoder_trim(struct frame_decoder *decoder);
 
 /* Writes a header. */
@@ -313,8 +315,8 @@ void frame_header_write(uint8_t header_out[CAIRN_FRAME_HEADER_BYTES], uint16_t t
                         uint32_t request, uint32_t payload_bytes);
 
 /* Packs a complete frame into `*frame_out`, [*frame_bytes_out], malloc'ed; the caller frees it.
- * CAIRN_ERR_INVALID: the frame is larger than frame_bytes_max (a programmer's or a user's list is too long:
- * send it in pages). CAIRN_ERR_NO_MEMORY. */
+ * CAIRN_ERR_INVALID: the frame is larger than frame_bytes_max (some list is too long, and must be sent in
+ * pages). CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status frame_pack(uint16_t type, uint32_t request,
                                          const ProtobufCMessage *message, uint32_t frame_bytes_max,
                                          uint8_t **frame_out, size_t *frame_bytes_out,
@@ -331,10 +333,10 @@ struct packed {
     const uint8_t *bytes; /* owned */
 };
 
-/* Takes ownership of malloc'ed bytes, and frees them if it fails. The caller holds the result once. Returns
- * NULL if there is no memory, or if `bytes` is NULL. */
+/* Takes ownership of malloc'ed bytes, and frees the bytes if the call fails. The result has one hold, the
+ * caller's. Returns NULL if there is no memory, or if `bytes` is NULL. */
 struct packed *packed_take(uint8_t *bytes, size_t size);
-/* Like packed_take, with a copy of the bytes: the caller keeps its own. */
+/* Like packed_take, with a copy of the bytes: the caller keeps the original. */
 struct packed *packed_copy(const uint8_t *bytes, size_t size);
 struct packed *packed_spec(const struct job_spec_data *spec);
 struct packed *packed_layout(const struct layout *layout);
@@ -521,9 +523,10 @@ const char *message_name(uint16_t number);
  * number; NULL if its first field is another one. */
 uint64_t *message_job(ProtobufCMessage *message);
 
-/* protobuf_c_message_unpack under a budget: a message of a few bytes can ask for a thousand times its size
- * in structs, so its memory is bounded by a small multiple of its length. NULL if the message is malformed
- * or over the budget, and with errno ENOMEM if there is no memory. Only message_free frees it. */
+/* Like protobuf_c_message_unpack, with a budget of memory that is a small multiple of the message's length:
+ * a message of a few bytes can ask for a thousand times its size in structs. NULL if the message is
+ * malformed or over the budget, and with errno ENOMEM if there is no memory. Only message_free frees the
+ * result. */
 ProtobufCMessage *message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
                                  size_t bytes_len);
 void message_free(ProtobufCMessage *message); /* NULL is fine */
@@ -541,7 +544,7 @@ enum page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2, CAIRN_PAGE_TILES = 
 struct paged {
     uint8_t *bytes; /* owned; [have_bytes] */
     size_t have_bytes, capacity_bytes;
-    uint64_t total_bytes; /* announced */
+    uint64_t total_bytes; /* the bytes that were announced */
 };
 /* CAIRN_ERR_INVALID if total_bytes is over CAIRN_PAGED_BYTES_MAX. */
 cairn_status paged_init(struct paged *paged, uint64_t total_bytes) CAIRN_MUST_CHECK;
@@ -563,18 +566,19 @@ cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out,
 /* Fills a message with everything except tensors, groups and former hashes. The message borrows the spec's
  * strings. */
 void spec_to_message(const struct job_spec_data *spec, Cairn__JobSpec *out);
-/* The reverse, for the scalars alone. */
+/* The reverse of spec_to_message, for the scalars alone. */
 void spec_fields_of_message(const Cairn__JobSpec *in, struct job_spec_data *spec);
 /* Fills a message that borrows the tensor's strings and shape, but leaves out the box of an alias. */
 void tensor_to_message(const struct tensor_spec *tensor, Cairn__TensorSpec *out);
-/* The reverse, for a stranger's message: fills a tensor that borrows from the message and, for the box of
- * an alias, from *box. Validates only the number of dimensions (CAIRN_ERR_INVALID; `why` says so). */
+/* The reverse of tensor_to_message, for a stranger's message: fills a tensor that borrows from the message
+ * and, for the box of an alias, from *box. Validates only the number of dimensions (CAIRN_ERR_INVALID;
+ * `why` says so). */
 cairn_status tensor_of_message(const Cairn__TensorSpec *in, struct tensor_spec *out,
                                struct cairn_box *box, struct sentence *why) CAIRN_MUST_CHECK;
 /* Fills a message that borrows the group's strings and points. */
 void group_to_message(const struct group_spec *group, Cairn__GroupSpec *out);
-/* The reverse, for a stranger's message: fills a group that borrows from the message. Validates only the
- * number of points (CAIRN_ERR_INVALID). */
+/* The reverse of group_to_message, for a stranger's message: fills a group that borrows from the message.
+ * Validates only the number of points (CAIRN_ERR_INVALID). */
 cairn_status group_of_message(const Cairn__GroupSpec *in, struct group_spec *out) CAIRN_MUST_CHECK;
 /* The reverse of spec_pack, for a stranger's bytes: bounds and canonicalizes the spec, and validates it by
  * spec_check against the optimizers of this build. On success the caller releases spec_out. */
