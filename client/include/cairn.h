@@ -8,27 +8,29 @@
  *
  * Conventions. Handles are opaque and may be used from several threads at once; a closed or wrong
  * handle gives CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named
- * *_out is set only on CAIRN_OK. Structs that may grow begin with struct_size: set it to sizeof the
- * struct, and set every field that you do not use to 0 (= the default, except for a group's numbers:
- * see below). A buffer given to put, push or fetch is on loan until its operation completes
- * (cairn_wait); if op_out is NULL, cairn_commit (pushes) or cairn_init_done (puts) completes the
- * operation. Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes nothing;
- * cairn_error() then names whom the call waited for. CAIRN_ERR_NO_MEMORY (memory, descriptors, threads)
+ * *_out is set only on CAIRN_OK. Structs that may grow begin with struct_size. Set struct_size to
+ * sizeof the struct, and set every field that you do not use to 0, which means the default (except
+ * for a group's numbers: see below). A buffer that is given to put, push or fetch is on loan until
+ * its operation completes (cairn_wait); if op_out is NULL, cairn_commit (pushes) or cairn_init_done
+ * (puts) completes the operation. Timeouts are milliseconds, finite and not negative. A call that
+ * ends with CAIRN_ERR_TIMEOUT has changed nothing, unless the call's comment says otherwise, and
+ * cairn_error() names whom the call waited for. CAIRN_ERR_NO_MEMORY (memory, descriptors, threads)
  * changes nothing either: the same call may be repeated, within a round or a write too; if a job has
- * failed with this status, close the job and open it again. The library never aborts, forks, or touches
- * signals. If cairn_opts.on_wait is NULL, the library prints the texts that on_wait would receive, and
- * a line when a shard falls silent or is heard again. It also prints one line if it has no room to map
- * the shards' memory, and copies that memory instead. Otherwise the library prints nothing. The library
- * owns one thread (two from the first cairn_stream_wait on) and one descriptor to poll. A child of
- * fork() must not use the library before exec(): in the child the parent's handles give
- * CAIRN_ERR_HANDLE, cairn_close and cairn_job_close ignore these handles, and cairn_open may hang. UCX
- * may run a thread as soon as UCX is loaded, and a lock of that thread would stay held in the child;
- * with UCX_VFS_ENABLE=n UCX starts no such thread. A signal handler may call cairn_status_name and
- * cairn_version. To end the wait of a thread, the handler can set a flag that the thread checks between
- * calls with short timeouts. Every other call takes locks and allocates memory. While a thread is in a
- * call or in on_wait, the thread must not be cancelled (pthread_cancel), and must not leave by longjmp
- * or a C++ exception: a lock would stay held, and the session would hang. If your program cancels
- * threads, put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...) around the calls.
+ * failed with this status, close the job and open it again. The library never aborts, forks, or
+ * touches signals. If cairn_opts.on_wait is NULL, the library prints the texts that on_wait would
+ * receive, and a line when a shard falls silent or is heard again. The library also prints one line
+ * if it has no room to map the shards' memory, and copies that memory instead. Otherwise the library
+ * prints nothing. The library owns one thread (two from the first cairn_stream_wait on) and one
+ * descriptor to poll. A child of fork() must not use the library before exec(): in the child the
+ * parent's handles give CAIRN_ERR_HANDLE, cairn_close and cairn_job_close ignore these handles, and
+ * cairn_open may hang. UCX may run a thread as soon as UCX is loaded, and a lock of that thread
+ * would stay held in the child; with UCX_VFS_ENABLE=n UCX starts no such thread. A signal handler
+ * may call cairn_status_name and cairn_version. To end the wait of a thread, the handler can set a
+ * flag that the thread checks between calls with short timeouts. Every other call takes locks and
+ * allocates memory. While a thread is in a call or in on_wait, the thread must not be cancelled
+ * (pthread_cancel), and must not leave by longjmp or a C++ exception: a lock would stay held, and
+ * the session would hang. If your program cancels threads, put
+ * pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...) around the calls.
  *
  * Names: a job's name has 1 to 255 bytes of [A-Za-z0-9._-] and does not begin with '.' or '-'; a name
  * of a tensor, unit or group has 1 to 255 bytes of UTF-8 without control characters. client/README.md,
@@ -135,7 +137,7 @@ struct cairn_box {
     uint64_t start[8], extent[8];
 };
 struct cairn_version {
-    uint64_t generation; /* starts anew on restore */
+    uint64_t generation; /* grows by one with every new beginning of the job, such as a restore */
     uint64_t step;       /* updates applied; skipped rounds do not count */
 };
 #endif
@@ -143,17 +145,17 @@ struct cairn_version {
 #ifndef CAIRN_NONFINITE_DEFINED
 #define CAIRN_NONFINITE_DEFINED
 /* How a round with a non-finite gradient ends. SKIP changes nothing and the job goes on; FAIL reports
- * an error. cairn_result, or cairn_error(), lists the tensors. An update of finite gradients whose
- * results are not finite (cairn_result.nonfinite) is kept: with SKIP the result reports it and the job
- * goes on, with FAIL no further round opens (CAIRN_ERR_HALTED), unless the job has
- * init_nonfinite_ok. */
+ * an error. cairn_result, or cairn_error(), lists the tensors. If all gradients are finite, but
+ * results of the update are not (cairn_result.nonfinite), the update is kept. Then with SKIP the
+ * result reports the tensors and the job goes on; with FAIL no further round opens
+ * (CAIRN_ERR_HALTED), unless the job has init_nonfinite_ok. */
 typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
 #endif
 
 #ifndef CAIRN_LOSS_SCALE_DEFINED
 #define CAIRN_LOSS_SCALE_DEFINED
-/* FIXED never changes. DYNAMIC is halved when a round is skipped and doubled after
- * loss_scale_growth_steps applied rounds in a row, within its bounds. */
+/* A FIXED loss scale never changes. A DYNAMIC loss scale is halved when a round is skipped, and
+ * doubled after loss_scale_growth_steps applied rounds in a row, within its bounds. */
 typedef enum cairn_loss_scale {
     CAIRN_LOSS_SCALE_DEFAULT = 0, /* DYNAMIC if loss_scale is above 1, else FIXED */
     CAIRN_LOSS_SCALE_FIXED = 1,
@@ -220,9 +222,9 @@ typedef enum cairn_tiers {
  * these workers push, and fetch the data of other hosts once for all of these workers. So the host
  * sends and fetches only as much as one worker would. A sum of floats depends on its order: the
  * gradients of a host are added up by rank, then the sums of the hosts by their lowest ranks. So the
- * bits of a step depend on which ranks share a host; `cairn job show` and the snapshots list the ranks
- * that shared one. The same workers on the same hosts give the same bits, whatever the number of shards
- * there. */
+ * bits of a step depend on which ranks share a host; `cairn job show` and the snapshots list the
+ * ranks that shared a host. The same workers on the same hosts give the same bits, whatever the
+ * number of shards there. */
 typedef enum cairn_reduce_groups {
     CAIRN_GROUPS_NONE = 0, /* no sums on hosts: all gradients are added up by rank */
     CAIRN_GROUPS_HOST = 1
@@ -243,7 +245,7 @@ typedef enum cairn_missing { CAIRN_MISSING_ZERO = 0, CAIRN_MISSING_LEAVE = 1 } c
 #define CAIRN_INIT_DEFINED
 /* How the shards make a tensor's initial parameters: the same values for any number of shards. */
 typedef enum cairn_init_kind {
-    CAIRN_INIT_NONE = 0, /* it is put */
+    CAIRN_INIT_NONE = 0, /* a worker puts the tensor */
     CAIRN_INIT_ZEROS = 1,
     CAIRN_INIT_ONES = 2,
     CAIRN_INIT_CONSTANT = 3, /* a */
@@ -257,9 +259,9 @@ struct cairn_init {
 };
 #endif
 
-/* How the learning rate goes: that of the round of step k (struct cairn_round.step, from 0), with b = lr,
- * m = lr_min, W = warmup_steps, T = total_steps, D = decay_steps. Before W, for every kind: (value at W) *
- * k / W. From T on: m.
+/* The learning rate of the round with step k (struct cairn_round.step, from 0), with b = lr, m =
+ * lr_min, W = warmup_steps, T = total_steps, D = decay_steps. Before W the rate of every kind is
+ * (value at W) * k / W. From T on the rate is m.
  *   CONSTANT  b
  *   LINEAR    m + (b - m) * (T - k) / (T - W)
  *   COSINE    m + (b - m) * (1 + cos(pi * (k - W) / (T - W))) / 2
@@ -267,7 +269,8 @@ struct cairn_init {
  *   TABLE     b * factor, linear between points by step; flat before the first, behind the last
  *   DRIVEN    what rank 0 of the round gives with its commit: cairn_group_lr; no warm-up
  * These are torch's LambdaLR and Hugging Face's get_*_schedule_with_warmup with k = last_epoch. The
- * coordinator works them out: the state of a schedule is the step alone, so a restored job goes on. */
+ * coordinator computes the rates. A schedule has no state besides the step, so a restored job goes
+ * on. */
 #ifndef CAIRN_SCHEDULE_DEFINED
 #define CAIRN_SCHEDULE_DEFINED
 typedef enum cairn_schedule_kind {
@@ -291,7 +294,7 @@ typedef enum cairn_placement {
 
 typedef struct cairn_session cairn_session; /* a session with a cluster */
 #ifndef __cplusplus
-typedef cairn_session cairn; /* its short name; in C++ it may be a namespace */
+typedef cairn_session cairn; /* a short name; in C++ `cairn` may be a namespace */
 #endif
 typedef struct cairn_job cairn_job; /* a job of a session */
 typedef struct cairn_op cairn_op;   /* an operation in progress */
@@ -301,32 +304,32 @@ typedef struct cairn_list
 typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 
 /* A call that waits calls this function, in the thread of the call. The function must not call this
- * library. `text`, valid until the function returns, names whom and what the call waits for. paused_ms
- * above 0: a worker is in a pause (cairn_pause), and the call waits for that worker beyond the call's
- * own timeout, for at most paused_ms from now. The function is called whenever the call's timeout has
- * passed again, and every minute. If the function returns false, the call ends with CAIRN_ERR_TIMEOUT.
- * paused_ms 0: the function is called when the call has waited for 5 s, and then every minute; `text`
- * is the text that its CAIRN_ERR_TIMEOUT would have. The returned value is ignored: the call waits
- * until its own timeout. */
+ * library. `text`, valid until the function returns, names whom and what the call waits for. If
+ * paused_ms is above 0, a worker is in a pause (cairn_pause), and the call waits for that worker
+ * beyond the call's own timeout, for at most paused_ms from now. Then the function is called
+ * whenever the call's timeout has passed again, and every minute; if the function returns false, the
+ * call ends with CAIRN_ERR_TIMEOUT. If paused_ms is 0, the function is called when the call has
+ * waited for 5 s, and then every minute; `text` is the text that cairn_error() would have after a
+ * CAIRN_ERR_TIMEOUT. The returned value is ignored then: the call waits until its own timeout. */
 typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, int paused_ms);
 
 /* A field that is not set is taken from the environment, or else from the default. If NULL is given
  * instead of the struct, every field is taken from the environment or the default. */
 struct cairn_opts {
     size_t struct_size;
-    /* The coordinator's address: "host:port" or its socket's "/path". If NULL: CAIRN_ENDPOINT, then
-     * cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run */
+    /* The coordinator's address: "host:port", or the "/path" of its socket. If NULL: CAIRN_ENDPOINT,
+     * then cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run */
     const char *endpoint;
     const char *name;       /* for logs and error texts; default "pid N on HOST" */
-    int connect_timeout_ms; /* 0 = 10,000: how long cairn_open tries */
+    int connect_timeout_ms; /* how long cairn_open tries; 0 = 10,000 */
     uint32_t reserved;      /* 0, like every reserved field; else CAIRN_ERR_INVALID */
-    const char *fabric;     /* "auto", "mapped", "ucx"; CAIRN_FABRIC */
+    const char *fabric;     /* "auto", "mapped", "ucx"; if NULL: CAIRN_FABRIC */
     /* Network devices of the data path between hosts. If NULL: CAIRN_FABRIC_DEVICE, then the devices
      * of the routes to the shards (cairn_data_path) */
     const char *fabric_device;
     uint32_t prefetch_units; /* the window of cairn_prefetch for each job; 0 = 2 */
     uint32_t reserved_too;
-    /* NULL: the call prints a line a minute on standard error, and continues to wait */
+    /* NULL: a call that waits prints a line a minute on standard error, and continues to wait */
     cairn_wait_fn on_wait;
     void *on_wait_context;
     /* CAIRN_GPU(n): this process computes on that GPU. Shards of this host whose state is on that
@@ -346,7 +349,7 @@ struct cairn_env {
     uint32_t rank, world; /* as the launcher sets them; without a launcher: 0, 1 */
     uint32_t local_rank;  /* among the processes of its node */
     uint32_t node_rank;
-    uint64_t restarts; /* how often the launcher has restarted this process, as far as it reports */
+    uint64_t restarts; /* how often the launcher has restarted this process, as far as it tells */
     char launcher
         [16]; /* source of rank and world: "cairn", "torchrun", "slurm", "openmpi", "single" */
     char run_id[128];   /* "" if there is none */
@@ -355,37 +358,38 @@ struct cairn_env {
 
 struct cairn_tensor {
     size_t struct_size;
-    const char *name;  /* UTF-8, at most 255 bytes, unique in the job */
-    const char *unit;  /* tensors of one unit are fetched together; NULL = the tensor alone */
-    const char *group; /* hyper-parameters; NULL = "default"; for trained tensors only */
+    const char *name; /* UTF-8, at most 255 bytes, unique in the job */
+    const char *unit; /* tensors of one unit are fetched together; NULL = the tensor alone */
+    /* the group of hyper-parameters; NULL = "default"; for trained tensors only */
+    const char *group;
     cairn_dtype
-        wire; /* dtype of fetched values: CAIRN_F32 (0 means it), CAIRN_BF16; a blob CAIRN_U8 */
+        wire;      /* dtype of fetched values: CAIRN_F32 (or 0), CAIRN_BF16; of a blob CAIRN_U8 */
     uint32_t rank; /* 0 = a scalar */
     uint64_t shape[8];
-    /* CAIRN_TRAINED (0 means it). CAIRN_FROZEN and CAIRN_BUFFER are put, fetched and snapshotted, but
-     * never optimized. CAIRN_BLOB is treated like these two, but has opaque bytes, not numbers: wire and
-     * master are CAIRN_U8 (0 means it), and rank is 1. A blob has no init and no alias, every worker
+    /* CAIRN_TRAINED (or 0). CAIRN_FROZEN and CAIRN_BUFFER are put, fetched and snapshotted, but
+     * never optimized. CAIRN_BLOB is treated like these two, but has opaque bytes, not numbers: wire
+     * and master are CAIRN_U8 (or 0), and rank is 1. A blob has no init and no alias, every worker
      * holds all of it, and it is put even if the other tensors come from init_from */
     cairn_kind kind;
-    /* Makes this tensor another name of `alias_of`, or of a box of it. `shape` is then the
-     * target's, or the box's extents; an alias has no state, group or init of its own. With an alias of
-     * the whole target every call acts on the target. With an alias of a box a fetch, and a put in a
-     * write, act on that box. Initial puts and pushes of a box are copied (their operations complete at
-     * once), and the target is sent when all of its boxes have been given; its bits are the same as if
-     * one memory had held the whole target. The boxes of a target must have no element in common
-     * (CAIRN_ERR_EXISTS) and be given in one dtype, and the target must not be held in tiles. If only
-     * some of the boxes were pushed when a micro-batch ends, the other boxes count as zeros. If no box
-     * was pushed, the target is absent from the micro-batch. */
+    /* Makes this tensor another name of `alias_of`, or of a box of `alias_of`. `shape` is then the
+     * target's, or the box's extents; an alias has no state, group or init of its own. With an alias
+     * of the whole target every call acts on the target. With an alias of a box a fetch, and a put
+     * in a write, act on that box. Initial puts and pushes of a box are copied (their operations
+     * complete at once), and the target is sent when all of its boxes have been given; the target's
+     * bits are the same as if one memory had held the whole target. The boxes of a target must have
+     * no element in common (CAIRN_ERR_EXISTS) and be given in one dtype, and the target must not be
+     * held in tiles. If only some of the boxes were pushed when a micro-batch ends, the other boxes
+     * count as zeros. If no box was pushed, the target is absent from the micro-batch. */
     const char *alias_of;
-    const struct cairn_box *alias_box; /* NULL = all of it */
-    cairn_dtype reduce, master;        /* CAIRN_F32 (0 means it); the master of a blob CAIRN_U8 */
+    const struct cairn_box *alias_box; /* NULL = the whole target */
+    cairn_dtype reduce, master;        /* CAIRN_F32 (or 0); master of a blob: CAIRN_U8 */
     cairn_placement place;             /* CAIRN_ROWS */
     struct cairn_init init;
     /* For a run that began elsewhere and continues here: how many of the cairn_job_spec.first_step
      * steps did not update this trained tensor, because the tensor was frozen or added later. The
      * tensor's own count of updates, which its bias corrections use, begins at first_step -
-     * steps_missed; its moments are put. With steps_missed = first_step the tensor begins as a new one.
-     * Workers that open the job later leave this field out, like first_step. */
+     * steps_missed; its moments are put. With steps_missed = first_step the tensor begins as a new
+     * tensor. Workers that open the job later leave this field out, like first_step. */
     uint64_t steps_missed;
 };
 
@@ -433,7 +437,7 @@ struct cairn_job_spec {
     size_t group_count;
     uint32_t rank;                /* this worker's rank; unique in the job: see open_flags */
     uint32_t workers_min;         /* the fewest workers with which a round opens; 0 = 1 */
-    double clip_norm;             /* of the global gradient norm; 0 = none */
+    double clip_norm;             /* bound of the global gradient norm; 0 = none */
     double loss_scale;            /* 0 = 1 */
     cairn_nonfinite on_nonfinite; /* 0 = CAIRN_NONFINITE_SKIP */
     uint32_t chunk_leaves;        /* leaves of 4096 elements in a message; 0 = 64 */
@@ -444,7 +448,7 @@ struct cairn_job_spec {
      * for the maximum */
     double loss_scale_min, loss_scale_max;
     cairn_loss_scale loss_scale_policy;
-    uint32_t loss_scale_growth_steps; /* DYNAMIC; 0 = 2000 */
+    uint32_t loss_scale_growth_steps; /* of DYNAMIC; 0 = 2000 */
     uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
     /* The most micro-batches that each worker has in a round: a push into a later micro-batch is
      * CAIRN_ERR_INVALID. 0 = 1, or any number in stages 2 and 3, which add nothing up. With
@@ -464,18 +468,19 @@ struct cairn_job_spec {
     uint32_t client_state_max;
     bool init_nonfinite_ok;
     /* CAIRN_GROUPS_NONE, or CAIRN_GROUPS_HOST; there are no groups while the workers hold tiles
-     * (cairn_tiles). No amendment changes it. */
+     * (cairn_tiles). No amendment changes this field. */
     cairn_reduce_groups reduce_groups;
     /* The most rounds that may be skipped in a row with the loss scale at its minimum (or fixed).
      * After that no further round opens: cairn_round_begin says CAIRN_ERR_HALTED, until the job is
      * amended, written or restored. 0 = 100 */
     uint64_t skips_max;
     /* A periodic snapshot is taken of each version whose step is a multiple of snapshot_every, so every
-     * run saves the same steps. 0 = none, or by time (snapshot_every_s). The newest snapshot_keep
-     * periodic snapshots are retained (0 = all). A snapshot that somebody asked for is never removed.
-     * If a periodic snapshot fails, the coordinator's log and `cairn job show` say so, and training
-     * continues; the next periodic snapshot is tried at its own step. No periodic snapshot is taken
-     * while results are not finite (cairn_result.nonfinite). */
+     * run saves the same steps. 0 = no periodic snapshots, or periodic snapshots by time
+     * (snapshot_every_s). The newest snapshot_keep periodic snapshots are retained (0 = all). A
+     * snapshot that somebody asked for is never removed. If a periodic snapshot fails, the
+     * coordinator's log and `cairn job show` say so, and training continues; the next periodic
+     * snapshot is tried at its own step. No periodic snapshot is taken while results are not finite
+     * (cairn_result.nonfinite). */
     uint64_t snapshot_every, snapshot_keep; /* snapshot_keep only with snapshot_every(_s) */
     cairn_shard_loss on_shard_loss;         /* 0 = CAIRN_SHARD_LOSS_WAIT */
     uint32_t shard_loss_wait_s;             /* with RESTORE_LATEST: seconds; 0 = 300 */
@@ -486,10 +491,10 @@ struct cairn_job_spec {
     uint32_t workers_max;
     /* How many workers start together; not part of the job. The first round after all workers were
      * gone waits for this many workers, so that the first to arrive does not train alone, but for no
-     * longer than start_wait_ms after one of them arrived. At most workers_max workers can attach, so
-     * with a world above workers_max the round waits for all of start_wait_ms. 0 = wait for workers_min
-     * workers only. After CAIRN_ERR_ROLLED_BACK give the world of the last round, so that no round
-     * waits for workers that had left before. */
+     * longer than start_wait_ms after one of these workers arrived. At most workers_max workers can
+     * attach, so with a world above workers_max the round waits for all of start_wait_ms. 0 = wait
+     * for workers_min workers only. After CAIRN_ERR_ROLLED_BACK give the world of the last round, so
+     * that no round waits for workers that had left before. */
     uint32_t world;
     uint64_t start_wait_ms; /* with world; 0 = 30000 */
     /* How a worker opens the job; not part of the job. CAIRN_OPEN_RESUME: if the cluster has no such
@@ -511,8 +516,8 @@ struct cairn_job_spec {
      * and updates these chunks while the GPU works on the rest. The bits are the same at any fraction;
      * the GPU needs that much less memory. At 1 nothing of the job is on the GPU, and the job continues
      * if the GPU fails. If all state lies in host memory anyway (compute.backend = host), the fraction
-     * has no effect, and the shard's log says so. No amendment changes it; a restored job has the same
-     * fraction again. */
+     * has no effect, and the shard's log says so. No amendment changes the fraction; a restored job
+     * has the same fraction again. */
     double offload_fraction;
     cairn_tiers tiers; /* 0 = CAIRN_TIERS_TOGETHER */
     /* Elastic workers with the same bits: a step consists of this many micro-batches, numbered from 0,
@@ -534,21 +539,22 @@ struct cairn_job_spec {
      * retain a snapshot, and without a rule all are retained. keep_every: the first snapshot in every
      * interval of this many steps is retained for good. max_bytes bounds all snapshots of the job
      * together; above this bound the oldest snapshots are removed, except those that keep_every or a
-     * tag retains. Snapshots that somebody asked for or that have a tag are always retained, and so is
-     * the newest verified one; a snapshot is removed only after a newer one was verified. Give these
-     * rules only with snapshot_every or snapshot_every_s */
+     * tag retains. Snapshots that somebody asked for or that have a tag are always retained, and so
+     * is the newest verified snapshot; a snapshot is removed only after a newer one was verified.
+     * Give these rules only with snapshot_every or snapshot_every_s */
     uint64_t snapshot_keep_every; /* steps; 0 = no such rule */
     uint64_t snapshot_max_bytes;  /* 0 = no bound */
     /* Used instead of snapshot_every: seconds from the start of one periodic snapshot to the next,
      * which is taken at the first step after these seconds */
     uint32_t snapshot_every_s;
-    uint32_t snapshot_keep_within_s; /* seconds: retains all that are younger; 0 = no such rule */
+    uint32_t snapshot_keep_within_s; /* seconds: retains all younger snapshots; 0 = no such rule */
     uint32_t
-        snapshot_durable_within_s; /* of every snapshot: seconds from its cut; 0 = no deadline */
-    uint32_t
-        snapshot_scrub_every_s; /* every snapshot is read again and checked; 0 = by command only */
+        snapshot_durable_within_s;   /* a snapshot's deadline in seconds from its cut; 0 = none */
+    uint32_t snapshot_scrub_every_s; /* seconds until a snapshot is read again and checked; 0 = by
+                                 * command only */
     cairn_snapshot_staging snapshot_staging; /* 0 = CAIRN_SNAPSHOT_STAGING_STATE */
-    /* A restore that finds a snapshot damaged takes the newest good one before it, and reports this */
+    /* A restore that finds a snapshot damaged takes the newest good snapshot before it, and reports
+     * this */
     bool snapshot_fallback;
     /* For a run that began elsewhere and continues here: the step of the version that the job begins
      * with. Schedules and the optimizer's corrections continue from this step. The moments are written
@@ -559,9 +565,9 @@ struct cairn_job_spec {
     cairn_missing missing_gradients;
     bool init_extra_ok; /* init_from may have more weights than the job has tensors */
     /* If not 0, a worker of the job writes its buffers (cairn_write_begin) after each applied step
-     * that is a multiple of this or of snapshot_every, before the next round: the periodic snapshot of
-     * that step then saves the version that the write makes; without a write, the version of the next
-     * step. 0: no worker writes. */
+     * that is a multiple of buffers_every or of snapshot_every, before the next round. The periodic
+     * snapshot of that step then saves the version that the write makes, or, without a write, the
+     * version of the next step. 0: no worker writes. */
     uint64_t buffers_every;
 };
 #define CAIRN_OPEN_MUST_EXIST     1
@@ -579,7 +585,7 @@ struct cairn_tile {
 /* Memory of the whole tensor (or box). */
 struct cairn_mem {
     size_t struct_size;
-    void *ptr; /* the box's first element; put and push only read it */
+    void *ptr; /* the box's first element; put and push only read the memory */
     /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's dtype. A blob is CAIRN_U8, and
      * a box from 0 to the blob's end is refused if the blob has another length */
     cairn_dtype dtype;
@@ -604,26 +610,26 @@ struct cairn_mem {
 struct cairn_round {
     size_t struct_size;
     uint64_t round; /* from 1; never used twice in a job, not even after a void round */
-    uint64_t step;  /* updates applied so far: this round makes step + 1 */
+    uint64_t step;  /* updates applied before this round, which makes step + 1 */
     uint64_t epoch; /* of the membership: grows by one when a member joins or leaves */
     struct cairn_version version; /* compute with this version */
     /* This worker's place among the round's contributors, 0 to world - 1, and the number of
      * contributors: address the batch by both. A surplus worker has a rank of world or more, and
      * contributes nothing */
     uint32_t rank, world;
-    double loss_scale; /* multiply the loss by it before backward */
+    double loss_scale; /* multiply the loss by loss_scale before backward */
     uint64_t revision; /* of the spec: grows by one with every amendment */
-    /* How many micro-batches this worker has. With global_batch they are numbered over all workers,
-     * and this worker's are rank, rank + world, rank + 2 * world, ... below global_batch; 0: this
-     * worker is surplus. A surplus worker commits like any other worker; its commit waits for the
-     * round's end */
+    /* How many micro-batches this worker has. With global_batch the micro-batches are numbered over
+     * all workers, and those of this worker are rank, rank + world, rank + 2 * world, ... below
+     * global_batch; 0: this worker is surplus. A surplus worker commits like any other worker; its
+     * commit waits for the round's end */
     uint32_t micro_batches;
     uint32_t job; /* the open job of this process that the round belongs to; other jobs refuse it */
-    /* How many rounds of the job were skipped so far, and the number of the batch, which is step +
-     * skips. A skipped round leaves the step unchanged and uses up its batch; a void round does not
-     * count, and its batch is repeated. */
+    /* skips: how many rounds of the job were skipped before this one. index: the number of the
+     * batch, which is step + skips. A skipped round leaves the step unchanged and uses up its batch;
+     * a void round does not count, and its batch is repeated. */
     uint64_t skips, index;
-    uint64_t seed;         /* the job's; see cairn_micro_seed */
+    uint64_t seed;         /* the job's seed; see cairn_micro_seed */
     uint64_t global_batch; /* micro-batches of the step; 0: each worker has micro_batches */
 };
 
@@ -636,7 +642,7 @@ struct cairn_result {
     double lr;         /* of the group whose name is first in bytewise order, in this round */
     bool applied;      /* false: skipped */
     bool finite;
-    uint64_t skips, index; /* after the round: index is the number of the next batch */
+    uint64_t skips, index; /* as of the round's end; index: the number of the next batch */
     /* If applied: the number of elements whose parameter, moment or published copy is not finite,
      * although the gradients were. If skipped: the number of elements whose gradient, summed over
      * the workers, is not finite. nonfinite_tensors lists the tensors and their numbers of such
@@ -717,8 +723,9 @@ typedef enum cairn_change {
 struct cairn_difference {
     size_t struct_size;
     const char *text; /* "job mnist: stage 3 here, 2 on the servers" */
-    /* The setting (struct cairn_setting) that makes the job match the spec: "stage", "3". key NULL: no
-     * setting makes it match. value NULL: the value is not a short text (a schedule's points, say) */
+    /* The setting (struct cairn_setting) that makes the job match the spec: "stage", "3". key NULL:
+     * no setting makes the job match. value NULL: the value is not a short text (a schedule's
+     * points, say) */
     const char *key, *value;
     cairn_change change;
     /* If a tensor differs: its name, the field in which it differs ("kind", "group", "wire dtype",
@@ -736,12 +743,13 @@ CAIRN_EXPORT cairn_status cairn_error_difference(size_t index,
 
 /* Allocates shared memory, which shards of this host may map: whole pages of zeros, valid until
  * cairn_free or the end of cairn_close. The memory is allocated at once, not when it is touched, in
- * large pages if the kernel has them. The memory is lent to put, push or fetch like any other memory; a
- * range that extends beyond its end is CAIRN_ERR_INVALID. CAIRN_ERR_NO_MEMORY: not enough memory is
- * free, or the process may not have that much. If the limit of a container is exceeded, the kernel may
- * kill a process of the container instead. device: 0 = host; CAIRN_GPU(n): memory that shards on that
- * GPU read in place, in units of 2 MiB. With some drivers this call, like cairn_map_device, waits for
- * the streams that wait on that GPU (cairn_stream_wait); the session continues meanwhile. */
+ * large pages if the kernel has them. The memory is lent to put, push or fetch like any other
+ * memory; a range that extends beyond the memory's end is CAIRN_ERR_INVALID. CAIRN_ERR_NO_MEMORY:
+ * not enough memory is free, or the process may not have that much. If the limit of a container is
+ * exceeded, the kernel may kill a process of the container instead. device: 0 = host; CAIRN_GPU(n):
+ * memory that shards on that GPU read in place, in units of 2 MiB. With some drivers this call, like
+ * cairn_map_device, waits for the streams that wait on that GPU (cairn_stream_wait); the session
+ * continues meanwhile. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn_session *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
 /* Frees memory of cairn_alloc. CAIRN_ERR_BUSY: the memory is not freed, because an operation has it on
@@ -749,7 +757,7 @@ CAIRN_EXPORT cairn_status cairn_alloc(cairn_session *session, size_t bytes, int 
  * that is still queued on any stream may touch the memory. This call waits for no stream; the memory is
  * released when no stream waits. */
 CAIRN_EXPORT cairn_status cairn_free(cairn_session *session, void *ptr) CAIRN_CHECKED;
-/* Announces that memory will be pushed from and fetched into repeatedly. This version always returns
+/* Announces memory that pushes and fetches will use repeatedly. This version always returns
  * CAIRN_ERR_UNSUPPORTED: the memory is staged, and may be used without registration. */
 CAIRN_EXPORT cairn_status cairn_register(cairn_session *session, void *ptr, size_t bytes,
                                          int device) CAIRN_CHECKED;
@@ -759,10 +767,10 @@ CAIRN_EXPORT cairn_status cairn_unregister(cairn_session *session, void *ptr) CA
 
 /* cairn_detach_memory unmaps all memory that shards of this host share with this process, on GPUs too,
  * and cairn_attach_memory maps it again. This is for checkpoints (cuda-checkpoint): a process that maps
- * another process's GPU memory cannot be restored from one. Memory of cairn_alloc stays: free GPU
- * memory before detach. Between the two calls nothing arrives from these shards, and calls that need
- * them wait. CAIRN_ERR_BUSY names what is open: a round that is not committed, an operation, a mapped
- * unit. Prefetched units are dropped. CAIRN_ERR_TIMEOUT: nothing has changed. */
+ * another process's GPU memory cannot be restored from a checkpoint. Memory of cairn_alloc stays:
+ * free GPU memory before detach. Between the two calls nothing arrives from these shards, and calls
+ * that need these shards wait. CAIRN_ERR_BUSY names what is open: a round that is not committed, an
+ * operation, a mapped unit. Prefetched units are dropped. CAIRN_ERR_TIMEOUT: nothing has changed. */
 CAIRN_EXPORT cairn_status cairn_detach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_attach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
 
@@ -779,12 +787,12 @@ CAIRN_EXPORT const char *cairn_data_path(const cairn_session *session);
  * with the differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such
  * job. Waits for the shards that the coordinator expects. CAIRN_ERR_EXISTS: the job is already open in
  * this session, and a session can be only one member of a job. CAIRN_ERR_REFUSED: 64 jobs are open in
- * this session. CAIRN_ERR_INVALID: name or spec, with field, value and what is allowed;
- * CAIRN_ERR_UNSUPPORTED; CAIRN_ERR_NO_MEMORY, CAIRN_ERR_NO_SPACE: the shards have no room;
- * CAIRN_ERR_NONFINITE, CAIRN_ERR_IO: init_from cannot be used; CAIRN_ERR_JOB_LOST.
- * CAIRN_ERR_PLACE_TAKEN, CAIRN_ERR_EXISTS: see open_flags. CAIRN_ERR_TIMEOUT: nothing is open here; a
- * job that did not exist may have been created, or may still be created, with this spec. The call may
- * be repeated, and then finds that job. */
+ * this session. CAIRN_ERR_INVALID: the name or the spec is not valid, and the error gives field,
+ * value and what is allowed; CAIRN_ERR_UNSUPPORTED; CAIRN_ERR_NO_MEMORY, CAIRN_ERR_NO_SPACE: the
+ * shards have no room; CAIRN_ERR_NONFINITE, CAIRN_ERR_IO: init_from cannot be used;
+ * CAIRN_ERR_JOB_LOST. CAIRN_ERR_PLACE_TAKEN, CAIRN_ERR_EXISTS: see open_flags. CAIRN_ERR_TIMEOUT:
+ * nothing is open here; a job that did not exist may have been created, or may still be created,
+ * with this spec. The call may be repeated, and then finds that job. */
 CAIRN_EXPORT cairn_status cairn_job_open(cairn_session *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
@@ -806,10 +814,10 @@ struct cairn_job_info {
     cairn_reduce_groups reduce_groups;
     uint32_t workers_max; /* 0: as many as the cluster's round.workers_max */
     uint64_t global_batch, seed;
-    uint64_t revision; /* counts amendments; as of when this handle was opened */
-    /* As of when this session first opened the job. made_by: the worker that had created the job
-     * ("worker trainer-4711"; "": not known). found: the job had taken steps by then; found_step: its
-     * step */
+    uint64_t revision; /* how many amendments there were when this handle was opened */
+    /* These fields are as of this session's first opening of the job. made_by: the worker that had
+     * created the job ("worker trainer-4711"; "": not known). found: the job had taken steps by
+     * then; found_step: its step */
     const char *made_by;
     uint64_t found_step;
     bool found;
@@ -829,11 +837,11 @@ CAIRN_EXPORT void cairn_job_close(cairn_job *job);
  * common element, and all ranks together must hold every tensor; CAIRN_ERR_MISMATCH names the tensor,
  * the ranks, and the overlap or the hole. The call is collective: every worker makes the call after
  * opening the job, and the call returns when all workers have made it. CAIRN_ERR_TIMEOUT names the
- * workers that have not. All workers may make the call again between rounds, with other boxes if
- * needed; within a round the call is CAIRN_ERR_BUSY. Rounds then consist of exactly these ranks; a
- * worker that replaces a dead worker also declares its boxes. Every worker holds whole tensors if the
- * call was never made, or was last made with world 0. A job with global_batch has no tiles:
- * CAIRN_ERR_REFUSED. */
+ * workers that have not made it. All workers may make the call again between rounds, with other
+ * boxes if needed; within a round the call is CAIRN_ERR_BUSY. Rounds then consist of exactly these
+ * ranks; a worker that replaces a dead worker also declares its boxes. Every worker holds whole
+ * tensors if the call was never made, or was last made with world 0. A job with global_batch has no
+ * tiles: CAIRN_ERR_REFUSED. */
 CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *tiles,
                                       size_t tile_count, uint32_t world,
                                       int timeout_ms) CAIRN_CHECKED;
@@ -885,8 +893,8 @@ struct cairn_amend {
     size_t add_count;
     const struct cairn_tie *ties; /* done after add */
     size_t tie_count;
-    uint64_t snapshot_every, snapshot_keep; /* if set_snapshots; as in struct cairn_job_spec */
-    cairn_shard_loss on_shard_loss;         /* if set_shard_loss, and shard_loss_wait_s */
+    uint64_t snapshot_every, snapshot_keep; /* used if set_snapshots; as in cairn_job_spec */
+    cairn_shard_loss on_shard_loss;         /* used if set_shard_loss, as is shard_loss_wait_s */
     uint32_t shard_loss_wait_s;
     bool set_snapshots, set_shard_loss;
     uint8_t reserved_losses[2];
@@ -895,11 +903,11 @@ struct cairn_amend {
      * stay, so a workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both bounds stay
      * unchanged. */
     uint32_t workers_min, workers_max;
-    cairn_worker_loss on_worker_loss; /* if set_worker_loss, and worker_loss_wait_s */
+    cairn_worker_loss on_worker_loss; /* used if set_worker_loss, as is worker_loss_wait_s */
     uint32_t worker_loss_wait_s;
     bool set_worker_loss;
     uint8_t reserved_rules[3];
-    /* if set_snapshot_rules, all of them; as in struct cairn_job_spec */
+    /* all of these are used if set_snapshot_rules; as in struct cairn_job_spec */
     uint64_t snapshot_keep_every, snapshot_max_bytes;
     uint32_t snapshot_every_s, snapshot_keep_within_s, snapshot_durable_within_s,
         snapshot_scrub_every_s;
@@ -911,8 +919,9 @@ struct cairn_amend {
      * client_state_max, on_nonfinite, skips_max, missing_gradients, and loss_scale (which begins anew)
      * with its policy and bounds. CAIRN_ERR_UNSUPPORTED: the field can be changed only in a new job
      * made from a snapshot (chunk_leaves, spread, reduce_groups, offload_fraction, buffers_every, stage
-     * 0), and the error gives the `cairn job create` that makes that job; or the field says how the job
-     * began, and never changes. CAIRN_ERR_INVALID names field, value and what is allowed. */
+     * 0), and the error gives the `cairn job create` that makes that job; or the field says how the
+     * job began, and can never be changed. CAIRN_ERR_INVALID names field, value and what is
+     * allowed. */
     const struct cairn_setting *settings;
     size_t setting_count;
 };
@@ -926,16 +935,17 @@ struct cairn_amend {
  * neighbouring tensors, in the order of names, would have counts of their own), CAIRN_ERR_NOT_FOUND (no
  * such group or tensor), CAIRN_ERR_EXISTS (a tensor of that name), CAIRN_ERR_UNSUPPORTED (another
  * optimizer), CAIRN_ERR_STALE.
- *   Tensors that are added, tied, or trained for the first time, and settings that need it
- * (cairn_amend.settings), make a new version, (generation + 1, the same step), of the state that the
- * shards have. An open round of the caller is void (CAIRN_ERR_EPOCH_CHANGED); then every handle of the
- * job, the caller's too, gives CAIRN_ERR_REOPEN, because the job's tensors or terms have changed:
- * close the handle and open the job again. A worker with the spec from before may continue with that
- * spec, and may push and fetch the new tensors as well; to tensors that the worker does not push it
- * contributes nothing. A worker that lists the new tensors may leave their init out. CAIRN_ERR_BUSY: a
- * snapshot or digest is being taken. CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a shard
- * has no room for the old and the new part together; the error gives the numbers. After these errors
- * the job continues unchanged; after CAIRN_ERR_TIMEOUT the job may still be amended. */
+ *   Tensors that are added, tied, or trained for the first time, and settings that need a new
+ * generation (cairn_amend.settings), make a new version, (generation + 1, the same step), of the
+ * state that the shards have. An open round of the caller is void (CAIRN_ERR_EPOCH_CHANGED); then
+ * every handle of the job, the caller's too, gives CAIRN_ERR_REOPEN, because the job's tensors or
+ * terms have changed: close the handle and open the job again. A worker with the spec from before
+ * the amendment may continue with that spec, and may push and fetch the new tensors as well; the
+ * worker contributes nothing to tensors that it does not push. A worker that lists the new tensors
+ * may leave their init out. CAIRN_ERR_BUSY: a snapshot or digest is being taken.
+ * CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a shard has no room for the old and the
+ * new part together; the error gives the numbers. After these errors the job continues unchanged;
+ * after CAIRN_ERR_TIMEOUT the job may still be amended. */
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 
@@ -971,18 +981,18 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
 
 /* Writes planes at a step boundary, outside the optimizer. cairn_write_begin waits for the open round
  * to end (a round that would wait for this worker is void). No round opens until cairn_write_end; other
- * workers wait in cairn_round_begin. Between the two calls cairn_put gives the planes "param",
- * "exp_avg" or "exp_avg_sq" of tensors of any kind, in CAIRN_F32, in any boxes that have no element in
- * common (else CAIRN_ERR_EXISTS). Box NULL is what this worker holds; if this is a tile, mem.bytes must
- * be given. Blobs are put whole, in CAIRN_U8. Elements that are not put keep their values. With
- * global_batch a buffer is put by the worker that had the last micro-batch in its last round, and must
- * come from that micro-batch (CAIRN_ERR_REFUSED: another worker put it). cairn_write_end makes one new
- * version, (generation + 1, the same step), of everything that was put, on all shards; fetches see
- * either the old version or the new one. A writer that dies, fails a put, or takes longer than the
- * cluster's step_deadline has written nothing. Any worker may write when it has no round open.
- * cairn_write_begin: CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT, the request is withdrawn.
- * cairn_write_end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin the write again;
- * CAIRN_ERR_TIMEOUT, call cairn_write_end again. */
+ * workers wait in cairn_round_begin. Between the two calls cairn_put writes the planes "param",
+ * "exp_avg" or "exp_avg_sq" of tensors of any kind, in CAIRN_F32, in any boxes that have no element
+ * in common (else CAIRN_ERR_EXISTS). Box NULL is what this worker holds; if this is a tile,
+ * mem.bytes must be given. Blobs are put whole, in CAIRN_U8. Elements that are not put keep their
+ * values. With global_batch a buffer is put by the worker whose last round gave it the last
+ * micro-batch, and must come from that micro-batch (CAIRN_ERR_REFUSED: another worker put it).
+ * cairn_write_end makes one new version, (generation + 1, the same step), of everything that was
+ * put, on all shards; fetches see either the old version or the new one. A writer that dies, fails a
+ * put, or takes longer than the cluster's step_deadline has written nothing. Any worker may write
+ * when it has no round open. cairn_write_begin: CAIRN_ERR_EXISTS, a write is open;
+ * CAIRN_ERR_TIMEOUT, the request is withdrawn. cairn_write_end: CAIRN_ERR_EPOCH_CHANGED, nothing was
+ * written, begin the write again; CAIRN_ERR_TIMEOUT, call cairn_write_end again. */
 CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;
@@ -990,12 +1000,12 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
 /* Waits for the next round to open; if this worker has a round open, gives that round again.
  * CAIRN_ERR_TIMEOUT names what the call waited for (workers below workers_min, a shard that is away,
  * an open write, this worker's own included); CAIRN_ERR_NOT_READY: cairn_init_done was not called;
- * CAIRN_ERR_FENCED: another worker has this one's rank now; CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED:
+ * CAIRN_ERR_FENCED: another worker has this worker's rank now; CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED:
  * skips_max rounds in a row were skipped, or the job's policy is to fail and the last update left
  * results that are not finite or a worker was lost; CAIRN_ERR_ROLLED_BACK, from every call with the
- * job's handle: the job was, or is being, restored from a snapshot. Close the handle and open the job
- * again, in the same session and with the same spec: cairn_job_open waits for the restore, and the
- * newest version (cairn_version_wait, cairn_client_state) says where the trainer continues. */
+ * job's handle: the job was, or is being, restored from a snapshot. Close the handle and open the
+ * job again, in the same session and with the same spec: cairn_job_open waits for the restore, and
+ * the newest version (cairn_version_wait, cairn_client_state) says where the trainer continues. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
 /* Returns a seed, below 2^63, for what is random in a micro-batch (dropout, the order of the rows). The
@@ -1005,8 +1015,8 @@ CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
  * and the number is micro * world + rank. With splitmix64's mix(x),
  *   x += 0x9e3779b97f4a7c15; x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
  *   x = (x ^ x >> 27) * 0x94d049bb133111eb; x ^ x >> 31
- * the seed is mix(mix(mix(seed) ^ index) ^ number) >> 1. It is 0 if `round` is not given, or comes
- * from an older cairn.h. */
+ * the seed is mix(mix(mix(seed) ^ index) ^ number) >> 1. The seed is 0 if `round` is not given, or
+ * comes from an older cairn.h. */
 CAIRN_EXPORT uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro);
 /* Pushes the gradient of the part of a tensor that this worker holds (`box` NULL, or exactly that box),
  * for this round and micro-batch. The gradient is multiplied by the loss scale, and summed (not
@@ -1017,18 +1027,18 @@ CAIRN_EXPORT uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t
  * one; call cairn_round_begin. In stages 0 and 1 with several micro-batches the call copies the
  * gradient, and the operation completes at once. A micro-batch beyond the job's micro_batches is
  * CAIRN_ERR_INVALID. The call does not wait for a shard.
- *   A GPU's memory is pushed with the contents that it has when all work queued on mem.stream before
- * the call is done. The call waits for the stream only if the host has to read the memory: in stages 0
- * and 1 with several micro-batches, with strides, and for aliases of boxes. Everything that is given
- * later in the round is sent after this push. If the queued work fails, the job's handle fails, too,
- * with CAIRN_ERR_IO. */
+ *   A GPU's memory is pushed with the contents that it has after all work that was queued on
+ * mem.stream before the call. The call waits for the stream only if the host has to read the memory:
+ * in stages 0 and 1 with several micro-batches, with strides, and for aliases of boxes. Everything
+ * that is given later in the round is sent after this push. If the queued work fails, the job's
+ * handle fails, too, with CAIRN_ERR_IO. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
                                      cairn_op **op_out) CAIRN_CHECKED;
-/* Many tensors at once: a list is described once, and then pushed or fetched as often as wanted, as
+/* A list of many tensors is described one time, and then pushed or fetched as often as wanted, as
  * one operation, at the cost of a few microseconds a tensor. The description is copied, but the
- * tensors' memory is not: its addresses must stay valid. A list is checked as a whole, when it is
+ * tensors' memory is not: the memory must stay valid. A list is checked as a whole, when it is
  * described and again when it is posted: if one entry is wrong, no entry is sent, and cairn_error()
  * begins "entry 3 of the list (name): ". A list of pushes must not have a tensor twice
  * (CAIRN_ERR_EXISTS), nor an alias of a box (CAIRN_ERR_UNSUPPORTED). A list may be posted by several
@@ -1047,10 +1057,10 @@ CAIRN_EXPORT cairn_status cairn_fetch_list(cairn_job *job, const char *plane,
 /* Closes a list; operations that were posted with it go on. A list does not end with its job: after
  * the job's end, calls with the list give CAIRN_ERR_HANDLE. NULL is allowed. */
 CAIRN_EXPORT void cairn_list_close(cairn_list *list);
-/* Push or fetch each tensor of the list, and fail, as cairn_push and cairn_fetch do; for pushes op_out
- * may be NULL, and the commit then waits for the pushes. CAIRN_ERR_HANDLE is also the error for a list
- * of the other kind. If an entry fails, the operation has that entry's status, and ends when all
- * entries have ended. */
+/* These two calls push or fetch each tensor of the list, and fail, in the way of cairn_push and
+ * cairn_fetch. For pushes op_out may be NULL; then the commit waits for the pushes. CAIRN_ERR_HANDLE
+ * is also the error for a list of the other kind. If an entry fails, the operation has that entry's
+ * status, and ends when all entries have ended. */
 CAIRN_EXPORT cairn_status cairn_push_many(cairn_list *list, const struct cairn_round *round,
                                           uint32_t micro, cairn_op **op_out) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_fetch_many(cairn_list *list, struct cairn_version version,
@@ -1069,9 +1079,9 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * round is void for all). CAIRN_OK: the update is applied and published (or skipped: out->applied), and
  * the buffers of all pushes are the caller's again. CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call
  * round_begin again and recompute. CAIRN_ERR_TIMEOUT: the outcome is not known yet; call cairn_commit
- * again with the same round and weight to continue to wait. CAIRN_ERR_INVALID: the weight is not the
- * one that the round was committed with; nothing changes. CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a
- * shard refused this worker's data, and the round is given up.
+ * again with the same round and weight to continue to wait. CAIRN_ERR_INVALID: the weight differs
+ * from the one with which the round was committed; nothing changes. CAIRN_ERR_PROTOCOL,
+ * CAIRN_ERR_MALFORMED: a shard refused this worker's data, and the round is given up.
  *   A commit without any push contributes zeros with the commit's weight, or leaves the tensors
  * unchanged, depending on cairn_job_spec.missing_gradients. With global_batch the weight is the sum
  * over this worker's micro-batches, and every one of these except the last must have been ended (else
@@ -1104,13 +1114,13 @@ CAIRN_EXPORT cairn_status cairn_pause(cairn_job *job, const char *what, int at_m
 /* Ends the pause; CAIRN_OK, too, if there was none. */
 CAIRN_EXPORT cairn_status cairn_pause_end(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 /* Sets the learning rate of a group (NULL = "default") whose schedule is CAIRN_SCHEDULE_DRIVEN,
- * from the next cairn_commit on until another is given. Every worker sets the rate before its first
- * commit (else that commit is CAIRN_ERR_INVALID). The rate comes from the worker's own scheduler, which
- * the worker advances when a round was applied (cairn_result.applied). The round's rank 0 determines
- * the rate, and all shards use the same double. The rate is kept with the version as client_state is; a
- * spec that begins with another lr is no mismatch. The call does not wait. CAIRN_ERR_INVALID: the rate
- * is not a number from 0 to 1e18; CAIRN_ERR_NOT_FOUND: no such group; CAIRN_ERR_REFUSED: the group's
- * schedule is not driven, or this is a reader. */
+ * from the next cairn_commit on, until another rate is set. Every worker sets the rate before its
+ * first commit (else that commit is CAIRN_ERR_INVALID). The rate comes from the worker's own
+ * scheduler, which the worker advances when a round was applied (cairn_result.applied). The round's
+ * rank 0 determines the rate, and all shards use the same double. The rate is kept with the version
+ * as client_state is; a spec that begins with another lr is no mismatch. The call does not wait.
+ * CAIRN_ERR_INVALID: the rate is not a number from 0 to 1e18; CAIRN_ERR_NOT_FOUND: no such group;
+ * CAIRN_ERR_REFUSED: the group's schedule is not driven, or this is a reader. */
 CAIRN_EXPORT cairn_status cairn_group_lr(cairn_job *job, const char *group,
                                          double lr) CAIRN_CHECKED;
 
@@ -1126,18 +1136,18 @@ CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn
  * worker holds: the whole tensor, or the worker's tile. If it is a tile, mem.bytes must give the tile's
  * size, else CAIRN_ERR_INVALID: a caller that expects the whole tensor would find the rest of its
  * memory unchanged. A worker that holds a tile reads the whole tensor by giving a box of the whole.
- * `mem` is the memory of the box. `plane`: "wire" (the published copy, NULL means it), "param",
- * "exp_avg", "exp_avg_sq" (these only at the newest version). The operation fails with
+ * `mem` is the memory of the box. `plane`: "wire" (the published copy; NULL means "wire"), or, only
+ * at the newest version, "param", "exp_avg" or "exp_avg_sq". The operation fails with
  * CAIRN_ERR_VERSION_GONE if the version is no longer kept, and with CAIRN_ERR_NOT_READY if it is not
  * published yet. op_out must be given, because only the operation says when the memory is filled.
- *   A GPU's memory must be dense (else CAIRN_ERR_UNSUPPORTED). It is written after all work that is
- * queued on mem.stream at the time of the call is done. Whole tensors of the wire plane that the shards
- * publish on that GPU (cairn_opts.device) are copied on the GPU, without passing through the host
- * (cairn_stats.device_fetched_bytes); everything else is received in pinned host memory, chunk by
- * chunk, and copied from there.
+ *   A GPU's memory must be dense (else CAIRN_ERR_UNSUPPORTED). The memory is written when all work
+ * that was queued on mem.stream before the call is done. Whole tensors of the wire plane that the
+ * shards publish on that GPU (cairn_opts.device) are copied on the GPU, without passing through the
+ * host (cairn_stats.device_fetched_bytes); everything else is received in pinned host memory, chunk
+ * by chunk, and copied from there.
  *
- * The newest version and the one before are kept, so a round's own version stays until the round
- * after it ends, and training never waits for readers; other versions are kept while they are
+ * The newest version and the version before it are kept, so a round's own version stays until the
+ * round after it ends, and training never waits for readers; other versions are kept while they are
  * leased. */
 CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version version,
                                       const char *tensor, const char *plane,
@@ -1150,15 +1160,16 @@ CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_versio
                                              int timeout_ms,
                                              struct cairn_version *out) CAIRN_CHECKED;
 /* Leases a version of the published copies (plane "wire", cairn_map), so that the version stays
- * readable for a reader slower than two updates: it leases `version`, or the newest version for {0, 0},
- * for ttl_ms from now; *out is the leased version. A second call renews the lease: the lease then ends
- * ttl_ms after that call, or at its earlier end if that is later; a job handle has at most one lease of
- * a version. The library renews no lease: a reader that hangs must not hold memory. All shards keep the
- * version or none does: CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NO_MEMORY (a shard's memory.limit has no room
- * for one copy more), CAIRN_ERR_BUSY (leases.versions_max, 4, versions are leased), CAIRN_ERR_INVALID
- * (over leases.ttl_max, 10 min). A lease ends with cairn_lease_end, when its time is over, with the job
- * handle, or with the connection to the coordinator (renew it then: shards keep the version for a
- * quarter of the time longer, unless its room is needed). No update waits for a lease. */
+ * readable for a reader slower than two updates. The call leases `version`, or the newest version
+ * for {0, 0}, for ttl_ms from now; *out is the leased version. A second call renews the lease: the
+ * lease then ends ttl_ms after that call, or at its former end if that is later; a job handle has at
+ * most one lease of a version. The library renews no lease: a reader that hangs must not hold
+ * memory. All shards keep the version or none does: CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NO_MEMORY (a
+ * shard's memory.limit has no room for one copy more), CAIRN_ERR_BUSY (leases.versions_max, 4,
+ * versions are leased), CAIRN_ERR_INVALID (over leases.ttl_max, 10 min). A lease ends with
+ * cairn_lease_end, when its time is over, with the job handle, or with the connection to the
+ * coordinator (renew it then: shards keep the version for a quarter of the time longer, unless its
+ * room is needed). No update waits for a lease. */
 CAIRN_EXPORT cairn_status cairn_lease(cairn_job *job, struct cairn_version version, int ttl_ms,
                                       int timeout_ms, struct cairn_version *out) CAIRN_CHECKED;
 /* Ends a lease; CAIRN_OK, too, if there is none. CAIRN_ERR_TIMEOUT: the lease ends when its time is
@@ -1169,25 +1180,27 @@ CAIRN_EXPORT cairn_status cairn_lease_end(cairn_job *job, struct cairn_version v
 /* A trainer of stage 3 has only a few units in memory at a time: it fetches a unit, computes with it,
  * and gives the unit back.
  *
- * cairn_prefetch says that these units will be mapped soon. The call is a hint. It begins to gather the
- * units that fit into the window (cairn_opts.prefetch_units); the oldest units in the window that are
- * not mapped make room. Units of an older version that are gathered but not mapped are dropped. Give a
- * unit's name as it stands in its tensors (cairn_tensor.unit); else CAIRN_ERR_NOT_FOUND. */
+ * cairn_prefetch says that these units will be mapped soon. The call is a hint. The call begins to
+ * gather the units that fit into the window (cairn_opts.prefetch_units); the oldest units in the
+ * window that are not mapped make room. Units of an older version that are gathered but not mapped
+ * are dropped. Give a unit's name as it stands in its tensors (cairn_tensor.unit); else
+ * CAIRN_ERR_NOT_FOUND. */
 CAIRN_EXPORT cairn_status cairn_prefetch(cairn_job *job, struct cairn_version version,
                                          const char *const *units, size_t unit_count) CAIRN_CHECKED;
 /* Lends all tensors of a unit, gathered in the library's memory: `views` are filled at once, but the
  * data that the views point to is valid only when the operation is complete. Two maps of a unit at one
- * version share the same memory. *view_count: in, the room in `views`; out, the unit's tensors, in
- * bytewise order of their names; CAIRN_ERR_INVALID, with the number needed, if there is no room for
- * them. Set views[0].struct_size. A map beyond the window is not refused, but counted
+ * version share the same memory. *view_count: in, the room in `views`; out, the number of the unit's
+ * tensors; CAIRN_ERR_INVALID if this is more than the room. The views are in bytewise order of the
+ * tensors' names. Set views[0].struct_size. A map beyond the window is not refused, but counted
  * (cairn_stats.maps_over_window).
  *   Views are valid until cairn_unmap, or cairn_job_close. A view of the version that the worker's open
  * round uses keeps that version's values until the next cairn_round_begin. Views that shards of this
  * host lend (cairn_stats.maps_lent) are the shards' memory, without a lease. At another version such a
- * view keeps its values until a new version replaces it two updates later, or, with cairn_lease, until
- * the lease ends. After that, cairn_unmap says CAIRN_ERR_VERSION_GONE, and data read since the
- * replacement may be of either version. Gathered views are the library's memory, and always keep their
- * values. The operation fails as an operation of cairn_fetch does; then nothing is on loan. */
+ * view keeps its values until a new version overwrites the values two updates later, or, with
+ * cairn_lease, until the lease ends. After that, cairn_unmap says CAIRN_ERR_VERSION_GONE, and data
+ * read since the replacement may be of either version. Gathered views are the library's memory, and
+ * always keep their values. The operation fails as an operation of cairn_fetch does; then nothing is
+ * on loan. */
 CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version, const char *unit,
                                     struct cairn_view *views, size_t *view_count,
                                     cairn_op **op_out) CAIRN_CHECKED;
@@ -1224,15 +1237,16 @@ CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED
  * depends through the hardware: streams of one priority share CUDA_DEVICE_MAX_CONNECTIONS queues (8;
  * some trainers set 1), and all work behind a wait in one of these queues waits, too. The library's own
  * copies have the greatest priority for that reason; a stream that a pushed gradient comes from should
- * have another priority than the stream that waits, or be done. CAIRN_ERR_UNSUPPORTED without CUDA. */
+ * have another priority than the stream that waits, or have nothing left to do.
+ * CAIRN_ERR_UNSUPPORTED without CUDA. */
 CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
 
 /* Waits until one of the operations is over, and returns the operation's result and frees it, as
  * cairn_wait does. All operations must be of one session. ops[i] may be NULL, and is then skipped.
  * *index_out: the index of that operation; user_out, unless NULL: the pointer that cairn_op_set_user
- * set for it. CAIRN_ERR_TIMEOUT: no operation is over. *index_out is `count` then, as for every error
- * of the call itself. If several operations are over, the call takes the first one in the list, so
- * rotate the list to treat all operations equally. */
+ * set for that operation. CAIRN_ERR_TIMEOUT: no operation is over. *index_out is `count` then, as
+ * for every error of the call itself. If several operations are over, the call takes the first one
+ * in the list, so rotate the list to treat all operations equally. */
 CAIRN_EXPORT cairn_status cairn_wait_any(cairn_op *const *ops, size_t count, int timeout_ms,
                                          size_t *index_out, void **user_out) CAIRN_CHECKED;
 /* Sets a pointer of the caller's own, for cairn_wait_any. */
@@ -1246,8 +1260,8 @@ CAIRN_EXPORT cairn_status cairn_cancel(cairn_op *op) CAIRN_CHECKED;
 
 /* Gives the client state of the newest version, or, from cairn_round_begin to cairn_commit, of the
  * round's version. Readers may call this, too. *bytes_out: the number of bytes, 0 if the version has
- * none; also set if the call gives CAIRN_ERR_INVALID because they exceed `capacity`. buffer may be NULL
- * with capacity 0, and version_out NULL. Waits while a round is ending. */
+ * none; also set if the call gives CAIRN_ERR_INVALID because the bytes exceed `capacity`. buffer may
+ * be NULL with capacity 0, and version_out NULL. Waits while a round is ending. */
 CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_t capacity,
                                              int timeout_ms, size_t *bytes_out,
                                              struct cairn_version *version_out) CAIRN_CHECKED;
@@ -1257,14 +1271,14 @@ CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_
  * amendment made. CAIRN_ERR_NOT_READY, CAIRN_ERR_JOB_LOST, CAIRN_ERR_IO: there is nothing to save, or a
  * shard cannot save its part. After CAIRN_ERR_TIMEOUT the snapshot continues: see `cairn snapshot
  * list`. */
-/* return when the snapshot is committed; without this flag, when it is begun */
+/* the call returns when the snapshot is committed; without this flag, when it is begun */
 #define CAIRN_SNAPSHOT_WAIT 1u
 CAIRN_EXPORT cairn_status cairn_snapshot(cairn_job *job, uint32_t flags, int timeout_ms,
                                          char id_out[64]) CAIRN_CHECKED;
 
 /* The cluster's jobs, open in this session or not. The calls do what `cairn job list`, `cairn job
  * drop` and `cairn snapshot restore` do, with the same rights, over a connection of their own to the
- * session's coordinator. They end with their timeout, or soon after cairn_close.
+ * session's coordinator. These calls end with their timeout, or soon after cairn_close.
  * CAIRN_ERR_UNREACHABLE: the coordinator cannot be reached; these calls do not wait for it. */
 struct cairn_job_entry {
     size_t struct_size;
@@ -1272,7 +1286,7 @@ struct cairn_job_entry {
     char state[32];    /* "running", "lost", ...: as `cairn job list` has it */
     char awaited[512]; /* whom or what the job waits for; "": nothing */
     struct cairn_version version;
-    bool version_known; /* false: its shards have not reported yet, and version means nothing */
+    bool version_known; /* false: the job's shards have not reported, so `version` means nothing */
     bool reserved[7];
     uint32_t workers, workers_min, shards, reserved_too;
     uint64_t tensors, elems, state_bytes;
@@ -1292,11 +1306,12 @@ CAIRN_EXPORT cairn_status cairn_job_drop(cairn_session *session, const char *nam
  * absolute path of a snapshot's folder on the coordinator's host (name NULL: the job name in the
  * snapshot). Workers open the job as usual; workers that had the job open get CAIRN_ERR_ROLLED_BACK.
  * CAIRN_ERR_EXISTS: the job exists, and would lose what it has learned since the snapshot;
- * CAIRN_RESTORE_REPLACE allows this loss. CAIRN_RESTORE_FALLBACK: if the snapshot is damaged, take the
- * newest good one before it; CAIRN_RESTORE_UNSIGNED, CAIRN_RESTORE_UNTRUSTED: take a snapshot without a
- * signature, or one signed by a key that the cluster does not trust. CAIRN_ERR_NOT_FOUND,
- * CAIRN_ERR_CORRUPT. After CAIRN_ERR_TIMEOUT the restore continues. Both results may be NULL: id_out,
- * the snapshot that was restored, and version_out, the version that the job has now. */
+ * CAIRN_RESTORE_REPLACE allows this loss. CAIRN_RESTORE_FALLBACK: if the snapshot is damaged, take
+ * the newest good snapshot before it; CAIRN_RESTORE_UNSIGNED, CAIRN_RESTORE_UNTRUSTED: take a
+ * snapshot without a signature, or one signed by a key that the cluster does not trust.
+ * CAIRN_ERR_NOT_FOUND, CAIRN_ERR_CORRUPT. After CAIRN_ERR_TIMEOUT the restore continues. Both
+ * results may be NULL: id_out, the snapshot that was restored, and version_out, the version that the
+ * job has now. */
 #define CAIRN_RESTORE_REPLACE   1u
 #define CAIRN_RESTORE_FALLBACK  2u
 #define CAIRN_RESTORE_UNSIGNED  4u
@@ -1306,8 +1321,8 @@ CAIRN_EXPORT cairn_status cairn_job_restore(cairn_session *session, const char *
                                             char id_out[64],
                                             struct cairn_version *version_out) CAIRN_CHECKED;
 
-/* Gives what this handle has sent, fetched and holds so far. Set out->struct_size (else
- * CAIRN_ERR_INVALID). */
+/* Gives what this handle has sent and fetched since it was opened, and what it holds now. Set
+ * out->struct_size (else CAIRN_ERR_INVALID). */
 CAIRN_EXPORT cairn_status cairn_job_stats(cairn_job *job, struct cairn_stats *out) CAIRN_CHECKED;
 
 #ifdef __cplusplus
