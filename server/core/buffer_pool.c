@@ -74,7 +74,7 @@ void buffer_pool_return(struct buffer_pool *pool, uint32_t number)
 
 /* ---- claims ---- */
 
-/* True if a later answer of the owner will free a buffer. */
+/* True if waiting ends: an answer of the owner will free a buffer. */
 static bool may_wait(const struct buffer_pool *pool, const struct buffer_owner *owner)
 {
     bool is_sending = owner->sending > 0 || MUTANT(53);
@@ -83,7 +83,8 @@ static bool may_wait(const struct buffer_pool *pool, const struct buffer_owner *
     return is_sending;
 }
 
-/* Returns the lowest free buffer, or touches another buffer if waiting could last for ever. */
+/* Returns the free buffer with the lowest number, or touches another buffer if that is allowed. Returns
+ * CAIRN_BUFFER_NONE if the claim has to wait. */
 static uint32_t find_buffer(struct buffer_pool *pool, const struct buffer_owner *owner)
 {
     if (owner->held >= owner->chunk_count && !MUTANT(54)) return CAIRN_BUFFER_NONE;
@@ -94,7 +95,7 @@ static uint32_t find_buffer(struct buffer_pool *pool, const struct buffer_owner 
     return pool->touched++;
 }
 
-/* Finds a buffer for the claim. Returns false if the claim has to wait for a buffer. */
+/* Lends the claim a buffer. Returns false if the claim has to wait for one. */
 static bool find_place(struct buffer_pool *pool, struct buffer_claim *claim)
 {
     struct buffer_owner *owner = claim->owner;

@@ -12,10 +12,10 @@
 #define PAYLOAD_MAGIC 0x31505243u /* "CRP1" */
 #define FLAG_FINITE   1u
 #define FLAG_FAIL     2u
-#define FLAG_STATE    4u /* the payload ends with the client state, which is not empty */
+#define FLAG_STATE    4u /* after the missed steps: the client state; absent: there is none */
 #define FLAG_SKIPS    8u /* after the groups: u64 all, u64 revision, u32 in_row; absent: no skips */
 #define FLAG_DRIVEN   16u /* after the skips: u32 count, f64 each; absent: no driven groups */
-#define FLAG_MISSED   32u /* after the driven rates: decision.h; absent: nothing was missed */
+#define FLAG_MISSED   32u /* after the driven rates: see decision.h; absent: nothing was missed */
 #define FLAGS         63u
 
 static void put_f64(uint8_t *out, double x)
@@ -154,7 +154,7 @@ cairn_status payload_decode(const void *bytes, size_t bytes_len, struct payload 
 void payload_set_loss_scale(uint8_t *bytes, double loss_scale)
 {
     put_f64(bytes + 32, loss_scale);
-    le_put(bytes + 40, 0, 4); // no round has been good with this loss scale yet
+    le_put(bytes + 40, 0, 4); // good_rounds: no round was applied with this loss scale yet
 }
 
 cairn_status payload_group(const void *bytes, size_t bytes_len, uint32_t group,
@@ -258,7 +258,7 @@ uint32_t missed_class_of(const struct missed *missed, uint32_t tensor)
 {
     if (missed->size == 0) return CAIRN_MISSED_NONE;
     const uint8_t *runs = class_at(missed->bytes, get_u32(missed->bytes));
-    // the number of runs that begin at or before the tensor lies between these bounds
+    // bounds of the number of runs that begin at the tensor or before it
     uint32_t least = 0, most = get_u32(missed->bytes + 4);
     while (least < most) {
         const uint32_t middle = least + (most - least) / 2;
@@ -296,15 +296,16 @@ void missed_begin(struct missed_writer *writer, uint8_t *out, size_t tensors)
     *writer = (struct missed_writer) { .out = out, .room = (uint32_t)CAIRN_MISSED_RUNS(tensors) };
 }
 
-/* Returns the place of a run. Until the end, when the number of classes is known, runs lie after the room
- * for all classes. */
+/* Returns the place of a run. While classes may still be added, the runs lie after the room for all
+ * classes; missed_end moves them to their final place. */
 static uint8_t *run_at(const struct missed_writer *writer, uint32_t run)
 {
     return writer->out + CAIRN_MISSED_HEAD_BYTES + (size_t)writer->room * CAIRN_MISSED_CLASS_BYTES +
            (size_t)run * CAIRN_MISSED_RUN_BYTES;
 }
 
-/* Returns the class's number, from 1 on. A class may occur twice, which changes only the size. */
+/* Returns the number of the class, which is at least 1; 0 if there is no room. The list may contain a class
+ * twice: this costs room, and changes nothing else. */
 static uint32_t find_class(struct missed_writer *writer, const struct missed_class *c)
 {
     const uint64_t hash = (c->steps ^ (uint64_t)c->group << 40 ^ (uint64_t)c->flags << 32) *
@@ -331,7 +332,8 @@ void missed_put(struct missed_writer *writer, uint32_t tensor, uint64_t steps, u
                                     .flags = this_step ? CAIRN_MISSED_THIS : 0 };
     if (writer->is_full) return;
     const uint32_t number = steps > 0 ? find_class(writer, &c) : 0;
-    // the tensor has the same class as the tensor before it; before the first tensor the class is 0
+    // the run continues if the tensor has the class of the tensor before it (class 0 before the first
+    // tensor)
     if (number == writer->run_class) return;
     if (writer->run_count == writer->room) writer->is_full = true;
     if (writer->is_full) return;

@@ -7,8 +7,8 @@
 #include "proto/base/mutant.h"
 
 struct shard {
-    bool gone;      /* the layout in force does not have it */
-    bool gone_next; /* the slice's layout does not have it either */
+    bool gone;      /* the layout in force does not have this shard */
+    bool gone_next; /* the slice's layout does not have this shard */
     bool prepared;
     bool moved;
 };
@@ -17,12 +17,12 @@ struct shard {
 struct move {
     uint32_t shard_max;
     enum move_stage stage;
-    uint64_t layout; /* in force */
-    bool lost;       /* one of its shards was lost before it settled: take it back */
+    uint64_t layout; /* the layout in force */
+    bool lost;       /* a shard of the layout in force was lost before its slice was settled */
     struct {
         uint64_t layout;
         bool back;
-        bool lost; /* one of its shards was lost */
+        bool lost; /* a shard of this layout was lost */
     } next;
     uint32_t lost_shard;
     struct shard *shards; /* [shard_max], behind this struct */
@@ -73,7 +73,7 @@ static void end_slice(uint64_t layout, cairn_status status, uint32_t shard,
     action->shard = shard;
 }
 
-/* Ends a slice that did not come into force. The layout stays as before. */
+/* Ends a slice whose layout did not come into force. The layout in force stays. */
 static void take_back(struct move *move, cairn_status status, uint32_t shard,
                       struct move_actions *actions)
 {
@@ -84,7 +84,7 @@ static void take_back(struct move *move, cairn_status status, uint32_t shard,
     end_slice(layout, status, shard, actions);
 }
 
-/* Ends a slice that is in force and cannot be completed. */
+/* Reports that the layout in force lost a shard, so its slice cannot be completed. */
 static void lose_slice(struct move *move, struct move_actions *actions)
 {
     move->stage = CAIRN_MOVE_LOST;
@@ -160,7 +160,7 @@ static void on_moved(struct move *move, const struct move_event *event,
     if ((event->layout != move->layout && !MUTANT(71)) || shard->gone) return;
     shard->moved = true;
     if (move->stage != CAIRN_MOVE_MOVING) {
-        // The shard does not know yet that the layout is settled, perhaps because the message was lost.
+        // The shard does not know that the slice is settled, perhaps because the SETTLE was lost.
         if (!move->lost) add_action(actions, CAIRN_MOVE_SETTLE, move->layout)->shard = event->shard;
         return;
     }
@@ -179,7 +179,7 @@ static bool may_take_back(const struct move *move, const struct move_event *even
 /* Handles the loss of a shard that had no settled state. */
 static void on_shard_lost(struct move *move, uint32_t shard, struct move_actions *actions)
 {
-    // In CUTTING the slice can no longer be taken back when this is called.
+    // If the stage is CUTTING, the slice can no longer be taken back here.
     const bool cutting = move->stage == CAIRN_MOVE_CUTTING;
     if (cutting && !move->shards[shard].gone_next) {
         move->next.lost = true;
@@ -196,9 +196,9 @@ static void on_shard_gone(struct move *move, const struct move_event *event,
 {
     const struct shard *shard = &move->shards[event->shard];
     const bool is_lost = event->kind == CAIRN_MOVE_SHARD_LOST;
-    const bool lasts = is_lost && !shard->gone; // the shard is lost without the slice, too
-    // The layout in force waits for a shard that the slice was to leave out, but that shard will not
-    // return.
+    const bool lasts = is_lost && !shard->gone; // the layout in force has lost the shard, too
+    // If the slice leaves the shard out, the slice can go on without the shard. It is taken back all the
+    // same if the layout in force has lost the shard, because that layout waits for it.
     const bool concerns = !shard->gone_next || (lasts && !move->next.back);
     if (may_take_back(move, event) && concerns) {
         move->lost = move->lost || lasts;

@@ -1,4 +1,5 @@
-/* The tables of the operations and of their stages, and the questions that are answered from them. */
+/* The tables of the operations and of their stages, and the functions that answer questions from these
+ * tables. */
 #include "server/core/operation.h"
 
 #include "proto/base/mutant.h"
@@ -12,9 +13,9 @@ enum {
 
 static const struct {
     unsigned needs;
-    unsigned waits; /* bits of operations: this operation waits for them, and is not refused */
-    unsigned ends;  /* bits of operations that end with the beginning of this one */
-    bool is_joined; /* a second request joins the operation, or the operation itself refuses it */
+    unsigned waits; /* bits: the operations for which this one waits instead of being refused */
+    unsigned ends;  /* bits: the operations that end when this one begins */
+    bool is_joined; /* a second request joins the operation that runs, or is refused by it */
 } rows[CAIRN_OPERATIONS] = {
     [CAIRN_OPERATION_MAKE] = { EXCLUSIVE, .ends = BIT(PARK) | (MUTANT(91) ? 0 : BIT(RESHARD)) },
     [CAIRN_OPERATION_AMEND] = { CAIRN_HOLD_SPEC, .is_joined = true },

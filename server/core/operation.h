@@ -1,4 +1,4 @@
-/* The operations of a job: which of them exclude each other, which wait, and when no round may open.
+/* Which operations of a job exclude each other, which wait, and when no round may open because of them.
  *
  * An operation is asked for, and is refused or begins. It then goes through its stages, from left to right:
  *
@@ -11,25 +11,26 @@
  *                    \-> PUBLISH_WAITS -> PUBLISHING  the newest version is published in the last layout
  *   SNAPSHOT  PREPARING -> READY -> PINNED            a snapshot or a digest is taken
  *
- * A stage holds things of the job. An operation needs things, too, and two rules follow:
+ * A stage holds things of the job, and an operation needs things of the job. There are two rules:
  *
- *   - An operation that is asked for is refused if a running one holds what it needs. It is not refused if
- *     the running one ends by itself within a few steps (the operation then waits), or if the operation ends
- *     the running one.
- *   - A stage that works on the job (READY -> PINNED, PARKING -> PARK_ASKING, RESTING -> SLICING ...) begins
- *     when no other operation holds what its operation needs.
+ *   - An operation that is asked for is refused if another one holds something that it needs. There are two
+ *     exceptions: if the other operation ends by itself within a few steps, the new one waits for it, and
+ *     some operations end another one when they begin.
+ *   - A stage that works on the job (READY -> PINNED, PARKING -> PARK_ASKING, RESTING -> SLICING ...)
+ *     begins when no other operation holds something that the stage's operation needs.
  *
- * The gate and the members are not exclusive: several stages may keep rounds shut.
+ * The gate and the members are not exclusive: several stages at a time may keep rounds from opening, or
+ * members from joining.
  *
- * To add an operation: a row here and its stages, and a `struct coord_operation` (coordinator/job.h).
- * Pure; no allocation. */
+ * To add an operation, add it and its stages to the enums here and to the tables in operation.c, and a
+ * struct coord_operation (coordinator/job.h). Pure; no allocation. */
 #ifndef CAIRN_CORE_OPERATION_H
 #define CAIRN_CORE_OPERATION_H
 
 #include <stdbool.h>
 
 enum operation_hold {
-    CAIRN_HOLD_LAYOUT = 1,   /* the layout in force, and the next one */
+    CAIRN_HOLD_LAYOUT = 1,   /* the layout in force and the next layout */
     CAIRN_HOLD_SPEC = 2,     /* tensors and terms */
     CAIRN_HOLD_STATE = 4,    /* the parts on the shards */
     CAIRN_HOLD_PLACE = 8,    /* whether the parts lie on devices or in host memory */
@@ -37,7 +38,8 @@ enum operation_hold {
     CAIRN_HOLD_MEMBERS = 32, /* shared: no member joins */
 };
 
-/* Each is under way at most once in a job. Where two wait for each other, the first of this list begins. */
+/* An operation is under way at most once in a job. If two operations wait for each other, the one that
+ * comes first in this list begins. */
 enum operation {
     CAIRN_OPERATION_MAKE,
     CAIRN_OPERATION_AMEND,
@@ -45,7 +47,7 @@ enum operation {
     CAIRN_OPERATION_PARK,
     CAIRN_OPERATION_RESHARD,
     CAIRN_OPERATION_SNAPSHOT,
-    CAIRN_OPERATIONS /* their number; as a result: none */
+    CAIRN_OPERATIONS /* the number of operations; as a result of a function: no operation */
 };
 
 enum operation_stage {
@@ -55,17 +57,17 @@ enum operation_stage {
     CAIRN_STAGE_READY,
     CAIRN_STAGE_PINNED,
     CAIRN_STAGE_AMENDING,
-    CAIRN_STAGE_EXTENDING, /* the open round ends */
+    CAIRN_STAGE_EXTENDING, /* waits until the open round ends */
     CAIRN_STAGE_EXTEND_MAKING,
-    CAIRN_STAGE_PARKING, /* the open round ends */
+    CAIRN_STAGE_PARKING, /* waits until the open round ends */
     CAIRN_STAGE_PARK_ASKING,
     CAIRN_STAGE_PARKED,
     CAIRN_STAGE_PARK_STUCK,
     CAIRN_STAGE_RESTING,
     CAIRN_STAGE_SLICING,
-    CAIRN_STAGE_PUBLISH_WAITS, /* the open round ends */
+    CAIRN_STAGE_PUBLISH_WAITS, /* waits until the open round ends */
     CAIRN_STAGE_PUBLISHING,
-    CAIRN_STAGES /* their number */
+    CAIRN_STAGES /* the number of stages */
 };
 
 /* The stage of each operation of a job. */
@@ -75,11 +77,11 @@ struct operations {
 
 /* Returns what all stages together hold, as bits of enum operation_hold. */
 unsigned operations_hold(const struct operations *operations);
-/* Returns the operation because of which `asked` is refused; CAIRN_OPERATIONS if `asked` may begin. An
- * operation that is under way already and may be joined is no reason. */
+/* Returns the operation because of which `asked` is refused; CAIRN_OPERATIONS if `asked` may begin. If
+ * `asked` itself is under way, and may be joined, that is no reason to refuse it. */
 enum operation operations_refuse(const struct operations *operations, enum operation asked);
-/* Returns the operation that has to end, or to go on, before the next working stage of `waiting` begins;
- * CAIRN_OPERATIONS if there is none. */
+/* Returns the operation that has to end, or to come to its next stage, before the next working stage of
+ * `waiting` begins; CAIRN_OPERATIONS if there is none. */
 enum operation operations_block(const struct operations *operations, enum operation waiting);
 
 #endif

@@ -15,7 +15,7 @@ static void round_on_layout(struct round_machine *core, const struct round_event
 
 /* ---- memory ---- */
 
-/* Returns the number of shards for which there is room. */
+/* Returns the number of shards for which the core has room. */
 static uint32_t shards_of(const struct round_config *config)
 {
     return config->shard_max > 0 ? config->shard_max : config->shard_count;
@@ -33,7 +33,7 @@ static bool config_ok(const struct round_config *config)
 
 size_t round_bytes(const struct round_config *config)
 {
-    if (!config_ok(config)) return 0; // within the limits above the sum cannot overflow
+    if (!config_ok(config)) return 0; // within the limits of config_ok the sum cannot overflow
     return sizeof(struct round_machine) + shards_of(config) * sizeof(struct shard) +
            config->member_max * (sizeof(struct worker) + sizeof(struct absent) + sizeof(uint64_t)) +
            config->group_count * (sizeof(struct group_scalars) + 2 * sizeof(double)) +
@@ -44,8 +44,8 @@ size_t round_bytes(const struct round_config *config)
 
 size_t round_actions_max(const struct round_config *config)
 {
-    // Each worker gets one end that it did not ask for, the ends that it asked for, a fence and a
-    // beginning.
+    // One event gives each worker at most one RESULT without a request, the RESULTs that it asked for, a
+    // FENCE, and an OPENED.
     return (3 + ENDS_ASKED_MAX) * (size_t)config->member_max + 16;
 }
 
@@ -202,7 +202,7 @@ static void on_worker_begin(struct round_machine *core, uint64_t member,
     struct worker *worker = round_find_worker(core, member);
     if (worker == NULL) return;
     worker->wants = true;
-    // A contributor that has not committed has not heard of the round, or has lost the answer.
+    // If a contributor asks before its commit, it has not heard of the open round, or the answer was lost.
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->writing;
     const bool idles = worker->surplus && !round_has_asked(worker, core->open_round);
     if (open && ((worker->contributor && !worker->committed) || idles))
@@ -219,7 +219,8 @@ static void on_worker_write(struct round_machine *core, uint64_t member,
     if (core->writing)
         send_opened(core, worker, actions);
     else
-        core->need_epoch = true; // the worker waits here, and that round would wait for the worker
+        // the worker waits for its write, and the open round would wait for the worker
+        core->need_epoch = true;
 }
 
 static void on_worker_unwrite(struct round_machine *core, const struct round_event *event)
@@ -239,7 +240,8 @@ static void take_driven(struct round_machine *core, const struct round_event *ev
     memcpy(core->driven_given, event->driven, core->driven_count * sizeof *event->driven);
 }
 
-/* Takes state and rates once a round: a commit repeated after a reconnect has the same values. */
+/* Takes the state and the rates only from the first COMMIT in a round. A COMMIT that is repeated after a
+ * reconnect has the same values. */
 static void take_state(struct round_machine *core, const struct worker *worker,
                        const struct round_event *event)
 {
@@ -265,7 +267,8 @@ static void on_worker_commit(struct round_machine *core, const struct round_even
     round_answer_asked(core, worker, actions);
 }
 
-/* The worker's pushes cannot be undone. The shards know whether it committed, so they decide the round. */
+/* The pushes of the worker cannot be undone, so an open round cannot go on without the worker: a change of
+ * epoch makes it void. */
 static void on_worker_abandon(struct round_machine *core, const struct round_event *event,
                               struct round_actions *actions)
 {
@@ -294,8 +297,8 @@ static void count_end(struct round_machine *core, bool ended)
     core->counts.skipped += ended && core->last.kind == CAIRN_DECISION_SKIP;
 }
 
-/* Ends the open round, if there is one, either with `last` or as void. Answers the workers that asked, and
- * changes to STEADY. */
+/* If a round is open, ends it: with `last` if `last` belongs to the round, and otherwise as void. Answers
+ * the workers that asked, and changes to STEADY. */
 static void finish_round(struct round_machine *core, struct round_actions *actions)
 {
     const uint64_t round = core->open_round;
@@ -317,8 +320,8 @@ static void finish_round(struct round_machine *core, struct round_actions *actio
     }
 }
 
-/* Workers are sorted by rank, and no rank occurs twice. So the ranks are 0, ..., world - 1 if there are
- * `world` workers and the last worker has rank world - 1. */
+/* True if the gate lets a round of steps open. Workers are sorted by rank, and no rank occurs twice. So if
+ * there are `world` workers, and the last of them has rank world - 1, the ranks are 0, ..., world - 1. */
 static bool gate_lets(const struct round_machine *core)
 {
     if (core->gate_shut) return false;
@@ -327,7 +330,7 @@ static bool gate_lets(const struct round_machine *core)
            core->workers[core->worker_count - 1].rank == core->gate_world - 1;
 }
 
-/* Returns the number of workers for which the start waits; 0 if it does not wait, or no longer waits. */
+/* Returns the number of workers for which the first round waits; 0 if it does not wait. */
 static uint32_t round_start_world(const struct round_machine *core)
 {
     uint32_t most = 0;
@@ -365,8 +368,8 @@ static bool round_wanted(const struct round_machine *core)
     return false;
 }
 
-/* Chooses the contributors. A write has priority over the next step; the only contributor of a write is the
- * writer. */
+/* Chooses the contributors. If a worker wants to write, the round is a write, and the writer is its only
+ * contributor. */
 static void choose_contributors(struct round_machine *core)
 {
     const uint32_t most = core->config.contributors_max;
@@ -462,7 +465,8 @@ static void on_shard(struct round_machine *core, const struct round_event *event
         round_fail(core, event->shard, "it came back without the job's state", actions);
         return;
     }
-    // An UP without a DOWN before it is a new connection, too: messages on the old connection may be lost.
+    // An UP may come without a DOWN before it. Then the connection is new, too, and messages on the old
+    // connection may be lost.
     core->shards[event->shard].up = event->kind == CAIRN_ROUND_SHARD_UP;
     if (concerns) core->need_epoch = true;
 }
@@ -472,7 +476,7 @@ static void on_tick(struct round_machine *core, uint64_t now_ms, struct round_ac
     core->now_ms = now_ms;
     round_end_pauses(core);
     round_end_losses(core);
-    // otherwise the round is void anyway
+    // if need_epoch is set, the round will be void anyway
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch;
     const bool due = open && core->deadline_ms != 0;
     if (!due || now_ms < core->deadline_ms) return;
@@ -482,7 +486,8 @@ static void on_tick(struct round_machine *core, uint64_t now_ms, struct round_ac
 static void on_ready(struct round_machine *core, const struct round_event *event)
 {
     core->ready = true;
-    core->need_epoch = true; // asks the shards again: all of them have this version now
+    // in the new epoch the shards are asked again; all of them have this version now
+    core->need_epoch = true;
     core->version = event->version;
 }
 
@@ -517,8 +522,7 @@ static bool advance_stage(struct round_machine *core, struct round_actions *acti
     return true;
 }
 
-/* True for events that belong to the work of a layout. Such events are ignored if they come from a shard
- * that is not in the layout in force. */
+/* True for events that count only if they come from a shard of the layout in force. */
 static bool is_of_layout(enum round_event_kind kind)
 {
     return kind == CAIRN_ROUND_ANSWER || kind == CAIRN_ROUND_REDUCED ||
@@ -663,7 +667,7 @@ bool round_contributes(const struct round_machine *core, uint64_t member)
 uint64_t round_paused_ms(const struct round_machine *core)
 {
     uint64_t most_ms = 0;
-    // the round ends without these workers
+    // no round is open, or the open round will be void, and waits for nobody
     if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch) return 0;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
@@ -679,7 +683,7 @@ bool round_waits_for_silent(const struct round_machine *core)
 {
     const bool summed = core->reduced_count == core->serving;
     if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch || summed) return false;
-    if (core->late_round == core->open_round) return false; // the delay comes from a shard
+    if (core->late_round == core->open_round) return false; // a shard causes the delay
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (worker->contributor && !worker->committed && worker->paused_ms <= core->now_ms)
@@ -759,7 +763,7 @@ static void list_open_round(const struct round_machine *core, struct listing *li
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed) continue;
-        // the worker has committed to the shards; only its request to us is under way
+        // The shards have the worker's commit. Only its request to the coordinator is under way.
         if (summed && worker->dense != 0) continue;
         list_worker(core, listing, worker->rank, summed);
     }
@@ -771,7 +775,7 @@ static void list_open_round(const struct round_machine *core, struct listing *li
     }
 }
 
-/* Says that the job waits for workers that were launched together with the attached workers. */
+/* Writes that the job waits for more workers of the launch to which the attached workers belong. */
 static void wait_for_start(const struct round_machine *core, struct sentence *out)
 {
     const uint32_t world = round_start_world(core);
@@ -831,14 +835,14 @@ void round_waiting(const struct round_machine *core, const struct round_names *n
 
 /* ==== round layout ==== */
 
-/* Which shards the job has, from epoch to epoch. A pending layout comes into force with a change of epoch
- * in STEADY: no round is open then, and every shard has the same version. So no part of a round has to be
+/* The layout says which shards the job has. A pending layout comes into force with a change of epoch in
+ * STEADY. Then no round is open, and every shard has the same version, so no part of a round has to be
  * carried from one layout to the other.
  *
- * A layout that takes back the layout in force does not wait for STEADY: a shard of the layout in force is
- * lost, and everything may be waiting for that shard. The shards of the new layout have the state that they
- * need as long as nothing was decided in the layout that is taken back. Their last outcome shows whether
- * this is so. */
+ * A layout that takes back the layout in force does not wait for STEADY, because a shard of the layout in
+ * force is lost, and everything may be waiting for that shard. If nothing was decided under the layout that
+ * is taken back, the shards of the new layout have all state that they need. The last outcome that these
+ * shards know shows whether something was decided. */
 
 static void count_serving(struct round_machine *core)
 {
@@ -847,19 +851,21 @@ static void count_serving(struct round_machine *core)
     assert(core->serving > 0);
 }
 
-/* Takes over the holes of the layout that a new incarnation finds; shard_max is not 0. */
+/* Takes over the holes of the layout that a new incarnation finds on the disk; config.shard_max is not 0
+ * here. */
 static void round_layout_init(struct round_machine *core)
 {
     const struct round_config *config = &core->config;
     for (uint32_t s = 0; s < config->shard_max; s++)
         core->shards[s].gone = layout_is_hole(config->gone, config->shard_count, s);
-    core->config.gone = NULL; // the holes were borrowed for the call
+    core->config.gone = NULL; // the holes were borrowed only for the call of round_init
     count_serving(core);
 }
 
 static void round_on_layout(struct round_machine *core, const struct round_event *event)
 {
-    if (core->next.taken) return; // too late to forget it; no other layout is begun meanwhile
+    // the pending layout is being made durable: it can neither be forgotten nor replaced
+    if (core->next.taken) return;
     if (event->layout == 0 && MUTANT(73)) return;
     core->next.layout = 0;
     if (event->layout == 0) return;

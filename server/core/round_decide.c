@@ -1,5 +1,5 @@
-/* Makes the one decision of a round from the shards' sums. The decision depends on nothing else, so shards
- * and workers can report in any order. */
+/* Makes the one decision of a round from the shards' sums. The decision does not depend on the order in
+ * which shards and workers report. */
 #include "server/core/round_state.h"
 
 #include <assert.h>
@@ -51,8 +51,7 @@ void round_on_reduced(struct round_machine *core, const struct round_event *even
     core->reduced_count++;
 }
 
-/* True if the loss scale is as low as possible. A dynamic loss scale is as low as possible at its minimum,
- * a fixed loss scale always. */
+/* True if the loss scale cannot fall: it is dynamic and at its minimum, or it is fixed. */
 static bool scale_is_least(const struct round_machine *core)
 {
     return !core->config.scaling.dynamic || core->loss_scale <= core->config.scaling.min;
@@ -97,13 +96,14 @@ static void compute_scalars(struct round_machine *core, uint32_t grad_scale)
         const struct group_hyper hyper = round_hyper(core, g);
         const cairn_status status = group_scalars_of(&hyper, core->version.step + 1, grad_scale,
                                                      &core->scalars[g]);
-        assert(status == CAIRN_OK); // the groups' spec and the driven rates were judged before
+        // the spec of the groups and the driven rates were checked before
+        assert(status == CAIRN_OK);
         if (terms->frozen != NULL && terms->frozen[g])
             core->scalars[g].flags |= CAIRN_SCALAR_FROZEN;
     }
 }
 
-/* True if there is an update to make; then `head` and the scalars belong to that update. */
+/* True if the sums allow an update. Then `head` and core->scalars are set for this update. */
 static bool judge_sums(struct round_machine *core, struct payload *head)
 {
     struct update_norm norm;
@@ -141,14 +141,15 @@ bool round_state_there(const struct round_machine *core)
     return false;
 }
 
-/* Keeps the client state of the version before the decision. This client state lies in the last payload. */
+/* Keeps the client state of the version before the decision, which lies in the last payload. */
 static void keep_state(const struct round_machine *core, struct payload *head)
 {
     struct payload last;
     head->state_bytes = 0;
     if (core->last.payload_bytes == 0) return;
     const cairn_status status = payload_decode(core->last.payload, core->last.payload_bytes, &last);
-    assert(status == CAIRN_OK); // the payload was made here, or decoded by take_job_state before
+    // the payload was made in this file, or take_job_state has decoded it
+    assert(status == CAIRN_OK);
     head->state = last.state;
     head->state_bytes = last.state_bytes;
 }
@@ -159,8 +160,8 @@ static void give_driven(const struct round_machine *core, struct payload *head)
     head->driven_count = core->driven_count;
 }
 
-/* Returns false if the job has failed. (The coordinator's amend.c refuses amendments that may lead to
- * this.) */
+/* Puts the missed steps into the payload. If they do not fit, the job fails, and the function returns
+ * false. (The coordinator's amend.c refuses amendments that may lead to this.) */
 static bool give_missed(struct round_machine *core, bool applies, struct payload *head,
                         struct round_actions *actions)
 {
@@ -169,8 +170,8 @@ static bool give_missed(struct round_machine *core, bool applies, struct payload
     return false;
 }
 
-/* Decides a write: the planes that were put take effect. In the job's state only two things change: the
- * generation, and the count of skips in a row, which is set to 0. */
+/* Decides a write: the planes that the writer sent become valid. In the job's state only the generation and
+ * the count of skips in a row change; the count becomes 0. */
 static void decide_write(struct round_machine *core, struct round_actions *actions)
 {
     struct payload head = { .clip_scale = 1,
@@ -213,7 +214,7 @@ void round_decide(struct round_machine *core, struct round_actions *actions)
         adapt_loss_scale(core, apply);
     } else {
         head.finite = true;
-        head.fail = false; // nobody contributed a weight: the gradients are not at fault
+        head.fail = false; // no worker gave a weight above 0, so the gradients are not at fault
     }
     head.skips = core->skips;
     head.loss_scale = core->loss_scale;
@@ -240,17 +241,17 @@ void round_decide(struct round_machine *core, struct round_actions *actions)
 
 /* ==== round skips ==== */
 
-/* Halts a job until an operator or a worker acts, for one of two causes.
+/* Halts a job until an operator or a worker acts. There are two causes here, and the loss of a worker is a
+ * third (round_members.c).
  *
- * Skipped rounds: this file counts how many rounds of the job were skipped, and how many in a row. It halts
- * the job when these are too many. A skip that lowers the loss scale is normal. If the loss scale is at its
- * least, or fixed, a skip means that the model or its data is not fit, and the next round is no more likely
- * to succeed. The counts travel in the payload of the decisions, so that the next incarnation continues
- * them.
+ * Skipped rounds halt the job when there are too many in a row. A skip that lowers the loss scale is
+ * normal, and does not count. If the loss scale is at its least, or fixed, a skip means that something is
+ * wrong with the model or its data, and the next round is no more likely to succeed. The counts travel in
+ * the payload of the decisions, so that the next incarnation continues them.
  *
- * Non-finite results: they halt the job if the policy says so. Shards report them with the version that
- * they publish, and report them again in each epoch, so that the next incarnation hears about them. An
- * amendment of the terms does not repair such results; a write does. */
+ * Results that are not finite halt the job if the policy says so. A shard reports such results with the
+ * version that it publishes, and again in each epoch, so that the next incarnation learns of them. An
+ * amendment of the terms does not repair such results, but a write does. */
 
 void round_take_skips(struct round_machine *core, const struct skips *told)
 {
@@ -258,14 +259,14 @@ void round_take_skips(struct round_machine *core, const struct skips *told)
     if (core->last.round == 0) round_end_row(core);
 }
 
-/* Ends the row of skipped rounds, because something was applied or written. */
+/* Ends the row of skipped rounds, because a round was applied or written. */
 static void round_end_row(struct round_machine *core)
 {
     core->skips.in_row = 0;
     core->skips.revision = 0;
 }
 
-/* Counts the current round. is_hopeless: the round's loss scale was already as low as possible. */
+/* Counts the current round as a skip. is_hopeless: the loss scale cannot fall. */
 static void round_count_skip(struct round_machine *core, bool is_hopeless)
 {
     const uint64_t revision = core->config.terms.revision;
@@ -308,13 +309,13 @@ bool round_refuse(struct round_machine *core, struct round_actions *actions)
 
 /* ==== round late ==== */
 
-/* The step's deadline: only the shards know who delays the open round. A worker may have reported its
- * commit although none of its data arrives; a worker that has not committed may be waiting for another. So
- * every shard is asked two things: from which contributors it lacks something, and which of these
- * contributors wait at the shard for others. A contributor waits for others if part of its data has arrived
- * and contributors that come before it are missing. The missing contributor with the least (micro-batch,
- * rank) cannot be waiting for others. So either a guilty worker is found, or the shards are still
- * working. */
+/* The step's deadline. Only the shards know who delays the open round: a worker may have reported its
+ * commit although none of its data arrives, and a worker that has not committed may be waiting for another
+ * worker. So every shard is asked from which contributors it lacks something, and which of these
+ * contributors wait at the shard for others. A contributor waits for others if all that it can send now has
+ * arrived, and contributors that come before it are missing. The missing contributor with the least
+ * (micro-batch, rank) cannot be waiting for others. So either a guilty worker is found, or the shards are
+ * still working. */
 
 #define NO_MICRO UINT32_MAX
 
@@ -354,7 +355,7 @@ static bool is_paused(const struct worker *worker)
     return worker->paused_ms != 0 && !MUTANT(49);
 }
 
-/* Ends a worker's pause: the worker's contribution is due from now on. */
+/* Ends a worker's pause. The worker's contribution is due again, so the deadline begins anew. */
 static void end_pause(struct round_machine *core, struct worker *worker)
 {
     worker->paused_ms = 0;
@@ -380,9 +381,9 @@ void round_end_pauses(struct round_machine *core)
     }
 }
 
-/* True if the worker's contribution is late. A paused worker is never late. In a write the only contributor
- * is late. In a step everything else may have arrived already, so only the worker at place 0, whose commit
- * has the client state, can be late. */
+/* True if the worker is late. Called at the deadline of a write, or of a step in which every shard has its
+ * sums. In a write the only contributor is late. In a step the decision waits only for the COMMIT of the
+ * worker at place 0, which brings the client state and the driven rates. A paused worker is never late. */
 static bool is_late(const struct round_machine *core, const struct worker *worker)
 {
     if (!worker->contributor || is_paused(worker)) return false;
@@ -409,7 +410,7 @@ static void note_lack(struct round_machine *core, uint32_t shard, const struct r
 {
     if (!lack->relayed && !lack->waits) core->shards[shard].lacks++;
     struct worker *worker = round_find_worker(core, lack->member);
-    // a relay: its own shard reports whom the relay lacks
+    // If the member is a relay, the relay's own shard reports which workers the relay lacks.
     if (worker == NULL || !worker->contributor) return;
     uint32_t *least = lack->waits && !MUTANT(39) ? &worker->waits : &worker->lacks;
     if (lack->micro < *least) *least = lack->micro;
@@ -418,17 +419,17 @@ static void note_lack(struct round_machine *core, uint32_t shard, const struct r
     worker->lacked_by++;
 }
 
-/* True if the worker lacks something at a shard, and does not wait for others in that micro-batch or an
- * earlier one. */
+/* True if some shard lacks something of the worker, and up to that micro-batch the worker waits for
+ * nobody. */
 static bool is_lacking(const struct worker *worker)
 {
     if (!worker->contributor || worker->lacks == NO_MICRO) return false;
     return worker->waits == NO_MICRO || worker->waits > worker->lacks;
 }
 
-/* Returns the first micro-batch in which a worker is lacking. A worker that lacks something in a later
- * micro-batch may be waiting for the first: a relay takes no more data while an owner cannot take the
- * relay's sums yet. */
+/* Returns the first micro-batch in which a worker is lacking. A worker that is lacking only in a later
+ * micro-batch may be waiting for the first one, because a relay takes no more data while an owner cannot
+ * take the relay's sums yet. */
 static uint32_t least_lacking(const struct round_machine *core)
 {
     uint32_t least = NO_MICRO;
@@ -463,8 +464,8 @@ static uint32_t count_guilty(const struct round_machine *core, uint32_t least, b
     return guilty;
 }
 
-/* Returns the shard that lacks most among the shards that have not summed up. *alone_out is true if no
- * other shard lacks anything. */
+/* Among the shards that are not REDUCED, returns the shard that lacks something of the most contributors.
+ * Sets *alone_out to true if exactly one shard lacks anything. */
 static uint32_t neediest(const struct round_machine *core, bool *alone_out)
 {
     const struct shard *shards = core->shards;
@@ -480,9 +481,9 @@ static uint32_t neediest(const struct round_machine *core, bool *alone_out)
     return most;
 }
 
-/* If one shard alone lacks data that most workers have sent to all other shards, the shard or its network
- * is at fault. If the job has only one shard, that shard is believed instead, unless all of these workers
- * report that they have sent everything. */
+/* Decides who is late. If one shard alone lacks something of most workers, that shard or its network is at
+ * fault. If it is the only shard of the job, it is at fault only if all these workers say that they have
+ * committed. Otherwise the workers of which something is lacking are at fault. */
 static void judge_lone_shard(struct round_machine *core, struct round_actions *actions)
 {
     bool alone, committed;
@@ -526,9 +527,10 @@ void round_on_lacks(struct round_machine *core, const struct round_event *event,
 /* ==== round missed ==== */
 
 /* Counts the steps that each tensor missed. A tensor misses a step if it is frozen, or if nobody
- * contributed to it and such tensors are left alone. The update of a tensor uses the tensor's own step
- * count: the job's step minus the missed steps. The missed steps are state of the job and travel in the
- * payload of the decisions, so that the next incarnation, a snapshot and a joining shard have them. */
+ * contributed to it and such tensors are left alone. The update of a tensor uses the tensor's own count of
+ * steps, which is the job's step minus the missed steps. The counts belong to the job's state. They travel
+ * in the payload of the decisions, so that the next incarnation, a snapshot and a joining shard have
+ * them. */
 
 void round_missed_begin(struct round_machine *core)
 {
@@ -537,8 +539,8 @@ void round_missed_begin(struct round_machine *core)
     core->has_untouched = false;
 }
 
-/* Takes a shard's report of elements to which nobody contributed. Returns false if there is no such
- * tensor. */
+/* Takes a shard's report of elements to which nobody contributed. Returns false if the report names a
+ * tensor that the job does not have. */
 static bool round_missed_note(struct round_machine *core, const struct round_event *event)
 {
     if (!core->config.leaves_untouched) return true;
@@ -583,7 +585,7 @@ static bool passes_by(const struct round_machine *core, uint32_t t)
     return core->untouched[t] >= tensor->elems || MUTANT(79);
 }
 
-/* Sets the scalars of each class that the step updates. */
+/* Sets the scalars of each class whose tensors this step updates. */
 static void set_scalars(const struct round_machine *core, struct missed_writer *writer)
 {
     for (uint32_t c = 0; c < writer->class_count; c++) {
@@ -594,15 +596,16 @@ static void set_scalars(const struct round_machine *core, struct missed_writer *
         struct group_scalars scalars;
         const cairn_status status = group_scalars_of(&hyper, count,
                                                      core->scalars[one.group].grad_scale, &scalars);
-        assert(status == CAIRN_OK); // as for the group, and the count is at least 1
+        // the group's scalars could be made, and the count is at least 1
+        assert(status == CAIRN_OK);
         (void)status;
         missed_set(writer, c, &scalars);
     }
 }
 
-/* Writes into the payload the steps that tensors have missed after the decision. `applies` is true if the
- * decision makes a step. Returns false if the tensors have more different counts than the payload can
- * hold. */
+/* Counts the steps that tensors have missed after the decision, and writes them into the payload.
+ * `applies`: the decision is an APPLY. Returns false if the tensors have more different counts than a
+ * payload can hold. */
 static bool round_missed_give(struct round_machine *core, bool applies, struct payload *head)
 {
     const bool more = applies && (core->config.terms.any_frozen || core->has_untouched);

@@ -8,9 +8,9 @@
 
 /* ==== round epoch ==== */
 
-/* Every epoch change takes these steps: make the number durable, fence, collect what each shard knows, and
- * send the newest outcome to all shards. No step uses what this incarnation remembers about a round, so a
- * new incarnation arrives at the same outcome. */
+/* Every change of epoch takes these four steps: make the number of the epoch durable, fence the shards,
+ * collect what each shard knows, and send the newest outcome to all shards. None of these steps uses what
+ * this incarnation remembers of a round, so a new incarnation finds the same outcome. */
 
 void round_epoch_begin(struct round_machine *core, struct round_actions *actions)
 {
@@ -37,7 +37,8 @@ void round_on_persisted(struct round_machine *core, const struct round_event *ev
     if (!core->persisting || event->epoch != core->epoch) return;
     core->persisting = false;
     if (core->next.taken) round_layout_enter(core);
-    if (core->need_epoch) return; // a shard went away meanwhile: another epoch is needed
+    // a shard or a contributor went away meanwhile, so another epoch is needed
+    if (core->need_epoch) return;
     core->stage = CAIRN_ROUND_FENCING;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         core->shards[s].answered = false;
@@ -93,7 +94,7 @@ void round_on_answer(struct round_machine *core, const struct round_event *event
     shard->version = event->version;
 }
 
-/* Returns the reason why the shard cannot take over the outcome; NULL if the shard can take it over. */
+/* Returns NULL if the shard can take over the outcome; otherwise says why it cannot. */
 static const char *judge_answer(const struct round_machine *core, const struct shard *shard)
 {
     const struct decision *last = &core->last;
@@ -106,7 +107,7 @@ static const char *judge_answer(const struct round_machine *core, const struct s
     return same ? NULL : "its version differs from the other shards'";
 }
 
-/* Takes the learning rates of driven groups from the payload, or from the spec if there are none. */
+/* Takes the learning rates of driven groups from the payload; from the spec, if the payload has none. */
 static cairn_status take_driven(struct round_machine *core, const struct payload *head)
 {
     const uint32_t count = head != NULL && !MUTANT(50) ? head->driven_count : 0;
@@ -117,7 +118,8 @@ static cairn_status take_driven(struct round_machine *core, const struct payload
     return CAIRN_OK;
 }
 
-/* Takes the job's state that exists only in the last payload. (The client state stays there.) */
+/* Takes over the part of the job's state that exists only in the last payload. (The client state stays in
+ * the payload.) */
 static cairn_status take_job_state(struct round_machine *core)
 {
     core->loss_scale = core->config.scaling.start;
@@ -161,19 +163,19 @@ void round_resolve(struct round_machine *core, struct round_actions *actions)
 
 /* ==== round loss ==== */
 
-/* A worker was lost. The job's on_worker_loss determines the consequences, but if the worker contributed to
- * the open round, that round is void in any case. Only this incarnation knows about losses: a new
- * incarnation has just the workers that connect to it. */
+/* Reacts to the loss of a worker as the job's on_worker_loss says. (If the worker contributes to the open
+ * round, the round is void in any case.) A new incarnation does not know about losses: it knows only the
+ * workers that connect to it. */
 
 /* Called before a worker is removed. When the last worker leaves, the failure no longer counts, because
- * workers that join later were started to continue the job. */
+ * workers that join later were started after the failure, to continue the job. */
 static void note_last(struct round_machine *core)
 {
     if (core->worker_count == 1) core->losses.failed = false;
 }
 
-/* Notes that a worker was lost. A second loss during the wait for the first lost worker does not reduce the
- * number of awaited workers. */
+/* Notes that a worker was lost. If another worker is lost during the wait, the job still waits for as many
+ * workers as before the first loss. */
 void round_note_lost(struct round_machine *core)
 {
     const struct round_terms *terms = &core->terms_newest;
@@ -185,7 +187,8 @@ void round_note_lost(struct round_machine *core)
     losses->until_ms = core->now_ms + terms->worker_loss_wait_ms;
 }
 
-/* Notes that a worker left. Nobody waits for this worker, and the last worker that leaves ends the run. */
+/* Notes that a worker left. Nobody waits for this worker. If it was the last one, nobody waits for lost
+ * workers either, because the run has ended. */
 void round_note_left(struct round_machine *core)
 {
     struct losses *losses = &core->losses;
@@ -225,14 +228,14 @@ void round_say_lost(const struct round_machine *core, struct sentence *out)
 /* ==== round ends ==== */
 
 /* Tells workers how a round ended, and keeps the outcome for workers that ask late. A worker may ask late
- * because one of its threads slept while another wrote, or because its connection was lost and restored.
- * Rounds continue meanwhile. For each worker, the last step and the last write to which it contributed are
- * kept, even while the worker is away. */
+ * because one of its threads slept while another wrote, or because its connection was lost for a time.
+ * Meanwhile there may be other rounds. So the ends of the last step and the last write in which a worker
+ * had a part are kept, even while the worker is away. */
 
 /* ---- what is kept ---- */
 
-/* Copies the end, but leaves out the groups, their learning rates, the missed steps and the client state:
- * nobody asks for these. */
+/* Copies `last` as an end, but leaves out the groups, their learning rates, the missed steps and the client
+ * state, because nobody asks for these. */
 static void take_end(const struct round_machine *core, struct end *end)
 {
     struct payload head;
@@ -241,7 +244,7 @@ static void take_end(const struct round_machine *core, struct end *end)
     end->decision.payload_bytes = 0;
     if (core->last.payload_bytes == 0) return;
     const cairn_status status = payload_decode(core->last.payload, core->last.payload_bytes, &head);
-    // the payload may be from a restored job, whose head tells nothing about a round
+    // a payload that cannot be decoded is of no use for an answer
     if (status != CAIRN_OK) return;
     head.group_count = head.driven_count = 0;
     head.missed = (struct missed) { .bytes = NULL };
@@ -249,8 +252,8 @@ static void take_end(const struct round_machine *core, struct end *end)
     end->decision.payload_bytes = payload_encode(&head, NULL, end->head);
 }
 
-/* Notes the end for contributors that left before the round ended: only now do we know whether the round
- * counted. */
+/* Notes the end of the round for contributors that left before. Until now it was not known how the round
+ * ends. */
 static void note_absent(struct round_machine *core, uint64_t round, int kind, const struct end *end)
 {
     if (!core->absent_contribute) return;
@@ -317,7 +320,8 @@ void round_keep_ends(struct round_machine *core, const struct worker *worker)
             place->ends[i] = worker->ends[i];
 }
 
-/* Returns how the round ended; NULL if the end is not known, or the round was void. */
+/* Returns the decision with which the round ended; NULL if the round was void, or if its end is no longer
+ * known. */
 static const struct decision *find_end(struct round_machine *core, struct worker *worker,
                                        uint64_t round)
 {
@@ -364,8 +368,8 @@ void round_send_void(const struct round_machine *core, uint64_t member, uint64_t
     send_result(core, member, round, NULL, actions);
 }
 
-/* True if the end of the round is known. In STEADY and OPEN `last` is resolved, so the end of every round
- * except the open round is known. */
+/* True if the core can say now how the round ended. In STEADY and OPEN `last` is resolved, so every round
+ * except the open one has ended. */
 static bool end_known(const struct round_machine *core, uint64_t round)
 {
     const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
@@ -390,8 +394,8 @@ bool round_has_asked(const struct worker *worker, uint64_t round)
     return false;
 }
 
-/* Notes a request, in addition to the requests of the worker's other threads. If there are too many
- * requests, the oldest round gets no answer. */
+/* Notes that the worker asks about the round; its other threads may be asking about other rounds. If there
+ * are too many requests, the request about the oldest round gets no answer. */
 void round_note_asked(struct worker *worker, uint64_t round)
 {
     uint64_t *place = &worker->asked[0];

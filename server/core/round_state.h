@@ -4,148 +4,160 @@
 
 #include "server/core/round.h"
 
-/* A member asks about the ends of at most this many rounds at a time: one thread trains, another writes. */
+/* A worker asks about the ends of at most this many rounds at a time, because one thread trains and another
+ * writes. */
 #define ENDS_ASKED_MAX 2
 
 /* How a round ended. */
 struct end {
-    struct decision decision; /* round 0: none; its payload is set when it is returned */
-    uint8_t head[CAIRN_PAYLOAD_MAX(
-        0, 0, 0)]; /* of the payload, without its groups, tensors and client state */
+    /* round 0: none; `payload` is set when find_end returns the decision */
+    struct decision decision;
+    /* the head of the payload, without groups, tensors and client state */
+    uint8_t head[CAIRN_PAYLOAD_MAX(0, 0, 0)];
 };
 enum { END_OF_STEP, END_OF_WRITE, ENDS };
 
 struct worker {
     uint64_t id;
     uint32_t rank;
-    uint32_t dense;     /* its place in the open round, as contributor or surplus */
+    uint32_t dense;     /* the worker's place in the open round, as contributor or surplus */
     uint32_t launch;    /* the number of workers launched together; 0: not given */
-    uint64_t paused_ms; /* the end of its pause; 0: it does not pause */
-    uint64_t start_ms;  /* until then the first round waits for the rest of its launch */
-    bool contributor;   /* to the open round */
-    bool surplus;       /* attached when the open round began, but has no part in it */
-    bool committed;     /* to the open round */
-    bool wants;         /* asked for a round, not answered */
-    bool writes;        /* asked to write, not answered */
-    uint64_t asked[ENDS_ASKED_MAX]; /* rounds whose end it asked for, not answered yet; 0 = none */
-    struct end ends[ENDS];          /* of the last rounds to which it contributed */
+    uint64_t paused_ms; /* the end of the worker's pause; 0: it does not pause */
+    /* until this time the first round waits for the rest of the worker's launch */
+    uint64_t start_ms;
+    bool contributor; /* the worker contributes to the open round */
+    bool surplus;     /* the worker has no part in the open round, but is told of it */
+    bool committed;   /* the worker's COMMIT of the open round has arrived */
+    bool wants;       /* the worker asked for a round, and has no answer yet */
+    bool writes;      /* the worker asked to write, and has no answer yet */
+    /* rounds about whose ends the worker asked, without an answer yet; 0 = none */
+    uint64_t asked[ENDS_ASKED_MAX];
+    /* the ends of the last step and the last write in which the worker had a part */
+    struct end ends[ENDS];
     /* from the shards' answers at the deadline */
-    /* the least micro-batch of the worker of which a shard lacks something; UINT32_MAX: none */
+    /* the first of the worker's micro-batches of which a shard lacks something; UINT32_MAX: none */
     uint32_t lacks;
-    uint32_t waits;     /* the least micro-batch in which it waits for others; UINT32_MAX: none */
-    uint32_t lacked_by; /* the number of shards and relays that lack something of it */
-    uint32_t lacking_shard; /* one of these shards */
+    /* the first micro-batch in which the worker waits for others; UINT32_MAX: none */
+    uint32_t waits;
+    uint32_t lacked_by;     /* the number of shards and relays that lack something of the worker */
+    uint32_t lacking_shard; /* one of the shards that lacked_by counts */
 };
 
 /* A worker that left. It may return as the same member, and ask how rounds ended. */
 struct absent {
     uint64_t id;    /* 0: none */
-    uint64_t round; /* the round to which it contributed, if that round has not ended; 0: none */
-    uint64_t since; /* its number in the order of leaving */
+    uint64_t round; /* the round, not ended yet, in which the worker has a part; 0: none */
+    uint64_t since; /* the worker's number in the order of leaving */
     struct end ends[ENDS];
 };
 
 struct shard {
-    /* the layout in force does not have it: a hole, or a shard of a pending layout */
+    /* the layout in force does not have this shard: a hole, or a shard of a pending layout */
     bool gone;
-    bool gone_next; /* the same for the pending layout */
+    bool gone_next; /* the pending layout does not have this shard */
     bool up;
     bool answered;  /* FENCING */
     bool published; /* RESOLVING, DECIDED */
-    bool nonfinite; /* as it reported when it last published */
+    bool nonfinite; /* as the shard reported when it last published */
     bool reduced;   /* OPEN */
-    /* OPEN: at the deadline the shard was asked which contributors it lacks, and the shard has answered */
+    /* OPEN: the shard has answered the last ASK_LACKS */
     bool lacks_told;
-    uint32_t lacks; /* if lacks_told: the number of contributors of which it lacks something */
-    /* its answer */
-    uint64_t prepared;   /* round; 0 = none */
-    uint64_t last_round; /* of the last decision that it has */
-    bool joins;          /* it has no decision, and accepts any */
+    /* if lacks_told: the number of contributors of which the shard lacks something */
+    uint32_t lacks;
+    /* the shard's ANSWER */
+    uint64_t prepared;   /* the round for which the shard is prepared; 0 = none */
+    uint64_t last_round; /* the round of the last decision that the shard has */
+    bool joins;          /* the shard has no decision, and accepts any */
     struct cairn_version version;
 };
 
-/* A layout that is pending, to come into force. */
+/* The pending layout, which is to come into force. */
 struct next_layout {
     uint64_t layout; /* 0: none */
     uint32_t shard_count;
     bool back, empty;
-    bool taken; /* it is being made durable */
+    bool taken; /* the layout is being made durable */
 };
 
 /* The consequences of lost workers (round_members.c). */
 struct losses {
-    uint32_t world;    /* WAIT: the number of workers that are awaited; 0: none */
+    /* WAIT: the number of workers for which the job waits; 0: it does not wait */
+    uint32_t world;
     uint64_t until_ms; /* the end of that wait */
-    bool failed;       /* FAIL: a worker was lost, and nobody has acted since */
+    bool
+        failed; /* FAIL: a worker was lost. An amendment clears this, as does the last worker that leaves */
 };
 
 struct round_machine {
-    struct round_config config;      /* its terms are those in force */
-    struct round_terms terms_newest; /* for the next round */
+    struct round_config config;      /* `terms` are the terms in force */
+    struct round_terms terms_newest; /* the terms of the next round */
     enum round_stage stage;
     uint64_t epoch;
     uint64_t round_next, round_end; /* numbers that this incarnation may use */
-    uint64_t open_round;            /* opened, and not resolved; 0 = none */
+    uint64_t open_round;            /* the round that is opened, and not resolved; 0 = none */
     bool writing;                   /* OPEN: the round is a write of its one contributor */
-    /* OPEN: the deadline has passed, and shards are asked what they lack */
+    /* OPEN: the shards have been asked what they lack, and not all have answered */
     bool asking;
-    uint64_t late_round; /* the round that late_shard delays; 0: no shard did */
+    uint64_t late_round; /* the round that late_shard delays; 0: none */
     uint32_t late_shard, late_lacks;
     bool persisting;
-    uint32_t serving; /* shards of the layout in force */
+    uint32_t serving; /* the number of shards in the layout in force, without its holes */
     struct next_layout next;
-    /* the layout in force took back another layout and its moves, and no outcome has been found since */
+    /* the layout in force took back another layout and its moves, and no outcome has been found since
+     * then */
     bool went_back;
     bool need_epoch; /* a change of epoch is due as soon as all shards are up */
-    /* since the epoch began: a change of epoch is due before the next round */
+    /* members changed since the epoch began: a change of epoch is due before the next round */
     bool members_changed;
     bool ready;
-    bool started;        /* a round of steps has opened since the workers joined */
-    uint32_t gate_world; /* a round needs exactly the ranks below this; 0 = any */
-    bool gate_shut;      /* no round opens */
+    bool started; /* a round of steps has opened since the workers joined */
+    /* a round of steps needs exactly the ranks below gate_world; 0 = any ranks */
+    uint32_t gate_world;
+    bool gate_shut; /* no round opens */
     struct cairn_version version;
     double loss_scale;
     uint32_t good_rounds;
     struct skips skips;
-    /* The last decision made by this core, or found in the shards' answers; in STEADY and OPEN it is
-     * resolved. The core owns its payload. */
+    /* The last decision that this core made, or found in the shards' answers. In STEADY and OPEN the
+     * decision is resolved. The core owns the decision's payload. */
     struct decision last;
-    struct step_sums sums; /* OPEN: of the shards that are REDUCED */
+    struct step_sums sums; /* OPEN: the sums over the shards that are REDUCED */
     uint32_t reduced_count;
     bool pin_pending;
     uint64_t pin_snapshot;
-    uint64_t now_ms, deadline_ms; /* 0 = none */
+    uint64_t now_ms, deadline_ms; /* deadline_ms: 0 = none */
     struct round_counts counts;
     uint32_t worker_count, world;
-    uint64_t left; /* the number of workers that have left so far */
-    /* some workers that left are contributors to the open round, or its surplus */
+    uint64_t left; /* the number of workers that have left until now */
+    /* the open round has contributors or surplus workers that left */
     bool absent_contribute;
     struct losses losses;
     struct end inherited; /* the end of the round that the previous incarnation decided last */
 
     /* in the caller's memory, behind this struct */
-    /* [shard_max], the first config.shard_count may be of the layout in force */
+    /* [shard_max]; only the first config.shard_count can be in the layout in force */
     struct shard *shards;
-    struct worker *workers; /* [member_max], the first worker_count are used, by rank */
-    /* [member_max]: beyond that, the worker that left first is dropped */
+    struct worker *workers; /* [member_max]; the first worker_count are used, by rank */
+    /* [member_max]; if all are used, the worker that left first is dropped */
     struct absent *absent;
-    uint64_t *contributors;        /* [member_max], the first `world` are used */
+    uint64_t *contributors;        /* [member_max]; the first `world` are used */
     struct group_scalars *scalars; /* [group_count], scratch */
-    uint8_t *payload;              /* [payload_bytes_max], of `last` */
+    uint8_t *payload;              /* [payload_bytes_max] the payload of `last` */
     size_t payload_bytes_max;
-    /* [client_state_max] the state that the open round's rank 0 gave: state_bytes */
+    /* [client_state_max] the state, of state_bytes bytes, that the open round's rank 0 gave */
     uint8_t *state;
     size_t state_bytes;
-    /* [group_count], of driven groups; driven_count is group_count, or 0 if no group is driven */
-    double *driven;       /* those with which the newest version was made */
-    double *driven_given; /* those given by the open round's rank 0 */
+    /* [group_count] learning rates of driven groups; driven_count is group_count, or 0 if no group is
+     * driven */
+    double *driven;       /* the rates with which the newest version was made */
+    double *driven_given; /* the rates that the open round's rank 0 gave */
     uint32_t driven_count;
     uint64_t *missed; /* [tensor_count] steps that the tensor missed */
-    /* [tensor_count] OPEN: elements to which nobody contributed, from the shards */
+    /* [tensor_count] OPEN: the number of elements to which nobody contributed, as shards report it */
     uint64_t *untouched;
     bool has_missed;      /* some of `missed` are not 0 */
     bool has_untouched;   /* some of `untouched` are not 0 */
-    uint8_t *missed_room; /* for the current decision, CAIRN_MISSED_BYTES */
+    uint8_t *missed_room; /* [CAIRN_MISSED_BYTES] for the current decision */
 };
 
 /* round.c */
@@ -155,15 +167,15 @@ void round_fail(struct round_machine *core, uint32_t shard, const char *why,
 
 /* round.c */
 
-/* True if the pending layout may come into force now: its shards are up, and either no round is open or the
- * layout goes back. */
+/* True if the pending layout may come into force now. Its shards are up then, and either the stage is
+ * STEADY or the layout takes another one back. */
 bool round_layout_due(const struct round_machine *core);
-/* Puts the pending layout into the epoch that begins. */
+/* Makes the pending layout a part of the epoch that begins. */
 void round_layout_take(struct round_machine *core);
-/* Brings the layout into force: the epoch that includes it is durable. */
+/* Brings the pending layout into force, because the epoch that includes the layout is durable now. */
 void round_layout_enter(struct round_machine *core);
-/* Call after a layout took back another one. If something was decided since, returns what is lost; NULL:
- * nothing is lost. */
+/* If the layout in force took back another layout, and something was decided in that layout, returns a text
+ * that says what is lost. Returns NULL if nothing is lost. */
 const char *round_layout_judge(const struct round_machine *core);
 
 struct worker *round_find_worker(const struct round_machine *core, uint64_t id);
@@ -179,11 +191,11 @@ void round_on_lacks(struct round_machine *core, const struct round_event *event,
                     struct round_actions *actions);
 
 /* round_members.c: how rounds ended, for workers that ask late. */
-/* Notes how that round has ended, for its contributors, including contributors that left. If `last` belongs
- * to the round, the round ended with `last`; otherwise the round is void. Round 0: `last` is from an
- * earlier incarnation. */
+/* Notes how that round ended, for its contributors and surplus workers, including those that left. If
+ * `last` belongs to the round, the round ended with `last`; otherwise the round is void. Round 0: no round
+ * was open, and `last` is from an earlier incarnation. */
 void round_note_end(struct round_machine *core, uint64_t round);
-/* Call when the worker leaves: keeps the ends of its rounds. */
+/* Called when the worker leaves. Keeps the ends of the worker's rounds. */
 void round_keep_ends(struct round_machine *core, const struct worker *worker);
 bool round_has_asked(const struct worker *worker, uint64_t round);
 void round_note_asked(struct worker *worker, uint64_t round);
@@ -194,40 +206,41 @@ void round_send_void(const struct round_machine *core, uint64_t member, uint64_t
                      struct round_actions *actions);
 
 /* round_decide.c */
-/* Takes the skips over from the last decision's payload; NULL: it had none. The count in a row continues
- * only if there is a last round. A job that was restored, or remade by an amendment, has none. */
+/* Takes over the skips of the last decision's payload; NULL: the payload has none. The count in a row
+ * continues only if the last decision belongs to a round. In a job that was restored, or remade by an
+ * amendment, it belongs to no round. */
 void round_take_skips(struct round_machine *core, const struct skips *told);
 
-/* Refuses the workers that wait for a round that does not open. Returns false if no worker waits, or a
- * round may open. */
+/* If the job is halted, refuses the workers that wait for a round. Returns true if there were any. */
 bool round_refuse(struct round_machine *core, struct round_actions *actions);
 
-/* round_members.c: each is called while the worker is still in the list. */
+/* round_members.c: the first two are called while the worker is still in the list. */
 void round_note_lost(struct round_machine *core);
-void round_note_left(struct round_machine *core); /* by its own request */
-/* Called when time has passed or workers have joined: ends the wait for lost workers if it is over. */
+void round_note_left(struct round_machine *core); /* the worker left by its own request */
+/* Called when time has passed or workers have joined: ends the wait for lost workers if the wait is
+ * over. */
 void round_end_losses(struct round_machine *core);
-/* Writes how many workers a job that has lost some waits for, and how long at most. */
+/* For a job that lost workers, writes for how many workers the job waits, and how long at most. */
 void round_say_lost(const struct round_machine *core, struct sentence *out);
 
 /* round_decide.c: the steps that tensors missed. */
 /* Called when a round of steps opens. */
 void round_missed_begin(struct round_machine *core);
 
-/* Takes over the missed steps of a payload; NULL: there was no payload. CAIRN_ERR_MALFORMED: the payload
- * belongs to another job. */
+/* Takes over the missed steps of a payload; NULL: there is no payload. CAIRN_ERR_MALFORMED: the missed
+ * steps cannot be this job's. */
 cairn_status round_missed_take(struct round_machine *core,
                                const struct payload *told) CAIRN_MUST_CHECK;
 
 /* round_decide.c */
 void round_on_reduced(struct round_machine *core, const struct round_event *event,
                       struct round_actions *actions);
-/* The learning rate for the round of that step; `driven`: [group_count]. */
+/* The learning rate of a group for the round that begins at that step. `driven`: [group_count]. */
 double round_group_lr(const struct round_terms *terms, const double *driven, uint32_t group,
                       uint64_t step);
 
-/* True if the client state and the rates of driven groups for the open round have arrived or are not
- * needed. */
+/* True if the client state and the driven groups' learning rates for the open round have arrived, or are
+ * not needed. */
 bool round_state_there(const struct round_machine *core);
 /* Called when every shard is REDUCED: decides. */
 void round_decide(struct round_machine *core, struct round_actions *actions);
@@ -238,7 +251,7 @@ void round_on_persisted(struct round_machine *core, const struct round_event *ev
                         struct round_actions *actions);
 void round_on_answer(struct round_machine *core, const struct round_event *event,
                      struct round_actions *actions);
-/* Every shard has answered: finds the outcome and sends it. */
+/* Called when every shard has answered. Finds the outcome, and sends it to all shards. */
 void round_resolve(struct round_machine *core, struct round_actions *actions);
 
 #endif

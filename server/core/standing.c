@@ -18,7 +18,7 @@ enum seat_verdict seat_judge(const struct seat_claim *claim)
 
 bool seat_has(const struct seat_part *part, const struct seat_part *held, size_t held_count)
 {
-    bool other = false; // another layout is held, beside which this may be prepared
+    bool other = false; // a part of another layout is held, beside which `part` may be prepared
     for (size_t i = 0; i < held_count; i++) {
         if (held[i].job != part->job || held[i].generation != part->generation) continue;
         if (held[i].layout_hash == part->layout_hash) return true;

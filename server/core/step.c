@@ -354,7 +354,7 @@ static void on_fence(struct step_machine *step, const struct step_event *event,
     action->decision = &step->last;
 }
 
-/* Accepts any outcome as done: this shard has no state that the outcome would change. */
+/* Accepts any outcome as already carried out: this shard has no state that the outcome could change. */
 static void join_job(struct step_machine *step, const struct step_event *event,
                      struct step_actions *actions)
 {
@@ -370,8 +370,8 @@ static void join_job(struct step_machine *step, const struct step_event *event,
     report_published(step, actions);
 }
 
-/* Handles an outcome. It belongs to the prepared round, or to the last settled round; in the second case a
- * prepared round is void. */
+/* Handles an outcome. The outcome belongs to the prepared round, or to the last settled round. In the
+ * second case a prepared round is void. */
 static void on_resolve(struct step_machine *step, const struct step_event *event,
                        struct step_actions *actions)
 {
@@ -547,12 +547,13 @@ uint32_t step_slots_used(const struct step_machine *step)
 
 /* ==== step collect ==== */
 
-/* Messages from workers: each is judged without side effects, then acted on. */
+/* Messages from workers. Each message is first judged, without side effects, and then acted on. */
 
 enum fate {
     FATE_RECEIVE,
-    FATE_WAITING, /* a duplicate of a message that is in a slot: the fold answers it */
-    FATE_FOLDED,  /* a duplicate of a folded message, whose answer may have been lost */
+    /* a duplicate of a contribution in a slot: the answer to that contribution is enough */
+    FATE_WAITING,
+    FATE_FOLDED, /* a duplicate of a folded contribution, whose answer may have been lost */
     FATE_REFUSE
 };
 
@@ -634,17 +635,17 @@ static struct judgement judge_new_chunk(const struct step_machine *step,
     const bool declared_absent = step_cursor_past(step, event->chunk, event->micro, index);
     if (declared_absent && !MUTANT(1)) return refused_with(CAIRN_ERR_PROTOCOL);
     if (member->ended && member->arrived >= member->sent) return refused_with(CAIRN_ERR_PROTOCOL);
-    // A slot with memory is only for a chunk that the sender counts among the chunks in such slots: another
-    // of these chunks may be under way.
+    // A chunk that the sender counts as read in place must not take a slot with memory: another chunk,
+    // which the sender counts for that slot, may be under way.
     const bool has_place = !event->in_place || event->is_readable || MUTANT(83);
     if (!has_place || find_slot(step, event, member) == NO_SLOT)
         return refused_with(CAIRN_ERR_BUSY);
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
-/* True if this very contribution is in a slot. Then the contribution is answered only when the slot is
- * released. If it were refused earlier, because the round is now void, the worker might reuse a buffer that
- * is still being read. */
+/* True if this very contribution is in a slot. Then it is answered only when the slot is released. If it
+ * were refused at once because the round is void now, the worker might reuse a buffer that is still being
+ * read. */
 static bool in_slot(const struct step_machine *step, const struct step_event *event,
                     const struct member *member)
 {
@@ -696,7 +697,7 @@ static void receive_push(struct step_machine *step, const struct step_event *eve
     action->slot = index;
     action->member = event->member;
     action->chunk = event->chunk;
-    // This may be the last chunk that the member sent: then the chunks that the member did not send are
+    // If all chunks that the member sent have arrived now, the member's other chunks are known to be
     // absent.
     if (member->ended && member->arrived == member->sent) step_advance(step, actions);
 }
@@ -734,7 +735,7 @@ static void step_on_chunk(struct step_machine *step, const struct step_event *ev
         answer_event(event, CAIRN_STEP_REFUSE, judgement.status, actions);
 }
 
-/* Judges an end. An end or a commit is either new (RECEIVE), or known (WAITING; FOLDED if the answer may
+/* Judges a MICRO_END. A MICRO_END or a COMMIT is new (RECEIVE), known (WAITING, or FOLDED if its answer may
  * have been lost), or refused. */
 static struct judgement judge_micro_end(const struct step_machine *step,
                                         const struct step_event *event, const struct member *member)
@@ -820,8 +821,8 @@ static bool has_landed(const struct step_machine *step, const struct member *mem
     return false;
 }
 
-/* True if the member waits for others. A free slot does not matter: the member may be unable to push more
- * until its buffers are given back. */
+/* True if the member waits for other members. Whether the member has a free slot does not matter: it may be
+ * unable to push more before it gets buffers back. */
 static bool waits_for_others(const struct step_machine *step, const struct member *member)
 {
     if (member->receiving > 0) return false;

@@ -3,7 +3,7 @@
  * A chunk's cursor is at the first (micro-batch, member) that is neither folded nor known to be absent.
  * OPEN tells which members hold nothing of a chunk. Any other absence is known only from counts: the
  * member's micro-batch has ended, and all chunks that the member sent have arrived. So the order of arrival
- * affects only the time of a fold. */
+ * affects when a fold happens, but not its result. */
 #include "server/core/step_state.h"
 
 #include <assert.h>
@@ -27,7 +27,7 @@ static enum verdict judge_fold(const struct step_machine *step, uint32_t chunk,
                                const struct cursor *cursor)
 {
     const struct member *member = &step->members[cursor->member];
-    // no member has got that far: without this test the cursor might pass on for ever
+    // No member has come to this micro-batch yet. Without this test the cursor might move on for ever.
     if (cursor->micro > step->front) return WAIT;
     if (step->config.forwards && cursor->micro > step->forward.micro && !MUTANT(25)) return WAIT;
     if (!step_holds(step, cursor->member, chunk)) return PASS;
@@ -81,8 +81,8 @@ static void undefer_chunk(struct step_machine *step, uint32_t index)
         step->deferred_last = slot->older;
 }
 
-/* True if a FOLD would now take all contributions of this micro-batch to the chunk, or as many as one FOLD
- * can take. */
+/* True if a FOLD of the chunk would now take all remaining contributions of the micro-batch, or as many as
+ * one FOLD can take. */
 static bool is_ripe(const struct step_machine *step, uint32_t chunk)
 {
     struct cursor at = step->cursors[chunk];
@@ -131,7 +131,7 @@ static void begin_fold(struct step_machine *step, uint32_t chunk, struct step_ac
     *step_act(actions, CAIRN_STEP_FOLD) = *fold;
 }
 
-/* For a relay: as soon as the chunk's sum in the current micro-batch is final, reports this. */
+/* For a relay: reports the chunk's sum in the current micro-batch as soon as the sum is final. */
 static void forward_chunk(struct step_machine *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
@@ -155,7 +155,8 @@ static void advance_chunk(struct step_machine *step, uint32_t chunk, struct step
 {
     struct cursor *cursor = &step->cursors[chunk];
     if (cursor->fold_head != NO_SLOT) return;
-    struct step_action fold; // set at the first contribution: most calls find no contribution
+    // set only at the first contribution, because most calls find no contribution
+    struct step_action fold;
     uint32_t count = 0;
     while (count < CAIRN_STEP_FOLD_MAX && !at_end(step, cursor)) {
         const enum verdict verdict = judge_fold(step, chunk, cursor);
@@ -175,13 +176,14 @@ static void advance_chunk(struct step_machine *step, uint32_t chunk, struct step
     if (step->config.forwards) forward_chunk(step, chunk, actions);
 }
 
-/* If fewer folds are under way than the caller can do, the oldest deferred contributions wait no longer. */
+/* While fewer FOLDs than folds_wanted are under way, ends the wait of the oldest deferred contributions. */
 static void advance_deferred(struct step_machine *step, struct step_actions *actions)
 {
     while (step->folding < step->config.folds_wanted && step->deferred_first != NO_SLOT &&
            !MUTANT(22)) {
         const uint32_t slot = step->deferred_first;
-        // if an earlier contribution is missing, the fold of the missing one will also take this one
+        // if an earlier contribution is missing, the FOLD that takes the missing one will take this one,
+        // too
         undefer_chunk(step, slot);
         advance_chunk(step, step->slots[slot].chunk, actions);
     }
@@ -207,7 +209,7 @@ static void end_forwards(struct step_machine *step, struct step_actions *actions
     step->forward.passed = 0;
     if (!MUTANT(29)) step->forward.sent = 0;
     for (uint32_t c = 0; c < step->config.chunk_count; c++) step->cursors[c].forwarded = false;
-    // Members that hold nothing here may have been ahead, and may have waited for this micro-batch to end.
+    // Members that hold nothing here may have been one micro-batch ahead, and may have waited for this end.
     for (uint32_t i = 0; i < step->member_count; i++)
         step_complete_micro(step, &step->members[i], actions);
 }
@@ -222,7 +224,7 @@ static void commit_forwards(struct step_machine *step, struct step_actions *acti
 }
 
 /* For a relay: ends the current micro-batch if every chunk is past it and at least one member has finished
- * it. Ends the round if all members and all micro-batches are done. */
+ * it; otherwise, if all members and all micro-batches are done, ends the round. */
 static void advance_forwards(struct step_machine *step, struct step_actions *actions)
 {
     const bool past = step->forward.passed == step->config.chunk_count;
@@ -255,8 +257,8 @@ void step_complete_micro(struct step_machine *step, struct member *member,
                          struct step_actions *actions)
 {
     if (!member->ended || member->passed < step->config.chunk_count) return;
-    // A member that holds nothing waits with the other members. Otherwise one event might end any number of
-    // micro-batches.
+    // A member that holds nothing waits until the other members finish the micro-batch. Otherwise one event
+    // might end any number of micro-batches.
     if (step->config.forwards && member->micro > step->forward.micro) return;
     struct step_action *action = step_act(actions, CAIRN_STEP_MICRO_ACK);
     action->member = member->id;
@@ -330,9 +332,9 @@ void step_on_landed(struct step_machine *step, const struct step_event *event,
     const bool answerable = event->status == CAIRN_OK || event->status == CAIRN_ERR_CHECKSUM;
 
     if (step->phase == CAIRN_STEP_DRAINING) {
-        // Answer even if the connection is lost: the worker may have reconnected, and a duplicate that it
-        // sent since then was dropped because this contribution was under way. Whatever it sends from now
-        // on is not read either.
+        // Answer even if the connection is lost. The worker may have reconnected and sent a duplicate,
+        // which was dropped because this contribution was under way. From now on the shard reads nothing
+        // that the worker sends in this round.
         answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_STALE, actions);
         forget_slot(step, index);
         step_drained(step, actions);

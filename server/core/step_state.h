@@ -1,8 +1,8 @@
 /* The state of a shard's round machine. Private to step*.c; step.h is the contract.
  *
- * The path of a contribution: `at[member][chunk]` is NONE, then 1 + the index of the member's slot that
- * holds it (RECEIVING, LANDED, FOLDING), then FOLDED; the row is cleared when the member's micro-batch is
- * complete. */
+ * The path of a contribution: `at[member][chunk]` is NONE; then 1 + k, where k is the index of the member's
+ * slot that holds the contribution (RECEIVING, LANDED, FOLDING); then FOLDED. The member's row is cleared
+ * when its micro-batch is complete. */
 #ifndef CAIRN_CORE_STEP_STATE_H
 #define CAIRN_CORE_STEP_STATE_H
 
@@ -17,67 +17,76 @@ enum slot_state { SLOT_FREE = 0, SLOT_RECEIVING, SLOT_LANDED, SLOT_FOLDING };
 struct slot {
     uint64_t request;
     uint32_t chunk;
-    uint32_t next;         /* FOLDING: the next slot of the same FOLD, or NO_SLOT */
-    uint32_t older, newer; /* deferred: neighbours in the list, or NO_SLOT */
-    uint8_t state;         /* enum slot_state */
-    bool deferred;         /* LANDED, and its chunk waits for further contributions */
+    uint32_t next; /* FOLDING: the next slot of the same FOLD, or NO_SLOT */
+    /* if `deferred`: the neighbours in the list of deferred slots, or NO_SLOT */
+    uint32_t older, newer;
+    uint8_t state; /* enum slot_state */
+    bool deferred; /* LANDED, and the contribution waits for others to the same chunk */
 };
 
 struct member {
     uint64_t id;
     uint64_t weight;
-    uint32_t micro;      /* the micro-batch that it is sending */
-    uint32_t arrived;    /* chunks of it in a slot or folded */
-    uint32_t unheld;     /* chunks of which the member holds nothing, in every micro-batch */
-    uint32_t passed;     /* chunks whose cursor is past it: folded, absent, or unheld */
-    uint32_t sent;       /* the number of chunks in it, once `ended` */
-    uint32_t last_micro; /* once `committed` */
+    uint32_t micro;   /* the micro-batch that the member is sending */
+    uint32_t arrived; /* chunks of this micro-batch that are in a slot or folded */
+    /* chunks of which the member holds nothing; the same in every micro-batch */
+    uint32_t unheld;
+    /* chunks that are folded, absent or unheld for this member and micro-batch */
+    uint32_t passed;
+    /* if `ended`: the number of chunks that the member sends in this micro-batch */
+    uint32_t sent;
+    uint32_t last_micro; /* if `committed`: the member's last micro-batch */
     uint32_t receiving;  /* slots that are RECEIVING */
     bool ended, committed, done;
-    bool lost;    /* its connection was lost since the round opened */
-    bool regrant; /* it reconnected: GRANT when nothing is RECEIVING */
+    bool lost;    /* the connection was lost since the round opened, and is not back */
+    bool regrant; /* the member reconnected: it gets a GRANT when nothing is RECEIVING */
 };
 
-/* The progress of a chunk: everything before (micro, member) is folded, folding, absent or unheld. */
+/* The progress of a chunk. Every contribution before (micro, member) is folded, being folded, absent or
+ * unheld. */
 struct cursor {
     uint32_t micro, member;
-    uint32_t fold_head; /* the slots of the FOLD under way; NO_SLOT = none */
-    bool contributed;   /* since the round began; for a relay: in the current micro-batch */
-    /* for a relay: it is past the current micro-batch, and FORWARD was sent if due */
+    uint32_t fold_head; /* the first slot of the FOLD under way; NO_SLOT = no FOLD */
+    /* some member contributed since the round began; for a relay: since the last FORWARD */
+    bool contributed;
+    /* for a relay: the chunk is past the current micro-batch, and its FORWARD, if due, was sent */
     bool forwarded;
 };
 
 struct step_machine {
     struct step_config config;
     enum step_phase phase;
-    uint64_t epoch;       /* of the last FENCE */
-    bool fenced;          /* between FENCE and RESOLVE */
-    uint64_t round;       /* of the phase, or the last resolved round; 0 = void */
-    uint64_t round_seen;  /* the newest round that began; slots and members belong to it */
+    uint64_t epoch; /* the epoch of the last FENCE */
+    bool fenced;    /* between FENCE and RESOLVE */
+    /* the round of the phase; in IDLE: the last resolved round; 0 = void, or none yet */
+    uint64_t round;
+    uint64_t round_seen;  /* the newest round that began, to which slots and members belong */
     uint64_t round_epoch; /* the epoch of round_seen */
     struct cairn_version version;
-    struct decision last; /* its payload is `payload` */
+    struct decision last; /* last.payload is `payload` */
     struct step_sums sums;
 
     uint32_t member_count;
     uint32_t done_count;      /* members that are done */
     uint32_t committed_count; /* members that have committed */
     uint32_t last_micro;      /* the greatest last_micro of the committed members */
-    uint32_t likely_micro;    /* last_micro of the last round that was summed */
+    uint32_t likely_micro;    /* last_micro of the newest round that came to REDUCING */
     uint32_t front;           /* the greatest micro-batch that a member is in */
     uint64_t weight;
-    /* slots that are RECEIVING; chunks with a FOLD under way */
+    /* receiving: the number of slots that are RECEIVING; folding: the number of chunks with a FOLD under
+     * way */
     uint32_t receiving, folding;
-    uint32_t deferred_first, deferred_last; /* slots, in the order of landing; NO_SLOT: none */
+    /* the ends of the list of deferred slots, in the order of landing; NO_SLOT: none */
+    uint32_t deferred_first, deferred_last;
     uint32_t slots_used;
     struct {             /* for a relay */
-        uint32_t micro;  /* the current one */
-        uint32_t passed; /* chunks that are past it */
-        uint32_t sent;   /* FORWARDs of it */
+        uint32_t micro;  /* the current micro-batch */
+        uint32_t passed; /* chunks that are past this micro-batch */
+        uint32_t sent;   /* FORWARDs of this micro-batch */
     } forward;
     bool summing;
     bool lacks_state; /* some state has yet to arrive */
-    bool summed;      /* REDUCING: the sums are ready, and state is missing */
+    bool summed;      /* REDUCING: the sums are ready, but some state is missing */
     bool all_hold;    /* every member holds every chunk: `holds` means nothing */
 
     struct {            /* an OPEN that arrived while DRAINING */
@@ -91,7 +100,7 @@ struct step_machine {
     struct cursor *cursors;    /* [chunk_count] */
     struct slot *slots;        /* [member_max][window] */
     uint16_t *at;              /* [member_max][chunk_count] */
-    /* [member_max] rows, as in OPEN: for the round, or for the pending one */
+    /* [member_max] rows, as in OPEN; for the open round, or for the pending round */
     uint8_t *holds;
     uint8_t *payload; /* [payload_bytes_max] */
 };
@@ -112,7 +121,7 @@ void step_drop_landed(struct step_machine *step, struct step_actions *actions);
 /* Moves every chunk's cursor as far as possible; begins the reduction when all contributions have
  * arrived. */
 void step_advance(struct step_machine *step, struct step_actions *actions);
-/* If this member's micro-batch is complete: acknowledges it and begins the next. */
+/* If the member's micro-batch is complete, acknowledges it, and begins the member's next micro-batch. */
 void step_complete_micro(struct step_machine *step, struct member *member,
                          struct step_actions *actions);
 bool step_cursor_past(const struct step_machine *step, uint32_t chunk, uint32_t micro,
