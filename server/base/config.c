@@ -9,8 +9,8 @@
 
 #include "proto/loop/loop.h"
 
-#define LINE_BYTES    4096 // longest line of a file, with its newline
-#define GIVEN_BY_LINE (-1) // on the command line
+#define LINE_BYTES    4096 // the longest line of a file, with its newline
+#define GIVEN_BY_LINE (-1) // the value was given on the command line
 
 /* ==== config value ==== */
 
@@ -39,8 +39,8 @@ static bool is_string(enum option_type type)
     return type <= CAIRN_OPTION_ADDRESSES; // the string types come first
 }
 
-// Prints with the largest unit that divides the number: 65536 -> "64KiB"; a factor as it is written: 1100
-// -> "1.1".
+// Prints a number with the largest unit that divides it: 65536 becomes "64KiB". Prints a factor as it is
+// written: 1100 becomes "1.1".
 static void print_number(int64_t number, enum option_type type, char *text_out, size_t text_bytes)
 {
     const struct unit *unit = units_of(type);
@@ -92,7 +92,8 @@ static const char *unit_sentence(enum option_type type)
     return "it is not a whole number";
 }
 
-// Parses digits, perhaps a blank, and a unit. Returns NULL if it succeeds, else the error.
+// Parses an optional minus, digits, an optional blank, and a unit. Returns NULL on success, otherwise the
+// error.
 static const char *parse_number(const char *text, enum option_type type, int64_t *number_out)
 {
     int64_t number = 0;
@@ -114,13 +115,13 @@ static const char *parse_number(const char *text, enum option_type type, int64_t
     return NULL;
 }
 
-// Parses digits, perhaps followed by a point and one to three more. Returns NULL if it succeeds, else the
-// error.
+// Parses digits, and optionally a point and one to three more digits. Returns NULL on success, otherwise
+// the error.
 static const char *parse_factor(const char *text, int64_t *thousandths_out)
 {
     int64_t number = 0;
     const char *p = text;
-    int places = -1; // after the point; -1: there is no point
+    int places = -1; // the number of digits after the point; -1: there is no point
     if (*p < '0' || *p > '9') return "it is not a factor such as 1.1";
     for (; (*p >= '0' && *p <= '9') || (*p == '.' && places < 0); p++) {
         if (*p == '.' || places >= 0) places++;
@@ -161,7 +162,7 @@ static cairn_status store_bool(const struct config_option *option, const char *t
     return refuse_value(option, text, "it is neither yes nor no", why);
 }
 
-// Returns NULL if all addresses are valid, else the error.
+// Returns NULL if all addresses are valid, otherwise the error.
 static const char *judge_addresses(const char *text, struct sentence *what)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
@@ -199,8 +200,9 @@ static cairn_status store_string(const struct config_option *option, const char 
     return CAIRN_OK;
 }
 
-/* Judges `text` for the option and, if it is valid, stores it at its place in `values`. CAIRN_ERR_CONFIG:
- * the sentence says what is allowed, without file and line; nothing is stored. */
+/* Judges `text` as a value of the option. If the value is valid, stores it at the option's place in
+ * `values`. CAIRN_ERR_CONFIG: nothing is stored, and the sentence says what is allowed, without file and
+ * line. */
 static cairn_status config_value_store(const struct config_option *option, const char *text,
                                        void *values, struct sentence *why)
 {
@@ -250,7 +252,8 @@ static const struct config_option *find_option(const struct config *config, cons
     return NULL;
 }
 
-// Rows of a section are adjacent: a section begins where the name differs from the row before.
+// True if a section begins at row i. The rows of a section are adjacent, so it begins where the section's
+// name changes.
 static bool begins_section(const struct config *config, size_t i)
 {
     return i == 0 || strcmp(config->options[i].section, config->options[i - 1].section) != 0;
@@ -278,8 +281,8 @@ static cairn_status refuse_unknown(const struct config *config, const char *sect
     return CAIRN_ERR_CONFIG;
 }
 
-// Assigns a value. `line` is a line of the file, or GIVEN_BY_LINE, which overrides the file and may be
-// repeated.
+// Assigns a value. `line` is the line of the file, or GIVEN_BY_LINE. A value from the command line
+// overrides the file, and may be given again.
 static cairn_status assign(struct config *config, const char *section, const char *key,
                            const char *text, int line, struct sentence *why)
 {
@@ -295,14 +298,15 @@ static cairn_status assign(struct config *config, const char *section, const cha
     return status;
 }
 
-// A file being read. inih does not report line numbers, so lines are counted as it asks for them.
+// A file that is being read. inih does not report line numbers, so they are counted whenever inih asks for
+// a line.
 struct reading {
     struct config *config;
     FILE *file;
     char *text; /* [text_bytes], allocated by getline */
     size_t text_bytes;
     int line;
-    int bad_line; /* line of the first error found here; 0 = none */
+    int bad_line; /* the line of the first error that this file found; 0 = none */
     cairn_status status;
     struct sentence why;
 };
@@ -340,11 +344,11 @@ static int on_value(void *context, const char *section, const char *key, const c
     return 1;
 }
 
-// The library's settings are global; only a daemon at start-up reads files.
+// The settings of inih are global. This does no harm, because a daemon reads files only at start-up.
 static int parse(struct reading *reading)
 {
-    ini_allow_multiline = false; // an indented line is a line of its own
-    ini_use_stack = false;       // with it, lines end at 200 bytes
+    ini_allow_multiline = false; // an indented line does not continue the line before
+    ini_use_stack = false;       // with the stack, a line could have only 200 bytes
     ini_allow_realloc = false;
     ini_initial_alloc = LINE_BYTES;
     ini_max_line = LINE_BYTES;
@@ -358,8 +362,8 @@ static cairn_status read_file(struct config *config, FILE *file, const char *pat
     const int error_line = parse(&reading);
     const bool failed = ferror(file) != 0;
     free(reading.text);
-    // An error that inih reports (a line that is no section, no key = value) is returned if its line is
-    // earlier.
+    // inih itself reports a line that is neither a section nor key = value. The error in the earlier line
+    // is returned.
     if (error_line > 0 && (reading.bad_line == 0 || error_line < reading.bad_line))
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "%.200s:%d: the line is neither [section] nor key = value", path,

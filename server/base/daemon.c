@@ -25,7 +25,7 @@
 #include "proto/base/machine.h"
 #include "server/base/log.h"
 
-enum { DESCRIPTORS = 40, THREADS = 24 }; // with fewer, no daemon gets as far as serving
+enum { DESCRIPTORS = 40, THREADS = 24 }; // with fewer, a daemon cannot serve
 
 static const int signal_numbers[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1 };
 _Static_assert(sizeof signal_numbers / sizeof *signal_numbers == CAIRN_DAEMON_SIGNALS, "daemon.h");
@@ -46,7 +46,7 @@ static void print_help(const struct daemon_spec *spec)
            spec->name, spec->purpose, spec->name);
 }
 
-// Options of the command line, besides the values that it sets.
+// The options of the command line that are not values of the configuration.
 struct command {
     bool check;
     bool print;
@@ -89,12 +89,13 @@ static int complain(const struct daemon_spec *spec, const char *sentence)
     return 2;
 }
 
-// Returns -1 to go on, otherwise the exit code.
+// Returns the exit code if the daemon is to end; otherwise -1.
 static int take_option(struct daemon *daemon, struct command *command, int id)
 {
     const struct daemon_spec *spec = &daemon->spec;
     switch (id) {
-    case OPT_CONFIG: // a later pass reads it, so that --set wins in any order
+    // later passes read the file and the values, so that --set wins wherever it stands
+    case OPT_CONFIG:
     case OPT_SET: return -1;
     case OPT_CHECK: command->check = true; return -1;
     case OPT_PRINT: command->print = true; return -1;
@@ -119,7 +120,7 @@ static int take_values(struct daemon *daemon, int wanted, int id)
     return status == CAIRN_OK ? -1 : complain(&daemon->spec, why.text);
 }
 
-// Three passes over argv: the options, then the files, then the overrides.
+// Makes three passes over argv: the first for the options, the second for the files, the third for --set.
 static int read_command_line(struct daemon *daemon, struct command *command, int argc, char **argv)
 {
     static const int passes[] = { 0, OPT_CONFIG, OPT_SET };
@@ -187,7 +188,7 @@ static void on_watchdog(uv_timer_t *timer)
     notify_watchdog();
 }
 
-// Each connection is a descriptor: raise the limit to the most that the system allows this process.
+// Each connection needs a descriptor, so this raises the limit as far as the system allows.
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;
@@ -196,9 +197,9 @@ static void raise_descriptor_limit(void)
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log_warn("cannot raise the limit of open files");
 }
 
-/* Opens each of the descriptors 0 to 2 that is closed. Otherwise the next files opened would get these
- * numbers: then the log would be written to a socket, and libuv refuses to close descriptors with these
- * numbers. */
+/* Opens each of the descriptors 0 to 2 that is closed, because otherwise the next files or sockets would
+ * get these numbers. Then the log might be written to a socket; and libuv refuses to close descriptors with
+ * these numbers. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= 2; fd++)
@@ -242,7 +243,8 @@ bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int arg
     }
     log_init(daemon->log_name != NULL ? daemon->log_name : spec->name, command.log_level);
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); // a file above its limit fails a snapshot, not the daemon
+    // a file above the size limit then makes a snapshot fail, and not the daemon
+    signal(SIGXFSZ, SIG_IGN);
     raise_descriptor_limit();
     struct sentence why;
     const cairn_status status = start_handles(daemon, &why);
@@ -295,7 +297,7 @@ int daemon_run(struct daemon *daemon)
 {
     uv_run(&daemon->loop, UV_RUN_DEFAULT);
     const int error = uv_loop_close(&daemon->loop);
-    assert(error == 0); // something is still open, yet the loop ended
+    assert(error == 0); // otherwise a handle is still open although the loop has ended
     (void)error;
     if (daemon->is_announced) unlink(daemon->ready_file);
     config_release(&daemon->config);
@@ -311,7 +313,7 @@ void daemon_fail(struct daemon *daemon, cairn_status status, const struct senten
 
 /* ==== notify ==== */
 
-// The address is a path, or "@name" for an abstract name, which is in no folder.
+// The address is a path, or "@name" for an abstract name, which lies in no folder.
 static bool supervisor_address(struct sockaddr_un *addr_out, socklen_t *addr_bytes_out)
 {
     const char *path = getenv("NOTIFY_SOCKET");
@@ -340,7 +342,7 @@ static bool notify(const char *state)
     return sent == (ssize_t)length;
 }
 
-// A status is one line: text after a newline would be another assignment.
+// Only the first line of the status is sent, because text after a newline would be another assignment.
 static bool tell_status(const char *before, const char *status)
 {
     char state[512];
@@ -368,7 +370,7 @@ static bool notify_watchdog(void)
     return notify("WATCHDOG=1");
 }
 
-// Returns the value of a variable as a positive number; 0 if it is none.
+// Returns the value of an environment variable as a number; 0 if the value is no number.
 static uint64_t number_of(const char *variable)
 {
     const char *text = getenv(variable);
@@ -383,7 +385,8 @@ uint64_t notify_watchdog_ms(void)
 {
     const uint64_t pid = number_of("WATCHDOG_PID");
     if (getenv("NOTIFY_SOCKET") == NULL) return 0;
-    if (pid != 0 && pid != (uint64_t)getpid()) return 0; // meant for another process
+    // the watchdog is meant for another process
+    if (pid != 0 && pid != (uint64_t)getpid()) return 0;
     return number_of("WATCHDOG_USEC") / 1000;
 }
 
@@ -391,7 +394,8 @@ uint64_t notify_watchdog_ms(void)
 
 #define TRY_EACH_MS 5
 
-/* Returns the pid that holds an flock of the file, according to /proc/locks; 0 if it lists none. */
+/* Returns the pid of the process that holds an flock of the file, as /proc/locks says; 0 if none is listed
+ * there. */
 static int holder_of(int fd)
 {
     struct stat stat;
@@ -448,13 +452,15 @@ cairn_status host_lock_take(const char *path, int timeout_ms, const atomic_bool 
 
 /* ==== headroom ==== */
 
-/* The kernel needs memory besides the pages themselves, for tables of pages, of files and of its own. */
+/* Besides the pages themselves, the kernel needs memory for page tables, for files and for its own
+ * structures. */
 #define BESIDE_PART  128
 #define BESIDE_BYTES ((uint64_t)8 << 20)
 
 /* The file names and keys of one version of control groups. */
 struct groups {
-    const char *file_system, *controller; /* controller: NULL for the one hierarchy of v2 */
+    /* controller: NULL for v2, which has only one hierarchy */
+    const char *file_system, *controller;
     const char *limit, *usage, *reclaimable;
 };
 
@@ -463,8 +469,8 @@ static const struct groups v1 = { "cgroup", "memory", "memory.limit_in_bytes",
 static const struct groups v2 = { "cgroup2", NULL, "memory.max", "memory.current",
                                   "inactive_file" };
 
-/* Reads the number in a file; with `key`, the number in the line that begins with it. "max"
- * means no limit. */
+/* Reads the number in a file; if `key` is not NULL, the number in the line that begins with `key`. "max"
+ * becomes UINT64_MAX, which means no limit. */
 static bool read_number(const char *folder, const char *name, const char *key, uint64_t *out)
 {
     char path[PATH_MAX], line[256];
@@ -502,12 +508,12 @@ static void note_group(struct headroom *room, const struct groups *groups, const
     uint64_t limit, usage, reclaimable = 0;
     if (!read_number(folder, groups->limit, NULL, &limit) || limit == UINT64_MAX ||
         !read_number(folder, groups->usage, NULL, &usage))
-        return; // the topmost group has none
+        return; // the group has no limit, as the topmost group
     (void)read_number(folder, "memory.stat", groups->reclaimable, &reclaimable);
     note(room, folder + strlen(root), limit, usage > reclaimable ? usage - reclaimable : 0);
 }
 
-/* Returns whether the word is in a list separated by commas. */
+/* True if the word is in the list, which is separated by commas. */
 static bool has_word(const char *list, const char *word)
 {
     const size_t length = strlen(word);
@@ -516,7 +522,7 @@ static bool has_word(const char *list, const char *word)
     return false;
 }
 
-/* Finds the process's group in /proc/self/cgroup: "number:controllers:path". */
+/* Finds the process's group in /proc/self/cgroup, where a line is "number:controllers:path". */
 static bool find_group(const char *root, const struct groups *groups, char out[PATH_MAX])
 {
     char path[PATH_MAX], line[PATH_MAX + 256], controllers[256];
@@ -555,7 +561,7 @@ static bool find_mount(const char *root, const struct groups *groups, char top[P
     return found;
 }
 
-/* Notes the group and the groups above it, up to the mounted group. */
+/* Notes the process's group and the groups above it, up to the group that is mounted. */
 static void note_groups(struct headroom *room, const struct groups *groups, const char *root)
 {
     char group[PATH_MAX], top[PATH_MAX], mount[PATH_MAX], folder[3 * PATH_MAX];
@@ -612,13 +618,14 @@ cairn_status headroom_judge(const struct headroom *room, uint64_t bytes, const c
 
 #define YIELD_NICE 19
 
-/* From linux/ioprio.h, which not every system has. */
+/* These are from linux/ioprio.h, which not every system has. */
 #define IOPRIO_WHO_PROCESS 1
-#define IOPRIO_LOWEST      ((2 << 13) | 7) /* lowest of those that get some: best effort, 7 */
+/* best effort, 7: the lowest priority that still gets some I/O */
+#define IOPRIO_LOWEST ((2 << 13) | 7)
 
 static void set_nice(int nice)
 {
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice); // of this thread only
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice); // changes only this thread
 }
 
 void thread_press(void)
@@ -628,7 +635,7 @@ void thread_press(void)
 
 void thread_yield(void)
 {
-    // Not SCHED_IDLE: if trainers use all cores, such a thread gets almost no time.
+    // SCHED_IDLE would be too low: while trainers use all cores, such a thread gets almost no time.
     set_nice(YIELD_NICE);
     (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_LOWEST);
 }

@@ -1,4 +1,4 @@
-/* Shared by both daemons: their configuration, and their life as processes. */
+/* The parts that both daemons share: the configuration, and the life of the process. */
 #ifndef CAIRN_BASE_DAEMON_H
 #define CAIRN_BASE_DAEMON_H
 
@@ -17,24 +17,25 @@
 
 /* ==== configuration ==== */
 
-/* A daemon's configuration. One table of options serves to judge the file, to print the sample and to fill
- * in the values, so that code, file and docs cannot drift.
+/* A daemon's configuration. One table of options is used to judge the file, to print the sample and to fill
+ * in the values, so that these three always agree.
  *
- * The file is INI: [section], key = value, comments by # or ;. Unknown sections and keys, keys given twice,
- * wrong units and impossible values are refused, each with file, line, value and what is allowed. Units are
- * required: 64MiB, 250ms; a bare 0 is allowed. The command line (--set section.key=value) overrides the
- * file. Start-up only, one thread. */
+ * The file is in INI format, with [section], key = value, and comments that begin with # or ;. Unknown
+ * sections and keys, keys given twice, wrong units and impossible values are refused; the error names the
+ * file, the line, the value and what is allowed. Numbers need their unit (64MiB, 250ms), except 0. The
+ * command line (--set section.key=value) overrides the file. Only for start-up, on one thread. */
 
 enum option_type {
-    CAIRN_OPTION_STRING,    /* char *, owned by the configuration; never NULL after _finish */
-    CAIRN_OPTION_PATH,      /* char *, absolute, or relative to the working folder; not empty */
-    CAIRN_OPTION_ADDRESS,   /* char *, "host:port", "[v6]:port", "/path"; empty if its default is */
-    CAIRN_OPTION_ADDRESSES, /* char *, several to listen on, separated by blanks; may be empty */
+    CAIRN_OPTION_STRING, /* char *, owned by the configuration; never NULL after config_finish */
+    CAIRN_OPTION_PATH,   /* char *, absolute, or relative to the working folder; not empty */
+    /* char *, "host:port", "[v6]:port", "/path"; may be empty if the default is empty */
+    CAIRN_OPTION_ADDRESS,
+    CAIRN_OPTION_ADDRESSES, /* char *, addresses to listen on, separated by blanks; may be empty */
     CAIRN_OPTION_BOOL,      /* bool: yes no true false on off */
     CAIRN_OPTION_INT,       /* int64_t */
-    CAIRN_OPTION_BYTES,     /* int64_t, bytes: B KiB MiB GiB TiB */
-    CAIRN_OPTION_DURATION,  /* int64_t, ms: ms s min h */
-    CAIRN_OPTION_FACTOR,    /* int64_t, thousandths: 1.1, no unit */
+    CAIRN_OPTION_BYTES,     /* int64_t, in bytes; units B KiB MiB GiB TiB */
+    CAIRN_OPTION_DURATION,  /* int64_t, in ms; units ms s min h */
+    CAIRN_OPTION_FACTOR,    /* int64_t, in thousandths; written without a unit, as 1.1 */
 };
 
 /* One row of a table. */
@@ -42,11 +43,11 @@ struct config_option {
     const char *section;
     const char *key;
     enum option_type type;
-    size_t offset;            /* of the value in the daemon's struct of values */
-    const char *default_text; /* as in the file; NULL: must be given; "" is an empty string */
-    int64_t min;              /* for numbers, in the type's unit: bytes, ms or thousandths */
+    size_t offset;            /* where the value lies in the daemon's struct of values */
+    const char *default_text; /* as in the file; NULL: the option must be given */
+    int64_t min;              /* min, max: the range of a number, in bytes, ms or thousandths */
     int64_t max;
-    const char *doc; /* for the printed sample: full sentences, one line each */
+    const char *doc; /* for the printed sample: full sentences, in one line */
 };
 
 #define CAIRN_CONFIG_OPTIONS_MAX 64
@@ -56,17 +57,18 @@ struct config {
     const struct config_option *options; /* [option_count] */
     size_t option_count;                 /* at most CAIRN_CONFIG_OPTIONS_MAX */
     void *values;                        /* the daemon's struct */
-    /* 0 = not given; else its line in the file; -1 = given on the command line */
+    /* for each option: 0 = not given, -1 = given on the command line, else the line in the file */
     int given[CAIRN_CONFIG_OPTIONS_MAX];
 };
 
-/* Fills in the defaults (which must be valid: asserted). `values` must be zeroed before. */
+/* Fills in the defaults, and asserts that they are valid. The caller has zeroed `values`. */
 void config_init(struct config *config, const struct config_option *options, size_t option_count,
                  void *values);
 /* Frees the strings in `values`. */
 void config_release(struct config *config);
 
-/* Reads a file. CAIRN_ERR_CONFIG with "file:line: ..."; CAIRN_ERR_IO if it cannot be read. */
+/* Reads a file. CAIRN_ERR_CONFIG: the file is wrong, and the sentence begins with "file:line: ".
+ * CAIRN_ERR_IO: the file cannot be read. */
 CAIRN_MUST_CHECK cairn_status config_read(struct config *config, const char *path,
                                           struct sentence *why);
 /* Applies one override, "section.key=value". */
@@ -80,78 +82,82 @@ void config_print(const struct config *config, FILE *out);
 
 /* ==== notify ==== */
 
-/* Reports the daemon's state to systemd (sd_notify(3)): sends datagrams to $NOTIFY_SOCKET itself, because
- * libsystemd brings a dozen libraries for these few lines. Without a supervisor all calls do nothing. A
- * failed report is not an error of the daemon. Any thread. */
+/* Reports the daemon's state to systemd, as sd_notify(3) does. This code sends the datagrams to
+ * $NOTIFY_SOCKET itself, because libsystemd would bring a dozen libraries for these few lines. Without a
+ * supervisor the calls do nothing. A failed report is not an error of the daemon. Any thread. */
 
-/* Send READY=1 with a status line; STOPPING=1; STATUS=...; WATCHDOG=1. Each returns true if a supervisor
- * received the message. */
+/* notify_ready sends READY=1 and a status line, notify_stopping sends STOPPING=1, and notify_status sends
+ * STATUS=. They return true if a supervisor got the message. */
 bool notify_ready(const char *status);
 bool notify_stopping(void);
 bool notify_status(const char *status);
 
-/* The longest time between two WATCHDOG=1 that the supervisor allows; 0 if it does not watch this process.
- * Send one at half that time. */
+/* The longest time that the supervisor allows between two WATCHDOG=1; 0 if it does not watch this process.
+ * The daemon sends WATCHDOG=1 twice in that time. */
 uint64_t notify_watchdog_ms(void);
 
 /* ==== yield ==== */
 
-/* For a thread that works beside trainers and lets them go first. */
+/* For a thread that works beside trainers, and must not slow them down. */
 
-/* Gives the calling thread the lowest CPU and I/O priority that still gets some of both. */
+/* Gives the calling thread low priorities for CPU and I/O: the lowest with which it still gets some of
+ * either. */
 void thread_yield(void);
-/* Gives the calling thread, which is in a hurry, the normal CPU priority again, if the system allows that
- * (LimitNICE, CAP_SYS_NICE). */
+/* Gives the calling thread the normal CPU priority again, because it is in a hurry now. The system may
+ * forbid this (LimitNICE, CAP_SYS_NICE). */
 void thread_press(void);
 
 /* ==== host lock ==== */
 
-/* A lock that all daemons of a host share, whichever users run them. It is an flock of a folder that always
- * exists, so no file has to be made, owned or cleaned up. The kernel releases the lock when the process
- * ends, however it ends. Daemons that see different folders (containers) do not exclude each other. */
+/* A lock that only one daemon of a host can hold, whichever users run the daemons. The lock is an flock of
+ * a folder that always exists, so no file has to be made, owned or cleaned up. The kernel releases the lock
+ * when the process ends for whatever reason. Daemons that see different folders (in containers) do not
+ * exclude each other. */
 
-#define CAIRN_HOST_LOCK_PATH "/dev/shm" /* anybody can open it, in every distribution */
+#define CAIRN_HOST_LOCK_PATH "/dev/shm" /* in every distribution anybody can open this folder */
 
-/* Takes the lock. Waits at most `timeout_ms`, and ends the wait when *canceled is set (CAIRN_ERR_CANCELED).
- * CAIRN_ERR_BUSY names the process that holds it. CAIRN_ERR_IO: the folder cannot be opened. Blocking; any
- * thread. Release it with close(*fd_out). */
+/* Takes the lock; close(*fd_out) releases it. CAIRN_ERR_BUSY: after `timeout_ms` another process, which the
+ * sentence names, still holds the lock. CAIRN_ERR_CANCELED: *canceled was set during the wait.
+ * CAIRN_ERR_IO: the folder cannot be opened or locked. Blocking; any thread. */
 CAIRN_MUST_CHECK cairn_status host_lock_take(const char *path, int timeout_ms,
                                              const atomic_bool *canceled, int *fd_out,
                                              struct sentence *why);
 
 /* ==== headroom ==== */
 
-/* How much memory this process may still take before the kernel kills some process for it.
+/* The headroom is the memory that this process may still take before the kernel kills a process.
  *
- * A page above a control group's limit does not fail the call that wanted it: the kernel kills a process.
- * So the headroom is read first. It is the least of the memory that the host has available and, for the
- * process's control group and each group above it, of the limit minus the memory in use there. Page cache
- * that was not used lately (inactive_file) does not count as in use: the kernel drops it when memory is
- * needed. Both versions of control groups are read, v2 (memory.max) and v1 (memory.limit_in_bytes),
- * wherever they are mounted. A container sees only the groups that are mounted into it.
+ * When a page is above a control group's limit, no call fails: the kernel kills a process. So a daemon
+ * reads the headroom before it takes memory. The host has some memory available, and the process's control
+ * group and each group above it have a limit, of which a part is in use. The least of these rests is the
+ * headroom. Page cache that was not used lately (inactive_file) does not count as in use, because the
+ * kernel drops it when memory is needed. Both versions of control groups are read, v2 (memory.max) and v1
+ * (memory.limit_in_bytes), wherever they are mounted. A container sees only the groups that are mounted
+ * into the container.
  *
  * Blocking (reads kernel files, a fraction of a millisecond); any thread. */
 
 struct headroom {
     uint64_t available_bytes;
-    uint64_t limit_bytes; /* all memory of `by`, in use or not */
-    char by[256];         /* what limits most: "the host's RAM", or a control group's folder */
-    uint64_t most_bytes;  /* the lowest limit of all, with nothing in use */
+    uint64_t limit_bytes; /* the limit of `by`: memory in use and available memory together */
+    /* the one that limits: "the host's RAM", or the folder of a control group */
+    char by[256];
+    uint64_t most_bytes; /* the lowest of all limits: what there would be with nothing in use */
 };
 
-/* `root` is the folder that contains proc and sys, "" except in a test. CAIRN_ERR_IO: there is no
- * proc/meminfo. A control group that cannot be read is ignored. */
+/* `root` is the folder that contains proc and the mounts; it is "" except in a test. CAIRN_ERR_IO: there is
+ * no proc/meminfo. A control group that cannot be read is ignored. */
 CAIRN_MUST_CHECK cairn_status headroom_read(const char *root, struct headroom *room_out,
                                             struct sentence *why);
 
-/* CAIRN_ERR_NO_MEMORY if the headroom is less than the bytes plus the kernel's memory to manage them.
- * `what` begins the sentence. */
+/* CAIRN_ERR_NO_MEMORY: the headroom is less than the bytes and the memory that the kernel needs to manage
+ * them. The sentence begins with `what`. */
 CAIRN_MUST_CHECK cairn_status headroom_judge(const struct headroom *room, uint64_t bytes,
                                              const char *what, struct sentence *why);
 
 /* ==== daemon ==== */
 
-/* Shared by both daemons: the command line, signals, reporting "ready", and a clean end.
+/* The frame of both daemons: the command line, signals, the report "ready", and a clean end.
  *
  *   static struct shard_values values;                              (zeroed)
  *   struct daemon daemon;
@@ -161,10 +167,10 @@ CAIRN_MUST_CHECK cairn_status headroom_judge(const struct headroom *room, uint64
  *   daemon_ready(&daemon, listener_address(listener));
  *   return daemon_run(&daemon);             runs the loop until nothing is open, then cleans
  *
- * SIGTERM and SIGINT call on_stop once, on the loop: close what you opened, then call daemon_stop. A
- * second signal ends the process at once (crash-only: that is safe). SIGHUP is noted in the log; SIGUSR1
- * switches the log's level to debug, and the next SIGUSR1 switches it back; SIGPIPE and SIGXFSZ are
- * ignored. Loop thread only. */
+ * The first SIGTERM or SIGINT calls on_stop, on the loop. There the daemon closes what it opened, and then
+ * calls daemon_stop. A second signal ends the process at once, which is safe because a daemon survives any
+ * crash. SIGHUP only makes a line in the log. SIGUSR1 switches the log's level to debug, and the next
+ * SIGUSR1 switches the level back. SIGPIPE and SIGXFSZ are ignored. Loop thread only. */
 
 struct daemon;
 
@@ -174,11 +180,13 @@ struct daemon_spec {
     const char *build;                   /* "0.1.0+g1a2b3c4d5e6f"; NULL: the version alone */
     const struct config_option *options; /* [option_count] */
     size_t option_count;
-    void *values; /* the daemon fills it in; zeroed by the caller */
-    /* Judges rules across several values; returns CAIRN_ERR_CONFIG for a bad configuration. May be NULL. */
+    /* the daemon's struct of values, zeroed by the caller; the configuration fills it in */
+    void *values;
+    /* Judges rules that concern several values. Returns CAIRN_ERR_CONFIG if the configuration is bad. May
+     * be NULL. */
     cairn_status (*judge)(const void *values, struct sentence *why);
-    /* Called after `judge`, only for --check-config: reports what is wrong on this host now and would make
-     * a start wait. May be NULL. */
+    /* Called after `judge`, and only for --check-config: reports what is wrong on this host now, although
+     * it would only make a start wait. May be NULL. */
     cairn_status (*judge_now)(const void *values, struct sentence *why);
     void (*on_stop)(struct daemon *daemon, void *context);
     void *context;
@@ -191,8 +199,8 @@ struct daemon {
     struct config config;
     /* private */
     struct daemon_spec spec;
-    const char *ready_file; /* of argv, or NULL */
-    const char *log_name;   /* also of argv, or NULL */
+    const char *ready_file; /* from argv, or NULL */
+    const char *log_name;   /* from argv, or NULL */
     uv_signal_t signals[CAIRN_DAEMON_SIGNALS];
     uv_timer_t watchdog;
     bool stopping;
@@ -203,42 +211,44 @@ struct daemon {
 /* Reads the command line and the configuration:
  *   --config FILE  --set section.key=value  --check-config  --print-config  --ready-file PATH
  *   --log-level error|warn|info|debug  --log-name NAME  --help  --version
- * Returns true if the daemon is to run: the loop and signals are set up, and `values` is filled in. Returns
- * false if main is to return *exit_code_out: 0 after --help and the like, 2 after a sentence on stderr if
- * the command line or the file is bad. */
+ * Returns true if the daemon is to run; then the loop and the signals are set up, and `values` is filled
+ * in. Returns false if main is to return *exit_code_out: 0 after --help and the like; otherwise something
+ * is wrong, a sentence on stderr says what, and the code is 2 for the command line or the file. */
 bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int argc, char **argv,
                   int *exit_code_out);
 
-/* Sets up the log from the configuration, with `name` unless --log-name gives another. Call it
- * right after daemon_begin. */
+/* Sets up the log from the configuration, with `name` unless --log-name gives another name. Call right
+ * after daemon_begin. */
 void daemon_log(const struct daemon *daemon, const char *name, const struct log_options *options);
 
-/* Reports that the daemon serves: logs `msg=ready address=... port=...`, writes the address and a newline
- * to the --ready-file (all or nothing), and notifies the supervisor. */
+/* Reports that the daemon serves. Writes the address and a newline to the --ready-file, all or nothing,
+ * logs `msg=ready address=... port=...`, and notifies the supervisor. */
 CAIRN_MUST_CHECK cairn_status daemon_ready(struct daemon *daemon, const char *address,
                                            struct sentence *why);
 
-/* Closes the daemon's own handles, so that the loop ends when your handles are closed too. Safe to call
- * again. `exit_code` is what daemon_run returns (the first nonzero one wins). */
+/* Closes the daemon's own handles, so that the loop ends when the caller's handles are closed, too. May be
+ * called again. daemon_run returns the first `exit_code` that is not 0. */
 void daemon_stop(struct daemon *daemon, int exit_code);
 
-/* Runs the loop to its end, removes the ready file, frees the configuration and the loop. */
+/* Runs the loop until no handle is open, then removes the ready file, and frees the loop and the
+ * configuration. */
 int daemon_run(struct daemon *daemon);
 
-/* Reports a failed start-up: logs the sentence, and stops the daemon. Then close what was opened and
- * `return daemon_run(daemon);`, which returns the status's exit code. */
+/* Reports a failed start-up: logs the sentence, and stops the daemon. Then the caller closes what it
+ * opened, and does `return daemon_run(daemon);`, which returns the exit code of `status`. */
 void daemon_fail(struct daemon *daemon, cairn_status status, const struct sentence *why);
 
 /* ==== pool ==== */
 
-/* Threads that do a daemon's file work, and a shard's arithmetic, so that the loop never waits for either.
+/* A pool of threads, which do a daemon's file work or a shard's arithmetic, so that the loop never waits
+ * for either.
  *
- * A task is a number of items, which any of the pool's threads run in any order. When the last item has
- * run, `done` is called on the loop's thread, and the task belongs to its owner again. Tasks begin in the
- * order of submission: with one thread, one after the other. The queue is a list through the tasks
- * themselves: it allocates no memory, and is bounded by the owners' tasks.
+ * A task consists of items, which any thread of the pool may run, in any order. When all items have ended,
+ * `done` is called on the loop's thread, and the task belongs to its owner again. Tasks begin in the order
+ * in which they are submitted; with one thread, a task begins after the previous one ended. The queue is a
+ * list through the tasks themselves, so it allocates no memory, and is as long as the owners have tasks.
  *
- * The threads block all signals but SIGBUS. */
+ * The threads block all signals except SIGBUS. */
 
 #define CAIRN_POOL_THREADS_MAX 64
 
@@ -247,30 +257,31 @@ struct pool;
 /* Embedded in the object that the task works on. */
 struct task {
     /* set by the owner, constant while the task is with the pool */
-    /* `thread` is the thread's index, or the thread count for the loop's thread, within submit. */
+    /* Runs one item. `thread` is the index of the pool's thread; in pool_submit, on the loop's thread, it
+     * is the number of threads. */
     void (*run)(struct task *task, uint32_t item, uint32_t thread);
     void (*done)(struct task *task); /* loop thread */
-    uint32_t item_count;             /* 0: done follows at once */
-    /* The task is done faster than a thread is woken, so it runs within submit. Do not set this for code
+    uint32_t item_count;             /* 0: `done` follows at once */
+    /* pool_submit itself runs the task, because that takes less time than to wake a thread. Not for code
      * that may meet a SIGBUS. */
     bool is_small;
-    bool ends_items; /* `run` itself ends its item, by pool_end; not with is_small */
+    bool ends_items; /* `run` sees to it that its item is ended by pool_end; not with is_small */
     /* private to the pool */
     STAILQ_ENTRY(task) next;
     uint32_t items_taken, items_ended;
 };
 
-/* Starts the threads. `name` (at most 15 bytes) is their name in ps. Each thread first calls `begin` (may
- * be NULL). CAIRN_ERR_NO_MEMORY. */
+/* Starts the threads. `name`, of at most 15 bytes, is their name in ps. Each thread first calls `begin`, if
+ * that is not NULL. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
                                         void (*begin)(void), struct pool **pool_out,
                                         struct sentence *why);
-/* Lets running items end, joins the threads, and closes the pool's handle; on_closed (may be NULL) is
- * called later by the loop. No task's `done` is called any more: all tasks belong to their owners at
- * once. */
+/* Lets running items end, joins the threads, and closes the pool's handle. The loop calls on_closed later,
+ * if it is not NULL. No `done` is called any more: all tasks belong to their owners when pool_close
+ * returns. */
 void pool_close(struct pool *pool, void (*on_closed)(void *context), void *context);
-/* Like pool_close, for a pool of one thread whose item may hang: waits for that item at most `most_ms`.
- * Returns false if the item still runs; then the pool's memory is never freed. */
+/* Like pool_close, but for a pool of one thread whose item may hang. Waits at most `most_ms` for the item.
+ * Returns false if the item still runs then; in this case the pool's memory is never freed. */
 bool pool_close_within(struct pool *pool, uint32_t most_ms, void (*on_closed)(void *context),
                        void *context);
 
@@ -284,88 +295,96 @@ struct pool_item {
     uint32_t item;
 };
 
-/* Called within `run`, on a thread of the pool: takes the next items, of any tasks, to do them together
- * with the current item. Returns how many it took, at most `max`; pool_end ends them. Only in a pool where
- * all tasks are done in the same way. */
+/* Takes at most `max` further items, of any tasks, and returns their number. A `run` calls this on its
+ * thread of the pool, to do these items together with its own; pool_end ends them. Only for a pool whose
+ * tasks all do the same kind of work. */
 uint32_t pool_take(struct pool *pool, struct pool_item *items_out, uint32_t max);
-/* The same, but takes nothing while a thread is idle: that thread takes the next items itself. */
+/* Does the same as pool_take, but takes nothing while a thread of the pool is idle, because the idle thread
+ * takes the next items itself. */
 uint32_t pool_take_ahead(struct pool *pool, struct pool_item *items_out, uint32_t max);
 void pool_end(struct pool *pool, const struct pool_item *items, uint32_t count);
 
 /* ==== durable ==== */
 
-/* Small files that survive a crash, and the folder a daemon keeps them in.
+/* Small files that survive a crash, and the folder in which a daemon keeps them.
  *
- * durable_write replaces a file as a whole: write PATH.new, fsync, close, rename over PATH,
- * fsync the folder. After a crash at any point PATH holds the old bytes or the new ones. A failed
- * fsync fails the write: it is never tried again on the same file (the kernel may have dropped the
- * pages). Sentences name the step that failed. Blocking; any thread, one writer per path. */
+ * durable_write replaces a file as a whole, in these steps: write PATH.new, fsync, close, rename over PATH,
+ * fsync the folder. So after a crash at any moment PATH holds either the old bytes or the new ones. If an
+ * fsync fails, the write has failed: the fsync is never tried again on the same file, because the kernel
+ * may have dropped the pages. The sentence names the step that failed. Blocking; any thread; one writer per
+ * path. */
 
-/* Writes with mode 0600. CAIRN_ERR_NO_SPACE, CAIRN_ERR_IO: PATH is unchanged and PATH.new is gone. (PATH
- * may hold the new bytes, but not durably, only if the very last step, the fsync of the folder, fails.) */
+/* Writes a file of mode 0600. CAIRN_ERR_NO_SPACE, CAIRN_ERR_IO: PATH is unchanged, and PATH.new is gone.
+ * (If only the last step fails, the fsync of the folder, PATH holds the new bytes, but a crash may undo
+ * that.) */
 CAIRN_MUST_CHECK cairn_status durable_write(const char *path, const void *bytes, size_t byte_count,
                                             struct sentence *why);
 
-/* The same for a file that must not exist yet. CAIRN_ERR_EXISTS: PATH exists and is left as it is. An
- * existing PATH.new is left as it is, too, and gives CAIRN_ERR_IO. */
+/* Writes a file that must not exist yet, in the same way. CAIRN_ERR_EXISTS: PATH exists, and stays as it
+ * is. If PATH.new exists, it stays as it is, too, and the function returns CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status durable_create(const char *path, const void *bytes, size_t byte_count,
                                              struct sentence *why);
 
-/* Makes the folder and its missing parents with that mode, whatever the umask, and makes all of them
- * durable in their parents. A folder that exists is left as it is. */
+/* Makes the folder and its missing parents, with that mode whatever the umask is, and makes their names
+ * durable. A folder that exists stays as it is. */
 CAIRN_MUST_CHECK cairn_status durable_folder(const char *path, mode_t mode, struct sentence *why);
 
-/* Makes the daemon's data folder if needed, checks by writing that it is a writable folder, and locks it:
- * two daemons never share one. The lock file PATH/lock holds the pid; the lock ends with the process,
- * however it ends. CAIRN_ERR_BUSY names the pid of the other process; CAIRN_ERR_IO says what to change. */
+/* Makes the daemon's data folder if it does not exist, checks that it can be written to, and locks it,
+ * because two daemons must never share a folder. The file `lock` in the folder holds the pid of the process
+ * that has the lock. The kernel releases the lock when that process ends for whatever reason.
+ * CAIRN_ERR_BUSY: the sentence names the pid of the other process. CAIRN_ERR_IO: the sentence says what to
+ * change. */
 CAIRN_MUST_CHECK cairn_status durable_lock(const char *folder, int *lock_fd_out,
                                            struct sentence *why);
 void durable_unlock(int lock_fd);
 
 /* ==== storage watch ==== */
 
-/* Checks the storage of the snapshots on a thread of its own. The storage may hang; then the daemon keeps
- * serving, reports the hang, and can end without that thread. The storage is checked when its folder is set
- * and when something in the folder has failed, and then again until no fault is found. Loop thread. */
+/* Checks the storage of the snapshots, on a thread of its own because the storage may hang. Then the daemon
+ * goes on serving, reports the hang, and can end without that thread. The storage is checked when its
+ * folder is set, and when something in the folder has failed. As long as a check finds a fault, another
+ * check follows. Loop thread. */
 
 struct storage_look;
 
 struct storage_watch {
     /* the owner sets these before it opens the watch */
-    /* Runs on the watch's thread, and may hang: judges whether the folder has the token and whether the
-     * owner may use the folder, and says what an operator must do. */
+    /* Judges whether the folder has the token, and whether the owner may use the folder; the sentence says
+     * what an operator must do. Runs on the watch's thread, and may hang. */
     cairn_status (*judge)(const char *path, uint64_t token, const struct storage_owner *owner,
                           struct sentence *why);
     void (*on_said)(struct storage_watch *watch); /* `said` has changed */
     void *context;
-    struct storage_owner owner; /* each look copies it; after a change call storage_watch_doubt */
+    /* each check copies `owner`; after a change call storage_watch_doubt */
+    struct storage_owner owner;
 
-    struct sentence said; /* the fault; empty: none, or not known yet */
+    struct sentence said; /* the fault; empty: there is none, or none is known yet */
 
     /* private */
     uv_loop_t *loop;
     struct pool *thread; /* owned */
     char *path;          /* owned; NULL: not set */
     uint64_t token;
-    struct storage_look *look; /* owned; by the thread while is_looking */
-    uint64_t since_ms;         /* when the last look began, or ended, by the loop's clock */
+    struct storage_look *look; /* owned; while is_looking the thread owns it */
+    /* when the last check began, or if it is over, ended; by the loop's clock */
+    uint64_t since_ms;
     bool is_looking;
 };
 
 CAIRN_MUST_CHECK cairn_status storage_watch_open(struct storage_watch *watch, uv_loop_t *loop,
                                                  struct sentence *why);
-/* Closes the thread; the loop calls on_closed(context) later. Returns false if nothing was open; then
+/* Closes the watch; the loop calls on_closed(context) later. Returns false if the watch was not open; then
  * on_closed is not called. */
 bool storage_watch_close(struct storage_watch *watch, void (*on_closed)(void *context),
                          void *context);
-/* Frees what the watch holds; call it after on_closed. */
+/* Frees what the watch owns. Call after on_closed. */
 void storage_watch_release(struct storage_watch *watch);
 
 /* Sets the folder and its token. Path "" or token 0: there is nothing to check. */
 void storage_watch_told(struct storage_watch *watch, const char *path, uint64_t token);
 /* Checks the folder again, because something in it has failed. */
 void storage_watch_doubt(struct storage_watch *watch);
-/* Checks the folder again if that is due, or reports that the storage hangs. Call this from time to
+/* Checks the folder again if a check is due, or reports that the storage hangs. Call this from time to
  * time. */
 void storage_watch_tick(struct storage_watch *watch);
 

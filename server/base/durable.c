@@ -22,7 +22,7 @@ static cairn_status fail_step(struct sentence *why, const char *step, const char
                      step, path, strerror(error), is_full ? "; free some space" : "");
 }
 
-// The folder of "a/b" is "a", of "b" it is ".", of "/b" it is "/".
+// The parent of "a/b" is "a", the parent of "b" is ".", and the parent of "/b" is "/".
 static void parent_of(const char *path, char parent_out[PATH_MAX])
 {
     const char *slash = strrchr(path, '/');
@@ -38,7 +38,7 @@ static cairn_status sync_folder(const char *path, struct sentence *why)
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return fail_step(why, "opening the folder", path);
     const int error = fsync(fd);
-    // EINVAL: a file system that keeps nothing, such as /proc.
+    // EINVAL: the file system keeps nothing, as /proc does.
     const cairn_status status = error == 0 || errno == EINVAL
                                     ? CAIRN_OK
                                     : fail_step(why, "fsync of the folder", path);
@@ -46,7 +46,7 @@ static cairn_status sync_folder(const char *path, struct sentence *why)
     return status;
 }
 
-// Fills PATH.new and makes it durable. The fd is closed in any case; on failure the file is removed.
+// Writes PATH.new, and makes it durable. If this fails, the file is removed.
 static cairn_status fill_file(const char *fresh, int how, const void *bytes, size_t byte_count,
                               struct sentence *why)
 {
@@ -80,7 +80,7 @@ static cairn_status put_beside(const char *fresh, const char *path, struct sente
     return status;
 }
 
-// Writes PATH.new, opened with `how`, completely and durably; then `put` turns it into PATH.
+// Opens PATH.new with `how`, and writes it completely and durably. Then calls `put` to turn it into PATH.
 static cairn_status write_by(const char *path, int how, const void *bytes, size_t byte_count,
                              cairn_status (*put)(const char *fresh, const char *path,
                                                  struct sentence *why),
@@ -100,7 +100,7 @@ static cairn_status write_by(const char *path, int how, const void *bytes, size_
 cairn_status durable_write(const char *path, const void *bytes, size_t byte_count,
                            struct sentence *why)
 {
-    return write_by(path, O_TRUNC, bytes, byte_count, put_over, why); // only we write PATH.new
+    return write_by(path, O_TRUNC, bytes, byte_count, put_over, why); // nobody else writes PATH.new
 }
 
 cairn_status durable_create(const char *path, const void *bytes, size_t byte_count,
@@ -109,9 +109,9 @@ cairn_status durable_create(const char *path, const void *bytes, size_t byte_cou
     return write_by(path, O_EXCL, bytes, byte_count, put_beside, why);
 }
 
-/* Syncs the parent even if the folder existed already: the process that made the folder may have been
- * killed before its sync. If the parent cannot be written, this daemon did not make the folder, and nothing
- * is synced. */
+/* Syncs the parent even if the folder existed already, because the process that made the folder may have
+ * been killed before it synced the parent. If this daemon cannot write to the parent, it did not make the
+ * folder, and syncs nothing. */
 static cairn_status sync_parent(const char *path, bool made, struct sentence *why)
 {
     char parent[PATH_MAX];
@@ -174,7 +174,8 @@ static cairn_status refuse_locked(int fd, const char *folder, struct sentence *w
                      folder, pid[0] != '\0' ? pid : "?");
 }
 
-// The pid is for people; the lock itself is the flock, which the kernel releases with the process.
+// The pid in the file is for people. The lock itself is the flock, which the kernel releases when the
+// process ends.
 static cairn_status lock_open(int fd, const char *folder, struct sentence *why)
 {
     char pid[24];
@@ -211,16 +212,17 @@ cairn_status durable_lock(const char *folder, int *lock_fd_out, struct sentence 
 
 void durable_unlock(int lock_fd)
 {
-    close(lock_fd); // the file stays: removing it would race with the next process's lock
+    close(lock_fd); // the file stays, because a removal could hit the lock of the next process
 }
 
 /* ==== storage watch ==== */
 
-#define AGAIN_MS 2000 /* between two checks while something is wrong */
-#define HANGS_MS 3000 /* then the hang is reported */
-#define CLOSE_MS 500  /* then the thread is left behind */
+#define AGAIN_MS 2000 /* the time between two checks while something is wrong */
+#define HANGS_MS 3000 /* after this time the hang is reported */
+#define CLOSE_MS 500  /* after this time the daemon ends without the thread */
 
-/* Allocated apart from the watch: the storage may hang for longer than the daemon lives. */
+/* One check. It is allocated apart from the watch, because the storage may hang for longer than the watch
+ * exists. */
 struct storage_look {
     struct task task;
     struct storage_watch *watch; /* borrowed; used by the loop only */
@@ -285,7 +287,7 @@ static void on_looked(struct task *task)
     if (watch->path == NULL) return;
     if (look->token != watch->token || look->owner.store != watch->owner.store ||
         strcmp(watch->path, look->path) != 0) {
-        look_again(watch); // the folder or its owner was changed meanwhile
+        look_again(watch); // the folder or its owner has changed meanwhile
         return;
     }
     if (look->found == CAIRN_OK) look->why.text[0] = '\0';
@@ -299,7 +301,7 @@ static void look_again(struct storage_watch *watch)
     if (next == NULL || path == NULL) {
         free(next);
         free(path);
-        return; // not checked now; a snapshot reports the fault
+        return; // no check now; if there is a fault, a snapshot will report it
     }
     *next = (struct storage_look) {
         .task = { .run = run_look, .done = on_looked, .item_count = 1 },
@@ -321,7 +323,8 @@ void storage_watch_told(struct storage_watch *watch, const char *path, uint64_t 
     free(watch->path);
     watch->path = token != 0 && path[0] == '/' ? strdup(path) : NULL;
     watch->token = token;
-    if (watch->path == NULL) watch->said.text[0] = '\0'; // else it is kept until the next look
+    // otherwise `said` is kept until the next check has ended
+    if (watch->path == NULL) watch->said.text[0] = '\0';
     if (watch->path != NULL && !watch->is_looking) look_again(watch);
 }
 

@@ -24,16 +24,16 @@
 #include "proto/loop/loop.h"
 #include "server/base/log.h"
 
-/* The inside of a listener: its endpoints (one address each) and its peers (one connection each). */
+/* A listener has an endpoint for each address, and a peer for each connection. */
 
-/* One accepted connection. It is in exactly one of the listener's two lists until its end. */
+/* One accepted connection. Until its end the peer is in exactly one of the listener's two lists. */
 struct peer {
-    /* owned: the stream; peer and stream end together */
+    /* owned; the peer and its stream end together */
     struct stream *stream;
-    TAILQ_ENTRY(peer) link; /* in the list that holds the peer */
-    uint64_t since_ms;      /* accepted at, by the loop's clock */
-    bool is_half_open;      /* in the list half_open, else in admitted */
-    bool was_heard;         /* on_frame was called: on_gone is still due */
+    TAILQ_ENTRY(peer) link; /* in half_open or admitted */
+    uint64_t since_ms;      /* when the connection was accepted, by the loop's clock */
+    bool is_half_open;      /* the peer is in the list half_open; otherwise in admitted */
+    bool was_heard;         /* on_frame was called, so on_gone must be called at the end */
     /* borrowed */
     struct listener *listener;
     void *context;
@@ -48,31 +48,32 @@ struct endpoint {
         uv_tcp_t tcp;
         uv_pipe_t pipe;
     } io;
-    bool is_open;          /* libuv has the handle io */
-    bool is_made;          /* we made a socket at a path */
-    bool connection_waits; /* libuv holds a connection that was not accepted yet */
+    bool is_open;          /* libuv has initialized `io`, which must be closed */
+    bool is_made;          /* this endpoint made the socket at the path */
+    bool connection_waits; /* libuv holds a connection that is not accepted yet */
     char address[CAIRN_ADDRESS_TEXT_BYTES];
-    struct control_socket made; /* if is_made; io has its fd */
+    struct control_socket made; /* valid if is_made; `io` uses its fd */
     struct listener *listener;  /* borrowed */
 };
 
 struct listener {
     struct endpoint endpoints[CAIRN_LISTEN_MAX]; /* [endpoint_count] */
     size_t endpoint_count;
-    uv_timer_t timer; /* runs only while half-open peers exist */
-    int open_handles; /* endpoints and timer that are not closed completely */
+    uv_timer_t timer; /* runs only while there are half-open peers */
+    /* the number of handles (endpoints and the timer) that are not completely closed */
+    int open_handles;
     bool is_closing;
     char address[CAIRN_LISTEN_MAX * CAIRN_ADDRESS_TEXT_BYTES];
 
-    struct peers half_open, admitted; /* owned: in order of arrival */
+    struct peers half_open, admitted; /* owned; in order of arrival */
     size_t half_open_count;
-    size_t peer_count; /* peers in both lists, and peers that are not closed completely */
+    size_t peer_count; /* the number of peers in both lists */
 
     size_t connections_max;
     size_t half_open_max;
     uint64_t hello_timeout_ms;
     size_t send_queue_bytes;
-    struct stream_room room; /* receive buffers of all peers */
+    struct stream_room room; /* for the receive buffers of all peers */
     struct frame_limits before_hello;
     struct frame_limits after_hello;
 
@@ -89,7 +90,7 @@ struct listener {
     void *context;
 };
 
-#define GRACE_MS         100 // a half-open peer keeps its place for at least this long
+#define GRACE_MS         100 // the least time for which a half-open peer keeps its place
 #define UNFINISHED_BYTES (256u << 20)
 
 static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why);
@@ -111,7 +112,7 @@ static uint64_t now_ms(const struct listener *listener)
 static void watch_half_open(struct listener *listener);
 static void accept_waiting(struct listener *listener);
 
-// Half-open peers are listed in order of arrival, so the first is the next one due.
+// Half-open peers are listed in order of arrival, so the first peer in the list is due first.
 static void on_half_open_due(uv_timer_t *timer)
 {
     struct listener *listener = timer->data;
@@ -130,7 +131,8 @@ static bool connection_waits(const struct listener *listener)
     return false;
 }
 
-// Sets the timer to the moment when the oldest half-open peer must be closed, or may be to make room.
+// Sets the timer to the moment when the oldest half-open peer must be closed; if a connection waits for a
+// place, to the moment when the peer may be closed.
 static void watch_half_open(struct listener *listener)
 {
     const struct peer *oldest = TAILQ_FIRST(&listener->half_open);
@@ -145,7 +147,8 @@ static void watch_half_open(struct listener *listener)
     uv_timer_start(&listener->timer, on_half_open_due, due_ms > now ? due_ms - now : 0, 0);
 }
 
-// Returns false if no place can be made yet; the timer tries again.
+// Makes a place for a new half-open peer. Returns false if that is not possible yet; then the timer tries
+// again.
 static bool make_place(struct listener *listener)
 {
     struct peer *oldest = TAILQ_FIRST(&listener->half_open);
@@ -158,14 +161,15 @@ static bool make_place(struct listener *listener)
     return true;
 }
 
-// libuv holds one accepted connection per endpoint and polls for no other until we take that one: so new
-// connections wait in the kernel while all half-open places are taken.
+// For each endpoint libuv holds at most one connection, and does not look for another one before the
+// listener takes the first. So while all half-open places are taken, new connections wait in the kernel.
 static void accept_at(struct listener *listener, struct endpoint *endpoint)
 {
     if (!endpoint->connection_waits || listener->is_closing || !make_place(listener)) return;
     struct sentence why;
     const cairn_status status = peer_accept(endpoint, &why);
-    endpoint->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: try again later
+    // the connection was not taken, and is tried again later
+    endpoint->connection_waits = status == CAIRN_ERR_NO_MEMORY;
     if (status != CAIRN_OK) log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "%s", why.text);
 }
 
@@ -188,7 +192,7 @@ static void listener_on_connection(uv_stream_t *server, int error)
     watch_half_open(endpoint->listener);
 }
 
-/* A peer left the half-open list: a waiting connection may be accepted. */
+/* Called when a peer has left the half-open list, because a waiting connection may be accepted now. */
 static void listener_place_freed(struct listener *listener)
 {
     accept_waiting(listener);
@@ -221,7 +225,7 @@ static void on_endpoint_closed(uv_handle_t *handle)
     handle_closed(endpoint->listener);
 }
 
-/* A peer was freed, and is no longer counted. */
+/* Called when a peer was freed, and is no longer counted. */
 static void listener_peer_gone(struct listener *listener)
 {
     if (listener->is_closing)
@@ -247,7 +251,8 @@ void listener_close(struct listener *listener, void (*on_closed)(void *context))
     peer_close_all(listener);
 }
 
-// Copies the next address from *at, a list separated by blanks. Returns false if there is none.
+// Copies the next address of the list at *at, in which blanks separate the addresses. Returns false if
+// there is none.
 static bool next_address(const char **at, char one_out[CAIRN_ADDRESS_TEXT_BYTES])
 {
     *at += strspn(*at, " ");
@@ -337,7 +342,7 @@ cairn_status listener_open(uv_loop_t *loop, const struct listener_options *optio
     listener->open_handles = 1;
     const cairn_status status = open_all(listener, options, why);
     if (status != CAIRN_OK) {
-        close_handles(listener); // frees the listener in the next iteration of the loop
+        close_handles(listener); // the loop frees the listener later
         return status;
     }
     *listener_out = listener;
@@ -351,18 +356,18 @@ const char *listener_address(const struct listener *listener)
 
 /* ==== endpoint ==== */
 
-/* One address that a listener listens on. */
+/* One address of a listener. */
 
 #define BACKLOG 1024
 
-/* An address that was resolved, if it may be listened on. */
+/* An address that was resolved, and on which the daemon may listen. */
 struct place {
     struct stream_address address;
     struct sockaddr_storage addr;
     bool is_loopback;
 };
 
-/* True for an IP address, or the name that means loopback everywhere. */
+/* True for an IP address, and for the name that means loopback on every host. */
 static bool is_plain(const char *host)
 {
     struct in6_addr number;
@@ -370,8 +375,8 @@ static bool is_plain(const char *host)
            strcmp(host, "localhost") == 0;
 }
 
-/* Refuses a name that resolves to loopback although other hosts are allowed. An operator who allows other
- * hosts cannot mean an address that no other host reaches. */
+/* Refuses a name that resolves to loopback, because an operator who allows other hosts cannot mean an
+ * address that no other host reaches. */
 static cairn_status judge_name(const struct place *place, struct sentence *why)
 {
     char found[CAIRN_ADDRESS_TEXT_BYTES];
@@ -404,7 +409,7 @@ static cairn_status find_place(const char *text, const struct listener_options *
     return options->insecure_network ? judge_name(place, why) : CAIRN_OK;
 }
 
-/* Judges whether the address may be listened on, as endpoint_open does. */
+/* Judges, as endpoint_open does, whether the daemon may listen on the address. */
 static cairn_status endpoint_judge(const char *text, const struct listener_options *options,
                                    struct sentence *why)
 {
@@ -423,9 +428,9 @@ static void say_who_may_come(const struct place *place, const char *text)
                  text);
 }
 
-/* Binds an address that no device of this host has: at boot a device may get it a moment later (DHCP, a
- * floating address). If the daemon ended each time for this reason, its supervisor would soon stop
- * restarting it. */
+/* Binds an address that no device of this host has, because at boot a device may get the address a moment
+ * later (DHCP, a floating address). If the daemon ended for this reason, its supervisor would restart it,
+ * and would soon give up. */
 static int bind_early(struct endpoint *endpoint, const struct sockaddr_storage *addr)
 {
     const int on = 1;
@@ -484,7 +489,7 @@ static cairn_status open_unix(struct endpoint *endpoint, struct sentence *why)
                      uv_strerror(error));
 }
 
-/* Listens on one address. If this fails and is_open is set, the caller must close the endpoint. */
+/* Listens on one address. If this fails, and is_open is set, the caller must close the endpoint. */
 static cairn_status endpoint_open(struct endpoint *endpoint, const char *text,
                                   const struct listener_options *options, struct sentence *why)
 {
@@ -504,14 +509,14 @@ static cairn_status endpoint_open(struct endpoint *endpoint, const char *text,
 
 static void endpoint_close(struct endpoint *endpoint, uv_close_cb on_closed)
 {
-    // Unlink first: once the socket is closed, another file may get its inode's number.
+    // Unlink first, because when the socket is closed another file may get the number of its inode.
     unlink_made(endpoint);
     uv_close(&endpoint->io.handle, on_closed);
 }
 
 /* ==== guard ==== */
 
-/* Where the thread's guarded run continues after a SIGBUS; NULL outside of a guarded run. */
+/* The place at which the thread's guard_run continues after a SIGBUS; NULL outside of guarded code. */
 static _Thread_local sigjmp_buf *volatile way_out;
 static _Thread_local const void *volatile failed_at;
 
@@ -522,7 +527,7 @@ static void on_bus(int number, siginfo_t *info, void *context)
         failed_at = info->si_addr;
         siglongjmp(*way_out, 1);
     }
-    signal(number, SIG_DFL); // the instruction runs again, and now ends the process
+    signal(number, SIG_DFL); // the instruction will run again, and then its SIGBUS ends the process
 }
 
 cairn_status guard_install(void)
@@ -536,7 +541,7 @@ const void *guard_run(void (*run)(void *arg), void *arg)
 {
     sigjmp_buf here;
     assert(way_out == NULL);
-    if (sigsetjmp(here, 0) != 0) { // SA_NODEFER: the signal mask is unchanged
+    if (sigsetjmp(here, 0) != 0) { // with SA_NODEFER the handler does not change the signal mask
         way_out = NULL;
         return failed_at;
     }
@@ -558,7 +563,7 @@ static void leave_half_open(struct peer *peer)
     TAILQ_INSERT_TAIL(&listener->admitted, peer, link);
 }
 
-// The listener logs the ends of strangers, by kind; the daemon logs those of admitted peers.
+// Logs the end of a connection that sent no frame. (The daemon logs the ends of the other peers.)
 static void log_stranger(struct peer *peer, cairn_status status, const char *why)
 {
     struct listener *listener = peer->listener;
@@ -597,7 +602,8 @@ static void on_stream_close(struct stream *stream, cairn_status status, const ch
     listener_peer_gone(listener);
 }
 
-/* Accepts the connection that waits at the endpoint; one above connections_max is closed at once. */
+/* Accepts the connection that waits at the endpoint. If there are more than connections_max, closes it at
+ * once. */
 static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
 {
     struct listener *listener = endpoint->listener;
@@ -657,7 +663,8 @@ static void peer_close_unfinished(struct listener *listener)
     uint64_t since_ms;
     struct peer *oldest = older_frame(NULL, &listener->half_open);
     oldest = older_frame(oldest, &listener->admitted);
-    if (oldest == NULL) return; // all frames are complete, and in work
+    // no frame is incomplete: the room is taken by frames that are being handled
+    if (oldest == NULL) return;
     const size_t bytes = stream_unfinished_bytes(oldest->stream, &since_ms);
     log_limited(&listener->room_limit, CAIRN_LOG_WARN,
                 "unfinished messages take more than %zu MiB: closing %s, which sent %zu bytes of "
@@ -706,7 +713,7 @@ void peer_finish(struct peer *peer, cairn_status status, const char *format, ...
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    // A stranger keeps its half-open place, and its deadline, until it is gone.
+    // A peer that is half open keeps its place and its deadline until it is gone.
     stream_finish(peer->stream, status, "%s", text);
 }
 
@@ -749,7 +756,8 @@ static void folder_of(const char *path, char folder_out[CAIRN_ADDRESS_TEXT_BYTES
     snprintf(folder_out, CAIRN_ADDRESS_TEXT_BYTES, "%.*s", length > 0 ? length : 1, path);
 }
 
-/* Locks the path's folder. If the file system cannot lock folders, goes on without the lock. */
+/* Locks the folder of the path. If the file system cannot lock folders, the function succeeds without a
+ * lock. */
 static cairn_status lock_folder(const char *path, int *fd_out, struct sentence *why)
 {
     char folder[CAIRN_ADDRESS_TEXT_BYTES];
@@ -770,8 +778,8 @@ static cairn_status lock_folder(const char *path, int *fd_out, struct sentence *
                      path);
 }
 
-/* CAIRN_OK if a socket may be made at the path: nothing is there, or only a socket that
- * nobody listens on. */
+/* Returns CAIRN_OK if a socket may be made at the path, because nothing is there, or only a socket on which
+ * nobody listens. */
 static cairn_status judge_place(const char *path, struct sentence *why)
 {
     struct stat st;
@@ -794,7 +802,7 @@ static cairn_status judge_place(const char *path, struct sentence *why)
         "cannot listen on %s: another program listens there; stop it, or set another path", path);
 }
 
-/* Makes the socket. Nobody can connect before it listens, and by then it has its mode. */
+/* Makes the socket. Nobody can connect before the socket listens, and it gets its mode before that. */
 static cairn_status make(const char *path, int backlog, struct control_socket *socket_out,
                          struct sentence *why)
 {
@@ -802,7 +810,9 @@ static cairn_status make(const char *path, int backlog, struct control_socket *s
     char beside[CAIRN_ADDRESS_PATH_BYTES + 2];
     struct sockaddr_un addr;
     snprintf(beside, sizeof beside, "%s~", path);
-    unlink(beside); // left by a daemon that died here; the folder is locked
+    // a daemon that died in this function may have left it; nobody else uses it, because the folder is
+    // locked
+    unlink(beside);
     const int fd = socket_of(beside, &addr);
     if (fd < 0) return refuse_path(path, "no socket", errno, why);
     if (bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0 && chmod(beside, 0660) == 0 &&
@@ -827,8 +837,8 @@ cairn_status control_socket_open(const char *path, int backlog, struct control_s
     return status;
 }
 
-/* Removes the socket's name; call it while socket->fd is still open. If the name was gone for a moment,
- * somebody may have replaced the file while we listen. A file that is not ours is kept. */
+/* Removes the name of the socket, while socket->fd is still open. Somebody may have removed the name and
+ * put another file there; then this other file is kept. */
 static void control_socket_unlink(const char *path, const struct control_socket *socket)
 {
     struct stat st;
@@ -836,8 +846,8 @@ static void control_socket_unlink(const char *path, const struct control_socket 
         unlink(path);
 }
 
-/* Makes the folder of the path, mode 0750, if it does not exist; its parent
- * must exist. CAIRN_ERR_CONFIG. */
+/* Makes the folder of the path, with mode 0750, if it does not exist. The parent of the folder must exist.
+ * CAIRN_ERR_CONFIG. */
 static cairn_status control_socket_folder(const char *path, struct sentence *why)
 {
     char folder[CAIRN_ADDRESS_TEXT_BYTES];

@@ -1,19 +1,21 @@
-/* A daemon's control sockets: accepts peers, and limits what strangers can cost.
+/* A daemon's listener: it accepts peers on the daemon's control sockets, and limits what strangers can
+ * cost.
  *
- * The listener listens on Unix sockets (mode 0660: open to the socket's user and group), TCP, or both. If
- * the configuration names no address, it listens on the socket where peers of this host look for the daemon
- * (address_default).
+ * The listener listens on Unix sockets, on TCP, or on both. A Unix socket has mode 0660, so it is open to
+ * its user and its group. If the configuration names no address, the listener uses the socket at which
+ * peers of this host look for the daemon (address_default).
  *
- * A peer is half open until the daemon admits it (it said a valid Hello): until then it may send only
- * frames of type hello_type of at most 16 KiB, within hello_timeout_ms. At most half_open_max such peers
- * exist. When all places are taken, the oldest peer is closed once it has had 100 ms, and newer connections
- * wait in the kernel until then, so that a flood of silent connections delays a good peer but never shuts
- * it out. The first bad byte closes a connection. Above connections_max new connections are closed at once.
- * All incomplete frames together may take 256 MiB: beyond that, the connection whose frame began first is
- * closed. Refusals are logged, at most one line per kind per second.
+ * A peer is half open until the daemon admits it, after a valid Hello. A half-open peer may send only
+ * frames of type hello_type, of at most 16 KiB, and must be admitted within hello_timeout_ms. At most
+ * half_open_max peers are half open. When all these places are taken, new connections wait in the kernel,
+ * and the oldest half-open peer is closed when it has had its place for 100 ms. So a flood of silent
+ * connections delays a good peer, but never shuts it out. The first bad byte closes a connection. Above
+ * connections_max a new connection is closed at once. All incomplete frames together may take 256 MiB; when
+ * they need more, the connection whose frame began first is closed. Refusals are logged, with at most one
+ * line of each kind per second.
  *
- * Peers over TCP are not authenticated in this version, so the listener refuses any address but loopback
- * unless insecure_network is set, and then warns at each start. Loop thread only. */
+ * Peers over TCP are not authenticated in this version. So the listener refuses any address except
+ * loopback, unless insecure_network is set. Then it warns at each start. Loop thread only. */
 #ifndef CAIRN_BASE_LISTENER_H
 #define CAIRN_BASE_LISTENER_H
 
@@ -26,54 +28,54 @@
 
 /* ==== control socket ==== */
 
-/* The Unix socket that a daemon listens on.
+/* A Unix socket on which a daemon listens.
  *
- * At its path no half-made socket and no socket with wider permissions than its mode ever appears: the
- * socket is bound at another path in the same folder, gets mode 0660, listens, and is then renamed to its
- * path. A dead daemon's socket is replaced; a socket that somebody listens on, or a file that is no socket,
- * is left alone and refused. The folder is locked meanwhile. So if two daemons start at once, the second
- * one finds the socket of the first. The call blocks for at most a second, and is made only at a daemon's
- * start. */
+ * The socket appears at its path only when it is complete: it is bound at another path in the same folder,
+ * gets mode 0660, listens, and is then renamed to its path. If a socket of a dead daemon is at the path, it
+ * is replaced. A socket on which somebody listens, or a file that is no socket, is left alone, and the call
+ * fails. The folder is locked meanwhile, so if two daemons start at the same time, the second one finds the
+ * socket of the first. The call blocks for at most a second, and is made only at a daemon's start. */
 
 struct control_socket {
     int fd; /* owned by the caller */
-    /* identify the file at the path: no other file has these numbers while fd is open */
+    /* These two identify the file at the path, because no other file has these numbers while fd is open. */
     dev_t device;
     ino_t inode;
 };
 
-/* `path` must be one that address_parse accepted. The folder must exist. CAIRN_ERR_BUSY: somebody listens
- * there. CAIRN_ERR_CONFIG: the socket cannot be made there. */
+/* Makes the socket at `path`, which address_parse has accepted, and whose folder exists. CAIRN_ERR_BUSY:
+ * somebody listens at the path. CAIRN_ERR_CONFIG: the socket cannot be made there. */
 CAIRN_MUST_CHECK cairn_status control_socket_open(const char *path, int backlog,
                                                   struct control_socket *socket_out,
                                                   struct sentence *why);
 
 /* ==== guard ==== */
 
-/* Reads shared memory that another process made. If the host cannot supply a page (out of memory, a limit
- * of its control group), the reading thread gets a SIGBUS, which must not end the daemon.
+/* For reading shared memory that another process made. If the host cannot supply a page of it (because
+ * memory is used up, or a control group is at its limit), the reading thread gets a SIGBUS. This must not
+ * end the daemon.
  *
- * Any thread; a thread that runs guarded code must not block SIGBUS. Guarded code is left at the
- * instruction that failed, so it must take no locks and allocate nothing; the data that it was writing
- * is undefined afterwards. */
+ * Any thread, if it does not block SIGBUS. At a SIGBUS, guarded code is left in the middle of an
+ * instruction. So guarded code must not take locks or allocate memory, and whatever it was writing is
+ * undefined afterwards. */
 
-/* Installs the SIGBUS handler for the process, once. A SIGBUS outside of guarded code ends the process as
- * before. CAIRN_ERR_INTERNAL: the system refused. */
+/* Installs the SIGBUS handler for the process, once. A SIGBUS outside of guarded code still ends the
+ * process. CAIRN_ERR_INTERNAL: the system refused the handler. */
 CAIRN_MUST_CHECK cairn_status guard_install(void);
 
-/* Runs run(arg). Returns NULL if it finished; otherwise the address at which it met a SIGBUS. */
+/* Runs run(arg). Returns NULL if `run` finished; otherwise the address at which `run` met a SIGBUS. */
 CAIRN_MUST_CHECK const void *guard_run(void (*run)(void *arg), void *arg);
 
 /* ==== listener ==== */
 
-#define CAIRN_LISTEN_MAX 8 /* addresses */
+#define CAIRN_LISTEN_MAX 8 /* the most addresses of a listener */
 
 struct listener;
 struct peer;
 
 /* The listener's part of the configuration, which owns the strings. */
 struct listener_options {
-    char *listen; /* addresses, separated by blanks; port 0 = any free one; "": the default */
+    char *listen; /* addresses, separated by blanks; port 0 = any free port; "": the default */
     bool insecure_network;
     int64_t connections_max;
     int64_t half_open_max;
@@ -135,35 +137,38 @@ struct listener_options {
     }
 
 struct listener_events {
-    /* A frame has arrived. If the peer is half open, the frame is of type hello_type: judge it, then call
-     * peer_admit or peer_finish. The payload is borrowed until this returns. */
+    /* A frame has arrived; its payload is borrowed until the function returns. If the peer is half open,
+     * the frame is of type hello_type: the daemon judges the frame, and then calls peer_admit or
+     * peer_finish. */
     void (*on_frame)(struct peer *peer, const struct wire_frame *frame, void *context);
-    /* The peer is gone; the pointer is dead when this returns. Called once for each peer that on_frame
-     * was called with. */
+    /* The peer is gone, and the pointer is invalid when the function returns. Called once for each peer for
+     * which on_frame was called. */
     void (*on_gone)(struct peer *peer, cairn_status status, const char *why, void *context);
 };
 
-/* Judges before listener_open whether the daemon may listen on these addresses; the errors are the same. */
+/* Judges, before listener_open is called, whether the daemon may listen on these addresses. The errors are
+ * those of listener_open. */
 CAIRN_MUST_CHECK cairn_status listener_judge(const struct listener_options *options,
                                              struct sentence *why);
 
-/* Listens. `type_max` is the last known message type. `events` and `options` are copied. CAIRN_ERR_REFUSED:
- * an address is not loopback, and insecure_network is not set. CAIRN_ERR_CONFIG: no such address.
- * CAIRN_ERR_BUSY: another program has the port or the socket. */
+/* Listens. `type_max` is the highest message type that is known. `events` and `options` are copied.
+ * CAIRN_ERR_REFUSED: an address is not loopback, and insecure_network is not set. CAIRN_ERR_CONFIG: an
+ * address is wrong, or this host does not have it. CAIRN_ERR_BUSY: another program has the port or the
+ * socket. */
 CAIRN_MUST_CHECK cairn_status listener_open(uv_loop_t *loop, const struct listener_options *options,
                                             uint16_t hello_type, uint16_t type_max,
                                             const struct listener_events *events, void *context,
                                             struct listener **listener_out, struct sentence *why);
-/* Stops listening, closes all peers (on_gone is called for each), then frees itself and calls on_closed
- * (may be NULL). */
+/* Stops listening, and closes all peers, so that on_gone is called for each. Later the listener frees
+ * itself, and calls on_closed if that is not NULL. */
 void listener_close(struct listener *listener, void (*on_closed)(void *context));
 
-/* Returns the listener's addresses as in the configuration, with real ports: "/run/cairn/coordinator.sock
- * 127.0.0.1:40123". Valid as long as the listener. */
+/* Returns the listener's addresses as in the configuration, but with real ports instead of port 0:
+ * "/run/cairn/coordinator.sock 127.0.0.1:40123". The text is valid as long as the listener. */
 const char *listener_address(const struct listener *listener);
 
-/* Admits a peer after a good Hello: from the next frame on all types and 1 MiB are allowed,
- * without a deadline. */
+/* Admits a peer after a good Hello. From the next frame on it may send frames of all types, of up to 1 MiB,
+ * and has no deadline. */
 void peer_admit(struct peer *peer);
 /* See stream_send. */
 CAIRN_MUST_CHECK cairn_status peer_send(struct peer *peer, uint16_t type, uint32_t request,
@@ -171,8 +176,8 @@ CAIRN_MUST_CHECK cairn_status peer_send(struct peer *peer, uint16_t type, uint32
 /* See stream_send_pages. */
 CAIRN_MUST_CHECK cairn_status peer_send_pages(struct peer *peer, uint32_t request,
                                               enum page_what what, struct packed *packed);
-/* peer_close closes the peer now, peer_finish once its send queue is empty; on_gone is called later with
- * this reason. */
+/* peer_close closes the peer now; peer_finish closes the peer when its send queue is empty. on_gone is
+ * called later, with this status and text. */
 void peer_close(struct peer *peer, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void peer_finish(struct peer *peer, cairn_status status, const char *format, ...)

@@ -28,7 +28,7 @@ enum {
 };
 static char log_name[64];
 static atomic_int log_level = CAIRN_LOG_INFO;
-static atomic_int level_before = CAIRN_LOG_INFO; // restored by the second toggle
+static atomic_int level_before = CAIRN_LOG_INFO; // the level that the next toggle restores
 static enum log_format line_format = CAIRN_LOG_LOGFMT;
 static bool is_journal; // stderr is the journal
 
@@ -39,7 +39,7 @@ static bool is_journal; // stderr is the journal
 
 /* ---- writing one ---- */
 
-// A line being written; once full, further bytes are dropped.
+// A line that is being written. When it is full, further bytes are dropped.
 struct line {
     char *bytes; /* [capacity] */
     size_t capacity;
@@ -62,8 +62,8 @@ static bool is_plain(const char *value)
     return true;
 }
 
-/* Writes one character, escaped; in JSON as in RFC 8259, section 7. Bytes that are not printable ASCII are
- * escaped one by one. */
+/* Writes one character, and escapes it if necessary; in JSON as RFC 8259, section 7, says. Each byte that
+ * is not printable ASCII is escaped alone. */
 static void put_escaped(struct line *line, char c, enum log_format format)
 {
     const bool json = format == CAIRN_LOG_JSON;
@@ -79,19 +79,19 @@ static void put_escaped(struct line *line, char c, enum log_format format)
     else
         snprintf(text, sizeof text, "%c", c);
     const size_t length = strlen(text);
-    if (length <= line->capacity - line->used) put(line, text, length); // never half an escape
+    if (length <= line->capacity - line->used) put(line, text, length); // an escape is never cut
 }
 
 static void put_quoted(struct line *line, const char *value, enum log_format format)
 {
     if (line->capacity - line->used < 2) return;
     put(line, "\"", 1);
-    line->capacity--; // the closing quote always fits
+    line->capacity--; // keeps room for the closing quote
     for (const char *p = value; *p != '\0';) {
         const size_t length = format == CAIRN_LOG_JSON ? text_beyond_ascii(p) : 0;
         if (length == 0)
             put_escaped(line, *p, format);
-        else if (length <= line->capacity - line->used) // never half a character
+        else if (length <= line->capacity - line->used) // a character is never cut
             put(line, p, length);
         p += length > 0 ? length : 1;
     }
@@ -146,7 +146,7 @@ size_t log_format_line(enum log_format format, char *line_out, size_t line_bytes
         if (!json)
             put_field(&line, fields[i].key, value);
         else if (strlen(fields[i].key) + 6 * strlen(value) + 8 < line.capacity - used)
-            put_json_field(&line, fields[i].key, value, is_number); // half a field is no JSON
+            put_json_field(&line, fields[i].key, value, is_number); // part of a field is no JSON
     }
     if (json) line_out[line.used++] = '}';
     line_out[line.used] = '\n';
@@ -156,7 +156,7 @@ size_t log_format_line(enum log_format format, char *line_out, size_t line_bytes
 /* ---- fields that words make ---- */
 
 static const struct {
-    const char *word; /* before a conversion; also the key */
+    const char *word; /* the word before a conversion, which is also the key of the field */
     bool is_text;
 } words[] = { { "job", true },    { "shard", true },  { "snapshot", true }, { "step", false },
               { "round", false }, { "epoch", false }, { "rank", false } };
@@ -165,11 +165,11 @@ enum { WORDS = sizeof words / sizeof *words };
 
 // One conversion of a printf format, which determines the type of its argument.
 struct conversion {
-    int longs;        // number of "l"; "z", "j" and "t" count as two
+    int longs;        // the number of "l"; "z", "j" and "t" count as two
     char kind;        // 'd', 's', 'f', ...
-    const char *end;  // the character after it
-    int stars;        // widths and precisions given as arguments
-    bool is_bare;     // it has no flags, width or precision
+    const char *end;  // the character after the conversion
+    int stars;        // the number of widths and precisions that are arguments
+    bool is_bare;     // the conversion has no flags, width or precision
     bool is_long_one; // "L"
 };
 
@@ -206,15 +206,15 @@ static uint64_t take_unsigned(struct arguments *args, int longs)
     return longs == 1 ? va_arg(args->list, unsigned long) : va_arg(args->list, uint64_t);
 }
 
-// Takes the next argument. Returns false if it cannot be the value of a field, which is a plain text or a
-// number that is not negative.
+// Takes the next argument. Returns true if it can be the value of a field: a text, or a decimal number that
+// is not negative.
 static bool take_argument(const struct conversion *c, struct arguments *args, struct log_field *out)
 {
     *out = (struct log_field) { .key = NULL };
     switch (c->kind) {
     case '\0':
     case '%':
-    case 'm': return false; // has no argument
+    case 'm': return false; // the conversion has no argument
     case 'd':
     case 'i': {
         const long long value = take_signed(args, c->longs);
@@ -237,7 +237,7 @@ static bool take_argument(const struct conversion *c, struct arguments *args, st
     }
 }
 
-// Returns the word of the table that is right before `at`; WORDS if there is none.
+// Returns the index of the word in `words` that stands right before `at`; WORDS if there is none.
 static size_t find_word(const char *format, const char *at)
 {
     for (size_t i = 0; i < WORDS; i++) {
@@ -283,8 +283,8 @@ static size_t log_words(struct log_field fields[CAIRN_LOG_FIELDS_MAX], size_t co
 
 /* ==== log ==== */
 
-/* Returns whether stderr is the journal: JOURNAL_STREAM names the device and the inode of the stream that
- * systemd gave us (systemd.exec(5)). */
+/* True if stderr is the journal. JOURNAL_STREAM has the device and the inode of the stream that systemd
+ * gave to this process (systemd.exec(5)). */
 static bool find_journal(void)
 {
     const char *text = getenv("JOURNAL_STREAM");
@@ -302,7 +302,7 @@ void log_init(const char *name, enum log_level level)
     is_journal = find_journal();
 }
 
-/* Returns the index of a word in a list; `count` if it is not in the list. */
+/* Returns the index of `text` in `names`; `count` if it is not there. */
 static size_t find_name(const char *const *names, size_t count, const char *text)
 {
     size_t i = 0;
@@ -370,8 +370,8 @@ static void time_now(char text_out[static 32])
     snprintf(text_out, 32, "%s.%03dZ", seconds, (int)(now.tv_nsec / 1000000));
 }
 
-// poll() reports a pipe as writable if it can take PIPE_BUF bytes at once, at least a line; a file always
-// is.
+// True if stderr can take a line. poll() reports a pipe as writable if it can take PIPE_BUF bytes, and a
+// line is not longer. A file is always writable.
 _Static_assert(LINE_BYTES <= PIPE_BUF, "a line fits where there is room");
 static bool has_room(void)
 {
@@ -393,11 +393,12 @@ static size_t make_line(char line[LINE_BYTES], enum log_level level, const char 
                                     level_names[level], log_name, message, fields, field_count);
 }
 
-// One write per line, so that lines of different threads do not mix. A failed write is ignored: there is
-// nowhere left to report it.
+// Writes a line by one write(2), so that lines of different threads do not mix. If the write fails, the
+// line only counts as dropped, because there is no other place to report it.
 static void put_out(const char *line, size_t line_bytes)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // has_room() holds for one line
+    // the room that has_room() finds is for one line
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static uint64_t dropped;
     char text[LINE_BYTES];
     pthread_mutex_lock(&lock);

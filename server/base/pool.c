@@ -20,17 +20,17 @@ struct pool {
     /* owned */
     struct pool_thread threads[CAIRN_POOL_THREADS_MAX]; /* [thread_count] */
     uint32_t thread_count;
-    uv_async_t wake; /* signals ended tasks */
+    uv_async_t wake; /* tells the loop that tasks have ended */
     char name[16];
     void (*begin)(void);
 
-    pthread_mutex_t lock; /* guards the fields below, except the loop's */
+    pthread_mutex_t lock; /* guards the fields from here to threads_over */
     pthread_cond_t work;
     struct task_list waiting; /* tasks with items that no thread took yet */
     struct task_list ended;
     uint32_t threads_idle;
     bool closing;
-    uint32_t threads_over; /* number of threads that no longer use the pool */
+    uint32_t threads_over; /* the number of threads that no longer use the pool */
 
     /* loop thread only */
     bool left; /* a thread hangs, so this memory is never freed */
@@ -38,7 +38,7 @@ struct pool {
     void *context;
 };
 
-/* Takes the next item of the first task. The lock is held. */
+/* Takes the next item of the first task; NULL if there is none. The caller holds the lock. */
 static struct task *take_item(struct pool *pool, uint32_t *item_out)
 {
     struct task *task = STAILQ_FIRST(&pool->waiting);
@@ -73,7 +73,8 @@ static void *thread_main(void *argument)
             continue;
         }
         pthread_mutex_unlock(&pool->lock);
-        const bool ends_items = task->ends_items; // the task may then be over after run()
+        // read before, because the task may be over when run() returns
+        const bool ends_items = task->ends_items;
         task->run(task, item, thread->number);
         pthread_mutex_lock(&pool->lock);
         if (!pool->closing && !ends_items) end_item(pool, task);
@@ -97,8 +98,8 @@ static void on_wake(uv_async_t *wake)
     }
 }
 
-/* Only the loop's thread handles signals, except SIGBUS, which a thread
- * causes itself (server/base/listener.h). */
+/* Starts a thread with all signals blocked, so that only the loop's thread handles them. SIGBUS is not
+ * blocked, because a thread causes it itself (server/base/listener.h). */
 static int start_thread(struct pool_thread *thread)
 {
     sigset_t all, before;
@@ -126,7 +127,7 @@ cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
     }
     pool->wake.data = pool;
     pthread_mutex_init(&pool->lock, NULL);
-    pthread_condattr_t clock; // the monotonic one
+    pthread_condattr_t clock; // the monotonic clock
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&pool->work, &clock);
@@ -205,8 +206,8 @@ bool pool_close_within(struct pool *pool, uint32_t most_ms, void (*on_closed)(vo
     return ended;
 }
 
-/* Runs all items within submit. The loop still calls `done` later, so the submitter is not called back from
- * within its own call. */
+/* Runs all items now, within pool_submit. The loop still calls `done` later, so that the submitter is not
+ * called back from within its own call. */
 static void run_here(struct task *task, uint32_t thread)
 {
     while (task->items_taken < task->item_count) task->run(task, task->items_taken++, thread);
@@ -231,7 +232,8 @@ void pool_submit(struct pool *pool, struct task *task)
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Takes up to `max` items, as long as fewer than `idle` threads are idle. */
+/* Takes up to `max` items, and stops early when there are no more items, or when at least `idle` threads
+ * are idle. */
 static uint32_t take_items(struct pool *pool, struct pool_item *items_out, uint32_t max,
                            uint32_t idle)
 {
