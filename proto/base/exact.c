@@ -4,9 +4,10 @@
 #include <string.h>
 
 #define F64_MANTISSA_BITS 52
-#define F64_EXP_BIAS      1075 /* for the mantissa read as an integer */
+#define F64_EXP_BIAS      1075 /* the bias of the exponent if the mantissa is read as an integer */
 
-/* Adds `part` << (64 * at) to a scratch copy, so that an overflow leaves the sum as it was. */
+/* Adds `part` << (64 * at). Returns false at an overflow, and then *sum is spoilt, so callers pass a
+ * copy. */
 static bool add_at(struct exact *sum, size_t at, uint64_t part)
 {
     for (size_t i = at; part != 0; i++) {
@@ -22,7 +23,7 @@ cairn_status exact_add_double(struct exact *sum, double x)
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     uint64_t mantissa = bits & (((uint64_t)1 << F64_MANTISSA_BITS) - 1);
-    int exp_field = (int)(bits >> F64_MANTISSA_BITS); // bit 11 of the field is the sign
+    int exp_field = (int)(bits >> F64_MANTISSA_BITS); // bit 11 of exp_field is the sign
     if (bits == 0 || bits == (uint64_t)1 << 63) return CAIRN_OK;
     if (exp_field >= 0x7ff || exp_field == 0) return CAIRN_ERR_INVALID;
 
@@ -52,7 +53,7 @@ cairn_status exact_add(struct exact *sum, const struct exact *more)
         uint64_t part = more->limb[i] + carry;
         carry = part < carry;
         next.limb[i] = sum->limb[i] + part;
-        carry += next.limb[i] < part; // never both carries: a part that wrapped is 0
+        carry += next.limb[i] < part; // there are never two carries: a part that wrapped is 0
     }
     if (carry != 0) return CAIRN_ERR_INVALID;
     *sum = next;
@@ -85,7 +86,8 @@ double exact_to_double(const struct exact *sum)
     if (top < 0) return 0.0;
     int high = 64 * top + 63 - __builtin_clzll(sum->limb[top]); // index of the highest set bit
 
-    // 64 bits from the highest down: 53 are kept, then the half bit, then the rest.
+    // The window has the 64 highest bits. The mantissa keeps 53 of them, the next bit decides about
+    // rounding, and the rest tells whether there is a tie.
     uint64_t window = bits_from(sum, high - 63);
     uint64_t mantissa = window >> 11;
     bool half = (window >> 10 & 1) != 0;
@@ -93,7 +95,8 @@ double exact_to_double(const struct exact *sum)
     uint64_t exp_field = (uint64_t)(high + CAIRN_EXACT_LEAST_EXP + 1023);
     uint64_t bits = (exp_field << F64_MANTISSA_BITS) +
                     (mantissa & (((uint64_t)1 << F64_MANTISSA_BITS) - 1));
-    if (half && (below || (mantissa & 1) != 0)) bits++; // a carry correctly runs into the exponent
+    // a carry out of the mantissa rightly goes into the exponent
+    if (half && (below || (mantissa & 1) != 0)) bits++;
     double x;
     memcpy(&x, &bits, sizeof x);
     return x;

@@ -19,7 +19,7 @@
 #define LARGE CAIRN_PAGES_LARGE_BYTES
 #define SMALL ((size_t)4096)
 
-/* Linux's values, for older headers. */
+/* The values in Linux, for headers that are too old to have them. */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -53,11 +53,13 @@ void *pages_map(size_t bytes, int protection, int flags, int fd)
     void *base = pages_reserve(bytes);
     if (base == MAP_FAILED) return MAP_FAILED;
     if (mmap(base, bytes, protection, flags | MAP_FIXED, fd, 0) != MAP_FAILED) return base;
-    munmap(base, bytes); // the file has even larger pages: the kernel knows where they may begin
+    // the file has even larger pages, and only the kernel knows where these may begin
+    munmap(base, bytes);
     return mmap(NULL, bytes, protection, flags, fd, 0);
 }
 
-/* Uses no mremap: UCX replaces it with a function of its own (1.13), which ignores `to`. */
+/* Makes the system call without the function mremap, because UCX (1.13) replaces mremap with a function of
+ * its own, which ignores `to`. */
 bool pages_double(void *to, const void *from, size_t bytes)
 {
     const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
@@ -69,14 +71,15 @@ bool pages_back(void *base, size_t bytes)
     const uintptr_t first = large_up((uintptr_t)base),
                     end = ((uintptr_t)base + bytes) / LARGE * LARGE;
     if (first >= end) return true;
-    // A part of a file without any page is not collapsed: one page is enough to change that.
+    // The kernel does not collapse a part of a file that has no page yet, so each part gets one page.
     for (uintptr_t at = first; at < end; at += LARGE)
         if (madvise((void *)at, SMALL, MADV_POPULATE_WRITE) != 0) return false;
-    // One call for all: each call waits for every core of the machine. It ends when no large page is free.
+    // One call for all pages, because each call waits for every core of the machine. The call ends early
+    // when no large page is free.
     return madvise((void *)first, end - first, MADV_COLLAPSE) == 0;
 }
 
-/* For Linux before 5.14. Without memory this raises SIGBUS, as any touch does. */
+/* Used before Linux 5.14. If there is no memory, the write raises SIGBUS, as any write would. */
 static void touch_each(volatile uint8_t *base, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += SMALL) base[at] = base[at];
@@ -103,7 +106,7 @@ bool pages_touch(void *base, size_t bytes)
 #define NODES_MAX 1024u
 #define WORD_BITS (8 * sizeof(unsigned long))
 
-/* Nodes in the kernel's format: one bit per node. */
+/* A set of nodes in the kernel's format, with one bit for each node. */
 struct nodes {
     unsigned long words[NODES_MAX / WORD_BITS];
 };
@@ -112,7 +115,7 @@ const char *numa_sysfs = "/sys";
 
 /* ---- the kernel's information ---- */
 
-/* Reads the file's only line; false: there is none. */
+/* Reads the first line of a file; false: there is none. */
 static bool read_line(const char *path, char *line, int bytes)
 {
     FILE *file = fopen(path, "re");
@@ -136,7 +139,8 @@ int numa_of_pci(const char *pci)
     return is_number && node >= 0 && node < (long)NODES_MAX ? (int)node : CAIRN_NUMA_NONE;
 }
 
-/* Sets the CPUs of a list such as "0-3,8,12-15"; stops at the first text that is no part of a list. */
+/* Sets *out to the CPUs of a list such as "0-3,8,12-15", up to the first character that cannot be part of a
+ * list. */
 static void set_listed(const char *list, cpu_set_t *out)
 {
     CPU_ZERO(out);
@@ -168,7 +172,7 @@ static struct nodes only(int node)
     return nodes;
 }
 
-/* True: no policy for this thread's memory was set. */
+/* True if nobody has set a policy for this thread's memory. */
 static bool is_by_default(void)
 {
     int mode = MPOL_DEFAULT;

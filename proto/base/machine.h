@@ -12,7 +12,8 @@
 
 /* ==== clock ==== */
 
-/* The time that no administrator and no leap second sets, since an arbitrary beginning. Any thread. */
+/* The time since an arbitrary beginning, by a clock that neither an administrator nor a leap second sets.
+ * Any thread. */
 
 static inline uint64_t monotonic_ns(void)
 {
@@ -33,24 +34,24 @@ static inline uint64_t monotonic_ms(void)
 
 /* ==== pages ==== */
 
-/* Shared memory in large pages: a pass over it takes half the time. memfds get no large pages by default
- * unless the machine's administrator says so (shmem_enabled), but a process that maps one may ask for them
- * (MADV_COLLAPSE, Linux 6.1 and later); other processes that map it then have them, too.
+/* Shared memory in large pages, over which a pass takes half as long. A memfd has no large pages unless the
+ * machine's administrator allows them (shmem_enabled). However, a process that maps a memfd may ask for
+ * large pages (MADV_COLLAPSE, Linux 6.1 and later); then other processes that map the memfd have them, too.
  *
- * All of it only affects speed: where the kernel refuses, memory stays as it was. Any thread. */
+ * Large pages affect only speed: where the kernel refuses them, the memory stays as it was. Any thread. */
 
-/* State and published copies are in segments of at most this many bytes, so that a part can be given
- * back. */
+/* State and published copies lie in segments of at most this many bytes, so that a part of the memory can
+ * be given back. */
 #define CAIRN_SEGMENT_BYTES ((uint64_t)64 << 20)
 
-/* Returns how many segments `bytes` take. */
+/* Returns the number of segments in which `bytes` lie. */
 static inline uint64_t memory_segments(uint64_t bytes)
 {
     return bytes / CAIRN_SEGMENT_BYTES + (bytes % CAIRN_SEGMENT_BYTES > 0);
 }
 
-/* Returns how many of `bytes` are in segment number `segment`, which must exist: the last segment is
- * shorter. */
+/* Returns how many of `bytes` lie in segment number `segment`, which must exist. The last segment may be
+ * shorter than the others. */
 static inline uint64_t segment_bytes(uint64_t bytes, uint64_t segment)
 {
     const uint64_t left = bytes - segment * CAIRN_SEGMENT_BYTES;
@@ -59,43 +60,47 @@ static inline uint64_t segment_bytes(uint64_t bytes, uint64_t segment)
 
 #define CAIRN_PAGES_LARGE_BYTES ((size_t)2 << 20)
 
-/* Reserves addresses for `bytes` without mapping memory; at a multiple of a large page if `bytes` is at
- * least one large page. MAP_FAILED with errno; given back by munmap. */
+/* Reserves addresses for `bytes` without mapping memory. If `bytes` is at least a large page, the addresses
+ * begin at a multiple of a large page. Returns MAP_FAILED, with errno, on failure; munmap gives the
+ * addresses back. */
 void *pages_reserve(size_t bytes);
-/* Maps the file's first `bytes` with mmap (fd -1: MAP_ANONYMOUS), at a multiple of a large page if they are
- * at least one large page: otherwise the file's large pages would be mapped by small ones. MAP_FAILED with
- * errno; given back by munmap. */
+/* Maps the file's first `bytes` with mmap (with fd -1: MAP_ANONYMOUS). If `bytes` is at least a large page,
+ * the mapping begins at a multiple of a large page, because otherwise small pages would map the file's
+ * large pages. Returns MAP_FAILED, with errno, on failure; munmap removes the mapping. */
 void *pages_map(size_t bytes, int protection, int flags, int fd);
 
-/* Maps the shared memory at `from` a second time, in place of the mapping at `to`, without its file.
- * False, with errno. */
+/* Maps the shared memory at `from` a second time, at `to`, where the mapping replaces another one. This
+ * needs no descriptor of the file. False, with errno, on failure. */
 bool pages_double(void *to, const void *from, size_t bytes);
 
-/* Backs the large pages that lie completely in [base, base + bytes) of shared memory, which is mapped for
- * writing. The pages are on the node of the calling thread; best called before anything is written, as
- * existing content is copied. Memory that others write to meanwhile stays correct. False, with errno: no
- * large page is free, or the kernel supports none; EAGAIN: not for this page, not now. */
+/* Gives large pages to the shared memory at [base, base + bytes), which is mapped for writing, wherever a
+ * whole large page fits. The pages lie on the node of the calling thread. Call before anything is written,
+ * if possible, because existing content is copied. Others may write to the memory meanwhile. False, with
+ * errno: no large page is free, or the kernel supports none; EAGAIN: the kernel refused one page for
+ * now. */
 bool pages_back(void *base, size_t bytes);
 
-/* Allocates every page of the bytes, which nobody else uses meanwhile, as writing to each would; the
- * content stays. False: there is no memory for all of them. */
+/* Allocates every page of the bytes, as a write to each page would do; the content stays. Nobody else may
+ * use the bytes meanwhile. False: there is not enough memory for all pages. */
 bool pages_touch(void *base, size_t bytes);
 
 /* ==== numa ==== */
 
-/* Nodes of a host's memory: which node a device is next to, and placing threads and memory on a node.
+/* The nodes of a host's memory. These functions tell which node is next to a device, and place threads and
+ * memory on a node.
  *
- * All of it only affects speed: where the kernel does not know, or refuses, everything stays as it was. An
- * operator's choices stay, too: a thread keeps to the processors that it may run on, and a policy for
- * memory that was set before (numactl) is left alone. Any thread. */
+ * Nodes affect only speed: where the kernel does not know a node, or refuses a request, everything stays as
+ * it was. An operator's choices are respected: a thread runs only on processors that are allowed to it, and
+ * a policy for memory that was set before (numactl) stays. Any thread. */
 
-#define CAIRN_NUMA_NONE (-1) /* no node: functions that are called with it do nothing */
+#define CAIRN_NUMA_NONE (-1) /* no node: a function that gets this number does nothing */
 
-/* Where the kernel describes devices and nodes: "/sys". A test sets its own path, before any other call. */
+/* The folder in which the kernel describes devices and nodes: "/sys". A test sets another folder, before
+ * any other call. */
 extern const char *numa_sysfs;
 
-/* Returns the node next to a PCI device, which is named as in CUDA: "0000:3B:00.0". CAIRN_NUMA_NONE: the
- * kernel knows of none. */
+/* Returns the node that is next to a PCI device, whose name is as in CUDA: "0000:3B:00.0". CAIRN_NUMA_NONE:
+ * the kernel knows no such node. */
 int numa_of_pci(const char *pci);
 
 struct numa_before {
@@ -103,39 +108,39 @@ struct numa_before {
     bool is_moved, is_preferring;
 };
 
-/* Until numa_return the calling thread runs on the node's processors, and memory that it touches first
- * is placed there while the node has some. Threads that it starts meanwhile keep this. False, with errno,
- * and before_out is set all the same: the thread runs where it ran (ENOENT: it may run on none of the
- * node's processors). */
+/* Makes the calling thread run on the node's processors until numa_return. As long as the node has free
+ * memory, memory that the thread touches first is placed on the node. Threads that it starts meanwhile
+ * inherit both, and keep them. False, with errno: the thread goes on where it ran before, and *before_out
+ * is set all the same. ENOENT: the thread may not run on any of the node's processors. */
 bool numa_go(int node, struct numa_before *before_out);
 void numa_return(const struct numa_before *before);
 
-/* Moves memory that begins at a page boundary to the node, as far as only this process uses it; pages of it
- * that are touched later are allocated there. */
+/* Moves the pages of the memory that only this process uses to the node. Pages that are touched later are
+ * allocated on the node. The memory begins at a page boundary. */
 void numa_move(void *memory, size_t bytes, int node);
 
 /* ==== at hand ==== */
 
 /* Checks whether the process has the resources that libraries take without asking. libuv and UCX end the
- * process if they find no descriptor, or no thread, in the middle of their initialization (libuv 1.44,
- * uv__signal_global_init; UCX 1.13, ucs/async/thread.c): so this is checked before they begin.
- * Resources that were available may be gone a moment later. */
+ * process if there is no descriptor, or no thread, in the middle of their initialization (libuv 1.44,
+ * uv__signal_global_init; UCX 1.13, ucs/async/thread.c). So the resources are checked before the libraries
+ * begin. They may be gone a moment later all the same. */
 
-/* Checks for `count` descriptors, with copies of `fd`, at most 256. CAIRN_ERR_NO_MEMORY: fewer; `why` says
- * how many, and what to do. `whose`: "a session". */
+/* Checks whether the process may open `count` descriptors, at most 256, by copying `fd` so often.
+ * CAIRN_ERR_NO_MEMORY: it may open fewer; `why` says how many, and what to do. `whose` names what needs
+ * them, as "a session". */
 cairn_status descriptors_at_hand(int fd, int count, const char *whose,
                                  struct sentence *why) CAIRN_MUST_CHECK;
-/* Checks for `count` threads, at most 64, which begin and end. */
+/* Checks whether the process can start `count` threads, at most 64, by starting and ending them. */
 cairn_status threads_at_hand(int count, const char *whose, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== file mode ==== */
 
-/* Permissions that do not depend on the umask of the user who runs us: a file created with a mode has
- * it. */
+/* A file or folder that is created with a mode has this mode, whatever the umask of the process is. */
 
-/* Sets the low 9 bits of the file or folder to `mode`; a set-group-id bit from the parent stays. 0, or -1
- * with errno. Touches nothing that has the mode already: systemd's RestrictSUIDSGID refuses a chmod of such
- * a folder. */
+/* Sets the low 9 bits of the mode of the file or folder to `mode`; a set-group-id bit, which a folder gets
+ * from its parent, stays. Returns 0, or -1 with errno. If the file or folder has the mode already, nothing
+ * is done, because systemd's RestrictSUIDSGID refuses a chmod of a folder with a set-group-id bit. */
 static inline int file_mode_set(int fd, mode_t mode)
 {
     struct stat info;

@@ -1,6 +1,7 @@
-/* Known bugs, seeded one at a time: a program is built with one of these macros set to a number, and its
- * test has to fail. Each is one line, where a tired programmer would make the mistake. Daemons and the
- * library are always built with none, and every ..MUTANT(n) folds to 0 there. */
+/* Known bugs, of which one at a time is put into a program: the program is built with one of these macros
+ * set to a number, and then its test has to fail. Each bug is one line, at a place where a tired programmer
+ * would make the mistake. Daemons and the library are always built without a bug, so every ..MUTANT(n)
+ * folds to 0 there. */
 #ifndef CAIRN_BASE_MUTANT_H
 #define CAIRN_BASE_MUTANT_H
 

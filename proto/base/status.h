@@ -1,10 +1,10 @@
-/* The status codes of Cairn: one table, read by the daemons, the library, the CLI and the docs.
+/* The status codes of Cairn. The daemons, the library, the CLI and the docs all use this one table.
  *
- * A code says what kind of thing went wrong; the sentence beside it (an `error` string in a message,
- * cairn_error() in a client) says which one, why, and what to do. Codes are grouped by the largest
- * thing that is permanently broken, so that a caller knows what to throw away: nothing, the
- * operation, the round, the member, the job, the peer. Numbers are sent over the wire and used in scripts:
- * they are never reused and never change.
+ * A code says what kind of thing went wrong. With the code comes a sentence (the `error` string of a
+ * message, cairn_error() in a client) that says what exactly went wrong, why, and what to do. Codes are
+ * grouped by the largest thing that is permanently broken, so that a caller knows what to throw away:
+ * nothing, the operation, the round, the member, the job, or the peer. The numbers are sent over the wire
+ * and used in scripts, so they never change, and are never used again for something else.
  *
  * X(name, number, exit status of the CLI, "meaning") */
 #ifndef CAIRN_BASE_STATUS_H
@@ -52,7 +52,8 @@
     X(ERR_CLOSED, 81, 10, "the connection or session is closed")                          \
     X(ERR_INTERNAL, 99, 1, "a fault in Cairn; please report it")
 
-#ifndef CAIRN_STATUS_DEFINED /* cairn.h, which includes no header of ours, has the same numbers (tested) */
+/* cairn.h includes no other header of Cairn, so it repeats these numbers (tested) */
+#ifndef CAIRN_STATUS_DEFINED
 #define CAIRN_STATUS_DEFINED
 typedef enum cairn_status {
 #define X(name, number, exit_code, text) CAIRN_##name = (number),
@@ -63,18 +64,18 @@ typedef enum cairn_status {
 
 /* "CAIRN_ERR_TIMEOUT"; "CAIRN_ERR_?" for a number that is not in the table. Never NULL. */
 const char *status_code_name(int status);
-/* The table's sentence. Never NULL. */
+/* The meaning of the status, from the table. Never NULL. */
 const char *status_text(int status);
 /* The exit status of the CLI for this status; 1 for an unknown number. */
 int status_exit(int status);
-/* 1 if the number is in the table: call it for a number from the wire before using that number. */
+/* 1 if the number is in the table. Call this for a number from the wire before you use the number. */
 int status_known(int status);
 
 /* An attribute for every function whose status must not be ignored. */
 #define CAIRN_MUST_CHECK __attribute__((warn_unused_result))
 
-/* Returns the status of `expression` from this function unless it is CAIRN_OK: for functions that hold
- * nothing yet. */
+/* If the status of `expression` is not CAIRN_OK, returns that status from the function that contains this
+ * line. Only for functions that hold nothing yet that they would have to release. */
 #define CAIRN_TRY(expression)                     \
     do {                                          \
         const cairn_status tried_ = (expression); \

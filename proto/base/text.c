@@ -9,12 +9,12 @@
 #include "proto/base/status.h"
 #include "proto/base/xxh.h"
 
-/* Returns how many bytes the well-formed UTF-8 sequence at s has; 0: there is none. s ends in NUL. */
+/* Returns the number of bytes of the well-formed UTF-8 sequence at s; 0 if there is none. s ends in NUL. */
 static size_t sequence_at(const unsigned char *s)
 {
     if (s[0] < 0x80) return 1;
     if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
-    unsigned low = 0x80, high = 0xbf; // of the second byte
+    unsigned low = 0x80, high = 0xbf; // the range of the second byte
     if (s[0] == 0xe0) low = 0xa0;
     if (s[0] == 0xed) high = 0x9f;
     if (s[0] == 0xf0) low = 0x90;
@@ -26,8 +26,8 @@ static size_t sequence_at(const unsigned char *s)
     return length;
 }
 
-/* True if a well-formed sequence is a control character; for U+0080 to U+009F the second byte is
- * the character's number. */
+/* True if the well-formed sequence is a control character. (In U+0080 to U+009F the second byte is equal to
+ * the number of the character.) */
 static bool is_control(const unsigned char *s)
 {
     return s[0] < 0x20 || s[0] == 0x7f || (s[0] == 0xc2 && s[1] < 0xa0);
@@ -39,7 +39,7 @@ size_t text_beyond_ascii(const char *text)
     return s[0] >= 0x80 && !is_control(s) ? sequence_at(s) : 0;
 }
 
-/* Returns the first byte that is not part of text, or the NUL. */
+/* Returns the address of the first byte that is not part of text; if all bytes are, of the NUL. */
 static const unsigned char *find_fault(const char *text)
 {
     const unsigned char *s = (const unsigned char *)text;
@@ -89,12 +89,13 @@ void text_mend(char *text, const char *keep)
 
 #define CUT "…" /* three bytes */
 
-/* `text` holds the first `bytes` of a longer text: cuts it after a word, or, if the last word is very long,
- * after a character. With the mark it has at most `bytes`. */
+/* `text` holds the first `bytes` bytes of a longer text. Cuts it after a word, or after a character if the
+ * last word is very long, and adds CUT. The result has at most `bytes` bytes. */
 static void cut_at_word(char *text, size_t bytes)
 {
     size_t end = bytes - (sizeof CUT - 1);
-    while (end > 0 && ((unsigned char)text[end] & 0xc0) == 0x80) end--; // inside a character
+    // `end` is inside a character
+    while (end > 0 && ((unsigned char)text[end] & 0xc0) == 0x80) end--;
     size_t word = end;
     while (word > end / 2 && text[word] != ' ') word--;
     if (text[word] == ' ') end = word;
@@ -113,7 +114,7 @@ struct sentence sentence_brief(const char *text, size_t bytes_max)
     return brief;
 }
 
-// Formats into a copy first, since an argument may be the sentence itself.
+// Formats into a copy first, because an argument may be the sentence itself.
 static void write_from(struct sentence *s, size_t start, const char *format, va_list args)
 {
     struct sentence copy;
