@@ -27,7 +27,8 @@ static cairn_status measure_tensors(struct layout *layout, const struct layout_t
     return CAIRN_OK;
 }
 
-/* Checks that the extents [at, ...) begin with an exact cover of tensor t; sets *end_out to its end. */
+/* Checks that the extents from number `at` on cover tensor t exactly. Sets *end_out to the number after the
+ * tensor's last extent. */
 static cairn_status judge_tensor(const struct layout *layout, uint32_t t, size_t at,
                                  size_t *end_out)
 {
@@ -56,7 +57,8 @@ static cairn_status index_tensors(struct layout *layout)
     return at == layout->extent_count ? CAIRN_OK : CAIRN_ERR_INVALID;
 }
 
-/* A counting sort: shard_extents first counts, then points at each shard's end, then at its start. */
+/* A counting sort. shard_extents first has the count of each shard's extents, then the end of its part of
+ * by_shard, and at last the beginning. */
 static void index_shards(struct layout *layout)
 {
     for (size_t e = 0; e < layout->extent_count; e++)
@@ -96,7 +98,7 @@ static void hash_tensor(crypto_generichash_state *state, const struct layout *la
     }
 }
 
-/* Hashes tensors by name, so that the order of the job's list does not matter. */
+/* Hashes the tensors in the order of their names, so that the order of the job's list does not matter. */
 static cairn_status hash_table(struct layout *layout, const struct layout_tensor *tensors)
 {
     const uint32_t count = layout->tensor_count;
@@ -157,7 +159,7 @@ cairn_status layout_make(const struct layout_tensor *tensors, uint32_t tensor_co
     if (status == CAIRN_OK) status = index_tensors(layout);
     if (status == CAIRN_OK) status = hash_table(layout, tensors);
     if (status != CAIRN_OK) {
-        layout->extents = NULL; // they stay the caller's
+        layout->extents = NULL; // the extents stay the caller's
         layout_close(layout);
         return status;
     }
@@ -203,7 +205,8 @@ void layout_encode(const struct layout *layout, uint8_t *out)
     memcpy(out, layout->hash, sizeof layout->hash);
 }
 
-/* True if the bytes hold exactly the counts that they announce; nothing is allocated before this check. */
+/* True if there are exactly as many bytes as the counts in the header need. This is checked before anything
+ * is allocated. */
 static int counts_fit(const uint8_t *data, size_t bytes, uint32_t tensor_count)
 {
     const size_t fixed = HEADER_BYTES + tensor_count * COUNT_BYTES + CAIRN_LAYOUT_HASH_BYTES;
@@ -214,7 +217,8 @@ static int counts_fit(const uint8_t *data, size_t bytes, uint32_t tensor_count)
     return le_get(data + 24, 8) == (bytes - fixed) / EXTENT_BYTES;
 }
 
-/* Gives the extents their tensors and first quanta. The counts of extents are untrusted. */
+/* Reads the extents, and sets the tensor and the first quantum of each. The counts of extents are
+ * untrusted. */
 static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count, struct extent *extents,
                                  size_t extent_count)
 {
@@ -234,7 +238,7 @@ static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count, str
     return at == extent_count ? CAIRN_OK : CAIRN_ERR_MALFORMED;
 }
 
-/* A table that we refuse is the sender's fault unless our own tensors are invalid. */
+/* True if the caller's tensors are valid. Then a table that is refused is the sender's fault. */
 static int tensors_are_sound(const struct layout_tensor *tensors, uint32_t tensor_count)
 {
     for (uint32_t t = 0; t < tensor_count; t++)
@@ -325,7 +329,7 @@ uint64_t layout_number(const struct layout *layout)
 
 /* ==== shard map ==== */
 
-/* The part that one shard owns, and the grid of chunks over it: see layout.h. */
+/* The part of a job that one shard owns, and the chunks of this part: see layout.h. */
 
 static struct local_extent localize(const struct shard_map *map, const struct extent *e)
 {
@@ -376,7 +380,7 @@ void shard_map_release(struct shard_map *map)
     *map = (struct shard_map) { 0 };
 }
 
-/* How many extents begin at or before the leaf. */
+/* Returns how many extents of the map begin at the leaf or before it. */
 static size_t extents_up_to(const struct shard_map *map, uint32_t tensor, uint64_t leaf)
 {
     size_t low = 0, high = map->extent_count;
@@ -400,9 +404,9 @@ const struct local_extent *shard_map_find(const struct shard_map *map, uint32_t 
     return e->tensor == tensor && leaf - e->first_leaf < e->leaf_count ? e : NULL;
 }
 
-/* Each extent has at least one chunk. So the number of extents before a chunk is at least the chunk's
- * number less the chunks that extents have beyond their first, and at most the chunk's number: with many
- * small tensors there is little to search. */
+/* Searches only as far as necessary. Each extent has at least one chunk, so at most `chunk` extents come
+ * before the chunk. `beyond` is the number of chunks that are not the first of their extent, so at least
+ * chunk - beyond extents come before the chunk. With many small tensors, little is left to search. */
 const struct local_extent *shard_map_extent(const struct shard_map *map, uint64_t chunk)
 {
     assert(chunk < map->chunk_count);
@@ -419,7 +423,8 @@ const struct local_extent *shard_map_extent(const struct shard_map *map, uint64_
     return &map->extents[low];
 }
 
-/* Returns how many leaves the chunk has that begins `within` leaves into the extent. */
+/* Returns the number of leaves of the chunk that begins `within` leaves after the beginning of the
+ * extent. */
 static uint64_t chunk_size(const struct shard_map *map, const struct local_extent *e,
                            uint64_t within)
 {
@@ -430,7 +435,8 @@ static uint64_t chunk_size(const struct shard_map *map, const struct local_exten
 struct chunk_place shard_map_chunk(const struct shard_map *map, uint64_t chunk)
 {
     const struct local_extent *e = shard_map_extent(map, chunk);
-    if (e->chunk_count == 1) // the extent suffices: a small tensor's geometry need not be read
+    // the chunk is the whole extent, so the tensor's geometry need not be read
+    if (e->chunk_count == 1)
         return (struct chunk_place) { .tensor = e->tensor,
                                       .first_leaf = e->first_leaf,
                                       .leaf_count = e->leaf_count,
@@ -489,7 +495,7 @@ static void add_ranges(struct ranges *ranges, const struct shard_map *map)
     }
 }
 
-/* Finds the gaps between the local elements of two maps; the last gap has no end. */
+/* Finds the ranges of local elements that neither map uses. The last range has no end. */
 static cairn_status find_gaps(const struct shard_map *before, const struct shard_map *beside,
                               struct ranges *gaps)
 {
@@ -514,8 +520,9 @@ static cairn_status find_gaps(const struct shard_map *before, const struct shard
     return CAIRN_OK;
 }
 
-/* Finds the extent of `before` that contains the whole extent; NULL: none does. CAIRN_ERR_INVALID: only a
- * part of the extent lies in `before`, or the extent lies in two extents of `before`. */
+/* Finds the extent of `before` that contains the whole extent; NULL: the extent does not lie in `before`.
+ * CAIRN_ERR_INVALID: only a part of the extent lies in `before`, or the extent lies in two extents of
+ * `before`. */
 static cairn_status find_before(const struct shard_map *before, const struct local_extent *extent,
                                 const struct local_extent **out)
 {
@@ -569,8 +576,8 @@ cairn_status shard_map_init_from(struct shard_map *map, const struct layout *lay
 
 /* ==== published ==== */
 
-/* ThreadSanitizer does not support fences. Its builds run only on x86, where the fences in this file
- * compile to nothing or are implied by the exchange. */
+/* ThreadSanitizer does not support fences, so its builds have none. They run only on x86, where a fence of
+ * this file compiles to nothing, or the exchange already does its work. */
 #if defined(__SANITIZE_THREAD__)
 #define TSAN 1
 #elif defined(__has_feature)
@@ -599,7 +606,8 @@ uint64_t published_place(const struct shard_map *map, size_t extent, size_t elem
     const uint64_t page = CAIRN_PUBLISHED_PAGE_BYTES;
     const bool whole = e->elem_count == map->layout->geometry[e->tensor].elems;
     uint64_t at = (*end + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-    if (!whole) at += (e->first_elem * elem_bytes - at) % page; // unsigned: the distance upwards
+    // unsigned, so this is the distance upwards
+    if (!whole) at += (e->first_elem * elem_bytes - at) % page;
     *end = at + e->elem_count * elem_bytes;
     return at;
 }
@@ -624,7 +632,8 @@ void published_write_begin(struct published_head *head)
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_relaxed);
     (void)atomic_exchange(&head->sequence, sequence | 1);
-    FENCE(memory_order_release); // readers see the odd sequence before anything of the new version
+    // readers see the odd sequence before they can see any byte of the new version
+    FENCE(memory_order_release);
 }
 
 void published_write_end(struct published_head *head, struct cairn_version version, uint32_t sides)
@@ -639,7 +648,8 @@ void published_write_end(struct published_head *head, struct cairn_version versi
 
 void published_set_sides(struct published_head *head, uint32_t sides)
 {
-    atomic_store_explicit(&head->sides, sides, memory_order_release); // after the sides' contents
+    // the contents of the sides are written before
+    atomic_store_explicit(&head->sides, sides, memory_order_release);
 }
 
 bool published_read_begin(const struct published_head *head, uint32_t copy,
@@ -648,7 +658,8 @@ bool published_read_begin(const struct published_head *head, uint32_t copy,
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_acquire);
     if (sequence % 2 == 1) return false;
-    // Read after the sequence: a version that was written to new regions has their number.
+    // Read after the sequence: if the version was written to new regions, this is the number of the new
+    // regions.
     if (atomic_load_explicit(&head->copy, memory_order_relaxed) != copy) return false;
     if (atomic_load_explicit(&head->generation, memory_order_relaxed) != version.generation ||
         atomic_load_explicit(&head->step, memory_order_relaxed) != version.step ||
@@ -660,6 +671,6 @@ bool published_read_begin(const struct published_head *head, uint32_t copy,
 
 bool published_read_end(const struct published_head *head, uint64_t sequence)
 {
-    FENCE(memory_order_acquire); // the reads of the copy come before this read of the sequence
+    FENCE(memory_order_acquire); // the reads of the copy come before the read of the sequence
     return atomic_load_explicit(&head->sequence, memory_order_acquire) == sequence;
 }

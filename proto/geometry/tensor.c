@@ -64,7 +64,8 @@ static int is_empty(const struct shape *shape)
 cairn_status shape_check(const struct shape *shape)
 {
     if (shape->rank > CAIRN_RANK_MAX) return CAIRN_ERR_INVALID;
-    if (is_empty(shape)) return CAIRN_OK; // the other dimensions may be any: nothing is multiplied
+    // the other dimensions may be of any size, because nothing is multiplied
+    if (is_empty(shape)) return CAIRN_OK;
 
     uint64_t elems = 1;
     for (uint32_t d = 0; d < shape->rank; d++) {
@@ -79,7 +80,7 @@ static uint64_t div_up(uint64_t a, uint64_t b)
     return a / b + (a % b != 0);
 }
 
-/* Grows the row from the innermost dimension outwards for as long as it stays within the limit. */
+/* Extends the row from the innermost dimension outwards, as long as it stays within the limit. */
 static void find_rows(const struct shape *shape, struct geometry *g)
 {
     g->row_elems = 1;
@@ -121,7 +122,7 @@ uint64_t leaf_start(const struct geometry *g, uint64_t leaf)
     if (g->leaf_count == 0) return 0;
     const uint64_t quantum = leaf / g->leaves_per_quantum;
     const uint64_t within = leaf % g->leaves_per_quantum;
-    // The product is past the end only for leaf == leaf_count after a short quantum or leaf.
+    // The sum can be past the end only for leaf == leaf_count, if the last quantum or leaf is short.
     return at_most(quantum * g->quantum_elems + within * CAIRN_LEAF_ELEMS, g->elems);
 }
 
@@ -144,12 +145,13 @@ uint64_t leaf_of_elem(const struct geometry *g, uint64_t elem)
            elem % g->quantum_elems / CAIRN_LEAF_ELEMS;
 }
 
-/* Finds the largest box of whole rows that starts at `row` and holds at most `row_count` of them: single
- * indices down to some dimension, a run along it, everything inside. Returns how many rows it holds. */
+/* Finds the largest box that starts at `row` and has at most `row_count` rows. In the outer dimensions such
+ * a box has a single index, then in one dimension a run of indices, and in the inner dimensions all
+ * indices. Returns the number of rows in the box. */
 static uint64_t largest_box(const struct shape *shape, uint32_t row_dim, uint64_t row,
                             uint64_t row_count, struct cairn_box *box_out)
 {
-    uint64_t stride = 1; // rows in one index of dimension d
+    uint64_t stride = 1; // the number of rows in one index of dimension d
     uint32_t d = row_dim;
     while (d > 0 && row % (stride * shape->dim[d]) == 0 && row_count >= stride * shape->dim[d])
         stride *= shape->dim[d--];
@@ -219,7 +221,8 @@ struct cairn_box box_of_shape(const struct shape *shape)
 
 uint64_t box_element_count(const struct cairn_box *box)
 {
-    // Empty boxes first: their other extents may come from an empty tensor, and so have any size.
+    // Empty boxes come first, because their other extents may be those of an empty tensor, and have any
+    // size.
     for (uint32_t d = 0; d < box->rank; d++)
         if (box->extent[d] == 0) return 0;
     uint64_t elems = 1;
@@ -254,10 +257,11 @@ bool box_overlap(const struct cairn_box *a, const struct cairn_box *b)
 
 uint64_t box_before(const struct cairn_box *box, const struct shape *shape, uint64_t index)
 {
-    uint64_t inner = box_element_count(box); // elements in one index of the dimensions so far
+    // box elements in one index of the dimensions that the loop has passed
+    uint64_t inner = box_element_count(box);
     if (inner == 0) return 0;
     const struct cairn_box whole = box_of_shape(shape);
-    uint64_t stride = box_element_count(&whole); // the same for the tensor
+    uint64_t stride = box_element_count(&whole); // the same number for the tensor
     if (index >= stride) return inner;
 
     uint64_t count = 0;
@@ -284,7 +288,7 @@ void box_runs_begin(struct box_runs *runs, const struct cairn_box *box, const st
         runs->stride[d] = stride;
         runs->base += box->start[d] * stride;
     }
-    // A run spans the inner dimensions that are whole, and runs along the dimension before them.
+    // A run covers the inner dimensions in which the box is whole, and a part of the dimension before them.
     runs->outer = shape->rank;
     for (bool whole = true; whole && runs->outer > 0;) {
         const uint32_t d = --runs->outer;

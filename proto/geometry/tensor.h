@@ -1,16 +1,18 @@
-/* Tensors, their planes, and the units in which every other part counts: rows, quanta, leaves, boxes.
+/* Tensors and their planes, and the units in which all other code counts: rows, quanta, leaves and boxes.
  *
- *   row      a slice along the first dimension; if that has more than 2^20 elements, along the first
- *            dimension whose slices have no more. Rows are numbered over all dimensions up to that one.
- *   quantum  the smallest piece that a layout moves: the fewest whole rows with at least 4096 elements,
- *            or the tensor's end.
- *   leaf     4096 consecutive elements counted from its quantum's start; a quantum's last leaf may be
- *            short. Sums and hashes are made by leaf, so their value never depends on the layout.
+ *   row      a slice along the first dimension; if such a slice has more than 2^20 elements, along the
+ *            first dimension whose slices have no more than that. Rows are numbered over all dimensions up
+ *            to this one.
+ *   quantum  the smallest piece that a layout can give to a shard: as few whole rows as have at least 4096
+ *            elements. The last quantum of a tensor may be smaller.
+ *   leaf     4096 consecutive elements, counted from the beginning of the quantum; the last leaf of a
+ *            quantum may be shorter. Sums and hashes are made leaf by leaf, so their values never depend on
+ *            the layout.
  *
- * All three are contiguous ranges of the tensor in row-major order. A tensor's leaves are numbered
- * from 0: quantum q has the leaves [q * leaves_per_quantum, ...), the tensor's last quantum may have
- * fewer. Everything here is pure: no allocation, no input or output. Counts are of elements unless a
- * name says otherwise; a tensor has at most 2^48 elements (shape_check refuses more). */
+ * All three are contiguous ranges of the tensor in row-major order. The leaves of a tensor are numbered
+ * from 0. Quantum q begins with leaf q * leaves_per_quantum, and the last quantum may have fewer leaves
+ * than the others. Everything here is pure: no allocation, no input or output. Counts are counts of
+ * elements unless a name says otherwise. A tensor has at most 2^48 elements (shape_check refuses more). */
 #ifndef CAIRN_GEOMETRY_TENSOR_H
 #define CAIRN_GEOMETRY_TENSOR_H
 
@@ -20,12 +22,13 @@
 #include "proto/base/status.h"
 
 #define CAIRN_RANK_MAX         8
-#define CAIRN_NAME_MAX         255 /* bytes of a name, without the terminating NUL */
+#define CAIRN_NAME_MAX         255 /* the most bytes of a name, without its NUL */
 #define CAIRN_ROW_ELEMS_MAX    ((uint64_t)1 << 20)
 #define CAIRN_LEAF_ELEMS       ((uint64_t)4096)
 #define CAIRN_TENSOR_ELEMS_MAX ((uint64_t)1 << 48)
 
-#ifndef CAIRN_TENSOR_TYPES_DEFINED /* cairn.h, which includes no header of ours, repeats these (tested) */
+/* cairn.h includes no other header of Cairn, so it repeats these types (tested) */
+#ifndef CAIRN_TENSOR_TYPES_DEFINED
 #define CAIRN_TENSOR_TYPES_DEFINED
 typedef enum cairn_dtype {
     CAIRN_F32 = 1,
@@ -42,79 +45,83 @@ typedef enum cairn_kind {
 } cairn_kind;
 struct cairn_box {
     uint32_t rank;
-    uint64_t start[CAIRN_RANK_MAX], extent[CAIRN_RANK_MAX]; /* elements, per dimension */
+    uint64_t start[CAIRN_RANK_MAX], extent[CAIRN_RANK_MAX]; /* in elements, for each dimension */
 };
 struct cairn_version {
     uint64_t generation, step;
 };
 #endif
 
-/* Bytes of one element; 0 for a number that is not a dtype. */
+/* Returns the bytes of one element; 0 for a number that is not a dtype. */
 size_t dtype_size(int dtype);
-/* "f32", "bf16", ...; "?" for a number that is not a dtype. */
+/* Returns "f32", "bf16", ...; "?" for a number that is not a dtype. */
 const char *dtype_label(int dtype);
 
-/* Returns < 0, 0 or > 0 if `a` is older than b, the same, or newer. A restore begins a new generation. */
+/* Returns a number below 0 if `a` is older than `b`, above 0 if it is newer, and 0 if both are the same. A
+ * restore begins a new generation. */
 static inline int version_compare(struct cairn_version a, struct cairn_version b)
 {
     if (a.generation != b.generation) return a.generation < b.generation ? -1 : 1;
     return a.step == b.step ? 0 : a.step < b.step ? -1 : 1;
 }
 
-/* The planes of a tensor that have a number on the wire. */
+/* The planes of a tensor. The numbers are sent on the wire. */
 enum plane {
-    CAIRN_PLANE_PARAM = 1,      /* the master: fp32; for a blob its bytes */
+    CAIRN_PLANE_PARAM = 1,      /* the master, in fp32; for a blob, its bytes */
     CAIRN_PLANE_WIRE = 2,       /* the published copy, in the tensor's wire dtype */
     CAIRN_PLANE_EXP_AVG = 3,    /* Adam's m; SGD's momentum buffer */
     CAIRN_PLANE_EXP_AVG_SQ = 4, /* Adam's v */
-    CAIRN_PLANE_COUNT = 5       /* one more than the last */
+    CAIRN_PLANE_COUNT = 5       /* one more than the last number */
 };
-/* "param", "wire", "exp_avg", "exp_avg_sq"; NULL for a number that is not a plane. */
+/* Returns "param", "wire", "exp_avg" or "exp_avg_sq"; NULL for a number that is not a plane. */
 const char *plane_name(int plane);
-/* The dtype of a plane's elements: the parameters are in the tensor's master dtype, the others in
- * f32. */
+/* Returns the dtype of a plane's elements: the tensor's master dtype for CAIRN_PLANE_PARAM, f32 for the
+ * others. Not for CAIRN_PLANE_WIRE. */
 cairn_dtype plane_dtype(int plane, cairn_dtype master);
-/* The number of the plane with that name; 0 if there is none. */
+/* Returns the number of the plane with that name; 0 if there is none. */
 int plane_number(const char *name);
 
-/* The properties of a tensor that the geometry needs. Names, groups and dtypes are in struct
+/* The properties of a tensor on which its geometry depends. Names, groups and dtypes are in struct
  * tensor_spec (proto/spec/spec.h). */
 struct shape {
-    uint32_t rank;                /* 0 (a scalar: one element) to CAIRN_RANK_MAX */
-    uint64_t dim[CAIRN_RANK_MAX]; /* elements; 0 makes the tensor empty */
+    uint32_t rank;                /* 0 to CAIRN_RANK_MAX; 0: a scalar, which has one element */
+    uint64_t dim[CAIRN_RANK_MAX]; /* in elements; if any is 0, the tensor is empty */
 };
 
 struct geometry {
-    uint64_t elems;              /* of the whole tensor */
-    uint64_t row_elems;          /* at least 1, except in an empty tensor */
+    uint64_t elems;              /* elements of the whole tensor */
+    uint64_t row_elems;          /* elements of a row; at least 1, except in an empty tensor */
     uint64_t row_count;          /* elems / row_elems */
-    uint64_t quantum_rows;       /* of every quantum except the last */
+    uint64_t quantum_rows;       /* rows of every quantum except the last */
     uint64_t quantum_elems;      /* quantum_rows * row_elems */
     uint64_t quantum_count;      /* 0 in an empty tensor */
-    uint64_t leaves_per_quantum; /* of every quantum except the last */
+    uint64_t leaves_per_quantum; /* leaves of every quantum except the last */
     uint64_t leaf_count;
     uint32_t row_dim; /* rows are slices along this dimension */
 };
 
-/* CAIRN_ERR_INVALID if the rank or the number of elements is over the limits; never overflows. */
+/* CAIRN_ERR_INVALID: the rank or the number of elements is above its limit. Never overflows. */
 cairn_status shape_check(const struct shape *shape) CAIRN_MUST_CHECK;
-/* The geometry of a shape that shape_check accepts. */
+/* Returns the geometry of a shape that shape_check accepts. */
 struct geometry geometry_of(const struct shape *shape);
 
-/* First element of leaf `leaf` (row-major in the tensor), for leaf <= leaf_count; leaf == leaf_count
- * gives elems, so that first(leaf + n) - first(leaf) is the size of n leaves. */
+/* Returns the first element of leaf <= leaf_count, as a row-major index in the tensor. For leaf ==
+ * leaf_count returns elems, so that leaf_start(leaf + n) - leaf_start(leaf) is always the size of n
+ * leaves. */
 uint64_t leaf_start(const struct geometry *g, uint64_t leaf);
-/* First leaf of quantum q <= quantum_count. */
+/* Returns the first leaf of quantum <= quantum_count. */
 uint64_t quantum_first_leaf(const struct geometry *g, uint64_t quantum);
-/* First element of quantum q <= quantum_count. */
+/* Returns the first element of quantum <= quantum_count. */
 uint64_t quantum_first_elem(const struct geometry *g, uint64_t quantum);
-/* The leaf that holds element elem < elems. */
+/* Returns the leaf that holds element elem < elems. */
 uint64_t leaf_of_elem(const struct geometry *g, uint64_t elem);
 
-/* The most boxes that a range of whole rows can need: two for each outer dimension, and one. */
+/* The most boxes that a range of whole rows can need: two for each dimension before the innermost, and
+ * one. */
 #define CAIRN_RANGE_BOXES_MAX (2 * CAIRN_RANK_MAX - 1)
-/* Cuts the row-major range [first_elem, first_elem + elem_count), which must start and end on rows,
- * into the fewest boxes, in row-major order. Returns how many (0 for an empty range). */
+/* Cuts the row-major range [first_elem, first_elem + elem_count), which must begin and end at the boundary
+ * of a row, into as few boxes as possible, in row-major order. Returns the number of boxes, which is 0 for
+ * an empty range. */
 size_t range_boxes(const struct shape *shape, uint64_t first_elem, uint64_t elem_count,
                    struct cairn_box out[CAIRN_RANGE_BOXES_MAX]);
 
