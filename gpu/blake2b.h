@@ -1,24 +1,25 @@
-/* The tables of BLAKE2b (RFC 7693) for code with its own implementation of the function: the host's vectors
- * (gpu/host/isa/table.c) and the device's lanes (gpu/kernel/bodies.h). They are macros so that nvcc can use
- * them in device code, too. */
+/* The tables of BLAKE2b (RFC 7693) for the two implementations of the hash in Cairn: the host's vectors
+ * (gpu/host/isa/table.c) and the device's lanes (gpu/kernel/bodies.h). The tables are macros, so that nvcc
+ * can use them in device code, too. Numbers such as 2.6 are sections of the RFC. */
 #ifndef CAIRN_GPU_BLAKE2B_H
 #define CAIRN_GPU_BLAKE2B_H
 
-#define BLAKE2B_WORDS 16 /* of a block */
+#define BLAKE2B_WORDS 16 /* words of a block */
 #define BLAKE2B_BLOCK 128
 
-/* 2.6: eight words. */
+/* 2.6: the initialization vector, eight words. */
 #define BLAKE2B_IV                                                                         \
     {                                                                                      \
         0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,    \
             0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179 \
     }
 
-/* 2.5: the parameter block, xored into the state's first word: no key, a digest of 32 bytes, sequential. */
+/* 2.5: the parameter block, which is xored into the first word of the state. It means: no key, a digest of
+ * 32 bytes, sequential. */
 #define BLAKE2B_256 0x01010020
 
-/* 2.7: calls ROUND() with the order of the message's words for each round; rounds 10 and 11 use the orders
- * of rounds 0 and 1. */
+/* 2.7: calls ROUND() for each round, with the order in which the round uses the words of the message.
+ * Rounds 10 and 11 use the orders of rounds 0 and 1. */
 #define BLAKE2B_ROUNDS(ROUND)                                   \
     ROUND(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) \
     ROUND(14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3) \

@@ -1,4 +1,4 @@
-/* The door to homes: each call goes to the home's kind. */
+/* The public functions of homes: each calls the function of the home's kind. */
 #include "gpu/home_kind.h"
 
 #include <inttypes.h>

@@ -9,22 +9,23 @@ struct home_kind {
     uint64_t (*free_bytes)(struct home *home);
     const char *(*failure)(struct home *home); /* NULL: the home never fails */
     struct home_use (*use)(struct home *home);
-    /* home, bytes and is_exportable of *memory_out are set; bytes is not 0. */
+    /* The caller has set home, bytes, room_bytes and is_exportable of *memory_out; bytes is not 0. */
     cairn_status (*memory_open)(struct home *home, const char *label,
                                 struct home_memory *memory_out, struct sentence *why);
-    void (*memory_close)(struct home_memory *memory); /* base is not NULL */
+    void (*memory_close)(struct home_memory *memory); /* memory->base is not NULL */
     /* Called only for memory with room, and only if `bytes` changes; NULL: no memory of this kind has
      * room. */
     cairn_status (*memory_resize)(struct home_memory *memory, const char *label, uint64_t bytes,
                                   struct sentence *why);
-    /* NULL if the home does not export. The caller has checked that the segment exists and is
-     * exportable. */
+    /* The caller has checked that the segment exists and is exportable. NULL if the home does not
+     * export. */
     cairn_status (*memory_export)(const struct home_memory *memory, uint64_t segment, int *fd_out,
                                   uint64_t *bytes_out, struct sentence *why);
     cairn_status (*import)(struct home *home, int fd, uint64_t bytes, const void **address_out,
-                           struct sentence *why); /* NULL: imports are unsupported */
+                           struct sentence *why); /* NULL: the home has no imports */
     void (*import_release)(struct home *home, const void *address, uint64_t bytes);
-    /* The caller has checked that the segment exists; it may have been returned before. */
+    /* The caller has checked that the segment number is valid. The segment may have been given back
+     * before. */
     void (*memory_give)(struct home_memory *memory, uint64_t segment);
     cairn_status (*pin)(struct home *home, void *host, uint64_t bytes, struct sentence *why);
     void (*unpin)(struct home *home, void *host, uint64_t bytes);
@@ -39,7 +40,7 @@ struct home_kind {
                                struct sentence *why); /* NULL: run_begin completes the list */
 };
 
-/* The first field of each kind's own struct. */
+/* The struct of each kind begins with this struct. */
 struct home {
     const struct home_kind *kind; /* static */
     struct home_info info;
@@ -49,26 +50,27 @@ struct home_stream {
     struct home *home; /* borrowed */
 };
 
-/* Copies runs of bytes that are all in host memory (home.c). */
+/* Does the work of a CAIRN_WORK_RUNS that is all in host memory (home.c). */
 void home_copy_runs(const struct home_work *work);
 
 /* ==== the host ==== */
 
-/* Private to gpu/host: the tables behind backend_host(), and the kernel that all these tables share.
+/* Private to gpu/host: the tables that backend_host() returns, and the functions that all these tables
+ * share.
  *
- * isa/table.c has the kernels, written once as arithmetic on vectors (isa/vector.h) and compiled for each
- * instruction set. The bits are the same: nothing is contracted into fma, and the code, not the vector's
- * width, fixes the order of additions. */
+ * isa/table.c has the kernels. They are written once, as arithmetic on vectors (isa/vector.h), and compiled
+ * for each instruction set. The bits are the same, because nothing is contracted into fma, and because the
+ * order of additions does not depend on the width of a vector. */
 
 extern const struct backend host_plain;
 #if defined(__x86_64__)
 extern const struct backend host_avx2, host_avx512;
 #endif
 
-/* Copies the elements, replacing every NaN by its dtype's canonical NaN; elements of a byte dtype are
- * unchanged. */
+/* Copies the elements, and replaces every NaN by the canonical NaN of its dtype. Bytes (CAIRN_U8) stay as
+ * they are. */
 void host_canonical(void *out, const void *in, cairn_dtype dtype, size_t elems);
-/* Does the same as hash_each of gpu.h, with libsodium, one leaf after the other. */
+/* Does the work of hash_each (gpu.h) with libsodium, one leaf after the other. */
 void host_hash_each(const void *plane, cairn_dtype dtype, const struct geometry *geometry,
                     uint64_t first_leaf, uint64_t leaf_count, struct hash *hashes_out);
 

@@ -34,7 +34,8 @@ const char *driver_explain(const struct driver *driver, int result,
     return text;
 }
 
-/* Stores a function's address in the way that ISO C permits: NULL if the library lacks the function. */
+/* Finds a call, and stores its address at at_out in a way that ISO C permits; NULL if the library lacks the
+ * call. */
 static void find_driver(void *library, driver_find_fn get_proc, const char *name,
                         const char *symbol, void *at_out)
 {
@@ -54,7 +55,8 @@ static driver_find_fn find_get_proc(void *library)
     return get_proc;
 }
 
-/* Checks the version first: a driver that lacks a call is most likely too old. */
+/* Checks the version of the driver, before other calls are looked up: a driver that lacks a call is most
+ * likely too old. */
 static cairn_status check_version(struct driver *driver, void *library, driver_find_fn get_proc,
                                   struct sentence *why)
 {
@@ -146,7 +148,7 @@ const char *driver_advice(int result)
     return i < MEANINGS ? meanings[i].advice : CAIRN_ADVICE_SEE;
 }
 
-/* A result that is not in the table, perhaps from a newer driver, is treated as the worst case. */
+/* A result that is not in the table may come from a newer driver, and counts as the worst case. */
 bool driver_breaks(int result)
 {
     const size_t i = find_result(result);

@@ -1,13 +1,14 @@
-/* The interface to CUDA: the driver calls that Cairn uses, resolved at run time in libcuda.so.1. No library
- * of CUDA is linked and no toolkit header is included, so the same daemon also runs on machines without a
- * driver.
+/* The interface to CUDA. It has the driver calls that Cairn uses, which are found in libcuda.so.1 at run
+ * time. No library of CUDA is linked, and no header of the toolkit is included, so the same daemon also
+ * runs on machines without a driver.
  *
- * The oldest supported driver is that of CUDA 12.0 (cuLibrary*; R525). The image of kernels has code for
- * current devices, which any driver loads whose major version is that of the toolkit or newer. It also has
- * PTX for future devices, which needs a driver at least as new as the toolkit.
+ * The oldest driver that is supported is the driver of CUDA 12.0 (R525), which has cuLibrary*. The image of
+ * the kernels has code for current devices; a driver can load it if its major version is that of the
+ * toolkit, or newer. The image also has PTX for future devices, which needs a driver at least as new as the
+ * toolkit.
  *
- * All declarations match cuda.h (tests/gpu/test_cuda_header.c compares them), with the struct tags of
- * cuda.h for handles, and uint64_t for CUdeviceptr. Any thread may call. */
+ * All declarations match cuda.h; tests/gpu/test_cuda_header.c compares them. Handles have the struct tags
+ * of cuda.h, and CUdeviceptr is uint64_t. Any thread may make the calls. */
 #ifndef CAIRN_GPU_CUDA_DRIVER_H
 #define CAIRN_GPU_CUDA_DRIVER_H
 
@@ -24,7 +25,7 @@ struct CUstream_st;
 struct CUevent_st;
 struct CUlib_st;
 struct CUfunc_st;
-struct CUkern_st; /* cuLaunchKernel accepts one where its header says CUfunction */
+struct CUkern_st; /* cuLaunchKernel accepts a CUkern_st where its header says CUfunction */
 
 /* The values of CUresult that Cairn handles specifically. */
 enum {
@@ -41,7 +42,7 @@ enum {
     CAIRN_CU_ALREADY_REGISTERED = 712,
     CAIRN_CU_NOT_SUPPORTED = 801,
     CAIRN_CU_CAPTURE_UNSUPPORTED =
-        900, /* up to 908: a graph is being captured, and the call is not allowed in it */
+        900, /* 900 to 908: a graph is being captured, and the call is not allowed meanwhile */
     CAIRN_CU_CAPTURE_IMPLICIT = 906,
     CAIRN_CU_CAPTURE_WRONG_THREAD = 908,
 };
@@ -54,12 +55,13 @@ enum {
     CAIRN_CU_CAPABILITY_MINOR = 76,
     CAIRN_CU_HAS_VIRTUAL_MEMORY = 102,
     CAIRN_CU_HAS_POSIX_HANDLES = 103,
-    CAIRN_CU_MAKES_REACHED_MEMORY = 110, /* cuMemCreate with gpu_direct_rdma */
-    CAIRN_CU_IS_REACHED = 116,           /* by network cards (GPUDirect RDMA) */
-    CAIRN_CU_FLUSHES = 117,              /* bits: how the cards' writes can be made visible */
-    CAIRN_CU_WRITES_ORDER = 118,         /* which devices see the writes without a flush */
-    CAIRN_CU_HAS_DMA_BUF = 124,          /* memory can be exported to other drivers as a dma-buf */
-    CAIRN_CU_IS_UNDER_MPS = 133,         /* unknown to older drivers */
+    CAIRN_CU_MAKES_REACHED_MEMORY = 110, /* cuMemCreate accepts gpu_direct_rdma */
+    CAIRN_CU_IS_REACHED = 116,           /* network cards reach the memory (GPUDirect RDMA) */
+    /* bits that say how the network cards' writes can be made visible */
+    CAIRN_CU_FLUSHES = 117,
+    CAIRN_CU_WRITES_ORDER = 118, /* which devices see these writes without a flush */
+    CAIRN_CU_HAS_DMA_BUF = 124,  /* memory can be exported to other drivers as a dma-buf */
+    CAIRN_CU_IS_UNDER_MPS = 133, /* unknown to older drivers */
 };
 
 enum {
@@ -70,7 +72,7 @@ enum {
     CAIRN_CU_HOST_REGISTER_DEVICEMAP = 2,
     CAIRN_CU_CAPTURES_NOTHING = 0, /* CUstreamCaptureStatus */
     CAIRN_CU_CAPTURE_RELAXED =
-        2, /* CUstreamCaptureMode: the thread's calls do not abort other captures */
+        2, /* CUstreamCaptureMode: calls of this thread do not abort captures of others */
     CAIRN_CU_LOCATION_DEVICE = 1,
     CAIRN_CU_ALLOCATION_PINNED = 1,
     CAIRN_CU_HANDLE_POSIX = 1,
@@ -82,10 +84,11 @@ enum {
     CAIRN_CU_POINTER_DEVICE = 9,      /* CUpointer_attribute: an int, the device's number */
     CAIRN_CU_MEMORY_DEVICE = 2,       /* CUmemorytype */
     CAIRN_CU_FLUSHES_BY_HOST = 1,     /* a bit of CAIRN_CU_FLUSHES */
-    CAIRN_CU_ORDER_OWNER = 100,       /* the card itself; greater values: other devices, too */
+    /* the card itself sees the writes; greater values: other devices do, too */
+    CAIRN_CU_ORDER_OWNER = 100,
     CAIRN_CU_FLUSH_CONTEXT = 0,
     CAIRN_CU_FLUSH_TO_OWNER = 100,
-    CAIRN_CU_STREAM_WAIT_GEQ = 0, /* (int32_t)(*at - value) >= 0 */
+    CAIRN_CU_STREAM_WAIT_GEQ = 0, /* waits until (int32_t)(*at - value) >= 0 */
 };
 
 struct cu_location {
@@ -114,9 +117,9 @@ struct cu_uuid {
     unsigned char bytes[16];
 };
 
-/* call(name, suffix of the symbol, (parameters)): every driver call that Cairn uses, except
- * cuGetProcAddress_v2, which resolves these (each by its name, as of CUDA 12.0); without it
- * dlsym(name and suffix) resolves them. driver.c defines which results break the context. */
+/* Every driver call that Cairn uses, as call(name, suffix of the symbol, (parameters)). Only
+ * cuGetProcAddress_v2 is not here: it finds the calls by their names, in the version of CUDA 12.0. If it
+ * does not find a call, dlsym finds the call by name and suffix. */
 // clang-format off
 #define CAIRN_DRIVER_CALLS(call)                                                                            \
     call(cuInit, , (unsigned flags))                                                                        \
@@ -192,8 +195,8 @@ struct cu_uuid {
                             struct CUstream_st *stream, void **parameters, void **extra))
 // clang-format on
 
-/* cuGetProcAddress_v2. version: the CUDA version of the call; flags: 0; state_out: why the call is
- * missing. */
+/* The type of cuGetProcAddress_v2. `version` is the CUDA version of the call, `flags` is 0, and `state_out`
+ * says why a call is missing. */
 typedef int (*driver_find_fn)(const char *name, void **at_out, int version, uint64_t flags,
                               int *state_out);
 
@@ -202,39 +205,39 @@ struct driver {
 #define CAIRN_CALL(name, suffix, parameters) int(*name) parameters;
     CAIRN_DRIVER_CALLS(CAIRN_CALL)
 #undef CAIRN_CALL
-    int version; /* 12040: CUDA 12.4 */
+    int version; /* the version of the driver: 12040 is CUDA 12.4 */
 };
 
 /* Opens libcuda.so.1, or the library that the environment variable CAIRN_CUDA_DRIVER names, and calls
- * cuInit. The library is never closed, since the driver's threads would not survive a close.
- * CAIRN_ERR_NOT_FOUND: no such library or device; CAIRN_ERR_UNSUPPORTED: the driver is too old, or lacks a
- * call; CAIRN_ERR_IO: the driver does not start. */
+ * cuInit. The library is never closed, because threads of the driver would not survive that.
+ * CAIRN_ERR_NOT_FOUND: there is no such library, or no device. CAIRN_ERR_UNSUPPORTED: the driver is too
+ * old, or lacks a call. CAIRN_ERR_IO: the driver does not start. */
 CAIRN_MUST_CHECK cairn_status driver_open(struct driver *driver_out, struct sentence *why);
 /* Returns the memory node nearest to the device (proto/base/machine.h); CAIRN_NUMA_NONE: unknown. */
 int driver_numa_node(const struct driver *driver, int device);
-/* True if the environment names the library: the library is then a substitute for a driver, and contains
- * the kernels itself. */
+/* True if the environment names the library. Then the library stands in for a driver, and has the kernels
+ * in itself. */
 int driver_stands_in(void);
-/* Returns the name of the result, "CUDA_ERROR_OUT_OF_MEMORY", or its number if the driver has no name for
- * it. text: room for the number. */
+/* Returns the name of a result, as "CUDA_ERROR_OUT_OF_MEMORY"; if the driver knows no name, its number,
+ * which is written to `text`. */
 const char *driver_error(const struct driver *driver, int result, char text[32]);
 
-/* Like driver_error, followed by advice on what to do, if there is any (driver_advice). */
+/* Returns the text of driver_error, followed by driver_advice if there is any. */
 #define CAIRN_DRIVER_TEXT_BYTES 512
 const char *driver_explain(const struct driver *driver, int result,
                            char text[CAIRN_DRIVER_TEXT_BYTES]);
 
 /* ---- driver.c ---- */
 
-/* Returns advice for the administrator of the machine about a result; "": none. Static. */
+/* Returns advice about a result, for the administrator of the machine; "": there is none. Static. */
 const char *driver_advice(int result);
-/* True if the result breaks the context and all memory of the context; else only the call failed. */
+/* True if the result breaks the context and all its memory. Otherwise only the call failed. */
 bool driver_breaks(int result);
 
 /* ==== results ==== */
 
-/* The meaning of the driver's results, according to cuda.h: whether the context survives, and what the
- * administrator of the machine can do. Tests read this table, too. */
+/* The meaning of the driver's results, according to cuda.h. The table says whether the context survives a
+ * result, and what the administrator of the machine can do. Tests read the table, too. */
 
 // clang-format off
 #define CAIRN_ADVICE_SEE     "look for NVRM and Xid in dmesg"
@@ -250,7 +253,8 @@ bool driver_breaks(int result);
     "a kernel of this process did what may not be, or under MPS one of another client: " CAIRN_ADVICE_SEE \
     ", and start this process again"
 
-/* meaning(CUDA_ERROR_..., its number, true: the context is broken, advice or "") */
+/* Each row is meaning(name after CUDA_ERROR_, number, true if the result breaks the context, advice or
+ * ""). */
 #define CAIRN_MEANINGS(meaning)                                                                            \
     meaning(INVALID_VALUE, 1, false, "")                                                                   \
     meaning(OUT_OF_MEMORY, 2, false, "look at nvidia-smi for who has it")                                  \
@@ -369,11 +373,12 @@ static inline bool vmm_has_dma_buf(const struct driver *driver, int device)
            has != 0;
 }
 
-/* When the card's next work sees the data that network cards have written to its memory. */
+/* Says when later work of the card sees the data that network cards have written to the card's memory. */
 enum vmm_order {
     CAIRN_VMM_ORDERED, /* always, without a flush */
     CAIRN_VMM_FLUSHED, /* after cuFlushGPUDirectRDMAWrites has returned */
-    CAIRN_VMM_NEVER    /* no call can ensure it, so network cards must not receive there */
+    /* no call makes sure of that, so network cards must not receive into the card's memory */
+    CAIRN_VMM_NEVER
 };
 static inline enum vmm_order vmm_order(const struct driver *driver, int device)
 {
@@ -385,9 +390,9 @@ static inline enum vmm_order vmm_order(const struct driver *driver, int device)
     return (flushes & CAIRN_CU_FLUSHES_BY_HOST) != 0 ? CAIRN_VMM_FLUSHED : CAIRN_VMM_NEVER;
 }
 
-/* Describes memory for cuMemCreate. The creation fixes whether other processes may map the memory, and
- * whether network cards can access it. Network cards can access only exportable memory, because the
- * exported memory is also the memory that is sent. */
+/* Describes memory for cuMemCreate. cuMemCreate fixes whether other processes may map the memory, and
+ * whether network cards can access it. Only exportable memory is made accessible to network cards, because
+ * no other memory is sent. */
 static inline struct cu_allocation vmm_allocation(int device, bool is_exportable, bool is_reached)
 {
     return (struct cu_allocation) {

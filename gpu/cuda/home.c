@@ -1,4 +1,4 @@
-/* The home on a card: opened in the order of the fields of struct cuda, closed in reverse. */
+/* The home on a card. The fields of struct cuda are opened in their order, and closed in reverse. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -10,8 +10,9 @@
 #include "gpu/cuda/cuda.h"
 #include "proto/base/mutant.h"
 
-/* Addresses cost nothing, so the reservation is large enough that allocations and frees always leave
- * sufficient gaps; if a process may not have that many addresses, half of them are reserved. */
+/* Addresses cost nothing, so the reservation is a multiple of the card's memory, in which allocations and
+ * frees always leave gaps that are large enough. If the process may not have so many addresses, half as
+ * many are reserved. */
 #define SPACE_PER_MEMORY 4
 #define SPACE_PER_IMPORT 2
 #define SPACE_HALVINGS   1
@@ -21,9 +22,9 @@ static void cuda_find_peers(struct cuda *cuda, int device_count);
 
 /* ==== spans ==== */
 
-/* Spans of addresses: there are few, so an ordered list is sufficient. */
+/* Spans of addresses. There are few, so an ordered list is fast enough. */
 
-/* Returns the index of the first span that ends after the address; count if there is none. */
+/* Returns the index of the first span that ends after the address; spans->count if there is none. */
 static size_t first_behind(const struct cuda_spans *spans, uint64_t at)
 {
     size_t low = 0, high = spans->count;
@@ -37,7 +38,7 @@ static size_t first_behind(const struct cuda_spans *spans, uint64_t at)
     return low;
 }
 
-/* Adds a span. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it overlaps another span. */
+/* Adds a span. CAIRN_ERR_EXISTS: the span overlaps another one. CAIRN_ERR_NO_MEMORY. */
 static cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span span)
 {
     const size_t index = first_behind(spans, span.at);
@@ -73,7 +74,8 @@ static struct cuda_span cuda_spans_overlapping(const struct cuda_spans *spans,
     return spans->list[index];
 }
 
-/* Removes the parts at both ends of `span` that are already covered; 0 bytes: all of it is covered. */
+/* Cuts off the parts at both ends of *span that the spans already cover. Sets it to 0 bytes if nothing
+ * remains. */
 static void cuda_spans_trim(const struct cuda_spans *spans, struct cuda_span *span)
 {
     uint64_t at = span->at, end = span->at + span->bytes;
@@ -91,7 +93,7 @@ static void cuda_spans_trim(const struct cuda_spans *spans, struct cuda_span *sp
     *span = (struct cuda_span) { at, at < end ? end - at : 0 };
 }
 
-/* True if a single span contains the complete range. */
+/* True if one span contains the whole range. */
 static bool cuda_spans_have(const struct cuda_spans *spans, uint64_t at, uint64_t bytes)
 {
     const size_t index = first_behind(spans, at);
@@ -99,7 +101,7 @@ static bool cuda_spans_have(const struct cuda_spans *spans, uint64_t at, uint64_
     return bytes <= spans->list[index].at + spans->list[index].bytes - at;
 }
 
-/* Returns the first gap in `within` with that many free bytes; 0: none. */
+/* Returns the address of the first gap in `within` that has that many bytes; 0: there is none. */
 static uint64_t cuda_spans_gap(const struct cuda_spans *spans, struct cuda_span within,
                                uint64_t bytes)
 {
@@ -115,7 +117,7 @@ static uint64_t cuda_spans_gap(const struct cuda_spans *spans, struct cuda_span 
 
 /* ==== device ==== */
 
-/* Selects the card by a number, by a UUID, or as the first one; and describes it. */
+/* Selects the card (by its number, by its UUID, or the first one), and describes it. */
 
 #define NAME_BYTES 64
 #define UUID_BYTES 48 /* "GPU-", 36 characters, NUL */
@@ -129,7 +131,8 @@ static void write_uuid(const struct cu_uuid *uuid, bool is_slice, char text[UUID
              b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-/* Finds the name and UUID of a device; empty, and 0, if the driver does not report them. */
+/* Finds the name and the UUID of a device. If the driver does not report them, the texts are empty and the
+ * UUID is 0. */
 static void describe_device(const struct driver *driver, int device, char name[NAME_BYTES],
                             char uuid_text[UUID_BYTES], struct cu_uuid *uuid_out)
 {
@@ -188,7 +191,8 @@ static int attribute(const struct cuda *cuda, int which)
     return value;
 }
 
-/* True if a control daemon of MPS has its pipes there. Used when no driver call can tell it yet. */
+/* True if a control daemon of MPS has its pipe in the usual place. Used with older drivers, which do not
+ * tell whether MPS runs. */
 static bool has_control_daemon(void)
 {
     const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
@@ -218,7 +222,7 @@ static void warn(struct cuda *cuda)
 static cairn_status look(struct cuda *cuda, struct sentence *why)
 {
     struct home_info *info = &cuda->home.info;
-    // Exportable memory has the largest pages, so its granularity is valid for all memory.
+    // Exportable memory has the largest pages, so its granularity suits all memory.
     const struct cu_allocation how = vmm_allocation(cuda->device, info->exports, info->is_reached);
     size_t granularity = 0, total = 0;
     if (attribute(cuda, CAIRN_CU_HAS_VIRTUAL_MEMORY) == 0)
@@ -239,7 +243,8 @@ static cairn_status look(struct cuda *cuda, struct sentence *why)
     return CAIRN_OK;
 }
 
-/* Finds the device and its properties: info, granularity, multiprocessors. Errors as for home_open_cuda. */
+/* Finds the device, and its properties: info, granularity and multiprocessors. The errors are those of
+ * home_open_cuda. */
 static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sentence *why)
 {
     char name[NAME_BYTES], uuid[UUID_BYTES];
@@ -270,7 +275,8 @@ static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sent
 
 /* ==== memory ==== */
 
-/* Planes on a card: segments of at most 64 MiB, each with its own handle, mapped side by side. */
+/* Planes on a card lie in segments of at most 64 MiB. Each segment has its own handle, and all are mapped
+ * side by side. */
 
 struct home_segment {
     unsigned long long handle;
@@ -278,7 +284,7 @@ struct home_segment {
     bool is_mapped;
 };
 
-/* An allocation in progress: complete pages at its addresses. */
+/* An allocation in progress. It has complete pages. */
 struct taken {
     uint64_t at, bytes;
     bool is_exportable;
@@ -361,7 +367,7 @@ static int open_and_zero(struct cuda *cuda, uint64_t at, uint64_t bytes)
     if (result == CAIRN_CU_OK)
         result = cuda->driver.cuMemsetD8Async(at, 0, (size_t)bytes, cuda->zeroing);
     if (GPU_MUTANT(12)) return result;
-    // The stream is shared: this also waits for zeros that another thread queues in between.
+    // All threads use this stream, so this also waits for zeros that another thread has queued meanwhile.
     return result == CAIRN_CU_OK ? cuda_wait(cuda, cuda->zeroing, cuda->zeroed) : result;
 }
 
@@ -384,7 +390,8 @@ static cairn_status fill_memory(struct cuda *cuda, const char *label, const stru
     const bool is_out = result == CAIRN_CU_OUT_OF_MEMORY;
     const cairn_status status = is_out ? is_full(cuda, label, taken->bytes, why)
                                        : cuda_check(cuda, result, "taking memory", why);
-    if (!atomic_load(&cuda->has_failed)) // else freed with the context, as it may be in use
+    // otherwise the memory is freed with the context, because it may be in use
+    if (!atomic_load(&cuda->has_failed))
         release_segments(cuda, taken->segments, memory_segments(taken->bytes), taken->at);
     return status;
 }
@@ -442,7 +449,7 @@ static void cuda_memory_close(struct home_memory *memory)
     struct cuda *cuda = home_cuda(memory->home);
     const uint64_t at = (uint64_t)(uintptr_t)memory->base;
     cuda_enter_anyway(cuda);
-    if (!atomic_load(&cuda->has_failed)) // else it is freed with the context
+    if (!atomic_load(&cuda->has_failed)) // otherwise the memory is freed with the context
         release_segments(cuda, memory->segments,
                          memory_segments(round_up(memory->bytes, cuda->granularity)), at);
     cuda_give_addresses(cuda, at);
@@ -451,9 +458,9 @@ static void cuda_memory_close(struct home_memory *memory)
 
 /* ==== pin ==== */
 
-/* Host memory that the card copies from and to directly. The driver pins complete pages, each once: a
- * request is rounded to pages, and pages that are already pinned are skipped. A copy is direct if a
- * single span contains all of it. */
+/* Host memory from and to which the card copies directly. The driver pins complete pages, and no page
+ * twice. So a request is rounded to pages, and pages at its ends that are already pinned are skipped. A
+ * copy is direct if one span contains all its bytes. */
 
 #define PAGE_BYTES ((uint64_t)4096)
 
@@ -466,13 +473,14 @@ static struct cuda_span pages_of(const void *host, uint64_t bytes)
 
 static void count(struct cuda *cuda, uint64_t pinned, uint64_t refused)
 {
-    atomic_fetch_add(&cuda->use.pinned_bytes, pinned); // subtraction wraps around
+    // `pinned` may be a negative number, wrapped around
+    atomic_fetch_add(&cuda->use.pinned_bytes, pinned);
     atomic_fetch_add(&cuda->use.unpinned_bytes, refused);
 }
 
 /* ---- pinning ---- */
 
-/* Trims the ends of the span that are already pinned, and records the rest so that no other thread pins
+/* Cuts off the ends of the span that are already pinned, and notes the rest, so that no other thread pins
  * it. */
 static cairn_status claim(struct cuda *cuda, struct cuda_span *span)
 {
@@ -502,7 +510,8 @@ static cairn_status refuse_pin(struct cuda *cuda, uint64_t bytes, const char *re
                      bytes, cuda->home.info.device, reason, advice[0] == '\0' ? "" : ": ", advice);
 }
 
-/* A refusal by the driver does not break the home: if the card has failed, the next run reports that. */
+/* Pins a span. If the driver refuses, the home is not broken; if the card has failed, the next run reports
+ * that. */
 static cairn_status pin_span(struct cuda *cuda, struct cuda_span span, struct sentence *why)
 {
     char text[32];
@@ -548,11 +557,12 @@ static struct cuda_span take_overlapping(struct cuda *cuda, struct cuda_span wit
     return span;
 }
 
-/* Pins a remaining part of an unpinned span again; if the driver refuses, copies of it are slower. */
+/* Pins the rest of a span, of which a part was unpinned, again. If the driver refuses, copies of the rest
+ * are slower. */
 static void pin_again(struct cuda *cuda, uint64_t at, uint64_t end)
 {
     if (at < end && pin_span(cuda, (struct cuda_span) { at, end - at }, NULL) != CAIRN_OK)
-        return; // counted as unpinned
+        return; // pin_span has counted the bytes as unpinned
 }
 
 static void cuda_unpin(struct home *home, void *host, uint64_t bytes)
@@ -564,7 +574,7 @@ static void cuda_unpin(struct home *home, void *host, uint64_t bytes)
     cuda_enter_anyway(cuda);
     while ((span = take_overlapping(cuda, all)).bytes > 0) {
         count(cuda, -span.bytes, 0);
-        if (atomic_load(&cuda->has_failed)) continue; // a copy may still use it
+        if (atomic_load(&cuda->has_failed)) continue; // a copy may still use the pages
         (void)cuda->driver.cuMemHostUnregister((void *)(uintptr_t)span.at);
         pin_again(cuda, span.at, all.at);
         pin_again(cuda, all.at + all.bytes, span.at + span.bytes);
@@ -581,13 +591,14 @@ bool cuda_is_pinned(struct cuda *cuda, const void *host, uint64_t bytes)
 
 /* ==== import ==== */
 
-/* Memory of the card, or of its peers, that other processes own: a handle that was received as a descriptor
- * is mapped for reading in the home's own reservation, so that work items can use it. A bad descriptor does
- * no harm: no result here breaks the home. Exporting too much does no harm either: at most as many bytes as
- * the cards have are mapped at a time, at addresses that planes do not use. */
+/* Memory of the card, or of its peers, that other processes own. It arrives as a descriptor, and is mapped
+ * for reading in the home's reservation, so that work items can use it. A bad descriptor does no harm,
+ * because no result of these calls breaks the home. A process that exports too much does no harm either: at
+ * most as many bytes as the cards have are mapped at a time, at addresses that are not for planes. */
 
-/* The driver does not report whether the descriptor is invalid or this process lacks a resource: in both
- * cases the owner is told that nothing can be imported, and sends its data through the host. */
+/* Refuses an import. The driver does not say whether the descriptor is invalid, or whether this process
+ * lacks a resource. In both cases the owner is told that its memory cannot be imported, and sends its data
+ * through the host. */
 static cairn_status refuse_import(const struct cuda *cuda, int result, const char *what,
                                   struct sentence *why)
 {
@@ -636,7 +647,7 @@ static cairn_status map_import(struct cuda *cuda, unsigned long long handle, uin
     return CAIRN_OK;
 }
 
-/* Finds the devices whose memory this one reads directly. */
+/* Finds the devices whose memory this device reads directly. */
 static void cuda_find_peers(struct cuda *cuda, int device_count)
 {
     struct home_info *info = &cuda->home.info;
@@ -697,7 +708,7 @@ static cairn_status cuda_import(struct home *home, int fd, uint64_t bytes, const
 {
     uint64_t at = 0;
     const cairn_status status = import_handle(home_cuda(home), fd, bytes, &at, why);
-    close(fd); // an open descriptor would keep the memory allocated
+    close(fd); // an open descriptor would prevent that the memory is freed
     if (status == CAIRN_OK) *address_out = (const void *)(uintptr_t)at;
     return status;
 }
@@ -707,7 +718,7 @@ static void cuda_import_release(struct home *home, const void *address, uint64_t
     struct cuda *cuda = home_cuda(home);
     const uint64_t at = (uint64_t)(uintptr_t)address;
     cuda_enter_anyway(cuda);
-    if (!atomic_load(&cuda->has_failed)) // else it is unmapped with the context
+    if (!atomic_load(&cuda->has_failed)) // otherwise the memory is unmapped with the context
         (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
     give_addresses(cuda, at, bytes);
 }
@@ -722,7 +733,7 @@ static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
 
 /* ---- failures ---- */
 
-/* Writes "a launch of fold failed on CARD: CUDA_ERROR_...", the consequence, and what to do. */
+/* Writes "a launch of fold failed on CARD: CUDA_ERROR_...", then the consequence, and what to do. */
 static void describe_home(const struct cuda *cuda, int result, const char *doing,
                           const char *what_comes, struct sentence *out)
 {
@@ -817,7 +828,7 @@ static struct home_use cuda_use(struct home *home)
     };
 }
 
-/* Closes a home, even if its card has failed, or if it was opened only partially. */
+/* Closes a home, even if its card has failed, or if only a part of it was opened. */
 static void close_home(struct home *home)
 {
     struct cuda *cuda = home_cuda(home);
@@ -858,8 +869,8 @@ static const struct home_kind kind = {
 
 /* ---- opening ---- */
 
-/* True if the image and the driver do not match: a driver of an older major version than the toolkit
- * cannot load the image, whatever reason it gives. */
+/* True if the image and the driver do not fit together. A driver whose major version is older than the
+ * toolkit's cannot load the image, whatever reason it gives. */
 static bool is_of_other_time(int result, int version, int toolkit)
 {
     return version / 1000 < toolkit / 1000 || result == CAIRN_CU_NO_BINARY_FOR_GPU ||
@@ -885,7 +896,7 @@ static cairn_status refuse_image(struct cuda *cuda, int result, struct sentence 
 /* Loads all kernels at once, so that none is loaded for the first time during a step. */
 static cairn_status load_kernels(struct cuda *cuda, struct sentence *why)
 {
-    static const char no_image[8] = { 0 }; // for a library that contains the kernels itself
+    static const char no_image[8] = { 0 }; // for a library that has the kernels in itself
     const void *image = cuda_image().bytes;
     const struct driver *driver = &cuda->driver;
     struct CUfunc_st *loaded;
@@ -898,8 +909,8 @@ static cairn_status load_kernels(struct cuda *cuda, struct sentence *why)
     return result == CAIRN_CU_OK ? CAIRN_OK : refuse_image(cuda, result, why);
 }
 
-/* Reserves addresses. Alignment to segments makes searches faster but is not required, so a driver may
- * refuse it. Returns a CUresult. */
+/* Reserves addresses, aligned to segments if the driver allows that. (The alignment is not needed, but
+ * makes searches faster.) Returns a CUresult. */
 static int reserve_bytes(struct cuda *cuda, uint64_t bytes)
 {
     uint64_t *at_out = &cuda->space.at;
@@ -910,7 +921,8 @@ static int reserve_bytes(struct cuda *cuda, uint64_t bytes)
     return result;
 }
 
-/* Reports that addresses are lacking: no card memory was requested, whatever error the driver gives. */
+/* Reports that addresses are lacking. The driver may say that memory is lacking, but none was requested
+ * here. */
 static cairn_status refuse_addresses(struct cuda *cuda, int result, uint64_t bytes,
                                      struct sentence *why)
 {

@@ -1,9 +1,9 @@
-# The image: kernels.cu compiled for each kind of card, and as PTX for those to come, in one file that becomes part of
-# the daemon. Options:
-#   CUDA         AUTO (default): with kernels if there is an nvcc; ON: an error without; OFF: without
-#   CAIRN_NVCC   the nvcc to use; else that of PATH, then /usr/local/cuda/bin (also as an environment variable)
-#   CAIRN_IMAGE  an image that another build of the same source made: none is compiled
-# No option of C's flags changes the image, and no option here changes what C is compiled as.
+# The image of the kernels: kernels.cu, compiled for each kind of card, and as PTX for future cards, in one file that
+# becomes a part of the daemon. Options:
+#   CUDA         AUTO (default): with kernels if there is an nvcc; ON: without an nvcc it is an error; OFF: no kernels
+#   CAIRN_NVCC   the nvcc to use (also an environment variable); if not set, the nvcc of PATH or of /usr/local/cuda/bin
+#   CAIRN_IMAGE  an image that another build of the same source has made; then no image is compiled
+# The flags for C do not change the image, and the options here do not change how C is compiled.
 set(CUDA AUTO CACHE STRING "kernels for CUDA devices: AUTO, ON, OFF")
 set(CAIRN_IMAGE "" CACHE FILEPATH "an image of kernels that is there already")
 if(DEFINED ENV{CAIRN_NVCC})
@@ -18,7 +18,7 @@ set(CAIRN_NVCC_CARDS
   -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_100,code=sm_100
   -gencode arch=compute_120,code=[sm_120,compute_120])
 
-# nvcc_toolkit(OUT): 13000 for "release 13.0", 0 if it does not say
+# nvcc_toolkit(OUT): 13000 for "release 13.0"; 0 if nvcc does not say its release
 function(nvcc_toolkit out)
   execute_process(COMMAND ${CAIRN_NVCC} --version OUTPUT_VARIABLE text ERROR_QUIET)
   set(${out} 0 PARENT_SCOPE)
@@ -28,7 +28,7 @@ function(nvcc_toolkit out)
   endif()
 endfunction()
 
-# kernels_image(TARGET): the target has the image, if there is to be one.
+# kernels_image(TARGET): adds the image to the target, if there is to be an image.
 function(kernels_image target)
   set(source ${CMAKE_SOURCE_DIR}/gpu/cuda/kernels.cu)
   set(holder ${CMAKE_SOURCE_DIR}/gpu/cuda/image.c)
@@ -44,7 +44,7 @@ function(kernels_image target)
   if(CAIRN_IMAGE)
     add_custom_command(OUTPUT ${image} COMMAND ${CMAKE_COMMAND} -E copy ${CAIRN_IMAGE} ${image}
       DEPENDS ${CAIRN_IMAGE} VERBATIM)
-  elseif(CAIRN_NVCC AND toolkit GREATER_EQUAL 12080) # the first that knows sm_120
+  elseif(CAIRN_NVCC AND toolkit GREATER_EQUAL 12080) # the first toolkit that knows sm_120
     add_custom_command(OUTPUT ${image}
       COMMAND ${CAIRN_NVCC} -fatbin ${CAIRN_NVCC_FLAGS} ${CAIRN_NVCC_CARDS} -MD -MF ${image}.d -o ${image} ${source}
       DEPENDS ${source} ${CAIRN_NVCC} DEPFILE ${image}.d COMMENT "Compiling kernels.fatbin" VERBATIM)
@@ -60,7 +60,7 @@ function(kernels_image target)
   set(CAIRN_HAS_IMAGE ON PARENT_SCOPE)
 endfunction()
 
-# The toolkit's cuda.h, beside its nvcc: a test holds driver.h against it. Nothing that runs reads it.
+# The toolkit's cuda.h, beside its nvcc: a test compares driver.h with it. Nothing else reads it.
 set(toolkit_bin "")
 if(CAIRN_NVCC)
   get_filename_component(toolkit_bin ${CAIRN_NVCC} REALPATH)
@@ -68,7 +68,8 @@ if(CAIRN_NVCC)
 endif()
 find_path(CAIRN_CUDA_H cuda.h HINTS ${toolkit_bin}/../include DOC "the folder of the toolkit's cuda.h")
 
-# cuda_prototypes(OUT): a file with CAIRN_PROTOTYPE(cuInit, (unsigned int Flags)) and so on: driver.h's calls, by cuda.h
+# cuda_prototypes(OUT): writes a file with CAIRN_PROTOTYPE(cuInit, (unsigned int Flags)) and so on: the calls of
+# driver.h, as cuda.h declares them
 function(cuda_prototypes out)
   file(READ ${CAIRN_CUDA_H}/cuda.h header)
   file(READ ${CMAKE_SOURCE_DIR}/gpu/cuda/driver.h door)
@@ -81,5 +82,5 @@ function(cuda_prototypes out)
       string(APPEND text "CAIRN_PROTOTYPE(${name}, ${CMAKE_MATCH_1})\n")
     endif()
   endforeach()
-  file(CONFIGURE OUTPUT ${out} CONTENT "${text}" @ONLY) # touched if it is another one
+  file(CONFIGURE OUTPUT ${out} CONTENT "${text}" @ONLY) # the file is written only if it changes
 endfunction()

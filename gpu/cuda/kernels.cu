@@ -1,7 +1,8 @@
-/* The kernels of a device, from the bodies that are written once (gpu/kernel).
+/* The kernels of a device. Their bodies, which are written only once, are in gpu/kernel.
  *
- * Every fp32 operation rounds once and keeps subnormals: nvcc -fmad=false -ftz=false -prec-div=true -prec-sqrt=true,
- * which tests/gpu/ptx.py looks after. For sm_80, sm_90, sm_100, sm_120, and PTX of the last for devices to come. */
+ * Every fp32 operation rounds once and keeps subnormals, because nvcc gets -fmad=false -ftz=false -prec-div=true
+ * -prec-sqrt=true; tests/gpu/ptx.py checks that. The kernels are compiled for sm_80, sm_90, sm_100 and sm_120, and
+ * as PTX of sm_120 for future devices. */
 #include "gpu/kernel/bodies.h"
 
 #define CAIRN_CUDA_KERNEL(name, item, warps)                                                  \

@@ -1,5 +1,5 @@
-/* A run: work items are split into plans, and one slice is executed while the next one is filled. A list
- * that is begun before the previous list is finished continues in the same ring of slices. */
+/* A run. Work items are split into plans, and while one slice is executed the next slice is filled. If a
+ * list is begun before the previous list is finished, it goes on in the same ring of slices. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,8 +36,8 @@ static void cuda_plan_clear(struct cuda_plan *plan)
     plan->counts = false;
 }
 
-/* Initializes a plan whose constants, and whose sides' host and device memory, are set.
- * CAIRN_ERR_NO_MEMORY: release the plan. */
+/* Initializes a plan. Its constants, and the host and device memory of its sides, are set.
+ * CAIRN_ERR_NO_MEMORY: the caller releases the plan. */
 static cairn_status cuda_plan_init(struct cuda_plan *plan)
 {
     bool ok = true;
@@ -70,7 +70,7 @@ static bool cuda_plan_is_empty(const struct cuda_plan *plan)
 
 /* ---- room ---- */
 
-/* True if the address is in the home. */
+/* True if the address lies in the home. */
 static bool cuda_plan_has(const struct cuda_plan *plan, const void *address)
 {
     return (uint64_t)(uintptr_t)address - plan->space.at < plan->space.bytes;
@@ -87,7 +87,7 @@ static size_t cuda_plan_out_room(const struct cuda_plan *plan)
     return plan->out.top - plan->out.used;
 }
 
-/* Takes `bytes` from [0, used) of a side, at a multiple of 16, and returns their offset. */
+/* Adds `bytes`, at a multiple of 16, to [0, used) of a side, and returns their offset. */
 static size_t cuda_plan_take(struct cuda_plan_side *side, size_t bytes)
 {
     const size_t offset = side->used;
@@ -110,8 +110,9 @@ static bool cuda_plan_has_parts(const struct cuda_plan *plan, enum kernel_number
            plan->end_count + 2 <= CAIRN_CUDA_PLAN_PARTS;
 }
 
-/* Returns how many of `left` units fit into `room` at `each` bytes (0: all do). Returns 0 instead of a
- * small remainder at the end of a plan that already has content. */
+/* Returns how many of `left` elements (or leaves, or bytes), each of `each` bytes, fit into `room`; if
+ * `each` is 0, all fit. If not all fit, the number is a multiple of `unit`. A smaller part is returned only
+ * for an empty plan, so that no small part stands at the end of a plan. */
 static uint64_t cuda_plan_fit(const struct cuda_plan *plan, uint64_t left, size_t room,
                               size_t overhead, size_t each, uint64_t unit)
 {
@@ -138,7 +139,7 @@ static struct cuda_plan_end *cuda_plan_new_end(struct cuda_plan *plan)
     return &plan->ends[plan->end_count++];
 }
 
-/* Adds an item and sets its first_piece; `pieces` is the item's number of pieces. */
+/* Adds an item, which has `pieces` pieces, and sets its first_piece. */
 static void cuda_plan_item(struct cuda_plan *plan, enum kernel_number kernel, void *item,
                            uint64_t pieces)
 {
@@ -153,7 +154,8 @@ static void cuda_plan_item(struct cuda_plan *plan, enum kernel_number kernel, vo
     plan->item_bytes += bytes;
 }
 
-/* Returns the address of the data on the device: host memory is copied there. */
+/* Returns the address of the data on the device. If the data is in host memory, the plan copies it to the
+ * device. */
 static uint64_t cuda_plan_bring(struct cuda_plan *plan, const void *data, size_t bytes)
 {
     if (cuda_plan_has(plan, data)) return (uint64_t)(uintptr_t)data;
@@ -167,7 +169,8 @@ static uint64_t cuda_plan_bring(struct cuda_plan *plan, const void *data, size_t
     return plan->in.device + offset;
 }
 
-/* Returns the address where the device writes data for `to`: host memory is filled afterwards. */
+/* Returns the address at which the device writes the data for `to`. If `to` is in host memory, the data is
+ * copied there afterwards. */
 static uint64_t cuda_plan_give(struct cuda_plan *plan, void *to, size_t bytes)
 {
     if (cuda_plan_has(plan, to)) return (uint64_t)(uintptr_t)to;
@@ -185,8 +188,8 @@ static uint64_t cuda_plan_give(struct cuda_plan *plan, void *to, size_t bytes)
 
 /* ---- when the plan is full, and when it is done ---- */
 
-/* Places the items into `in`; lists_out: the parameters of the launches, with pieces 0 if nothing is
- * launched. */
+/* Puts the items into `in`, and returns the parameters of the launches in lists_out; a list with no pieces
+ * is not launched. */
 static void cuda_plan_place(struct cuda_plan *plan,
                             struct kernel_list lists_out[CAIRN_KERNEL_COUNT])
 {
@@ -230,8 +233,8 @@ static void cuda_plan_end(const struct cuda_plan *plan)
 
 /* ==== lower ==== */
 
-/* Work items, split into parts that fit a plan. Each function adds a part of the rest of a work item,
- * and returns the size of that part: 0 if nothing more fits. */
+/* Splits work items into parts that fit a plan. `done` is how much of the item is in plans already. Each
+ * function adds a part of the rest, and returns the size of the part; 0 if nothing more fits. */
 
 /* ---- updates ---- */
 
@@ -381,8 +384,8 @@ static uint64_t add_copy(struct cuda_plan *plan, const struct home_work *work, u
                      work->copy.bytes - done);
 }
 
-/* Adds runs of which several fit a plan; runs in host memory are packed, and are copied in or out as
- * they are. */
+/* Adds complete runs. Runs in host memory are packed, so one copy brings them to the device, or takes them
+ * from there. */
 static uint64_t add_whole_runs(struct cuda_plan *plan, uint8_t *to, const uint8_t *from,
                                struct copy_item item)
 {
@@ -404,7 +407,7 @@ static uint64_t add_whole_runs(struct cuda_plan *plan, uint8_t *to, const uint8_
     return bytes;
 }
 
-/* done: bytes of the runs, without the gaps between them. */
+/* `done` counts bytes of the runs, without the gaps between them. */
 static uint64_t add_runs(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
 {
     const uint64_t run = done / work->runs.run_bytes, within = done % work->runs.run_bytes;
@@ -414,7 +417,7 @@ static uint64_t add_runs(struct cuda_plan *plan, const struct home_work *work, u
         home_copy_runs(work);
         return work->runs.run_count * work->runs.run_bytes;
     }
-    if (work->runs.run_bytes > plan->bytes / 4) // a part of a run, as bytes
+    if (work->runs.run_bytes > plan->bytes / 4) // too large for a plan: copies a part of one run
         return copy_some(plan, to, from, work->runs.run_bytes - within);
     const struct copy_item item = { .run_bytes = work->runs.run_bytes,
                                     .run_count = work->runs.run_count - run,
@@ -517,8 +520,8 @@ static uint64_t add_some(struct cuda_plan *plan, struct home_work *work, uint64_
     return 0;
 }
 
-/* Adds as much of the work item as fits. True: all the rest was added. False: continue in an empty plan
- * that runs after this one. */
+/* Adds as much of the work item as fits. True: the item is complete. False: the caller goes on with an
+ * empty plan, which runs after this one. */
 static bool cuda_plan_add(struct cuda_plan *plan, struct home_work *work,
                           struct cuda_plan_cursor *cursor)
 {
@@ -535,7 +538,7 @@ static bool cuda_plan_add(struct cuda_plan *plan, struct home_work *work,
         is_all = cursor->done == size_of(work);
     }
     assert(!was_empty || cursor->done > before.done ||
-           cursor->is_folded); // else the loop would never end
+           cursor->is_folded); // otherwise the caller's loop would never end
     (void)was_empty, (void)before;
     return is_all;
 }
@@ -544,7 +547,7 @@ static bool cuda_plan_add(struct cuda_plan *plan, struct home_work *work,
 
 /* Folds, split into parts that fit a plan. */
 
-/* Returns the bytes that one element of every source needs in the copies to the device. */
+/* Returns the bytes that are copied to the device for one element of every source. */
 static size_t bytes_to_bring(const struct cuda_plan *plan, const struct fold_source *sources,
                              size_t count)
 {
@@ -554,14 +557,15 @@ static size_t bytes_to_bring(const struct cuda_plan *plan, const struct fold_sou
     return bytes;
 }
 
-/* Returns the room that a fold needs besides its elements: the list of sources, and each source's
- * rounding. */
+/* Returns the room that a fold needs beside its elements, for the list of sources, and for the rounding of
+ * each source. */
 static size_t fold_overhead(size_t source_count)
 {
     return CAIRN_CUDA_PLAN_ITEM_ROOM + source_count * (sizeof(struct kernel_source) + 16);
 }
 
-/* Copies the list of sources, from element `first` on, to the device; 0 if there are no sources. */
+/* Brings `elems` elements of each source, from element `first` on, and the list of the sources to the
+ * device. Returns the address of the list; 0 if there are no sources. */
 static uint64_t bring_sources(struct cuda_plan *plan, const struct fold_source *sources,
                               size_t count, uint64_t first, uint64_t elems)
 {
@@ -577,7 +581,7 @@ static uint64_t bring_sources(struct cuda_plan *plan, const struct fold_source *
     return plan->in.device + offset;
 }
 
-/* Adds a part of the rest of the fold, and returns its size: 0 if nothing more fits. */
+/* Adds a part of the rest of the fold, and returns the size of the part; 0 if nothing more fits. */
 static uint64_t cuda_plan_add_fold(struct cuda_plan *plan, const struct cuda_plan_fold *fold,
                                    uint64_t done)
 {
@@ -603,7 +607,7 @@ static uint64_t leaf_elems(const struct leaf_fold *fold)
            leaf_start(fold->geometry, fold->first_leaf);
 }
 
-/* Reserves room for the leaves' sums; the host adds them up after the slice is done. */
+/* Reserves room for the sums of the leaves, which the host adds up when the slice is done. */
 static void take_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
                       struct fold_sums_item *item)
 {
@@ -647,15 +651,15 @@ static uint64_t add_leaves(struct cuda_plan *plan, const struct leaf_fold *fold,
     return leaves;
 }
 
-/* True if one leaf of all sources does not fit an empty plan. */
+/* True if one leaf, with all its sources, does not fit into an empty plan. */
 static bool has_too_many(const struct cuda_plan *plan, const struct leaf_fold *fold)
 {
     const size_t each = bytes_to_bring(plan, fold->sources, fold->source_count);
     return fold_overhead(fold->source_count) + CAIRN_LEAF_ELEMS * each > plan->bytes - 1024;
 }
 
-/* True: everything was added. If one plan cannot hold all sources, the first plans fold, and later ones
- * compute the sums from the result. */
+/* Returns true if the fold is complete. If not even one leaf with all its sources fits into a plan, the
+ * first plans only fold, and later plans compute the sums from the result. */
 static bool cuda_plan_add_fold_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
                                     struct cuda_plan_cursor *cursor)
 {
@@ -682,7 +686,7 @@ static void cuda_slices_drop(struct cuda_stream *stream, uint64_t list);
 
 /* ---- slices, in their ring ---- */
 
-/* Records the failure of a list that is still running; the finish of that list reports it. */
+/* Notes that a list failed that is still running. The finish of this list reports the failure. */
 static void note_failed(struct cuda_stream *stream, uint64_t list, cairn_status status,
                         const struct sentence *why)
 {
@@ -691,8 +695,8 @@ static void note_failed(struct cuda_stream *stream, uint64_t list, cairn_status 
     stream->failed_why = *why;
 }
 
-/* Empties the next slice before it is filled: delivers the results of its previous list, which may be
- * the current one. */
+/* Makes the next slice empty, so that it can be filled: finishes its work and delivers the results. The
+ * work belongs to the current list or to the one before. */
 static cairn_status empty_next(struct cuda_stream *stream, struct sentence *why)
 {
     struct cuda_slice *slice = &stream->slices[stream->next];
@@ -785,7 +789,7 @@ static const char *const launch_names[CAIRN_KERNEL_COUNT] = {
 
 /* ---- order ---- */
 
-/* Orders two streams: all work that is put into `later` from now on runs after all work that is in
+/* Puts two streams in order: work that is added to `later` from now on runs after all work that is in
  * `earlier` now. */
 static int order_behind(const struct driver *driver, struct CUstream_st *earlier,
                         struct CUevent_st *event, struct CUstream_st *later)
@@ -899,7 +903,7 @@ static void count_copies(struct cuda *cuda, const struct cuda_plan *plan)
                      plan->out.used + bytes_of(plan->copies_out, plan->out_count));
 }
 
-/* Starts the execution of the plan, and returns immediately. */
+/* Starts to execute the plan, and returns at once. */
 static cairn_status cuda_slice_begin(struct cuda_stream *stream, struct cuda_slice *slice,
                                      struct sentence *why)
 {
@@ -916,7 +920,7 @@ static cairn_status cuda_slice_begin(struct cuda_stream *stream, struct cuda_sli
     return status;
 }
 
-/* Waits for the slice, if it is under way, and delivers its results to the host; the plan is empty
+/* If the slice is under way, waits for it, and delivers its results to the host. The plan is empty
  * afterwards. */
 static cairn_status cuda_slice_finish(struct cuda_stream *stream, struct cuda_slice *slice,
                                       struct sentence *why)
@@ -931,8 +935,8 @@ static cairn_status cuda_slice_finish(struct cuda_stream *stream, struct cuda_sl
     return CAIRN_OK;
 }
 
-/* Waits until all running work has ended, successfully or not, and empties the slices of the list: the
- * host gets none of their results. */
+/* Waits until all work that runs has ended, with or without success. Then empties the slices of the list,
+ * so that the host gets none of their results. */
 static void cuda_slices_drop(struct cuda_stream *stream, uint64_t list)
 {
     const struct cuda *cuda = cuda_of(stream);
@@ -1017,11 +1021,12 @@ static cairn_status open_all(struct cuda_stream *stream, struct sentence *why)
     return cuda_check(cuda, result, "opening a stream", why);
 }
 
-/* Pins host memory near the card: this thread moves there meanwhile. */
+/* Allocates pinned host memory on the node next to the card. Meanwhile this thread runs on that node. */
 static int pin_staging(struct cuda *cuda, uint8_t **pinned_out, size_t bytes)
 {
     struct numa_before before;
-    (void)numa_go(cuda->home.info.numa_node, &before); // if this fails, any node is used
+    // if this fails, the memory may lie on any node
+    (void)numa_go(cuda->home.info.numa_node, &before);
     const int result = cuda->driver.cuMemAllocHost((void **)pinned_out, bytes);
     numa_return(&before);
     return result;

@@ -1,4 +1,5 @@
-/* The host's home: memory of this process, and work items that run at once in the calling thread. */
+/* The home `host`. Its memory is memory of this process, and work items run at once in the calling
+ * thread. */
 #if defined(__SSE2__)
 #include <inttypes.h>
 #include <xmmintrin.h>
@@ -21,10 +22,11 @@
 
 /* ==== memory ==== */
 
-/* Memory of the host's home: segments of at most 64 MiB, each in its own memfd, mapped side by side. */
+/* The memory of `host` consists of segments of at most 64 MiB. Each segment is a memfd of its own, and all
+ * are mapped side by side. */
 
 struct home_segment {
-    int fd; /* owned; -1: not created yet, or returned to the system */
+    int fd; /* owned; -1: not created yet, or given back to the system */
 };
 
 static uint64_t room_of(const struct home_memory *memory)
@@ -32,9 +34,9 @@ static uint64_t room_of(const struct home_memory *memory)
     return memory->room_bytes != 0 ? memory->room_bytes : memory->bytes;
 }
 
-/* Returns the size of a segment's memfd. A segment that other processes have mapped cannot change its
- * size, so an exportable segment has the size that the room allows from the start; only touched pages
- * use memory. */
+/* Returns the size of a segment's memfd. A segment that other processes have mapped cannot change its size.
+ * So an exportable segment has from the start the largest size that it can have in the room. Only pages
+ * that are touched use memory. */
 static uint64_t bytes_of(const struct home_memory *memory, uint64_t segment)
 {
     return segment_bytes(memory->is_exportable ? room_of(memory) : memory->bytes, segment);
@@ -45,7 +47,8 @@ static uint8_t *address_of(const struct home_memory *memory, uint64_t segment)
     return (uint8_t *)memory->base + segment * CAIRN_SEGMENT_BYTES;
 }
 
-/* Maps the segment's bytes from `from` on, a multiple of a page; the bytes before are already mapped. */
+/* Maps the segment's bytes from `from` on, which is a multiple of a page. The bytes before `from` are
+ * already mapped. */
 static bool map_from(const struct home_memory *memory, uint64_t segment, size_t from)
 {
     const int fd = memory->segments[segment].fd;
@@ -55,7 +58,8 @@ static bool map_from(const struct home_memory *memory, uint64_t segment, size_t 
     void *at = mmap(address_of(memory, segment) + from, bytes - from, PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, (off_t)from);
     if (at == MAP_FAILED) return false;
-    madvise(at, bytes - from, MADV_HUGEPAGE); // a third faster, once backed
+    // work on the memory is a third faster if the kernel gives large pages
+    madvise(at, bytes - from, MADV_HUGEPAGE);
     return true;
 }
 
@@ -107,13 +111,13 @@ static cairn_status host_memory_open(struct home *home, const char *label,
     return status;
 }
 
-/* Returns a segment to the system. Processes that have mapped the segment keep it. */
+/* Gives a segment back to the system. Processes that have mapped the segment keep it. */
 static void host_memory_give(struct home_memory *memory, uint64_t segment)
 {
     if (memory->segments[segment].fd < 0) return;
     void *none = mmap(address_of(memory, segment), (size_t)bytes_of(memory, segment), PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-    if (none == MAP_FAILED) return; // it stays mapped until the memory is closed
+    if (none == MAP_FAILED) return; // the segment stays mapped until the memory is closed
     close(memory->segments[segment].fd);
     memory->segments[segment].fd = -1;
 }
@@ -161,8 +165,8 @@ static cairn_status host_memory_export(const struct home_memory *memory, uint64_
 
 /* ==== digest ==== */
 
-/* Leaf hashes: the elements as little-endian bytes, every NaN as its dtype's canonical NaN; bytes
- * unchanged. */
+/* Hashes of leaves. The elements are hashed as little-endian bytes, with every NaN replaced by the
+ * canonical NaN of its dtype. Bytes (CAIRN_U8) are hashed as they are. */
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state is hashed as it lies in memory");
 
@@ -234,7 +238,7 @@ void host_hash_each(const void *plane, cairn_dtype dtype, const struct geometry 
         in = hash_leaf(in, dtype, geometry, first_leaf + i, &hashes_out[i]);
 }
 
-/* The leaves that are hashed per push to the tree. */
+/* The number of leaves that are hashed before their hashes are pushed to the tree. */
 #define BATCH_LEAVES ((uint64_t)256)
 
 void backend_hash_leaves(const struct backend *backend, const void *plane, cairn_dtype dtype,
@@ -282,7 +286,8 @@ const struct backend *backend_host_at(uint32_t isa)
 
 const struct backend *backend_host(void)
 {
-    static const struct backend *chosen; // concurrent threads choose the same table
+    // threads that come here at the same time choose the same table
+    static const struct backend *chosen;
     const struct backend *host = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
     if (host != NULL) return host;
     const char *wanted = getenv("CAIRN_HOST_ISA");

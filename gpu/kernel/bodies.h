@@ -1,6 +1,6 @@
-/* The bodies of all kernels: in <name>_body(list, warp, warps), a warp processes the pieces warp, warp +
- * warps, ... of the list. Included only by the files that define the kernels: gpu/cuda/kernels.cu and
- * tests/gpu/kernels/host.c. */
+/* The bodies of all kernels. In <name>_body(list, warp, warps) a warp processes the pieces warp, warp +
+ * warps, ... of the list. Only the files that define the kernels include this header: gpu/cuda/kernels.cu
+ * and tests/gpu/kernels/host.c. */
 #ifndef CAIRN_GPU_KERNEL_BODIES_H
 #define CAIRN_GPU_KERNEL_BODIES_H
 
@@ -14,7 +14,7 @@
 #define COPY_ROWS    4 /* accesses in flight */
 #define CONVERT_ROWS 8
 
-/* A lane's copies of units of `type`; both `to` and `from` have the alignment of `type`. */
+/* The part of a lane in a copy, in units of `type`. Both `to` and `from` have the alignment of `type`. */
 #define COPY_UNITS(type)                                                                          \
     for (uint64_t i = lane; i < bytes / sizeof(type); i += COPY_ROWS * CAIRN_KERNEL_WARP) {       \
         type x[COPY_ROWS];                                                                        \
@@ -30,7 +30,8 @@
         }                                                                                         \
     }
 
-/* Returns the widest unit to which both `to` and `from` are aligned after the first bytes are copied. */
+/* Returns the widest unit for a copy: the widest to which both `to` and `from` are aligned when enough of
+ * the first bytes are copied. */
 KERNEL_FN uint64_t copy_unit(uint64_t to, uint64_t from)
 {
     const uint64_t apart = (to ^ from) | 16;
@@ -130,11 +131,11 @@ KERNEL_FN void convert_piece(const struct convert_item *item, uint64_t piece)
 
 /* ==== folds ==== */
 
-/* The strict left fold of contributions in the order of gpu/host/isa/table.c, without sums. */
+/* The strict left fold of contributions, in the order of gpu/host/isa/table.c, without the sums. */
 
 #define FOLD_ROWS 4
 
-/* The sources and the accumulator of a fold, beginning at some element of the item. */
+/* A fold: its sources, and the address of an element of its accumulator. */
 struct fold_of {
     uint64_t acc, sources;
     uint32_t source_count;
@@ -147,7 +148,7 @@ KERNEL_FN struct kernel_source fold_source(const struct fold_of *f, uint32_t sou
                       f->sources + source * sizeof(struct kernel_source));
 }
 
-/* Computes x = x + y. With `copies` it computes x = y, because adding -0 to 0 would lose the sign. */
+/* Computes x = x + y; with `copies`, x = y. (0 + y would lose the sign of a -0 in y.) */
 KERNEL_FN void fold_add(struct four *x, const struct four *y, int rows, bool copies)
 {
     KERNEL_UNROLL
@@ -157,8 +158,8 @@ KERNEL_FN void fold_add(struct four *x, const struct four *y, int rows, bool cop
     }
 }
 
-/* Computes x = x + a, or, if `both`, x = x + a + b; the rows are bf16 and whole. All rows are in flight
- * before the first one is added. */
+/* Computes x = x + a; with `both`, x = x + a + b. The rows are bf16, and bf16_rows_are_whole. All loads are
+ * in flight before the first row is added. */
 KERNEL_FN void fold_halves(struct four *x, int rows, uint64_t a, uint64_t b, bool both,
                            uint64_t elem, uint64_t apart, bool copies)
 {
@@ -173,14 +174,15 @@ KERNEL_FN void fold_halves(struct four *x, int rows, uint64_t a, uint64_t b, boo
     fold_add(x, y, rows, false);
 }
 
-/* True if the source is bf16 and each row can be read by one access. */
+/* True if the source is bf16, and one access can read each group of four. */
 KERNEL_FN bool fold_is_whole(const struct kernel_source *source, uint64_t elem)
 {
     return source->dtype == CAIRN_BF16 && bf16_rows_are_whole(source->data, elem);
 }
 
-/* Computes acc + s0 + s1 + ... for a lane's rows, at most ROWS_MAX, in registers: acc is loaded and stored
- * once. skip: the number of source elements before the element that belongs to acc's first element. */
+/* Computes acc + s0 + s1 + ... for the rows of a lane, at most ROWS_MAX, in registers, so that acc is
+ * loaded and stored only once. `skip` source elements come before the element that belongs to acc's first
+ * element. */
 KERNEL_FN void fold_rows(struct four *x, int rows, const struct fold_of *f, uint64_t skip,
                          uint64_t elem, uint64_t apart)
 {
@@ -243,27 +245,28 @@ KERNEL_FN void fold_piece(const struct fold_item *item, uint64_t piece)
 
 /* ==== folds with sums ==== */
 
-/* The fold of complete leaves with their sums of squares, in the order of gpu/host/isa/table.c: the square
- * of element i is added to sum i mod 32, in order; then sum k += sum k + w for w = 16, 8, 4, 2, 1.
+/* The fold of complete leaves, with their sums of squares. A leaf has 32 sums. In the order of
+ * gpu/host/isa/table.c the square of element i is added to sum i mod 32; then sum k + w is added to sum k,
+ * for w = 16, 8, 4, 2, 1.
  *
- * A warp processes four leaves at once, with eight lanes each: a lane has the sum 4 * (lane mod 8) and the
- * next three. So a lane reads 16 bytes at a time, eight lanes read a cache line, and each sum stays in its
- * lane until the tree adds the sums. */
+ * A warp processes four leaves at a time, with eight lanes for each. A lane has four sums of its leaf, from
+ * number 4 * (lane mod 8) on. So a lane reads 16 bytes at a time, eight lanes read a cache line, and each
+ * sum stays in its lane until the tree adds the sums. */
 
 #define LEAF_LANES (CAIRN_KERNEL_WARP / (uint32_t)CAIRN_PIECE_LEAVES)
-#define LEAF_APART ((uint64_t)32) /* distance between successive elements of one sum */
+#define LEAF_APART ((uint64_t)32) /* the distance between the elements of one sum */
 #define LEAF_ROWS \
     8 /* the sums' registers leave fewer warps than in fold, so each warp reads more at a time */
 
-/* The same as leaf_start of proto/geometry. */
+/* Returns the first element of a leaf, as leaf_start of proto/geometry does. */
 KERNEL_FN uint64_t leaf_first_elem(const struct kernel_geometry *g, uint64_t leaf)
 {
     const uint64_t quantum = leaf / g->leaves_per_quantum, within = leaf % g->leaves_per_quantum;
     return least(quantum * g->quantum_elems + within * CAIRN_LEAF_ELEMS, g->elems);
 }
 
-/* One leaf of an item: its first element, counted from the item's first element, and its number of
- * elements. A leaf beyond the item's end is empty. */
+/* One leaf of an item. `begin` is the leaf's first element, counted from the item's first element. A leaf
+ * beyond the end of the item is empty. */
 struct leaf_run {
     uint64_t begin, elems;
 };
@@ -284,8 +287,8 @@ KERNEL_FN double square(float x)
     return (double)x * (double)x; // exact
 }
 
-/* Folds a lane's share of a leaf; f->acc points to the leaf's first element, the sources to the item's
- * first element. */
+/* Folds a lane's share of a leaf. f->acc is the address of the leaf's first element; the addresses of the
+ * sources are those of the item's first element. */
 KERNEL_FN void fold_leaf(const struct fold_of *f, struct leaf_run leaf, uint32_t eighth,
                          double *sum)
 {
@@ -311,7 +314,8 @@ KERNEL_FN void fold_leaf(const struct fold_of *f, struct leaf_run leaf, uint32_t
     }
 }
 
-/* Input: sums 4 * eighth + c in sum[c]. Result: the leaf's sum, in sum[0] of its eight lanes. */
+/* Adds the 32 sums of each leaf. Before, sum[c] of lane number `eighth` in a leaf's eight lanes is the
+ * leaf's sum number 4 * eighth + c. Afterwards sum[0] of all eight lanes is the sum of the leaf. */
 KERNEL_FN void leaf_tree(double sum[4][LANES_HERE])
 {
     for (uint32_t w = 16; w >= 4; w /= 2) {
@@ -334,8 +338,8 @@ KERNEL_FN bool f64_is_finite(double x)
     return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
-/* Counts the non-finite elements of a lane's share of the leaf. This reads the elements again, so it is
- * called only if the leaf's sum shows that there is a non-finite element. */
+/* Counts the elements of a lane's share of the leaf that are not finite. This reads the elements again, so
+ * it is called only if the sum of the leaf shows that there are any. */
 KERNEL_FN uint32_t leaf_nonfinite(uint64_t acc, uint64_t elems, uint32_t eighth)
 {
     uint32_t count = 0;
@@ -386,12 +390,13 @@ KERNEL_FN void fold_sums_piece(const struct fold_sums_item *item, uint64_t piece
 
 /* ==== updates ==== */
 
-/* The optimizers, in the order of operations that gpu/host/isa/table.c documents. They also write the
- * published copy, and count exactly the results that are not finite. Every operation rounds once. */
+/* The optimizers, in the order of operations that the comments of gpu/host/isa/table.c give. They also
+ * write the copy to publish, and count the elements with results that are not finite. Every operation
+ * rounds once. */
 
 #define UPDATE_ROWS 2
 
-/* The rule is a compile-time constant, and so are the planes that it uses. */
+/* The rule of an update. It is a compile-time constant, and so are the planes that it uses. */
 enum update_rule { RULE_ADAMW, RULE_ADAM, RULE_SGD_PLAIN, RULE_SGD_MOMENTUM };
 
 struct update_constants {
@@ -399,7 +404,7 @@ struct update_constants {
     bool decays, first_step, nesterov;
 };
 
-/* One element: the parameter and the moments, which are updated, and the gradient. */
+/* The values of one element. p, m and v (the parameter and the moments) are updated; g is the gradient. */
 struct update_elem {
     float p, m, v, g;
 };
@@ -422,7 +427,8 @@ KERNEL_FN struct update_constants update_constants_of(const struct group_scalars
     return k;
 }
 
-/* The steps of Adam after the gradient is scaled; p is already decayed if the rule decays parameters. */
+/* The steps of Adam that follow when the gradient is scaled. If the rule decays parameters, p is already
+ * decayed. */
 KERNEL_FN void adam_step(struct update_elem *x, float p, float grad,
                          const struct update_constants *k)
 {
@@ -461,7 +467,7 @@ KERNEL_FN bool update_has_v(enum update_rule rule)
     return rule == RULE_ADAMW || rule == RULE_ADAM;
 }
 
-/* True if the element's results are finite. A moment that the optimizer does not keep is 0, so it counts as
+/* True if all results of the element are finite. A moment that the optimizer does not keep is 0, and so
  * finite. */
 KERNEL_FN bool update_is_finite(const struct update_elem *x, bool narrows)
 {
@@ -469,7 +475,8 @@ KERNEL_FN bool update_is_finite(const struct update_elem *x, bool narrows)
     return f32_is_finite(x->p) && f32_is_finite(x->m) && f32_is_finite(x->v);
 }
 
-/* Updates a lane's groups of four elements. Returns the number of elements with a non-finite result. */
+/* Updates UPDATE_ROWS groups of four elements of a lane. Returns the number of elements with a result that
+ * is not finite. */
 KERNEL_FN uint32_t update_rows(const struct update_item *u, uint64_t i, enum update_rule rule,
                                const struct update_constants *k)
 {
@@ -562,9 +569,9 @@ KERNEL_FN void update_sgd_piece(const struct update_item *item, uint64_t piece)
 
 /* ==== hashes ==== */
 
-/* Leaf hashes: BLAKE2b-256 (RFC 7693) of 0x00 and the leaf's elements, every NaN as its dtype's canonical
- * NaN. A lane hashes one leaf: each block depends on the previous block of the same hash, and a warp has 32
- * independent hashes to work on. */
+/* Hashes of leaves. The hash is BLAKE2b-256 (RFC 7693) over 0x00 and the leaf's elements, with every NaN
+ * replaced by the canonical NaN of its dtype. In a hash each block depends on the block before it, so a
+ * lane hashes one leaf, and a warp has 32 independent hashes. */
 
 /* ---- BLAKE2b ---- */
 
@@ -585,7 +592,8 @@ KERNEL_FN void hash_mix(uint64_t *a, uint64_t *b, uint64_t *c, uint64_t *d, uint
     *b = rotate_right(*b ^ *c, 63);
 }
 
-/* One round: columns, then diagonals; the arguments are the order of the message's words. */
+/* One round: the columns, then the diagonals. The arguments are the order in which the round uses the words
+ * of the message. */
 #define HASH_ROUND(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) \
     hash_mix(&v[0], &v[4], &v[8], &v[12], word[a], word[b]);       \
     hash_mix(&v[1], &v[5], &v[9], &v[13], word[c], word[d]);       \
@@ -606,7 +614,7 @@ KERNEL_FN struct hash_iv hash_iv(void)
     return iv;
 }
 
-/* bytes: the length of the message up to the end of this block. */
+/* Compresses a block. `bytes` is the length of the message up to the end of the block. */
 KERNEL_FN void hash_block(uint64_t *state, const uint64_t *word, uint64_t bytes, bool last)
 {
     const struct hash_iv iv = hash_iv();
@@ -669,7 +677,7 @@ KERNEL_FN uint64_t load_element(uint64_t at, uint64_t width)
     }
 }
 
-/* Loads up to 8 bytes of complete elements, followed by zeros. */
+/* Returns a word of up to `bytes` bytes, at most 8, of complete elements; the rest of the word is zero. */
 KERNEL_FN_APART uint64_t load_word(uint64_t at, uint64_t bytes, uint64_t width)
 {
     uint64_t word = 0;
@@ -678,7 +686,7 @@ KERNEL_FN_APART uint64_t load_word(uint64_t at, uint64_t bytes, uint64_t width)
     return word;
 }
 
-/* Loads up to BLAKE2B_BLOCK bytes. */
+/* Loads a block of up to `bytes` bytes; the rest of the block is zero. */
 KERNEL_FN void load_words(uint64_t *word, uint64_t at, uint64_t bytes, uint64_t width)
 {
     if (bytes >= BLAKE2B_BLOCK && at % 16 == 0) {
@@ -695,9 +703,9 @@ KERNEL_FN void load_words(uint64_t *word, uint64_t at, uint64_t bytes, uint64_t 
         word[i] = load_word(at + 8 * i, bytes > 8 * i ? bytes - 8 * i : 0, width);
 }
 
-/* The message is one byte longer than the leaf, so its words are shifted by a byte against the leaf's
- * words: the upper byte of each word is carried into the next word. The first carry is the 0x00 before the
- * elements. */
+/* Hashes a leaf. The message is the byte 0x00 and then the leaf, so its words are shifted by a byte against
+ * the words of the leaf: the upper byte of each word of the leaf is carried into the next word of the
+ * message. The first carry is the 0x00. */
 KERNEL_FN void hash_leaf(uint64_t at, uint64_t elems, uint64_t dtype, uint64_t out)
 {
     const uint64_t width = bytes_of_dtype(dtype), size = elems * width;
@@ -737,11 +745,11 @@ KERNEL_FN void hash_piece(const struct hash_item *item, uint64_t piece)
 
 /* ==== initial values ==== */
 
-/* Computes the initial values of a tensor where they are stored, by proto/spec/scalars.h, one element per
- * lane. */
+/* Computes the initial values of a tensor in the memory of the device, as in proto/spec/scalars.h. Each
+ * lane computes one element at a time. */
 
-/* The block of random words is computed anew for each element: integer work is cheap compared with the
- * logarithm. */
+/* Returns one initial value. The random words are computed anew for each element, because integer
+ * operations are cheap beside the logarithm. */
 KERNEL_FN float init_one(const struct init_source *source, uint64_t elem)
 {
     uint32_t words[4];
@@ -763,7 +771,8 @@ KERNEL_FN void init_piece(const struct init_item *item, uint64_t piece)
 
 /* ==== lists ==== */
 
-/* Returns the last item that begins at the piece or before the piece. The lanes check 32 items at once. */
+/* Returns the number of the last item that begins at the piece or before it. The lanes check 32 items at a
+ * time. */
 KERNEL_FN uint64_t item_of_piece(const struct kernel_list *list, uint64_t item_bytes,
                                  uint64_t piece)
 {

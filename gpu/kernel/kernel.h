@@ -1,21 +1,22 @@
-/* The language that device kernels are written in. nvcc compiles the kernels for a device
- * (gpu/cuda/kernels.cu); a C compiler compiles them for tests and the emulated driver
+/* The language in which device kernels are written. nvcc compiles the kernels for a device
+ * (gpu/cuda/kernels.cu). A C compiler compiles them for tests and for the emulated driver
  * (tests/gpu/kernels/host.c). Both give the same bits.
  *
- * A kernel defines a warp's work on one piece of one item (gpu/kernel/list.h), KERNEL_FN void
- * fold_piece(item, piece); gpu/kernel/bodies.h iterates over the list. Warps are independent of each other,
- * so any order and any number of warps gives the same bits. The 32 lanes of a warp are threads on a device,
- * and the iterations of a loop in C:
+ * A kernel is a function, as KERNEL_FN void fold_piece(item, piece), that does a warp's work on one piece
+ * of one item (gpu/kernel/list.h); gpu/kernel/bodies.h iterates over the list. Warps are independent of
+ * each other, so any order and any number of warps gives the same bits. The 32 lanes of a warp are threads
+ * on a device, and iterations of a loop in C:
  *
  *   LANE_ARRAY(double, sum);          a variable per lane: a scalar on a device, an array of 32 in C
  *   EACH_LANE(lane)                   the lane's number, in order in C; the block runs once per lane, and
- *       sum[LANE(lane)] = f(lane);    no lane may read in it what another lane writes in the same block
+ *       sum[LANE(lane)] = f(lane);    no lane may read what another lane writes in this block
  *   lanes_add_f64(sum, 16);           between blocks: lane k += lane k + 16
  *
- * Memory is accessed only by MEMORY_AT(type, address), for an address of a list. On a device this is the
- * pointer itself; in C it is CAIRN_KERNEL_AT of tests/gpu/kernels/host.h, the pointer plus an offset, since
- * the memory of an emulated device cannot be accessed at its nominal address. The address must have the
- * type's alignment: otherwise a device aborts the launch, and the C version records the error. */
+ * Memory is accessed only by MEMORY_AT(type, address), where the address comes from a list. On a device the
+ * result is the address itself, as a pointer. In C it is CAIRN_KERNEL_AT of tests/gpu/kernels/host.h, which
+ * adds an offset, because the memory of an emulated device does not lie at its nominal address. The address
+ * must have the type's alignment. Otherwise a device aborts the launch, and the C version records the
+ * error. */
 #ifndef CAIRN_GPU_KERNEL_KERNEL_H
 #define CAIRN_GPU_KERNEL_KERNEL_H
 
@@ -53,14 +54,14 @@
 
 /* ==== elements in memory ==== */
 
-/* How kernels read and write elements: four at a time, in one access of 16 or 8 bytes where the address
- * allows one. fp32 and bf16 are read and written as bits. */
+/* Kernels read and write four elements at a time, in one access of 16 or 8 bytes if the alignment of the
+ * address allows that. fp32 and bf16 are read and written as bits. */
 
 struct four {
     float of[4];
 };
 
-/* The units that one access can move. */
+/* The types that one access can read or write. */
 struct f32x4 {
     float of[4];
 } __attribute__((aligned(16)));
@@ -90,8 +91,9 @@ KERNEL_FN bool f32_is_finite(float x)
     return (bits_of_f32(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-/* Rounds to nearest even: adding 0x7fff carries if the lower half is above one half, and adding the upper
- * half's last bit makes ties even. Overflow gives infinity; every NaN becomes the same quiet NaN. */
+/* Rounds to nearest even. The lower 16 bits are dropped. To add 0x7fff carries into the upper 16 bits if
+ * the dropped bits are more than a tie; to add also the last of the upper bits rounds a tie to even. An
+ * overflow gives infinity, and every NaN becomes the same quiet NaN. */
 KERNEL_FN uint16_t bf16_of_f32(float x)
 {
     const uint32_t u = bits_of_f32(x);
@@ -215,7 +217,7 @@ KERNEL_FN bool bf16_rows_are_whole(uint64_t base, uint64_t elem)
     return (base + 2 * elem) % sizeof(struct u16x4) == 0;
 }
 
-/* Loads the rows without conversion, if bf16_rows_are_whole. */
+/* Loads the rows without conversion. bf16_rows_are_whole must be true. */
 KERNEL_FN void load_halves(struct u16x4 *rows, int count, uint64_t base, uint64_t elem,
                            uint64_t apart)
 {
@@ -296,8 +298,8 @@ KERNEL_FN void store_rows(const struct four *rows, int count, uint64_t base, uin
 
 /* ---- pieces of elements ---- */
 
-/* The distance in elements from one group of four of a lane to the lane's next group, if a warp processes
- * elements in order. */
+/* When a warp processes elements in order, each lane takes a group of four. This is the number of elements
+ * from a group of a lane to the lane's next group. */
 #define WARP_ELEMS ((uint64_t)4 * CAIRN_KERNEL_WARP)
 
 KERNEL_FN uint64_t least(uint64_t a, uint64_t b)
@@ -305,7 +307,8 @@ KERNEL_FN uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* True if all of a lane's `rows` groups of four, beginning at `elem`, end at or before `end`. */
+/* A lane has `rows` groups of four elements; the first begins at `elem`, and each other `apart` elements
+ * after the one before it. True if none of them reaches beyond `end`. */
 KERNEL_FN bool rows_fit(uint64_t elem, int rows, uint64_t apart, uint64_t end)
 {
     return elem + (uint64_t)(rows - 1) * apart + 4 <= end;
@@ -313,8 +316,8 @@ KERNEL_FN bool rows_fit(uint64_t elem, int rows, uint64_t apart, uint64_t end)
 
 /* ==== all lanes of a warp ==== */
 
-/* Operations that all lanes of a warp execute together. A lane that has no partner gets an unspecified
- * value. */
+/* All lanes of a warp execute each of these operations together. A lane that has no partner gets an
+ * unspecified value. */
 
 /* Returns the number of lanes whose value is true. */
 KERNEL_FN uint32_t lanes_count(const bool *of)

@@ -1,27 +1,28 @@
-/* Lists of work for the kernels of a device: the parameters of a launch.
+/* A list of work for a kernel of a device. The list is the parameter of the launch.
  *
- * A kernel processes a list of items in one launch. An item is a plain struct in device memory (or in
- * pinned host memory that the device can read), and all addresses in an item are 64-bit numbers: addresses
- * of the device's memory, or of pinned host memory. An item is split into pieces, and each warp processes
- * one piece after another from the concatenation of all items' pieces, so a list may have items of very
- * different sizes. To launch a kernel:
+ * One launch of a kernel processes a list of items. An item is a plain struct in device memory, or in
+ * pinned host memory that the device can read. An address in an item is a 64-bit number, and is an address
+ * of the device's memory or of pinned host memory. Each item is split into pieces, and the pieces of all
+ * items are numbered in the order of the list. Each warp processes one piece after another, so the items of
+ * a list may have very different sizes. To launch a kernel:
  *
- *   1. fill an array of items; in each, first_piece = the pieces of all items before it in the list
- *      (the functions *_pieces below compute an item's pieces; an item without pieces does no harm)
- *   2. copy the array, and the arrays of sources that it points to, to the device
+ *   1. fill an array of items; first_piece of an item is the number of pieces of all items before it (the
+ *      functions *_pieces below return the number of pieces of an item, which may be 0)
+ *   2. copy the array, and the arrays of sources to which its items point, to the device
  *   3. struct kernel_list list = { address of the items, count, pieces of all };
  *      void *parameters[] = { &list };
  *      cuLaunchKernel(kernel "cairn_kernel_<name>", kernel_blocks(number, list.pieces, most), 1, 1,
  *                     kernel_block_threads(number), 1, 1, 0, stream, parameters, NULL)
- *      number: CAIRN_KERNEL_<name>; most: warps, 64 to 128 times the device's multiprocessors; any number
- *      of blocks gives the same bits.
+ *      `number` is CAIRN_KERNEL_<name>. `most` is a number of warps, 64 to 128 times the number of the
+ *      device's multiprocessors; the bits are the same for any number of blocks.
  *
- * No two items of a list touch the same bytes, unless both only read. Addresses are aligned to their
- * element; kernels are fastest if all planes and sources begin at multiples of 16 bytes (for bf16, 8
- * bytes). Counts in results (`nonfinite` of an update) are added to the old value: set the counts to 0
- * before the launch.
+ * No two items of a list touch the same bytes, unless both only read them. Addresses are aligned to their
+ * element. Kernels are fastest if all planes and sources begin at multiples of 16 bytes (for bf16, of 8
+ * bytes). A count in the results (`nonfinite` of an update) is added to the old value, so the caller sets
+ * it to 0 before the launch.
  *
- * Plain C that C++ also accepts: the home on a card, the emulator and nvcc include this header. */
+ * This header is C that is also valid C++, because nvcc includes it, as do the home on a card and the
+ * emulator. */
 #ifndef CAIRN_GPU_KERNEL_LIST_H
 #define CAIRN_GPU_KERNEL_LIST_H
 
@@ -31,10 +32,10 @@
 #include "proto/geometry/tensor.h"
 #include "proto/spec/scalars.h"
 
-/* name, the item's struct, the warps per block, what it does. The symbol of the device is
- * cairn_kernel_<name>. A block's warps share a processor, and a piece of hash covers 32 leaves: with eight
- * warps per block, a list of 256 chunks (16,384 leaves) would have only 64 blocks, and half a card would be
- * idle. */
+/* For each kernel: its name, the struct of its items, the warps of a block, and in the comment its work.
+ * The kernel's symbol on the device is cairn_kernel_<name>. All warps of a block run on one processor, and
+ * a piece of `hash` covers 32 leaves. So with eight warps in a block, a list of 256 chunks (16,384 leaves)
+ * would have only 64 blocks, and half of a card would be idle. */
 #define CAIRN_KERNELS(X)                                                                    \
     X(fold, struct fold_item, 8)           /* .fold; adds sums of relays, too: fp32 */      \
     X(fold_sums, struct fold_sums_item, 8) /* .fold_leaves; without a source .sum_leaves */ \
@@ -56,11 +57,11 @@ enum kernel_number {
 
 #define CAIRN_KERNEL_WARP 32u
 
-/* The only parameter of every kernel, passed by value. */
+/* Every kernel has one parameter, this struct, which is passed by value. */
 struct kernel_list {
-    uint64_t items;  /* address: [count] of the kernel's item, aligned to 8 */
+    uint64_t items;  /* address: [count] items of the kernel's struct, aligned to 8 */
     uint64_t count;  /* below 2^32 */
-    uint64_t pieces; /* the pieces of all items */
+    uint64_t pieces; /* the number of pieces of all items */
 };
 
 /* ---- items: the first field of each is first_piece ---- */
@@ -73,7 +74,7 @@ struct kernel_source {
 struct fold_item {
     uint64_t first_piece;
     uint64_t acc;     /* address: [elems] f32 */
-    uint64_t sources; /* address: [source_count] struct kernel_source; 0 if there are none */
+    uint64_t sources; /* address: [source_count] struct kernel_source; 0 if there is no source */
     uint32_t source_count;
     uint32_t first; /* 1: nothing was folded into acc yet */
     uint64_t elems;
@@ -88,23 +89,25 @@ struct fold_sums_item {
     uint64_t first_piece;
     uint64_t acc;          /* address: the first element of first_leaf */
     uint64_t sources;      /* address: [source_count] struct kernel_source */
-    uint32_t source_count; /* 0: acc is only read, and its sums are computed */
+    uint32_t source_count; /* 0: nothing is folded: acc is only read, and its sums are computed */
     uint32_t first;
     struct kernel_geometry geometry;
     uint64_t first_leaf, leaf_count;
-    /* address: [leaf_count] double, set to each leaf's sum; 0 if the leaf's nonfinite is not 0 */
+    /* address: [leaf_count] double, set to the sum of each leaf, or to 0 if nonfinite of the leaf is not
+     * 0 */
     uint64_t squares;
-    uint64_t
-        nonfinite; /* address: [leaf_count] uint32_t, set to the count of NaNs and infinities */
+    /* address: [leaf_count] uint32_t, set to the count of NaNs and infinities */
+    uint64_t nonfinite;
 };
 
 struct update_item {
     uint64_t first_piece;
-    uint64_t grad, param, exp_avg,
-        exp_avg_sq; /* addresses: [elems] f32; planes that the optimizer lacks are not read */
-    uint64_t wire;  /* address: [elems] wire_dtype; 0: none */
+    /* addresses: [elems] f32; planes that the optimizer does not keep are not touched */
+    uint64_t grad, param, exp_avg, exp_avg_sq;
+    uint64_t wire; /* address: [elems] in wire_dtype; 0: no copy */
     uint64_t elems;
-    uint64_t nonfinite;  /* address: one uint64_t; the return value of update_fn is added to it */
+    /* address: one uint64_t, to which the number that update_fn returns is added */
+    uint64_t nonfinite;
     uint64_t wire_dtype; /* CAIRN_F32 or CAIRN_BF16 */
     struct group_scalars scalars;
 };
@@ -113,12 +116,12 @@ struct convert_item {
     uint64_t first_piece;
     uint64_t dst, src; /* addresses: [elems] */
     uint64_t elems;
-    uint32_t dst_dtype, src_dtype; /* both the same; or one CAIRN_F32 and one CAIRN_BF16 */
+    uint32_t dst_dtype, src_dtype; /* the same dtype twice, or CAIRN_F32 and CAIRN_BF16 */
 };
 
-/* Runs of bytes at constant distances: run i is copied from `from` + i * from_stride to `to` + i *
- * to_stride. Packing or unpacking a box of a tensor takes one such item for each of its two-dimensional
- * planes. */
+/* Runs of bytes at constant distances. Run i is copied from `from` + i * from_stride to `to` + i *
+ * to_stride. To pack or unpack a box of a tensor takes such an item for each two-dimensional part of the
+ * box. */
 struct copy_item {
     uint64_t first_piece;
     uint64_t to, from; /* addresses, of any alignment */
@@ -149,10 +152,10 @@ struct init_item {
 
 /* ---- pieces: the unit of a warp's work ---- */
 
-#define CAIRN_PIECE_ELEMS  ((uint64_t)4096)  /* of fold, update, convert, init */
-#define CAIRN_PIECE_LEAVES ((uint64_t)4)     /* of fold_sums */
-#define CAIRN_PIECE_BYTES  ((uint64_t)16384) /* of zero, and of a run of copy */
-#define CAIRN_PIECE_HASHES ((uint64_t)32)    /* leaves of hash */
+#define CAIRN_PIECE_ELEMS  ((uint64_t)4096)  /* for fold, update, convert and init */
+#define CAIRN_PIECE_LEAVES ((uint64_t)4)     /* for fold_sums */
+#define CAIRN_PIECE_BYTES  ((uint64_t)16384) /* for zero, and for each run of copy */
+#define CAIRN_PIECE_HASHES ((uint64_t)32)    /* leaves, for hash */
 
 #ifdef __CUDACC__
 #define CAIRN_PIECES_FN static inline __host__ __device__
@@ -212,8 +215,8 @@ static inline uint32_t kernel_block_threads(enum kernel_number kernel)
     return CAIRN_KERNEL_WARP * kernel_block_warps(kernel);
 }
 
-/* Returns the number of blocks of a launch: enough for one warp per piece, but for at most `most` warps,
- * rounded up to full blocks. 0: there is nothing to launch. */
+/* Returns the number of blocks of a launch. The blocks have a warp for each piece, but not more than `most`
+ * warps, rounded up to full blocks. 0: there is nothing to launch. */
 static inline uint32_t kernel_blocks(enum kernel_number kernel, uint64_t pieces, uint32_t most)
 {
     const uint32_t warps = kernel_block_warps(kernel);

@@ -1,5 +1,5 @@
-/* The kernels of one instruction set, as one table: this file is compiled once per instruction set, with
- * the options that allow it and with two macros for its names (see CMakeLists.txt). */
+/* The kernels of one instruction set, as one table. This file is compiled once for each instruction set,
+ * with the options that allow the set, and with two macros for the names (see CMakeLists.txt). */
 #include "gpu/home_kind.h"
 #include "gpu/host/isa/vector.h"
 #include <assert.h>
@@ -7,14 +7,15 @@
 
 /* ==== norm ==== */
 
-/* Sums of squares: each leaf over a fixed tree of lanes, then an exact sum over leaves. */
+/* Sums of squares. The squares of a leaf are added in a fixed tree of lanes, and the sums of leaves are
+ * added exactly. */
 
 #define LANES        ((size_t)32)
 #define LANE_VECTORS (LANES / HALF_ELEMS)
 
-/* The lanes of one leaf's sum: the square of element i is added to lane i mod 32, in order of i. A
- * square is exact in double (48 bits) and a multiple of 2^-298, and so is every rounded sum of
- * squares. */
+/* The lanes of the sum of one leaf. The square of element i is added to lane i mod 32, in the order of i. A
+ * square is exact in double, because it has 48 bits. It is a multiple of 2^-298, and so is every rounded
+ * sum of squares. */
 struct lanes {
     f64_lanes of[LANE_VECTORS]; /* lane k is element k mod HALF_ELEMS of vector k / HALF_ELEMS */
 };
@@ -27,14 +28,15 @@ static inline void add_square(f64_lanes *lanes, f32_half x)
 
 static uint64_t count_nonfinite(const float *g, size_t elems)
 {
-    uint32_t count = 0; // a leaf is small
+    uint32_t count = 0; // enough, because a leaf is small
     for (size_t i = 0; i < elems; i++) count += is_nonfinite(g[i]) ? 1u : 0u;
     return count;
 }
 
-/* Ends a leaf: adds the squares of its last elements, fewer than there are lanes, then lane k += lane k + w
- * for w = 16, 8, 4, 2, 1. The squares of finite fp32 numbers cannot overflow, so the sum is infinite or NaN
- * exactly if an element is: only then the elements of `leaf` are counted. */
+/* Ends a leaf. Adds the squares of its last elements, which are fewer than the lanes. Then adds lane k + w
+ * to lane k, for w = 16, 8, 4, 2, 1. The squares of finite fp32 numbers cannot overflow, so the sum is
+ * infinite or NaN exactly if an element is. Only then are the elements of `leaf` counted that are not
+ * finite. */
 static void add_leaf(const struct lanes *lanes, const float *leaf, size_t elems, struct sums *sums)
 {
     double lane[LANES];
@@ -81,19 +83,21 @@ static void sum_leaves(const float *acc, const struct geometry *geometry, uint64
 
 /* ==== fold ==== */
 
-/* The strict left fold of contributions into the fp32 accumulator, and in the same pass the sums of its
+/* The strict left fold of contributions into the fp32 accumulator. The same pass can make the sums of its
  * leaves.
  *
- * Sources are added two at a time, in registers, one block (a leaf) after the other; so acc is loaded from
- * and stored to memory once, for any number of sources, and the sums need no second pass over memory. */
+ * Sources are added two at a time, in registers, and block after block, where a block is a leaf. So acc is
+ * loaded from memory and stored there only once, for any number of sources, and the sums need no second
+ * pass over memory. */
 
 /* A pass over a block: acc = (acc + a) + b. */
 struct fold_pass {
     float *acc;
-    const char *a, *b; /* b NULL: only a */
-    bool first;        /* acc = a + b: a is copied, not added to 0, which would lose -0 */
-    bool sums;         /* the block is a leaf, and this is its last pass */
-    bool around;       /* stores to acc bypass the cache */
+    const char *a, *b; /* b NULL: only a is added */
+    bool first;        /* acc = a + b; a is not added to 0, because 0 + -0 would lose the sign */
+    /* the pass also makes the sums: the block is a leaf, and this is its last pass */
+    bool sums;
+    bool around; /* stores to acc bypass the cache */
 };
 
 static inline __attribute__((always_inline)) f32_half load_half(const char *source,
@@ -118,7 +122,8 @@ static inline __attribute__((always_inline)) float load_one(const char *source,
     return f32_from_bits((uint32_t)half << 16);
 }
 
-/* All parameters but the pointers and `elems` are compile-time constants; so is whether b is NULL. */
+/* Runs a pass. All parameters except the pointers and `elems` are compile-time constants, and so is whether
+ * b is NULL. */
 static inline __attribute__((always_inline)) void fold_block(float *acc, const char *a,
                                                              const char *b, size_t bytes_per_elem,
                                                              bool first, bool sums, bool around,
@@ -194,7 +199,8 @@ static const char *source_at(const struct fold_source *source, size_t elem)
     return (const char *)source->data + elem * dtype_size((int)source->dtype);
 }
 
-/* Folds all sources into one block, which begins at their element `start`. lanes NULL: no sums. */
+/* Folds all sources into one block, which begins at element `start` of the sources. If `lanes` is NULL
+ * there are no sums. */
 static void fold_sources(float *acc, const struct fold_source *sources, size_t count, bool first,
                          size_t start, size_t elems, bool around, struct lanes *lanes)
 {
@@ -255,10 +261,10 @@ static void fold_leaves(const struct leaf_fold *f)
 
 /* ==== updates ==== */
 
-/* Common parts of the optimizers: the walk over a run of elements, one vector after another. Each
- * step's published copy is written while the step is in registers or the nearest cache. */
+/* The common part of the optimizers is the walk over a run of elements, one vector after the other. The
+ * copy to publish is written while the new parameters are in registers or in the nearest cache. */
 
-/* A group's scalars, each in every element of a vector. */
+/* The scalars of a group; each is in every element of a vector. */
 struct constants {
     f32_vector grad_scale, decay, one_minus_b1, b2, one_minus_b2, sqrt_bc2, eps, neg_step_size;
     f32_vector momentum;
@@ -283,8 +289,8 @@ static inline struct constants constants_of(const struct group_scalars *s)
     };
 }
 
-/* One vector of an optimizer: returns the new parameter; updates in place those of m and v that it
- * keeps. */
+/* The work of an optimizer on one vector. Returns the new parameters. Updates m and v in place, if the
+ * optimizer keeps them. */
 typedef f32_vector (*rule_fn)(f32_vector p, f32_vector *m, f32_vector *v, f32_vector g,
                               const struct constants *k);
 
@@ -305,16 +311,17 @@ publish_vector(void *wire, cairn_dtype dtype, bool around, size_t i, f32_vector 
     }
 }
 
-/* Accumulates results: the value becomes and stays NaN or infinite if a result is, or if a parameter is so
- * large that it may be infinite in bf16. Large finite numbers may also sum to infinity, so the caller then
- * counts exactly. A non-finite first moment makes its parameter non-finite. The cost is two operations per
- * vector: more operations, like counting in each plane, would not overlap with divisions and memory. */
+/* Adds results to `seen`. It becomes NaN or infinite, and stays so, if a result is, or if a parameter is so
+ * large that it may be infinite in bf16. Large finite numbers may also add up to infinity, so the caller
+ * then counts exactly. If the first moment is not finite, the parameter is not, so m need not be added.
+ * This costs two operations for a vector; more operations, as counting in each plane, would not overlap
+ * with divisions and memory. */
 static inline f32_vector add_results(f32_vector seen, f32_vector p, f32_vector v)
 {
     return plus_twice(seen + v, p);
 }
 
-/* Counts the elements with a result that is not finite, as update_fn returns them. */
+/* Counts the elements with a result that is not finite, which is what update_fn returns. */
 static uint64_t count_results(const struct update *u)
 {
     const bool narrows = u->wire != NULL && u->wire_dtype == CAIRN_BF16;
@@ -329,8 +336,8 @@ static uint64_t count_results(const struct update *u)
     return count;
 }
 
-/* Updates the elements after the last complete step, at most a vector at a time. Returns add_results of
- * all. */
+/* Updates the elements after the last complete step, at most a vector at a time. Returns `seen` with their
+ * results added. */
 static inline __attribute__((always_inline)) f32_vector update_rest(const struct update *u,
                                                                     size_t i, rule_fn rule,
                                                                     const struct constants *k,
@@ -345,7 +352,7 @@ static inline __attribute__((always_inline)) f32_vector update_rest(const struct
         if (u->exp_avg_sq != NULL) memcpy(&v, u->exp_avg_sq + i, n * sizeof(float));
         p = rule(p, &m, &v, g, k);
         const f32_vector found = add_results(seen, p, v);
-        memcpy(&seen, &found, n * sizeof(float)); // beyond them may be 0 / 0
+        memcpy(&seen, &found, n * sizeof(float)); // the elements beyond n may be 0 / 0
         memcpy(u->param + i, &p, n * sizeof(float));
         if (u->exp_avg != NULL) memcpy(u->exp_avg + i, &m, n * sizeof(float));
         if (u->exp_avg_sq != NULL) memcpy(u->exp_avg_sq + i, &v, n * sizeof(float));
@@ -356,7 +363,7 @@ static inline __attribute__((always_inline)) f32_vector update_rest(const struct
     return seen;
 }
 
-/* has_m, has_v: the planes that the rule keeps; compile-time constants, like the rule. */
+/* has_m, has_v: whether the rule keeps the moments. They are compile-time constants, as the rule is. */
 static inline __attribute__((always_inline)) f32_vector
 update_steps(const struct update *u, const struct constants *k, rule_fn rule, bool has_m,
              bool has_v, cairn_dtype dtype, bool publishes, bool around)
@@ -389,7 +396,7 @@ update_run(const struct update *update, const struct group_scalars *scalars, rul
            bool has_m, bool has_v)
 {
     struct update u = *update;
-    if (!has_m) u.exp_avg = NULL; // a buffer that this optimizer does not keep is not touched
+    if (!has_m) u.exp_avg = NULL; // a moment that this optimizer does not keep is not touched
     if (!has_v) u.exp_avg_sq = NULL;
     const struct constants k = constants_of(scalars);
     assert(u.wire == NULL || wire_dtype_ok((int)u.wire_dtype));
@@ -415,11 +422,11 @@ update_run(const struct update *update, const struct group_scalars *scalars, rul
  * once:
  *
  *   g' = g * grad_scale
- *   g' = g' + wd * p                          omitted if wd is 0, as -0 + 0 would lose a sign
+ *   g' = g' + wd * p                          not if wd is 0, as -0 + 0 would lose a sign
  *   m  = m + (1 - b1) * (g' - m)
  *   v  = v * b2 + ((1 - b2) * g') * g'
  *   d  = sqrt(v) / sqrt(1 - b2^t) + eps
- *   p  = p + (-lr / (1 - b1^t) * m) / d                                                            */
+ *   p  = p + (-lr / (1 - b1^t) * m) / d */
 
 static inline f32_vector adam_rule(f32_vector p, f32_vector *m, f32_vector *v, f32_vector g,
                                    const struct constants *k)
@@ -509,19 +516,20 @@ static uint64_t sgd(const struct update *update, const struct group_scalars *sca
 
 /* ==== hashes ==== */
 
-/* Leaf hashes, BLAKE2b-256 (RFC 7693, 3.2) of 0x00 and the leaf's elements: as many leaves at once as a
- * vector has 64-bit lanes. Each block of a hash depends on the previous block, so the lanes process their
- * blocks in step. A lane whose leaf ends takes the next leaf, so leaves may have any lengths.
+/* Hashes of leaves: BLAKE2b-256 (RFC 7693, 3.2) over 0x00 and the leaf's elements. As many leaves are
+ * hashed at a time as a vector has 64-bit lanes. Each block of a hash depends on the block before it, so
+ * all lanes hash a block at the same time. A lane whose leaf ends takes the next leaf, so leaves may have
+ * any lengths.
  *
- * The vector arithmetic limits the speed: 14 operations per mix, 16 with AVX2, and 96 mixes per block. So
- * vectors do nothing else: a block's words are copied one by one, while the previous block is mixed, into
- * rows that contain the same word of every lane; the additions read the words from memory, so that
+ * The vector operations limit the speed: a mix takes 14 of them, or 16 with AVX2, and a block takes 96
+ * mixes. So vectors do nothing else. While a block is mixed, the words of the next block are copied one by
+ * one into rows; a row has the same word of every lane. The additions read the words from memory, so that
  * registers hold only the state.
  *
- * The 0x00 shifts the message by a byte against the leaf: block b is the leaf's bytes [128 b - 1, 128 b +
- * 127), which are read in place; the first and the last block are assembled in a buffer of the lane. A leaf
- * with a NaN is hashed from a copy with canonical NaNs (host_canonical). Without AVX2 there would be only
- * two lanes, and libsodium is faster. */
+ * The 0x00 shifts the message by a byte against the leaf. So block b has the bytes [128 b - 1, 128 b + 127)
+ * of the leaf. They are read in place, but the first and the last block are put together in a buffer of the
+ * lane. A leaf with a NaN is hashed from a copy with canonical NaNs (host_canonical). Without AVX2 there
+ * would be only two lanes; then libsodium is faster, and is used. */
 
 #if !defined(__AVX2__)
 
@@ -538,14 +546,14 @@ static void hash_each(const void *plane, cairn_dtype dtype, const struct geometr
 
 typedef uint64_t u64_lanes __attribute__((vector_size(VECTOR_BYTES)));
 
-/* The words of a block of every lane. */
+/* For each word of a block, the word of every lane. */
 typedef uint64_t hash_words[BLAKE2B_WORDS][HASH_LANES] __attribute__((aligned(VECTOR_BYTES)));
 
-/* Rotates each lane by a compile-time number of bits. */
+/* Rotates each lane to the right by a number of bits that is a compile-time constant. */
 #if defined(__AVX512F__)
 #define ROTATE_RIGHT(x, bits) ((u64_lanes)_mm512_ror_epi64((__m512i)(x), (bits)))
 #else
-/* A rotation by complete bytes is a shuffle. */
+/* A rotation by whole bytes is a shuffle. */
 static inline u64_lanes rotate_bytes(u64_lanes x, int bytes)
 {
     const __m256i by_2 = _mm256_setr_epi8(2, 3, 4, 5, 6, 7, 0, 1, 10, 11, 12, 13, 14, 15, 8, 9, 2,
@@ -570,8 +578,9 @@ static inline u64_lanes load_lanes(const uint64_t *at)
     return x;
 }
 
-/* Copies the i-th word of every lane's block. Volatile: compilers would assemble a vector from the words,
- * with more operations, and on the execution ports that the mixes need. */
+/* Copies the i-th word of every lane's block. The stores are volatile, because otherwise compilers would
+ * put a vector together from the words, with more operations, and on the execution ports that the mixes
+ * need. */
 static inline __attribute__((always_inline)) void copy_word(hash_words words, size_t i,
                                                             const uint8_t *const *block)
 {
@@ -585,9 +594,9 @@ static inline __attribute__((always_inline)) void copy_word(hash_words words, si
 
 #define EACH_OF_TWO(i) _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++)
 
-/* Mixes columns k and k + 1, or the diagonals (diagonal == 1) that begin there; `order`: of their words.
- * The two run interleaved, since they are independent; more than two would not fit into AVX2's
- * registers. */
+/* Mixes columns k and k + 1, or, with diagonal == 1, the diagonals that begin there. `order` is the order
+ * of their words. The two mixes are independent, so their operations alternate. More than two would not fit
+ * into the registers of AVX2. */
 static inline __attribute__((always_inline)) void
 mix_two(u64_lanes *v, int k, int diagonal, const hash_words words, const uint8_t *order)
 {
@@ -598,7 +607,8 @@ mix_two(u64_lanes *v, int k, int diagonal, const hash_words words, const uint8_t
         c[i] = &v[8 + (k + i + 2 * diagonal) % 4];
         d[i] = &v[12 + (k + i + 3 * diagonal) % 4];
     }
-    EACH_OF_TWO (i) *a[i] += load_lanes(words[order[2 * i]]); // before b, which comes last
+    // before b is added, because b is ready last
+    EACH_OF_TWO (i) *a[i] += load_lanes(words[order[2 * i]]);
     EACH_OF_TWO (i) *a[i] += *b[i];
     EACH_OF_TWO (i) *d[i] = ROTATE_RIGHT(*d[i] ^ *a[i], 32);
     EACH_OF_TWO (i) *c[i] += *d[i];
@@ -610,24 +620,25 @@ mix_two(u64_lanes *v, int k, int diagonal, const hash_words words, const uint8_t
     EACH_OF_TWO (i) *b[i] = ROTATE_RIGHT(*b[i] ^ *c[i], 63);
 }
 
-/* The addresses of the next blocks, whose words are copied to `words`, and the distance after them at which
- * memory is prefetched. */
+/* The next blocks. Their words are copied to `words`, and memory is prefetched at the distance ahead_bytes
+ * after them. */
 struct hash_next {
     const uint8_t *block[HASH_LANES];
     uint64_t (*words)[HASH_LANES];
     size_t ahead_bytes;
 };
 
-/* Does the i-th share of the copy, i < BLAKE2B_WORDS. */
+/* Does the i-th part of the copy, i < BLAKE2B_WORDS. */
 static inline __attribute__((always_inline)) void copy_next(const struct hash_next *next, size_t i)
 {
     copy_word(next->words, i, next->block);
-    if (i < 2 * HASH_LANES) // a block is two lines
+    if (i < 2 * HASH_LANES) // a block is two cache lines
         __builtin_prefetch(next->block[i / 2] + 64 * (i % 2) + next->ahead_bytes, 0, 2);
 }
 
-/* counted: bytes of each lane's message up to the end of its block; last: all ones if the block is the last
- * one; next: NULL, or the blocks to copy meanwhile. */
+/* Compresses a block of each lane. `counted` has the bytes of each lane's message up to the end of its
+ * block, and `last` has all bits set if the block is the message's last. `next` is NULL, or has the blocks
+ * that are copied meanwhile. */
 static inline __attribute__((always_inline)) void hash_compress(u64_lanes *state,
                                                                 const hash_words words,
                                                                 u64_lanes counted, u64_lanes last,
@@ -644,7 +655,7 @@ static inline __attribute__((always_inline)) void hash_compress(u64_lanes *state
 #pragma GCC unroll 12
     for (size_t r = 0; r < 12; r++) {
         const uint8_t *order = hash_sigma[r];
-        __asm__ volatile("" ::: "memory"); // no word is kept in a register for another round
+        __asm__ volatile("" ::: "memory"); // so that no word stays in a register for another round
         mix_two(v, 0, 0, words, order);
         mix_two(v, 2, 0, words, order + 4);
         if (next != NULL && 2 * r < BLAKE2B_WORDS) copy_next(next, 2 * r);
@@ -664,7 +675,8 @@ static __attribute__((noinline)) void hash_one(u64_lanes *state, const uint8_t *
     hash_compress(state, words, counted, last, NULL);
 }
 
-/* Hashes `count` contiguous blocks of every lane, none of them a last block: most blocks pass here. */
+/* Hashes `count` contiguous blocks of every lane. None of them is a last block. Most blocks are hashed
+ * here. */
 static __attribute__((noinline)) void hash_many(u64_lanes *state, const uint8_t *const *block,
                                                 u64_lanes *counted, uint64_t count,
                                                 size_t ahead_bytes)
@@ -676,7 +688,7 @@ static __attribute__((noinline)) void hash_many(u64_lanes *state, const uint8_t 
     for (size_t i = 0; i < HASH_LANES; i++) next.block[i] = block[i];
     for (size_t i = 0; i < BLAKE2B_WORDS; i++) copy_word(words[0], i, block);
     for (uint64_t n = 0; n < count; n++) {
-        const size_t step = n + 1 < count ? HASH_BLOCK : 0; // memory may end after the last one
+        const size_t step = n + 1 < count ? HASH_BLOCK : 0; // memory may end after the last block
         for (size_t i = 0; i < HASH_LANES; i++) next.block[i] += step;
         next.words = words[(n + 1) % 2];
         now += HASH_BLOCK;
@@ -690,24 +702,27 @@ static __attribute__((noinline)) void hash_many(u64_lanes *state, const uint8_t 
 
 /* A lane and its current leaf. */
 struct hash_lane {
-    const uint8_t *next;      /* the first block that begins in the leaf and is not hashed yet */
+    /* the address of the first block that begins in the leaf and is not hashed yet */
+    const uint8_t *next;
     uint64_t left;            /* bytes of the message that are not hashed yet */
-    struct hash *out;         /* NULL: no leaf */
-    bool is_first;            /* its next block is the first, in `edge` */
-    uint8_t edge[HASH_BLOCK]; /* the first block, and the last */
-    uint8_t *copy;            /* of a leaf with a NaN; borrowed: [CAIRN_LEAF_ELEMS * 8] */
+    struct hash *out;         /* NULL: the lane has no leaf */
+    bool is_first;            /* the lane's next block is the first block, in `edge` */
+    uint8_t edge[HASH_BLOCK]; /* the first block, or the last block */
+    /* [CAIRN_LEAF_ELEMS * 8] borrowed: room for a copy of a leaf with a NaN */
+    uint8_t *copy;
 };
 
 /* The leaves that no lane has taken yet. */
 struct hash_queue {
-    const uint8_t *at; /* the next leaf's first byte */
+    const uint8_t *at; /* the first byte of the next leaf */
     const struct geometry *geometry;
     cairn_dtype dtype;
     uint64_t leaf, end;
-    struct hash *out; /* of the next leaf */
+    struct hash *out; /* for the hash of the next leaf */
 };
 
-/* Returns the largest bit pattern of the elements without the sign: a NaN's is above infinity's. */
+/* Returns the largest of the elements' bit patterns without the sign. Every NaN's pattern is above that of
+ * infinity. */
 #define DEFINE_LARGEST(bits)                                              \
     static uint##bits##_t largest_##bits(const uint8_t *at, size_t elems) \
     {                                                                     \
@@ -724,8 +739,8 @@ DEFINE_LARGEST(16)
 DEFINE_LARGEST(32)
 DEFINE_LARGEST(64)
 
-/* True if a canonical copy may differ from the elements: most planes have no NaN, and are hashed in
- * place. */
+/* True if there is a NaN, so that a canonical copy may differ from the elements. Most planes have no NaN,
+ * and are hashed in place. */
 static bool has_nan(const uint8_t *at, cairn_dtype dtype, size_t elems)
 {
     switch (dtype) {
@@ -738,15 +753,15 @@ static bool has_nan(const uint8_t *at, cairn_dtype dtype, size_t elems)
     return false;
 }
 
-/* Assembles the last bytes of the message, followed by zeros; `from`: the leaf's byte at which they
- * begin. */
+/* Makes the last block in `edge`: the last bytes of the message, which are in the leaf at `from`, and then
+ * zeros. */
 static void make_last(struct hash_lane *lane, const uint8_t *from)
 {
     memset(lane->edge, 0, sizeof lane->edge);
     if (lane->left > 0) memcpy(lane->edge, from, (size_t)lane->left);
 }
 
-/* Takes the next leaf and initializes the lane for it. False: no leaf is left. */
+/* Takes the next leaf, and prepares the lane for it. False: no leaf is left. */
 static bool take_leaf(struct hash_queue *queue, struct hash_lane *lane)
 {
     if (queue->leaf == queue->end) return false;
@@ -769,12 +784,13 @@ static bool take_leaf(struct hash_queue *queue, struct hash_lane *lane)
     return true;
 }
 
-/* Lanes, each with a leaf; a lane without a leaf hashes its `edge`, and the result is ignored. */
+/* All lanes. A lane without a leaf hashes any bytes, and the result is ignored. */
 struct hash_run {
-    u64_lanes state[8], counted; /* bytes of the message so far */
+    u64_lanes state[8], counted; /* counted: the bytes of each lane's message that are hashed */
     struct hash_lane lane[HASH_LANES];
     size_t busy;
-    size_t ahead_bytes; /* from a lane's leaf to its next one, if all are of full length */
+    /* the distance from a lane's leaf to the lane's next leaf, if all leaves have full length */
+    size_t ahead_bytes;
 };
 
 static void begin_lane(struct hash_run *run, struct hash_queue *queue, size_t i)
@@ -799,7 +815,7 @@ static void end_lane(struct hash_run *run, size_t i)
     run->busy--;
 }
 
-/* Hashes a block of each lane; at least one of these is its leaf's first or last block. */
+/* Hashes a block of each lane. At least one of these blocks is the first or the last block of its leaf. */
 static void hash_edges(struct hash_run *run, struct hash_queue *queue)
 {
     const uint8_t *block[HASH_LANES];
@@ -827,7 +843,8 @@ static void hash_edges(struct hash_run *run, struct hash_queue *queue)
     }
 }
 
-/* Returns how many next blocks of every lane are within its leaf and not the last one. */
+/* Returns how many of the next blocks lie within the leaf and are not its last block, in every lane that
+ * has a leaf. */
 static uint64_t blocks_inside(const struct hash_run *run)
 {
     uint64_t least = UINT64_MAX;
@@ -844,7 +861,7 @@ static void hash_inside(struct hash_run *run, uint64_t count)
 {
     const uint8_t *block[HASH_LANES], *idle = NULL;
     for (size_t i = 0; i < HASH_LANES; i++)
-        if (run->lane[i].out != NULL) idle = run->lane[i].next; // there is one
+        if (run->lane[i].out != NULL) idle = run->lane[i].next; // there is at least one
     for (size_t i = 0; i < HASH_LANES; i++)
         block[i] = run->lane[i].out != NULL ? run->lane[i].next : idle;
     hash_many(run->state, block, &run->counted, count, run->ahead_bytes);

@@ -1,7 +1,7 @@
-/* Vectors of the instruction set that this file is compiled for, written as arithmetic: a vector operation
- * is applied to each element and rounds once per element, so the bits are the same as those of a loop.
- * Operations for which compilers have no notation (square root, stores that bypass the cache) are functions
- * below. Only for gpu/host/isa. */
+/* Vectors of the instruction set for which this file is compiled. Code uses them as numbers: an operation
+ * on a vector works on each element, and rounds once for each, so its bits are those of a loop over the
+ * elements. Operations for which C has no notation (square root, stores that bypass the cache) are
+ * functions below. Only for gpu/host/isa. */
 #ifndef CAIRN_GPU_HOST_ISA_VECTOR_H
 #define CAIRN_GPU_HOST_ISA_VECTOR_H
 
@@ -18,7 +18,8 @@
 #if defined(__SSE2__)
 #endif
 
-/* A vector of fp32, and half a vector: the elements that fill a vector after conversion to double. */
+/* The sizes of a vector of fp32, and of a half vector, whose elements fill a vector when they are converted
+ * to double. */
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #define HALF_BYTES   32
@@ -27,7 +28,7 @@
 #define HALF_BYTES   16
 #else
 #define VECTOR_BYTES 16
-#define HALF_BYTES   16 /* the smallest vector */
+#define HALF_BYTES   16 /* the smallest vector: here the half vector is as large as the vector */
 #endif
 #define VECTOR_ELEMS ((size_t)VECTOR_BYTES / sizeof(float))
 #define HALF_ELEMS   ((size_t)HALF_BYTES / sizeof(float))
@@ -40,12 +41,12 @@ typedef uint32_t u32_half __attribute__((vector_size(HALF_BYTES)));
 typedef uint16_t u16_half __attribute__((vector_size(HALF_BYTES / 2)));
 typedef double f64_lanes __attribute__((vector_size(2 * HALF_BYTES)));
 
-/* Elements between two prefetches: a line of bf16, two of fp32. */
+/* The elements between two prefetches: a cache line of bf16, or two cache lines of fp32. */
 #define STEP_ELEMS ((size_t)32)
 
-/* The distance of prefetches, found by measurement: the hardware's own prefetch ends at the 4 KiB page, and
- * stores that bypass the cache are slow without a prefetch. Beyond an array's end a prefetch has no
- * effect. */
+/* How far ahead memory is prefetched, as found by measurement. The hardware's own prefetch ends at the end
+ * of the 4 KiB page, and stores that bypass the cache are slow without a prefetch. A prefetch beyond the
+ * end of an array has no effect. */
 #define AHEAD_BYTES     ((size_t)2048)
 #define AHEAD_BYTES_FAR ((size_t)4096) /* for a loop with little work per byte */
 
@@ -74,7 +75,8 @@ static inline bool is_aligned(const void *at)
     return (uintptr_t)at % 64 == 0;
 }
 
-/* Stores past the cache; `at` is aligned, and complete lines are written one after another. */
+/* The stream_ functions are stores that bypass the cache. `at` is aligned, and the caller writes complete
+ * cache lines, one after the other. */
 static inline void stream_half(float *at, f32_half x)
 {
 #if defined(__AVX2__) && HALF_BYTES == 32
@@ -92,7 +94,7 @@ static inline void stream_u16(uint16_t *at, u16_vector x)
     _mm256_stream_si256((__m256i *)(void *)at, (__m256i)x);
 #elif VECTOR_BYTES == 32
     _mm_stream_si128((__m128i *)(void *)at, (__m128i)x);
-#elif defined(__SSE2__) && defined(__x86_64__) // no 64-bit store in 32-bit mode
+#elif defined(__SSE2__) && defined(__x86_64__) // in 32-bit mode there is no such store of 64 bits
     long long bits;
     memcpy(&bits, &x, sizeof bits);
     _mm_stream_si64((long long *)(void *)at, bits);
@@ -114,7 +116,8 @@ static inline void stream_f32(float *at, f32_vector x)
 #endif
 }
 
-/* Called after stores that bypass the cache: any thread that learns that the work is done sees them. */
+/* Call after stores that bypass the cache. Then every thread that learns that the work is done sees these
+ * stores. */
 static inline void stream_end(void)
 {
 #if defined(__SSE2__)
@@ -136,7 +139,8 @@ static inline f32_vector square_root(f32_vector x)
 #endif
 }
 
-/* x + 2 * y. Rounded once or twice, depending on the CPU: not for results whose bits are guaranteed. */
+/* Returns x + 2 * y, which rounds once or twice, depending on the instruction set. So it is not for results
+ * whose bits are guaranteed. */
 static inline f32_vector plus_twice(f32_vector x, f32_vector y)
 {
 #if VECTOR_BYTES == 64
@@ -151,12 +155,14 @@ static inline f32_vector plus_twice(f32_vector x, f32_vector y)
 static inline bool is_finite(f32_vector x)
 {
     uint32_t any = 0;
-    for (size_t i = 0; i < VECTOR_ELEMS; i++) any |= f32_bits(x[i] - x[i]); // +0, or NaN
+    // the difference is +0, or NaN
+    for (size_t i = 0; i < VECTOR_ELEMS; i++) any |= f32_bits(x[i] - x[i]);
     return any == 0;
 }
 
-/* Zero-extends each element, and converts each element exactly to double. Compilers translate
- * __builtin_convertvector into two halves with four times the instructions, which slows a fold of bf16. */
+/* Two conversions: extend_u16 extends each element by zero bits, and to_double converts each element to
+ * double, which is exact. Compilers would translate __builtin_convertvector into two halves with four times
+ * the instructions, and a fold of bf16 would be slower. */
 static inline u32_half extend_u16(const uint16_t *at)
 {
 #if defined(__AVX2__) && HALF_BYTES == 32
@@ -186,7 +192,7 @@ static inline bool is_nonfinite(float x)
     return (f32_bits(x) & 0x7f800000u) == 0x7f800000u;
 }
 
-/* Returns a vector with a group's scalar in every element. */
+/* Returns a vector in which every element has these bits. */
 static inline f32_vector spread(uint32_t bits)
 {
     return (f32_vector)(bits + (u32_vector) { 0 });
@@ -194,7 +200,7 @@ static inline f32_vector spread(uint32_t bits)
 
 /* ==== convert ==== */
 
-/* Converts fp32 and bf16, which is the upper half of an fp32; any other dtype is only copied. */
+/* Converts between fp32 and bf16, which is the upper half of an fp32. Any other dtype is only copied. */
 
 static inline f32_half widen_half(const uint16_t *at)
 {
@@ -206,8 +212,9 @@ static void widen(float *restrict dst, const uint16_t *restrict src, size_t elem
     for (size_t i = 0; i < elems; i++) dst[i] = f32_from_bits((uint32_t)src[i] << 16);
 }
 
-/* Rounds to nearest even: adding 0x7fff carries if the lower half is above one half, and adding the upper
- * half's last bit makes ties even. FLT_MAX becomes infinity, as it is nearer to the next step up. */
+/* Rounds to nearest even. The lower 16 bits are dropped. To add 0x7fff carries into the upper 16 bits if
+ * the dropped bits are more than a tie; to add also the last of the upper bits rounds a tie to even.
+ * FLT_MAX becomes infinity, because infinity is the next step up, and nearer. */
 static inline uint16_t narrow_one(float x)
 {
     uint32_t u = f32_bits(x);
@@ -223,8 +230,8 @@ static inline u16_vector narrow_vector(f32_vector x)
     return __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0u), u16_vector);
 }
 
-/* The length of a normal chunk: others read the result later, and writing it past the caches takes a fifth
- * less time. */
+/* The length of a normal chunk. From this length on the writes bypass the caches, which takes a fifth less
+ * time; the result is read only later, by others. */
 #define AROUND_ELEMS ((size_t)64 * CAIRN_LEAF_ELEMS)
 
 static void narrow(uint16_t *restrict dst, const float *restrict src, size_t elems)
