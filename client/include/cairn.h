@@ -395,9 +395,10 @@ struct cairn_tensor {
 
 struct cairn_group {
     size_t struct_size;
-    const char *name;                                     /* NULL = "default" */
-    const char *optimizer;                                /* "adamw", "adam", "sgd" */
-    double lr, beta1, beta2, eps, weight_decay, momentum; /* no default at 0: CAIRN_GROUP_INIT */
+    const char *name;      /* NULL = "default" */
+    const char *optimizer; /* "adamw", "adam", "sgd" */
+    /* 0 is not the default: begin with CAIRN_GROUP_INIT */
+    double lr, beta1, beta2, eps, weight_decay, momentum;
     bool nesterov;
     uint8_t reserved[7]; /* 0 */
     /* Trained tensors that name no group belong to the first group in the list whose pattern matches their
@@ -1198,7 +1199,7 @@ CAIRN_EXPORT cairn_status cairn_prefetch(cairn_job *job, struct cairn_version ve
  * host lend (cairn_stats.maps_lent) are the shards' memory, without a lease. At another version such a
  * view keeps its values until a new version overwrites the values two updates later, or, with
  * cairn_lease, until the lease ends. After that, cairn_unmap says CAIRN_ERR_VERSION_GONE, and data
- * read since the replacement may be of either version. Gathered views are the library's memory, and
+ * that was read since then may be of either version. Gathered views are the library's memory, and
  * always keep their values. The operation fails as an operation of cairn_fetch does; then nothing is
  * on loan. */
 CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version, const char *unit,

@@ -34,7 +34,7 @@ struct fabric_op {
     void *held; /* released when the op is over; NULL: nothing */
     void *by;   /* the connection that the op needs; NULL: none, or the connection is closed */
     const struct fabric_peer *to; /* a send's peer; NULL: the peer has been closed */
-    uint64_t due_ms;              /* when the op is ended if nobody waits for the op; 0: never */
+    uint64_t due_ms;              /* when the op is ended if it is still flying; 0: no such time */
     size_t header_bytes;
     /* sends: UCX reads the header until the send is over */
     uint8_t header[CAIRN_FABRIC_HEADER_MAX];

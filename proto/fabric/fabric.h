@@ -251,7 +251,8 @@ void fabric_peer_close(struct fabric_peer *peer);
  * payload, on_sent runs when the receiver receives or drops the message, however late that is. header_bytes
  * in [1, 256], payload_bytes in [0, max_payload]: else CAIRN_ERR_INVALID. CAIRN_ERR_CLOSED: the peer is
  * down. CAIRN_ERR_BUSY: sends_max sends are in flight. CAIRN_ERR_NO_MEMORY. CAIRN_ERR_UNSUPPORTED: the
- * payload is memory of a card that this peer does not import. on_sent may be NULL if payload_bytes is 0. */
+ * payload is memory of a card that can be sent to this peer neither by reference nor directly. on_sent may
+ * be NULL if payload_bytes is 0. */
 CAIRN_MUST_CHECK cairn_status fabric_send(struct fabric_peer *peer, const void *header,
                                           size_t header_bytes, const void *payload,
                                           size_t payload_bytes, fabric_done_fn *on_sent, void *arg);

@@ -42,7 +42,7 @@ struct shard {
     /* the newest known endpoint: if it is higher than `endpoint`, answers may be lost */
     uint64_t newest;
     bool absent;      /* the shard does not exist: nothing in a round is for this shard */
-    bool sends_again; /* entries that land must be sent again, ahead of all others */
+    bool sends_again; /* entries with `lands` must be sent again, ahead of all others */
 };
 
 struct push_round {
