@@ -103,11 +103,10 @@ void coord_shard_free(struct coord_shard_entry *entry);
  *
  * A process that failed returns as another process, and perhaps as another rank, so losses are counted by
  * host. All workers of a host have one count, and workers that are lost together count once. Each rank has
- * a count, too, for all hosts on which the rank ran. If a host did not fail itself, a rank on it is put off
- * only if this rank has failed on several other hosts. If the host is not known, only the count of the rank
- * matters. */
+ * a count, too, for all hosts on which the rank ran. On a host where it has not failed, a rank is put off
+ * only if it has failed on several hosts. If the host is not known, only the count of the rank matters. */
 
-#define CAIRN_RELAPSE_FREE   2     /* losses in a row after which a worker is put off */
+#define CAIRN_RELAPSE_FREE   2     /* losses in a row for which a worker is not put off yet */
 #define CAIRN_RELAPSE_MAX_MS 60000 /* the longest time for which a worker is put off */
 
 /* The member has ended a round: clears its losses. */
