@@ -10,7 +10,7 @@
  *
  * For `host`, pointers point to host memory and are aligned to the element. Buffers never overlap unless
  * that is stated. Kernels allocate nothing, take no lock, and touch only the memory that their arguments
- * name. Any thread may call them if float_env_ok() is true in it. Arguments are checked only by asserts,
+ * name. Any thread in which float_env_ok() is true may call them. Arguments are checked only by asserts,
  * because they are computed from a layout, and never received from a peer. */
 #ifndef CAIRN_GPU_H
 #define CAIRN_GPU_H

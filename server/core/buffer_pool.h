@@ -1,5 +1,5 @@
-/* The buffer pool of a relay (server/shard/relay.h): it decides which buffer a fold gets that begins a
- * chunk's sum, which folds wait for a buffer, and when waiting is given up. The pool is pure: it uses no
+/* The buffer pool of a relay (server/shard/relay.h): it decides which buffer is given to a fold that begins
+ * a chunk's sum, which folds wait for a buffer, and when waiting is given up. The pool is pure: it uses no
  * clock, socket, file, thread or allocation. The caller owns all memory. The pool asks the caller before it
  * touches a buffer, which means that it uses the buffer's memory for the first time.
  *

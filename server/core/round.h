@@ -179,7 +179,7 @@ enum round_event_kind {
     CAIRN_ROUND_GATE, /* world, shut: from now on a round of steps opens only with exactly the ranks 0, ...,
                        * world - 1 (world 0: with any workers), and while `shut` is set no round opens. At
                        * first world is 0, and the gate is open */
-    /* terms: in force from the next round that opens on. Workers lost earlier no longer count */
+    /* terms: they come into force with the next round that opens. Workers lost earlier no longer count */
     CAIRN_ROUND_AMEND,
     CAIRN_ROUND_LAYOUT, /* layout, shard_count, gone, back, empty: every shard of that layout is prepared
                          * for it. The layout comes into force between two rounds, as soon as all its shards
@@ -206,7 +206,7 @@ enum round_event_kind {
                               * round after a time without workers waits until `world` workers are attached,
                               * or until one of them has been attached for its wait_ms. world 0: the round
                               * waits for nobody */
-    /* member, lost: the worker left; `lost`: it was lost (on_worker_loss) */
+    /* member, lost: the worker left by itself, or, if `lost` is set, was lost (on_worker_loss) */
     CAIRN_ROUND_WORKER_DOWN,
     CAIRN_ROUND_WORKER_BEGIN, /* member: the worker wants a round → WORKER_OPENED, later */
     CAIRN_ROUND_WORKER_COMMIT, /* member, round, state, driven: the worker committed, and asks how the round

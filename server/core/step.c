@@ -551,7 +551,7 @@ uint32_t step_slots_used(const struct step_machine *step)
 
 enum fate {
     FATE_RECEIVE,
-    /* a duplicate of a contribution in a slot: the answer to that contribution is enough */
+    /* a duplicate of a contribution that is in a slot, or of a message that needs no second answer */
     FATE_WAITING,
     FATE_FOLDED, /* a duplicate of a folded contribution, whose answer may have been lost */
     FATE_REFUSE
