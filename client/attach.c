@@ -114,13 +114,16 @@ static void give_up_layout(struct job *job, cairn_status status, const char *of,
         job_fail(job, status, why);
 }
 
-void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message)
+static cairn_status on_shards_changed(struct job *job, uint32_t request, ProtobufCMessage *message)
 {
-    cairn_status status = set_addresses(job, message->shards, message->n_shards);
+    const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
+    (void)request;
+    const cairn_status status = set_addresses(job, changed->shards, changed->n_shards);
     if (status == CAIRN_OK)
         let_go_of_holes(job);
     else
         give_up_layout(job, status, "ShardsChanged", "the coordinator named a shard out of range");
+    return CAIRN_OK;
 }
 
 /* ---- layouts ---- */
@@ -321,19 +324,22 @@ static void on_layout_read(struct job *job)
     session_kick(job->session); // a stalled command may be able to proceed
 }
 
-/* Applies the message, which this function frees. The job fails if the message does not fit it. */
-static void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
+/* Keeps the message until its pages have arrived. The job fails if the message does not fit it. */
+static cairn_status on_layout_changed(struct job *job, uint32_t request, ProtobufCMessage *message)
 {
+    Cairn__LayoutChanged *changed = (Cairn__LayoutChanged *)message;
+    (void)request;
     attachment_drop_changed(&job->attachment);
-    job->attachment.changed = message;
-    if (paged_init(&job->attachment.changed_pages, message->layout_bytes) != CAIRN_OK ||
-        message->layout_bytes == 0)
+    job->attachment.changed = changed;
+    if (paged_init(&job->attachment.changed_pages, changed->layout_bytes) != CAIRN_OK ||
+        changed->layout_bytes == 0)
         job_fail(job, CAIRN_ERR_PROTOCOL,
                  "the coordinator announced a layout that is empty, or too large");
+    return CAIRN_OK;
 }
 
 /* Handles a page of the preceding LayoutChanged, which has no request. */
-static void layouts_on_page(struct job *job, const Cairn__Page *page)
+static void on_layout_page(struct job *job, const Cairn__Page *page)
 {
     const cairn_status status = page->what == CAIRN_PAGE_LAYOUT
                                     ? paged_add(&job->attachment.changed_pages, page)
@@ -353,6 +359,9 @@ void layouts_trim(struct job *job)
 }
 
 /* ==== again ==== */
+
+/* After an attach, repeats to the coordinator what this client reported to the previous coordinator: a
+ * new coordinator does not know these reports. */
 
 /* Repeats the declaration of tiles; it is sent before anything else. */
 static void again_tiles(struct job *job)
@@ -375,13 +384,15 @@ static bool is_awaited(const struct job *job, uint32_t request)
     return ask != NULL && ask->request == request;
 }
 
-void again_on_tiles_set(struct job *job, uint32_t request)
+/* Handles the reply to a repeated declaration, or to the declaration of a cairn_tiles call that waits. */
+static cairn_status on_tiles_set(struct job *job, uint32_t request, ProtobufCMessage *message)
 {
+    (void)message; // it only says that the declaration is in effect
+    struct declared *former = NULL;
     if (request == job->tiles.request) {
         job->tiles.request = 0;
-        return;
+        return CAIRN_OK;
     }
-    struct declared *former = NULL;
     pthread_mutex_lock(&job->session->lock);
     if (is_awaited(job, request)) {
         former = job->tiles.declared;
@@ -390,19 +401,7 @@ void again_on_tiles_set(struct job *job, uint32_t request)
     }
     pthread_mutex_unlock(&job->session->lock);
     client_tiles_free(former);
-}
-
-static bool again_on_error(struct session *s, uint32_t request, cairn_status status,
-                           const char *text)
-{
-    struct job *job = s->jobs;
-    while (job != NULL && job->tiles.request != request && job->pause.request != request)
-        job = job->next;
-    if (job == NULL) return false;
-    if (job->tiles.request == request) job->tiles.request = 0;
-    if (job->pause.request == request) job->pause.request = 0;
-    job_fail(job, status, text);
-    return true;
+    return CAIRN_OK;
 }
 
 /* Repeats this worker's pause, if it is paused. */
@@ -437,7 +436,7 @@ static void again_ask_round(struct job *job)
                  &ask.base);
 }
 
-void again_give_up(struct job *job)
+void attach_give_up_round(struct job *job)
 {
     Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
     message.job = job->attachment.job;
@@ -616,15 +615,17 @@ void attach_read(struct job *job)
     session_kick(s);
 }
 
-static void attach_on_attached(struct job *job, Cairn__Attached *message)
+static cairn_status on_attached(struct job *job, uint32_t request, ProtobufCMessage *message)
 {
+    Cairn__Attached *a = (Cairn__Attached *)message;
+    (void)request;
     attachment_drop_pages(&job->attachment);
-    job->attachment.reply = message;
-    cairn_status status = paged_init(&job->attachment.spec_pages, message->spec_bytes);
-    if (status == CAIRN_OK)
-        status = paged_init(&job->attachment.layout_pages, message->layout_bytes);
-    if (message->n_shards > CAIRN_CLIENT_SHARDS_MAX) status = CAIRN_ERR_PROTOCOL;
+    job->attachment.reply = a;
+    cairn_status status = paged_init(&job->attachment.spec_pages, a->spec_bytes);
+    if (status == CAIRN_OK) status = paged_init(&job->attachment.layout_pages, a->layout_bytes);
+    if (a->n_shards > CAIRN_CLIENT_SHARDS_MAX) status = CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK) job_fail(job, status, "the coordinator announced too large a job");
+    return CAIRN_OK;
 }
 
 static void begin_reading(struct job *job)
@@ -636,7 +637,7 @@ static void begin_reading(struct job *job)
         attach_read(job);
 }
 
-static void attach_on_page(struct job *job, const Cairn__Page *page)
+static void on_attached_page(struct job *job, const Cairn__Page *page)
 {
     if (job->attachment.reply == NULL) return;
     struct paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->attachment.spec_pages
@@ -701,9 +702,13 @@ void attach_release(struct job *job)
 
 /* ---- messages ---- */
 
-const char *attach_error_text(const Cairn__Error *error, cairn_status status)
+cairn_status attach_error(const Cairn__Error *error, const char **text_out)
 {
-    return error->text[0] != 0 ? error->text : status_text((int)status);
+    const cairn_status status = status_known(error->status) && error->status != CAIRN_OK
+                                    ? (cairn_status)error->status
+                                    : CAIRN_ERR_PROTOCOL;
+    *text_out = error->text[0] != 0 ? error->text : status_text((int)status);
+    return status;
 }
 
 struct job *attach_job_of(struct session *s, uint64_t id)
@@ -713,54 +718,70 @@ struct job *attach_job_of(struct session *s, uint64_t id)
     return NULL;
 }
 
-static struct job *job_attaching(struct session *s, uint32_t request)
+static bool is_attaching(const struct job *job, uint32_t request)
 {
-    for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->attachment.state == JOB_ATTACHING && job->attachment.request == request)
-            return job;
-    return NULL;
+    return job->attachment.state == JOB_ATTACHING && job->attachment.request == request;
 }
 
-/* Returns the job whose layout pages are arriving; NULL: none. */
-static struct job *job_changing(struct session *s)
+static struct job *job_attaching(struct session *s, uint32_t request)
 {
     struct job *job = s->jobs;
+    while (job != NULL && !is_attaching(job, request)) job = job->next;
+    return job;
+}
+
+/* Returns the job whose pages are arriving: those of the reply to `request`, or of a LayoutChanged, which
+ * has no request. */
+static struct job *job_of_page(struct session *s, uint32_t request)
+{
+    struct job *job = job_attaching(s, request);
+    if (job != NULL) return job;
+    job = s->jobs;
     while (job != NULL && job->attachment.changed == NULL) job = job->next;
     return job;
 }
 
-bool attach_on_message(struct session *s, uint32_t request, uint16_t type,
-                       ProtobufCMessage *message)
+static cairn_status on_page(struct job *job, uint32_t request, ProtobufCMessage *message)
 {
-    struct job *attaching = job_attaching(s, request), *changing = job_changing(s);
-    if (type == CAIRN_MSG_ATTACHED && attaching != NULL) {
-        attach_on_attached(attaching, (Cairn__Attached *)message);
-        return true;
-    }
-    if (type == CAIRN_MSG_LAYOUT_CHANGED) {
-        struct job *job = attach_job_of(s, ((const Cairn__LayoutChanged *)message)->job);
-        if (job != NULL)
-            layouts_on_changed(job, (Cairn__LayoutChanged *)message);
-        else
-            message_free(message);
-        return true;
-    }
-    if (type != CAIRN_MSG_PAGE || (attaching == NULL && changing == NULL)) return false;
-    if (attaching != NULL)
-        attach_on_page(attaching, (const Cairn__Page *)message);
+    if (is_attaching(job, request))
+        on_attached_page(job, (const Cairn__Page *)message);
     else
-        layouts_on_page(changing, (const Cairn__Page *)message);
-    message_free(message);
-    return true;
+        on_layout_page(job, (const Cairn__Page *)message);
+    return CAIRN_OK;
 }
 
-bool attach_on_error(struct session *s, uint32_t request, cairn_status status,
-                     const Cairn__Error *error)
+/* Returns the job whose attach, or whose repeated declaration or pause, is refused. */
+static struct job *job_refused(struct session *s, uint32_t request)
 {
-    struct job *attaching = job_attaching(s, request);
-    if (attaching == NULL)
-        return again_on_error(s, request, status, attach_error_text(error, status));
-    attach_differ(attaching, error);
-    put_off_or_fail(attaching, status, attach_error_text(error, status));
-    return true;
+    struct job *job = s->jobs;
+    while (job != NULL && !is_attaching(job, request) && job->tiles.request != request &&
+           job->pause.request != request)
+        job = job->next;
+    return request != 0 ? job : NULL;
 }
+
+static cairn_status on_error(struct job *job, uint32_t request, ProtobufCMessage *message)
+{
+    const Cairn__Error *error = (const Cairn__Error *)message;
+    const char *text;
+    const cairn_status status = attach_error(error, &text);
+    if (is_attaching(job, request)) {
+        attach_differ(job, error);
+        put_off_or_fail(job, status, text);
+        return CAIRN_OK;
+    }
+    if (job->tiles.request == request) job->tiles.request = 0;
+    if (job->pause.request == request) job->pause.request = 0;
+    job_fail(job, status, text);
+    return CAIRN_OK;
+}
+
+const struct message_row attach_rows[] = {
+    { .type = CAIRN_MSG_ATTACHED, .keeps = true, .find = job_attaching, .handle = on_attached },
+    { .type = CAIRN_MSG_LAYOUT_CHANGED, .keeps = true, .handle = on_layout_changed },
+    { .type = CAIRN_MSG_PAGE, .find = job_of_page, .handle = on_page },
+    { .type = CAIRN_MSG_SHARDS_CHANGED, .handle = on_shards_changed },
+    { .type = CAIRN_MSG_TILES_SET, .handle = on_tiles_set },
+    { .type = CAIRN_MSG_ERROR, .find = job_refused, .handle = on_error },
+    { .type = 0 },
+};

@@ -160,18 +160,21 @@ static struct ask *next_ask(struct session *s)
     return NULL;
 }
 
-/* Sets the job's number, which is known only now. A message about a job has the number as its first
- * field, `job`; in SnapshotCreate, `job` is the job's name. */
-static void set_job(ProtobufCMessage *message, uint64_t number)
+/* Returns the number of the job that a message is about: its first field, `job`. NULL: the message is
+ * about no job, or, as in SnapshotCreate, `job` is the job's name. */
+static uint64_t *job_number(ProtobufCMessage *message)
 {
-    const ProtobufCFieldDescriptor *first = &message->descriptor->fields[0];
-    if (strcmp(first->name, "job") == 0 && first->type == PROTOBUF_C_TYPE_FIXED64)
-        memcpy((uint8_t *)message + first->offset, &number, sizeof number);
+    const ProtobufCFieldDescriptor *first = message->descriptor->fields;
+    if (message->descriptor->n_fields == 0 || strcmp(first->name, "job") != 0 ||
+        first->type != PROTOBUF_C_TYPE_FIXED64)
+        return NULL;
+    return (void *)((uint8_t *)message + first->offset);
 }
 
 static void send_ask(struct session *s, struct ask *ask)
 {
-    set_job(ask->message, ask->job->attachment.job);
+    uint64_t *number = job_number(ask->message);
+    if (number != NULL) *number = ask->job->attachment.job; // which is known only now
     ask->request = ++s->control.last_request;
     control_send(s, ask->type, ask->request, ask->message);
     if (ask->type == CAIRN_MSG_TILES_DECLARE)
@@ -252,7 +255,8 @@ static void run_turn(struct session *s)
     cancel_ops(s);
     run_commands(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->pushing.gives_up != 0 && job->attachment.state == JOB_ATTACHED) again_give_up(job);
+        if (job->pushing.gives_up != 0 && job->attachment.state == JOB_ATTACHED)
+            attach_give_up_round(job);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (s->control.ready && job->attachment.state == JOB_DETACHED && !job->closing &&
             job->failure.status == CAIRN_OK && now_ms >= job->attachment.at_ms)
@@ -529,28 +533,23 @@ static void tick_control(struct session *s)
 
 /* ---- frames ---- */
 
-/* Applies a reply or notice to this session, before it is passed to the thread that asked.
- * CAIRN_ERR_NO_MEMORY: nothing was applied, so the message must not be passed on. */
-static cairn_status apply_message(struct session *s, uint32_t request, uint16_t type,
-                                  const ProtobufCMessage *message)
+static const struct message_row *find_row(uint16_t type)
 {
-    if (type == CAIRN_MSG_ROUND_OPENED) {
-        const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
-        struct job *job = attach_job_of(s, opened->job);
-        if (job != NULL) return pushes_on_opened(job, opened);
-    } else if (type == CAIRN_MSG_ROUND_RESULT) {
-        const Cairn__RoundResult *result = (const Cairn__RoundResult *)message;
-        struct job *job = attach_job_of(s, result->job);
-        if (job != NULL) pushes_on_result(job, result);
-    } else if (type == CAIRN_MSG_SHARDS_CHANGED) {
-        const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
-        struct job *job = attach_job_of(s, changed->job);
-        if (job != NULL) layouts_on_shards(job, changed);
-    } else if (type == CAIRN_MSG_TILES_SET) {
-        struct job *job = attach_job_of(s, ((const Cairn__TilesSet *)message)->job);
-        if (job != NULL) again_on_tiles_set(job, request);
-    }
-    return CAIRN_OK;
+    static const struct message_row *const tables[] = { attach_rows, pushes_rows };
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        for (const struct message_row *row = tables[i]; row->type != 0; row++)
+            if (row->type == type) return row;
+    return NULL;
+}
+
+/* Returns the job that handles the message; NULL: none does. */
+static struct job *job_of_row(struct session *s, const struct message_row *row, uint32_t request,
+                              ProtobufCMessage *message)
+{
+    if (row == NULL) return NULL;
+    if (row->find != NULL) return row->find(s, request);
+    const uint64_t *number = job_number(message);
+    return number != NULL ? attach_job_of(s, *number) : NULL;
 }
 
 /* Passes a reply, which it takes over, to the thread that asked for it. */
@@ -565,11 +564,9 @@ static void answer_ask(struct session *s, uint32_t request, uint16_t type,
             ask->status = ask->job->failure.status; // the ask crossed the failure's notice
             ask->why = ask->job->failure.why;
         } else if (type == CAIRN_MSG_ERROR) {
-            const Cairn__Error *error = (const Cairn__Error *)message;
-            ask->status = status_known(error->status) && error->status != CAIRN_OK
-                              ? (cairn_status)error->status
-                              : CAIRN_ERR_PROTOCOL;
-            sentence_set(&ask->why, "%s", attach_error_text(error, ask->status));
+            const char *text;
+            ask->status = attach_error((const Cairn__Error *)message, &text);
+            sentence_set(&ask->why, "%s", text);
         } else {
             ask->reply_type = type;
             ask->reply = message;
@@ -634,50 +631,57 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     run_turn(s);
 }
 
-/* Handles an Error that answers no ask: about an attach, a job, or the whole connection. */
-static bool on_error(struct session *s, uint32_t request, const Cairn__Error *error)
+/* Handles an Error that answers nothing: about a job, or the whole connection. */
+static void on_error(struct session *s, const Cairn__Error *error)
 {
-    const cairn_status status = status_known(error->status) ? (cairn_status)error->status
-                                                            : CAIRN_ERR_PROTOCOL;
-    if (request != 0 && attach_on_error(s, request, status, error)) return true;
-    if (request != 0 && s->control.ready) return false;
+    const char *text;
+    const cairn_status status = attach_error(error, &text);
     if (error->job != 0) { // the session's other jobs continue
         struct job *meant = attach_job_of(s, error->job);
-        if (meant != NULL) job_fail(meant, status, attach_error_text(error, status));
-        return true;
+        if (meant != NULL) job_fail(meant, status, text);
+        return;
     }
-    note_away(s, status, attach_error_text(error, status));
+    note_away(s, status, text);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST)
-            job_fail(job, status, attach_error_text(error, status));
-    return true;
-}
-
-/* Returns the job that a message is about, from its first field, or the `job` field of an Error. 0:
- * none. */
-static uint64_t job_of_message(uint16_t type, const ProtobufCMessage *message)
-{
-    const ProtobufCFieldDescriptor *first = &message->descriptor->fields[0];
-    uint64_t number = 0;
-    if (type == CAIRN_MSG_ERROR) return ((const Cairn__Error *)message)->job;
-    if (message->descriptor->n_fields > 0 && strcmp(first->name, "job") == 0 &&
-        first->type == PROTOBUF_C_TYPE_FIXED64)
-        memcpy(&number, (const uint8_t *)message + first->offset, sizeof number);
-    return number;
+        if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST) job_fail(job, status, text);
 }
 
 /* If the pages of a message's job are still being read, delays the message until they are read, so that
  * a large job sees its messages in the same order as a small job. */
 static void read_before(struct session *s, const struct wire_frame *frame,
-                        const ProtobufCMessage *message)
+                        ProtobufCMessage *message)
 {
-    const uint64_t number = job_of_message(frame->type, message);
+    const uint64_t *first = job_number(message);
+    const uint64_t number = frame->type == CAIRN_MSG_ERROR ? ((const Cairn__Error *)message)->job
+                            : first != NULL                ? *first
+                                                           : 0;
     for (struct job *job = s->jobs; job != NULL; job = job->next) {
         const struct attachment *attachment = &job->attachment;
         if (attachment->reading == NULL) continue;
         if (attachment->reply->job == number || attachment->request == frame->request)
             attach_read(job);
     }
+}
+
+/* Gives the message, which it takes over, to its handler, and a reply then to the thread that asked. */
+static void hand_out(struct session *s, const struct wire_frame *frame, ProtobufCMessage *message)
+{
+    const struct message_row *row = find_row(frame->type);
+    struct job *job = job_of_row(s, row, frame->request, message);
+    const bool is_reply = frame->request != 0 && s->control.ready;
+    if (job != NULL && row->handle(job, frame->request, message) != CAIRN_OK) {
+        control_starve(s, message_name(frame->type));
+    } else if (job != NULL && row->keeps) {
+        return;
+    } else if (frame->type == CAIRN_MSG_WELCOME) {
+        on_welcome(s, (const Cairn__Welcome *)message);
+    } else if (frame->type == CAIRN_MSG_ERROR && job == NULL && !is_reply) {
+        on_error(s, (const Cairn__Error *)message);
+    } else if (frame->type != CAIRN_MSG_HEARTBEAT && frame->request != 0) {
+        answer_ask(s, frame->request, frame->type, message);
+        return;
+    }
+    message_free(message);
 }
 
 static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context)
@@ -697,22 +701,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
         return;
     }
     read_before(s, frame, message);
-    if (frame->type == CAIRN_MSG_WELCOME) {
-        on_welcome(s, (const Cairn__Welcome *)message);
-    } else if (attach_on_message(s, frame->request, frame->type, message)) {
-        return;
-    } else if (frame->type == CAIRN_MSG_ERROR &&
-               on_error(s, frame->request, (const Cairn__Error *)message)) {
-        // handled
-    } else if (frame->type != CAIRN_MSG_HEARTBEAT) {
-        if (apply_message(s, frame->request, frame->type, message) != CAIRN_OK) {
-            control_starve(s, message_name(frame->type));
-        } else if (frame->request != 0) {
-            answer_ask(s, frame->request, frame->type, message);
-            return;
-        }
-    }
-    message_free(message);
+    hand_out(s, frame, message);
 }
 
 /* ==== loop ==== */

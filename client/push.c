@@ -191,8 +191,10 @@ static cairn_status open_pusher(struct job *job)
     return status;
 }
 
-cairn_status pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
+static cairn_status on_opened(struct job *job, uint32_t request, ProtobufCMessage *message)
 {
+    const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
+    (void)request;
     if (job->pushing.pusher.push != NULL && job->pushing.pusher.round == opened->round)
         return CAIRN_OK;
     pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
@@ -271,9 +273,11 @@ void pushes_lost(struct shard_link *link)
         lose_owner(link->job->shards.links[i], link);
 }
 
-void pushes_on_result(struct job *job, const Cairn__RoundResult *result)
+static cairn_status on_result(struct job *job, uint32_t request, ProtobufCMessage *message)
 {
+    const Cairn__RoundResult *result = (const Cairn__RoundResult *)message;
     struct session *s = job->session;
+    (void)request;
     const bool is_void = result->status == CAIRN_ERR_EPOCH_CHANGED;
     pthread_mutex_lock(&s->lock);
     if (is_void && result->round >= job->filling.void_round) {
@@ -285,11 +289,19 @@ void pushes_on_result(struct job *job, const Cairn__RoundResult *result)
     if (!is_void && version_compare(version, job->known.newest) > 0) job->known.newest = version;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    if (job->pushing.pusher.push == NULL || job->pushing.pusher.round > result->round) return;
+    if (job->pushing.pusher.push == NULL || job->pushing.pusher.round > result->round)
+        return CAIRN_OK;
     if (!is_void && job->pushing.pusher.round == result->round)
         pusher_resolved(&job->pushing.pusher);
     pushes_drop(job, is_void ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK);
+    return CAIRN_OK;
 }
+
+const struct message_row pushes_rows[] = {
+    { .type = CAIRN_MSG_ROUND_OPENED, .handle = on_opened },
+    { .type = CAIRN_MSG_ROUND_RESULT, .handle = on_result },
+    { .type = 0 },
+};
 
 /* ---- commands ---- */
 

@@ -213,10 +213,6 @@ bool pushes_run(struct command *command);
 bool pushes_micro_end_run(struct command *command);
 bool pushes_commit_run(struct command *command);
 
-/* Processes the coordinator's message about a round. CAIRN_ERR_NO_MEMORY: the message had no
- * effect, and must be processed again. */
-cairn_status pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened) CAIRN_MUST_CHECK;
-void pushes_on_result(struct job *job, const Cairn__RoundResult *result);
 void pushes_release(struct job *job); /* closes the pusher; also with the job */
 
 /* Returns the connection on which the owner's last GRANT arrived. */

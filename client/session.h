@@ -158,48 +158,40 @@ struct detachment {
     bool is_off;
 };
 
-/* ==== again ==== */
+/* ==== messages ==== */
 
-/* After an attach, repeats to the coordinator what this client reported to the previous coordinator: a
- * new coordinator does not know these reports. Loop thread. */
+/* Messages of the coordinator about a job. Each file that handles some of them has a table of rows;
+ * loop.c finds a message's row and job, and calls the row's handler. Loop thread. */
 
-/* Handles TilesSet, the reply to `request`: a repeated declaration, or the declaration of a cairn_tiles
- * call that waits. */
-void again_on_tiles_set(struct job *job, uint32_t request);
+struct message_row {
+    uint16_t type; /* enum wire_message; 0 ends the table */
+    bool keeps;    /* the handler owns the message */
+    /* Finds the job that waits for the message. NULL: the message names the job by its number. */
+    struct job *(*find)(struct session *s, uint32_t request);
+    /* CAIRN_ERR_NO_MEMORY: the message had no effect, and must be sent again. */
+    cairn_status (*handle)(struct job *job, uint32_t request, ProtobufCMessage *message);
+};
 
-/* A shard refused something of the round (push.c): gives up the round, for all workers. */
-void again_give_up(struct job *job);
+extern const struct message_row attach_rows[]; /* attach.c */
+extern const struct message_row pushes_rows[]; /* push.c */
 
 /* ==== attach ==== */
 
 /* Attaching to a job, at first and again after every loss of the control connection. Loop thread. */
 
 void attach_begin(struct job *job);
+/* A shard refused something of the round (push.c): gives up the round, for all workers. */
+void attach_give_up_round(struct job *job);
 /* The job is closing: leaves it, and removes it from the list once the fabric has none of its
  * memory on loan. */
 void attach_release(struct job *job);
 /* Returns the attached job with that number; NULL: none. */
 struct job *attach_job_of(struct session *s, uint64_t id);
-/* Handles Attached, LayoutChanged, or a Page of these. False: it is another message. */
-bool attach_on_message(struct session *s, uint32_t request, uint16_t type,
-                       ProtobufCMessage *message);
-/* Handles an Error in reply to an attach, or to a repeated tiles declaration or pause. False: it
- * belongs to neither. */
-bool attach_on_error(struct session *s, uint32_t request, cairn_status status,
-                     const Cairn__Error *error);
-/* Returns the text of an Error; never empty, since the caller reads it. */
-const char *attach_error_text(const Cairn__Error *error, cairn_status status);
+/* Returns the status of an Error, which is not CAIRN_OK. *text_out, its text, is never empty, since the
+ * caller reads it. */
+cairn_status attach_error(const Cairn__Error *error, const char **text_out);
 /* Waits for the thread that reads the pages of `job`, and attaches the job by what it read. */
 void attach_read(struct job *job);
-
-/* ==== layouts ==== */
-
-/* The layouts of a job, and the addresses of its shards, from Attached, LayoutChanged and
- * ShardsChanged. Loop thread. */
-
-struct reading;
-
-void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message);
 
 /* In each iteration: releases layouts that no fetch uses any more, and connections to shards that
  * left the job. */
