@@ -215,10 +215,10 @@ static cairn_status await_pages(struct admin *admin, struct frame_decoder *decod
                              why);
         if (status != CAIRN_OK) return status;
         const Cairn__Page *page = (const Cairn__Page *)reply;
-        if (pages->total_bytes == 0) status = paged_init(pages, page->total_bytes);
-        if (status == CAIRN_OK) status = paged_add(pages, page);
+        if (pages->total_bytes == 0) status = paged_init(pages, page->what, page->total_bytes);
+        if (status == CAIRN_OK) status = paged_add(pages, 1, page);
         message_free(reply);
-    } while (status == CAIRN_OK && !paged_whole(pages));
+    } while (status == CAIRN_OK && !paged_whole(pages, 1));
     if (status != CAIRN_OK) sentence_set(why, "the coordinator sent pages that do not fit");
     return status;
 }
@@ -251,7 +251,7 @@ static cairn_status converse(struct admin *admin, struct frame_decoder *decoder,
     if (status != CAIRN_OK || pages == NULL) return status;
     status = await_pages(admin, decoder, pages, why);
     if (status == CAIRN_OK) return CAIRN_OK;
-    paged_release(pages);
+    paged_release(pages, 1);
     message_free(*reply_out);
     return status;
 }

@@ -308,7 +308,7 @@ static void on_layout_read(struct job *job)
 {
     struct sentence why;
     struct layout *layout;
-    const struct paged *pages = &job->attachment.changed_pages;
+    const struct paged *pages = &job->attachment.changed_part;
     sentence_set(
         &why, "the coordinator sent a layout %" PRIu64 " of %zu bytes that is not one of this job",
         job->attachment.changed->layout, (size_t)pages->have_bytes);
@@ -331,7 +331,8 @@ static cairn_status on_layout_changed(struct job *job, uint32_t request, Protobu
     (void)request;
     attachment_drop_changed(&job->attachment);
     job->attachment.changed = changed;
-    if (paged_init(&job->attachment.changed_pages, changed->layout_bytes) != CAIRN_OK ||
+    if (paged_init(&job->attachment.changed_part, CAIRN_PAGE_LAYOUT, changed->layout_bytes) !=
+            CAIRN_OK ||
         changed->layout_bytes == 0)
         job_fail(job, CAIRN_ERR_PROTOCOL,
                  "the coordinator announced a layout that is empty, or too large");
@@ -341,13 +342,11 @@ static cairn_status on_layout_changed(struct job *job, uint32_t request, Protobu
 /* Handles a page of the preceding LayoutChanged, which has no request. */
 static void on_layout_page(struct job *job, const Cairn__Page *page)
 {
-    const cairn_status status = page->what == CAIRN_PAGE_LAYOUT
-                                    ? paged_add(&job->attachment.changed_pages, page)
-                                    : CAIRN_ERR_PROTOCOL;
+    const cairn_status status = paged_add(&job->attachment.changed_part, 1, page);
     if (status != CAIRN_OK)
         give_up_layout(job, status, "LayoutChanged",
                        "the coordinator sent the pages of a layout out of order");
-    else if (paged_whole(&job->attachment.changed_pages))
+    else if (paged_whole(&job->attachment.changed_part, 1))
         on_layout_read(job);
 }
 
@@ -621,8 +620,7 @@ static cairn_status on_attached(struct job *job, uint32_t request, ProtobufCMess
     (void)request;
     attachment_drop_pages(&job->attachment);
     job->attachment.reply = a;
-    cairn_status status = paged_init(&job->attachment.spec_pages, a->spec_bytes);
-    if (status == CAIRN_OK) status = paged_init(&job->attachment.layout_pages, a->layout_bytes);
+    cairn_status status = paged_init_job(job->attachment.parts, a->spec_bytes, a->layout_bytes);
     if (a->n_shards > CAIRN_CLIENT_SHARDS_MAX) status = CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK) job_fail(job, status, "the coordinator announced too large a job");
     return CAIRN_OK;
@@ -640,12 +638,10 @@ static void begin_reading(struct job *job)
 static void on_attached_page(struct job *job, const Cairn__Page *page)
 {
     if (job->attachment.reply == NULL) return;
-    struct paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->attachment.spec_pages
-                                                        : &job->attachment.layout_pages;
-    cairn_status status = paged_add(paged, page);
+    const cairn_status status = paged_add(job->attachment.parts, CAIRN_PARTS, page);
     if (status != CAIRN_OK)
         give_up_attach(job, status, "the coordinator sent the pages of the job out of order");
-    else if (paged_whole(&job->attachment.spec_pages) && paged_whole(&job->attachment.layout_pages))
+    else if (paged_whole(job->attachment.parts, CAIRN_PARTS))
         begin_reading(job);
 }
 

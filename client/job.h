@@ -49,13 +49,13 @@ struct attachment {
     bool lost_under_way;
     /* the newest epoch in which a round was opened, and that epoch's store; 0: no round yet */
     uint64_t seen_epoch, seen_store;
-    Cairn__Attached *reply; /* owned: its pages are arriving */
-    struct paged spec_pages, layout_pages;
-    struct reading *reading;       /* owned: reads these pages once all have arrived */
-    Cairn__LayoutChanged *changed; /* owned: likewise */
+    Cairn__Attached *reply;          /* owned: its pages are arriving */
+    struct paged parts[CAIRN_PARTS]; /* of the reply */
+    struct reading *reading;         /* owned: reads these pages once all have arrived */
+    Cairn__LayoutChanged *changed;   /* owned: likewise */
     /* owned: the MISMATCH with its differences; NULL: none. Constant once the job has failed */
     Cairn__Error *refused;
-    struct paged changed_pages;
+    struct paged changed_part; /* its layout */
 };
 
 /* Loop thread: frees the reply and its pages, which are processed or void. */

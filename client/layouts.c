@@ -240,7 +240,7 @@ static bool same_terms(const struct job_spec_data *a, const struct job_spec_data
 static bool is_what_was_sent(const struct job *job)
 {
     const struct packed *sent = job->attachment.spec_packed;
-    const struct paged *came = &job->attachment.spec_pages;
+    const struct paged *came = &job->attachment.parts[CAIRN_PART_SPEC];
     return sent != NULL && sent->size == came->have_bytes &&
            memcmp(sent->bytes, came->bytes, sent->size) == 0;
 }
@@ -277,9 +277,9 @@ static cairn_status read_spec(struct reading *reading)
         reading->clip_norm = job->spec.clip_norm;
         return CAIRN_OK;
     }
-    const cairn_status status = spec_unpack(job->attachment.spec_pages.bytes,
-                                            job->attachment.spec_pages.have_bytes,
-                                            optimizer_names(), &reading->spec, &reading->why);
+    const struct paged *came = &job->attachment.parts[CAIRN_PART_SPEC];
+    const cairn_status status = spec_unpack(came->bytes, came->have_bytes, optimizer_names(),
+                                            &reading->spec, &reading->why);
     if (status == CAIRN_OK) return judge_spec(reading);
     spec_init(&reading->spec);
     return status;
@@ -303,7 +303,7 @@ cairn_status layout_of_pages(const struct job_spec_data *spec, const struct page
 static cairn_status read_layout(struct reading *reading)
 {
     const struct job *job = reading->job;
-    const struct paged *pages = &job->attachment.layout_pages;
+    const struct paged *pages = &job->attachment.parts[CAIRN_PART_LAYOUT];
     const struct job_spec_data *spec = reading->takes_spec ? &reading->spec : &job->spec;
     const struct cairn_version none = { 0, 0 };
     cairn_status status = layout_of_pages(spec, pages, &reading->layout);
@@ -328,7 +328,8 @@ static void *run(void *arg)
 cairn_status reading_begin(struct job *job)
 {
     const struct attachment *attachment = &job->attachment;
-    const uint64_t bytes = attachment->spec_pages.have_bytes + attachment->layout_pages.have_bytes;
+    const struct paged *parts = attachment->parts;
+    const uint64_t bytes = parts[CAIRN_PART_SPEC].have_bytes + parts[CAIRN_PART_LAYOUT].have_bytes;
     struct reading *reading = calloc(1, sizeof *reading);
     if (reading == NULL) return CAIRN_ERR_NO_MEMORY;
     spec_init(&reading->spec);
@@ -374,15 +375,14 @@ void attachment_drop_pages(struct attachment *attachment)
 {
     reading_free(attachment->reading);
     attachment->reading = NULL;
-    paged_release(&attachment->spec_pages);
-    paged_release(&attachment->layout_pages);
+    paged_release(attachment->parts, CAIRN_PARTS);
     message_free((ProtobufCMessage *)attachment->reply);
     attachment->reply = NULL;
 }
 
 void attachment_drop_changed(struct attachment *attachment)
 {
-    paged_release(&attachment->changed_pages);
+    paged_release(&attachment->changed_part, 1);
     message_free((ProtobufCMessage *)attachment->changed);
     attachment->changed = NULL;
 }

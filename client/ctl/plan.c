@@ -42,7 +42,7 @@ static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
     message_free(reply);
     cairn_status status = spec_unpack(pages.bytes, pages.have_bytes, optimizer_names(), &plan->spec,
                                       &why);
-    paged_release(&pages);
+    paged_release(&pages, 1);
     if (status != CAIRN_OK) ctl_fail(status, "the spec of job %s: %s", get.name, why.text);
     return status;
 }

@@ -108,18 +108,27 @@ const char *role_name(uint32_t role)
     return role < sizeof names / sizeof names[0] ? names[role] : names[0];
 }
 
-cairn_status paged_init(struct paged *paged, uint64_t total_bytes)
+cairn_status paged_init(struct paged *part, enum page_what what, uint64_t total_bytes)
 {
-    *paged = (struct paged) { 0 };
+    *part = (struct paged) { .what = what };
     if (total_bytes > CAIRN_PAGED_BYTES_MAX) return CAIRN_ERR_INVALID;
-    paged->total_bytes = total_bytes;
+    part->total_bytes = total_bytes;
     return CAIRN_OK;
 }
 
-void paged_release(struct paged *paged)
+cairn_status paged_init_job(struct paged parts[CAIRN_PARTS], uint64_t spec_bytes,
+                            uint64_t layout_bytes)
 {
-    free(paged->bytes);
-    *paged = (struct paged) { 0 };
+    CAIRN_TRY(paged_init(&parts[CAIRN_PART_SPEC], CAIRN_PAGE_SPEC, spec_bytes));
+    return paged_init(&parts[CAIRN_PART_LAYOUT], CAIRN_PAGE_LAYOUT, layout_bytes);
+}
+
+void paged_release(struct paged *parts, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        free(parts[i].bytes);
+        parts[i] = (struct paged) { 0 };
+    }
 }
 
 static cairn_status paged_reserve(struct paged *paged, size_t more_bytes)
@@ -135,8 +144,11 @@ static cairn_status paged_reserve(struct paged *paged, size_t more_bytes)
     return CAIRN_OK;
 }
 
-cairn_status paged_add(struct paged *paged, const Cairn__Page *page)
+cairn_status paged_add(struct paged *parts, size_t count, const Cairn__Page *page)
 {
+    struct paged *paged = parts;
+    while (paged < parts + count && paged->what != page->what) paged++;
+    if (paged == parts + count) return CAIRN_ERR_PROTOCOL;
     if (page->total_bytes != paged->total_bytes) return CAIRN_ERR_PROTOCOL;
     if (page->offset != paged->have_bytes) return CAIRN_ERR_PROTOCOL;
     if (page->bytes.len == 0) return CAIRN_ERR_PROTOCOL;
@@ -145,6 +157,13 @@ cairn_status paged_add(struct paged *paged, const Cairn__Page *page)
     memcpy(paged->bytes + paged->have_bytes, page->bytes.data, page->bytes.len);
     paged->have_bytes += page->bytes.len;
     return CAIRN_OK;
+}
+
+bool paged_whole(const struct paged *parts, size_t count)
+{
+    size_t i = 0;
+    while (i < count && parts[i].have_bytes == parts[i].total_bytes) i++;
+    return i == count;
 }
 
 size_t page_cut(enum page_what what, const uint8_t *bytes, size_t bytes_len, size_t offset,

@@ -539,22 +539,29 @@ enum page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2, CAIRN_PAGE_TILES = 
 #define CAIRN_PAGE_BYTES      ((size_t)256 << 10) /* a full page */
 #define CAIRN_PAGED_BYTES_MAX ((uint64_t)64 << 20)
 
-/* Bytes that arrive page by page. Memory grows with the bytes that have arrived, never with the bytes that
- * were announced. */
+/* Bytes that arrive page by page: one of the parts that follow a message, which has at most one part of a
+ * kind. Memory grows with the bytes that have arrived, never with the bytes that were announced. A part
+ * that is all zero is none, and is complete. */
 struct paged {
+    enum page_what what;
     uint8_t *bytes; /* owned; [have_bytes] */
     size_t have_bytes, capacity_bytes;
     uint64_t total_bytes; /* the bytes that were announced */
 };
 /* CAIRN_ERR_INVALID if total_bytes is over CAIRN_PAGED_BYTES_MAX. */
-cairn_status paged_init(struct paged *paged, uint64_t total_bytes) CAIRN_MUST_CHECK;
-void paged_release(struct paged *paged);
-/* Adds the next page. CAIRN_ERR_PROTOCOL if the page is not the next one, or exceeds the total. */
-cairn_status paged_add(struct paged *paged, const Cairn__Page *page) CAIRN_MUST_CHECK;
-static inline int paged_whole(const struct paged *paged)
-{
-    return paged->have_bytes == paged->total_bytes;
-}
+cairn_status paged_init(struct paged *part, enum page_what what,
+                        uint64_t total_bytes) CAIRN_MUST_CHECK;
+void paged_release(struct paged *parts, size_t count);
+/* Adds a page to its part. CAIRN_ERR_PROTOCOL if the page is of no part, or is not the part's next page, or
+ * exceeds the part's total. */
+cairn_status paged_add(struct paged *parts, size_t count, const Cairn__Page *page) CAIRN_MUST_CHECK;
+/* The parts of a job: Attached and Part are followed by the pages of both. */
+enum job_part { CAIRN_PART_SPEC, CAIRN_PART_LAYOUT, CAIRN_PARTS };
+/* Like paged_init, for the parts of a job. */
+cairn_status paged_init_job(struct paged parts[CAIRN_PARTS], uint64_t spec_bytes,
+                            uint64_t layout_bytes) CAIRN_MUST_CHECK;
+/* True if all pages of all parts have arrived. */
+bool paged_whole(const struct paged *parts, size_t count);
 /* Fills the page that begins at `offset`, which must be within the bytes. The page borrows the bytes.
  * Returns the page's length. */
 size_t page_cut(enum page_what what, const uint8_t *bytes, size_t bytes_len, size_t offset,

@@ -24,8 +24,7 @@ static void free_adoption(struct coord_adoption *adoption)
     adoption->cluster->adoption = NULL;
     coord_waiters_release(&adoption->waiter);
     for (size_t i = 0; i < adoption->job_count; i++) {
-        paged_release(&adoption->jobs[i].spec);
-        paged_release(&adoption->jobs[i].layout);
+        paged_release(adoption->jobs[i].parts, CAIRN_PARTS);
         free(adoption->jobs[i].name);
         free(adoption->jobs[i].shards);
     }
@@ -147,11 +146,9 @@ static void on_part_told(struct coord_session *session, uint32_t request, const 
     const Cairn__Part *part = any;
     struct coord_adoptee *job = find_request(session, request);
     if (job == NULL) return;
-    paged_release(&job->spec);
-    paged_release(&job->layout);
+    paged_release(job->parts, CAIRN_PARTS);
     if (part->spec_bytes == 0 || part->layout_bytes == 0 ||
-        paged_init(&job->spec, part->spec_bytes) != CAIRN_OK ||
-        paged_init(&job->layout, part->layout_bytes) != CAIRN_OK)
+        paged_init_job(job->parts, part->spec_bytes, part->layout_bytes) != CAIRN_OK)
         end_part(job, CAIRN_ERR_MALFORMED, "it sent a part without a spec or a layout");
 }
 
@@ -161,14 +158,12 @@ static void on_page(struct coord_session *session, uint32_t request, const void 
     struct coord_adoption *adoption = session->cluster->adoption;
     struct coord_adoptee *job = find_request(session, request);
     if (job == NULL) return;
-    struct paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->spec : &job->layout;
-    if (paged_add(paged, page) != CAIRN_OK) {
+    if (paged_add(job->parts, CAIRN_PARTS, page) != CAIRN_OK) {
         end_part(job, CAIRN_ERR_PROTOCOL, "the pages of its part do not follow each other");
         return;
     }
     adoption->began_ms = coord_now_ms(adoption->cluster); // the shard is answering
-    if (job->spec.total_bytes > 0 && paged_whole(&job->spec) && paged_whole(&job->layout))
-        end_part(job, CAIRN_OK, "");
+    if (paged_whole(job->parts, CAIRN_PARTS)) end_part(job, CAIRN_OK, "");
 }
 
 static void get_next(struct coord_adoption *adoption);
@@ -693,7 +688,8 @@ static cairn_status judge_layout(const struct coord_adoption *adoption,
                                  struct sentence *why)
 {
     struct layout *layout = NULL;
-    cairn_status status = plan_job_decode(spec, job->layout.bytes, job->layout.have_bytes, &layout);
+    const struct paged *pages = &job->parts[CAIRN_PART_LAYOUT];
+    cairn_status status = plan_job_decode(spec, pages->bytes, pages->have_bytes, &layout);
     if (status == CAIRN_OK && layout->shard_count != job->shard_count) status = CAIRN_ERR_MISMATCH;
     for (uint32_t i = 0; status == CAIRN_OK && i < job->shard_count; i++)
         if (job->shards[i].name == NULL && layout_owns(layout, i)) {
@@ -715,8 +711,9 @@ static cairn_status judge_pages(const struct coord_adoption *adoption,
     if (job->request != 0)
         return fail_with(why, CAIRN_ERR_PROTOCOL, "job %s: shard %s answered without its part",
                          job->name, job->from->name);
-    cairn_status status = spec_unpack(job->spec.bytes, job->spec.have_bytes, optimizer_names(),
-                                      &spec, why);
+    const struct paged *pages = &job->parts[CAIRN_PART_SPEC];
+    cairn_status status = spec_unpack(pages->bytes, pages->have_bytes, optimizer_names(), &spec,
+                                      why);
     if (status != CAIRN_OK) return status;
     if (strcmp(spec.name, job->name) != 0)
         status = fail_with(why, CAIRN_ERR_MISMATCH, "job %s: its spec is of job %s", job->name,
@@ -750,10 +747,10 @@ static void adoption_write(struct coord_adoption *adoption)
             if (job->shards[s].name == NULL) job->shards[s].name = ""; // a hole
         adoption->rows[adoption->row_count++] =
             (struct stored_job) { .name = job->name,
-                                  .spec = job->spec.bytes,
-                                  .spec_bytes = job->spec.have_bytes,
-                                  .layout = job->layout.bytes,
-                                  .layout_bytes = job->layout.have_bytes,
+                                  .spec = job->parts[CAIRN_PART_SPEC].bytes,
+                                  .spec_bytes = job->parts[CAIRN_PART_SPEC].have_bytes,
+                                  .layout = job->parts[CAIRN_PART_LAYOUT].bytes,
+                                  .layout_bytes = job->parts[CAIRN_PART_LAYOUT].have_bytes,
                                   .shards = job->shards,
                                   .shard_count = job->shard_count,
                                   .id = job->id,

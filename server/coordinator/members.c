@@ -54,7 +54,7 @@ void coord_member_forget_spec(struct coord_member *member)
         spec_release(&opening->spec);
     }
     spec_init(&opening->spec);
-    paged_release(&opening->pages);
+    paged_release(&opening->pages, 1);
     packed_release(opening->packed);
     packed_release(opening->compared);
     opening->packed = opening->compared = NULL;
@@ -69,7 +69,7 @@ void coord_member_free(struct coord_member *member)
     while (*at != member) at = &(*at)->next_of_session;
     *at = member->next_of_session;
     member->session->member_count--;
-    paged_release(&member->tiles.pages);
+    paged_release(&member->tiles.pages, 1);
     cairn__job_amend__free_unpacked(member->amend.later, NULL); // later may be NULL
     free(member->init.held);
     coord_member_forget_spec(member);

@@ -517,7 +517,7 @@ static void on_job_open(struct coord_session *session, uint32_t request, const v
     session->members = member;
     session->member_count++;
     member->phase = open->spec_bytes > 0 ? CAIRN_MEMBER_PAGES : CAIRN_MEMBER_WAITING;
-    status = paged_init(&member->opening.pages, open->spec_bytes);
+    status = paged_init(&member->opening.pages, CAIRN_PAGE_SPEC, open->spec_bytes);
     if (status != CAIRN_OK) {
         opening_refuse(member, status, "the spec is larger than a coordinator takes (64 MiB)");
         return;
@@ -675,14 +675,12 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
            (member->phase != CAIRN_MEMBER_PAGES || member->open_request != request))
         member = member->next_of_session;
     if (member == NULL) return; // a remaining page of a request that was refused
-    const cairn_status status = page->what == CAIRN_PAGE_SPEC
-                                    ? paged_add(&member->opening.pages, page)
-                                    : CAIRN_ERR_PROTOCOL;
+    const cairn_status status = paged_add(&member->opening.pages, 1, page);
     if (status != CAIRN_OK) {
         opening_refuse(member, status, "the pages of the spec do not follow each other");
         return;
     }
-    if (!paged_whole(&member->opening.pages)) return;
+    if (!paged_whole(&member->opening.pages, 1)) return;
     struct coord_opening *opening = &member->opening;
     opening->packed = packed_take(opening->pages.bytes, (size_t)opening->pages.have_bytes);
     opening->pages = (struct paged) { .bytes = NULL };

@@ -201,7 +201,7 @@ struct coord_adoptee {
     /* [CAIRN_SHARD_ENTRIES_MAX], of which shard_count are used; the names are borrowed from the entries */
     struct stored_shard *shards;
     uint32_t shard_count;
-    struct paged spec, layout;
+    struct paged parts[CAIRN_PARTS];
     uint64_t id, base_step;
     uint32_t request; /* id of the PartGet for `best`; 0: not sent, or its pages have arrived */
 };

@@ -490,7 +490,7 @@ static void take_declared(struct coord_member *member)
                                        &job->spec, &tiles, &why);
     if (status == CAIRN_OK) status = member_tiles_set(member, &tiles, &why);
     tiles_release(&tiles);
-    paged_release(&member->tiles.pages);
+    paged_release(&member->tiles.pages, 1);
     if (status != CAIRN_OK) tiles_fail(member, status, why.text);
     coord_gate_update(job);
 }
@@ -504,15 +504,15 @@ static void on_tiles_declare(struct coord_member *member, uint32_t request, cons
         coord_session_error(member->session, request, status, why.text);
         return;
     }
-    paged_release(&member->tiles.pages);
-    status = paged_init(&member->tiles.pages, message->tiles_bytes);
+    paged_release(&member->tiles.pages, 1);
+    status = paged_init(&member->tiles.pages, CAIRN_PAGE_TILES, message->tiles_bytes);
     member->tiles.request = request;
     member->tiles.world = message->world;
     member->tiles.arriving = true;
     if (status != CAIRN_OK) {
         member->tiles.arriving = false;
         tiles_fail(member, status, "a list of tiles is larger than a coordinator takes (64 MiB)");
-    } else if (paged_whole(&member->tiles.pages)) {
+    } else if (paged_whole(&member->tiles.pages, 1)) {
         take_declared(member);
     }
 }
@@ -523,13 +523,13 @@ void coord_tiles_page(struct coord_session *session, uint32_t request, const Cai
     while (member != NULL && (!member->tiles.arriving || member->tiles.request != request))
         member = member->next_of_session;
     if (member == NULL) return; // a page of a declaration that was refused already
-    if (paged_add(&member->tiles.pages, page) != CAIRN_OK) {
+    if (paged_add(&member->tiles.pages, 1, page) != CAIRN_OK) {
         member->tiles.arriving = false;
-        paged_release(&member->tiles.pages);
+        paged_release(&member->tiles.pages, 1);
         tiles_fail(member, CAIRN_ERR_PROTOCOL, "the pages of the tiles do not follow each other");
         return;
     }
-    if (paged_whole(&member->tiles.pages)) take_declared(member);
+    if (paged_whole(&member->tiles.pages, 1)) take_declared(member);
 }
 
 void coord_tiles_begins(struct coord_member *member)

@@ -357,7 +357,7 @@ void memory_list(const struct shard_daemon *shard, struct memory_list *out)
 static void arriving_free(struct arriving *arriving)
 {
     if (arriving->made != NULL) arriving->kind->unmake(arriving->made);
-    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) paged_release(&arriving->paged[i]);
+    paged_release(arriving->paged, CAIRN_ARRIVING_PAGED);
     message_free(arriving->message);
     free(arriving);
 }
@@ -403,13 +403,6 @@ void arriving_end(struct shard_daemon *shard, struct arriving *arriving, cairn_s
 {
     answer_arriving(shard, arriving->kind, arriving->request, status, why);
     arriving_drop(shard, arriving);
-}
-
-static bool pages_are_here(const struct arriving *arriving)
-{
-    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
-        if (!paged_whole(&arriving->paged[i])) return false;
-    return true;
 }
 
 bool arriving_whole(const struct arriving *arriving)
@@ -495,7 +488,7 @@ static cairn_status set_paged(struct arriving *arriving, const uint64_t *bytes,
     const struct arriving_kind *kind = arriving->kind;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED && kind->what[i] != 0; i++)
         if ((bytes[i] == 0 && !kind->may_be_empty) ||
-            paged_init(&arriving->paged[i], bytes[i]) != CAIRN_OK)
+            paged_init(&arriving->paged[i], kind->what[i], bytes[i]) != CAIRN_OK)
             return fail_with(why, CAIRN_ERR_INVALID,
                              "%s with pages of %" PRIu64 " bytes: 1 to %" PRIu64, kind->name,
                              bytes[i], CAIRN_PAGED_BYTES_MAX);
@@ -522,7 +515,7 @@ void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind
     status = set_paged(arriving, bytes, &why);
     if (status != CAIRN_OK)
         arriving_end(shard, arriving, status, &why);
-    else if (pages_are_here(arriving))
+    else if (paged_whole(arriving->paged, CAIRN_ARRIVING_PAGED))
         go_on(shard, arriving);
 }
 
@@ -532,17 +525,15 @@ void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn_
     TAILQ_FOREACH (arriving, &shard->arriving, link)
         if (arriving->request == request) break;
     if (arriving == NULL) return; // the page belongs to a message that was refused
-    cairn_status status = CAIRN_ERR_PROTOCOL;
-    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
-        if (arriving->phase == CAIRN_ARRIVING_PAGES && page->what != 0 &&
-            page->what == arriving->kind->what[i])
-            status = paged_add(&arriving->paged[i], page);
+    const cairn_status status = arriving->phase == CAIRN_ARRIVING_PAGES
+                                    ? paged_add(arriving->paged, CAIRN_ARRIVING_PAGED, page)
+                                    : CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK) {
         struct sentence why;
         sentence_set(&why, "%s: page at %" PRIu64 " of part %u does not follow those before",
                      arriving->kind->name, page->offset, page->what);
         arriving_end(shard, arriving, status, &why);
-    } else if (pages_are_here(arriving)) {
+    } else if (paged_whole(arriving->paged, CAIRN_ARRIVING_PAGED)) {
         go_on(shard, arriving);
     }
 }

@@ -240,7 +240,7 @@ static void free_tables(void *arg)
     free(job->puts.have);
     frozen_release(&job->frozen);
     shard_view_unref(job->view);
-    paged_release(&job->terms.amended);
+    paged_release(&job->terms.amended, 1);
     spec_release(&job->spec);
     free(job);
 }
@@ -786,7 +786,7 @@ static cairn_status create_prepare(struct arriving *create, void **made_out, str
                                            &create->paged[CAIRN_CREATE_SPEC],
                                            &create->paged[CAIRN_CREATE_LAYOUT], &draft, why);
     if (status == CAIRN_OK) *made_out = draft;
-    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) paged_release(&create->paged[i]);
+    paged_release(create->paged, CAIRN_ARRIVING_PAGED);
     return status;
 }
 

@@ -737,7 +737,7 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
     const uint64_t revision = next->revision;
     if (status != CAIRN_OK || revision <= job->terms.revision)
         return status; // receiving the same spec again is not a fault
-    paged_release(&job->terms.amended);
+    paged_release(&job->terms.amended, 1);
     job->terms.amended = *spec;
     *spec = (struct paged) { .bytes = NULL };
     job->terms.revision = revision;

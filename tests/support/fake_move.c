@@ -24,7 +24,7 @@ struct layout *fake_layout_decode(const struct fake_shard *shard, const struct p
 static void forget_next(struct fake_shard *shard)
 {
     layout_close(shard->move.next);
-    paged_release(&shard->move.next_pages);
+    paged_release(&shard->move.next_pages, 1);
     shard->move.next = NULL;
     shard->move.request = 0;
 }
@@ -51,13 +51,14 @@ static void on_prepare(struct fake_shard *shard, uint32_t request,
     shard->move.request = request;
     shard->move.movers = (uint32_t)message->n_movers;
     shard->move.coordinator = shard->welcome_process;
-    ck_assert_int_eq(paged_init(&shard->move.next_pages, message->layout_bytes), CAIRN_OK);
+    ck_assert_int_eq(paged_init(&shard->move.next_pages, CAIRN_PAGE_LAYOUT, message->layout_bytes),
+                     CAIRN_OK);
 }
 
 static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Page *page)
 {
-    ck_assert_int_eq(paged_add(&shard->move.next_pages, page), CAIRN_OK);
-    if (!paged_whole(&shard->move.next_pages)) return;
+    ck_assert_int_eq(paged_add(&shard->move.next_pages, 1, page), CAIRN_OK);
+    if (!paged_whole(&shard->move.next_pages, 1)) return;
     if (shard->move.refuse != NULL) {
         Cairn__Error error = CAIRN__ERROR__INIT;
         error.status = shard->move.refuse_status != 0 ? (int32_t)shard->move.refuse_status
@@ -87,7 +88,7 @@ void fake_move_fence(struct fake_shard *shard, uint64_t layout)
     ck_assert_uint_eq(shard->move.next->version, layout);
     ck_assert_uint_eq(shard->round, 0);
     layout_close(shard->layout);
-    paged_release(&shard->layout_pages);
+    paged_release(&shard->layout_pages, 1);
     shard->layout = shard->move.next;
     shard->layout_pages = shard->move.next_pages;
     shard->move.next = NULL;

@@ -28,12 +28,12 @@ void fake_shard_clear(struct fake_shard *shard)
     fake_move_clear(shard);
     if (shard->has_job) spec_release(&shard->spec);
     layout_close(shard->layout);
-    paged_release(&shard->spec_pages);
-    paged_release(&shard->layout_pages);
-    paged_release(&shard->tiles_pages);
+    paged_release(&shard->spec_pages, 1);
+    paged_release(&shard->layout_pages, 1);
+    paged_release(&shard->tiles_pages, 1);
     shard->layout = NULL;
     shard->tiles_world = 0;
-    paged_release(&shard->terms_pages);
+    paged_release(&shard->terms_pages, 1);
     shard->has_job = shard->reduced = shard->settled = shard->serving = shard->parked = false;
     shard->round_seen = 0;
     shard->epoch = 0;
@@ -141,8 +141,9 @@ static void on_create(struct fake_shard *shard, uint32_t request, const Cairn__J
     snprintf(shard->snapshot_path, sizeof shard->snapshot_path, "%s", create->snapshot_path);
     shard->last.version_after = shard->version;
     if (create->last != NULL) keep(shard, create->last);
-    ck_assert_int_eq(paged_init(&shard->spec_pages, create->spec_bytes), CAIRN_OK);
-    ck_assert_int_eq(paged_init(&shard->layout_pages, create->layout_bytes), CAIRN_OK);
+    ck_assert_int_eq(paged_init(&shard->spec_pages, CAIRN_PAGE_SPEC, create->spec_bytes), CAIRN_OK);
+    ck_assert_int_eq(paged_init(&shard->layout_pages, CAIRN_PAGE_LAYOUT, create->layout_bytes),
+                     CAIRN_OK);
 }
 
 static void note_digest(struct fake_shard *shard)
@@ -162,7 +163,7 @@ static void build(struct fake_shard *shard)
 
 static void end_tiles(struct fake_shard *shard)
 {
-    if (!paged_whole(&shard->tiles_pages)) return;
+    if (!paged_whole(&shard->tiles_pages, 1)) return;
     if (shard->refuse_tiles != NULL)
         refuse(shard, shard->tiles_request, CAIRN_ERR_NO_MEMORY, shard->refuse_tiles);
     else
@@ -171,8 +172,9 @@ static void end_tiles(struct fake_shard *shard)
 
 static void on_tiles(struct fake_shard *shard, uint32_t request, const Cairn__MemberTiles *message)
 {
-    paged_release(&shard->tiles_pages);
-    fake_assert(paged_init(&shard->tiles_pages, message->tiles_bytes) == CAIRN_OK);
+    paged_release(&shard->tiles_pages, 1);
+    fake_assert(paged_init(&shard->tiles_pages, CAIRN_PAGE_TILES, message->tiles_bytes) ==
+                CAIRN_OK);
     shard->tiles_request = request;
     shard->tiles_world = message->world;
     end_tiles(shard);
@@ -193,14 +195,14 @@ static void end_terms(struct fake_shard *shard);
 
 static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Page *page)
 {
-    if (request == shard->terms_request && !paged_whole(&shard->terms_pages)) {
-        ck_assert_int_eq(paged_add(&shard->terms_pages, page), CAIRN_OK);
+    if (request == shard->terms_request && !paged_whole(&shard->terms_pages, 1)) {
+        ck_assert_int_eq(paged_add(&shard->terms_pages, 1, page), CAIRN_OK);
         end_terms(shard);
         return;
     }
     if (page->what == CAIRN_PAGE_TILES) {
         fake_assert(request == shard->tiles_request);
-        fake_assert(paged_add(&shard->tiles_pages, page) == CAIRN_OK);
+        fake_assert(paged_add(&shard->tiles_pages, 1, page) == CAIRN_OK);
         end_tiles(shard);
         return;
     }
@@ -209,8 +211,8 @@ static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Pag
                                   : shard;
     struct paged *paged = page->what == CAIRN_PAGE_SPEC ? &into->spec_pages : &into->layout_pages;
     ck_assert_uint_eq(request, into->create_request);
-    ck_assert_int_eq(paged_add(paged, page), CAIRN_OK);
-    if (!paged_whole(&into->spec_pages) || !paged_whole(&into->layout_pages)) return;
+    ck_assert_int_eq(paged_add(paged, 1, page), CAIRN_OK);
+    if (!paged_whole(&into->spec_pages, 1) || !paged_whole(&into->layout_pages, 1)) return;
     if (shard->refuse_create != NULL) {
         const cairn_status status = shard->refuse_create_status;
         refuse(shard, request, status != CAIRN_OK ? status : CAIRN_ERR_NO_MEMORY,
@@ -692,7 +694,7 @@ static void on_welcome(struct fake_shard *shard, const Cairn__Welcome *welcome)
 
 static void end_terms(struct fake_shard *shard)
 {
-    if (!paged_whole(&shard->terms_pages)) return;
+    if (!paged_whole(&shard->terms_pages, 1)) return;
     if (shard->refuse_terms != NULL && shard->terms_pages.total_bytes > 0) {
         refuse(shard, shard->terms_request, CAIRN_ERR_NO_MEMORY, shard->refuse_terms);
         return;
@@ -706,7 +708,7 @@ static void end_terms(struct fake_shard *shard)
     ck_assert_int_eq(spec_unpack(shard->terms_pages.bytes, shard->terms_pages.have_bytes,
                                  optimizer_names(), &shard->spec, NULL),
                      CAIRN_OK);
-    paged_release(&shard->spec_pages);
+    paged_release(&shard->spec_pages, 1);
     shard->spec_pages = shard->terms_pages;
     shard->terms_pages = (struct paged) { .bytes = NULL };
     note_digest(shard);
@@ -716,8 +718,8 @@ static void on_terms(struct fake_shard *shard, uint32_t request, const Cairn__Jo
 {
     shard->settled = true;
     shard->terms_request = request;
-    paged_release(&shard->terms_pages);
-    ck_assert_int_eq(paged_init(&shard->terms_pages, terms->spec_bytes), CAIRN_OK);
+    paged_release(&shard->terms_pages, 1);
+    ck_assert_int_eq(paged_init(&shard->terms_pages, CAIRN_PAGE_SPEC, terms->spec_bytes), CAIRN_OK);
     end_terms(shard);
 }
 

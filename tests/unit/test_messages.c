@@ -108,7 +108,7 @@ TEST(garbage_is_not_a_spec)
 
 static void take_page(void *context, const Cairn__Page *page)
 {
-    ck_assert_int_eq(paged_add(context, page), CAIRN_OK);
+    ck_assert_int_eq(paged_add(context, 1, page), CAIRN_OK);
 }
 
 TEST(pages_come_together_in_order)
@@ -117,11 +117,11 @@ TEST(pages_come_together_in_order)
     uint8_t *bytes = malloc(len);
     for (size_t i = 0; i < len; i++) bytes[i] = (uint8_t)(i * 7);
     struct paged paged;
-    ck_assert_int_eq(paged_init(&paged, len), CAIRN_OK);
+    ck_assert_int_eq(paged_init(&paged, CAIRN_PAGE_SPEC, len), CAIRN_OK);
     pages_each(CAIRN_PAGE_SPEC, bytes, len, take_page, &paged);
-    ck_assert(paged_whole(&paged));
+    ck_assert(paged_whole(&paged, 1));
     ck_assert_mem_eq(paged.bytes, bytes, len);
-    paged_release(&paged);
+    paged_release(&paged, 1);
     free(bytes);
 }
 
@@ -130,19 +130,45 @@ TEST(memory_for_pages_grows_with_what_came_and_not_with_what_was_announced)
     struct paged paged;
     uint8_t byte = 1;
     Cairn__Page page = CAIRN__PAGE__INIT;
-    ck_assert_int_eq(paged_init(&paged, CAIRN_PAGED_BYTES_MAX + 1), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(paged_init(&paged, CAIRN_PAGED_BYTES_MAX), CAIRN_OK);
+    ck_assert_int_eq(paged_init(&paged, CAIRN_PAGE_SPEC, CAIRN_PAGED_BYTES_MAX + 1),
+                     CAIRN_ERR_INVALID);
+    ck_assert_int_eq(paged_init(&paged, CAIRN_PAGE_SPEC, CAIRN_PAGED_BYTES_MAX), CAIRN_OK);
+    page.what = CAIRN_PAGE_SPEC;
     page.total_bytes = CAIRN_PAGED_BYTES_MAX;
     page.bytes = (ProtobufCBinaryData) { 1, &byte };
-    ck_assert_int_eq(paged_add(&paged, &page), CAIRN_OK);
+    ck_assert_int_eq(paged_add(&paged, 1, &page), CAIRN_OK);
     ck_assert_uint_le(paged.capacity_bytes, 16);
-    ck_assert_int_eq(paged_add(&paged, &page), CAIRN_ERR_PROTOCOL); // offset 0 again
+    ck_assert_int_eq(paged_add(&paged, 1, &page), CAIRN_ERR_PROTOCOL); // offset 0 again
     page.offset = 2;
-    ck_assert_int_eq(paged_add(&paged, &page), CAIRN_ERR_PROTOCOL); // a gap
+    ck_assert_int_eq(paged_add(&paged, 1, &page), CAIRN_ERR_PROTOCOL); // a gap
     page.offset = 1;
     page.total_bytes = 5;
-    ck_assert_int_eq(paged_add(&paged, &page), CAIRN_ERR_PROTOCOL); // another total
-    paged_release(&paged);
+    ck_assert_int_eq(paged_add(&paged, 1, &page), CAIRN_ERR_PROTOCOL); // another total
+    paged_release(&paged, 1);
+}
+
+TEST(a_page_goes_to_the_part_of_its_kind)
+{
+    struct paged parts[CAIRN_PARTS] = { 0 };
+    uint8_t bytes[2] = { 1, 2 };
+    Cairn__Page page = CAIRN__PAGE__INIT;
+    page.bytes = (ProtobufCBinaryData) { 1, bytes };
+    ck_assert(paged_whole(parts, CAIRN_PARTS));
+    ck_assert_int_eq(paged_add(parts, CAIRN_PARTS, &page), CAIRN_ERR_PROTOCOL); // nothing follows
+    ck_assert_int_eq(paged_init_job(parts, 1, 2), CAIRN_OK);
+    page.what = CAIRN_PAGE_TILES;
+    page.total_bytes = 2;
+    ck_assert_int_eq(paged_add(parts, CAIRN_PARTS, &page), CAIRN_ERR_PROTOCOL);
+    page.what = CAIRN_PAGE_LAYOUT;
+    page.bytes.len = 2;
+    ck_assert_int_eq(paged_add(parts, CAIRN_PARTS, &page), CAIRN_OK);
+    ck_assert(!paged_whole(parts, CAIRN_PARTS));
+    page.what = CAIRN_PAGE_SPEC;
+    page.total_bytes = page.bytes.len = 1;
+    ck_assert_int_eq(paged_add(parts, CAIRN_PARTS, &page), CAIRN_OK);
+    ck_assert(paged_whole(parts, CAIRN_PARTS));
+    ck_assert_mem_eq(parts[CAIRN_PART_LAYOUT].bytes, bytes, 2);
+    paged_release(parts, CAIRN_PARTS);
 }
 
 /* Every number of it as long as it can be. */

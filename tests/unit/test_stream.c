@@ -53,7 +53,7 @@ static void take_page(struct paged *paged, const struct wire_frame *frame)
     ProtobufCMessage *page = message_unpack(&cairn__page__descriptor, frame->payload,
                                             frame->payload_bytes);
     ck_assert_ptr_nonnull(page);
-    ck_assert_int_eq(paged_add(paged, (const Cairn__Page *)page), CAIRN_OK);
+    ck_assert_int_eq(paged_add(paged, 1, (const Cairn__Page *)page), CAIRN_OK);
     protobuf_c_message_free_unpacked(page, NULL);
 }
 
@@ -263,7 +263,7 @@ TEST(pages_are_cut_when_their_turn_comes)
     size_t queued_max = 0;
     connect_near(&narrow);
     for (int turn = 0; turn < 2; turn++) { // the first before the connection stands
-        ck_assert_int_eq(paged_init(&paged, PAGED), CAIRN_OK);
+        ck_assert_int_eq(paged_init(&paged, CAIRN_PAGE_SPEC, PAGED), CAIRN_OK);
         far.paged = &paged;
         send_near(1, "before", 6);
         send_pages(packed);
@@ -276,9 +276,9 @@ TEST(pages_are_cut_when_their_turn_comes)
             if (queued > queued_max) queued_max = queued;
         }
         ck_assert_str_eq(far.last, "behind");
-        ck_assert(paged_whole(&paged));
+        ck_assert(paged_whole(&paged, 1));
         ck_assert_mem_eq(paged.bytes, packed->bytes, PAGED);
-        paged_release(&paged);
+        paged_release(&paged, 1);
     }
     ck_assert_uint_le(queued_max, CAIRN_PAGE_BYTES + 1024);
     ck_assert_uint_eq(packed->holds, 1);
@@ -323,15 +323,15 @@ TEST(finish_sends_the_pages_that_wait)
 {
     struct packed *packed = make_packed();
     struct paged paged;
-    ck_assert_int_eq(paged_init(&paged, PAGED), CAIRN_OK);
+    ck_assert_int_eq(paged_init(&paged, CAIRN_PAGE_SPEC, PAGED), CAIRN_OK);
     connect_near(&plain);
     run_until(far.stream != NULL && near.open_count == 1);
     far.paged = &paged;
     send_pages(packed);
     stream_finish(near.stream, CAIRN_OK, "that was all");
     run_until(far.close_count == 1);
-    ck_assert(paged_whole(&paged));
-    paged_release(&paged);
+    ck_assert(paged_whole(&paged, 1));
+    paged_release(&paged, 1);
     run_until(near.close_count == 1);
     packed_release(packed);
 }
