@@ -544,12 +544,14 @@ cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, c
     if ((flags & ~CAIRN_SNAPSHOT_WAIT) != 0)
         return client_fail(CAIRN_ERR_INVALID, "flags is %u; allowed: 0, CAIRN_SNAPSHOT_WAIT (1)",
                            flags);
+    static const struct ask_call call = ASK_CALL(
+        "cairn_snapshot", SNAPSHOT_CREATE, SNAPSHOT_STATUS,
+        .rest = "the storage of the snapshots, where it is written");
     Cairn__SnapshotCreate message = CAIRN__SNAPSHOT_CREATE__INIT;
     message.job = job->name;
     message.wait = (flags & CAIRN_SNAPSHOT_WAIT) != 0;
     ProtobufCMessage *reply;
-    CAIRN_TRY(ask_coordinator(job, "cairn_snapshot", CAIRN_MSG_SNAPSHOT_CREATE, &message.base,
-                              CAIRN_MSG_SNAPSHOT_STATUS, api_deadline(timeout_ms), &reply));
+    CAIRN_TRY(ask_coordinator(job, &call, &message.base, api_deadline(timeout_ms), &reply));
     snprintf(id_out, 64, "%s", ((const Cairn__SnapshotStatus *)reply)->id);
     message_free(reply);
     return CAIRN_OK;

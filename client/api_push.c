@@ -56,8 +56,6 @@ bool batch_is_surplus(const struct job *job)
 cairn_status api_batch_place(struct job *job, const struct cairn_round *round, uint32_t *micro)
 {
     if (job->spec.global_batch == 0) return CAIRN_OK;
-    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
-        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK && batch_is_surplus(job))
@@ -83,6 +81,8 @@ uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro)
 
 cairn_status api_judge_begun(const struct job *job, const struct cairn_round *round)
 {
+    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     if (round->round == 0)
         return client_fail(CAIRN_ERR_INVALID,
                            "no round is begun; call cairn_round_begin, and give what it filled in");
@@ -95,8 +95,8 @@ cairn_status api_judge_begun(const struct job *job, const struct cairn_round *ro
 
 cairn_status api_judge_round(const struct job *job, const struct cairn_round *round)
 {
-    const uint64_t number = round->round, step = round->step;
     CAIRN_TRY(api_judge_begun(job, round));
+    const uint64_t number = round->round, step = round->step;
     if (number == job->filling.refused_round)
         return client_fail(job->filling.refused_status, "%s", job->filling.refused_why.text);
     if (number == job->filling.void_round && job->filling.void_why.text[0] != '\0')
@@ -184,8 +184,6 @@ void api_await_added(struct job *job)
 cairn_status api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
                             size_t tensor)
 {
-    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
-        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
     if (tensor == CAIRN_API_NO_TENSOR) api_await_added(job);
     cairn_status status = api_judge_round(job, round);
@@ -247,8 +245,6 @@ cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uin
                            const size_t *tensors, size_t count, size_t *wrong_out)
 {
     *wrong_out = count;
-    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
-        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = judge_micro(job, micro);
@@ -263,8 +259,6 @@ cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uin
 static cairn_status fill_part(struct job *job, const struct cairn_round *round,
                               const struct portion *portion, struct assembly **out)
 {
-    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
-        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = judge_micro(job, portion->micro);
@@ -293,7 +287,7 @@ static cairn_status send_assembly(struct job *job, const struct cairn_round *rou
 {
     struct command pattern = { .plane = 0 };
     assemble_pattern(assembly, &pattern);
-    if (!accumulate_wanted(job)) return op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, &pattern, NULL);
+    if (!accumulate_wanted(job)) return op_begin(job, CAIRN_CHUNK_PUSH, &pattern, NULL);
     const struct cairn_mem mem = assemble_mem(assembly);
     pthread_mutex_lock(&job->session->lock);
     job->filling.adding++;
@@ -392,7 +386,7 @@ static cairn_status send_piece(struct job *job, const struct push *push, struct 
 {
     CAIRN_TRY(api_judge_fill(job, push->round, push->micro, push->tensor));
     pattern->round = push->round->round;
-    cairn_status status = op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, pattern, op_out);
+    cairn_status status = op_begin(job, CAIRN_CHUNK_PUSH, pattern, op_out);
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock); // the caller may try again
     job->filling.tensors[push->tensor] = NOT_PUSHED;
@@ -590,10 +584,11 @@ static bool withdraw(struct job *job)
 
 static cairn_status declare(struct job *job, struct declared *declared, uint64_t deadline_ms)
 {
+    static const struct ask_call call = ASK_CALL("cairn_tiles", TILES_DECLARE, TILES_SET,
+                                                 .is_of_round = true);
     Cairn__TilesDeclare message = client_tiles_message(declared);
     CAIRN_TRY(offer(job, declared));
-    cairn_status status = ask_coordinator(job, "cairn_tiles", CAIRN_MSG_TILES_DECLARE,
-                                          &message.base, CAIRN_MSG_TILES_SET, deadline_ms, NULL);
+    cairn_status status = ask_coordinator(job, &call, &message.base, deadline_ms, NULL);
     return withdraw(job) ? CAIRN_OK : status; // it may have taken effect just in time
 }
 

@@ -74,18 +74,22 @@ cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const 
     pattern.dtype = (uint8_t)mem.dtype;
     pattern.ptr = mem.ptr;
     if (pattern.card != NULL) status = card_mark(pattern.card, mem.stream, &pattern.event);
-    if (status == CAIRN_OK)
-        status = op_begin(job, CAIRN_CHUNK_FETCH, transfer_run, &pattern, op_out);
+    if (status == CAIRN_OK) status = op_begin(job, CAIRN_CHUNK_FETCH, &pattern, op_out);
     if (status != CAIRN_OK) card_event_free(pattern.event);
     return status;
 }
 
+#define STEP_AWAITED "a step that nobody has begun: the newest version that was heard of is"
+
 static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, int timeout_ms,
                                  Cairn__VersionReady **ready_out)
 {
+    static const struct ask_call of_version = ASK_CALL("cairn_version_wait", VERSION_WAIT,
+                                                       VERSION_READY, .rest = STEP_AWAITED);
+    static const struct ask_call of_state = ASK_CALL("cairn_client_state", VERSION_WAIT,
+                                                     VERSION_READY, .rest = STEP_AWAITED);
     message->timeout_ms = (uint32_t)timeout_ms;
-    return ask_coordinator(job, message->client_state ? "cairn_client_state" : "cairn_version_wait",
-                           CAIRN_MSG_VERSION_WAIT, &message->base, CAIRN_MSG_VERSION_READY,
+    return ask_coordinator(job, message->client_state ? &of_state : &of_version, &message->base,
                            api_deadline(timeout_ms), (ProtobufCMessage **)ready_out);
 }
 
@@ -711,8 +715,7 @@ static void begin_block(struct block *block)
                                          .version = block->version,
                                          .on_done = on_fetched,
                                          .context = block };
-        const cairn_status status = op_begin(block->job, CAIRN_CHUNK_FETCH, transfer_run, &pattern,
-                                             NULL);
+        const cairn_status status = op_begin(block->job, CAIRN_CHUNK_FETCH, &pattern, NULL);
         if (status != CAIRN_OK) on_fetched(block, status, cairn_error());
     }
     on_fetched(block, CAIRN_OK, NULL);
@@ -867,6 +870,8 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
 /* Leases: a lease keeps a version while it is read. The library does not renew leases: a reader
  * that hangs must not hold the shards' memory. */
 
+#define NOTE_AWAITED "the shards to take note of the lease"
+
 static bool withdraw_run(struct command *command)
 {
     struct session *s = command->job->session;
@@ -905,6 +910,8 @@ cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int tt
     API_ENTER(job, handle);
     CAIRN_TRY(api_judge_call("out", out, timeout_ms));
     if (ttl_ms <= 0) return client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
+    static const struct ask_call call = ASK_CALL("cairn_lease", LEASE_TAKE, LEASED,
+                                                 .rest = NOTE_AWAITED);
     const uint64_t deadline_ms = api_deadline(timeout_ms);
     Cairn__LeaseTake message = CAIRN__LEASE_TAKE__INIT;
     ProtobufCMessage *reply;
@@ -913,9 +920,7 @@ cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int tt
     message.ttl_ms = (uint32_t)ttl_ms;
     randombytes_buf(&message.key, sizeof message.key);
     message.key |= 1; // not 0
-    const cairn_status status = ask_coordinator(job, "cairn_lease", CAIRN_MSG_LEASE_TAKE,
-                                                &message.base, CAIRN_MSG_LEASED, deadline_ms,
-                                                &reply);
+    const cairn_status status = ask_coordinator(job, &call, &message.base, deadline_ms, &reply);
     if (status == CAIRN_ERR_TIMEOUT) withdraw(job, message.key);
     if (status != CAIRN_OK) return status;
     const Cairn__Leased *leased = (const Cairn__Leased *)reply;
@@ -929,11 +934,12 @@ cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, in
 {
     API_ENTER(job, handle);
     CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
+    static const struct ask_call call = ASK_CALL("cairn_lease_end", LEASE_DROP, DONE,
+                                                 .rest = NOTE_AWAITED);
     Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
     message.generation = version.generation;
     message.step = version.step;
-    return ask_coordinator(job, "cairn_lease_end", CAIRN_MSG_LEASE_DROP, &message.base,
-                           CAIRN_MSG_DONE, api_deadline(timeout_ms), NULL);
+    return ask_coordinator(job, &call, &message.base, api_deadline(timeout_ms), NULL);
 }
 
 /* ==== cancel ==== */

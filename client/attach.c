@@ -378,7 +378,7 @@ static void again_tiles(struct job *job)
 static bool is_awaited(const struct job *job, uint32_t request)
 {
     const struct ask *ask = LIST_FIRST(&job->session->asks);
-    while (ask != NULL && (ask->job != job || ask->type != CAIRN_MSG_TILES_DECLARE))
+    while (ask != NULL && (ask->job != job || ask->call->type != CAIRN_MSG_TILES_DECLARE))
         ask = LIST_NEXT(ask, next);
     return ask != NULL && ask->request == request;
 }

@@ -442,7 +442,7 @@ static cairn_status send_sum(struct job *job, const struct cairn_round *round, s
                                      .ptr = (uint8_t *)sum->values,
                                      .piece = sum->piece,
                                      .round = round->round };
-    cairn_status status = op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, &pattern, NULL);
+    cairn_status status = op_begin(job, CAIRN_CHUNK_PUSH, &pattern, NULL);
     if (status == CAIRN_OK) sum->sent = true;
     return status;
 }

@@ -205,14 +205,13 @@ static cairn_status describe(const struct list *list, size_t index, struct comma
 }
 
 /* Chains a command for each entry; after a failure the caller drops all of them. */
-static cairn_status begin_entries(const struct list *list, uint8_t kind,
-                                  bool (*run)(struct command *), struct command *pattern,
+static cairn_status begin_entries(const struct list *list, uint8_t kind, struct command *pattern,
                                   struct command_chain *chain)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < list->count && status == CAIRN_OK; i++) {
         status = describe(list, i, pattern);
-        if (status == CAIRN_OK) status = op_chain(list->job, kind, run, pattern, chain);
+        if (status == CAIRN_OK) status = op_chain(list->job, kind, pattern, chain);
         if (status == CAIRN_OK) continue;
         card_event_free(pattern->event);
         free(pattern->owned);
@@ -223,8 +222,8 @@ static cairn_status begin_entries(const struct list *list, uint8_t kind,
 
 /* Gives each entry an operation of its own, which waits for its stream, and which no caller waits
  * for. The caller's operation, if requested, ends with the last of them. */
-static cairn_status post_each(const struct list *list, uint8_t kind, bool (*run)(struct command *),
-                              struct command *pattern, cairn_op **op_out)
+static cairn_status post_each(const struct list *list, uint8_t kind, struct command *pattern,
+                              cairn_op **op_out)
 {
     struct command_chain chain = { .of = NULL };
     TAILQ_INIT(&chain.commands);
@@ -236,7 +235,7 @@ static cairn_status post_each(const struct list *list, uint8_t kind, bool (*run)
         pattern->on_done = on_entry_done;
         pattern->context = chain.of;
     }
-    const cairn_status status = begin_entries(list, kind, run, pattern, &chain);
+    const cairn_status status = begin_entries(list, kind, pattern, &chain);
     void *handle = chain.of != NULL ? chain.of->handle : NULL;
     if (status == CAIRN_OK) {
         op_chain_go(list->job->session, &chain);
@@ -250,12 +249,12 @@ static cairn_status post_each(const struct list *list, uint8_t kind, bool (*run)
 
 /* Hands the entire list over, as one operation if no entry waits for a stream. */
 static cairn_status post(const struct list *list, const cairn_list *handle, uint8_t kind,
-                         bool (*run)(struct command *), struct command *pattern, cairn_op **op_out)
+                         struct command *pattern, cairn_op **op_out)
 {
     size_t wrong;
-    if (list->has_card) return post_each(list, kind, run, pattern, op_out);
+    if (list->has_card) return post_each(list, kind, pattern, op_out);
     const struct op_list of = { .handle = handle, .targets = list->targets, .count = list->count };
-    const cairn_status status = op_begin_list(list->job, kind, run, pattern, &of, op_out, &wrong);
+    const cairn_status status = op_begin_list(list->job, kind, pattern, &of, op_out, &wrong);
     return status != CAIRN_OK && wrong < list->count
                ? refuse_entry(status, wrong, name_of(list, wrong))
                : status;
@@ -321,7 +320,7 @@ static cairn_status push_many(const struct list *list, const cairn_list *handle,
         return status == CAIRN_OK ? op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
     }
     struct command pattern = { .micro = micro, .round = round->round };
-    status = post(list, handle, CAIRN_CHUNK_PUSH, pushes_run, &pattern, op_out);
+    status = post(list, handle, CAIRN_CHUNK_PUSH, &pattern, op_out);
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock); // it may be tried again
     for (size_t i = 0; i < list->count; i++)
@@ -352,8 +351,7 @@ cairn_status cairn_fetch_many(cairn_list *handle, struct cairn_version version, 
     if (list == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = api_check(list->job);
     struct command pattern = { .plane = (uint8_t)list->plane, .version = version };
-    if (status == CAIRN_OK)
-        status = post(list, handle, CAIRN_CHUNK_FETCH, transfer_run, &pattern, op_out);
+    if (status == CAIRN_OK) status = post(list, handle, CAIRN_CHUNK_FETCH, &pattern, op_out);
     handle_put(handle);
     return status;
 }

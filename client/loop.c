@@ -153,7 +153,7 @@ static struct ask *next_ask(struct session *s)
             pthread_cond_broadcast(&s->changed);
         } else if (ask->request == 0 && s->control.ready &&
                    (ask->job->attachment.state == JOB_ATTACHED ||
-                    ask->type == CAIRN_MSG_WHO_IS_AWAITED)) { // also before the attach
+                    ask->call->type == CAIRN_MSG_WHO_IS_AWAITED)) { // also before the attach
             return ask;
         }
     }
@@ -176,8 +176,8 @@ static void send_ask(struct session *s, struct ask *ask)
     uint64_t *number = job_number(ask->message);
     if (number != NULL) *number = ask->job->attachment.job; // which is known only now
     ask->request = ++s->control.last_request;
-    control_send(s, ask->type, ask->request, ask->message);
-    if (ask->type == CAIRN_MSG_TILES_DECLARE)
+    control_send(s, ask->call->type, ask->request, ask->message);
+    if (ask->call->type == CAIRN_MSG_TILES_DECLARE)
         control_send_pages(s, ask->request, CAIRN_PAGE_TILES, ask->job->tiles.declaring->packed);
 }
 
@@ -207,6 +207,12 @@ static void free_command(struct session *s, struct command *command)
     command_free(command);
 }
 
+static bool run_command(struct command *command)
+{
+    if (command->op == NULL) return command->run(command);
+    return command->op->kind == CAIRN_CHUNK_PUSH ? pushes_run(command) : transfer_run(command);
+}
+
 /* Runs the commands in order, job by job. If one job waits for its shards, other jobs continue. If a
  * push waits for the stream that writes the gradient, commands that are not part of the round
  * continue. */
@@ -221,7 +227,7 @@ static void run_commands(struct session *s)
         const bool awaited = job->awaits_stream;
         const bool is_of_round = command->op == NULL || command->op->kind == CAIRN_CHUNK_PUSH;
         const bool waits = job->stalled || (awaited && is_of_round);
-        if (!waits && command->run(command)) {
+        if (!waits && run_command(command)) {
             free_command(s, command);
             continue;
         }

@@ -229,11 +229,10 @@ static void describe_op(struct op *op, const struct command *pattern)
 }
 
 /* Creates a command with its op, whose target is still missing. */
-static cairn_status open_command(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                                 const struct command *pattern, bool with_handle,
-                                 struct command **out)
+static cairn_status open_command(struct job *job, uint8_t kind, const struct command *pattern,
+                                 bool with_handle, struct command **out)
 {
-    struct command *command = op_command(job, run);
+    struct command *command = op_command(job, NULL);
     struct op *op = command != NULL ? op_create(job, kind, with_handle) : NULL;
     if (op == NULL) {
         if (command != NULL) job_unref(job);
@@ -242,7 +241,6 @@ static cairn_status open_command(struct job *job, uint8_t kind, bool (*run)(stru
     }
     describe_op(op, pattern);
     *command = *pattern;
-    command->run = run;
     command->job = job;
     command->op = op;
     *out = command;
@@ -250,14 +248,14 @@ static cairn_status open_command(struct job *job, uint8_t kind, bool (*run)(stru
 }
 
 /* Creates a command with its op, ready to be handed over. */
-static cairn_status make(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                         const struct command *pattern, bool with_handle, struct command **out)
+static cairn_status make(struct job *job, uint8_t kind, const struct command *pattern,
+                         bool with_handle, struct command **out)
 {
     const void *region;
     struct target target;
     op_describe_target(pattern, &target);
     CAIRN_TRY(lend_target(job, &target, &region));
-    cairn_status status = open_command(job, kind, run, pattern, with_handle, out);
+    cairn_status status = open_command(job, kind, pattern, with_handle, out);
     if (status != CAIRN_OK) {
         memory_return(job->session, region);
         return status;
@@ -269,11 +267,11 @@ static cairn_status make(struct job *job, uint8_t kind, bool (*run)(struct comma
     return CAIRN_OK;
 }
 
-cairn_status op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                      const struct command *pattern, cairn_op **op_out)
+cairn_status op_begin(struct job *job, uint8_t kind, const struct command *pattern,
+                      cairn_op **op_out)
 {
     struct command *command;
-    CAIRN_TRY(make(job, kind, run, pattern, op_out != NULL, &command));
+    CAIRN_TRY(make(job, kind, pattern, op_out != NULL, &command));
     void *handle = command->op->handle;
     session_command(job->session, command);
     if (op_out != NULL) *op_out = handle;
@@ -296,9 +294,8 @@ static cairn_status lend_targets(struct job *job, const struct op_list *list, co
     return status;
 }
 
-cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                           const struct command *pattern, const struct op_list *list,
-                           cairn_op **op_out, size_t *wrong_out)
+cairn_status op_begin_list(struct job *job, uint8_t kind, const struct command *pattern,
+                           const struct op_list *list, cairn_op **op_out, size_t *wrong_out)
 {
     struct command *command;
     *wrong_out = list->count;
@@ -306,7 +303,7 @@ cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct com
     if (regions == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a list");
     cairn_status status = lend_targets(job, list, regions, wrong_out);
     if (status == CAIRN_OK) {
-        status = open_command(job, kind, run, pattern, op_out != NULL, &command);
+        status = open_command(job, kind, pattern, op_out != NULL, &command);
         for (size_t i = 0; status != CAIRN_OK && i < list->count; i++)
             memory_return(job->session, regions[i]);
     }
@@ -329,11 +326,11 @@ cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct com
 
 /* ---- several at once ---- */
 
-cairn_status op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                      const struct command *pattern, struct command_chain *chain)
+cairn_status op_chain(struct job *job, uint8_t kind, const struct command *pattern,
+                      struct command_chain *chain)
 {
     struct command *command;
-    CAIRN_TRY(make(job, kind, run, pattern, false, &command));
+    CAIRN_TRY(make(job, kind, pattern, false, &command));
     command->op->of = chain->of;
     // The first command uses the hold that `of` was created with: nothing of it is in progress yet.
     if (chain->of != NULL && !TAILQ_EMPTY(&chain->commands)) op_hold(chain->of);

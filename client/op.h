@@ -73,7 +73,7 @@ struct op {
 struct command {
     TAILQ_ENTRY(command) next;
     /* Loop thread. False: the command cannot proceed now, and is run again later from the point it
-     * reached. */
+     * reached. NULL: the command has an op, whose kind says how it runs. */
     bool (*run)(struct command *command);
     struct job *job;
     struct op *op; /* put, push, fetch: this command's reference */
@@ -135,8 +135,8 @@ cairn_status op_settle(struct op *op, cairn_status status, cairn_op **op_out) CA
 cairn_status op_finished(struct job *job, uint8_t kind, cairn_op **op_out) CAIRN_MUST_CHECK;
 /* Begins a put, push or fetch. `pattern` describes it; job, op and run are filled in here. On
  * failure, event and owned memory stay the caller's. */
-cairn_status op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                      const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
+cairn_status op_begin(struct job *job, uint8_t kind, const struct command *pattern,
+                      cairn_op **op_out) CAIRN_MUST_CHECK;
 
 /* Fills in the tensor, the memory and the piece that an operation of this pattern transfers. */
 void op_describe_target(const struct command *pattern, struct target *out);
@@ -144,9 +144,9 @@ void op_describe_target(const struct command *pattern, struct target *out);
  * operation is over. Targets in memory of cards get operations of their own (below), each of which
  * waits for its stream. *wrong_out: the index of the target that is refused; `count`: no target is
  * wrong. */
-cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                           const struct command *pattern, const struct op_list *list,
-                           cairn_op **op_out, size_t *wrong_out) CAIRN_MUST_CHECK;
+cairn_status op_begin_list(struct job *job, uint8_t kind, const struct command *pattern,
+                           const struct op_list *list, cairn_op **op_out,
+                           size_t *wrong_out) CAIRN_MUST_CHECK;
 
 TAILQ_HEAD(command_queue, command);
 
@@ -157,8 +157,8 @@ struct command_chain {
     struct command_queue commands;
 };
 /* Adds a command to the chain like op_begin, without beginning the command. */
-cairn_status op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                      const struct command *pattern, struct command_chain *chain) CAIRN_MUST_CHECK;
+cairn_status op_chain(struct job *job, uint8_t kind, const struct command *pattern,
+                      struct command_chain *chain) CAIRN_MUST_CHECK;
 void op_chain_go(struct session *s, struct command_chain *chain);
 /* Drops the chain: frees its commands, none of which is begun, and ends `of`. */
 void op_chain_drop(struct command_chain *chain);
@@ -207,12 +207,25 @@ void client_silence(struct job *job, struct sentence *out);
 /* Asks: control requests of the caller's threads. The loop thread sends them and delivers the
  * replies (client/loop.c). */
 
+/* A call of cairn.h that asks the coordinator. */
+struct ask_call {
+    const char *name;          /* for errors */
+    uint16_t type, reply_type; /* enum wire_message */
+    /* it is answered once all workers have reached the same point, so it waits for a worker that pauses */
+    bool is_of_round;
+    /* what it waits for if it waits for no member and no shard; NULL: for the coordinator */
+    const char *rest;
+};
+#define ASK_CALL(NAME, TYPE, REPLY, ...)                                                     \
+    {                                                                                        \
+        .name = NAME, .type = CAIRN_MSG_##TYPE, .reply_type = CAIRN_MSG_##REPLY, __VA_ARGS__ \
+    }
+
 /* On the stack of its thread; under the lock. */
 struct ask {
     LIST_ENTRY(ask) next;
     struct job *job;
-    const char *call;          /* the function of cairn.h that asks: for errors */
-    uint16_t type;             /* enum wire_message */
+    const struct ask_call *call;
     ProtobufCMessage *message; /* the thread's; the job's number in it is set on sending */
     uint32_t request;          /* 0: not sent on this connection */
     bool done;
@@ -222,11 +235,10 @@ struct ask {
     ProtobufCMessage *reply; /* the thread frees it with message_free */
 };
 
-/* Sends the request of `call`, a function of cairn.h, and waits for its reply of `reply_type`
- * (*reply_out, freed by the caller; NULL: the reply is not wanted) or its failure. Sets this
- * thread's sentence. */
-cairn_status ask_coordinator(struct job *job, const char *call, uint16_t type,
-                             ProtobufCMessage *message, uint16_t reply_type, uint64_t deadline_ms,
+/* Sends the call's request, and waits for its reply (*reply_out, freed by the caller; NULL: the reply is
+ * not wanted) or its failure. Sets this thread's sentence. */
+cairn_status ask_coordinator(struct job *job, const struct ask_call *call,
+                             ProtobufCMessage *message, uint64_t deadline_ms,
                              ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
 /* Returns for whom cairn_job_open waits, in the wording of its error. */
 struct sentence ask_opening_awaits(struct job *job);

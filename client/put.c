@@ -248,7 +248,7 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
     cairn_status status = compared ? puts_hash(job, pattern->tensor, &pattern->piece, mem)
                                    : CAIRN_OK;
     if (status == CAIRN_OK)
-        status = source ? op_begin(job, CAIRN_CHUNK_PUT, transfer_run, pattern, op_out)
+        status = source ? op_begin(job, CAIRN_CHUNK_PUT, pattern, op_out)
                         : op_finished(job, CAIRN_CHUNK_PUT, op_out);
     *sent_out = status == CAIRN_OK && source;
     if (status == CAIRN_OK) return CAIRN_OK;
@@ -396,6 +396,8 @@ cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
 
 cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeout_ms)
 {
+    static const struct ask_call call = ASK_CALL("cairn_init_done", INIT_DONE, DONE,
+                                                 .is_of_round = true);
     API_ENTER(job, handle);
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader does not take part in the initial state");
@@ -428,8 +430,7 @@ cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeou
     uint8_t *held = has_tiles ? puts_held(job) : NULL;
     message.held.data = held;
     message.held.len = held != NULL ? job->spec.tensor_count * CAIRN_PUTS_HELD_BYTES : 0;
-    status = ask_coordinator(job, "cairn_init_done", CAIRN_MSG_INIT_DONE, &message.base,
-                             CAIRN_MSG_DONE, deadline_ms, NULL);
+    status = ask_coordinator(job, &call, &message.base, deadline_ms, NULL);
     free(held);
     if (status != CAIRN_OK) status = puts_explain(job, status, hashed);
     puts_end(job, status);

@@ -21,6 +21,20 @@ struct commit_words {
     double *driven;            /* [group_count] rates of driven groups; NULL: no group is driven */
 };
 
+/* The calls that ask the coordinator. */
+static const struct ask_call round_begin = ASK_CALL("cairn_round_begin", ROUND_BEGIN, ROUND_OPENED,
+                                                    .is_of_round = true);
+static const struct ask_call write_begin = ASK_CALL("cairn_write_begin", WRITE_BEGIN, ROUND_OPENED,
+                                                    .is_of_round = true);
+#define END_AWAITED "the shards to tell how the round ended"
+static const struct ask_call commit = ASK_CALL("cairn_commit", ROUND_COMMIT, ROUND_RESULT,
+                                               .is_of_round = true, .rest = END_AWAITED);
+static const struct ask_call write_end = ASK_CALL("cairn_write_end", ROUND_COMMIT, ROUND_RESULT,
+                                                  .is_of_round = true, .rest = END_AWAITED);
+static const struct ask_call abandon = ASK_CALL("cairn_round_abandon", ROUND_COMMIT, ROUND_RESULT,
+                                                .is_of_round = true, .rest = END_AWAITED);
+static const struct ask_call write_cancel = ASK_CALL("WriteCancel", WRITE_CANCEL, DONE);
+
 /* ==== driven ==== */
 
 /* Driven groups: the trainer sets their learning rates, and each commit carries them. */
@@ -189,9 +203,8 @@ static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
     return api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
 }
 
-/* Waits for a round of this worker alone (CAIRN_MSG_WRITE_BEGIN) or of all workers
- * (CAIRN_MSG_ROUND_BEGIN). */
-static cairn_status begin_round(struct job *job, uint16_t type, uint64_t deadline_ms,
+/* Waits for a round of this worker alone (write_begin) or of all workers (round_begin). */
+static cairn_status begin_round(struct job *job, const struct ask_call *call, uint64_t deadline_ms,
                                 struct cairn_round *out)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -205,14 +218,13 @@ static cairn_status begin_round(struct job *job, uint16_t type, uint64_t deadlin
     // The buffers of a void round are returned before the caller fills them again.
     const uint64_t from_us = monotonic_us();
     cairn_status status = await_pushes(job, deadline_ms);
-    const bool is_write = type == CAIRN_MSG_WRITE_BEGIN;
+    const bool is_write = call == &write_begin;
     for (bool is_open = false; status == CAIRN_OK && !is_open;) {
         Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
         Cairn__WriteBegin write = CAIRN__WRITE_BEGIN__INIT;
         ProtobufCMessage *reply;
-        status = ask_coordinator(job, is_write ? "cairn_write_begin" : "cairn_round_begin", type,
-                                 is_write ? &write.base : &begin.base, CAIRN_MSG_ROUND_OPENED,
-                                 deadline_ms, &reply);
+        status = ask_coordinator(job, call, is_write ? &write.base : &begin.base, deadline_ms,
+                                 &reply);
         if (status != CAIRN_OK) break;
         // Another thread may have pushed while this one waited for its turn.
         status = await_pushes(job, deadline_ms);
@@ -241,7 +253,7 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
         return client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
     const uint64_t deadline_ms = api_deadline(timeout_ms);
     CAIRN_TRY(await_write(job, deadline_ms));
-    CAIRN_TRY(begin_round(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round));
+    CAIRN_TRY(begin_round(job, &round_begin, deadline_ms, &round));
     struct_copy_out(out, &round, sizeof round);
     return CAIRN_OK;
 }
@@ -451,9 +463,10 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
 }
 
 /* Commits the round, once, and waits for its end. */
-static cairn_status commit_round(struct job *job, const char *call, const struct cairn_round *round,
-                                 uint64_t weight, const struct commit_words *words,
-                                 uint64_t deadline_ms, struct cairn_result *out)
+static cairn_status commit_round(struct job *job, const struct ask_call *call,
+                                 const struct cairn_round *round, uint64_t weight,
+                                 const struct commit_words *words, uint64_t deadline_ms,
+                                 struct cairn_result *out)
 {
     CAIRN_TRY(api_judge_begun(job, round));
     CAIRN_TRY(commit_once(job, round, weight));
@@ -467,8 +480,7 @@ static cairn_status commit_round(struct job *job, const char *call, const struct
     message.driven = words->driven;
     message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
     ProtobufCMessage *reply;
-    cairn_status status = ask_coordinator(job, call, CAIRN_MSG_ROUND_COMMIT, &message.base,
-                                          CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
+    cairn_status status = ask_coordinator(job, call, &message.base, deadline_ms, &reply);
     pthread_mutex_lock(&job->session->lock);
     step_times_ended(&job->times, from_us);
     pthread_mutex_unlock(&job->session->lock);
@@ -519,8 +531,7 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     CAIRN_TRY(judge_weight(weight));
     CAIRN_TRY(judge_state(job, round, &words.state));
     CAIRN_TRY(driven_rates(job, room, &words.driven));
-    CAIRN_TRY(commit_round(job, "cairn_commit", round, weight, &words, api_deadline(timeout_ms),
-                           &result));
+    CAIRN_TRY(commit_round(job, &commit, round, weight, &words, api_deadline(timeout_ms), &result));
     struct_copy_out(out, &result, sizeof result);
     return CAIRN_OK;
 }
@@ -549,8 +560,7 @@ cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *ro
         message.round = round->round;
         message.abandon = true;
         ProtobufCMessage *reply;
-        CAIRN_TRY(ask_coordinator(job, "cairn_round_abandon", CAIRN_MSG_ROUND_COMMIT, &message.base,
-                                  CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply));
+        CAIRN_TRY(ask_coordinator(job, &abandon, &message.base, deadline_ms, &reply));
         if (((const Cairn__RoundResult *)reply)->status != CAIRN_ERR_EPOCH_CHANGED)
             status = client_fail(CAIRN_ERR_STALE,
                                  "round %" PRIu64
@@ -605,8 +615,7 @@ static void cancel_write(struct job *job, uint64_t round)
     sentence_set(&said, "%s", cairn_error());
     message.round = round;
     // Even if this is not answered, the write is void: nobody commits it.
-    (void)!ask_coordinator(job, message_name(CAIRN_MSG_WRITE_CANCEL), CAIRN_MSG_WRITE_CANCEL,
-                           &message.base, CAIRN_MSG_DONE, api_deadline(CANCEL_MS), NULL);
+    (void)!ask_coordinator(job, &write_cancel, &message.base, api_deadline(CANCEL_MS), NULL);
     client_fail(CAIRN_OK, "%s", said.text);
 }
 
@@ -650,7 +659,7 @@ cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
     const uint64_t deadline_ms = api_deadline(timeout_ms);
     struct cairn_round round = { .struct_size = sizeof round };
     CAIRN_TRY(judge_begin(job));
-    cairn_status status = begin_round(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
+    cairn_status status = begin_round(job, &write_begin, deadline_ms, &round);
     if (status == CAIRN_ERR_TIMEOUT) cancel_write(job, 0);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
@@ -747,7 +756,7 @@ cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, 
     pattern.ptr = mem.ptr;
     cairn_status status = claim(job, &pattern);
     if (status == CAIRN_OK) {
-        status = op_begin(job, CAIRN_CHUNK_PUT, transfer_run, &pattern, op_out);
+        status = op_begin(job, CAIRN_CHUNK_PUT, &pattern, op_out);
         if (status != CAIRN_OK) unclaim(job, &pattern);
     }
     if (status != CAIRN_OK) free(pattern.owned);
@@ -785,8 +794,8 @@ cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_ver
         give_up(job, round.round);
         return status;
     }
-    status = commit_round(job, "cairn_write_end", &round, 1,
-                          &(struct commit_words) { { 0, NULL }, NULL }, deadline_ms, &result);
+    status = commit_round(job, &write_end, &round, 1, &(struct commit_words) { { 0, NULL }, NULL },
+                          deadline_ms, &result);
     if (status == CAIRN_ERR_TIMEOUT || status == CAIRN_ERR_NO_MEMORY)
         return status; // the call may be repeated to continue
     pthread_mutex_lock(&job->session->lock);

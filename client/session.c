@@ -495,10 +495,11 @@ static void delist(struct ask *ask)
 /* Asks for whom the call waits; NULL: no answer by until_ms. */
 static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_ms)
 {
+    static const struct ask_call call = { .type = CAIRN_MSG_WHO_IS_AWAITED };
     Cairn__WhoIsAwaited message = CAIRN__WHO_IS_AWAITED__INIT;
     message.cut = type == CAIRN_MSG_SNAPSHOT_CREATE;
     message.lease = type == CAIRN_MSG_LEASE_TAKE;
-    struct ask ask = { .job = job, .type = CAIRN_MSG_WHO_IS_AWAITED, .message = &message.base };
+    struct ask ask = { .job = job, .call = &call, .message = &message.base };
     enlist(&ask);
     (void)sleep_for_ask(&ask, until_ms);
     delist(&ask);
@@ -519,32 +520,17 @@ static uint64_t away_for_ms(struct session *s)
 }
 
 /* Describes what else is awaited, if neither a member nor a shard is. */
-static void say_rest(struct job *job, uint16_t type, struct sentence *out)
+static void say_rest(struct job *job, const struct ask_call *call, struct sentence *out)
 {
+    sentence_set(out, "waits for %s",
+                 call->rest != NULL ? call->rest
+                                    : "the coordinator, which waits for nobody: it is at work on "
+                                      "this, or on its store");
+    if (call->type != CAIRN_MSG_VERSION_WAIT) return;
     pthread_mutex_lock(&job->session->lock);
     const struct cairn_version newest = job->known.newest;
     pthread_mutex_unlock(&job->session->lock);
-    switch (type) {
-    case CAIRN_MSG_VERSION_WAIT:
-        sentence_set(out,
-                     "waits for a step that nobody has begun: the newest version that was "
-                     "heard of is %" PRIu64 ".%" PRIu64,
-                     newest.generation, newest.step);
-        return;
-    case CAIRN_MSG_SNAPSHOT_CREATE:
-        sentence_set(out, "waits for the storage of the snapshots, where it is written");
-        return;
-    case CAIRN_MSG_ROUND_COMMIT:
-        sentence_set(out, "waits for the shards to tell how the round ended");
-        return;
-    case CAIRN_MSG_LEASE_TAKE:
-    case CAIRN_MSG_LEASE_DROP:
-        sentence_set(out, "waits for the shards to take note of the lease");
-        return;
-    default:
-        sentence_set(out, "waits for the coordinator, which waits for nobody: it is at work "
-                          "on this, or on its store");
-    }
+    sentence_add(out, " %" PRIu64 ".%" PRIu64, newest.generation, newest.step);
 }
 
 /* Returns true if cairn_detach_memory was called, and cairn_attach_memory was not called since. */
@@ -556,7 +542,7 @@ static bool is_detached(struct session *s)
     return is_off;
 }
 
-static struct sentence awaited_text_ask(struct job *job, uint16_t type,
+static struct sentence awaited_text_ask(struct job *job, const struct ask_call *call,
                                         const Cairn__Awaited *awaited)
 {
     struct session *s = job->session;
@@ -576,7 +562,7 @@ static struct sentence awaited_text_ask(struct job *job, uint16_t type,
         sentence_set(&text, "%swaits for %s%s", silence.text, awaited->text,
                      awaited->silent ? PAUSES : "");
     else
-        say_rest(job, type, &text);
+        say_rest(job, call, &text);
     return text;
 }
 
@@ -588,9 +574,9 @@ static Cairn__Awaited *ask_awaited(struct job *job, uint16_t type, uint64_t unti
 
 struct sentence ask_opening_awaits(struct job *job)
 {
-    Cairn__Awaited *awaited = ask_awaited(job, CAIRN_MSG_JOB_OPEN,
-                                          monotonic_ms() + AWAITED_LATE_MS);
-    const struct sentence text = awaited_text_ask(job, CAIRN_MSG_JOB_OPEN, awaited);
+    static const struct ask_call call = { .name = "cairn_job_open", .type = CAIRN_MSG_JOB_OPEN };
+    Cairn__Awaited *awaited = ask_awaited(job, call.type, monotonic_ms() + AWAITED_LATE_MS);
+    const struct sentence text = awaited_text_ask(job, &call, awaited);
     message_free((ProtobufCMessage *)awaited);
     return text;
 }
@@ -599,19 +585,11 @@ static cairn_status fail_late(const struct ask *ask, const Cairn__Awaited *await
 {
     const Cairn__VersionWait *wait = (const Cairn__VersionWait *)ask->message;
     struct sentence call;
-    sentence_set(&call, "%s", ask->call);
-    if (ask->type == CAIRN_MSG_VERSION_WAIT && !wait->client_state)
+    sentence_set(&call, "%s", ask->call->name);
+    if (ask->call->type == CAIRN_MSG_VERSION_WAIT && !wait->client_state)
         sentence_add(&call, " for version %" PRIu64 ".%" PRIu64, wait->generation, wait->step);
-    const struct sentence text = awaited_text_ask(ask->job, ask->type, awaited);
+    const struct sentence text = awaited_text_ask(ask->job, ask->call, awaited);
     return client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", call.text, text.text);
-}
-
-/* Returns true for requests that are answered only once all workers have reached the same point. */
-static bool is_of_round(uint16_t type)
-{
-    return type == CAIRN_MSG_ROUND_BEGIN || type == CAIRN_MSG_ROUND_COMMIT ||
-           type == CAIRN_MSG_WRITE_BEGIN || type == CAIRN_MSG_INIT_DONE ||
-           type == CAIRN_MSG_TILES_DECLARE;
 }
 
 /* CAIRN_OK: the ask is answered. The ask for who is awaited is sent a little before the deadline, so
@@ -626,33 +604,33 @@ static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
         const uint64_t ask_ms = deadline_ms - lead_ms;
         if (sleep_for_ask(ask, client_says_at(&patience, ask_ms))) break;
         const bool is_late = monotonic_ms() >= ask_ms;
-        Cairn__Awaited *awaited = ask_awaited(ask->job, ask->type,
+        Cairn__Awaited *awaited = ask_awaited(ask->job, ask->call->type,
                                               is_late ? deadline_ms + AWAITED_LATE_MS
                                                       : monotonic_ms() + AWAITED_TIMEOUT_MS);
         if (!is_late)
-            client_say_wait(&patience, awaited_text_ask(ask->job, ask->type, awaited).text);
+            client_say_wait(&patience, awaited_text_ask(ask->job, ask->call, awaited).text);
         else if (!sleep_for_ask(ask, deadline_ms) &&
-                 (!is_of_round(ask->type) || !client_waits_on(&patience, awaited, &deadline_ms)))
+                 (!ask->call->is_of_round || !client_waits_on(&patience, awaited, &deadline_ms)))
             status = fail_late(ask, awaited);
         message_free((ProtobufCMessage *)awaited);
     }
     return status;
 }
 
-cairn_status ask_coordinator(struct job *job, const char *call, uint16_t type,
-                             ProtobufCMessage *message, uint16_t reply_type, uint64_t deadline_ms,
+cairn_status ask_coordinator(struct job *job, const struct ask_call *call,
+                             ProtobufCMessage *message, uint64_t deadline_ms,
                              ProtobufCMessage **reply_out)
 {
-    struct ask ask = { .job = job, .call = call, .type = type, .message = message };
+    struct ask ask = { .job = job, .call = call, .message = message };
     enlist(&ask);
     const cairn_status waited = await_answer(&ask, deadline_ms);
     delist(&ask);
     if (!ask.done) return waited; // it may have been answered at the last moment
     if (ask.status != CAIRN_OK) return client_fail(ask.status, "%s", ask.why.text);
-    if (ask.reply_type != reply_type) {
+    if (ask.reply_type != call->reply_type) {
         message_free(ask.reply);
-        return client_fail(CAIRN_ERR_PROTOCOL, "%s: the coordinator answered %s with %s", call,
-                           message_name(type), message_name(ask.reply_type));
+        return client_fail(CAIRN_ERR_PROTOCOL, "%s: the coordinator answered %s with %s",
+                           call->name, message_name(call->type), message_name(ask.reply_type));
     }
     if (reply_out != NULL)
         *reply_out = ask.reply;
@@ -870,13 +848,14 @@ static void note_pause(struct job *job, const char *what, uint64_t ends_ms)
 static cairn_status tell_pause(struct job *job, const char *what, int at_most_ms,
                                uint64_t deadline_ms)
 {
+    static const struct ask_call begin = ASK_CALL("cairn_pause", PAUSE, DONE);
+    static const struct ask_call end = ASK_CALL("cairn_pause_end", PAUSE, DONE);
     Cairn__Pause message = CAIRN__PAUSE__INIT;
     message.at_most_ms = (uint32_t)at_most_ms;
     message.what = wire_text(what);
     note_pause(job, what, at_most_ms > 0 ? monotonic_ms() + (uint64_t)at_most_ms : 0);
-    const cairn_status status = ask_coordinator(
-        job, at_most_ms > 0 ? "cairn_pause" : "cairn_pause_end", CAIRN_MSG_PAUSE, &message.base,
-        CAIRN_MSG_DONE, deadline_ms, NULL);
+    const cairn_status status = ask_coordinator(job, at_most_ms > 0 ? &begin : &end, &message.base,
+                                                deadline_ms, NULL);
     if (status != CAIRN_OK) note_pause(job, "", 0); // a caller whose call failed will not end it
     return status;
 }

@@ -739,10 +739,10 @@ static cairn_status fill_amend(struct words *words, const struct cairn_amend *am
 static cairn_status amend_inside(struct job *job, const struct cairn_amend *amend,
                                  struct words *words, uint64_t deadline_ms)
 {
+    static const struct ask_call call = ASK_CALL("cairn_job_amend", JOB_AMEND, JOB_AMENDED);
     CAIRN_TRY(judge_amend(amend));
     CAIRN_TRY(fill_amend(words, amend));
-    CAIRN_TRY(ask_coordinator(job, "cairn_job_amend", CAIRN_MSG_JOB_AMEND, &words->message.base,
-                              CAIRN_MSG_JOB_AMENDED, deadline_ms, NULL));
+    CAIRN_TRY(ask_coordinator(job, &call, &words->message.base, deadline_ms, NULL));
     if (amend->set_clip_norm)
         job_note_clip_norm(job, amend->clip_norm); // before the round that uses it
     return CAIRN_OK;
