@@ -46,49 +46,13 @@ struct shard_link *pushes_granter(struct shard_link *owner)
                                                   : owner->job->shards.links[grant->tensor - 1];
 }
 
-/* ---- hands of the pusher ---- */
+/* ---- the machine's actions ---- */
 
-static struct job *job_of(const struct pusher *pusher)
+/* Lists the trained tensors of the owner that were not pushed in the micro-batch. */
+static size_t list_absent(const struct shard_link *owner, uint32_t micro, uint32_t *out)
 {
-    return (struct job *)((char *)pusher - offsetof(struct job, pushing.pusher));
-}
-
-static struct chunk_link *link_to(struct pusher *pusher, uint32_t shard)
-{
-    return &carrier_of(job_of(pusher)->shards.links[shard])->conn;
-}
-
-static void link_failed(struct pusher *pusher, struct chunk_link *link)
-{
-    (void)pusher;
-    chunk_link_restart(link);
-}
-
-static cairn_status send_chunk(struct pusher *pusher, const struct push_action *action,
-                               struct chunk_header *header)
-{
-    struct job *job = job_of(pusher);
-    struct parcel *parcel = parcel_of_request(job, action->cookie);
-    assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH); // not released yet
-    return parcel_send(parcel, carrier_of(job->shards.links[action->shard])->index, header);
-}
-
-static uint32_t relay_mark(const struct pusher *pusher, uint32_t shard)
-{
-    const struct shard_link *owner = job_of(pusher)->shards.links[shard];
-    return owner->relayed ? owner->index + 1 : 0;
-}
-
-static size_t absent_max(const struct pusher *pusher, uint32_t shard)
-{
-    return job_of(pusher)->pushing.served->parts[shard].map.extent_count;
-}
-
-static size_t list_absent(const struct pusher *pusher, uint32_t shard, uint32_t micro,
-                          uint32_t *out)
-{
-    const struct job *job = job_of(pusher);
-    const struct shard_map *map = &job->pushing.served->parts[shard].map;
+    const struct job *job = owner->job;
+    const struct shard_map *map = &job->pushing.served->parts[owner->index].map;
     size_t count = 0;
     for (size_t i = 0; i < map->extent_count; i++) {
         const uint32_t tensor = map->extents[i].tensor;
@@ -99,10 +63,35 @@ static size_t list_absent(const struct pusher *pusher, uint32_t shard, uint32_t 
     return count;
 }
 
-static void release_parcel(struct pusher *pusher, const struct push_action *action)
+static cairn_status send_micro_end(const struct shard_link *owner, struct chunk_link *conn,
+                                   struct chunk_header *header)
 {
-    struct parcel *parcel = parcel_of_request(job_of(pusher), action->cookie);
-    if (parcel != NULL) parcel_end(parcel, action->status);
+    const struct served_layout *served = owner->job->pushing.served;
+    struct chunk_absent *absent = chunk_absent_new(conn,
+                                                   served->parts[owner->index].map.extent_count);
+    if (absent == NULL) return CAIRN_ERR_NO_MEMORY;
+    return chunk_absent_send(absent, header, list_absent(owner, header->micro, absent->tensors));
+}
+
+/* Sends a chunk, an end or a commit. If the carrier refuses a send, whatever the reason, a new connection
+ * sends the message again. */
+static void send_pushed(struct job *job, const struct push_action *action)
+{
+    const struct shard_link *owner = job->shards.links[action->shard];
+    struct shard_link *via = carrier_of(job->shards.links[action->shard]);
+    struct chunk_header header = pusher_header(&job->pushing.pusher, action);
+    cairn_status status;
+    if (action->kind == CAIRN_PUSH_SEND_CHUNK) {
+        struct parcel *parcel = parcel_of_request(job, action->cookie);
+        assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH); // not released yet
+        status = parcel_send(parcel, via->index, &header);
+    } else {
+        header.tensor = owner->relayed ? owner->index + 1 : 0;
+        status = action->kind == CAIRN_PUSH_SEND_MICRO_END
+                     ? send_micro_end(owner, &via->conn, &header)
+                     : chunk_link_send(&via->conn, &header, NULL, 0, NULL, NULL);
+    }
+    if (status != CAIRN_OK) chunk_link_restart(&via->conn);
 }
 
 static void say_refused(const struct job *job, const struct push_action *action,
@@ -124,29 +113,39 @@ static void say_refused(const struct job *job, const struct push_action *action,
 /* STALE and FENCED follow from messages that the coordinator has sent or will send. The coordinator
  * does not know of any other refusal, and the shard waits for the data that it refused. So the round is
  * given up, and the worker's calls in the round report why. */
-static void refused_pushes(struct pusher *pusher, const struct push_action *action)
+static void note_refused(struct job *job, const struct push_action *action)
 {
-    struct job *job = job_of(pusher);
+    const uint64_t round = job->pushing.pusher.round;
     if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
     pthread_mutex_lock(&job->session->lock);
-    job->filling.refused_round = pusher->round;
+    job->filling.refused_round = round;
     job->filling.refused_status = action->status;
     say_refused(job, action, &job->filling.refused_why);
     pthread_mutex_unlock(&job->session->lock);
-    job->pushing.gives_up = pusher->round;
+    job->pushing.gives_up = round;
     session_kick(job->session);
 }
 
-static const struct pusher_callbacks callbacks = {
-    .link = link_to,
-    .link_failed = link_failed,
-    .send_chunk = send_chunk,
-    .mark = relay_mark,
-    .absent_max = absent_max,
-    .absent = list_absent,
-    .released = release_parcel,
-    .refused = refused_pushes,
-};
+/* Carries out the machine's actions. Called after each call of the machine. */
+static void carry_out(struct job *job)
+{
+    struct push_actions *actions = &job->pushing.pusher.actions;
+    for (size_t i = 0; i < actions->count; i++) {
+        const struct push_action *action = &actions->list[i];
+        struct parcel *parcel;
+        switch (action->kind) {
+        case CAIRN_PUSH_SEND_CHUNK:
+        case CAIRN_PUSH_SEND_MICRO_END:
+        case CAIRN_PUSH_SEND_COMMIT: send_pushed(job, action); break;
+        case CAIRN_PUSH_RELEASED:
+            parcel = parcel_of_request(job, action->cookie);
+            if (parcel != NULL) parcel_end(parcel, action->status);
+            break;
+        case CAIRN_PUSH_VOID: note_refused(job, action); break;
+        }
+    }
+    actions->count = 0;
+}
 
 /* ---- the machine's life ---- */
 
@@ -154,7 +153,7 @@ static const struct pusher_callbacks callbacks = {
 static void pushes_drop(struct job *job, cairn_status status)
 {
     if (job->pushing.pusher.push == NULL) return;
-    pusher_end(&job->pushing.pusher);
+    job->pushing.pusher.push = NULL;
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         struct parcel *parcel = job->parcels.all[i];
         if (parcel->op != NULL && parcel->kind == CAIRN_CHUNK_PUSH) parcel_end(parcel, status);
@@ -186,7 +185,7 @@ static cairn_status open_pusher(struct job *job)
     if (queue > UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
     const struct push_config config = { .shard_count = served->layout->shard_count,
                                         .queue_max = (uint32_t)queue };
-    const cairn_status status = pusher_open(&job->pushing.pusher, &callbacks, &config);
+    const cairn_status status = pusher_open(&job->pushing.pusher, &config);
     if (status == CAIRN_OK) job->pushing.served = served_layout_get(served);
     return status;
 }
@@ -207,7 +206,7 @@ static cairn_status on_opened(struct job *job, uint32_t request, ProtobufCMessag
     CAIRN_TRY(open_pusher(job));
     pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
     for (uint32_t i = 0; i < job->pushing.served->layout->shard_count; i++)
-        if (job->pushing.served->parts[i].absent) pusher_absent(&job->pushing.pusher, i);
+        if (job->pushing.served->parts[i].absent) push_absent(job->pushing.pusher.push, i);
     for (uint32_t i = 0; i < job->shards.count; i++) {
         job->shards.links[i]->carrier = NULL;
         job->shards.links[i]->relayed = false;
@@ -220,23 +219,38 @@ static cairn_status on_opened(struct job *job, uint32_t request, ProtobufCMessag
 void pushes_on_grant(struct shard_link *owner)
 {
     struct job *job = owner->job;
+    struct pusher *pusher = &job->pushing.pusher;
     const struct chunk_header *grant = &owner->grant;
-    if (job->pushing.pusher.push == NULL || grant->kind == 0 ||
-        grant->round != job->pushing.pusher.round)
-        return;
+    if (!pusher_takes(pusher, grant)) return;
     owner->carrier = pushes_granter(owner);
     owner->relayed = grant->tensor != 0;
-    pusher_on_grant(&job->pushing.pusher, owner->index, grant, owner->carrier->conn.way);
+    push_on_grant(pusher->push, owner->index, grant->request,
+                  grant_window(grant, chunk_link_shares(&owner->carrier->conn)), &pusher->actions);
+    carry_out(job);
+    // A HELLO may have overtaken the GRANT.
+    push_on_hello(pusher->push, owner->index, owner->carrier->conn.way, &pusher->actions);
+    carry_out(job);
 }
 
-/* Tells the pusher of the HELLO for each owner that is reached over `link`. An owner that has not
+void pushes_on_answer(struct shard_link *owner, const struct chunk_header *header)
+{
+    struct pusher *pusher = &owner->job->pushing.pusher;
+    if (!pusher_takes(pusher, header)) return;
+    pusher_on_answer(pusher, owner->index, header);
+    carry_out(owner->job);
+}
+
+/* Tells the machine of the HELLO for each owner that is reached over `link`. An owner that has not
  * granted yet is skipped, since it is not known which link reaches this owner. */
 void pushes_on_hello(struct shard_link *link, uint64_t way)
 {
     struct job *job = link->job;
+    struct pusher *pusher = &job->pushing.pusher;
     uint32_t i;
-    for (const uint32_t end = owners_of(link, &i); i < end; i++) {
-        if (job->shards.links[i]->carrier == link) pusher_on_hello(&job->pushing.pusher, i, way);
+    for (const uint32_t end = owners_of(link, &i); pusher->push != NULL && i < end; i++) {
+        if (job->shards.links[i]->carrier != link) continue;
+        push_on_hello(pusher->push, i, way, &pusher->actions);
+        carry_out(job);
     }
 }
 
@@ -249,7 +263,7 @@ bool pushes_waits(const struct shard_link *link)
     if (job->pushing.pusher.push == NULL) return false;
     for (const uint32_t end = owners_of(link, &i); i < end; i++) {
         const struct shard_link *carrier = job->shards.links[i]->carrier;
-        if ((carrier == NULL || carrier == link) && pusher_waits(&job->pushing.pusher, i))
+        if ((carrier == NULL || carrier == link) && push_waits(job->pushing.pusher.push, i))
             return true;
     }
     return false;
@@ -257,13 +271,15 @@ bool pushes_waits(const struct shard_link *link)
 
 static void lose_owner(struct shard_link *owner, const struct shard_link *link)
 {
-    struct job *job = owner->job;
+    struct pusher *pusher = &owner->job->pushing.pusher;
     const bool was_its = carrier_of(owner) == link;
     if (pushes_granter(owner) == link) owner->grant = (struct chunk_header) { 0 };
     if (!was_its) return;
     owner->carrier = NULL;
     owner->relayed = false;
-    pusher_on_lost(&job->pushing.pusher, owner->index);
+    if (pusher->push == NULL) return;
+    push_on_lost(pusher->push, owner->index, &pusher->actions);
+    carry_out(owner->job);
 }
 
 void pushes_lost(struct shard_link *link)
@@ -289,10 +305,12 @@ static cairn_status on_result(struct job *job, uint32_t request, ProtobufCMessag
     if (!is_void && version_compare(version, job->known.newest) > 0) job->known.newest = version;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    if (job->pushing.pusher.push == NULL || job->pushing.pusher.round > result->round)
-        return CAIRN_OK;
-    if (!is_void && job->pushing.pusher.round == result->round)
-        pusher_resolved(&job->pushing.pusher);
+    struct pusher *pusher = &job->pushing.pusher;
+    if (pusher->push == NULL || pusher->round > result->round) return CAIRN_OK;
+    if (!is_void && pusher->round == result->round) {
+        push_on_result(pusher->push, &pusher->actions);
+        carry_out(job);
+    }
     pushes_drop(job, is_void ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK);
     return CAIRN_OK;
 }
@@ -447,6 +465,7 @@ static void uncut(struct command *command, const struct cut_chunk *cuts, size_t 
 static enum cut_pushes cut_target(struct command *command)
 {
     struct job *job = command->job;
+    struct pusher *pusher = &job->pushing.pusher;
     struct cut_chunk cuts[CAIRN_STAGE_AHEAD];
     bool starves = false;
     job->pushing.pushed[command->micro][command->target->tensor] = 1;
@@ -455,8 +474,9 @@ static enum cut_pushes cut_target(struct command *command)
         if (count == 0) break;
         command->starved_ms = 0;
         for (size_t i = 0; i < count; i++) {
-            const cairn_status status = pusher_chunk(&job->pushing.pusher, cuts[i].shard,
-                                                     command->micro, cuts[i].chunk);
+            const cairn_status status = push_chunk(pusher->push, cuts[i].shard, command->micro,
+                                                   cuts[i].chunk, &pusher->actions);
+            carry_out(job);
             command->is_held_up = status == CAIRN_ERR_BUSY;
             if (status == CAIRN_OK) continue;
             uncut(command, cuts, i, count);
@@ -515,7 +535,9 @@ bool pushes_micro_end_run(struct command *command)
     if (round_is_over(command)) return true;
     if (pushed_in(job, command->micro) == NULL)
         return starve_command(command, "at the end of a micro-batch");
-    cairn_status status = pusher_micro_end(&job->pushing.pusher, command->micro);
+    struct pusher *pusher = &job->pushing.pusher;
+    const cairn_status status = push_micro_end(pusher->push, command->micro, &pusher->actions);
+    carry_out(job);
     return status != CAIRN_ERR_BUSY;
 }
 
@@ -523,7 +545,9 @@ bool pushes_commit_run(struct command *command)
 {
     struct job *job = command->job;
     if (round_is_over(command)) return true;
-    cairn_status status = pusher_commit(&job->pushing.pusher, command->weight);
+    struct pusher *pusher = &job->pushing.pusher;
+    const cairn_status status = push_commit(pusher->push, command->weight, &pusher->actions);
+    carry_out(job);
     return status != CAIRN_ERR_BUSY;
 }
 

@@ -218,6 +218,8 @@ void pushes_release(struct job *job); /* closes the pusher; also with the job */
 /* Returns the connection on which the owner's last GRANT arrived. */
 struct shard_link *pushes_granter(struct shard_link *owner);
 void pushes_on_grant(struct shard_link *owner);
+/* Processes ACK, NAK and MICRO_ACK. */
+void pushes_on_answer(struct shard_link *owner, const struct chunk_header *header);
 /* The shard sent HELLO on this connection: its answers to pushes over the connection may be lost. */
 void pushes_on_hello(struct shard_link *link, uint64_t way);
 /* Returns true if the open round's state machine still expects something that arrives, or may

@@ -298,107 +298,10 @@ bool asker_waits(const struct asker *asker)
 
 #define WINDOW_MAX 1024
 
-/* ---- the machine's actions ---- */
-
-static struct chunk_header header_of(const struct pusher *pusher, uint8_t kind,
-                                     const struct push_action *action)
-{
-    return (struct chunk_header) {
-        .kind = kind,
-        .epoch = pusher->epoch,
-        .round = pusher->round,
-        .micro = action->micro,
-    };
-}
-
-static void send_chunk(struct pusher *pusher, const struct push_action *action)
-{
-    struct chunk_header header = header_of(pusher, CAIRN_CHUNK_PUSH, action);
-    header.request = action->request;
-    header.value = action->in_place ? CAIRN_CHUNK_IN_PLACE : 0;
-    if (pusher->callbacks->send_chunk(pusher, action, &header) != CAIRN_OK)
-        pusher->callbacks->link_failed(pusher, pusher->callbacks->link(pusher, action->shard));
-}
-
-static uint32_t mark_of(const struct pusher *pusher, const struct push_action *action)
-{
-    return pusher->callbacks->mark != NULL ? pusher->callbacks->mark(pusher, action->shard) : 0;
-}
-
-/* The list of absent tensors, on loan to the fabric. */
-struct note {
-    struct chunk_link *link; /* borrowed */
-    uint32_t tensors[];
-};
-
-static void on_note_sent(void *arg, cairn_status status)
-{
-    struct note *note = arg;
-    struct chunk_link *link = note->link;
-    free(note);
-    chunk_link_sent(link, status);
-}
-
-static void send_micro_end(struct pusher *pusher, const struct push_action *action)
-{
-    const size_t max = pusher->callbacks->absent_max(pusher, action->shard);
-    struct chunk_link *link = pusher->callbacks->link(pusher, action->shard);
-    struct chunk_header header = header_of(pusher, CAIRN_CHUNK_MICRO_END, action);
-    struct note *note = malloc(sizeof *note + (max + 1) * sizeof *note->tensors);
-    cairn_status status = CAIRN_ERR_NO_MEMORY;
-    header.tensor = mark_of(pusher, action);
-    header.value = action->sent;
-    if (note == NULL) {
-        chunk_link_note_memory(link, status, max * sizeof *note->tensors);
-    } else {
-        note->link = link;
-        chunk_link_note_memory(link, CAIRN_OK, max * sizeof *note->tensors);
-        const size_t count = pusher->callbacks->absent(pusher, action->shard, action->micro,
-                                                       note->tensors);
-        status = chunk_link_send(link, &header, count > 0 ? note->tensors : NULL,
-                                 count * sizeof *note->tensors, on_note_sent, note);
-    }
-    if (status == CAIRN_OK) return;
-    free(note);
-    pusher->callbacks->link_failed(pusher, link);
-}
-
-static void send_commit(struct pusher *pusher, const struct push_action *action)
-{
-    struct chunk_link *link = pusher->callbacks->link(pusher, action->shard);
-    struct chunk_header header = header_of(pusher, CAIRN_CHUNK_COMMIT, action);
-    header.tensor = mark_of(pusher, action);
-    header.value = action->weight;
-    if (chunk_link_send(link, &header, NULL, 0, NULL, NULL) != CAIRN_OK)
-        pusher->callbacks->link_failed(pusher, link);
-}
-
-/* Carries out the machine's actions, and empties the list. */
-static void act(struct pusher *pusher)
-{
-    for (size_t i = 0; i < pusher->actions.count; i++) {
-        const struct push_action *action = &pusher->actions.list[i];
-        switch (action->kind) {
-        case CAIRN_PUSH_SEND_CHUNK: send_chunk(pusher, action); break;
-        case CAIRN_PUSH_SEND_MICRO_END: send_micro_end(pusher, action); break;
-        case CAIRN_PUSH_SEND_COMMIT: send_commit(pusher, action); break;
-        case CAIRN_PUSH_RELEASED: pusher->callbacks->released(pusher, action); break;
-        case CAIRN_PUSH_VOID: // only the coordinator knows how the round ended
-            if (pusher->callbacks->refused != NULL) pusher->callbacks->refused(pusher, action);
-            break;
-        }
-    }
-    pusher->actions.count = 0;
-}
-
-/* ---- a round ---- */
-
-cairn_status pusher_open(struct pusher *pusher, const struct pusher_callbacks *callbacks,
-                         const struct push_config *config)
+cairn_status pusher_open(struct pusher *pusher, const struct push_config *config)
 {
     const size_t bytes = push_bytes(config), capacity = push_actions_max(config);
     if (bytes == 0) return CAIRN_ERR_NO_MEMORY;
-    pusher->callbacks = callbacks;
     pusher->config = *config;
     pusher->memory = malloc(bytes);
     pusher->actions.list = calloc(capacity, sizeof *pusher->actions.list);
@@ -424,51 +327,11 @@ void pusher_begin(struct pusher *pusher, uint64_t epoch, uint64_t round)
     pusher->push = push_init(pusher->memory, &pusher->config);
 }
 
-void pusher_absent(struct pusher *pusher, uint32_t shard)
-{
-    push_absent(pusher->push, shard);
-}
+/* ---- messages of shards ---- */
 
-void pusher_end(struct pusher *pusher)
+bool pusher_takes(const struct pusher *pusher, const struct chunk_header *header)
 {
-    pusher->push = NULL;
-}
-
-cairn_status pusher_chunk(struct pusher *pusher, uint32_t shard, uint32_t micro,
-                          struct push_chunk chunk)
-{
-    const cairn_status status = push_chunk(pusher->push, shard, micro, chunk, &pusher->actions);
-    act(pusher);
-    return status;
-}
-
-cairn_status pusher_micro_end(struct pusher *pusher, uint32_t micro)
-{
-    const cairn_status status = push_micro_end(pusher->push, micro, &pusher->actions);
-    act(pusher);
-    return status;
-}
-
-cairn_status pusher_commit(struct pusher *pusher, uint64_t weight)
-{
-    const cairn_status status = push_commit(pusher->push, weight, &pusher->actions);
-    act(pusher);
-    return status;
-}
-
-void pusher_resolved(struct pusher *pusher)
-{
-    push_on_result(pusher->push, &pusher->actions);
-    act(pusher);
-}
-
-/* ---- the shards ---- */
-
-/* True if the machine has this shard. Other shards join and leave; their messages are not for the
- * machine. */
-static bool is_its(const struct pusher *pusher, uint32_t shard)
-{
-    return pusher->push != NULL && shard < pusher->config.shard_count;
+    return pusher->push != NULL && header->kind != 0 && header->round == pusher->round;
 }
 
 bool grant_is_newer(const struct chunk_header *last, const struct chunk_header *grant)
@@ -477,33 +340,19 @@ bool grant_is_newer(const struct chunk_header *last, const struct chunk_header *
     return last->kind == 0 || (grant->tensor == last->tensor && grant->request >= last->request);
 }
 
-void pusher_on_grant(struct pusher *pusher, uint32_t shard, const struct chunk_header *grant,
-                     uint64_t way)
+struct push_window grant_window(const struct chunk_header *grant, bool shares)
 {
-    if (!is_its(pusher, shard) || grant->kind == 0 || grant->round != pusher->round) return;
     const bool is_window = grant->value >= 1 && grant->value <= WINDOW_MAX;
-    const bool reads = chunk_link_shares(pusher->callbacks->link(pusher, shard));
-    const struct push_window window = {
+    return (struct push_window) {
         .chunks = is_window ? (uint32_t)grant->value : 1,
         .small = grant->leaf_count <= WINDOW_MAX ? grant->leaf_count : 0,
-        .in_place = reads && grant->micro <= WINDOW_MAX ? grant->micro : 0,
+        .in_place = shares && grant->micro <= WINDOW_MAX ? grant->micro : 0,
         .on_card = grant->first_leaf,
     };
-    push_on_grant(pusher->push, shard, grant->request, window, &pusher->actions);
-    act(pusher);
-    pusher_on_hello(pusher, shard, way);
-}
-
-void pusher_on_hello(struct pusher *pusher, uint32_t shard, uint64_t way)
-{
-    if (!is_its(pusher, shard)) return;
-    push_on_hello(pusher->push, shard, way, &pusher->actions);
-    act(pusher);
 }
 
 void pusher_on_answer(struct pusher *pusher, uint32_t shard, const struct chunk_header *header)
 {
-    if (!is_its(pusher, shard) || header->round != pusher->round) return;
     if (header->kind == CAIRN_CHUNK_MICRO_ACK)
         push_on_micro_ack(pusher->push, shard, header->micro, &pusher->actions);
     else if (header->kind == CAIRN_CHUNK_ACK)
@@ -513,17 +362,49 @@ void pusher_on_answer(struct pusher *pusher, uint32_t shard, const struct chunk_
                        header->value <= CAIRN_ERR_INTERNAL ? (cairn_status)header->value
                                                            : CAIRN_ERR_PROTOCOL,
                        &pusher->actions);
-    act(pusher);
 }
 
-void pusher_on_lost(struct pusher *pusher, uint32_t shard)
+/* ---- messages to shards ---- */
+
+struct chunk_header pusher_header(const struct pusher *pusher, const struct push_action *action)
 {
-    if (!is_its(pusher, shard)) return;
-    push_on_lost(pusher->push, shard, &pusher->actions);
-    act(pusher);
+    struct chunk_header header = { .kind = CAIRN_CHUNK_PUSH,
+                                   .epoch = pusher->epoch,
+                                   .round = pusher->round,
+                                   .micro = action->micro,
+                                   .request = action->request,
+                                   .value = action->in_place ? CAIRN_CHUNK_IN_PLACE : 0 };
+    if (action->kind == CAIRN_PUSH_SEND_CHUNK) return header;
+    const bool is_end = action->kind == CAIRN_PUSH_SEND_MICRO_END;
+    header.kind = is_end ? CAIRN_CHUNK_MICRO_END : CAIRN_CHUNK_COMMIT;
+    header.request = 0;
+    header.value = is_end ? action->sent : action->weight;
+    return header;
 }
 
-bool pusher_waits(const struct pusher *pusher, uint32_t shard)
+struct chunk_absent *chunk_absent_new(struct chunk_link *link, size_t max)
 {
-    return is_its(pusher, shard) && push_waits(pusher->push, shard);
+    struct chunk_absent *absent = malloc(sizeof *absent + (max + 1) * sizeof *absent->tensors);
+    chunk_link_note_memory(link, absent != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY,
+                           max * sizeof *absent->tensors);
+    if (absent != NULL) absent->link = link;
+    return absent;
+}
+
+static void on_absent_sent(void *arg, cairn_status status)
+{
+    struct chunk_absent *absent = arg;
+    struct chunk_link *link = absent->link;
+    free(absent);
+    chunk_link_sent(link, status);
+}
+
+cairn_status chunk_absent_send(struct chunk_absent *absent, struct chunk_header *header,
+                               size_t count)
+{
+    const cairn_status status = chunk_link_send(
+        absent->link, header, count > 0 ? absent->tensors : NULL, count * sizeof *absent->tensors,
+        on_absent_sent, absent);
+    if (status != CAIRN_OK) free(absent);
+    return status;
 }

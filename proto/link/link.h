@@ -184,78 +184,50 @@ bool asker_waits(const struct asker *asker);
 
 /* ==== pusher ==== */
 
-/* A pusher drives the push machine (push.h) of the open round over chunk links, and turns the machine's
- * actions into messages (proto/wire/wire.h). A worker has one pusher for all shards of its job. A relay has
- * one pusher for each owner, and acts as a worker towards that owner. Loop thread. */
-
-struct pusher;
-
-/* The functions by which a worker and a relay differ. `shard` is the machine's number of a shard. */
-struct pusher_callbacks {
-    /* Returns the link over which messages to the shard are sent. */
-    struct chunk_link *(*link)(struct pusher *pusher, uint32_t shard);
-    /* Called when the link has refused a send. Whatever the reason, a new connection sends the message
-     * again. */
-    void (*link_failed)(struct pusher *pusher, struct chunk_link *link);
-    /* Sends the chunk that action->cookie names. The header already has the numbers of the round. */
-    cairn_status (*send_chunk)(struct pusher *pusher, const struct push_action *action,
-                               struct chunk_header *header);
-    /* Returns header.tensor of MICRO_END and COMMIT: 0, or 1 + the owner's index if the receiver is a
-     * relay. If `mark` is NULL, header.tensor is 0. */
-    uint32_t (*mark)(const struct pusher *pusher, uint32_t shard);
-    /* absent writes the trained tensors of the shard that have no part in the micro-batch, in ascending
-     * order, and returns how many there are: at most as many as absent_max returns. */
-    size_t (*absent_max)(const struct pusher *pusher, uint32_t shard);
-    size_t (*absent)(const struct pusher *pusher, uint32_t shard, uint32_t micro,
-                     uint32_t *tensors_out);
-    void (*released)(struct pusher *pusher, const struct push_action *action);
-    /* Called when the shard refuses, which makes the round void; may be NULL. */
-    void (*refused)(struct pusher *pusher, const struct push_action *action);
-};
+/* A pusher: the push machine (push.h) of the open round, with its memory. A worker has one for all shards
+ * of its job. A relay has one for each owner, and acts as a worker towards that owner. The pusher's user
+ * calls the machine, which decides, and after each call carries the machine's actions out. The functions
+ * below convert between the machine and messages (proto/wire/wire.h). Loop thread. */
 
 struct pusher {
-    const struct pusher_callbacks *callbacks; /* static */
+    void *memory; /* owned: the machine's */
     struct push_config config;
-    void *memory;                /* owned: the machine's memory */
     struct push_round *push;     /* in `memory`; NULL: no round */
-    struct push_actions actions; /* owned */
+    struct push_actions actions; /* owned: not carried out yet */
     uint64_t epoch, round;       /* the numbers of the open round, or of the last round */
 };
 
 /* CAIRN_ERR_NO_MEMORY: there is no memory, or the configuration is too large for a machine; close the
  * pusher then, too. Open a pusher only once. */
-CAIRN_MUST_CHECK cairn_status pusher_open(struct pusher *pusher,
-                                          const struct pusher_callbacks *callbacks,
-                                          const struct push_config *config);
-/* A pusher that is all zero, because it was never opened, may be closed, too. */
+CAIRN_MUST_CHECK cairn_status pusher_open(struct pusher *pusher, const struct push_config *config);
+/* Also allowed for a pusher that was never opened, all zero. */
 void pusher_close(struct pusher *pusher);
-/* Call this when a round has opened and the round before has ended. */
+/* Call it when a round has opened; the round before has ended (`push` is NULL). */
 void pusher_begin(struct pusher *pusher, uint64_t epoch, uint64_t round);
-/* Tells the pusher that the shard does not exist. Call this right after pusher_begin. */
-void pusher_absent(struct pusher *pusher, uint32_t shard);
-/* Call this when the round is void or resolved. The fabric gives its loans back by itself. */
-void pusher_end(struct pusher *pusher);
 
-/* ---- the caller's side, of an open round: as in push.h, and carries out the machine's actions ---- */
-CAIRN_MUST_CHECK cairn_status pusher_chunk(struct pusher *pusher, uint32_t shard, uint32_t micro,
-                                           struct push_chunk chunk);
-CAIRN_MUST_CHECK cairn_status pusher_micro_end(struct pusher *pusher, uint32_t micro);
-CAIRN_MUST_CHECK cairn_status pusher_commit(struct pusher *pusher, uint64_t weight);
-void pusher_resolved(struct pusher *pusher);
-
-/* ---- the shards. Without a round, or for another round or shard, nothing happens ---- */
+/* True if the header, not all zero, is of the open round. */
+bool pusher_takes(const struct pusher *pusher, const struct chunk_header *header);
 /* True if `grant` is newer than `last`, or if there is no last GRANT (`last` is of kind 0). The numbers of
  * rounds grow, and so do the numbers of a shard's ways: a GRANT that was overtaken is not newer. The ways
  * of several shards cannot be compared, but in one round all GRANTs for a shard have one carrier, the shard
  * itself or a relay. */
 bool grant_is_newer(const struct chunk_header *last, const struct chunk_header *grant);
-/* `way`: the highest number in the carrier's HELLOs; a HELLO may have overtaken the GRANT. */
-void pusher_on_grant(struct pusher *pusher, uint32_t shard, const struct chunk_header *grant,
-                     uint64_t way);
-void pusher_on_hello(struct pusher *pusher, uint32_t shard, uint64_t way);
-/* Handles ACK, NAK and MICRO_ACK. */
+/* Returns the window of a GRANT; `shares`: the path to its sender shares memory of this host. */
+struct push_window grant_window(const struct chunk_header *grant, bool shares);
+/* Tells the machine of an ACK, NAK or MICRO_ACK of the open round. */
 void pusher_on_answer(struct pusher *pusher, uint32_t shard, const struct chunk_header *header);
-void pusher_on_lost(struct pusher *pusher, uint32_t shard);
-bool pusher_waits(const struct pusher *pusher, uint32_t shard);
+
+/* Returns the header of the message that an action sends. */
+struct chunk_header pusher_header(const struct pusher *pusher, const struct push_action *action);
+/* The payload of MICRO_END: the trained tensors of the shard that have no part in the micro-batch,
+ * ascending. chunk_absent_new has room for `max`; NULL: no memory, which is noted on the link.
+ * chunk_absent_send consumes the list, whose first `count` entries are filled in. */
+struct chunk_absent {
+    struct chunk_link *link; /* borrowed */
+    uint32_t tensors[];
+};
+struct chunk_absent *chunk_absent_new(struct chunk_link *link, size_t max);
+CAIRN_MUST_CHECK cairn_status chunk_absent_send(struct chunk_absent *absent,
+                                                struct chunk_header *header, size_t count);
 
 #endif

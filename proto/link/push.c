@@ -547,7 +547,7 @@ bool push_idle(const struct push_round *push)
 
 bool push_waits(const struct push_round *push, uint32_t shard)
 {
-    assert(shard < push->shard_count);
+    if (!has_shard(push, shard)) return false;
     const uint32_t head = push->shards[shard].head;
     return head != NONE && push->entries[head].kind != COMMIT;
 }

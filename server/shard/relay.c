@@ -309,8 +309,11 @@ static bool of_owner(const struct chunk_header *header)
 /* Handles a HELLO that was judged to be from that owner. */
 static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_header *header)
 {
+    struct pusher *pusher = &owner->forward.pusher;
     if (chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
-    pusher_on_hello(&owner->forward.pusher, 0, header->request);
+    if (pusher->push == NULL) return;
+    push_on_hello(pusher->push, 0, header->request, &pusher->actions);
+    relay_forward_act(owner);
 }
 
 static void dispatch_message(struct relay_owner *owner, const struct chunk_header *header,
@@ -384,7 +387,8 @@ static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
 /* True if the owner has not answered something yet. */
 static bool relay_link_waits(const struct relay_owner *owner)
 {
-    return pusher_waits(&owner->forward.pusher, 0) || relay_fetch_waits(owner);
+    const struct push_round *push = owner->forward.pusher.push;
+    return (push != NULL && push_waits(push, 0)) || relay_fetch_waits(owner);
 }
 
 /* True if the relay waits for something. */
@@ -647,8 +651,12 @@ static bool waits(const struct chunk_link *link)
 static void lost(struct chunk_link *link)
 {
     struct relay_owner *owner = owner_of(link);
+    struct pusher *pusher = &owner->forward.pusher;
     owner->forward.grant = (struct chunk_header) { 0 };
-    pusher_on_lost(&owner->forward.pusher, 0);
+    if (pusher->push != NULL) {
+        push_on_lost(pusher->push, 0, &pusher->actions);
+        relay_forward_act(owner);
+    }
     relay_fetch_lost(owner);
 }
 

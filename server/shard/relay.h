@@ -76,6 +76,8 @@ void relay_forward_end(struct relay_owner *owner);
 void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t micro);
 void relay_forward_micro_end(struct relay_owner *owner, uint32_t micro);
 void relay_forward_commit(struct relay_owner *owner, uint64_t weight);
+/* Carries out the machine's actions. Called after each call of the machine. */
+void relay_forward_act(struct relay_owner *owner);
 /* Handles GRANT, ACK, NAK and MICRO_ACK. */
 void relay_forward_on_answer(struct relay_owner *owner, const struct chunk_header *header);
 

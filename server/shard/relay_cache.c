@@ -766,24 +766,7 @@ static uint32_t buffer_of(uint64_t cookie)
     return (uint32_t)(cookie - 1);
 }
 
-static struct relay_owner *owner_of(const struct pusher *pusher)
-{
-    return (struct relay_owner *)((char *)pusher - offsetof(struct relay_owner, forward.pusher));
-}
-
-/* ---- callbacks of the pusher ---- */
-
-static struct chunk_link *link_to(struct pusher *pusher, uint32_t shard)
-{
-    (void)shard;
-    return &owner_of(pusher)->link;
-}
-
-static void link_failed(struct pusher *pusher, struct chunk_link *link)
-{
-    (void)link;
-    relay_link_close(owner_of(pusher));
-}
+/* ---- the machine's actions ---- */
 
 static void on_chunk_sent(void *arg, cairn_status status)
 {
@@ -796,10 +779,9 @@ static void on_chunk_sent(void *arg, cairn_status status)
     chunk_link_sent(&owner->link, status);
 }
 
-static cairn_status send_chunk(struct pusher *pusher, const struct push_action *action,
+static cairn_status send_chunk(struct relay_owner *owner, const struct push_action *action,
                                struct chunk_header *header)
 {
-    struct relay_owner *owner = owner_of(pusher);
     struct relay *relay = owner->relay;
     const uint32_t number = buffer_of(action->cookie);
     const struct chunk_place place = chunk_table_place(&owner->table, action->chunk);
@@ -816,47 +798,56 @@ static cairn_status send_chunk(struct pusher *pusher, const struct push_action *
     return status;
 }
 
-static size_t absent_max(const struct pusher *pusher, uint32_t shard)
+static cairn_status send_micro_end(struct relay_owner *owner, struct chunk_header *header)
 {
-    (void)shard;
-    return owner_of(pusher)->table.map.extent_count;
+    const struct relay_note *note = owner->forward.notes;
+    while (note != NULL && note->micro != header->micro) note = note->next;
+    // Without a note, the micro-batch had something of every tensor.
+    const size_t count = note != NULL ? note->count : 0;
+    struct chunk_absent *absent = chunk_absent_new(&owner->link, count);
+    if (absent == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (count > 0) memcpy(absent->tensors, note->tensors, count * sizeof *note->tensors);
+    return chunk_absent_send(absent, header, count);
 }
 
-static size_t absent(const struct pusher *pusher, uint32_t shard, uint32_t micro,
-                     uint32_t *tensors_out)
+/* If the link refuses a send, whatever the reason, a new connection sends the message again. */
+static void send_forward(struct relay_owner *owner, const struct push_action *action)
 {
-    const struct relay_note *note = owner_of(pusher)->forward.notes;
-    (void)shard;
-    while (note != NULL && note->micro != micro) note = note->next;
-    if (note == NULL) return 0; // the micro-batch had something of every tensor
-    memcpy(tensors_out, note->tensors, note->count * sizeof *tensors_out);
-    return note->count;
-}
-
-static void released(struct pusher *pusher, const struct push_action *action)
-{
-    buffer_pool_end(&owner_of(pusher)->relay->sums.pool, buffer_of(action->cookie));
+    struct chunk_header header = pusher_header(&owner->forward.pusher, action);
+    const cairn_status status = action->kind == CAIRN_PUSH_SEND_CHUNK
+                                    ? send_chunk(owner, action, &header)
+                                : action->kind == CAIRN_PUSH_SEND_MICRO_END
+                                    ? send_micro_end(owner, &header)
+                                    : chunk_link_send(&owner->link, &header, NULL, 0, NULL, NULL);
+    if (status != CAIRN_OK) relay_link_close(owner);
 }
 
 /* Gives the relay up after a refusal, because a refusal is a fault of the owner or of this shard. The
  * exception is a void round: the coordinator knows about that itself. */
-static void refused_forward(struct pusher *pusher, const struct push_action *action)
+static void refused_forward(struct relay_owner *owner, cairn_status status)
 {
-    const struct relay_owner *owner = owner_of(pusher);
-    if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
+    if (status == CAIRN_ERR_STALE || status == CAIRN_ERR_FENCED) return;
     relay_give_up(owner->relay, "shard %s refuses what is relayed in round %" PRIu64 ": %s",
-                  owner->name, pusher->round, status_text((int)action->status));
+                  owner->name, owner->forward.pusher.round, status_text((int)status));
 }
 
-static const struct pusher_callbacks hands = {
-    .link = link_to,
-    .link_failed = link_failed,
-    .send_chunk = send_chunk,
-    .absent_max = absent_max,
-    .absent = absent,
-    .released = released,
-    .refused = refused_forward,
-};
+void relay_forward_act(struct relay_owner *owner)
+{
+    struct push_actions *actions = &owner->forward.pusher.actions;
+    for (size_t i = 0; i < actions->count; i++) {
+        const struct push_action *action = &actions->list[i];
+        switch (action->kind) {
+        case CAIRN_PUSH_SEND_CHUNK:
+        case CAIRN_PUSH_SEND_MICRO_END:
+        case CAIRN_PUSH_SEND_COMMIT: send_forward(owner, action); break;
+        case CAIRN_PUSH_RELEASED:
+            buffer_pool_end(&owner->relay->sums.pool, buffer_of(action->cookie));
+            break;
+        case CAIRN_PUSH_VOID: refused_forward(owner, action->status); break;
+        }
+    }
+    actions->count = 0;
+}
 
 /* ---- a round ---- */
 
@@ -867,13 +858,21 @@ cairn_status relay_forward_open(struct relay_owner *owner)
     owner->forward.sent = calloc((size_t)chunks + 1, sizeof *owner->forward.sent);
     if (owner->forward.sent == NULL) return CAIRN_ERR_NO_MEMORY;
     return pusher_open(
-        &owner->forward.pusher, &hands,
+        &owner->forward.pusher,
         &(struct push_config) { .shard_count = 1, .queue_max = 2 * chunks + MICROS_AHEAD });
 }
 
 static void give_grant(struct relay_owner *owner)
 {
-    pusher_on_grant(&owner->forward.pusher, 0, &owner->forward.grant, owner->link.way);
+    struct pusher *pusher = &owner->forward.pusher;
+    const struct chunk_header *grant = &owner->forward.grant;
+    if (!pusher_takes(pusher, grant)) return;
+    push_on_grant(pusher->push, 0, grant->request,
+                  grant_window(grant, chunk_link_shares(&owner->link)), &pusher->actions);
+    relay_forward_act(owner);
+    // A HELLO may have overtaken the GRANT.
+    push_on_hello(pusher->push, 0, owner->link.way, &pusher->actions);
+    relay_forward_act(owner);
 }
 
 void relay_forward_begin(struct relay_owner *owner, uint64_t epoch, uint64_t round)
@@ -893,7 +892,7 @@ static void free_notes(struct relay_forward *forward)
 
 void relay_forward_end(struct relay_owner *owner)
 {
-    pusher_end(&owner->forward.pusher);
+    owner->forward.pusher.push = NULL;
     buffer_pool_end_sending(&owner->relay->sums.pool, &owner->buffers);
     free_notes(&owner->forward);
     memset(owner->forward.sent, 0, owner->table.trained_count * sizeof *owner->forward.sent);
@@ -929,6 +928,7 @@ static bool is_sent(const struct relay_owner *owner)
 
 void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t micro)
 {
+    struct pusher *pusher = &owner->forward.pusher;
     struct buffer_pool *pool = &owner->relay->sums.pool;
     const uint32_t buffer = buffer_pool_final(pool, &owner->buffers, chunk);
     owner->forward.sent[chunk] = true;
@@ -940,7 +940,8 @@ void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t mic
             .is_small = elems * sizeof(float) <= CAIRN_CHUNK_SMALL,
             .cookie = ((uint64_t)buffer + 1),
         };
-        status = pusher_chunk(&owner->forward.pusher, 0, micro, next);
+        status = push_chunk(pusher->push, 0, micro, next, &pusher->actions);
+        relay_forward_act(owner);
     }
     if (status != CAIRN_OK) buffer_pool_end(pool, buffer);
     judge_queued(owner, status);
@@ -973,18 +974,22 @@ static bool note_absent(struct relay_owner *owner, uint32_t micro)
 
 void relay_forward_micro_end(struct relay_owner *owner, uint32_t micro)
 {
+    struct pusher *pusher = &owner->forward.pusher;
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner))
-        status = note_absent(owner, micro) ? pusher_micro_end(&owner->forward.pusher, micro)
+        status = note_absent(owner, micro) ? push_micro_end(pusher->push, micro, &pusher->actions)
                                            : CAIRN_ERR_NO_MEMORY;
+    relay_forward_act(owner);
     memset(owner->forward.sent, 0, owner->table.trained_count * sizeof *owner->forward.sent);
     judge_queued(owner, status);
 }
 
 void relay_forward_commit(struct relay_owner *owner, uint64_t weight)
 {
+    struct pusher *pusher = &owner->forward.pusher;
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
-    if (is_sent(owner)) status = pusher_commit(&owner->forward.pusher, weight);
+    if (is_sent(owner)) status = push_commit(pusher->push, weight, &pusher->actions);
+    relay_forward_act(owner);
     judge_queued(owner, status);
 }
 
@@ -998,6 +1003,9 @@ void relay_forward_on_answer(struct relay_owner *owner, const struct chunk_heade
         give_grant(owner);
         return;
     }
-    pusher_on_answer(&owner->forward.pusher, 0, header);
+    if (pusher_takes(&owner->forward.pusher, header)) {
+        pusher_on_answer(&owner->forward.pusher, 0, header);
+        relay_forward_act(owner);
+    }
     relay_sums_advance(owner->relay);
 }
