@@ -20,10 +20,6 @@
 #define GRANT_MAX_MS 300  /* longest wait for a GRANT after RoundOpened */
 #define STARVED_MS   5000 /* how long a command may wait for memory */
 
-static struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t plane,
-                                          struct cairn_version version);
-static bool recut_refused(struct parcel *parcel, uint64_t status);
-
 /* ---- by whom ---- */
 
 static struct shard_link *carrier_of(struct shard_link *owner)
@@ -700,7 +696,7 @@ bool transfer_run(struct command *command)
         session_kick(job->session);
         return false;
     }
-    for (uint32_t i = 0; i < job->shards.count; i++) asker_pump(&job->shards.links[i]->asker);
+    askers_pump(job);
     op_let_go(command->op, status, NULL);
     return true;
 }
@@ -846,11 +842,10 @@ void transfer_cancel(struct job *job)
         if (parcel->op == NULL || parcel->kind != CAIRN_CHUNK_FETCH || parcel->answered ||
             !op_is_canceled(parcel->op))
             continue;
-        if (parcel->request.state == CAIRN_REQUEST_SENT) job->shards.links[parcel->via]->asked--;
-        asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
+        parcel_withdraw(parcel);
         parcel_end(parcel, CAIRN_ERR_CANCELED);
     }
-    for (uint32_t i = 0; i < job->shards.count; i++) asker_pump(&job->shards.links[i]->asker);
+    askers_pump(job);
 }
 
 /* Ends every put and fetch of the job with `status`. */
@@ -891,144 +886,4 @@ void job_fail(struct job *job, cairn_status status, const char *text)
     fail_calls(job, status, text);
     fail_parcels(job, status);
     session_kick(job->session);
-}
-
-/* ==== recut ==== */
-
-/* Chunks form a grid that restarts at each extent. So if a layout changes, requests that are not
- * answered yet are cut again by the layout that now applies. A new chunk may contain more than the
- * old one did: the elements in which two chunks overlap are the same in both. */
-
-#define WORD_MS 20000 /* the longest wait for the coordinator's message about a layout */
-
-/* Returns the layout by which a put or fetch of a plane at a version is cut: for published parameters
- * the layout that serves the version, for state the newest layout. */
-static struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t plane,
-                                          struct cairn_version version)
-{
-    const bool is_published = kind == CAIRN_CHUNK_FETCH && plane == CAIRN_PLANE_WIRE;
-    return is_published ? served_layout_of_version(job, version) : job->served;
-}
-
-/* Rebuilds as much of the parcel's command as is needed to cut it by `served`. */
-static struct command command_of(const struct parcel *parcel, struct served_layout *served)
-{
-    return (struct command) {
-        .job = parcel->job,
-        .op = parcel->op,
-        .target = parcel->target,
-        .plane = parcel->plane,
-        .round = parcel->round,
-        .version = parcel->version,
-        .served = served,
-    };
-}
-
-/* Asks for every chunk of the layout that shares a leaf with the old chunk. */
-static cairn_status ask_anew(const struct command *command, const struct chunk_place *old)
-{
-    const struct served_layout *served = command->served;
-    struct job *job = command->job;
-    const uint64_t end = old->first_leaf + old->leaf_count;
-    for (uint64_t leaf = old->first_leaf; leaf < end;) {
-        const uint32_t shard = layout_find(served->layout, old->tensor, leaf)->shard;
-        const struct shard_map *map = &served->parts[shard].map;
-        const struct local_extent *extent = shard_map_find(map, old->tensor, leaf);
-        const uint64_t chunk = extent->first_chunk +
-                               (leaf - extent->first_leaf) / map->chunk_leaves;
-        const struct chunk_place place = shard_map_chunk(map, chunk);
-        leaf = place.first_leaf + place.leaf_count;
-        if (!command_touches(command, shard, chunk)) continue;
-        struct parcel *parcel = parcel_new(job, command, shard, chunk);
-        if (parcel == NULL) return CAIRN_ERR_NO_MEMORY;
-        asker_ask(&job->shards.links[shard]->asker, &parcel->request);
-    }
-    return CAIRN_OK;
-}
-
-/* Stops asking for the parcel. */
-static void withdraw(struct parcel *parcel)
-{
-    struct job *job = parcel->job;
-    if (parcel->request.state == CAIRN_REQUEST_SENT) job->shards.links[parcel->via]->asked--;
-    asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
-}
-
-static void recut(struct parcel *parcel, struct served_layout *served)
-{
-    const struct command command = command_of(parcel, served);
-    const struct chunk_place old = parcel->place;
-    withdraw(parcel);
-    parcel_end(parcel, ask_anew(&command, &old));
-}
-
-static struct served_layout *layout_in_force_of(const struct parcel *parcel)
-{
-    return recut_layout(parcel->job, parcel->kind, parcel->plane, parcel->version);
-}
-
-static bool is_asked(const struct parcel *parcel)
-{
-    return parcel->op != NULL && parcel->kind != CAIRN_CHUNK_PUSH &&
-           parcel->request.state != CAIRN_REQUEST_IDLE;
-}
-
-static void pump_all(struct job *job)
-{
-    for (uint32_t i = 0; i < job->shards.count; i++) asker_pump(&job->shards.links[i]->asker);
-}
-
-void recut_all(struct job *job)
-{
-    const uint32_t count = job->parcels.count; // parcels added after these use the new layout
-    for (uint32_t i = 0; i < count; i++) {
-        struct parcel *parcel = job->parcels.all[i];
-        struct served_layout *served = is_asked(parcel) ? layout_in_force_of(parcel) : NULL;
-        if (served != NULL && parcel->layout != served->layout->version) recut(parcel, served);
-    }
-    pump_all(job);
-}
-
-/* Returns true if the layout may be wrong for versions published while this member was away:
- * another layout may have served then, which was never reported to this member. */
-static bool is_missed(const struct job *job, const struct served_layout *served)
-{
-    const struct served_layout *next = job->served;
-    while (next != NULL && next->older != served) next = next->older;
-    return next != NULL && next->found;
-}
-
-/* Handles the answer of a shard that does not know the chunk. True: the parcel continues. Either it is
- * cut again, or the shard is asked once more, because the coordinator's message may not have arrived
- * yet. */
-static bool recut_refused(struct parcel *parcel, uint64_t status)
-{
-    struct job *job = parcel->job;
-    struct served_layout *served = layout_in_force_of(parcel);
-    const uint64_t now_ms = monotonic_ms();
-    if (status != CAIRN_ERR_MALFORMED && status != CAIRN_ERR_NOT_FOUND) return false;
-    if (parcel->layout != served->layout->version) {
-        recut(parcel, served);
-        pump_all(job);
-        return true;
-    }
-    if (status != CAIRN_ERR_MALFORMED) return false;
-    if (is_missed(job, served)) {
-        parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
-        return true;
-    }
-    if (parcel->word_by_ms == 0) parcel->word_by_ms = now_ms + WORD_MS;
-    return now_ms < parcel->word_by_ms &&
-           asker_again(&job->shards.links[parcel->shard]->asker, &parcel->request, CAIRN_ERR_BUSY);
-}
-
-void recut_gone(struct shard_link *link)
-{
-    struct job *job = link->job;
-    for (uint32_t i = 0; i < job->parcels.count; i++) {
-        struct parcel *parcel = job->parcels.all[i];
-        if (!is_asked(parcel) || parcel->shard != link->index) continue;
-        withdraw(parcel);
-        parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
-    }
 }

@@ -171,6 +171,10 @@ void parcel_undo(struct parcel *parcel);
 /* Finds the parcel whose request has this number. NULL: the number is of an earlier use of the
  * parcel, or unknown. */
 struct parcel *parcel_of_request(const struct job *job, uint64_t number);
+/* Stops asking for the chunk of a put or fetch. */
+void parcel_withdraw(struct parcel *parcel);
+/* Sends the puts and fetches that may be sent now. */
+void askers_pump(struct job *job);
 /* Marks the parcel as answered; if it is answered more than once, the first status stays. */
 void parcel_end(struct parcel *parcel, cairn_status status);
 /* Sends the parcel's chunk over the connection of shard `via`, and fills in the fields of `header`
@@ -190,8 +194,6 @@ void parcel_loan_back(struct parcel *parcel);
 /* Finds the next chunk, *shard_out and *chunk_out, and skips those without elements of the piece.
  * False: the piece is completely cut. */
 bool command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
-/* Returns true if the piece has an element of this chunk of the command's layout. */
-bool command_touches(const struct command *command, uint32_t shard, uint64_t chunk);
 
 /* ==== pushes ==== */
 
@@ -232,6 +234,14 @@ void pushes_lost(struct shard_link *link);
 
 /* Cuts puts and fetches again when another layout applies to them. Loop thread. */
 
+/* Returns the layout by which a put or fetch of a plane at a version is cut: for published parameters
+ * the layout that serves the version, for state the newest layout. */
+struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t plane,
+                                   struct cairn_version version);
+/* Handles the answer of a shard that does not know the chunk. True: the parcel continues. Either it is
+ * cut again, or the shard is asked once more, because the coordinator's message may not have arrived
+ * yet. */
+bool recut_refused(struct parcel *parcel, uint64_t status);
 /* The layouts of the job, or the versions from which they serve, have changed. */
 void recut_all(struct job *job);
 
