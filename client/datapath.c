@@ -218,10 +218,12 @@ static bool is_open_on(const void *address, size_t bytes, const char *device)
     return false;
 }
 
-static void add_advice(const void *address, size_t bytes, const struct fabric_place *there,
+static void add_advice(const struct shard_link *link, const struct fabric_place *there,
                        struct sentence *out)
 {
     struct route route;
+    size_t bytes;
+    const void *address = fabric_own_address(link->job->session->path.fabric, &bytes);
     if (is_loopback(there->ip))
         sentence_add(
             out, "the shard listens on loopback only: set fabric.device of that cairn-shard to the "
@@ -249,14 +251,6 @@ static void add_way(const struct shard_link *link, const struct fabric_place *th
                  there->devices, there->transports);
 }
 
-static void add_advice_here(const struct shard_link *link, const struct fabric_place *there,
-                            struct sentence *out)
-{
-    size_t bytes;
-    const void *address = fabric_own_address(link->job->session->path.fabric, &bytes);
-    add_advice(address, bytes, there, out);
-}
-
 /* Adds the advice for a shard that listens on no network. */
 static void add_advice_mapped(const struct shard_link *link, struct sentence *out)
 {
@@ -281,7 +275,7 @@ static void fail_job(struct shard_link *link)
     if (fabric_address_place(link->address, link->address_bytes, 0, &there)) {
         add_way(link, &there, &why);
         sentence_add(&why, " does not lead there and back; ");
-        add_advice_here(link, &there, &why);
+        add_advice(link, &there, &why);
     } else {
         add_advice_mapped(link, &why);
     }
@@ -298,7 +292,7 @@ static void explain_silence(const struct shard_link *link, struct sentence *out)
                  SILENCE_MS / 1000);
     add_way(link, &there, out);
     sentence_add(out, ", which led there before: if the shard runs, ");
-    add_advice_here(link, &there, out);
+    add_advice(link, &there, out);
 }
 
 /* Explains that this process cannot send its own data; no shard is to blame. */

@@ -336,6 +336,9 @@ cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece, void **
  * micro-batch did not touch are pushed at its end. A worker that commits with fewer micro-batches
  * than the job declares pushes what it has. */
 
+static void void_assemblies(struct job *job);
+static void drop(struct assembly *assembly);
+
 struct sum {
     /* owned */
     float *values; /* [elems] */
@@ -352,6 +355,7 @@ bool accumulate_wanted(const struct job *job)
 
 void accumulate_new_round(struct job *job)
 {
+    void_assemblies(job);
     job->sums.ended = false;
     for (size_t i = 0; job->sums.of != NULL && i < job->spec.tensor_count; i++)
         job->sums.of[i].any = job->sums.of[i].sent = false;
@@ -359,6 +363,7 @@ void accumulate_new_round(struct job *job)
 
 void accumulate_release(struct job *job)
 {
+    for (struct assembly *a; (a = LIST_FIRST(&job->sums.assemblies)) != NULL;) drop(a);
     for (size_t i = 0; job->sums.of != NULL && i < job->spec.tensor_count; i++)
         free(job->sums.of[i].values);
     free(job->sums.of);
@@ -563,17 +568,13 @@ static void drop(struct assembly *assembly)
     if (assembly->copying == 0) free_locked(assembly);
 }
 
-void assemble_new_round(struct job *job)
+/* Another round begins, so the pushes of the previous one are void. */
+static void void_assemblies(struct job *job)
 {
     for (struct assembly *a = LIST_FIRST(&job->sums.assemblies), *next; a != NULL; a = next) {
         next = LIST_NEXT(a, next);
         if (a->kind == CAIRN_CHUNK_PUSH) drop(a);
     }
-}
-
-void assemble_release(struct job *job)
-{
-    for (struct assembly *a; (a = LIST_FIRST(&job->sums.assemblies)) != NULL;) drop(a);
 }
 
 static struct assembly *open_assembly(struct job *job, const struct portion *p)

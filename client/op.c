@@ -1,8 +1,11 @@
+/* Operations and commands, and streams that wait for operations. */
 #include "client/op.h"
 
-#include <fcntl.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/base.h"
 #include "client/device.h"
@@ -12,6 +15,211 @@
 #include "proto/base/text.h"
 
 static void session_commands(struct session *s, struct command_queue *commands);
+
+/* ==== waking ==== */
+
+#define WAKE_US 100
+
+static void wake_now(struct session *s)
+{
+    const uint64_t one = 1;
+    pthread_cond_broadcast(&s->changed);
+    if (s->wake.tells) {
+        const ssize_t written = write(s->event_fd, &one, sizeof one);
+        (void)written; // a full counter is already readable
+    }
+    s->wake.is_due = s->wake.tells = false;
+}
+
+/* Records that operations ended; `tells`: the event descriptor signals them. Under the lock. */
+static void wake(struct session *s, bool tells)
+{
+    const uint64_t now_us = monotonic_us();
+    s->wake.tells = s->wake.tells || tells;
+    s->wake.is_due = now_us - s->wake.last_us < WAKE_US &&
+                     pthread_equal(pthread_self(), s->loop.thread) != 0;
+    if (s->wake.is_due) return;
+    s->wake.last_us = now_us;
+    wake_now(s);
+}
+
+void session_wake_due(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->wake.is_due) wake_now(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ==== streams ==== */
+
+/* ---- words: under the lock ---- */
+
+static struct card_word *detach_words(struct op *op)
+{
+    struct card_word *words = op->words;
+    if (words != NULL) LIST_REMOVE(op, next_words);
+    op->words = NULL;
+    return words;
+}
+
+static void add_word(struct op *op, struct card_word *word)
+{
+    struct stream_waits *waits = &op->session->streams;
+    if (op->words == NULL) {
+        op->words_until_ms = monotonic_ms() + CAIRN_STREAMS_WAIT_MS;
+        LIST_INSERT_HEAD(&waits->ops, op, next_words);
+    }
+    word->next = op->words;
+    op->words = word;
+    pthread_cond_signal(&waits->changed);
+}
+
+/* Detaches the words of one operation that is late. NULL: no operation is late. */
+static struct card_word *detach_late(struct stream_waits *waits, uint64_t now_ms)
+{
+    const bool all = waits->is_over || (waits->close_ms != 0 && now_ms >= waits->close_ms);
+    struct op *op = LIST_FIRST(&waits->ops);
+    while (op != NULL && !all && now_ms < op->words_until_ms) op = LIST_NEXT(op, next_words);
+    if (op == NULL) return NULL;
+    op->is_late = true;
+    return detach_words(op);
+}
+
+/* Not under a lock. */
+static void let_go_words(struct card_word *words)
+{
+    while (words != NULL) {
+        struct card_word *next = words->next;
+        card_word_set(words);
+        words = next;
+    }
+}
+
+/* ---- the thread ---- */
+
+static void sleep_until_late(struct stream_waits *waits)
+{
+    uint64_t until_ms = waits->close_ms != 0 ? waits->close_ms : UINT64_MAX;
+    const struct op *op;
+    LIST_FOREACH (op, &waits->ops, next_words)
+        if (op->words_until_ms < until_ms) until_ms = op->words_until_ms;
+    if (LIST_EMPTY(&waits->ops)) {
+        pthread_cond_wait(&waits->changed, &waits->lock);
+        return;
+    }
+    const struct timespec until = { .tv_sec = (time_t)(until_ms / 1000),
+                                    .tv_nsec = (long)(until_ms % 1000) * 1000000 };
+    pthread_cond_timedwait(&waits->changed, &waits->lock, &until);
+}
+
+static void *watch(void *arg)
+{
+    struct stream_waits *waits = arg;
+    pthread_mutex_lock(&waits->lock);
+    for (;;) {
+        struct card_word *late = detach_late(waits, monotonic_ms());
+        if (late == NULL && waits->is_over) break;
+        if (late == NULL) {
+            sleep_until_late(waits);
+            continue;
+        }
+        pthread_mutex_unlock(&waits->lock);
+        let_go_words(late);
+        pthread_mutex_lock(&waits->lock);
+    }
+    pthread_mutex_unlock(&waits->lock);
+    return NULL;
+}
+
+/* Under the lock. The library's threads receive no signals of the host process. */
+static cairn_status start(struct stream_waits *waits)
+{
+    sigset_t all, old;
+    if (waits->is_running || waits->is_over) return CAIRN_OK;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    const int error = pthread_create(&waits->thread, NULL, watch, waits);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error != 0)
+        return client_fail(CAIRN_ERR_NO_MEMORY,
+                           "no thread to let the stream go in time: %s; use cairn_wait",
+                           strerror(error));
+    waits->is_running = true;
+    return CAIRN_OK;
+}
+
+/* ---- */
+
+/* Gives the word to the operation; *is_done: the operation is over, so the stream need not wait. */
+static cairn_status give(struct op *op, struct card_word *word, bool *is_done_out)
+{
+    struct session *s = op->session;
+    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->streams.lock);
+    const cairn_status status = start(&s->streams);
+    const bool waits = status == CAIRN_OK && !op->done && !s->streams.is_over;
+    if (waits) add_word(op, word);
+    pthread_mutex_unlock(&s->streams.lock);
+    pthread_mutex_unlock(&s->lock);
+    if (!waits) card_word_set(word);
+    *is_done_out = !waits;
+    return status;
+}
+
+/* Takes the word back, since no stream waits for the word; false: the word was released meanwhile. */
+static bool withdraw_word(struct op *op, const struct card_word *word)
+{
+    struct stream_waits *waits = &op->session->streams;
+    pthread_mutex_lock(&waits->lock);
+    struct card_word **link = &op->words;
+    while (*link != NULL && *link != word) link = &(*link)->next;
+    const bool found = *link != NULL;
+    if (found && op->words == word && word->next == NULL)
+        (void)detach_words(op);
+    else if (found)
+        *link = word->next;
+    pthread_mutex_unlock(&waits->lock);
+    return found;
+}
+
+/* The operation gets the word before the stream waits for it, so that the wait always ends. */
+static cairn_status streams_await(struct op *op, struct card *card, void *stream)
+{
+    struct card_word *word;
+    struct card_wait wait;
+    bool is_done = false;
+    cairn_status status = card_word_acquire(card, &word, &wait);
+    if (status == CAIRN_OK) status = give(op, word, &is_done);
+    if (status != CAIRN_OK || is_done) return status;
+    status = card_stream_await_word(card, stream, &wait);
+    if (status != CAIRN_OK && withdraw_word(op, word)) card_word_set(word);
+    return status;
+}
+
+/* Called when the operation is over, under the session's lock: returns the words that streams wait
+ * for; the caller sets them after unlocking. */
+static struct card_word *end_waits(struct op *op, bool *is_late_out)
+{
+    struct stream_waits *waits = &op->session->streams;
+    pthread_mutex_lock(&waits->lock);
+    struct card_word *words = detach_words(op);
+    *is_late_out = op->is_late;
+    pthread_mutex_unlock(&waits->lock);
+    return words;
+}
+
+cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
+{
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return handle_fail(handle, "operation");
+    struct card *card;
+    cairn_status status = card_of_thread(op->target.card, &card);
+    if (status == CAIRN_OK) status = streams_await(op, card, stream);
+    handle_put(handle);
+    return status;
+}
+
+/* ==== op ==== */
 
 #define SPARE_MAX 8192 /* some MiB: for a step of many small tensors */
 
@@ -128,7 +336,7 @@ static void complete(struct op *op)
     pthread_mutex_lock(&s->lock);
     op->done = true;
     bool is_late;
-    struct card_word *words = streams_detach_words(op, &is_late);
+    struct card_word *words = end_waits(op, &is_late);
     if (is_late) judge_late(op);
     if (open_count(op) != NULL) (*open_count(op))--;
     if (op->kind == CAIRN_CHUNK_PUSH && op->job->filling.pushes_open == 0)
@@ -140,9 +348,9 @@ static void complete(struct op *op)
         sentence_set(&op->job->puts.why, "%s", op_why(op));
     }
     const bool is_last = open_count(op) != NULL && *open_count(op) == 0;
-    if (op->handle != NULL || op->on_done != NULL || is_last) session_wake(s, op->on_done == NULL);
+    if (op->handle != NULL || op->on_done != NULL || is_last) wake(s, op->on_done == NULL);
     pthread_mutex_unlock(&s->lock);
-    streams_let_go(words);
+    let_go_words(words);
     if (words != NULL) session_kick(s); // runs what was postponed
     op_unref(op);
 }

@@ -382,7 +382,6 @@ static void free_job(struct job *job)
     free(job->filling.rates);
     free(job->puts.notes);
     write_release(job);
-    assemble_release(job);
     accumulate_release(job);
     cache_release(job);
     free(job->name);

@@ -405,13 +405,13 @@ void parcel_end(struct parcel *parcel, cairn_status status)
     finish_parcel(parcel);
 }
 
-void parcel_loan(struct parcel *parcel)
+static void loan(struct parcel *parcel)
 {
     parcel->on_loan++;
     chunk_link_loan(&parcel->job->shards.links[parcel->via]->conn);
 }
 
-void parcel_loan_back(struct parcel *parcel)
+static void loan_back(struct parcel *parcel)
 {
     parcel->on_loan--;
     chunk_link_loan_back(&parcel->job->shards.links[parcel->via]->conn);
@@ -480,6 +480,64 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
     if (has_payload) parcel->on_loan++; // the link counted it
     count_parcel(parcel, chunk_link_shares(&link->conn));
     return CAIRN_OK;
+}
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct parcel *parcel = arg;
+    struct shard_link *link = parcel->job->shards.links[parcel->shard];
+    const bool lost = parcel->job->shards.links[parcel->via]->conn.lost;
+    const bool whole = status == CAIRN_OK &&
+                       (parcel->is_unsummed || parcel->came == parcel->checksum);
+    if (parcel->answered) {
+        // the entire job has failed
+    } else if (whole) {
+        parcel_arrived(parcel);
+    } else if (lost) {
+        asker_ask(&link->asker, &parcel->request);
+    } else if (!asker_again(&link->asker, &parcel->request, CAIRN_ERR_CHECKSUM)) {
+        parcel_end(parcel, CAIRN_ERR_CHECKSUM);
+    }
+    loan_back(parcel);
+    asker_pump(&link->asker);
+}
+
+/* Receives the payload directly into the card's memory, if that is dense memory of cairn_alloc. A
+ * payload with a checksum is received in host memory, where the checksum is compared.
+ * CAIRN_ERR_UNSUPPORTED: the payload cannot be received directly. */
+static cairn_status land(struct parcel *parcel, struct fabric_message *message)
+{
+    const struct target *target = parcel->target;
+    uint8_t *at = target->ptr + parcel->first * dtype_size(parcel->dtype);
+    if (!parcel->is_unsummed || target->card == NULL || parcel->op->region == NULL ||
+        target->piece.strides.given || !card_lands(target->card) ||
+        !memory_is_shown(parcel->job->session, parcel->op->region))
+        return CAIRN_ERR_UNSUPPORTED;
+    return fabric_receive(message, at, parcel->byte_count, on_received, parcel);
+}
+
+static cairn_status receive_to(struct parcel *parcel, struct fabric_message *message)
+{
+    cairn_status status = land(parcel, message);
+    parcel->lands = status == CAIRN_OK;
+    if (status != CAIRN_ERR_UNSUPPORTED) return status;
+    status = parcel_open(parcel);
+    return status != CAIRN_OK ? status
+                              : fabric_receive_far(message, parcel->bytes, parcel->byte_count,
+                                                   &parcel->came, on_received, parcel);
+}
+
+void parcel_receive(struct parcel *parcel, const struct chunk_header *header,
+                    struct fabric_message *message)
+{
+    parcel->checksum = header->checksum;
+    parcel->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
+    loan(parcel);
+    const cairn_status status = receive_to(parcel, message);
+    if (status == CAIRN_OK) return;
+    fabric_drop(message);
+    parcel_end(parcel, status);
+    loan_back(parcel);
 }
 
 /* ---- cutting ---- */
@@ -621,16 +679,10 @@ static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link 
                            parcel->on_card ? CARD_WITHIN : CARD_TO_HOST, &parcel->copy, why);
 }
 
-void stage_queue(struct parcel *parcel)
-{
-    if (parcel->target->card == NULL || parcel->byte_count == 0) return;
-    TAILQ_INSERT_TAIL(&owner_of(parcel)->staging.queue, parcel, queued);
-    parcel->is_queued = true;
-}
-
-/* A copy that fails to begin is not reported here: stage_place tries again when the parcel is
+/* Begins to copy pushes that are queued for the owner, as many as may be copied ahead. A copy that fails
+ * to begin is not reported here: stage_place tries again when the parcel is
  * sent, and reports the error. */
-void stage_fill(struct shard_link *owner)
+static void stage_fill(struct shard_link *owner)
 {
     const struct shard_link *carrier = owner->carrier != NULL ? owner->carrier : owner;
     struct parcel *parcel;
@@ -645,6 +697,15 @@ void stage_fill(struct shard_link *owner)
         parcel->is_ahead = parcel->staged.at != NULL;
         owner->staging.ahead += parcel->is_ahead;
     }
+}
+
+void stage_queue(struct parcel *parcel)
+{
+    if (parcel->target->card != NULL && parcel->byte_count > 0) {
+        TAILQ_INSERT_TAIL(&owner_of(parcel)->staging.queue, parcel, queued);
+        parcel->is_queued = true;
+    }
+    stage_fill(owner_of(parcel));
 }
 
 /* Sets the parcel's bytes to the data for that connection, the memory itself or its copy, and waits

@@ -360,26 +360,22 @@ static uint8_t *pushed_in(struct job *job, uint32_t micro)
     return lists[micro];
 }
 
-static bool end_push(struct command *command, cairn_status status, const char *why)
+static bool end_command(struct command *command, cairn_status status, const char *why)
 {
     op_let_go(command->op, status, why);
     return true;
 }
 
-/* Checks whether the card has written the gradient. If the card's work failed, there is no gradient,
- * and the tensor can be neither pushed nor absent. So the job fails for this worker; the context of its
- * card has failed as well. */
-static enum card_state state_of_pushes(struct command *command)
+/* Returns the state of the work that was queued on the command's stream before the command: a push reads
+ * what that work writes, and a fetch overwrites what that work reads. `why` is set if the work failed. */
+static enum card_state state_of_stream(struct command *command, struct sentence *why)
 {
-    struct sentence why;
     if (command->event == NULL) return CARD_DONE;
-    const enum card_state state = card_event_state(command->event, &why);
-    if (state == CARD_FAILED) job_fail(command->job, CAIRN_ERR_IO, why.text);
-    if (state == CARD_WAITS) command->job->awaits_stream = true;
-    if (state != CARD_DONE) return state;
+    const enum card_state state = card_event_state(command->event, why);
+    if (state == CARD_WAITS) return state;
     card_event_free(command->event);
     command->event = NULL;
-    return CARD_DONE;
+    return state;
 }
 
 /* A chunk that is cut, and the command's position before it. */
@@ -441,7 +437,6 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
         };
         if (command->is_held_up) continue;
         stage_queue(parcel);
-        stage_fill(command->job->shards.links[shard]);
     }
     return count;
 }
@@ -477,7 +472,7 @@ static enum cut_pushes cut_target(struct command *command)
             if (status == CAIRN_OK) continue;
             uncut(command, cuts, i, count);
             if (status == CAIRN_ERR_BUSY) return CUT_LATER;
-            end_push(command, status, NULL);
+            end_command(command, status, NULL);
             return CUT_ENDED;
         }
     }
@@ -500,29 +495,36 @@ static bool command_next(struct command *command)
 /* Ends the op and returns true if the job is closing or has failed. */
 static bool command_refused(struct command *command)
 {
-    const struct job *job = command->job;
-    if (job->failure.status == CAIRN_OK && !job->closing) return false;
-    op_let_go(command->op,
-              job->failure.status != CAIRN_OK ? job->failure.status : CAIRN_ERR_CANCELED,
-              job->failure.status != CAIRN_OK ? job->failure.why.text : "the job is closed");
-    return true;
+    const struct failure *failure = &command->job->failure;
+    if (failure->status != CAIRN_OK)
+        return end_command(command, failure->status, failure->why.text);
+    return command->job->closing && end_command(command, CAIRN_ERR_CANCELED, "the job is closed");
 }
 
+/* If the work that writes the gradient failed, there is no gradient, and the tensor can be neither pushed
+ * nor absent. So the job fails for this worker; the context of its card has failed as well. */
 bool pushes_run(struct command *command)
 {
     struct job *job = command->job;
+    struct sentence why;
     if (command_refused(command)) return true;
-    if (round_is_over(command)) return end_push(command, CAIRN_ERR_EPOCH_CHANGED, NULL);
-    const enum card_state state = state_of_pushes(command);
-    if (state == CARD_WAITS) return false;
-    if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
+    if (round_is_over(command)) return end_command(command, CAIRN_ERR_EPOCH_CHANGED, NULL);
+    const enum card_state state = state_of_stream(command, &why);
+    if (state == CARD_WAITS) {
+        job->awaits_stream = true;
+        return false;
+    }
+    if (state == CARD_FAILED) {
+        job_fail(job, CAIRN_ERR_IO, why.text);
+        return end_command(command, CAIRN_ERR_IO, job->failure.why.text);
+    }
     if (command->served == NULL) command->served = served_layout_get(job->pushing.served);
     if (pushed_in(job, command->micro) == NULL) return starve_command(command, "for a push");
     enum cut_pushes cut;
     do {
         cut = cut_target(command);
     } while (cut == CUT_WHOLE && command_next(command));
-    return cut == CUT_WHOLE ? end_push(command, CAIRN_OK, NULL) : cut == CUT_ENDED;
+    return cut == CUT_WHOLE ? end_command(command, CAIRN_OK, NULL) : cut == CUT_ENDED;
 }
 
 bool pushes_micro_end_run(struct command *command)
@@ -631,22 +633,7 @@ static bool copy_on_card(struct command *command)
     mapped_count(job, bytes);
     job->stats.device_fetched_bytes += bytes;
     pthread_mutex_unlock(&job->session->lock);
-    op_let_go(command->op, CAIRN_OK, NULL);
     return true;
-}
-
-/* Returns the state of the work that was queued on the fetch's stream: the fetch begins when that
- * work is done. */
-static enum card_state state_of_transfer(struct command *command)
-{
-    struct sentence why;
-    if (command->event == NULL) return CARD_DONE;
-    const enum card_state state = card_event_state(command->event, &why);
-    if (state == CARD_WAITS) return state;
-    card_event_free(command->event);
-    command->event = NULL;
-    if (state == CARD_FAILED) op_let_go(command->op, CAIRN_ERR_IO, why.text);
-    return state;
 }
 
 /* Cuts the rest of a target into parcels. CAIRN_ERR_BUSY: enough was copied in this iteration. */
@@ -676,14 +663,13 @@ static bool op_is_canceled(const struct op *op)
 bool transfer_run(struct command *command)
 {
     struct job *job = command->job;
+    struct sentence why;
     if (command_refused(command)) return true;
-    if (op_is_canceled(command->op)) {
-        op_let_go(command->op, CAIRN_ERR_CANCELED, NULL);
-        return true;
-    }
-    const enum card_state state = state_of_transfer(command);
-    if (state != CARD_DONE) return state == CARD_FAILED;
-    if (copy_on_card(command)) return true;
+    if (op_is_canceled(command->op)) return end_command(command, CAIRN_ERR_CANCELED, NULL);
+    const enum card_state state = state_of_stream(command, &why);
+    if (state == CARD_WAITS) return false;
+    if (state == CARD_FAILED) return end_command(command, CAIRN_ERR_IO, why.text);
+    if (copy_on_card(command)) return end_command(command, CAIRN_OK, NULL);
     if (command->served == NULL)
         command->served = served_layout_get(
             recut_layout(job, command->op->kind, command->plane, command->version));
@@ -697,8 +683,7 @@ bool transfer_run(struct command *command)
         return false;
     }
     askers_pump(job);
-    op_let_go(command->op, status, NULL);
-    return true;
+    return end_command(command, status, NULL);
 }
 
 /* Returns the parcel that an answer is for, which is no longer in flight; NULL: the answer is to an
@@ -749,26 +734,6 @@ void transfer_on_answer(struct shard_link *link, const struct chunk_header *h)
 
 /* ---- data ---- */
 
-static void on_received(void *arg, cairn_status status)
-{
-    struct parcel *parcel = arg;
-    struct shard_link *link = parcel->job->shards.links[parcel->shard];
-    const bool lost = parcel->job->shards.links[parcel->via]->conn.lost;
-    const bool whole = status == CAIRN_OK &&
-                       (parcel->is_unsummed || parcel->came == parcel->checksum);
-    if (parcel->answered) {
-        // the entire job has failed
-    } else if (whole) {
-        parcel_arrived(parcel);
-    } else if (lost) {
-        asker_ask(&link->asker, &parcel->request);
-    } else if (!asker_again(&link->asker, &parcel->request, CAIRN_ERR_CHECKSUM)) {
-        parcel_end(parcel, CAIRN_ERR_CHECKSUM);
-    }
-    parcel_loan_back(parcel);
-    asker_pump(&link->asker);
-}
-
 static bool is_answer_to(const struct chunk_header *h, const struct parcel *parcel)
 {
     return parcel->kind == CAIRN_CHUNK_FETCH && h->tensor == parcel->place.tensor &&
@@ -776,31 +741,6 @@ static bool is_answer_to(const struct chunk_header *h, const struct parcel *parc
            h->plane == parcel->plane && h->dtype == parcel->dtype &&
            h->payload_bytes == parcel->byte_count && h->generation == parcel->version.generation &&
            h->step == parcel->version.step;
-}
-
-/* Receives the payload directly into the card's memory, if that is dense memory of cairn_alloc. A
- * payload with a checksum is received in host memory, where the checksum is compared.
- * CAIRN_ERR_UNSUPPORTED: the payload cannot be received directly. */
-static cairn_status land(struct parcel *parcel, struct fabric_message *message)
-{
-    const struct target *target = parcel->target;
-    uint8_t *at = target->ptr + parcel->first * dtype_size(parcel->dtype);
-    if (!parcel->is_unsummed || target->card == NULL || parcel->op->region == NULL ||
-        target->piece.strides.given || !card_lands(target->card) ||
-        !memory_is_shown(parcel->job->session, parcel->op->region))
-        return CAIRN_ERR_UNSUPPORTED;
-    return fabric_receive(message, at, parcel->byte_count, on_received, parcel);
-}
-
-static cairn_status receive(struct parcel *parcel, struct fabric_message *message)
-{
-    cairn_status status = land(parcel, message);
-    parcel->lands = status == CAIRN_OK;
-    if (status != CAIRN_ERR_UNSUPPORTED) return status;
-    status = parcel_open(parcel);
-    return status != CAIRN_OK ? status
-                              : fabric_receive_far(message, parcel->bytes, parcel->byte_count,
-                                                   &parcel->came, on_received, parcel);
 }
 
 void transfer_on_data(struct shard_link *link, const struct chunk_header *h,
@@ -812,14 +752,7 @@ void transfer_on_data(struct shard_link *link, const struct chunk_header *h,
         if (parcel != NULL) parcel_end(parcel, CAIRN_ERR_PROTOCOL);
         return;
     }
-    parcel->checksum = h->checksum;
-    parcel->is_unsummed = (h->value & CAIRN_CHUNK_UNSUMMED) != 0;
-    parcel_loan(parcel);
-    const cairn_status status = receive(parcel, message);
-    if (status == CAIRN_OK) return;
-    fabric_drop(message);
-    parcel_end(parcel, status);
-    parcel_loan_back(parcel);
+    parcel_receive(parcel, h, message);
 }
 
 /* ---- losses ---- */

@@ -29,7 +29,8 @@ struct push_sums {
 };
 
 bool accumulate_wanted(const struct job *job);
-/* Under the lock, when no push is open or being added: resets the sums. */
+/* Under the lock, when no push is open or being added: resets the sums, and drops tensors that were pushed
+ * in part. */
 void accumulate_new_round(struct job *job);
 /* Adds a gradient, whose memory is the caller's again on return. The caller has incremented
  * filling.adding under the lock; this call decrements filling.adding in any case. */
@@ -38,7 +39,7 @@ cairn_status accumulate_add(struct job *job, const struct cairn_round *round, ui
                             const struct cairn_mem *mem) CAIRN_MUST_CHECK;
 /* Pushes the sums that are not pushed yet; the caller then sends the end of micro-batch 0. */
 cairn_status accumulate_send(struct job *job, const struct cairn_round *round) CAIRN_MUST_CHECK;
-void accumulate_release(struct job *job);
+void accumulate_release(struct job *job); /* with the job */
 
 /* ==== assemble ==== */
 
@@ -97,11 +98,8 @@ void assemble_pattern(struct assembly *assembly, struct command *pattern);
 struct cairn_mem assemble_mem(const struct assembly *assembly);
 void assemble_free(struct assembly *assembly);
 
-/* Under the lock: another round begins, so the pushes of the previous one are void. */
-void assemble_new_round(struct job *job);
 /* CAIRN_ERR_NOT_READY names a tensor of which only parts were put. */
 cairn_status assemble_judge_put(struct job *job) CAIRN_MUST_CHECK;
-void assemble_release(struct job *job); /* with the job */
 
 /* ==== parcel ==== */
 
@@ -184,10 +182,12 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via,
 /* Gives the parcel memory of its own if the caller's memory cannot be used: it has strides, belongs
  * to a card (for a fetch), or a box precedes the payload. */
 cairn_status parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
-/* A fetch has been received: ends the parcel, now or when the card has the bytes. */
+/* Receives the payload of a fetch's answer, and ends the parcel, or asks again for a payload that was damaged
+ * or lost. */
+void parcel_receive(struct parcel *parcel, const struct chunk_header *header,
+                    struct fabric_message *message);
+/* The parcel's bytes are here: ends the parcel, now or when the card has the bytes. */
 void parcel_arrived(struct parcel *parcel);
-void parcel_loan(struct parcel *parcel);
-void parcel_loan_back(struct parcel *parcel);
 
 /* parcel.c: how far a put, push or fetch has come. */
 
@@ -260,10 +260,9 @@ void recut_gone(struct shard_link *link);
  * that may be copied after they arrived. */
 #define CAIRN_STAGE_AHEAD 8
 
-/* Queues a push that was just cut; pushes of host memory may be passed, too. */
+/* Queues a push that was just cut, and begins to copy queued pushes to its owner, as many as may be copied
+ * ahead; pushes of host memory may be passed, too. */
 void stage_queue(struct parcel *parcel);
-/* Begins to copy pushes that are queued for the owner, as many as may be copied ahead. */
-void stage_fill(struct shard_link *owner);
 
 /* Before the loop sleeps: if some operation has nothing left but copies to the card, waits for
  * these copies and ends their parcels. If every operation still has other work, the loop waits for that

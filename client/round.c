@@ -169,7 +169,6 @@ static bool open_round(struct job *job, const Cairn__RoundOpened *opened, bool i
         memset(job->filling.tensors, 0, job->spec.tensor_count);
         note_frozen(job, opened);
         accumulate_new_round(job);
-        assemble_new_round(job);
     }
     pthread_mutex_unlock(&job->session->lock);
     if (!good) return false;

@@ -1,11 +1,9 @@
-/* The interface between the caller's threads and the loop thread: waking and waiting, asks, and
- * streams that wait. */
+/* The interface between the caller's threads and the loop thread: waking and waiting, and asks. */
 #include "client/session.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,37 +31,6 @@ void session_kick(struct session *s)
     pthread_mutex_lock(&s->lock);
     // After the end, the loop no longer exists, and libuv aborts on a dead handle.
     if (!s->ended) uv_async_send(&s->loop.kick);
-    pthread_mutex_unlock(&s->lock);
-}
-
-#define WAKE_US 100
-
-static void wake_now(struct session *s)
-{
-    const uint64_t one = 1;
-    pthread_cond_broadcast(&s->changed);
-    if (s->wake.tells) {
-        const ssize_t written = write(s->event_fd, &one, sizeof one);
-        (void)written; // a full counter is already readable
-    }
-    s->wake.is_due = s->wake.tells = false;
-}
-
-void session_wake(struct session *s, bool tells)
-{
-    const uint64_t now_us = monotonic_us();
-    s->wake.tells = s->wake.tells || tells;
-    s->wake.is_due = now_us - s->wake.last_us < WAKE_US &&
-                     pthread_equal(pthread_self(), s->loop.thread) != 0;
-    if (s->wake.is_due) return;
-    s->wake.last_us = now_us;
-    wake_now(s);
-}
-
-void session_wake_due(struct session *s)
-{
-    pthread_mutex_lock(&s->lock);
-    if (s->wake.is_due) wake_now(s);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -207,161 +174,6 @@ uint64_t control_job_read(struct job *job)
     job->reads.reported = job->reads.bytes;
     pthread_mutex_unlock(&job->session->lock);
     return job->reads.reported - job->reads.reported_before;
-}
-
-/* ==== streams ==== */
-
-/* ---- words: under the lock ---- */
-
-static struct card_word *detach_words(struct op *op)
-{
-    struct card_word *words = op->words;
-    if (words != NULL) LIST_REMOVE(op, next_words);
-    op->words = NULL;
-    return words;
-}
-
-static void add_word(struct op *op, struct card_word *word)
-{
-    struct stream_waits *waits = &op->session->streams;
-    if (op->words == NULL) {
-        op->words_until_ms = monotonic_ms() + CAIRN_STREAMS_WAIT_MS;
-        LIST_INSERT_HEAD(&waits->ops, op, next_words);
-    }
-    word->next = op->words;
-    op->words = word;
-    pthread_cond_signal(&waits->changed);
-}
-
-/* Detaches the words of one operation that is late. NULL: no operation is late. */
-static struct card_word *detach_late(struct stream_waits *waits, uint64_t now_ms)
-{
-    const bool all = waits->is_over || (waits->close_ms != 0 && now_ms >= waits->close_ms);
-    struct op *op = LIST_FIRST(&waits->ops);
-    while (op != NULL && !all && now_ms < op->words_until_ms) op = LIST_NEXT(op, next_words);
-    if (op == NULL) return NULL;
-    op->is_late = true;
-    return detach_words(op);
-}
-
-/* ---- the thread ---- */
-
-static void sleep_until_late(struct stream_waits *waits)
-{
-    uint64_t until_ms = waits->close_ms != 0 ? waits->close_ms : UINT64_MAX;
-    const struct op *op;
-    LIST_FOREACH (op, &waits->ops, next_words)
-        if (op->words_until_ms < until_ms) until_ms = op->words_until_ms;
-    if (LIST_EMPTY(&waits->ops)) {
-        pthread_cond_wait(&waits->changed, &waits->lock);
-        return;
-    }
-    const struct timespec until = { .tv_sec = (time_t)(until_ms / 1000),
-                                    .tv_nsec = (long)(until_ms % 1000) * 1000000 };
-    pthread_cond_timedwait(&waits->changed, &waits->lock, &until);
-}
-
-static void *watch(void *arg)
-{
-    struct stream_waits *waits = arg;
-    pthread_mutex_lock(&waits->lock);
-    for (;;) {
-        struct card_word *late = detach_late(waits, monotonic_ms());
-        if (late == NULL && waits->is_over) break;
-        if (late == NULL) {
-            sleep_until_late(waits);
-            continue;
-        }
-        pthread_mutex_unlock(&waits->lock);
-        streams_let_go(late);
-        pthread_mutex_lock(&waits->lock);
-    }
-    pthread_mutex_unlock(&waits->lock);
-    return NULL;
-}
-
-/* Under the lock. The library's threads receive no signals of the host process. */
-static cairn_status start(struct stream_waits *waits)
-{
-    sigset_t all, old;
-    if (waits->is_running || waits->is_over) return CAIRN_OK;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    const int error = pthread_create(&waits->thread, NULL, watch, waits);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (error != 0)
-        return client_fail(CAIRN_ERR_NO_MEMORY,
-                           "no thread to let the stream go in time: %s; use cairn_wait",
-                           strerror(error));
-    waits->is_running = true;
-    return CAIRN_OK;
-}
-
-/* ---- */
-
-/* Gives the word to the operation; *is_done: the operation is over, so the stream need not wait. */
-static cairn_status give(struct op *op, struct card_word *word, bool *is_done_out)
-{
-    struct session *s = op->session;
-    pthread_mutex_lock(&s->lock);
-    pthread_mutex_lock(&s->streams.lock);
-    const cairn_status status = start(&s->streams);
-    const bool waits = status == CAIRN_OK && !op->done && !s->streams.is_over;
-    if (waits) add_word(op, word);
-    pthread_mutex_unlock(&s->streams.lock);
-    pthread_mutex_unlock(&s->lock);
-    if (!waits) card_word_set(word);
-    *is_done_out = !waits;
-    return status;
-}
-
-/* Takes the word back, since no stream waits for the word; false: the word was released meanwhile. */
-static bool withdraw_word(struct op *op, const struct card_word *word)
-{
-    struct stream_waits *waits = &op->session->streams;
-    pthread_mutex_lock(&waits->lock);
-    struct card_word **link = &op->words;
-    while (*link != NULL && *link != word) link = &(*link)->next;
-    const bool found = *link != NULL;
-    if (found && op->words == word && word->next == NULL)
-        (void)detach_words(op);
-    else if (found)
-        *link = word->next;
-    pthread_mutex_unlock(&waits->lock);
-    return found;
-}
-
-/* The operation gets the word before the stream waits for it, so that the wait always ends. */
-static cairn_status streams_await(struct op *op, struct card *card, void *stream)
-{
-    struct card_word *word;
-    struct card_wait wait;
-    bool is_done = false;
-    cairn_status status = card_word_acquire(card, &word, &wait);
-    if (status == CAIRN_OK) status = give(op, word, &is_done);
-    if (status != CAIRN_OK || is_done) return status;
-    status = card_stream_await_word(card, stream, &wait);
-    if (status != CAIRN_OK && withdraw_word(op, word)) card_word_set(word);
-    return status;
-}
-
-struct card_word *streams_detach_words(struct op *op, bool *is_late_out)
-{
-    struct stream_waits *waits = &op->session->streams;
-    pthread_mutex_lock(&waits->lock);
-    struct card_word *words = detach_words(op);
-    *is_late_out = op->is_late;
-    pthread_mutex_unlock(&waits->lock);
-    return words;
-}
-
-void streams_let_go(struct card_word *words)
-{
-    while (words != NULL) {
-        struct card_word *next = words->next;
-        card_word_set(words);
-        words = next;
-    }
 }
 
 /* ==== calls that wait ==== */
@@ -728,17 +540,6 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
         client_fail(status, "cairn_wait timed out: %s", awaited_text_wait(op).text);
     handle_put(handle);
     if (status != CAIRN_ERR_TIMEOUT) handle_close(CAIRN_HANDLE_OP, handle);
-    return status;
-}
-
-cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
-{
-    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
-    if (op == NULL) return handle_fail(handle, "operation");
-    struct card *card;
-    cairn_status status = card_of_thread(op->target.card, &card);
-    if (status == CAIRN_OK) status = streams_await(op, card, stream);
-    handle_put(handle);
     return status;
 }
 

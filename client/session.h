@@ -278,11 +278,6 @@ struct stream_waits {
     pthread_t thread; /* from the first wait on */
 };
 
-/* Called when the operation is over, under the session's lock: returns the words that streams wait
- * for; the caller sets them after unlocking. */
-struct card_word *streams_detach_words(struct op *op, bool *is_late_out);
-void streams_let_go(struct card_word *words);
-
 /* ==== session ==== */
 
 struct card_imports;
@@ -352,8 +347,6 @@ void session_leave(struct session **s);
 void session_kick(struct session *s);
 /* Writes to stderr that something is slower than it could be, unless the trainer has an on_wait. */
 void session_say(const struct session *s, const char *what);
-/* Records that operations ended; `tells`: the event descriptor signals them. Under the lock. */
-void session_wake(struct session *s, bool tells);
 /* Loop thread: does the wake-ups that are due. */
 void session_wake_due(struct session *s);
 /* Sleeps on `changed` until the deadline; false when it has passed. Under the lock. */
