@@ -544,9 +544,8 @@ cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, c
     if ((flags & ~CAIRN_SNAPSHOT_WAIT) != 0)
         return client_fail(CAIRN_ERR_INVALID, "flags is %u; allowed: 0, CAIRN_SNAPSHOT_WAIT (1)",
                            flags);
-    static const struct ask_call call = ASK_CALL(
-        "cairn_snapshot", SNAPSHOT_CREATE, SNAPSHOT_STATUS,
-        .rest = "the storage of the snapshots, where it is written");
+    ASK_CALL(call, "cairn_snapshot", SNAPSHOT_CREATE, SNAPSHOT_STATUS,
+             .rest = "the storage of the snapshots, where it is written");
     Cairn__SnapshotCreate message = CAIRN__SNAPSHOT_CREATE__INIT;
     message.job = job->name;
     message.wait = (flags & CAIRN_SNAPSHOT_WAIT) != 0;

@@ -584,8 +584,7 @@ static bool withdraw(struct job *job)
 
 static cairn_status declare(struct job *job, struct declared *declared, uint64_t deadline_ms)
 {
-    static const struct ask_call call = ASK_CALL("cairn_tiles", TILES_DECLARE, TILES_SET,
-                                                 .is_of_round = true);
+    ASK_CALL(call, "cairn_tiles", TILES_DECLARE, TILES_SET, .is_of_round = true);
     Cairn__TilesDeclare message = client_tiles_message(declared);
     CAIRN_TRY(offer(job, declared));
     cairn_status status = ask_coordinator(job, &call, &message.base, deadline_ms, NULL);

@@ -84,10 +84,8 @@ cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const 
 static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, int timeout_ms,
                                  Cairn__VersionReady **ready_out)
 {
-    static const struct ask_call of_version = ASK_CALL("cairn_version_wait", VERSION_WAIT,
-                                                       VERSION_READY, .rest = STEP_AWAITED);
-    static const struct ask_call of_state = ASK_CALL("cairn_client_state", VERSION_WAIT,
-                                                     VERSION_READY, .rest = STEP_AWAITED);
+    ASK_CALL(of_version, "cairn_version_wait", VERSION_WAIT, VERSION_READY, .rest = STEP_AWAITED);
+    ASK_CALL(of_state, "cairn_client_state", VERSION_WAIT, VERSION_READY, .rest = STEP_AWAITED);
     message->timeout_ms = (uint32_t)timeout_ms;
     return ask_coordinator(job, message->client_state ? &of_state : &of_version, &message->base,
                            api_deadline(timeout_ms), (ProtobufCMessage **)ready_out);
@@ -910,8 +908,7 @@ cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int tt
     API_ENTER(job, handle);
     CAIRN_TRY(api_judge_call("out", out, timeout_ms));
     if (ttl_ms <= 0) return client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
-    static const struct ask_call call = ASK_CALL("cairn_lease", LEASE_TAKE, LEASED,
-                                                 .rest = NOTE_AWAITED);
+    ASK_CALL(call, "cairn_lease", LEASE_TAKE, LEASED, .rest = NOTE_AWAITED);
     const uint64_t deadline_ms = api_deadline(timeout_ms);
     Cairn__LeaseTake message = CAIRN__LEASE_TAKE__INIT;
     ProtobufCMessage *reply;
@@ -934,8 +931,7 @@ cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, in
 {
     API_ENTER(job, handle);
     CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
-    static const struct ask_call call = ASK_CALL("cairn_lease_end", LEASE_DROP, DONE,
-                                                 .rest = NOTE_AWAITED);
+    ASK_CALL(call, "cairn_lease_end", LEASE_DROP, DONE, .rest = NOTE_AWAITED);
     Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
     message.generation = version.generation;
     message.step = version.step;
@@ -944,8 +940,9 @@ cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, in
 
 /* ==== cancel ==== */
 
-static cairn_status cancel_op(struct op *op)
+cairn_status cairn_cancel(cairn_op *handle)
 {
+    API_OP(op, handle);
     struct session *s = op->session;
     if (!op->may_be_canceled)
         return client_fail(CAIRN_ERR_UNSUPPORTED,
@@ -957,13 +954,4 @@ static cairn_status cancel_op(struct op *op)
     pthread_mutex_unlock(&s->lock);
     session_kick(s);
     return CAIRN_OK;
-}
-
-cairn_status cairn_cancel(cairn_op *handle)
-{
-    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
-    if (op == NULL) return handle_fail(handle, "operation");
-    const cairn_status status = cancel_op(op);
-    handle_put(handle);
-    return status;
 }

@@ -319,6 +319,11 @@ void api_leave(struct job **job);
 #define API_ENTER(job, handle) \
     API_JOB(job, handle);      \
     CAIRN_TRY(api_check(job))
+/* Begins a call of an operation: declares `op`, likewise. */
+#define API_OP(op, handle)                                                                      \
+    __attribute__((cleanup(api_leave_op))) struct op *op = handle_get(CAIRN_HANDLE_OP, handle); \
+    if (op == NULL) return handle_fail(handle, "operation")
+void api_leave_op(struct op **op);
 /* The deadline of a call whose timeout begins now, on the clock of monotonic_ms. */
 uint64_t api_deadline(int timeout_ms);
 /* Validates the arguments that most calls have. CAIRN_ERR_INVALID names the one that is wrong.

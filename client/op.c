@@ -210,13 +210,10 @@ static struct card_word *end_waits(struct op *op, bool *is_late_out)
 
 cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
 {
-    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
-    if (op == NULL) return handle_fail(handle, "operation");
+    API_OP(op, handle);
     struct card *card;
-    cairn_status status = card_of_thread(op->target.card, &card);
-    if (status == CAIRN_OK) status = streams_await(op, card, stream);
-    handle_put(handle);
-    return status;
+    CAIRN_TRY(card_of_thread(op->target.card, &card));
+    return streams_await(op, card, stream);
 }
 
 /* ==== op ==== */

@@ -216,8 +216,9 @@ struct ask_call {
     /* what it waits for if it waits for no member and no shard; NULL: for the coordinator */
     const char *rest;
 };
-#define ASK_CALL(NAME, TYPE, REPLY, ...)                                                     \
-    {                                                                                        \
+/* Declares the row of a call. */
+#define ASK_CALL(row, NAME, TYPE, REPLY, ...)                                                \
+    static const struct ask_call row = {                                                     \
         .name = NAME, .type = CAIRN_MSG_##TYPE, .reply_type = CAIRN_MSG_##REPLY, __VA_ARGS__ \
     }
 

@@ -396,8 +396,7 @@ cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
 
 cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeout_ms)
 {
-    static const struct ask_call call = ASK_CALL("cairn_init_done", INIT_DONE, DONE,
-                                                 .is_of_round = true);
+    ASK_CALL(call, "cairn_init_done", INIT_DONE, DONE, .is_of_round = true);
     API_ENTER(job, handle);
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader does not take part in the initial state");

@@ -22,18 +22,16 @@ struct commit_words {
 };
 
 /* The calls that ask the coordinator. */
-static const struct ask_call round_begin = ASK_CALL("cairn_round_begin", ROUND_BEGIN, ROUND_OPENED,
-                                                    .is_of_round = true);
-static const struct ask_call write_begin = ASK_CALL("cairn_write_begin", WRITE_BEGIN, ROUND_OPENED,
-                                                    .is_of_round = true);
+ASK_CALL(round_begin, "cairn_round_begin", ROUND_BEGIN, ROUND_OPENED, .is_of_round = true);
+ASK_CALL(write_begin, "cairn_write_begin", WRITE_BEGIN, ROUND_OPENED, .is_of_round = true);
 #define END_AWAITED "the shards to tell how the round ended"
-static const struct ask_call commit = ASK_CALL("cairn_commit", ROUND_COMMIT, ROUND_RESULT,
-                                               .is_of_round = true, .rest = END_AWAITED);
-static const struct ask_call write_end = ASK_CALL("cairn_write_end", ROUND_COMMIT, ROUND_RESULT,
-                                                  .is_of_round = true, .rest = END_AWAITED);
-static const struct ask_call abandon = ASK_CALL("cairn_round_abandon", ROUND_COMMIT, ROUND_RESULT,
-                                                .is_of_round = true, .rest = END_AWAITED);
-static const struct ask_call write_cancel = ASK_CALL("WriteCancel", WRITE_CANCEL, DONE);
+ASK_CALL(commit, "cairn_commit", ROUND_COMMIT, ROUND_RESULT, .is_of_round = true,
+         .rest = END_AWAITED);
+ASK_CALL(write_end, "cairn_write_end", ROUND_COMMIT, ROUND_RESULT, .is_of_round = true,
+         .rest = END_AWAITED);
+ASK_CALL(abandon, "cairn_round_abandon", ROUND_COMMIT, ROUND_RESULT, .is_of_round = true,
+         .rest = END_AWAITED);
+ASK_CALL(write_cancel, "WriteCancel", WRITE_CANCEL, DONE);
 
 /* ==== driven ==== */
 

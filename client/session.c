@@ -106,6 +106,11 @@ void api_leave(struct job **job)
     if (*job != NULL) handle_put((*job)->handle);
 }
 
+void api_leave_op(struct op **op)
+{
+    if (*op != NULL) handle_put((*op)->handle);
+}
+
 uint64_t api_deadline(int timeout_ms)
 {
     return monotonic_ms() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0);
@@ -520,12 +525,10 @@ static void sleep_for_wait(struct op *op, uint64_t deadline_ms)
 
 cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
 {
-    if (timeout_ms < 0)
-        return client_fail(CAIRN_ERR_INVALID, "timeout_ms is %d; give 0 or more", timeout_ms);
-    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
-    if (op == NULL) return handle_fail(handle, "operation");
+    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
+    API_OP(op, handle);
     struct session *s = op->session;
-    const uint64_t deadline_ms = monotonic_ms() + (uint64_t)timeout_ms;
+    const uint64_t deadline_ms = api_deadline(timeout_ms);
     cairn_status status = CAIRN_ERR_TIMEOUT;
     pthread_mutex_lock(&s->lock);
     const uint64_t from_us = op->done ? 0 : monotonic_us();
@@ -538,7 +541,6 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
         client_fail(status, "the operation is not done; give a timeout to learn what it waits for");
     else if (status == CAIRN_ERR_TIMEOUT)
         client_fail(status, "cairn_wait timed out: %s", awaited_text_wait(op).text);
-    handle_put(handle);
     if (status != CAIRN_ERR_TIMEOUT) handle_close(CAIRN_HANDLE_OP, handle);
     return status;
 }
@@ -622,12 +624,10 @@ cairn_status cairn_wait_any(cairn_op *const *handles, size_t count, int timeout_
 
 cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 {
-    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
-    if (op == NULL) return handle_fail(handle, "operation");
+    API_OP(op, handle);
     pthread_mutex_lock(&op->session->lock);
     op->user = user;
     pthread_mutex_unlock(&op->session->lock);
-    handle_put(handle);
     return CAIRN_OK;
 }
 
@@ -649,8 +649,8 @@ static void note_pause(struct job *job, const char *what, uint64_t ends_ms)
 static cairn_status tell_pause(struct job *job, const char *what, int at_most_ms,
                                uint64_t deadline_ms)
 {
-    static const struct ask_call begin = ASK_CALL("cairn_pause", PAUSE, DONE);
-    static const struct ask_call end = ASK_CALL("cairn_pause_end", PAUSE, DONE);
+    ASK_CALL(begin, "cairn_pause", PAUSE, DONE);
+    ASK_CALL(end, "cairn_pause_end", PAUSE, DONE);
     Cairn__Pause message = CAIRN__PAUSE__INIT;
     message.at_most_ms = (uint32_t)at_most_ms;
     message.what = wire_text(what);

@@ -1,5 +1,6 @@
 #include "client/job.h"
 
+#include <assert.h>
 #include <fnmatch.h>
 #include <inttypes.h>
 #include <sodium.h>
@@ -508,98 +509,92 @@ cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tens
 /* The request and the memory that it owns. */
 struct words {
     Cairn__JobAmend message;
-    struct cairn_group *groups;      /* [group_count], in our struct's size */
-    Cairn__GroupSpec *packed;        /* [group_count] */
-    Cairn__GroupSpec **list;         /* [group_count] */
-    struct job_spec_data added;      /* only the tensors to add */
-    Cairn__TensorSpec *tensors;      /* [add_count] */
-    Cairn__TensorSpec **tensor_list; /* [add_count] */
-    Cairn__TensorTie *ties;          /* [tie_count] */
-    Cairn__TensorTie **tie_list;     /* [tie_count] */
-    char **thaw_groups;              /* [unfreeze_tensor_count] */
-    Cairn__Setting *settings;        /* [setting_count] */
-    Cairn__Setting **setting_list;   /* [setting_count] */
+    struct job_spec_data added; /* only the tensors to add */
+    void *owned[16];
+    size_t owned_count;
 };
 
 static void release_words(struct words *words)
 {
-    free(words->groups);
-    free(words->packed);
-    free(words->list);
+    for (size_t i = 0; i < words->owned_count; i++) free(words->owned[i]);
     spec_release(&words->added);
-    free(words->tensors);
-    free(words->tensor_list);
-    free(words->ties);
-    free(words->tie_list);
-    free(words->thaw_groups);
-    free(words->settings);
-    free(words->setting_list);
+}
+
+/* Returns zeroed memory of the request; NULL: out of memory, and this thread's sentence says so. */
+static void *own_words(struct words *words, size_t count, size_t bytes)
+{
+    assert(words->owned_count < sizeof words->owned / sizeof *words->owned);
+    void *own = calloc(count + 1, bytes);
+    words->owned[words->owned_count++] = own; // NULL is freed, too
+    if (own == NULL) client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    return own;
+}
+
+/* Returns a list of `count` pointers to the elements of an array, which is *first_out. */
+static void *own_list(struct words *words, size_t count, size_t bytes, void *first_out)
+{
+    uint8_t *first = own_words(words, count, bytes);
+    void **list = first != NULL ? own_words(words, count, sizeof *list) : NULL;
+    for (size_t i = 0; list != NULL && i < count; i++) list[i] = first + i * bytes;
+    memcpy(first_out, &first, sizeof first);
+    return list;
 }
 
 static cairn_status amend_groups(struct words *words, const struct cairn_amend *amend)
 {
     const size_t count = amend->group_count;
+    Cairn__GroupSpec *packed;
     if (amend->groups == NULL && count > 0)
         return client_fail(CAIRN_ERR_INVALID, "groups is NULL, but group_count is %zu", count);
-    words->groups = calloc(count + 1, sizeof *words->groups);
-    words->packed = calloc(count + 1, sizeof *words->packed);
-    words->list = calloc(count + 1, sizeof(Cairn__GroupSpec *));
-    if (words->groups == NULL || words->packed == NULL || words->list == NULL)
-        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    words->message.groups = own_list(words, count, sizeof *packed, &packed);
+    if (words->message.groups == NULL) return CAIRN_ERR_NO_MEMORY;
+    words->message.n_groups = count;
+    // The messages borrow from the groups.
+    struct cairn_group *groups = own_words(words, count, sizeof *groups);
+    if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
     for (size_t i = 0; i < count; i++) {
-        CAIRN_TRY(copy_group(amend->groups, i, &words->groups[i]));
-        const struct group_spec group = client_group_of(&words->groups[i]);
-        if (words->groups[i].pattern != NULL || group.optimizer == NULL)
+        CAIRN_TRY(copy_group(amend->groups, i, &groups[i]));
+        const struct group_spec group = client_group_of(&groups[i]);
+        if (groups[i].pattern != NULL || group.optimizer == NULL)
             return client_fail(CAIRN_ERR_INVALID,
                                "group %.64s of an amendment: pattern must be NULL (which "
                                "tensors it has does not change) and optimizer must be given",
                                group.name);
-        group_to_message(&group, &words->packed[i]);
-        words->list[i] = &words->packed[i];
+        group_to_message(&group, &packed[i]);
     }
-    words->message.groups = words->list;
-    words->message.n_groups = count;
     return CAIRN_OK;
 }
 
 static cairn_status amend_tensors(struct words *words, const struct cairn_amend *amend)
 {
     const size_t count = amend->add_count;
+    Cairn__TensorSpec *tensors;
     if (count == 0) return CAIRN_OK;
     if (amend->add == NULL)
         return client_fail(CAIRN_ERR_INVALID, "add is NULL, but add_count is %zu", count);
     CAIRN_TRY(fill_added(amend->add, count, &words->added));
-    words->tensors = calloc(count, sizeof *words->tensors);
-    words->tensor_list = calloc(count, sizeof *words->tensor_list);
-    if (words->tensors == NULL || words->tensor_list == NULL)
-        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
-    for (size_t i = 0; i < count; i++) {
-        tensor_to_message(&words->added.tensors[i], &words->tensors[i]);
-        words->tensor_list[i] = &words->tensors[i];
-    }
-    words->message.add = words->tensor_list;
+    words->message.add = own_list(words, count, sizeof *tensors, &tensors);
+    if (words->message.add == NULL) return CAIRN_ERR_NO_MEMORY;
     words->message.n_add = count;
+    for (size_t i = 0; i < count; i++) tensor_to_message(&words->added.tensors[i], &tensors[i]);
     return CAIRN_OK;
 }
 
 static cairn_status add_ties(struct words *words, const struct cairn_amend *amend)
 {
     const size_t count = amend->tie_count;
+    Cairn__TensorTie *ties;
     if (count == 0) return CAIRN_OK;
-    words->ties = calloc(count, sizeof *words->ties);
-    words->tie_list = calloc(count, sizeof *words->tie_list);
-    if (words->ties == NULL || words->tie_list == NULL)
-        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    words->message.ties = own_list(words, count, sizeof *ties, &ties);
+    if (words->message.ties == NULL) return CAIRN_ERR_NO_MEMORY;
+    words->message.n_ties = count;
     for (size_t i = 0; i < count; i++) {
         if (amend->ties == NULL || amend->ties[i].name == NULL || amend->ties[i].alias_of == NULL)
             return client_fail(CAIRN_ERR_INVALID, "a name of a tensor to tie is NULL");
-        cairn__tensor_tie__init(&words->ties[i]);
-        words->ties[i].name = wire_text(amend->ties[i].name);
-        words->ties[i].alias_of = wire_text(amend->ties[i].alias_of);
-        words->tie_list[i] = &words->ties[i];
+        cairn__tensor_tie__init(&ties[i]);
+        ties[i].name = wire_text(amend->ties[i].name);
+        ties[i].alias_of = wire_text(amend->ties[i].alias_of);
     }
-    words->message.ties = words->tie_list;
-    words->message.n_ties = count;
     return CAIRN_OK;
 }
 
@@ -608,14 +603,13 @@ static cairn_status add_thaw_groups(struct words *words, const struct cairn_amen
     static char none[] = "";
     const size_t count = amend->unfreeze_tensor_count;
     if (amend->unfreeze_tensor_groups == NULL || count == 0) return CAIRN_OK;
-    words->thaw_groups = calloc(count, sizeof *words->thaw_groups);
-    if (words->thaw_groups == NULL)
-        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    char **groups = own_words(words, count, sizeof *groups);
+    if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
     for (size_t i = 0; i < count; i++) {
         const char *group = amend->unfreeze_tensor_groups[i];
-        words->thaw_groups[i] = group != NULL ? wire_text(group) : none;
+        groups[i] = group != NULL ? wire_text(group) : none;
     }
-    words->message.unfreeze_groups = words->thaw_groups;
+    words->message.unfreeze_groups = groups;
     words->message.n_unfreeze_groups = count;
     return CAIRN_OK;
 }
@@ -623,22 +617,19 @@ static cairn_status add_thaw_groups(struct words *words, const struct cairn_amen
 static cairn_status add_settings(struct words *words, const struct cairn_amend *amend)
 {
     const size_t count = amend->setting_count;
+    Cairn__Setting *settings;
     if (count == 0) return CAIRN_OK;
-    words->settings = calloc(count, sizeof *words->settings);
-    words->setting_list = calloc(count, sizeof *words->setting_list);
-    if (words->settings == NULL || words->setting_list == NULL)
-        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    words->message.settings = own_list(words, count, sizeof *settings, &settings);
+    if (words->message.settings == NULL) return CAIRN_ERR_NO_MEMORY;
+    words->message.n_settings = count;
     for (size_t i = 0; i < count; i++) {
         const struct cairn_setting *from = amend->settings != NULL ? &amend->settings[i] : NULL;
         if (from == NULL || from->key == NULL || from->value == NULL)
             return client_fail(CAIRN_ERR_INVALID, "a key or a value of a setting is NULL");
-        cairn__setting__init(&words->settings[i]);
-        words->settings[i].key = wire_text(from->key);
-        words->settings[i].value = wire_text(from->value);
-        words->setting_list[i] = &words->settings[i];
+        cairn__setting__init(&settings[i]);
+        settings[i].key = wire_text(from->key);
+        settings[i].value = wire_text(from->value);
     }
-    words->message.settings = words->setting_list;
-    words->message.n_settings = count;
     return CAIRN_OK;
 }
 
@@ -739,7 +730,7 @@ static cairn_status fill_amend(struct words *words, const struct cairn_amend *am
 static cairn_status amend_inside(struct job *job, const struct cairn_amend *amend,
                                  struct words *words, uint64_t deadline_ms)
 {
-    static const struct ask_call call = ASK_CALL("cairn_job_amend", JOB_AMEND, JOB_AMENDED);
+    ASK_CALL(call, "cairn_job_amend", JOB_AMEND, JOB_AMENDED);
     CAIRN_TRY(judge_amend(amend));
     CAIRN_TRY(fill_amend(words, amend));
     CAIRN_TRY(ask_coordinator(job, &call, &words->message.base, deadline_ms, NULL));
