@@ -887,15 +887,6 @@ cairn_status loop_start(struct session *s)
     return status;
 }
 
-/* The session begins to end: from `close_ms` on, no stream waits. */
-static void streams_close_at(struct session *s, uint64_t close_ms)
-{
-    pthread_mutex_lock(&s->streams.lock);
-    s->streams.close_ms = close_ms;
-    pthread_cond_signal(&s->streams.changed);
-    pthread_mutex_unlock(&s->streams.lock);
-}
-
 /* The session has ended: joins the streams' thread. */
 static void streams_end(struct session *s)
 {
@@ -912,7 +903,10 @@ void loop_stop(struct session *s)
 {
     s->loop.stop_by_ms = monotonic_ms() + STOP_MS;
     s->loop.stopping = true;
-    streams_close_at(s, monotonic_ms() + STREAMS_MS);
+    pthread_mutex_lock(&s->streams.lock);
+    s->streams.close_ms = monotonic_ms() + STREAMS_MS;
+    pthread_cond_signal(&s->streams.changed);
+    pthread_mutex_unlock(&s->streams.lock);
     session_kick(s);
     pthread_join(s->loop.thread, NULL);
     streams_end(s);

@@ -311,12 +311,6 @@ static void judge_late(struct op *op)
     op->why = strdup(why.text);
 }
 
-/* Called when no push is in progress any more. */
-static void step_times_pushed(struct step_times *times)
-{
-    times->pushed_us = monotonic_us();
-}
-
 static void complete(struct op *op)
 {
     struct session *s = op->session;
@@ -337,7 +331,7 @@ static void complete(struct op *op)
     if (is_late) judge_late(op);
     if (open_count(op) != NULL) (*open_count(op))--;
     if (op->kind == CAIRN_CHUNK_PUSH && op->job->filling.pushes_open == 0)
-        step_times_pushed(&op->job->times);
+        op->job->times.pushed_us = monotonic_us();
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK)
         puts_failed(op->job, op->target.tensor, op->plane);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts.status == CAIRN_OK) {

@@ -26,13 +26,6 @@
 #define PREFETCH_UNITS 2
 #define CONNECT_MS     10000
 
-/* Called when the session is freed. */
-static void ops_release(struct session *s)
-{
-    for (struct op *op; (op = SLIST_FIRST(&s->spare.ops)) != NULL; free(op))
-        SLIST_REMOVE_HEAD(&s->spare.ops, next_spare);
-}
-
 /* Frees the session with the last reference; not under the lock. */
 static void session_unref(void *object)
 {
@@ -41,7 +34,8 @@ static void session_unref(void *object)
     const uint32_t left = --s->refs;
     pthread_mutex_unlock(&s->lock);
     if (left > 0) return;
-    ops_release(s);
+    for (struct op *op; (op = SLIST_FIRST(&s->spare.ops)) != NULL; free(op))
+        SLIST_REMOVE_HEAD(&s->spare.ops, next_spare);
     memory_release(s);
     card_imports_close(s->imports);
     pthread_mutex_destroy(&s->streams.lock);
@@ -362,17 +356,11 @@ static bool filling_init(struct filling *filling, const struct job_spec_data *sp
 
 #define CLOSE_MS 1000
 
-/* No parcel is in progress. */
-static void parcels_release(struct parcel_table *parcels)
-{
-    for (uint32_t i = 0; i < parcels->count; i++) free(parcels->all[i]);
-    free(parcels->all);
-}
-
 static void free_job(struct job *job)
 {
     struct session *s = job->session;
-    parcels_release(&job->parcels);
+    for (uint32_t i = 0; i < job->parcels.count; i++) free(job->parcels.all[i]);
+    free(job->parcels.all);
     packed_release(job->attachment.spec_packed);
     cairn__error__free_unpacked(job->attachment.refused, NULL); // NULL is fine
     client_tiles_free(job->tiles.declared);

@@ -405,12 +405,6 @@ void parcel_end(struct parcel *parcel, cairn_status status)
     finish_parcel(parcel);
 }
 
-static void loan(struct parcel *parcel)
-{
-    parcel->on_loan++;
-    chunk_link_loan(&parcel->job->shards.links[parcel->via]->conn);
-}
-
 static void loan_back(struct parcel *parcel)
 {
     parcel->on_loan--;
@@ -532,7 +526,8 @@ void parcel_receive(struct parcel *parcel, const struct chunk_header *header,
 {
     parcel->checksum = header->checksum;
     parcel->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
-    loan(parcel);
+    parcel->on_loan++;
+    chunk_link_loan(&parcel->job->shards.links[parcel->via]->conn);
     const cairn_status status = receive_to(parcel, message);
     if (status == CAIRN_OK) return;
     fabric_drop(message);
