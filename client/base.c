@@ -14,6 +14,7 @@
 
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
+#include "proto/spec/spec.h"
 
 /* ==== error ==== */
 
@@ -56,12 +57,12 @@ const char *cairn_error(void)
     return last_error;
 }
 
-/* Returns a copy; NULL for an empty text. */
+/* Returns a copy; NULL for NULL. */
 static const char *keep(const char *text)
 {
+    if (text == NULL) return NULL;
     char *at = differences.text + differences.used;
     const size_t bytes = strlen(text) + 1;
-    if (bytes == 1) return NULL;
     memcpy(at, text, bytes);
     text_mend(at, "");
     differences.used += bytes;
@@ -70,22 +71,32 @@ static const char *keep(const char *text)
 
 void client_differ(const Cairn__Difference *row)
 {
-    const char *const texts[] = { row->line,   row->key,   row->value,
-                                  row->tensor, row->field, row->there };
-    size_t bytes = 0;
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) bytes += strlen(texts[i]) + 1;
-    if (differences.count == ROWS_MAX || bytes > TEXT_BYTES - differences.used) return;
-    differences.rows[differences.count++] = (struct cairn_difference) {
-        .struct_size = sizeof(struct cairn_difference),
-        .text = keep(row->line),
-        .key = keep(row->key),
-        .value = keep(row->value),
-        .change = row->change <= CAIRN_CHANGE_NEVER ? (cairn_change)row->change
-                                                    : CAIRN_CHANGE_NEVER,
-        .tensor = keep(row->tensor),
-        .field = keep(row->field),
-        .there = keep(row->there),
+    struct spec_difference d;
+    char text[CAIRN_DIFFERENCE_TEXT_MAX];
+    difference_of_message(row, &d);
+    difference_text(&d, "here", "on the servers", text);
+    const bool of_tensor = d.object == CAIRN_SPEC_OF_TENSOR;
+    const char *side = d.here != NULL ? "only here" : "only there";
+    struct cairn_difference own = {
+        .struct_size = sizeof own,
+        .text = text,
+        .key = d.key,
+        .value = d.value,
+        .change = (cairn_change)d.change,
+        .tensor = of_tensor ? d.name : NULL,
+        .field = !of_tensor        ? NULL
+                 : d.field != NULL ? d.field
+                                   : side,
+        .there = d.field != NULL ? d.there : NULL,
     };
+    const char **const texts[] = { &own.text,   &own.key,   &own.value,
+                                   &own.tensor, &own.field, &own.there };
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        bytes += *texts[i] != NULL ? strlen(*texts[i]) + 1 : 0;
+    if (differences.count == ROWS_MAX || bytes > TEXT_BYTES - differences.used) return;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) *texts[i] = keep(*texts[i]);
+    differences.rows[differences.count++] = own;
 }
 
 cairn_status cairn_error_difference(size_t index, struct cairn_difference *out)

@@ -443,14 +443,11 @@ static void note_diff(json_t *lines, const char *format, ...)
     json_array_append_new(lines, json_string(line.text));
 }
 
-/* Rewords the difference: spec_difference names the two sides "here" (a worker) and the servers; in this
- * command the sides are A and B. */
 static void on_difference(void *context, const struct spec_difference *d)
 {
-    if (d->here != NULL)
-        note_diff(context, "%s %s in A, %s in B", d->what, d->here, d->there);
-    else
-        note_diff(context, "%s", d->line);
+    char line[CAIRN_DIFFERENCE_TEXT_MAX];
+    difference_text(d, "in A", "in B", line);
+    note_diff(context, "%s", line);
 }
 
 static void compare_scalars(struct diff *d)

@@ -506,7 +506,6 @@ static cairn_status complete(json_t *root, struct sentence *why)
 cairn_status spec_of_json(const char *text, size_t text_bytes, struct job_spec_data *out,
                           struct sentence *why)
 {
-    static const char prefix[] = "manifest: ";
     json_error_t error;
     json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
     if (root == NULL)
@@ -523,9 +522,8 @@ cairn_status spec_of_json(const char *text, size_t text_bytes, struct job_spec_d
         return CAIRN_OK;
     }
     spec_release(&spec);
-    const bool is_prefixed = strncmp(reason.text, prefix, sizeof prefix - 1) == 0;
     return fail_with(why, status == CAIRN_ERR_CORRUPT ? CAIRN_ERR_MALFORMED : status, "%s",
-                     reason.text + (is_prefixed ? sizeof prefix - 1 : 0));
+                     reason.text);
 }
 
 /* ==== manifest seal ==== */

@@ -12,7 +12,7 @@
 
 static cairn_status corrupt(struct sentence *why, const char *where, const char *what)
 {
-    return fail_with(why, CAIRN_ERR_CORRUPT, "manifest: %s: %s", where, what);
+    return fail_with(why, CAIRN_ERR_CORRUPT, "%s: %s", where, what);
 }
 
 static bool fits_u32(json_int_t value)
@@ -161,8 +161,7 @@ static cairn_status spec_fields_of_json(json_t *object, const struct spec_table 
         if (value == NULL && field->part != CAIRN_SPEC_FIRST) continue;
         const char *wrong = value != NULL ? take_value(field, value, to) : "missing";
         if (wrong != NULL)
-            return fail_with(why, CAIRN_ERR_CORRUPT, "manifest: %s: %s is %s", where, field->name,
-                             wrong);
+            return fail_with(why, CAIRN_ERR_CORRUPT, "%s: %s is %s", where, field->name, wrong);
         json_object_del(object, field->name);
     }
     return CAIRN_OK;
@@ -368,7 +367,7 @@ static cairn_status read_version(const json_t *root, int *version_out, struct se
     *version_out = (int)version;
     if (version >= CAIRN_MANIFEST_VERSION_MIN && version <= CAIRN_MANIFEST_VERSION) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_VERSION,
-                     "manifest: its version is %" JSON_INTEGER_FORMAT
+                     "its version is %" JSON_INTEGER_FORMAT
                      ", this Cairn reads %d to %d; use the Cairn that wrote it",
                      version, CAIRN_MANIFEST_VERSION_MIN, CAIRN_MANIFEST_VERSION);
 }
@@ -532,15 +531,15 @@ static cairn_status read_root(json_t *root, struct manifest *m, struct sentence 
     return status;
 }
 
-cairn_status manifest_decode(const char *text, size_t text_bytes, struct manifest *out,
-                             struct sentence *why)
+static cairn_status decode(const char *text, size_t text_bytes, struct manifest *out,
+                           struct sentence *why)
 {
     if (text_bytes > CAIRN_MANIFEST_BYTES_MAX) return corrupt(why, "the file", "too large");
     json_error_t error;
     json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
     if (root == NULL) {
-        return fail_with(why, CAIRN_ERR_CORRUPT, "manifest: not JSON: %s (line %d); cut off?",
-                         error.text, error.line);
+        return fail_with(why, CAIRN_ERR_CORRUPT, "not JSON: %s (line %d); cut off?", error.text,
+                         error.line);
     }
     struct manifest m;
     int version = 0;
@@ -558,4 +557,13 @@ cairn_status manifest_decode(const char *text, size_t text_bytes, struct manifes
     }
     *out = m;
     return CAIRN_OK;
+}
+
+cairn_status manifest_decode(const char *text, size_t text_bytes, struct manifest *out,
+                             struct sentence *why)
+{
+    struct sentence reason = { "" };
+    const cairn_status status = decode(text, text_bytes, out, &reason);
+    if (status == CAIRN_OK || reason.text[0] == '\0') return status;
+    return fail_with(why, status, "manifest: %s", reason.text);
 }

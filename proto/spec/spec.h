@@ -545,22 +545,29 @@ enum spec_change {
     CAIRN_SPEC_NEVER /* not at all: the field tells how the job began */
 };
 
-/* One difference between two specs. */
+enum spec_object { CAIRN_SPEC_OF_JOB, CAIRN_SPEC_OF_GROUP, CAIRN_SPEC_OF_TENSOR };
+
+/* One difference between two specs, as data. */
 struct spec_difference {
-    const char *line; /* "tensor fc1.weight: shape [512,784] here, [256,784] on the servers" */
-    const char *what; /* "tensor fc1.weight: shape" */
-    /* both values in words; NULL: that side lacks it */
+    enum spec_object object;
+    const char *name;  /* of the object; NULL: the names of the two jobs differ */
+    const char *field; /* "shape", "lr"; NULL: only one side has the object */
+    uint32_t point;    /* of `points`: the index, from 1, of the first point that differs; else 0 */
+    /* The field's two values in words. NULL: the side lacks the object, or (steps_missed) keeps no
+     * value. Without a field, the side that has the object says its name. */
     const char *here, *there;
     /* The setting that turns the servers' value into the one here, and how. If no setting turns the
      * servers' value into the one here, key is NULL and change is NEVER. If the value is no short text,
      * only `value` is NULL. */
     const char *key, *value;
     enum spec_change change;
-    /* If a tensor differs: its name, and the field that differs, as `what` has it ("kind",
-     * "group"); "only here", "only there": only one side has the tensor. NULL: the difference is
-     * in the job, or in a group. */
-    const char *tensor, *field;
 };
+
+/* Writes the difference as a sentence, in which the two sides are called `here` and `there`: "tensor
+ * fc1.weight: shape [512,784] here, [256,784] on the servers". */
+#define CAIRN_DIFFERENCE_TEXT_MAX (3 * CAIRN_SPEC_PATH_MAX) /* two paths, a name and some words */
+void difference_text(const struct spec_difference *difference, const char *here, const char *there,
+                     char out[static CAIRN_DIFFERENCE_TEXT_MAX]);
 
 /* Lists how `here` (a worker's spec) differs from `there` (the servers'). At most `most` differences are
  * passed to `sink`, borrowed for the call. Returns the number of differences, 0 = the same. Both specs are

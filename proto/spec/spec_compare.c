@@ -173,8 +173,10 @@ struct diff {
     void *context;
     const char
         *wire; /* key of a setting for all tensors, if all here have one wire dtype; else NULL */
-    /* tensor and field of the next difference (spec.h); NULL: it has none */
-    const char *tensor, *field;
+    /* the object that is compared now (struct spec_difference) */
+    enum spec_object object;
+    const char *name;
+    uint32_t point;
 };
 
 /* The setting that turns the servers' value into the one here. */
@@ -184,32 +186,56 @@ struct way {
 };
 static const struct way no_way = { NULL, NULL, CAIRN_SPEC_NEVER };
 
-static void report(struct diff *diff, const char *line, const char *what, const char *here,
-                   const char *there, struct way way)
+static void report(struct diff *diff, const struct spec_difference *difference)
 {
-    if (diff->found++ >= diff->most) return;
-    const struct spec_difference difference = { line,       what,         here,
-                                                there,      way.key,      way.value,
-                                                way.change, diff->tensor, diff->field };
-    diff->sink(diff->context, &difference);
+    if (diff->found++ < diff->most) diff->sink(diff->context, difference);
 }
 
-/* Reports the difference `what` with its two values: `here` is the worker's, `there` is the servers'. */
-static void differ_by(struct diff *diff, const char *what, const char *here, const char *there,
-                      struct way way)
+/* Reports that a field of the object has the value `here` in the worker's spec, and `there` in the
+ * servers' spec. */
+static void differ(struct diff *diff, const char *field, const char *here, const char *there,
+                   struct way way)
 {
-    char line[3 * CAIRN_SPEC_PATH_MAX]; // two paths or aliases, a name and some words
-    snprintf(line, sizeof line, "%s %s here, %s on the servers", what, here, there);
-    report(diff, line, what, here, there, way);
+    report(diff, &(struct spec_difference) { .object = diff->object,
+                                             .name = diff->name,
+                                             .field = field,
+                                             .point = diff->point,
+                                             .here = here,
+                                             .there = there,
+                                             .key = way.key,
+                                             .value = way.value,
+                                             .change = way.change });
 }
 
-/* Reports a group or tensor that only one side has. */
-static void differ_whole(struct diff *diff, const char *noun, const char *name, bool is_here)
+/* Reports the object, a group or a tensor, which only one side has. */
+static void differ_whole(struct diff *diff, bool is_here)
 {
-    char line[CAIRN_NAME_MAX + 64];
-    snprintf(line, sizeof line, "%s %s: %s", noun, name,
-             is_here ? "here, but not on the servers" : "missing here, it is on the servers");
-    report(diff, line, line, NULL, NULL, no_way);
+    report(diff, &(struct spec_difference) { .object = diff->object,
+                                             .name = diff->name,
+                                             .here = is_here ? diff->name : NULL,
+                                             .there = is_here ? NULL : diff->name,
+                                             .change = CAIRN_SPEC_NEVER });
+}
+
+void difference_text(const struct spec_difference *d, const char *here, const char *there,
+                     char out[static CAIRN_DIFFERENCE_TEXT_MAX])
+{
+    static const char *const nouns[] = { "job", "group", "tensor" };
+    const size_t room = CAIRN_DIFFERENCE_TEXT_MAX;
+    char object[CAIRN_NAME_MAX + 16], field[64];
+    snprintf(object, sizeof object, "%s%s%s", nouns[d->object], d->name != NULL ? " " : "",
+             d->name != NULL ? d->name : "");
+    if (d->field == NULL) {
+        snprintf(out, room, d->there == NULL ? "%s: %s, but not %s" : "%s: missing %s, it is %s",
+                 object, here, there);
+        return;
+    }
+    if (d->point > 0)
+        snprintf(field, sizeof field, "point %u is", d->point - 1);
+    else
+        snprintf(field, sizeof field, "%s", d->field);
+    snprintf(out, room, "%s: %s %s %s, %s %s", object, field, d->here != NULL ? d->here : "?", here,
+             d->there != NULL ? d->there : "others, which it began with,", there);
 }
 
 /* "[512,784]"; "[]" for a scalar. */
@@ -229,40 +255,26 @@ static bool same_shape(const struct shape *a, const struct shape *b)
     return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof a->dim[0]) == 0;
 }
 
-static void differ_of(struct diff *diff, const char *tensor, const char *field, const char *here,
-                      const char *there, struct way way)
+static void differ_text(struct diff *diff, const char *field, const char *here, const char *there)
 {
-    char what[CAIRN_NAME_MAX + 64];
-    if (strcmp(here, there) == 0) return;
-    snprintf(what, sizeof what, "tensor %s: %s", tensor, field);
-    diff->tensor = tensor;
-    diff->field = field;
-    differ_by(diff, what, here, there, way);
-    diff->tensor = diff->field = NULL;
+    if (strcmp(here, there) != 0) differ(diff, field, here, there, no_way);
 }
 
-static void differ_text(struct diff *diff, const char *tensor, const char *field, const char *here,
-                        const char *there)
+static void differ_dtype(struct diff *diff, const char *field, cairn_dtype here, cairn_dtype there)
 {
-    differ_of(diff, tensor, field, here, there, no_way);
-}
-
-static void differ_dtype(struct diff *diff, const char *tensor, const char *field, cairn_dtype here,
-                         cairn_dtype there)
-{
-    differ_text(diff, tensor, field, dtype_label((int)here), dtype_label((int)there));
+    differ_text(diff, field, dtype_label((int)here), dtype_label((int)there));
 }
 
 static void differ_wire(struct diff *diff, const struct tensor_spec *here,
                         const struct tensor_spec *there)
 {
     char key[CAIRN_NAME_MAX + 16];
-    const char *mine = dtype_label((int)here->wire);
+    const char *mine = dtype_label((int)here->wire), *theirs = dtype_label((int)there->wire);
+    if (strcmp(mine, theirs) == 0) return;
     snprintf(key, sizeof key, "%s.wire", here->name);
     const struct way way = { diff->wire != NULL ? diff->wire : key, mine, CAIRN_SPEC_REOPENED };
     const bool is_blob = here->kind == CAIRN_BLOB || there->kind == CAIRN_BLOB;
-    differ_of(diff, here->name, "wire dtype", mine, dtype_label((int)there->wire),
-              is_blob ? no_way : way);
+    differ(diff, "wire dtype", mine, theirs, is_blob ? no_way : way);
 }
 
 /* Writes "no alias" or "alias of wte [0,8)x[0,4)"; the box is left out if the alias names all of the
@@ -299,52 +311,47 @@ static void diff_tensor(struct diff *diff, const struct tensor_spec *here,
                         const struct tensor_spec *there)
 {
     char a[180], b[180], alias_a[700], alias_b[700];
-    if (!same_shape(&here->shape, &there->shape)) {
-        differ_text(diff, here->name, "shape", shape_text(&here->shape, a),
-                    shape_text(&there->shape, b));
-    }
-    differ_text(diff, here->name, "kind", capability_name(CAIRN_CAPABILITY_KIND, (int)here->kind),
+    if (!same_shape(&here->shape, &there->shape))
+        differ_text(diff, "shape", shape_text(&here->shape, a), shape_text(&there->shape, b));
+    differ_text(diff, "kind", capability_name(CAIRN_CAPABILITY_KIND, (int)here->kind),
                 capability_name(CAIRN_CAPABILITY_KIND, (int)there->kind));
     differ_wire(diff, here, there);
-    differ_dtype(diff, here->name, "reduce dtype", here->reduce, there->reduce);
-    differ_dtype(diff, here->name, "master dtype", here->master, there->master);
-    differ_text(diff, here->name, "group", name_or_none(here->group), name_or_none(there->group));
-    differ_text(diff, here->name, "unit", name_or_none(here->unit), name_or_none(there->unit));
-    differ_text(diff, here->name, "placement", here->whole ? "whole" : "rows",
-                there->whole ? "whole" : "rows");
-    differ_text(diff, here->name, "alias", alias_text(here, alias_a), alias_text(there, alias_b));
-    differ_text(diff, here->name, "initial state", init_text(&here->init, a),
-                init_text(&there->init, b));
+    differ_dtype(diff, "reduce dtype", here->reduce, there->reduce);
+    differ_dtype(diff, "master dtype", here->master, there->master);
+    differ_text(diff, "group", name_or_none(here->group), name_or_none(there->group));
+    differ_text(diff, "unit", name_or_none(here->unit), name_or_none(there->unit));
+    differ_text(diff, "placement", here->whole ? "whole" : "rows", there->whole ? "whole" : "rows");
+    differ_text(diff, "alias", alias_text(here, alias_a), alias_text(there, alias_b));
+    differ_text(diff, "initial state", init_text(&here->init, a), init_text(&there->init, b));
     snprintf(a, sizeof a, "%" PRIu64, here->steps_missed);
-    if (here->steps_missed != there->steps_missed)
-        differ_text(diff, here->name, "steps_missed", a, "others, which it began with,");
+    if (here->steps_missed != there->steps_missed) // the job's own spec does not keep it
+        differ(diff, "steps_missed", a, NULL, no_way);
 }
 
-/* Notes how one field of the job, of a group or of a group's schedule differs, and (if may_change) by which
- * amendment it may change. */
-static void diff_field(struct diff *diff, const struct spec_field *field, const char *noun,
-                       const char *name, bool may_change, const void *here, const void *there)
+/* Reports how one field of the job, of a group or of a group's schedule differs, and (if may_change) which
+ * amendment changes it. */
+static void diff_field(struct diff *diff, const struct spec_field *field, bool may_change,
+                       const void *here, const void *there)
 {
-    char what[CAIRN_NAME_MAX + 64], key[CAIRN_NAME_MAX + 32];
+    char key[CAIRN_NAME_MAX + 32];
     char mine[CAIRN_SETTING_TEXT_MAX + 1], theirs[CAIRN_SETTING_TEXT_MAX + 1];
     const uint64_t bits = spec_field_bits(field, here);
     const uint64_t was = spec_field_bits(field, there);
-    const bool of_job = strcmp(noun, "job") == 0;
+    const bool of_job = diff->object == CAIRN_SPEC_OF_JOB;
     if (bits == was) return;
-    snprintf(what, sizeof what, "%s %s: %s", noun, name, field->name);
-    snprintf(key, sizeof key, "%s%s%s", of_job ? "" : name, of_job ? "" : ".", field->name);
+    snprintf(key, sizeof key, "%s%s%s", of_job ? "" : diff->name, of_job ? "" : ".", field->name);
     spec_setting_text(field, here, mine);
     spec_setting_text(field, there, theirs);
     const struct way way = { key, mine, spec_change_of(field, was, bits) };
-    differ_by(diff, what, mine, theirs,
-              may_change && way.change != CAIRN_SPEC_NEVER ? way : no_way);
+    differ(diff, field->name, mine, theirs,
+           may_change && way.change != CAIRN_SPEC_NEVER ? way : no_way);
 }
 
-static void diff_fields(struct diff *diff, const struct spec_table *table, const char *noun,
-                        const char *name, bool may_change, const void *here, const void *there)
+static void diff_fields(struct diff *diff, const struct spec_table *table, bool may_change,
+                        const void *here, const void *there)
 {
     for (size_t i = 0; i < table->count; i++)
-        diff_field(diff, &table->fields[i], noun, name, may_change, here, there);
+        diff_field(diff, &table->fields[i], may_change, here, there);
 }
 
 /* Writes "0:1,30:0.5"; returns NULL if that is too long. */
@@ -362,43 +369,41 @@ static const char *points_text(const struct schedule *s, char *text, size_t room
 }
 
 /* Reports only the first point that differs, since a table may have a thousand points. */
-static void diff_points(struct diff *diff, const char *group, bool may_change,
-                        const struct schedule *here, const struct schedule *there)
+static void diff_points(struct diff *diff, bool may_change, const struct schedule *here,
+                        const struct schedule *there)
 {
-    char text[512], key[CAIRN_NAME_MAX + 32];
-    snprintf(key, sizeof key, "%s.points", group);
+    char text[512], key[CAIRN_NAME_MAX + 32], mine[64], theirs[64];
+    snprintf(key, sizeof key, "%s.points", diff->name);
     const struct way points = { key, points_text(here, text, sizeof text), CAIRN_SPEC_NEXT_ROUND };
     const struct way way = may_change ? points : no_way;
-    char what[CAIRN_NAME_MAX + 64], mine[64], theirs[64];
     if (here->point_count != there->point_count) {
-        snprintf(what, sizeof what, "group %s: point_count", group);
         snprintf(mine, sizeof mine, "%zu", here->point_count);
         snprintf(theirs, sizeof theirs, "%zu", there->point_count);
-        differ_by(diff, what, mine, theirs, way);
+        differ(diff, "point_count", mine, theirs, way);
     }
     for (size_t i = 0; i < here->point_count && i < there->point_count; i++) {
         const struct cairn_schedule_point *a = &here->points[i], *b = &there->points[i];
         if (a->step == b->step && memcmp(&a->factor, &b->factor, sizeof a->factor) == 0) continue;
-        snprintf(what, sizeof what, "group %s: point %zu is", group, i);
         snprintf(mine, sizeof mine, "(%" PRIu64 ", %.17g)", a->step, a->factor);
         snprintf(theirs, sizeof theirs, "(%" PRIu64 ", %.17g)", b->step, b->factor);
-        differ_by(diff, what, mine, theirs, way);
+        diff->point = (uint32_t)i + 1;
+        differ(diff, "points", mine, theirs, way);
+        diff->point = 0;
         return;
     }
 }
 
-static void diff_schedule(struct diff *diff, const char *group, bool may_change,
-                          const struct schedule *here, const struct schedule *there)
+static void diff_schedule(struct diff *diff, bool may_change, const struct schedule *here,
+                          const struct schedule *there)
 {
-    char what[CAIRN_NAME_MAX + 64], key[CAIRN_NAME_MAX + 32];
+    char key[CAIRN_NAME_MAX + 32];
     const char *mine = schedule_name((int)here->kind);
-    snprintf(what, sizeof what, "group %s: schedule", group);
-    snprintf(key, sizeof key, "%s.schedule", group);
+    snprintf(key, sizeof key, "%s.schedule", diff->name);
     const struct way way = { key, mine, CAIRN_SPEC_NEXT_ROUND };
     if (here->kind != there->kind)
-        differ_by(diff, what, mine, schedule_name((int)there->kind), may_change ? way : no_way);
-    diff_fields(diff, &schedule_fields, "group", group, may_change, here, there);
-    diff_points(diff, group, may_change, here, there);
+        differ(diff, "schedule", mine, schedule_name((int)there->kind), may_change ? way : no_way);
+    diff_fields(diff, &schedule_fields, may_change, here, there);
+    diff_points(diff, may_change, here, there);
 }
 
 /* False if the group's state belongs to another optimizer, or its learning rate comes from another source:
@@ -417,42 +422,34 @@ static bool group_may_change(const struct group_spec *here, const struct group_s
 static void diff_group(struct diff *diff, const struct group_spec *here,
                        const struct group_spec *there)
 {
-    char what[CAIRN_NAME_MAX + 64];
     const bool may_change = group_may_change(here, there);
-    snprintf(what, sizeof what, "group %s: optimizer", here->name);
-    if (strcmp(here->optimizer, there->optimizer) != 0)
-        differ_by(diff, what, here->optimizer, there->optimizer, no_way);
+    differ_text(diff, "optimizer", here->optimizer, there->optimizer);
     struct group_spec mine = *here; // borrows everything
     if (here->schedule.kind == CAIRN_SCHEDULE_DRIVEN && there->schedule.kind == here->schedule.kind)
         mine.lr = there->lr; // each trainer may begin with any lr
-    diff_fields(diff, &group_fields, "group", here->name, may_change, &mine, there);
-    diff_schedule(diff, here->name, may_change, &here->schedule, &there->schedule);
+    diff_fields(diff, &group_fields, may_change, &mine, there);
+    diff_schedule(diff, may_change, &here->schedule, &there->schedule);
 }
 
 /* NULL means no path. */
-static void differ_path(struct diff *diff, const char *job, const char *field, const char *here,
-                        const char *there)
+static void differ_path(struct diff *diff, const char *field, const char *here, const char *there)
 {
-    if (here == NULL) here = "";
-    if (there == NULL) there = "";
-    if (strcmp(here, there) == 0) return;
-    char what[CAIRN_NAME_MAX + 64], mine[CAIRN_SPEC_PATH_MAX + 3], theirs[CAIRN_SPEC_PATH_MAX + 3];
-    snprintf(what, sizeof what, "job %s: %s", job, field);
-    snprintf(mine, sizeof mine, "\"%s\"", here);
-    snprintf(theirs, sizeof theirs, "\"%s\"", there);
-    differ_by(diff, what, mine, theirs, no_way);
+    char mine[CAIRN_SPEC_PATH_MAX + 3], theirs[CAIRN_SPEC_PATH_MAX + 3];
+    snprintf(mine, sizeof mine, "\"%s\"", here != NULL ? here : "");
+    snprintf(theirs, sizeof theirs, "\"%s\"", there != NULL ? there : "");
+    differ_text(diff, field, mine, theirs);
 }
 
 static void diff_job(struct diff *diff, const struct job_spec_data *here,
                      const struct job_spec_data *there)
 {
-    if (strcmp(here->name, there->name) != 0) {
-        differ_by(diff, "job: name", here->name, there->name, no_way);
-    }
-    const char *job = there->name;
-    diff_fields(diff, &spec_fields, "job", job, true, here, there);
-    differ_path(diff, job, "init_from", here->init_from, there->init_from);
-    differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
+    diff->object = CAIRN_SPEC_OF_JOB;
+    diff->name = NULL; // two jobs whose names differ have no common name
+    differ_text(diff, "name", here->name, there->name);
+    diff->name = there->name;
+    diff_fields(diff, &spec_fields, true, here, there);
+    differ_path(diff, "init_from", here->init_from, there->init_from);
+    differ_path(diff, "init_prefix", here->init_prefix, there->init_prefix);
 }
 
 /* Tells which of two sorted lists has the smaller next name: < 0 here, > 0 there, 0 both have the same. */
@@ -470,7 +467,9 @@ static void diff_groups(struct diff *diff, const struct job_spec_data *here,
         const struct group_spec *a = i < here->group_count ? &here->groups[i] : NULL;
         const struct group_spec *b = j < there->group_count ? &there->groups[j] : NULL;
         const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
-        if (order != 0) differ_whole(diff, "group", order < 0 ? a->name : b->name, order < 0);
+        diff->object = CAIRN_SPEC_OF_GROUP;
+        diff->name = order > 0 ? b->name : a->name;
+        if (order != 0) differ_whole(diff, order < 0);
         if (order == 0) diff_group(diff, a, b);
         i += order <= 0;
         j += order >= 0;
@@ -484,10 +483,9 @@ static void diff_tensors(struct diff *diff, const struct job_spec_data *here,
         const struct tensor_spec *a = i < here->tensor_count ? &here->tensors[i] : NULL;
         const struct tensor_spec *b = j < there->tensor_count ? &there->tensors[j] : NULL;
         const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
-        diff->tensor = order < 0 ? a->name : order > 0 ? b->name : NULL;
-        diff->field = order < 0 ? "only here" : order > 0 ? "only there" : NULL;
-        if (order != 0) differ_whole(diff, "tensor", diff->tensor, order < 0);
-        diff->tensor = diff->field = NULL;
+        diff->object = CAIRN_SPEC_OF_TENSOR;
+        diff->name = order > 0 ? b->name : a->name;
+        if (order != 0) differ_whole(diff, order < 0);
         if (order == 0) diff_tensor(diff, a, b);
         i += order <= 0;
         j += order >= 0;

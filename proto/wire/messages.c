@@ -332,6 +332,28 @@ cairn_status group_of_message(const Cairn__GroupSpec *in, struct group_spec *out
     return CAIRN_OK;
 }
 
+/* NULL and "" are the same in a message. */
+static const char *given(const char *text)
+{
+    return text[0] != '\0' ? text : NULL;
+}
+
+void difference_of_message(const Cairn__Difference *in, struct spec_difference *out)
+{
+    *out = (struct spec_difference) {
+        .object = in->object <= CAIRN_SPEC_OF_TENSOR ? (enum spec_object)in->object
+                                                     : CAIRN_SPEC_OF_JOB,
+        .name = given(in->name),
+        .field = given(in->field),
+        .point = in->point,
+        .here = given(in->here),
+        .there = given(in->there),
+        .key = given(in->key),
+        .value = given(in->value),
+        .change = in->change <= CAIRN_SPEC_NEVER ? (enum spec_change)in->change : CAIRN_SPEC_NEVER,
+    };
+}
+
 void spec_to_message(const struct job_spec_data *spec, Cairn__JobSpec *out)
 {
     cairn__job_spec__init(out);

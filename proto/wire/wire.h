@@ -575,6 +575,8 @@ cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out,
 void spec_to_message(const struct job_spec_data *spec, Cairn__JobSpec *out);
 /* The reverse of spec_to_message, for the scalars alone. */
 void spec_fields_of_message(const Cairn__JobSpec *in, struct job_spec_data *spec);
+/* Fills a difference that borrows from a stranger's message. */
+void difference_of_message(const Cairn__Difference *in, struct spec_difference *out);
 /* Fills a message that borrows the tensor's strings and shape, but leaves out the box of an alias. */
 void tensor_to_message(const struct tensor_spec *tensor, Cairn__TensorSpec *out);
 /* The reverse of tensor_to_message, for a stranger's message: fills a tensor that borrows from the message

@@ -856,9 +856,11 @@ static bool add_row(Cairn__Error *error, const struct spec_difference *d)
     cairn__difference__init(row);
     row->change = (uint32_t)d->change;
     error->differences[error->n_differences++] = row;
-    const char *const texts[] = { d->line, d->key, d->value, d->tensor, d->field, d->there };
-    char **const copies[] = { &row->line,   &row->key,   &row->value,
-                              &row->tensor, &row->field, &row->there };
+    row->object = (uint32_t)d->object;
+    row->point = d->point;
+    const char *const texts[] = { d->name, d->field, d->here, d->there, d->key, d->value };
+    char **const copies[] = { &row->name,  &row->field, &row->here,
+                              &row->there, &row->key,   &row->value };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         char *copy = strdup(texts[i] != NULL ? texts[i] : "");
         if (copy == NULL) return false;
@@ -870,8 +872,10 @@ static bool add_row(Cairn__Error *error, const struct spec_difference *d)
 static void on_difference(void *context, const struct spec_difference *d)
 {
     struct rows *rows = context;
+    char line[CAIRN_DIFFERENCE_TEXT_MAX];
+    difference_text(d, "here", "on the servers", line);
     if (rows->lines < LINES_SHOWN)
-        sentence_add(rows->why, "%s%s", rows->lines == 0 ? "" : "\n", d->line);
+        sentence_add(rows->why, "%s%s", rows->lines == 0 ? "" : "\n", line);
     rows->lines++;
     if (d->key == NULL || d->value == NULL) rows->whole = false;
     if (rows->error == NULL || add_row(rows->error, d)) return;

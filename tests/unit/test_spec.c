@@ -574,9 +574,13 @@ static void keep_line(void *context, const struct spec_difference *d)
 {
     struct lines *lines = context;
     ck_assert_uint_lt(lines->count, 16);
-    snprintf(lines->text[lines->count], 512, "%s", d->line);
-    snprintf(lines->of[lines->count], 128, "%s %s", d->tensor != NULL ? d->tensor : "-",
-             d->field != NULL ? d->field : "-");
+    char line[CAIRN_DIFFERENCE_TEXT_MAX];
+    difference_text(d, "here", "on the servers", line);
+    snprintf(lines->text[lines->count], 512, "%.511s", line);
+    snprintf(lines->of[lines->count], 128, "%d %s %s", (int)d->object, d->name,
+             d->field != NULL  ? d->field
+             : d->here != NULL ? "only here"
+                               : "only there");
     snprintf(lines->way[lines->count++], 128, "%s=%s, %d", d->key != NULL ? d->key : "",
              d->value != NULL ? d->value : "", (int)d->change);
 }
@@ -608,13 +612,10 @@ TEST(differences_are_listed_in_words_and_the_rest_is_counted)
     ck_assert_str_eq(lines.way[1], "all.lr=0.5, 0");
     ck_assert_str_eq(lines.way[3], "=, 3");
     ck_assert_str_eq(lines.way[4], "wire=bf16, 1"); // as all tensors here have it
-    static const char *const of[] = { "- -",
-                                      "- -",
-                                      "fc1.bias group",
-                                      "fc1.weight shape",
-                                      "fc1.weight wire dtype",
-                                      "fc2.weight only here",
-                                      "fc3.weight only there" };
+    static const char *const of[] = { "0 mnist stage",           "1 all lr",
+                                      "2 fc1.bias group",        "2 fc1.weight shape",
+                                      "2 fc1.weight wire dtype", "2 fc2.weight only here",
+                                      "2 fc3.weight only there" };
     for (size_t i = 0; i < 7; i++) ck_assert_str_eq(lines.of[i], of[i]);
     lines.count = 0;
     ck_assert_uint_eq(spec_diff(&here, &there, 2, keep_line, &lines), 7);

@@ -14,7 +14,7 @@ from .spec import PAIRS, Group, JobSpec, Schedule, Tensor
 
 _RESTORE_S = 3600.0
 _ANEW = ", in a new generation for which every worker attaches anew"
-_NO_SETTING = "\nno setting makes it so"  # of the coordinator, which speaks of settings alone
+_LINES, _ROWS = 10, 64  # differences that a sentence lists, and that a Mismatch has
 _NAMES = {"shard_loss_wait_s": "shard_loss_wait", "worker_loss_wait_s": "worker_loss_wait"}  # of cairn.h, and here
 _HYPER = frozenset("lr beta1 beta2 eps weight_decay momentum nesterov".split())
 _MAKERS = {_c.SCHEDULE_CONSTANT: "constant", _c.SCHEDULE_LINEAR: "linear", _c.SCHEDULE_COSINE: "cosine",
@@ -50,10 +50,22 @@ def open_worker(session: Session, name: str, spec: JobSpec, timeout: float, must
             call += ", and after the next attach m.write({name: values})"
         if call.startswith("m.amend(workers="):
             call += f", or `cairn job amend {name} --workers {spec.workers_min}:{spec.workers_max}`"
-        made = Mismatch(f"{str(mismatch).partition(_NO_SETTING)[0]}\nThese may change while it trains{_ANEW * anew}: "
-                        f"attach as it was, then {call}")
+        made = Mismatch(f"{_said(name, mismatch)}\nThese may change while it trains{_ANEW * anew}: attach as it was, "
+                        f"then {call}")
         made.differences = mismatch.differences
         raise made from None
+
+
+def _said(name: str, mismatch: Mismatch) -> str:
+    """The servers' sentence. Where they know no way it is without their advice, which speaks of settings alone."""
+    differences = mismatch.differences
+    if all(one.change != _c.CHANGE_NEVER for one in differences):
+        return str(mismatch)
+    left, least = len(differences) - _LINES, "at least " * (len(differences) == _ROWS)
+    return "\n".join([f"job {name} differs from this spec: give the job's values, or choose another name, or drop it "
+                      "(`cairn job drop`), or change it as the last line says:",
+                      *[one.text for one in differences[:_LINES]],
+                      *[f"and {least}{left} more differences"] * (left > 0)])
 
 
 def after_restore(session: Session, name: str, spec: JobSpec, timeout: float) -> Job:
