@@ -506,10 +506,40 @@ cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tens
 #define AMEND_BYTES_MAX (512 << 10)                                  // the most bytes of a frame
 #define LEAST           offsetof(struct cairn_amend, freeze_tensors) // as in the first release
 
+/* The fields of struct cairn_amend that are rows of spec_fields.h, each with the field that tells that it is
+ * given. The struct gets no further ones: a newer row is changed by its name, in `settings`. */
+#define AMEND_FIELDS(X)                                                                \
+    X(set_clip_norm, clip_norm, clip_norm)                                             \
+    X(workers_min, workers_min, workers_min)                                           \
+    X(workers_min, workers_max, workers_max)                                           \
+    X(set_snapshots, snapshot_every, policy.snapshot_every)                            \
+    X(set_snapshots, snapshot_keep, policy.snapshot_keep)                              \
+    X(set_snapshot_rules, snapshot_every_s, policy.snapshot_every_s)                   \
+    X(set_snapshot_rules, snapshot_keep_every, policy.snapshot_keep_every)             \
+    X(set_snapshot_rules, snapshot_keep_within_s, policy.snapshot_keep_within_s)       \
+    X(set_snapshot_rules, snapshot_max_bytes, policy.snapshot_max_bytes)               \
+    X(set_snapshot_rules, snapshot_staging, policy.snapshot_staging)                   \
+    X(set_snapshot_rules, snapshot_durable_within_s, policy.snapshot_durable_within_s) \
+    X(set_snapshot_rules, snapshot_fallback, policy.snapshot_fallback)                 \
+    X(set_snapshot_rules, snapshot_scrub_every_s, policy.snapshot_scrub_every_s)       \
+    X(set_shard_loss, on_shard_loss, policy.on_shard_loss)                             \
+    X(set_shard_loss, shard_loss_wait_s, policy.shard_loss_wait_s)                     \
+    X(set_worker_loss, on_worker_loss, policy.on_worker_loss)                          \
+    X(set_worker_loss, worker_loss_wait_s, policy.worker_loss_wait_s)
+enum {
+#define X(flag, name, member) GIVEN_##name,
+    AMEND_FIELDS(X)
+#undef X
+        GIVEN_MAX
+};
+
 /* The request and the memory that it owns. */
 struct words {
     Cairn__JobAmend message;
     struct job_spec_data added; /* only the tensors to add */
+    Cairn__Setting *settings;   /* in `owned`: [GIVEN_MAX + setting_count] */
+    /* values of struct cairn_amend's own fields */
+    char given[GIVEN_MAX][CAIRN_SETTING_TEXT_MAX + 1];
     void *owned[16];
     size_t owned_count;
 };
@@ -614,21 +644,58 @@ static cairn_status add_thaw_groups(struct words *words, const struct cairn_amen
     return CAIRN_OK;
 }
 
+static void add_setting(struct words *words, const char *key, const char *value)
+{
+    Cairn__Setting *setting = &words->settings[words->message.n_settings++];
+    cairn__setting__init(setting);
+    setting->key = wire_text(key);
+    setting->value = wire_text(value);
+}
+
+/* Adds a field of struct cairn_amend whose value is in `given`; refuses a value that is out of its range. */
+static cairn_status add_given(struct words *words, const struct job_spec_data *given,
+                              const char *name, char text[static CAIRN_SETTING_TEXT_MAX + 1])
+{
+    struct sentence why;
+    const struct spec_field *field = spec_field_find(&spec_fields, name, strlen(name));
+    const cairn_status status = spec_field_check(field, given, "", &why);
+    if (status != CAIRN_OK) return client_fail(status, "%s", why.text);
+    spec_setting_text(field, given, text);
+    add_setting(words, name, text);
+    return CAIRN_OK;
+}
+
+static cairn_status add_all_given(struct words *words, const struct cairn_amend *amend)
+{
+    struct job_spec_data given; // owns nothing
+    spec_init(&given);
+#define X(flag, name, member) \
+    if (amend->flag) given.member = amend->name;
+    AMEND_FIELDS(X)
+#undef X
+    spec_canonicalize(&given); // 0 stands for the default
+    cairn_status status = CAIRN_OK;
+#define X(flag, name, member)              \
+    if (status == CAIRN_OK && amend->flag) \
+        status = add_given(words, &given, #name, words->given[GIVEN_##name]);
+    AMEND_FIELDS(X)
+#undef X
+    return status;
+}
+
+/* Makes the list of fields and values: first those of the struct, then the settings by name. */
 static cairn_status add_settings(struct words *words, const struct cairn_amend *amend)
 {
     const size_t count = amend->setting_count;
-    Cairn__Setting *settings;
-    if (count == 0) return CAIRN_OK;
-    words->message.settings = own_list(words, count, sizeof *settings, &settings);
+    words->message.settings = own_list(words, count + GIVEN_MAX, sizeof *words->settings,
+                                       &words->settings);
     if (words->message.settings == NULL) return CAIRN_ERR_NO_MEMORY;
-    words->message.n_settings = count;
+    CAIRN_TRY(add_all_given(words, amend));
     for (size_t i = 0; i < count; i++) {
         const struct cairn_setting *from = amend->settings != NULL ? &amend->settings[i] : NULL;
         if (from == NULL || from->key == NULL || from->value == NULL)
             return client_fail(CAIRN_ERR_INVALID, "a key or a value of a setting is NULL");
-        cairn__setting__init(&settings[i]);
-        settings[i].key = wire_text(from->key);
-        settings[i].value = wire_text(from->value);
+        add_setting(words, from->key, from->value);
     }
     return CAIRN_OK;
 }
@@ -675,29 +742,12 @@ static cairn_status judge_amend(const struct cairn_amend *amend)
     return status;
 }
 
-static void fill_snapshot_rules(Cairn__JobAmend *m, const struct cairn_amend *amend)
-{
-    m->set_snapshot_rules = amend->set_snapshot_rules;
-    m->snapshot_every_s = amend->snapshot_every_s;
-    m->snapshot_keep_every = amend->snapshot_keep_every;
-    m->snapshot_keep_within_s = amend->snapshot_keep_within_s;
-    m->snapshot_max_bytes = amend->snapshot_max_bytes;
-    m->snapshot_staging = (uint32_t)amend->snapshot_staging;
-    m->snapshot_durable_within_s = amend->snapshot_durable_within_s;
-    m->snapshot_fallback = amend->snapshot_fallback;
-    m->snapshot_scrub_every_s = amend->snapshot_scrub_every_s;
-}
-
 static cairn_status fill_amend(struct words *words, const struct cairn_amend *amend)
 {
     Cairn__JobAmend *m = &words->message;
     randombytes_buf(&m->key, sizeof m->key);
     m->key |= 1; // not 0
     m->revision = amend->revision;
-    m->set_clip_norm = amend->set_clip_norm;
-    m->clip_norm = amend->clip_norm;
-    m->workers_min = amend->workers_min;
-    m->workers_max = amend->workers_max;
     m->freeze = (char **)(uintptr_t)amend->freeze; // protobuf-c lacks the const
     m->n_freeze = amend->freeze_count;
     m->unfreeze = (char **)(uintptr_t)amend->unfreeze;
@@ -706,16 +756,6 @@ static cairn_status fill_amend(struct words *words, const struct cairn_amend *am
     m->n_freeze_tensors = amend->freeze_tensor_count;
     m->unfreeze_tensors = (char **)(uintptr_t)amend->unfreeze_tensors;
     m->n_unfreeze_tensors = amend->unfreeze_tensor_count;
-    m->set_snapshots = amend->set_snapshots;
-    m->snapshot_every = amend->snapshot_every;
-    m->snapshot_keep = amend->snapshot_keep;
-    fill_snapshot_rules(m, amend);
-    m->set_shard_loss = amend->set_shard_loss;
-    m->on_shard_loss = (uint32_t)amend->on_shard_loss;
-    m->shard_loss_wait_s = amend->shard_loss_wait_s;
-    m->set_worker_loss = amend->set_worker_loss;
-    m->on_worker_loss = (uint32_t)amend->on_worker_loss;
-    m->worker_loss_wait_s = amend->worker_loss_wait_s;
     cairn_status status = amend_groups(words, amend);
     if (status == CAIRN_OK) status = amend_tensors(words, amend);
     if (status == CAIRN_OK) status = add_ties(words, amend);

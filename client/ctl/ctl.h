@@ -22,16 +22,12 @@
 #define CTL_NAMES_MAX      256 /* of an option that may be repeated */
 #define CTL_OPTIONS_MAX    128
 
-/* The rules by which snapshots are taken and retained. */
+/* The rules of `snapshot prune`. */
 struct ctl_rules {
-    bool by_time;        /* --snapshot-every 10min: every_s */
-    bool fallback;       /* --snapshot-fallback yes */
-    const char *staging; /* NULL: not given */
-    uint64_t every;      /* steps */
     uint64_t keep_last;  /* snapshots */
     uint64_t keep_every; /* steps */
     uint64_t max_bytes;
-    uint32_t every_s, keep_within_s, durable_within_s, scrub_every_s;
+    uint32_t keep_within_s;
     bool dry_run;
 };
 
@@ -67,12 +63,17 @@ struct ctl_export {
     bool stats; /* of `snapshot show` */
 };
 
-/* The settings given by --set KEY=VALUE, in the form that a request carries. */
+/* The settings given by --set KEY=VALUE, or by options of their own, in the form that a request carries. */
 struct ctl_settings {
     Cairn__Setting *list[CTL_NAMES_MAX];
     Cairn__Setting room[CTL_NAMES_MAX];
+    char values[CTL_NAMES_MAX]
+               [CAIRN_SETTING_TEXT_MAX + 1]; /* those that are not words of the line */
     size_t count;
 };
+/* Adds a setting of the field, with its value in `from`. False: there are too many settings. */
+bool ctl_setting_add_field(struct ctl_settings *settings, const char *name,
+                           const struct job_spec_data *from);
 
 struct ctl_names {
     const char *names[CTL_NAMES_MAX];
@@ -103,13 +104,9 @@ struct ctl {
     /* --from, --to, --as; NULL: not given. The subcommand validates them. */
     const char *from, *to, *as;
     const char *group; /* --group; NULL: not given; validated like --from */
-    double lr, clip_norm;
+    double lr;
     struct ctl_rules rules;
     uint64_t since_unix_ms;            /* --since; 0: not given */
-    const char *on_shard_loss;         /* --on-shard-loss; NULL: not given */
-    uint32_t shard_loss_wait_s;        /* --shard-loss-wait; 0: not given */
-    const char *on_worker_loss;        /* --on-worker-loss; NULL: not given */
-    uint32_t worker_loss_wait_s;       /* --worker-loss-wait; 0: not given */
     uint32_t workers_min, workers_max; /* --workers; 0: not given */
     uint32_t shards;                   /* --shards; 0: not given */
     uint32_t mtbf_s;                   /* --mtbf; 0: not given */

@@ -653,87 +653,49 @@ static int send_amendment(struct ctl *ctl, Cairn__JobAmend *amend)
     return called == CAIRN_OK ? print_amended(ctl, revision) : status_exit((int)called);
 }
 
-#define SNAPSHOT_OPTIONS "snapshot-every snapshot-keep"
-#define RULE_OPTIONS                                                              \
-    "snapshot-every snapshot-keep-every snapshot-keep-within snapshot-max-bytes " \
-    "snapshot-staging snapshot-durable-within snapshot-fallback snapshot-scrub-every"
-#define LOSS_OPTIONS "on-shard-loss shard-loss-wait on-worker-loss worker-loss-wait"
-
-/* Options that are not given leave their field unchanged; if the amendment ends periodic snapshots, it also
- * clears their rules. */
-static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
+/* True if the last setting of that field has that value. */
+static bool gives(const struct ctl *ctl, const char *key, const char *value)
 {
-    const struct ctl_rules *given = &ctl->rules;
-    const bool ends = ctl_is_given(ctl, "snapshot-every") && given->every == 0 &&
-                      given->every_s == 0;
-    amend->set_snapshots = ctl_is_given(ctl, SNAPSHOT_OPTIONS);
-    amend->set_snapshot_rules = ctl_is_given(ctl, RULE_OPTIONS);
-#define FILL(field, option, value, cleared) \
-    amend->field = ctl_is_given(ctl, option) ? given->value : (cleared) && ends ? 0 : now->field
-    FILL(snapshot_every, "snapshot-every", every, false);
-    FILL(snapshot_every_s, "snapshot-every", every_s, false);
-    FILL(snapshot_keep, "snapshot-keep", keep_last, true);
-    FILL(snapshot_keep_every, "snapshot-keep-every", keep_every, true);
-    FILL(snapshot_keep_within_s, "snapshot-keep-within", keep_within_s, true);
-    FILL(snapshot_max_bytes, "snapshot-max-bytes", max_bytes, true);
-    FILL(snapshot_durable_within_s, "snapshot-durable-within", durable_within_s, false);
-    FILL(snapshot_fallback, "snapshot-fallback", fallback, false);
-    FILL(snapshot_scrub_every_s, "snapshot-scrub-every", scrub_every_s, false);
-#undef FILL
+    for (size_t i = ctl->set.count; i-- > 0;)
+        if (strcmp(ctl->set.list[i]->key, key) == 0)
+            return strcmp(ctl->set.list[i]->value, value) == 0;
+    return false;
 }
 
-/* Sets the policy to the policy that the option names, or to the job's current policy. -1: continue. */
-static int fill_policy(enum capability_field field, const char *option, const char *allowed,
-                       const char *given, uint32_t now, uint32_t *out)
+/* Puts the fields' defaults before all other settings, so that a value that is given counts. */
+static bool reset(struct ctl_settings *settings, const char *names)
 {
-    const int value = given != NULL ? capability_value(field, given) : (int)now;
-    *out = (uint32_t)value;
-    if (value >= 0) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: %s are allowed", option, given, allowed);
-}
-
-/* Sets the policies for a lost shard and a lost worker. -1: continue. */
-static int fill_losses(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
-{
-    amend->set_shard_loss = ctl->on_shard_loss != NULL || ctl->shard_loss_wait_s > 0;
-    amend->set_worker_loss = ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
-    int done = fill_policy(CAIRN_CAPABILITY_SHARD_LOSS, "on-shard-loss", "wait and restore-latest",
-                           ctl->on_shard_loss, now->on_shard_loss, &amend->on_shard_loss);
-    if (done < 0)
-        done = fill_policy(CAIRN_CAPABILITY_WORKER_LOSS, "on-worker-loss", "redo, wait and fail",
-                           ctl->on_worker_loss, now->on_worker_loss, &amend->on_worker_loss);
-    if (ctl->shard_loss_wait_s > 0)
-        amend->shard_loss_wait_s = ctl->shard_loss_wait_s;
-    else if (amend->on_shard_loss != CAIRN_SHARD_LOSS_WAIT)
-        amend->shard_loss_wait_s = now->shard_loss_wait_s;
-    if (ctl->worker_loss_wait_s > 0)
-        amend->worker_loss_wait_s = ctl->worker_loss_wait_s;
-    else if (amend->on_worker_loss == CAIRN_WORKER_LOSS_WAIT)
-        amend->worker_loss_wait_s = now->worker_loss_wait_s;
-    return done;
-}
-
-/* Fills the amendment from the job's current state; the job's revision makes the coordinator refuse the
- * amendment if the job was amended in the meantime. -1: continue. */
-static int fill_amendment(const struct ctl *ctl, const Cairn__JobStatus *job,
-                          Cairn__JobAmend *amend)
-{
-    if (job->spec == NULL)
-        return ctl_fail(CAIRN_ERR_PROTOCOL, "the coordinator does not say what job %s is",
-                        job->name);
-    amend->revision = job->spec->revision;
-    if (ctl_is_given(ctl, "lr")) {
-        const int done = fill_groups(ctl, job, amend);
-        if (done >= 0) return done;
+    struct job_spec_data plain; // owns nothing
+    char words[96], *rest = words;
+    spec_init(&plain);
+    snprintf(words, sizeof words, "%s", names);
+    for (char *name; (name = strsep(&rest, " ")) != NULL;) {
+        if (!ctl_setting_add_field(settings, name, &plain)) return false;
+        Cairn__Setting *last = settings->list[settings->count - 1];
+        memmove(&settings->list[1], &settings->list[0], (settings->count - 1) * sizeof last);
+        settings->list[0] = last;
     }
-    fill_snapshots(ctl, job->spec, amend);
-    const int done = fill_policy(CAIRN_CAPABILITY_STAGING, "snapshot-staging", "state and small",
-                                 ctl->rules.staging, job->spec->snapshot_staging,
-                                 &amend->snapshot_staging);
-    return done >= 0 ? done : fill_losses(ctl, job->spec, amend);
+    return true;
 }
 
-static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)
+/* Resets the fields that have no effect any more with the values that the options give. */
+static bool reset_unused(struct ctl *ctl)
+{
+    bool ok = true;
+    if (ctl_is_given(ctl, "snapshot-every") && gives(ctl, "snapshot_every", "0") &&
+        gives(ctl, "snapshot_every_s", "0"))
+        ok = reset(&ctl->set, "snapshot_keep snapshot_keep_every snapshot_keep_within_s "
+                              "snapshot_max_bytes");
+    if (ctl_is_given(ctl, "on-shard-loss") && gives(ctl, "on_shard_loss", "wait"))
+        ok = ok && reset(&ctl->set, "shard_loss_wait_s");
+    if (ctl_is_given(ctl, "on-worker-loss") && !gives(ctl, "on_worker_loss", "wait"))
+        ok = ok && reset(&ctl->set, "worker_loss_wait_s");
+    return ok;
+}
+
+/* Fills the amendment of learning rates from the job's current groups. The job's revision makes the
+ * coordinator refuse the amendment if the job was amended in the meantime. */
+static int amend_rates(struct ctl *ctl, Cairn__JobAmend *amend)
 {
     ProtobufCMessage *reply;
     const cairn_status called = ask_job(ctl, &reply);
@@ -741,8 +703,12 @@ static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)
     const Cairn__JobStatus *job = (const Cairn__JobStatus *)reply;
     Cairn__GroupSpec **groups = calloc(job->n_groups + 1, sizeof(Cairn__GroupSpec *));
     amend->groups = groups;
-    int done = groups != NULL ? fill_amendment(ctl, job, amend)
-                              : ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    int done = groups == NULL ? ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory")
+               : job->spec == NULL
+                   ? ctl_fail(CAIRN_ERR_PROTOCOL, "the coordinator does not say what job %s is",
+                              job->name)
+                   : fill_groups(ctl, job, amend);
+    if (done < 0) amend->revision = job->spec->revision;
     if (done < 0) done = send_amendment(ctl, amend);
     free(groups);
     message_free(reply);
@@ -752,19 +718,21 @@ static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)
 int ctl_job_amend(struct ctl *ctl)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    const bool as_shown = ctl_is_given(ctl,
-                                       "lr " SNAPSHOT_OPTIONS " " RULE_OPTIONS " " LOSS_OPTIONS);
-    if (!as_shown && !ctl_is_given(ctl, "clip-norm") && ctl->workers_max == 0 &&
-        ctl->set.count == 0)
+    struct job_spec_data bounds; // owns nothing
+    const bool has_lr = ctl_is_given(ctl, "lr");
+    spec_init(&bounds);
+    bounds.workers_min = ctl->workers_min;
+    bounds.workers_max = ctl->workers_max;
+    if (!has_lr && ctl->workers_max == 0 && ctl->set.count == 0)
         return ctl_usage_fail(ctl, "nothing would change: give an option to amend");
-    if (ctl->group != NULL && !ctl_is_given(ctl, "lr"))
+    if (ctl->group != NULL && !has_lr)
         return ctl_usage_fail(ctl, "--group goes with --lr: give that, too");
+    if (!reset_unused(ctl) ||
+        (ctl->workers_max > 0 && !(ctl_setting_add_field(&ctl->set, "workers_min", &bounds) &&
+                                   ctl_setting_add_field(&ctl->set, "workers_max", &bounds))))
+        return ctl_fail(CAIRN_ERR_INVALID, "--set may be given %d times", CTL_NAMES_MAX);
     amend.name = ctl->argv[0];
-    amend.workers_min = ctl->workers_min;
-    amend.workers_max = ctl->workers_max;
-    amend.set_clip_norm = ctl_is_given(ctl, "clip-norm");
-    amend.clip_norm = ctl->clip_norm;
     amend.settings = ctl->set.list;
     amend.n_settings = ctl->set.count;
-    return as_shown ? amend_as_shown(ctl, &amend) : send_amendment(ctl, &amend);
+    return has_lr ? amend_rates(ctl, &amend) : send_amendment(ctl, &amend);
 }

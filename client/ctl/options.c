@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "proto/geometry/layout.h"
+#include "proto/spec/spec_fields.h"
 
 #define WATCH_EVERY_S  2
 #define DEVICE_LETTERS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-/"
@@ -32,6 +33,7 @@ enum option_type {
     SECONDS,      /* double, above 0 */
     MILLISECONDS, /* double */
     DURATION,     /* uint32_t, seconds, up to max: 90, 90s, 10min, 36h, 7d */
+    FIELD,        /* a setting: the field of the job's spec that `field` names */
     PARSED,       /* read by a function */
 };
 
@@ -48,6 +50,7 @@ struct option_row {
     size_t offset; /* in struct ctl */
     uint64_t max;
     const char *help;  /* NULL: not shown */
+    const char *field; /* for FIELD */
     const char *shown; /* NULL: built from name and value */
     char letter;       /* -o */
 };
@@ -220,21 +223,53 @@ static int parse_workers(struct ctl *ctl, char *text)
     return ctl_fail(CAIRN_ERR_INVALID, "--workers %s: MIN must not be more than MAX", text);
 }
 
+/* The strings must outlive the request. */
+static bool add_setting(struct ctl_settings *settings, const char *key, const char *value)
+{
+    if (settings->count == CTL_NAMES_MAX) return false;
+    Cairn__Setting *setting = &settings->room[settings->count];
+    cairn__setting__init(setting);
+    setting->key = wire_text(key);
+    setting->value = wire_text(value);
+    settings->list[settings->count++] = setting;
+    return true;
+}
+
+bool ctl_setting_add_field(struct ctl_settings *settings, const char *name,
+                           const struct job_spec_data *from)
+{
+    if (settings->count == CTL_NAMES_MAX) return false;
+    const struct spec_field *field = spec_field_find(&spec_fields, name, strlen(name));
+    char *text = settings->values[settings->count];
+    spec_setting_text(field, from, text);
+    return add_setting(settings, field->name, text);
+}
+
+static int too_many(const char *option)
+{
+    return ctl_fail(CAIRN_ERR_INVALID, "--%s may be given %d times", option, CTL_NAMES_MAX);
+}
+
 /* Reads "500", "500 steps", or a time: "10min", "10 min". */
 static int parse_every(struct ctl *ctl, char *text)
 {
-    struct ctl_rules *rules = &ctl->rules;
+    struct job_spec_data spec; // owns nothing
     const size_t digits = strspn(text, "0123456789");
     const char *unit = text + digits + strspn(text + digits, " ");
     char number[24];
-    rules->every = rules->every_s = 0;
-    rules->by_time = unit[0] >= 'a' && unit[0] <= 'z' && strncmp(unit, "step", 4) != 0;
-    if (rules->by_time)
-        return parse_duration("snapshot-every", text, CAIRN_SPEC_SNAPSHOT_S_MAX, &rules->every_s);
+    spec_init(&spec);
+    const bool by_time = unit[0] >= 'a' && unit[0] <= 'z' && strncmp(unit, "step", 4) != 0;
     const bool named = strcmp(unit, "steps") == 0 || strcmp(unit, "step") == 0;
     snprintf(number, sizeof number, "%.*s", named ? (int)(digits < 23 ? digits : 23) : 23, text);
-    return parse_count_or_none("snapshot-every", named ? number : text, CAIRN_SPEC_EVERY_MAX,
-                               &rules->every);
+    int done = by_time ? parse_duration("snapshot-every", text, CAIRN_SPEC_SNAPSHOT_S_MAX,
+                                        &spec.policy.snapshot_every_s)
+                       : parse_count_or_none("snapshot-every", named ? number : text,
+                                             CAIRN_SPEC_EVERY_MAX, &spec.policy.snapshot_every);
+    if (done >= 0) return done;
+    return ctl_setting_add_field(&ctl->set, "snapshot_every", &spec) &&
+                   ctl_setting_add_field(&ctl->set, "snapshot_every_s", &spec)
+               ? -1
+               : too_many("snapshot-every");
 }
 
 static int parse_mtbf(struct ctl *ctl, char *text)
@@ -298,15 +333,8 @@ static int parse_setting(struct ctl *ctl, char *text)
     if (equals == NULL || equals == text)
         return ctl_fail(CAIRN_ERR_INVALID,
                         "--set %s: KEY=VALUE is allowed, as stage=3 or default.lr=1e-4", text);
-    if (settings->count == CTL_NAMES_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--set may be given %d times", CTL_NAMES_MAX);
-    Cairn__Setting *setting = &settings->room[settings->count];
     *equals = '\0';
-    cairn__setting__init(setting);
-    setting->key = text;
-    setting->value = equals + 1;
-    settings->list[settings->count++] = setting;
-    return -1;
+    return add_setting(settings, text, equals + 1) ? -1 : too_many("set");
 }
 
 static int parse_path(struct ctl *ctl, char *text)
@@ -327,6 +355,7 @@ static int parse_version(struct ctl *ctl, char *text)
 
 #define AS(is, member, most) .type = is, .offset = offsetof(struct ctl, member), .max = most
 #define BY(function)         .parse = function, .type = PARSED, .offset = 0, .max = 0
+#define SETS(name)           .field = #name, .type = FIELD, .offset = 0, .max = 0
 
 static const struct option_row rows[] = {
     { "endpoint", "ADDRESS", NULL, AS(TEXT, endpoint, 0),
@@ -381,29 +410,25 @@ static const struct option_row rows[] = {
       "a round opens with MIN workers, and MAX may attach; N is N:N" },
     { "lr", "X", "terms", AS(REAL, lr, 0), "the learning rate, which its schedule scales" },
     { "group", "NAME", "terms", AS(TEXT, group, 0), "whose (else of all)" },
-    { "clip-norm", "X", "terms", AS(REAL, clip_norm, 0),
+    { "clip-norm", "X", "terms", SETS(clip_norm),
       "limit of the global gradient norm; 0: no limit" },
     { "snapshot-every", "N|TIME", "terms", BY(parse_every),
       "from one periodic snapshot to the next: steps (500), or a time (10min); 0: none" },
-    { "snapshot-keep", "N", "terms", AS(COUNT_OR_0, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
+    { "snapshot-keep", "N", "terms", SETS(snapshot_keep),
       "the newest N of them stay; 0: no such rule. Any rule keeps one; without a rule all stay" },
-    { "snapshot-keep-every", "N", "terms", AS(COUNT_OR_0, rules.keep_every, CAIRN_SPEC_EVERY_MAX),
+    { "snapshot-keep-every", "N", "terms", SETS(snapshot_keep_every),
       "the first of every N steps stays for good; 0: no such rule" },
-    { "snapshot-keep-within", "TIME", "terms",
-      AS(DURATION, rules.keep_within_s, CAIRN_SPEC_WITHIN_S_MAX),
+    { "snapshot-keep-within", "TIME", "terms", SETS(snapshot_keep_within_s),
       "all younger than that stay (36h; s, min, h, d); 0: no such rule" },
-    { "snapshot-max-bytes", "N", "terms",
-      AS(COUNT_OR_0, rules.max_bytes, CAIRN_SPEC_KEEP_BYTES_MAX),
+    { "snapshot-max-bytes", "N", "terms", SETS(snapshot_max_bytes),
       "limit of all the job's snapshots; over it the oldest go (500G); 0: no limit" },
-    { "snapshot-staging", "state|small", "terms", AS(TEXT, rules.staging, 0),
+    { "snapshot-staging", "state|small", "terms", SETS(snapshot_staging),
       "room for what updates overwrite while a snapshot is written" },
-    { "snapshot-durable-within", "TIME", "terms",
-      AS(DURATION, rules.durable_within_s, CAIRN_SPEC_DURABLE_S_MAX),
+    { "snapshot-durable-within", "TIME", "terms", SETS(snapshot_durable_within_s),
       "a snapshot is to be on disk by then; 0: no deadline" },
-    { "snapshot-fallback", "yes|no", "terms", AS(SWITCH, rules.fallback, 0),
+    { "snapshot-fallback", "yes|no", "terms", SETS(snapshot_fallback),
       "a restore that finds a snapshot damaged takes the newest good one before it" },
-    { "snapshot-scrub-every", "TIME", "terms",
-      AS(DURATION, rules.scrub_every_s, CAIRN_SPEC_SNAPSHOT_S_MAX),
+    { "snapshot-scrub-every", "TIME", "terms", SETS(snapshot_scrub_every_s),
       "every snapshot is read again and checked (7d); 0: by command only" },
     { "keep-last", "N", "keeping", AS(COUNT, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
       "the newest N stay; this and the next options replace the job's rules" },
@@ -420,10 +445,9 @@ static const struct option_row rows[] = {
     { "delete", NULL, NULL, AS(FLAG, deletes, 0), "take the tag off" },
     { "force", NULL, "rm", AS(FLAG, force, 0),
       "also one that has a tag, and the only verified one" },
-    { "on-shard-loss", "wait|restore-latest", "terms", AS(TEXT, on_shard_loss, 0),
+    { "on-shard-loss", "wait|restore-latest", "terms", SETS(on_shard_loss),
       "what the job does when a shard has lost its part" },
-    { "shard-loss-wait", "SECONDS", "terms",
-      AS(NUMBER, shard_loss_wait_s, CAIRN_SPEC_LOSS_WAIT_MAX_S),
+    { "shard-loss-wait", "SECONDS", "terms", SETS(shard_loss_wait_s),
       "how long a shard may be away before that (300)" },
     { "all", NULL, NULL, AS(FLAG, reshard.all, 0), "all jobs" },
     { "add", "NAME", "reshard", AS(NAMES, reshard.add, 0),
@@ -436,10 +460,9 @@ static const struct option_row rows[] = {
       "by how much a step may become longer meanwhile (10%)" },
     { "since", "TIME", NULL, BY(parse_since),
       "only what happened since then: 2h (ms, s, m, h, d) before now, or 2026-11-24T14:00:00Z" },
-    { "on-worker-loss", "redo|wait|fail", "terms", AS(TEXT, on_worker_loss, 0),
+    { "on-worker-loss", "redo|wait|fail", "terms", SETS(on_worker_loss),
       "what the job does when a worker was lost" },
-    { "worker-loss-wait", "SECONDS", "terms",
-      AS(NUMBER, worker_loss_wait_s, CAIRN_SPEC_LOSS_WAIT_MAX_S),
+    { "worker-loss-wait", "SECONDS", "terms", SETS(worker_loss_wait_s),
       "how long to wait for another one (300)" },
     { "from", "N", "from-to", AS(TEXT, from, 0), "how many shards before (4)" },
     { "from", "JOB/ID|FOLDER", "create", AS(TEXT, from, 0),
@@ -566,6 +589,38 @@ static int parse_choice(const struct option_row *row, const char *text, uint64_t
                     row->letter != 0 ? "o" : row->name, text, allowed.text);
 }
 
+/* Adds the setting of the row's field. The value is one of the words shown for it, or is read as its unit
+ * says. */
+static int parse_field(struct ctl *ctl, const struct option_row *row, char *text)
+{
+    const struct spec_field *field = spec_field_find(&spec_fields, row->field, strlen(row->field));
+    struct job_spec_data spec; // owns nothing
+    uint64_t count = 0;
+    uint32_t seconds = 0;
+    double real = 0;
+    int done;
+    spec_init(&spec);
+    if (field->kind == CAIRN_SPEC_CHOICE || field->kind == CAIRN_SPEC_FLAG) {
+        done = parse_choice(row, text, &count);
+        if (done >= 0) return done;
+        return add_setting(&ctl->set, row->field, text) ? -1 : too_many(row->name);
+    }
+    if (field->kind == CAIRN_SPEC_COUNT && strcmp(row->value, "TIME") == 0)
+        done = parse_duration(row->name, text, (uint32_t)field->max, &seconds);
+    else if (field->kind == CAIRN_SPEC_COUNT && strcmp(row->value, "SECONDS") == 0)
+        done = ctl_parse_number(row->name, text, (uint32_t)field->max, &seconds);
+    else if (field->kind == CAIRN_SPEC_COUNT)
+        done = parse_count_or_none(row->name, text, (uint64_t)field->max, &count);
+    else
+        done = parse_real(row->name, text, 0, &real);
+    if (field->kind == CAIRN_SPEC_COUNT)
+        spec_field_set_bits(field, &spec, count + seconds);
+    else
+        spec_field_set_number(field, &spec, real);
+    if (done >= 0) return done;
+    return ctl_setting_add_field(&ctl->set, row->field, &spec) ? -1 : too_many(row->name);
+}
+
 static int parse_value(struct ctl *ctl, const struct option_row *row, char *text)
 {
     void *to = (char *)ctl + row->offset;
@@ -592,6 +647,7 @@ static int parse_value(struct ctl *ctl, const struct option_row *row, char *text
     case SECONDS: return parse_seconds(name, text, to);
     case MILLISECONDS: return parse_milliseconds(name, text, to);
     case DURATION: return parse_duration(name, text, (uint32_t)row->max, to);
+    case FIELD: return parse_field(ctl, row, text);
     case PARSED: return row->parse(ctl, text);
     }
     return done;

@@ -462,10 +462,8 @@ static cairn_status judge_state(const struct coord_job *job, const Cairn__JobAme
                          "job %s is at revision %" PRIu64 ", the amendment is of revision %" PRIu64
                          ": look at the job and decide again",
                          job->spec.name, job->spec.revision, amend->revision);
-    const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
-                       amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss ||
-                       amend->set_worker_loss || amend->set_snapshot_rules ||
-                       amend->workers_min > 0 || amend->n_settings > 0;
+    const bool terms = amend->n_groups > 0 || amend->n_freeze > 0 || amend->n_unfreeze > 0 ||
+                       amend->n_settings > 0;
     if (amend->key == 0 || (!terms && !changes_tensors(amend)))
         return fail_with(why, CAIRN_ERR_INVALID, "the amendment of job %s changes nothing",
                          job->spec.name);
@@ -532,32 +530,6 @@ static cairn_status add_plain_former(struct job_spec_data *next, const Cairn__Jo
     return status == CAIRN_OK ? spec_add_former(next, hash) : status;
 }
 
-static void set_policy(struct policy *policy, const Cairn__JobAmend *amend)
-{
-    if (amend->set_snapshots) {
-        policy->snapshot_every = amend->snapshot_every;
-        policy->snapshot_keep = amend->snapshot_keep;
-    }
-    if (amend->set_snapshot_rules) {
-        policy->snapshot_every_s = amend->snapshot_every_s;
-        policy->snapshot_keep_every = amend->snapshot_keep_every;
-        policy->snapshot_keep_within_s = amend->snapshot_keep_within_s;
-        policy->snapshot_max_bytes = amend->snapshot_max_bytes;
-        policy->snapshot_staging = (cairn_snapshot_staging)amend->snapshot_staging;
-        policy->snapshot_durable_within_s = amend->snapshot_durable_within_s;
-        policy->snapshot_fallback = amend->snapshot_fallback;
-        policy->snapshot_scrub_every_s = amend->snapshot_scrub_every_s;
-    }
-    if (amend->set_shard_loss) {
-        policy->on_shard_loss = (cairn_shard_loss)amend->on_shard_loss;
-        policy->shard_loss_wait_s = amend->shard_loss_wait_s > 0 ? amend->shard_loss_wait_s
-                                                                 : CAIRN_SPEC_LOSS_WAIT_S;
-    }
-    if (!amend->set_worker_loss) return;
-    policy->on_worker_loss = (cairn_worker_loss)amend->on_worker_loss;
-    policy->worker_loss_wait_s = amend->worker_loss_wait_s;
-}
-
 /* Applies the amendment to `next`, a copy of the job's spec. */
 static cairn_status change_spec(struct job_spec_data *next, const Cairn__JobAmend *amend,
                                 bool *extends_out, struct sentence *why)
@@ -574,12 +546,6 @@ static cairn_status change_spec(struct job_spec_data *next, const Cairn__JobAmen
         status = coord_settings_apply(next, amend->settings, amend->n_settings,
                                       CAIRN_SETTINGS_AMEND, extends_out, why);
     if (status != CAIRN_OK) return status;
-    if (amend->set_clip_norm) next->clip_norm = amend->clip_norm;
-    set_policy(&next->policy, amend);
-    if (amend->workers_min > 0) {
-        next->workers_min = amend->workers_min;
-        next->workers_max = amend->workers_max;
-    }
     next->revision++;
     next->amend_key = amend->key;
     status = add_plain_former(next, amend);

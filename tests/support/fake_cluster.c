@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -530,6 +531,25 @@ uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t
 uint64_t fake_step(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
 {
     return fake_commit(fake, peer, job, fake_begin(fake, peer, job));
+}
+
+void fake_set(Cairn__JobAmend *amend, const char *format, ...)
+{
+    enum { MOST = 4 };
+    static Cairn__Setting settings[MOST], *list[MOST];
+    static char words[MOST][64];
+    const size_t at = amend->n_settings++;
+    va_list arguments;
+    ck_assert_uint_lt(at, MOST);
+    va_start(arguments, format);
+    vsnprintf(words[at], sizeof words[at], format, arguments);
+    va_end(arguments);
+    cairn__setting__init(&settings[at]);
+    settings[at].value = strchr(words[at], '=') + 1;
+    settings[at].value[-1] = '\0';
+    settings[at].key = words[at];
+    list[at] = &settings[at];
+    amend->settings = list;
 }
 
 uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key)

@@ -267,6 +267,9 @@ uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t
                      uint64_t round);
 /* Both; the step after it. */
 uint64_t fake_step(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+/* Adds "KEY=VALUE" to the amendment's list, for the next request alone. */
+void fake_set(Cairn__JobAmend *amend, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 /* JobAmend: a trained tensor more, "late"; and its answer. */
 uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key);
 /* JobAmend: the only group is frozen. */

@@ -196,8 +196,7 @@ TEST(an_admin_who_waits_for_the_shards_of_a_job_that_is_lost_hears_of_it)
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     amend.name = wire_text("toy");
     amend.key = 9;
-    amend.set_clip_norm = true;
-    amend.clip_norm = 2;
+    fake_set(&amend, "clip_norm=2");
     fake.shards[1].holds_terms = true;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_AMEND, &amend.base);
     fake_until(&fake, toy()->amends.revision != 0);

@@ -80,8 +80,7 @@ static void restore_by_itself(void)
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
     message.key = 1;
-    message.set_shard_loss = true;
-    message.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
+    fake_set(&message, "on_shard_loss=restore-latest");
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
     fake_expect_amended(&fake, &w, request, 1);
 }

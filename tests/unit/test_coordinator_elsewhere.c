@@ -121,9 +121,8 @@ TEST(old_periodic_ones_are_pruned)
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     amend.job = job;
     amend.key = 1;
-    amend.set_snapshots = true;
-    amend.snapshot_every = 1;
-    amend.snapshot_keep = 1;
+    fake_set(&amend, "snapshot_every=1");
+    fake_set(&amend, "snapshot_keep=1");
     fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &amend.base), 1);
     for (int i = 0; i < 4; i++) {
         train();

@@ -162,14 +162,13 @@ TEST(what_an_operator_asked_for_is_noted_with_every_value_that_was_given)
     amend.key = 7;
     amend.groups = groups;
     amend.n_groups = 1;
-    amend.set_clip_norm = true;
-    amend.clip_norm = 0.5;
+    fake_set(&amend, "clip_norm=0.5");
     amend.freeze_tensors = freeze;
     amend.n_freeze_tensors = 2;
     fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_JOB_AMEND, &amend.base),
                       CAIRN_ERR_NOT_FOUND, "no group");
     expect_asked("job amend name=toy groups={ name=default lr=0.125 }",
-                 " set_clip_norm clip_norm=0.5 ", " freeze_tensors=a freeze_tensors=b");
+                 " freeze_tensors=a freeze_tensors=b", " --set clip_norm=0.5");
 }
 
 TEST(of_many_settings_it_is_noted_how_many_more_there_are)

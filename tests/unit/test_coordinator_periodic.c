@@ -19,9 +19,8 @@ static void amend(uint64_t every, uint64_t keep, uint64_t revision)
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
     message.key = revision;
-    message.set_snapshots = true;
-    message.snapshot_every = every;
-    message.snapshot_keep = keep;
+    fake_set(&message, "snapshot_every=%" PRIu64, every);
+    fake_set(&message, "snapshot_keep=%" PRIu64, keep);
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
     fake_expect_amended(&fake, &w, request, revision);
 }
@@ -194,8 +193,7 @@ TEST(by_time_one_is_taken_at_the_first_step_after_it)
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
     message.key = 1;
-    message.set_snapshot_rules = true;
-    message.snapshot_every_s = 3600;
+    fake_set(&message, "snapshot_every_s=3600");
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
     fake_expect_amended(&fake, &w, request, 1);
     train_to(3);

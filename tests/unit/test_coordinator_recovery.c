@@ -1,5 +1,6 @@
 /* on_shard_loss = restore-latest: a job whose shard has lost its part restores its newest snapshot. */
 #include <check.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,9 +16,8 @@ static void amend(uint32_t wait_s)
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
     message.key = 1;
-    message.set_shard_loss = true;
-    message.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
-    message.shard_loss_wait_s = wait_s;
+    fake_set(&message, "on_shard_loss=restore-latest");
+    if (wait_s > 0) fake_set(&message, "shard_loss_wait_s=%" PRIu32, wait_s);
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
     fake_expect_amended(&fake, &w, request, 1);
 }
@@ -395,8 +395,8 @@ TEST(it_keeps_how_many_workers_it_was_amended_to_have)
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
     message.key = 2;
-    message.workers_min = 1;
-    message.workers_max = 4;
+    fake_set(&message, "workers_min=1");
+    fake_set(&message, "workers_max=4");
     fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
     lose_part(1);
     expect_rolled_back();
@@ -425,7 +425,8 @@ TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
     message.key = 2;
-    message.workers_min = message.workers_max = 2;
+    fake_set(&message, "workers_min=2");
+    fake_set(&message, "workers_max=2");
     fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
     Cairn__Pause pause = CAIRN__PAUSE__INIT;
     pause.job = job;

@@ -90,8 +90,8 @@ TEST(a_lost_job_keeps_how_many_workers_it_was_amended_to_have)
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
     message.key = 1;
-    message.workers_min = 1;
-    message.workers_max = 4;
+    fake_set(&message, "workers_min=1");
+    fake_set(&message, "workers_max=4");
     fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 1);
     lose();
     come_again("again");

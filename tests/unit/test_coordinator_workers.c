@@ -1,6 +1,7 @@
 /* How many workers a job has: who joins with which number in mind, who is one too many, and what an admin
  * amends while somebody waits. In this process, against scripted shards. */
 #include <check.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -39,8 +40,8 @@ static uint32_t amend(const char *name, uint32_t min, uint32_t max)
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.name = wire_text(name);
     message.key = ++key;
-    message.workers_min = min;
-    message.workers_max = max;
+    if (min > 0) fake_set(&message, "workers_min=%" PRIu32, min);
+    if (min > 0) fake_set(&message, "workers_max=%" PRIu32, max);
     return fake_request(&admin, CAIRN_MSG_JOB_AMEND, &message.base);
 }
 

@@ -37,10 +37,19 @@ static void take_reply(struct bench_saver *s, const Cairn__SnapshotStatus *reply
 static cairn_status set_every(struct bench_saver *s, uint64_t every)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
+    Cairn__Setting settings[2], *const list[] = { &settings[0], &settings[1] };
+    char number[24];
     uint64_t revision;
+    snprintf(number, sizeof number, "%" PRIu64, every);
+    const char *const pairs[][2] = { { "snapshot_every", number }, { "snapshot_keep", "0" } };
+    for (size_t i = 0; i < 2; i++) {
+        cairn__setting__init(&settings[i]);
+        settings[i].key = wire_text(pairs[i][0]);
+        settings[i].value = wire_text(pairs[i][1]);
+    }
     amend.name = wire_text(s->job);
-    amend.set_snapshots = true;
-    amend.snapshot_every = every;
+    amend.settings = (Cairn__Setting **)(uintptr_t)list;
+    amend.n_settings = 2;
     return ctl_amend(&s->ctl, &amend, &revision);
 }
 

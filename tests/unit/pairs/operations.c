@@ -170,8 +170,7 @@ static void ask_amend(struct question *q, bool is_second)
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     amend.name = TOY;
     amend.key = is_second ? 42 : 41;
-    amend.set_clip_norm = true;
-    amend.clip_norm = is_second ? 2 : 1;
+    fake_set(&amend, "clip_norm=%d", is_second ? 2 : 1);
     put(q, operator(is_second), CAIRN_MSG_JOB_AMEND, &amend.base);
 }
 
