@@ -100,12 +100,15 @@ static const struct subcommand subcommands[] = {
       "state)",
       1, 1, ASKS "quiet ", ASK(ctl_job_digest) },
     { "job", "amend",
-      "JOB [--workers MIN:MAX] [--lr X [--group NAME]] [--clip-norm X] [--snapshot-every "
-      "N|TIME] [--snapshot-keep N] [--snapshot-keep-every N] [--snapshot-keep-within TIME] "
-      "[--snapshot-max-bytes N] [--snapshot-staging state|small] [--snapshot-durable-within TIME] "
-      "[--snapshot-fallback yes|no] [--snapshot-scrub-every TIME] [--on-shard-loss "
-      "wait|restore-latest [--shard-loss-wait SECONDS]] "
-      "[--on-worker-loss redo|wait|fail [--worker-loss-wait SECONDS]] [--set KEY=VALUE]...",
+      "JOB [--workers MIN:MAX] [--lr X [--group NAME]] "
+      /* The next lines are made by tests/tree/spec_fields.py. */
+      "[--clip-norm X] [--snapshot-every N|TIME] [--snapshot-keep N] [--snapshot-keep-every N] "
+      "[--snapshot-keep-within TIME] [--snapshot-max-bytes N] [--snapshot-staging state|small] "
+      "[--snapshot-durable-within TIME] [--snapshot-fallback yes|no] [--snapshot-scrub-every "
+      "TIME] [--on-shard-loss wait|restore-latest [--shard-loss-wait SECONDS]] [--on-worker-loss "
+      "redo|wait|fail [--worker-loss-wait SECONDS]] "
+      /* From here on by hand. */
+      "[--set KEY=VALUE]...",
       "change a job while it trains, from the next round on; scripts with the old spec go on", 1, 1,
       ASKS "quiet terms set ", RUN(ctl_job_amend) },
     { "job", "park", "JOB",

@@ -436,25 +436,38 @@ struct cairn_job_spec {
     size_t tensor_count;
     const struct cairn_group *groups; /* [group_count] */
     size_t group_count;
-    uint32_t rank;                /* this worker's rank; unique in the job: see open_flags */
-    uint32_t workers_min;         /* the fewest workers with which a round opens; 0 = 1 */
-    double clip_norm;             /* bound of the global gradient norm; 0 = none */
-    double loss_scale;            /* 0 = 1 */
-    cairn_nonfinite on_nonfinite; /* 0 = CAIRN_NONFINITE_SKIP */
-    uint32_t chunk_leaves;        /* leaves of 4096 elements in a message; 0 = 64 */
-    /* Chunks in flight to each shard; 0 = 8. More may be in flight: up to 64 chunks of at most 16 KiB,
-     * and as many chunks as keep a card busy if the shard reads their memory in place */
+    uint32_t rank; /* this worker's rank; unique in the job: see open_flags */
+    /* The next lines are made by tests/tree/spec_fields.py. */
+    /* The fewest workers with which a round opens; 0 = 1 */
+    uint32_t workers_min;
+    /* Bound of the global gradient norm; 0 = none */
+    double clip_norm;
+    /* At the start of the job; 0 = 1 */
+    double loss_scale;
+    /* The effect of a gradient that is not finite on its round: CAIRN_NONFINITE_SKIP (the
+     * default), or CAIRN_NONFINITE_FAIL */
+    cairn_nonfinite on_nonfinite;
+    /* Leaves of 4096 elements in a message; 0 = 64 */
+    uint32_t chunk_leaves;
+    /* Chunks in flight to each shard; 0 = 8. More may be in flight: up to 64 chunks of at most
+     * 16 KiB, and as many chunks as keep a card busy if the shard reads their memory in place */
     uint32_t window;
-    /* bounds of DYNAMIC. 0 means 1 (or loss_scale, if that is below 1) for the minimum, and loss_scale
-     * for the maximum */
-    double loss_scale_min, loss_scale_max;
+    /* Bounds of CAIRN_LOSS_SCALE_DYNAMIC. 0 means 1 (or loss_scale, if that is below 1) for the
+     * minimum, and loss_scale for the maximum */
+    double loss_scale_min;
+    /* See loss_scale_min */
+    double loss_scale_max;
+    /* 0 = CAIRN_LOSS_SCALE_DYNAMIC if loss_scale is above 1, else CAIRN_LOSS_SCALE_FIXED */
     cairn_loss_scale loss_scale_policy;
-    uint32_t loss_scale_growth_steps; /* of DYNAMIC; 0 = 2000 */
-    uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
+    /* With CAIRN_LOSS_SCALE_DYNAMIC: rounds until the scale is doubled; 0 = 2000 */
+    uint32_t loss_scale_growth_steps;
+    /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
+    uint32_t stage;
     /* The most micro-batches that each worker has in a round: a push into a later micro-batch is
      * CAIRN_ERR_INVALID. 0 = 1, or any number in stages 2 and 3, which add nothing up. With
      * global_batch leave this field 0 or 1 */
     uint32_t micro_batches;
+    /* From here on by hand. */
     /* The weights that the shards begin with; each shard reads its own part. This is a .safetensors
      * file, a folder of Hugging Face, or the folder of a snapshot. The snapshot's optimizer state and
      * step are not read. The path is absolute, on the shards' hosts, in a folder that their
@@ -465,31 +478,38 @@ struct cairn_job_spec {
      * CAIRN_ERR_MISMATCH). cairn_error() has the list. NULL = none. */
     const char *init_from;
     const char *init_prefix; /* "model."; NULL = none */
+    /* The next lines are made by tests/tree/spec_fields.py. */
     /* The most bytes of client state that cairn_commit may give; 0 = none; at most 65536 */
     uint32_t client_state_max;
+    /* init_from may have weights that are NaN or infinite */
     bool init_nonfinite_ok;
     /* CAIRN_GROUPS_NONE, or CAIRN_GROUPS_HOST; there are no groups while the workers hold tiles
-     * (cairn_tiles). No amendment changes this field. */
+     * (cairn_tiles). No amendment changes it. */
     cairn_reduce_groups reduce_groups;
-    /* The most rounds that may be skipped in a row with the loss scale at its minimum (or fixed).
-     * After that no further round opens: cairn_round_begin says CAIRN_ERR_HALTED, until the job is
-     * amended, written or restored. 0 = 100 */
+    /* The most rounds that may be skipped in a row with the loss scale at its minimum (or
+     * fixed). After that no further round opens: cairn_round_begin says CAIRN_ERR_HALTED, until
+     * the job is amended, written or restored. 0 = 100 */
     uint64_t skips_max;
-    /* A periodic snapshot is taken of each version whose step is a multiple of snapshot_every, so every
-     * run saves the same steps. 0 = no periodic snapshots, or periodic snapshots by time
-     * (snapshot_every_s). The newest snapshot_keep periodic snapshots are retained (0 = all). A
-     * snapshot that somebody asked for is never removed. If a periodic snapshot fails, the
-     * coordinator's log and `cairn job show` say so, and training continues; the next periodic
-     * snapshot is tried at its own step. No periodic snapshot is taken while results are not finite
-     * (cairn_result.nonfinite). */
-    uint64_t snapshot_every, snapshot_keep; /* snapshot_keep only with snapshot_every(_s) */
-    cairn_shard_loss on_shard_loss;         /* 0 = CAIRN_SHARD_LOSS_WAIT */
-    uint32_t shard_loss_wait_s;             /* with RESTORE_LATEST: seconds; 0 = 300 */
+    /* A periodic snapshot is taken of each version whose step is a multiple of snapshot_every,
+     * so every run saves the same steps. 0 = none, or by time (snapshot_every_s). The newest
+     * snapshot_keep periodic snapshots are retained (0 = all). A snapshot that somebody asked
+     * for is never removed. If a periodic snapshot fails, the coordinator's log and `cairn job
+     * show` say so, and training continues; the next periodic snapshot is tried at its own step.
+     * No periodic snapshot is taken while results are not finite (cairn_result.nonfinite). */
+    uint64_t snapshot_every;
+    /* Only with snapshot_every or snapshot_every_s; 0 = all are retained */
+    uint64_t snapshot_keep;
+    /* The coordinator's reaction when a shard has lost its part: CAIRN_SHARD_LOSS_WAIT (the
+     * default), or CAIRN_SHARD_LOSS_RESTORE_LATEST */
+    cairn_shard_loss on_shard_loss;
+    /* With CAIRN_SHARD_LOSS_RESTORE_LATEST: seconds; 0 = 300 */
+    uint32_t shard_loss_wait_s;
     /* The most workers at a time: one more waits in cairn_job_open for a place, until
      * CAIRN_ERR_TIMEOUT. 0 = as many as the cluster's round.workers_max. If workers_min equals
-     * workers_max (always n workers), the spec also matches a job whose bounds allow n, for example in
-     * another launch after an amendment. */
+     * workers_max (always n workers), the spec also matches a job whose bounds allow n, for
+     * example in another launch after an amendment. */
     uint32_t workers_max;
+    /* From here on by hand. */
     /* How many workers start together; not part of the job. The first round after all workers were
      * gone waits for this many workers, so that the first to arrive does not train alone, but for no
      * longer than start_wait_ms after one of these workers arrived. At most workers_max workers can
@@ -512,64 +532,80 @@ struct cairn_job_spec {
      * and the restart count is higher (struct cairn_env). The process that lost the place gets
      * CAIRN_ERR_FENCED, and has to exit. */
     uint64_t open_flags;
-    /* The fraction of each shard's part of the job, 0 to 1, that lies in host memory; the rest lies on
-     * a GPU. The part in host memory consists of whole chunks, at least this fraction. The CPU folds
-     * and updates these chunks while the GPU works on the rest. The bits are the same at any fraction;
-     * the GPU needs that much less memory. At 1 nothing of the job is on the GPU, and the job continues
-     * if the GPU fails. If all state lies in host memory anyway (compute.backend = host), the fraction
-     * has no effect, and the shard's log says so. No amendment changes the fraction; a restored job
-     * has the same fraction again. */
+    /* The next lines are made by tests/tree/spec_fields.py. */
+    /* The fraction of each shard's part of the job, 0 to 1, that lies in host memory; the rest
+     * lies on a GPU. The part in host memory consists of whole chunks, at least this fraction.
+     * The CPU folds and updates these chunks while the GPU works on the rest. The bits are the
+     * same at any fraction; the GPU needs that much less memory. At 1 nothing of the job is on
+     * the GPU, and the job continues if the GPU fails. If all state lies in host memory anyway
+     * (compute.backend = host), the fraction has no effect, and the shard's log says so. No
+     * amendment changes it; a restored job has the same fraction again. */
     double offload_fraction;
-    cairn_tiers tiers; /* 0 = CAIRN_TIERS_TOGETHER */
-    /* Elastic workers with the same bits: a step consists of this many micro-batches, numbered from 0,
-     * whatever the number of workers (1 to 65536; 0 = none, each worker has its micro_batches). struct
-     * cairn_round says which micro-batches are this worker's. Each micro-batch is pushed separately,
-     * with its weight. The result of N steps then does not depend on how many workers there were, nor
-     * on when they joined and left, if the gradients of a micro-batch depend on nothing but the round's
-     * version, the micro-batch and its seed (cairn_micro_seed). Learning rates and schedules depend on
-     * steps, so another number of workers does not change them. If there are more workers than
-     * micro-batches, the surplus workers are told so and stay idle; they take part when other workers
-     * leave. Needs stage 2 or 3, micro_batches 0 or 1, no reduce_groups, no tiles (else
-     * CAIRN_ERR_INVALID). An amendment changes global_batch by its name (cairn_amend.settings), and the
-     * seed likewise. */
+    /* Where the planes of an element lie: CAIRN_TIERS_TOGETHER (the default); the others are
+     * refused */
+    cairn_tiers tiers;
+    /* Elastic workers with the same bits: a step consists of this many micro-batches, numbered
+     * from 0, whatever the number of workers (1 to 65536; 0 = none, each worker has its
+     * micro_batches). struct cairn_round says which micro-batches are this worker's. Each
+     * micro-batch is pushed separately, with its weight. The result of N steps then does not
+     * depend on how many workers there were, nor on when they joined and left, if the gradients
+     * of a micro-batch depend on nothing but the round's version, the micro-batch and its seed
+     * (cairn_micro_seed). Learning rates and schedules depend on steps, so another number of
+     * workers does not change them. If there are more workers than micro-batches, the surplus
+     * workers are told so and stay idle; they take part when other workers leave. Needs stage 2
+     * or 3, micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). An
+     * amendment changes global_batch by its name (cairn_amend.settings), and the seed likewise. */
     uint64_t global_batch;
-    uint64_t seed;                    /* for cairn_micro_seed; below 2^53 */
-    cairn_worker_loss on_worker_loss; /* 0 = CAIRN_WORKER_LOSS_REDO */
-    uint32_t worker_loss_wait_s;      /* with WAIT: seconds; 0 = 300 */
-    /* Rules that retain periodic snapshots beside the newest snapshot_keep; any one rule is enough to
-     * retain a snapshot, and without a rule all are retained. keep_every: the first snapshot in every
-     * interval of this many steps is retained for good. max_bytes bounds all snapshots of the job
-     * together; above this bound the oldest snapshots are removed, except those that keep_every or a
-     * tag retains. Snapshots that somebody asked for or that have a tag are always retained, and so
-     * is the newest verified snapshot; a snapshot is removed only after a newer one was verified.
-     * Give these rules only with snapshot_every or snapshot_every_s */
-    uint64_t snapshot_keep_every; /* steps; 0 = no such rule */
-    uint64_t snapshot_max_bytes;  /* 0 = no bound */
-    /* Used instead of snapshot_every: seconds from the start of one periodic snapshot to the next,
-     * which is taken at the first step after these seconds */
+    /* For cairn_micro_seed; below 2^53 */
+    uint64_t seed;
+    /* The coordinator's reaction when a worker was lost: CAIRN_WORKER_LOSS_REDO (the default),
+     * CAIRN_WORKER_LOSS_WAIT or CAIRN_WORKER_LOSS_FAIL */
+    cairn_worker_loss on_worker_loss;
+    /* With CAIRN_WORKER_LOSS_WAIT: seconds; 0 = 300 */
+    uint32_t worker_loss_wait_s;
+    /* Steps; 0 = no such rule. Rules that retain periodic snapshots beside the newest
+     * snapshot_keep; any one rule is enough to retain a snapshot, and without a rule all are
+     * retained. keep_every: the first snapshot in every interval of this many steps is retained
+     * for good. max_bytes bounds all snapshots of the job together; above this bound the oldest
+     * snapshots are removed, except those that keep_every or a tag retains. Snapshots that
+     * somebody asked for or that have a tag are always retained, and so is the newest verified
+     * one; a snapshot is removed only after a newer one was verified. Give these rules only with
+     * snapshot_every or snapshot_every_s */
+    uint64_t snapshot_keep_every;
+    /* 0 = no bound */
+    uint64_t snapshot_max_bytes;
+    /* Used instead of snapshot_every: seconds from the start of one periodic snapshot to the
+     * next, which is taken at the first step after these seconds */
     uint32_t snapshot_every_s;
-    uint32_t snapshot_keep_within_s; /* seconds: retains all younger snapshots; 0 = no such rule */
-    uint32_t
-        snapshot_durable_within_s;   /* a snapshot's deadline in seconds from its cut; 0 = none */
-    uint32_t snapshot_scrub_every_s; /* seconds until a snapshot is read again and checked; 0 = by
-                                 * command only */
-    cairn_snapshot_staging snapshot_staging; /* 0 = CAIRN_SNAPSHOT_STAGING_STATE */
-    /* A restore that finds a snapshot damaged takes the newest good snapshot before it, and reports
+    /* Seconds: retains all that are younger; 0 = no such rule */
+    uint32_t snapshot_keep_within_s;
+    /* Every snapshot is to be on disk so many seconds after its cut; 0 = no deadline */
+    uint32_t snapshot_durable_within_s;
+    /* Every snapshot is read again and checked; 0 = by command only */
+    uint32_t snapshot_scrub_every_s;
+    /* Room for what updates overwrite while a snapshot is written: CAIRN_SNAPSHOT_STAGING_STATE
+     * (the default), or CAIRN_SNAPSHOT_STAGING_SMALL */
+    cairn_snapshot_staging snapshot_staging;
+    /* A restore that finds a snapshot damaged takes the newest good one before it, and reports
      * this */
     bool snapshot_fallback;
-    /* For a run that began elsewhere and continues here: the step of the version that the job begins
-     * with. Schedules and the optimizer's corrections continue from this step. The moments are written
-     * (cairn_write_begin) before the first round. Workers that open the job afterwards may leave this
-     * field out. */
+    /* For a run that began elsewhere and continues here: the step of the version that the job
+     * begins with. Schedules and the optimizer's corrections continue from this step. The
+     * moments are written (cairn_write_begin) before the first round. Workers that open the job
+     * afterwards may leave this field out. */
     uint64_t first_step;
-    /* 0 = CAIRN_MISSING_ZERO. LEAVE is for jobs of at most 24,576 tensors */
+    /* The treatment of a trained tensor to which nobody pushed a gradient in a round:
+     * CAIRN_MISSING_ZERO (the default), or CAIRN_MISSING_LEAVE, for jobs of at most 24,576
+     * tensors */
     cairn_missing missing_gradients;
-    bool init_extra_ok; /* init_from may have more weights than the job has tensors */
-    /* If not 0, a worker of the job writes its buffers (cairn_write_begin) after each applied step
-     * that is a multiple of buffers_every or of snapshot_every, before the next round. The periodic
-     * snapshot of that step then saves the version that the write makes, or, without a write, the
+    /* init_from may have more weights than the job has tensors */
+    bool init_extra_ok;
+    /* If not 0, a worker of the job writes its buffers (cairn_write_begin) after each applied
+     * step that is a multiple of this or of snapshot_every, before the next round: the periodic
+     * snapshot of that step then saves the version that the write makes; without a write, the
      * version of the next step. 0: no worker writes. */
     uint64_t buffers_every;
+    /* From here on by hand. */
 };
 #define CAIRN_OPEN_MUST_EXIST     1
 #define CAIRN_OPEN_RESUME         2

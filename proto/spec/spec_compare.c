@@ -532,12 +532,12 @@ uint32_t policy_prepare_within_s(const struct policy *policy)
 
 bool policy_same(const struct policy *a, const struct policy *b)
 {
-    // The flag is compared apart, because padding follows it.
-    const size_t numbers = offsetof(struct policy, snapshot_fallback);
-    _Static_assert(offsetof(struct policy, snapshot_fallback) ==
-                       4 * sizeof(uint64_t) + 9 * sizeof(uint32_t),
-                   "no padding");
-    return memcmp(a, b, numbers) == 0 && a->snapshot_fallback == b->snapshot_fallback;
+    const struct job_spec_data of_a = { .policy = *a }, of_b = { .policy = *b };
+    for (size_t i = 0; i < spec_fields.count; i++) {
+        const struct spec_field *field = &spec_fields.fields[i];
+        if (spec_field_bits(field, &of_a) != spec_field_bits(field, &of_b)) return false;
+    }
+    return true;
 }
 
 struct job_spec_data spec_with_workers(const struct job_spec_data *spec,

@@ -10,12 +10,12 @@ from . import _c
 from .errors import Difference, Mismatch, NotFound, Timeout
 from .job import Job
 from .session import Session
-from .spec import PAIRS, Group, JobSpec, Schedule, Tensor
+from .spec import FIELDS, PAIRS, Group, JobSpec, Schedule, Tensor
 
 _RESTORE_S = 3600.0
 _ANEW = ", in a new generation for which every worker attaches anew"
 _LINES, _ROWS = 10, 64  # differences that a sentence lists, and that a Mismatch has
-_NAMES = {"shard_loss_wait_s": "shard_loss_wait", "worker_loss_wait_s": "worker_loss_wait"}  # of cairn.h, and here
+_NAMES = {one.c_name: one.name for one in FIELDS}  # by those of cairn.h
 _HYPER = frozenset("lr beta1 beta2 eps weight_decay momentum nesterov".split())
 _MAKERS = {_c.SCHEDULE_CONSTANT: "constant", _c.SCHEDULE_LINEAR: "linear", _c.SCHEDULE_COSINE: "cosine",
            _c.SCHEDULE_WSD: "wsd", _c.SCHEDULE_TABLE: "table"}

@@ -16,7 +16,7 @@ from .errors import CairnError, EpochChanged, Invalid, NotFound, RolledBack, Sta
 from .job import RoundHandle
 from .memory import can_lend
 from .optim import changed_group, group_settings, why_no_moment
-from .spec import PAIRS, SNAPSHOT_RULES, JobSpec, Version
+from .spec import PAIRS, POLICIES, SNAPSHOT_RULES, JobSpec, Version, settings_of
 from ._wrapped import own_name
 
 
@@ -47,8 +47,6 @@ def _policy(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
     return spec
 
 
-_POLICIES = {"snapshot_every", "snapshot_keep", "on_shard_loss", "shard_loss_wait", "on_worker_loss",
-             "worker_loss_wait", *SNAPSHOT_RULES}
 _FIELDS = {one.name for one in dataclasses.fields(JobSpec)} - {
     "tensors", "groups", "rank", "world", "start_wait", "workers_min", "workers_max", "clip_norm"} | {"wire"}
 
@@ -186,10 +184,10 @@ class Between(Held):
         the job, at the same step and with its moments: this model, and that of each other worker, is Reopen then;
         close it and attach again, with the terms as they are or as they were. What no amendment changes is
         Unsupported, with the command that does it."""
-        unknown = sorted(set(fields) - _POLICIES - _FIELDS)
+        unknown = sorted(set(fields) - _FIELDS)
         if unknown:
             raise TypeError(f"amend() has no argument {', '.join(unknown)}")
-        policy = {name: value for name, value in fields.items() if name in _POLICIES}
+        policy = {name: value for name, value in fields.items() if name in POLICIES}
         settings = {name: value for name, value in fields.items() if name not in policy}
         wanted = _policy(self._spec, policy)
         known = {group.name: group for group in self._spec.groups}
@@ -197,15 +195,11 @@ class Between(Held):
         if unknown:
             raise NotFound(f"no group {', '.join(unknown)}; there are {', '.join(known)}")
         changed = [changed_group(known[name], change) for name, change in (groups or {}).items()]
-        snapshots = (wanted.snapshot_every, wanted.snapshot_keep) if "snapshot_every" in policy else None
-        shard_loss = (wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None
-        worker_loss = (wanted.on_worker_loss, wanted.worker_loss_wait) if "on_worker_loss" in policy else None
-        rules = {name: getattr(wanted, name) for name in SNAPSHOT_RULES} if set(SNAPSHOT_RULES) & set(policy) else None
+        given = {*policy, *(second for first, second in PAIRS if first in policy)}
+        settings.update(settings_of({name: getattr(wanted, name) for name in POLICIES if name in given}))
         settings.update(group_settings(groups or {}, changed))
         self._job.amend((), freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
-                        unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss,
-                        worker_loss=worker_loss, workers=workers, snapshot_rules=rules,
-                        settings=settings)
+                        unfreeze_tensors=unfreeze_tensors, workers=workers, settings=settings)
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))

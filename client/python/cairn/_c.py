@@ -92,23 +92,29 @@ class Group(Sized):
 class JobSpec(Sized):
     _fields_ = [("struct_size", c_size_t), ("tensors", POINTER(Tensor)), ("tensor_count", c_size_t),
                 ("groups", POINTER(Group)), ("group_count", c_size_t), ("rank", c_uint32),
+                # The next lines are made by tests/tree/spec_fields.py
                 ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
                 ("on_nonfinite", c_int), ("chunk_leaves", c_uint32), ("window", c_uint32),
                 ("loss_scale_min", c_double), ("loss_scale_max", c_double), ("loss_scale_policy", c_int),
                 ("loss_scale_growth_steps", c_uint32), ("stage", c_uint32), ("micro_batches", c_uint32),
-                ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32),
-                ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int), ("skips_max", c_uint64),
-                ("snapshot_every", c_uint64), ("snapshot_keep", c_uint64), ("on_shard_loss", c_int),
-                ("shard_loss_wait_s", c_uint32),
-                ("workers_max", c_uint32), ("world", c_uint32), ("start_wait_ms", c_uint64),
-                ("open_flags", c_uint64), ("offload_fraction", c_double), ("tiers", c_int),
-                ("global_batch", c_uint64), ("seed", c_uint64),
+                # From here on by hand
+                ("init_from", c_char_p), ("init_prefix", c_char_p),
+                # The next lines are made by tests/tree/spec_fields.py
+                ("client_state_max", c_uint32), ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int),
+                ("skips_max", c_uint64), ("snapshot_every", c_uint64), ("snapshot_keep", c_uint64),
+                ("on_shard_loss", c_int), ("shard_loss_wait_s", c_uint32), ("workers_max", c_uint32),
+                # From here on by hand
+                ("world", c_uint32), ("start_wait_ms", c_uint64), ("open_flags", c_uint64),
+                # The next lines are made by tests/tree/spec_fields.py
+                ("offload_fraction", c_double), ("tiers", c_int), ("global_batch", c_uint64), ("seed", c_uint64),
                 ("on_worker_loss", c_int), ("worker_loss_wait_s", c_uint32), ("snapshot_keep_every", c_uint64),
                 ("snapshot_max_bytes", c_uint64), ("snapshot_every_s", c_uint32),
                 ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
                 ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
                 ("first_step", c_uint64), ("missing_gradients", c_int), ("init_extra_ok", c_bool),
-                ("buffers_every", c_uint64)]
+                ("buffers_every", c_uint64),
+                # From here on by hand
+                ]
 
 
 class Tie(ctypes.Structure):

@@ -235,12 +235,7 @@ class Session:
         window         stage 3 only: units in memory at once, the ones that are prefetched included; None: 2
         wire_dtype     of fetched parameters, torch.float32 or torch.bfloat16; None: that of the parameter
         micro_batches  backward passes of a step, at most
-        clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, init_nonfinite_ok,
-        init_extra_ok, client_state_max, reduce_groups, skips_max, snapshot_every, snapshot_keep,
-        on_shard_loss, shard_loss_wait, on_worker_loss, worker_loss_wait, offload_fraction, tiers,
-        global_batch, seed, snapshot_every_s, snapshot_keep_every, snapshot_keep_within_s, snapshot_max_bytes,
-        snapshot_staging, snapshot_durable_within_s, snapshot_fallback, snapshot_scrub_every_s,
-        missing_gradients
+        init_from, init_prefix, and each field of JobSpec that is not here
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
         rank           unique in the job; None: of the environment, see env()
         workers        (min, max), as torchrun's --nnodes MIN:MAX, or n for (n, n): a round opens with at least min

@@ -19,11 +19,6 @@ NONFINITE = {"skip": _c.NONFINITE_SKIP, "fail": _c.NONFINITE_FAIL}
 WORKER_LOSSES = {"redo": _c.WORKER_LOSS_REDO, "wait": _c.WORKER_LOSS_WAIT, "fail": _c.WORKER_LOSS_FAIL}
 SHARD_LOSSES = {"wait": _c.SHARD_LOSS_WAIT, "restore-latest": _c.SHARD_LOSS_RESTORE_LATEST}
 STAGINGS = {"state": _c.SNAPSHOT_STAGING_STATE, "small": _c.SNAPSHOT_STAGING_SMALL}
-SNAPSHOT_RULES = ("snapshot_every_s", "snapshot_keep_every", "snapshot_keep_within_s", "snapshot_max_bytes",
-                  "snapshot_staging", "snapshot_durable_within_s", "snapshot_fallback", "snapshot_scrub_every_s")
-# What an amendment takes together
-PAIRS = (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait"),
-         ("on_worker_loss", "worker_loss_wait"))
 REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
 MISSING = {"zero": _c.MISSING_ZERO, "leave": _c.MISSING_LEAVE}
 TIERS = {"together": _c.TIERS_TOGETHER, "moments on the host": _c.TIERS_MOMENTS_ON_HOST,
@@ -128,83 +123,194 @@ START_WAIT_S = 30.0
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What a job is made of. `rank`: this worker's, unique in the job. `workers_min`: a round opens with at least so
-    many. `clip_norm`: of the global gradient norm, 0 or None = none. `on_nonfinite`: "skip" or "fail".
-    `loss_scale_policy`: "fixed", "dynamic", or "default": dynamic if loss_scale is above 1. `micro_batches`: of each
-    worker in a round. `init_from`: a safetensors file, a Hugging Face folder, or the folder of a snapshot, of which
-    the optimizer's state and the step are left out, where the shards are, that they begin with. `client_state_max`:
-    bytes that a commit may give of the trainer's own. `reduce_groups`: "none", or "host": shards add up what the
-    workers of their host push before it goes on; the bits then depend on who shares a host. `skips_max`: so many
-    rounds in a row that are skipped with the loss scale at its least, and no further one opens; 0 = 100.
-    `snapshot_every`: the servers save a snapshot by themselves at each step that is a multiple of it, 0 = none;
-    `snapshot_every_s`: or as so many seconds have passed, one of the two. `snapshot_keep`: of these the newest so many
-    stay, 0 = all; as well `snapshot_keep_every`: of every so many steps the first one, for good, and
-    `snapshot_keep_within_s`: all younger than that; `snapshot_max_bytes`: of all of them together, over it the oldest
-    go. What has a tag, what somebody asked for and the newest verified one stay in any case. Of every snapshot:
-    `snapshot_staging`, "state", or "small": little room for what updates overwrite meanwhile, for which they then may
-    wait; `snapshot_durable_within_s`: when it is to be on disk; `snapshot_scrub_every_s`: when it is read again and
-    checked, 0 = by command only; `snapshot_fallback`: a restore that finds it damaged takes the newest good one before
-    it, and says so. `on_shard_loss`: "wait", or "restore-latest": when a shard came back without its part, or is away
-    for more than `shard_loss_wait` seconds (0 = 300), the newest snapshot is restored, and the workers get RolledBack.
-    `on_worker_loss`, when a worker was lost (one that closes the job is not): "redo": the step is done again at once
-    with those who are left; "wait": no round opens before as many workers are there as before, `worker_loss_wait`
-    seconds at most (0 = 300); "fail": they get Halted, until the job is amended or restored, or all have gone and
-    others come. `workers_max`: attached at a time, 0 = as many as the cluster allows. `world`: how many workers come
-    together; the first round after all were gone waits for so many, `start_wait` seconds at most; 0: for nobody beyond
-    workers_min. `offload_fraction`: where a shard's state lies on a GPU, so much of it, 0 to 1, lies in host memory
-    and is updated by the CPU, with the same bits. `tiers`: "together"; what lies apart is refused. `global_batch`: a
-    step is so many micro-batches, whoever is there, and what they make does not depend on how many workers there are,
-    nor on when they come and go (Round.micro_batches says which are this worker's; stage 2 or 3); 0: each worker has
-    micro_batches of its own. `seed`: of Round.micro_seed, below 2^53. `first_step`: of the version that the job begins
-    with, where a run that began elsewhere goes on. `missing_gradients`: what a round is to a trained tensor of which
-    no worker pushed anything. "zero": its gradient is zeros, so its moments fade and its decay goes on; "leave": it
-    stays as it is, and the step is none of its own count of updates, as torch.optim does where a grad is None.
-    `buffers_every`: a worker writes its buffers after each step that is a multiple of it, and periodic snapshots are
-    of the version which that makes; 0: nobody does."""
+    """What a job is made of.
+
+    The next lines are made by tests/tree/spec_fields.py; 0 is what is not given.
+    `workers_min`: The fewest workers with which a round opens; 0 = 1
+    `clip_norm`: Bound of the global gradient norm; 0 = none
+    `loss_scale`: At the start of the job; 1 = none
+    `on_nonfinite`: The effect of a gradient that is not finite on its round: "skip" (the default), or "fail"
+    `chunk_leaves`: Leaves of 4096 elements in a message; 0 = 64
+    `window`: Chunks in flight to each shard; 0 = 8. More may be in flight: up to 64 chunks of at most 16 KiB, and as
+        many chunks as keep a card busy if the shard reads their memory in place
+    `loss_scale_policy`: "fixed", "dynamic", or "default": dynamic if loss_scale is above 1
+    `stage`: 0 to 3, see cairn.torch
+    `micro_batches`: The most micro-batches that each worker has in a round: a push into a later micro-batch is
+        Invalid. 0 = 1, or any number in stages 2 and 3, which add nothing up. With global_batch leave this field 0 or
+        1
+    `client_state_max`: The most bytes of client state that cairn_commit may give; 0 = none; at most 65536
+    `init_nonfinite_ok`: init_from may have weights that are NaN or infinite
+    `reduce_groups`: "none", or "host"; there are no groups while the workers hold tiles (cairn_tiles). No amendment
+        changes it.
+    `skips_max`: The most rounds that may be skipped in a row with the loss scale at its minimum (or fixed). After that
+        no further round opens: cairn_round_begin says Halted, until the job is amended, written or restored. 0 = 100
+    `snapshot_every`: A periodic snapshot is taken of each version whose step is a multiple of snapshot_every, so every
+        run saves the same steps. 0 = none, or by time (snapshot_every_s). The newest snapshot_keep periodic snapshots
+        are retained (0 = all). A snapshot that somebody asked for is never removed. If a periodic snapshot fails, the
+        coordinator's log and `cairn job show` say so, and training continues; the next periodic snapshot is tried at
+        its own step. No periodic snapshot is taken while results are not finite (cairn_result.nonfinite).
+    `snapshot_keep`: Only with snapshot_every or snapshot_every_s; 0 = all are retained
+    `on_shard_loss`: The coordinator's reaction when a shard has lost its part: "wait" (the default), or
+        "restore-latest"
+    `shard_loss_wait`: With "restore-latest": seconds; 0 = 300
+    `workers_max`: The most workers at a time: one more waits in cairn_job_open for a place, until Timeout. 0 = as many
+        as the cluster's round.workers_max. If workers_min equals workers_max (always n workers), the spec also matches
+        a job whose bounds allow n, for example in another launch after an amendment.
+    `offload_fraction`: The fraction of each shard's part of the job, 0 to 1, that lies in host memory; the rest lies
+        on a GPU. The part in host memory consists of whole chunks, at least this fraction. The CPU folds and updates
+        these chunks while the GPU works on the rest. The bits are the same at any fraction; the GPU needs that much
+        less memory. At 1 nothing of the job is on the GPU, and the job continues if the GPU fails. If all state lies
+        in host memory anyway (compute.backend = host), the fraction has no effect, and the shard's log says so. No
+        amendment changes it; a restored job has the same fraction again.
+    `tiers`: Where the planes of an element lie: "together" (the default); the others are refused
+    `global_batch`: Elastic workers with the same bits: a step consists of this many micro-batches, numbered from 0,
+        whatever the number of workers (1 to 65536; 0 = none, each worker has its micro_batches). struct cairn_round
+        says which micro-batches are this worker's. Each micro-batch is pushed separately, with its weight. The result
+        of N steps then does not depend on how many workers there were, nor on when they joined and left, if the
+        gradients of a micro-batch depend on nothing but the round's version, the micro-batch and its seed
+        (cairn_micro_seed). Learning rates and schedules depend on steps, so another number of workers does not change
+        them. If there are more workers than micro-batches, the surplus workers are told so and stay idle; they take
+        part when other workers leave. Needs stage 2 or 3, micro_batches 0 or 1, no reduce_groups, no tiles (else
+        Invalid). An amendment changes global_batch by its name (cairn_amend.settings), and the seed likewise.
+    `seed`: For cairn_micro_seed; below 2^53
+    `on_worker_loss`: The coordinator's reaction when a worker was lost: "redo" (the default), "wait" or "fail"
+    `worker_loss_wait`: With "wait": seconds; 0 = 300
+    `snapshot_keep_every`: Steps; 0 = no such rule. Rules that retain periodic snapshots beside the newest
+        snapshot_keep; any one rule is enough to retain a snapshot, and without a rule all are retained. keep_every:
+        the first snapshot in every interval of this many steps is retained for good. max_bytes bounds all snapshots of
+        the job together; above this bound the oldest snapshots are removed, except those that keep_every or a tag
+        retains. Snapshots that somebody asked for or that have a tag are always retained, and so is the newest
+        verified one; a snapshot is removed only after a newer one was verified. Give these rules only with
+        snapshot_every or snapshot_every_s
+    `snapshot_max_bytes`: 0 = no bound
+    `snapshot_every_s`: Used instead of snapshot_every: seconds from the start of one periodic snapshot to the next,
+        which is taken at the first step after these seconds
+    `snapshot_keep_within_s`: Seconds: retains all that are younger; 0 = no such rule
+    `snapshot_durable_within_s`: Every snapshot is to be on disk so many seconds after its cut; 0 = no deadline
+    `snapshot_scrub_every_s`: Every snapshot is read again and checked; 0 = by command only
+    `snapshot_staging`: Room for what updates overwrite while a snapshot is written: "state" (the default), or "small"
+    `snapshot_fallback`: A restore that finds a snapshot damaged takes the newest good one before it, and reports this
+    `first_step`: For a run that began elsewhere and continues here: the step of the version that the job begins with.
+        Schedules and the optimizer's corrections continue from this step. The moments are written (cairn_write_begin)
+        before the first round. Workers that open the job afterwards may leave this field out.
+    `missing_gradients`: The treatment of a trained tensor to which nobody pushed a gradient in a round: "zero" (the
+        default), or "leave", for jobs of at most 24,576 tensors
+    `init_extra_ok`: init_from may have more weights than the job has tensors
+    `buffers_every`: If not 0, a worker of the job writes its buffers (cairn_write_begin) after each applied step that
+        is a multiple of this or of snapshot_every, before the next round: the periodic snapshot of that step then
+        saves the version that the write makes; without a write, the version of the next step. 0: no worker writes.
+    And these, by hand. `rank`: this worker's, unique in the job. `init_from`: a safetensors file, a Hugging Face
+    folder, or the folder of a snapshot, of which the optimizer's state and the step are left out, where the shards
+    are, that they begin with. `world`: how many workers come together; the first round after all were gone waits for
+    so many, `start_wait` seconds at most; 0: for nobody beyond workers_min."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
     rank: int = 0
+    # The next lines are made by tests/tree/spec_fields.py
     workers_min: int = 1
     clip_norm: Optional[float] = 0.0
     loss_scale: float = 1.0
-    loss_scale_policy: str = "default"
     on_nonfinite: str = "skip"
+    chunk_leaves: int = 0
+    window: int = 0
+    loss_scale_policy: str = "default"
     stage: int = 2
     micro_batches: int = 1
-    init_from: Optional[str] = None
-    init_prefix: Optional[str] = None
     client_state_max: int = 0
     init_nonfinite_ok: bool = False
-    init_extra_ok: bool = False
     reduce_groups: str = "none"
     skips_max: int = 0
     snapshot_every: int = 0
     snapshot_keep: int = 0
     on_shard_loss: str = "wait"
     shard_loss_wait: int = 0
-    on_worker_loss: str = "redo"
-    worker_loss_wait: int = 0
     workers_max: int = 0
     offload_fraction: float = 0.0
     tiers: str = "together"
     global_batch: int = 0
     seed: int = 0
-    snapshot_every_s: int = 0
+    on_worker_loss: str = "redo"
+    worker_loss_wait: int = 0
     snapshot_keep_every: int = 0
-    snapshot_keep_within_s: int = 0
     snapshot_max_bytes: int = 0
-    snapshot_staging: str = "state"
+    snapshot_every_s: int = 0
+    snapshot_keep_within_s: int = 0
     snapshot_durable_within_s: int = 0
-    snapshot_fallback: bool = False
     snapshot_scrub_every_s: int = 0
+    snapshot_staging: str = "state"
+    snapshot_fallback: bool = False
     first_step: int = 0
     missing_gradients: str = "zero"
+    init_extra_ok: bool = False
     buffers_every: int = 0
+    # From here on by hand
+    init_from: Optional[str] = None
+    init_prefix: Optional[str] = None
     world: int = 0
     start_wait: float = START_WAIT_S
-    chunk_leaves: int = 0
-    window: int = 0
+
+
+class Field(NamedTuple):
+    """A scalar of JobSpec."""
+
+    name: str
+    c_name: str  # in cairn.h
+    kind: str  # "count", "real", "flag" or "choice"
+    words: str  # of a choice: which
+    most: int  # that C has room for
+    zero: int  # what 0 stands for
+    goes_with: str  # the field that it is amended with
+    is_policy: bool  # a rule by which the coordinator acts
+
+
+FIELDS = (
+    # The next lines are made by tests/tree/spec_fields.py
+    Field("clip_norm", "clip_norm", "real", "", 2147483647, 0, "", False),
+    Field("loss_scale", "loss_scale", "real", "", 2147483647, 0, "", False),
+    Field("on_nonfinite", "on_nonfinite", "choice", "NONFINITE", 2147483647, 0, "", False),
+    Field("loss_scale_policy", "loss_scale_policy", "choice", "LOSS_SCALE", 2147483647, 0, "", False),
+    Field("stage", "stage", "count", "", 2147483647, 0, "", False),
+    Field("micro_batches", "micro_batches", "count", "", 2147483647, 1, "", False),
+    Field("workers_min", "workers_min", "count", "", 2147483647, 1, "", False),
+    Field("chunk_leaves", "chunk_leaves", "count", "", 2147483647, 64, "", False),
+    Field("window", "window", "count", "", 2147483647, 8, "", False),
+    Field("client_state_max", "client_state_max", "count", "", 2147483647, 0, "", False),
+    Field("init_nonfinite_ok", "init_nonfinite_ok", "flag", "", 2147483647, 0, "", False),
+    Field("reduce_groups", "reduce_groups", "choice", "GROUPS", 2147483647, 0, "", False),
+    Field("skips_max", "skips_max", "count", "", 2147483647, 100, "", False),
+    Field("snapshot_every", "snapshot_every", "count", "", 281474976710656, 0, "", True),
+    Field("snapshot_keep", "snapshot_keep", "count", "", 2147483647, 0, "snapshot_every", True),
+    Field("on_shard_loss", "on_shard_loss", "choice", "SHARD_LOSS", 2147483647, 0, "", True),
+    Field("shard_loss_wait", "shard_loss_wait_s", "count", "", 2147483647, 300, "on_shard_loss", True),
+    Field("workers_max", "workers_max", "count", "", 2147483647, 0, "", False),
+    Field("offload_fraction", "offload_fraction", "real", "", 2147483647, 0, "", False),
+    Field("tiers", "tiers", "choice", "TIERS", 2147483647, 0, "", False),
+    Field("global_batch", "global_batch", "count", "", 2147483647, 0, "", False),
+    Field("seed", "seed", "count", "", 9007199254740991, 0, "", False),
+    Field("on_worker_loss", "on_worker_loss", "choice", "WORKER_LOSS", 2147483647, 0, "", True),
+    Field("worker_loss_wait", "worker_loss_wait_s", "count", "", 2147483647, 0, "on_worker_loss", True),
+    Field("snapshot_every_s", "snapshot_every_s", "count", "", 2147483647, 0, "", True),
+    Field("snapshot_keep_every", "snapshot_keep_every", "count", "", 281474976710656, 0, "", True),
+    Field("snapshot_keep_within_s", "snapshot_keep_within_s", "count", "", 2147483647, 0, "", True),
+    Field("snapshot_max_bytes", "snapshot_max_bytes", "count", "", 1152921504606846976, 0, "", True),
+    Field("snapshot_staging", "snapshot_staging", "choice", "STAGING", 2147483647, 0, "", True),
+    Field("snapshot_durable_within_s", "snapshot_durable_within_s", "count", "", 2147483647, 0, "", True),
+    Field("snapshot_fallback", "snapshot_fallback", "flag", "", 2147483647, 0, "", True),
+    Field("snapshot_scrub_every_s", "snapshot_scrub_every_s", "count", "", 2147483647, 0, "", True),
+    Field("first_step", "first_step", "count", "", 281474976710656, 0, "", False),
+    Field("missing_gradients", "missing_gradients", "choice", "MISSING", 2147483647, 0, "", False),
+    Field("init_extra_ok", "init_extra_ok", "flag", "", 2147483647, 0, "", False),
+    Field("buffers_every", "buffers_every", "count", "", 281474976710656, 0, "", False),
+    # From here on by hand
+)
+_WORDS = {"NONFINITE": NONFINITE, "LOSS_SCALE": LOSS_SCALES, "GROUPS": REDUCE_GROUPS, "SHARD_LOSS": SHARD_LOSSES,
+          "WORKER_LOSS": WORKER_LOSSES, "STAGING": STAGINGS, "TIERS": TIERS, "MISSING": MISSING}
+_BY_NAME = {one.name: one for one in FIELDS}
+# What an amendment takes together
+PAIRS = tuple((one.goes_with, one.name) for one in FIELDS if one.goes_with)
+POLICIES = tuple(one.name for one in FIELDS if one.is_policy)
+SNAPSHOT_RULES = tuple(name for name in POLICIES if not any(name in pair for pair in PAIRS))
 
 
 def number(table: Dict[str, int], what: str, name: str) -> int:
@@ -237,6 +343,19 @@ def _real(what: str, value: Any, hint: str = "") -> float:
 
 def _clip_norm(value: Optional[float]) -> float:
     return 0.0 if value is None else _real("clip_norm", value, ", and 0 is none")
+
+
+def _value(one: Field, value: Any) -> Any:
+    """What C takes."""
+    if one.kind == "choice":
+        return number(_WORDS[one.words], one.name, value)
+    if one.kind == "flag":
+        return bool(value)
+    if one.name == "stage":
+        return _c.stage(value)
+    if one.name == "clip_norm":
+        return _clip_norm(value)
+    return _real(one.name, value) if one.kind == "real" else at_least(0, one.name, value, one.most)
 
 
 def text(string: Optional[str]) -> Optional[bytes]:
@@ -337,36 +456,11 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
     alive += [tensors, groups]
     made = _c.JobSpec(tensors=ctypes.cast(tensors, ctypes.POINTER(_c.Tensor)), tensor_count=len(spec.tensors),
                       groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(spec.groups),
-                      rank=at_least(0, "rank", spec.rank), workers_min=at_least(0, "workers_min", spec.workers_min),
-                      clip_norm=_clip_norm(spec.clip_norm), loss_scale=spec.loss_scale,
-                      on_nonfinite=number(NONFINITE, "on_nonfinite", spec.on_nonfinite),
-                      loss_scale_policy=number(LOSS_SCALES, "loss_scale_policy", spec.loss_scale_policy),
-                      stage=_c.stage(spec.stage),
-                      micro_batches=at_least(0, "micro_batches", spec.micro_batches),
-                      init_from=text(spec.init_from), init_prefix=text(spec.init_prefix),
-                      client_state_max=at_least(0, "client_state_max", spec.client_state_max),
-                      init_nonfinite_ok=bool(spec.init_nonfinite_ok), init_extra_ok=bool(spec.init_extra_ok),
-                      reduce_groups=number(REDUCE_GROUPS, "reduce_groups", spec.reduce_groups),
-                      skips_max=at_least(0, "skips_max", spec.skips_max),
-                      snapshot_every=at_least(0, "snapshot_every", spec.snapshot_every, 2 ** 48),
-                      snapshot_keep=at_least(0, "snapshot_keep", spec.snapshot_keep),
-                      on_shard_loss=number(SHARD_LOSSES, "on_shard_loss", spec.on_shard_loss),
-                      shard_loss_wait_s=at_least(0, "shard_loss_wait", spec.shard_loss_wait),
-                      on_worker_loss=number(WORKER_LOSSES, "on_worker_loss", spec.on_worker_loss),
-                      worker_loss_wait_s=at_least(0, "worker_loss_wait", spec.worker_loss_wait),
-                      workers_max=at_least(0, "workers_max", spec.workers_max),
+                      rank=at_least(0, "rank", spec.rank), init_from=text(spec.init_from),
+                      init_prefix=text(spec.init_prefix),
                       world=at_least(0, "world", spec.world) if _real("start_wait", spec.start_wait) > 0 else 0,
                       start_wait_ms=max(1, int(spec.start_wait * 1000)),
-                      offload_fraction=_real("offload_fraction", spec.offload_fraction),
-                      tiers=number(TIERS, "tiers", spec.tiers),
-                      global_batch=at_least(0, "global_batch", spec.global_batch),
-                      seed=at_least(0, "seed", spec.seed, 2 ** 53 - 1),
-                      chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
-                      window=at_least(0, "window", spec.window),
-                      first_step=at_least(0, "first_step", spec.first_step, 2 ** 48),
-                      missing_gradients=number(MISSING, "missing_gradients", spec.missing_gradients),
-                      buffers_every=at_least(0, "buffers_every", spec.buffers_every, 2 ** 48),
-                      **_snapshot_rules({name: getattr(spec, name) for name in SNAPSHOT_RULES}))
+                      **{one.c_name: _value(one, getattr(spec, one.name)) for one in FIELDS})
     return made, alive
 
 
@@ -376,21 +470,27 @@ def _strings(values: Sequence[Optional[str]], alive: List[Any]) -> Any:
     return ctypes.cast(made, ctypes.POINTER(ctypes.c_char_p))
 
 
-def _snapshot_rules(rules: Mapping[str, Any]) -> Dict[str, Any]:
-    """What C takes of them."""
-    unknown = sorted(set(rules) - set(SNAPSHOT_RULES))
-    if unknown:
-        raise Invalid(f"no rule of snapshots: {', '.join(unknown)}; there are {', '.join(SNAPSHOT_RULES)}")
-    made: Dict[str, Any] = {name: at_least(0, name, value, 2 ** 60) for name, value in rules.items()
-                            if name not in ("snapshot_staging", "snapshot_fallback")}
-    made["snapshot_staging"] = number(STAGINGS, "snapshot_staging", rules.get("snapshot_staging", "state"))
-    made["snapshot_fallback"] = bool(rules.get("snapshot_fallback", False))
-    return made
-
-
 def setting(value: Any) -> str:
     """As cairn.h has it: numbers, words, "yes" and "no"."""
     return value if isinstance(value, str) else ("no", "yes")[value] if isinstance(value, bool) else repr(value)
+
+
+def settings_of(fields: Mapping[str, Any]) -> Dict[str, Any]:
+    """Fields of JobSpec as settings of cairn.h, where 0 is no word for the default."""
+    made: Dict[str, Any] = {}
+    for name, value in fields.items():
+        one = _BY_NAME[name]
+        taken = _value(one, value)  # refused here, rather than by the servers
+        made[one.c_name] = value if one.kind == "choice" else taken or one.zero if one.kind == "count" else taken
+    return made
+
+
+def _rules(given: Mapping[str, Any]) -> Dict[str, Any]:
+    """All of them: what is left out is at its default."""
+    unknown = sorted(set(given) - set(SNAPSHOT_RULES))
+    if unknown:
+        raise Invalid(f"no rule of snapshots: {', '.join(unknown)}; there are {', '.join(SNAPSHOT_RULES)}")
+    return {name: given.get(name, getattr(JobSpec, name)) for name in SNAPSHOT_RULES}
 
 
 def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]]:
@@ -401,12 +501,12 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
     added = (_c.Tensor * len(a.add))(*[_tensor(tensor, alive) for tensor in a.add])
     ties = (_c.Tie * len(a.ties))(*[_c.Tie(text(name), text(target)) for name, target in a.ties.items()])
     thawed = a.unfreeze_tensors if isinstance(a.unfreeze_tensors, Mapping) else dict.fromkeys(a.unfreeze_tensors)
-    settings = (_c.Setting * len(a.settings))(*[_c.Setting(text(key), text(setting(value)))
-                                                for key, value in a.settings.items()])
+    policy = dict(_rules(a.snapshot_rules) if a.snapshot_rules is not None else {})
+    for pair, values in zip(PAIRS, (a.snapshots, a.shard_loss, a.worker_loss)):
+        policy.update(zip(pair, values or ()))
+    words = {**settings_of(policy), **a.settings}
+    settings = (_c.Setting * len(words))(*[_c.Setting(text(key), text(setting(value))) for key, value in words.items()])
     alive += [groups, added, ties, settings]
-    every, keep = a.snapshots or (0, 0)
-    on_loss, loss_wait = a.shard_loss or ("wait", 0)
-    on_worker_loss, worker_loss_wait = a.worker_loss or ("redo", 0)
     least, most = (0, 0) if a.workers is None else workers_of(a.workers)
     made = _c.Amend(revision=revision, groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(groups),
                     clip_norm=a.clip_norm or 0.0, set_clip_norm=a.clip_norm is not None,
@@ -417,15 +517,6 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
                     unfreeze_tensor_groups=_strings(list(thawed.values()), alive),
                     add=ctypes.cast(added, ctypes.POINTER(_c.Tensor)), add_count=len(added),
                     ties=ctypes.cast(ties, ctypes.POINTER(_c.Tie)), tie_count=len(ties),
-                    set_snapshots=a.snapshots is not None,
-                    snapshot_every=at_least(0, "snapshot_every", every, 2 ** 48),
-                    snapshot_keep=at_least(0, "snapshot_keep", keep), set_shard_loss=a.shard_loss is not None,
-                    on_shard_loss=number(SHARD_LOSSES, "on_shard_loss", on_loss),
-                    shard_loss_wait_s=at_least(0, "shard_loss_wait", loss_wait),
-                    set_worker_loss=a.worker_loss is not None,
-                    on_worker_loss=number(WORKER_LOSSES, "on_worker_loss", on_worker_loss),
-                    worker_loss_wait_s=at_least(0, "worker_loss_wait", worker_loss_wait),
-                    workers_min=least, workers_max=most, set_snapshot_rules=a.snapshot_rules is not None,
-                    settings=ctypes.cast(settings, ctypes.POINTER(_c.Setting)), setting_count=len(settings),
-                    **_snapshot_rules(a.snapshot_rules or {}))
+                    workers_min=least, workers_max=most,
+                    settings=ctypes.cast(settings, ctypes.POINTER(_c.Setting)), setting_count=len(settings))
     return made, alive
