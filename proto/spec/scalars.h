@@ -53,7 +53,7 @@ enum scalar_flag {
     CAIRN_SCALAR_MOMENTUM = 1, /* SGD keeps a buffer */
     CAIRN_SCALAR_NESTEROV = 2,
     CAIRN_SCALAR_FIRST_STEP = 4, /* SGD: the buffer becomes the gradient, as in torch */
-    CAIRN_SCALAR_FROZEN = 8      /* no plane changes, but the version is published */
+    CAIRN_SCALAR_FROZEN = 8      /* the planes stay as they are, in a new version */
 };
 
 /* The scalars that all groups of an update share, and that are reported to workers. */
@@ -68,7 +68,7 @@ struct update_norm {
  * the scale is beyond fp32. */
 cairn_status update_norm_of(const struct exact *sum_squares, uint64_t weight_sum, double loss_scale,
                             double max_norm, struct update_norm *out) CAIRN_MUST_CHECK;
-/* The scalars of the update that makes version `step` (from 1). CAIRN_ERR_INVALID: the
+/* Computes the scalars of the update that makes version `step`, from 1. CAIRN_ERR_INVALID: the
  * hyper-parameters fail group_hyper_check, or step is 0. */
 cairn_status group_scalars_of(const struct group_hyper *hyper, uint64_t step, uint32_t grad_scale,
                               struct group_scalars *out) CAIRN_MUST_CHECK;
@@ -81,10 +81,10 @@ cairn_status group_scalars_decode(const void *bytes, size_t size,
                                   struct group_scalars *out) CAIRN_MUST_CHECK;
 void group_hyper_encode(const struct group_hyper *hyper, uint8_t out[CAIRN_GROUP_HYPER_BYTES]);
 
-/* base^exponent, by repeated squaring; base^0 is 1. The relative error is at most exponent * 2^-53,
- * far below fp32 for every exponent at which a bias correction is not 1 yet. */
+/* Returns base^exponent, computed by repeated squaring; base^0 is 1. The relative error is at most
+ * exponent * 2^-53, far below fp32 for every exponent at which a bias correction is not 1 yet. */
 double scalar_power(double base, uint64_t exponent);
-/* IEEE square root of x >= 0. */
+/* Returns the IEEE square root of x, which is at least 0. */
 double init_sqrt(double x);
 
 /* Floating-point numbers as bit patterns, and back. */
@@ -137,7 +137,7 @@ struct init_source {
     uint32_t is_uniform, is_normal;
 };
 
-/* One block of Philox4x32-10, in place. */
+/* Computes one block of Philox4x32-10, in place. */
 CAIRN_INIT_FN void philox(uint32_t counter[4], const uint32_t key[2])
 {
     uint32_t k0 = key[0], k1 = key[1];
@@ -154,8 +154,8 @@ CAIRN_INIT_FN void philox(uint32_t counter[4], const uint32_t key[2])
     }
 }
 
-/* The natural logarithm; x normal and positive. fdlibm's e_log.c: x = 2^k·(1 + f) with 1 + f in
- * [sqrt(1/2), sqrt(2)), and a series in s = f/(2 + f). */
+/* Returns the natural logarithm of x, which is normal and positive. fdlibm's e_log.c: x = 2^k·(1 + f)
+ * with 1 + f in [sqrt(1/2), sqrt(2)), and a series in s = f/(2 + f). */
 CAIRN_INIT_FN double init_log(double x)
 {
     uint64_t bits;
@@ -179,7 +179,7 @@ CAIRN_INIT_FN double init_log(double x)
            ((half - (s * (half + (even + odd)) + dk * 1.90821492927058770002e-10)) - f);
 }
 
-/* num(r)/den(r), both of degree 7, the highest power first. */
+/* Returns num(r) / den(r): polynomials of degree 7, the highest power first. */
 CAIRN_INIT_FN double init_ratio(const double num[8], const double den[8], double r)
 {
     double n = num[0], d = den[0];

@@ -119,7 +119,7 @@ static cairn_status set_scalar(struct job_spec_data *spec, const struct spec_fie
     const uint64_t bits = spec_field_bits(field, spec);
     if (bits != was) *change_out = spec_change_of(field, was, bits);
     if (field->capability == CAIRN_CAPABILITY_LOSS_SCALE &&
-        spec->loss_scale_policy == CAIRN_LOSS_SCALE_FIXED) { // it does not use these fields
+        spec->loss_scale_policy == CAIRN_LOSS_SCALE_FIXED) { // a FIXED scale does not use these
         spec->loss_scale_growth_steps = 0;
         spec->loss_scale_min = spec->loss_scale_max = 0;
     }
@@ -140,7 +140,8 @@ static cairn_status set_schedule(struct schedule *schedule, const char *subject,
     if (!decays) schedule->total_steps = 0;
     if (!decays) schedule->lr_min = 0;
     if (kind != CAIRN_SCHEDULE_WSD) schedule->decay_steps = 0;
-    if (kind != CAIRN_SCHEDULE_TABLE) schedule->point_count = 0; // the spec frees them
+    if (kind != CAIRN_SCHEDULE_TABLE)
+        schedule->point_count = 0; // the spec keeps and frees the points
     return CAIRN_OK;
 }
 

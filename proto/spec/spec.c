@@ -1,4 +1,4 @@
-/* Memory and order of a job spec. Checking is in spec_check.c, comparing in spec_compare.c. */
+/* Memory and order of a job spec. spec_check.c checks specs, spec_compare.c compares them. */
 #include "proto/spec/spec.h"
 
 #include <inttypes.h>
@@ -420,7 +420,7 @@ cairn_status spec_count_check(const char *subject, const char *name, uint64_t va
                      min, max);
 }
 
-/* Refuses NaN, too. */
+/* Checks a double against the bounds of its field, and refuses NaN. */
 static cairn_status check_double(const struct spec_field *field, double value, const char *subject,
                                  struct sentence *why)
 {
@@ -497,7 +497,7 @@ bool spec_has_origin(const struct job_spec_data *spec, size_t tensor)
     return spec->init_from != NULL || t->init.kind != CAIRN_INIT_NONE;
 }
 
-/* True if there is nothing to put. */
+/* True if nobody puts the tensor: an alias, or a tensor without elements. */
 static bool is_empty(const struct tensor_spec *t)
 {
     return t->alias_of != NULL || geometry_of(&t->shape).elems == 0;
@@ -539,7 +539,7 @@ bool batch_place(const struct spec_batch *batch, uint32_t number, uint32_t *plac
     return true;
 }
 
-/* One step of Steele, Lea, Flood, "Fast splittable pseudorandom number generators". */
+/* Computes one step of Steele, Lea, Flood, "Fast splittable pseudorandom number generators". */
 static uint64_t mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15;

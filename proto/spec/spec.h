@@ -182,7 +182,7 @@ void ranks_add_text(const uint32_t *ranks, size_t rank_count, struct sentence *o
 #define CAIRN_SPEC_SPREAD_MAX       65536
 #define CAIRN_SPEC_WINDOW_MAX       1024
 #define CAIRN_SPEC_SCALE_MAX \
-    0x1p64 /* of a loss scale; its inverse is the least: beyond these, fp32 would not hold a gradient */
+    0x1p64 /* of a loss scale; the least is its inverse. Beyond them, fp32 does not hold a gradient */
 #define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as below; betas: below 1 */
 #define CAIRN_SPEC_MICRO_MAX        65536
 #define CAIRN_SPEC_WEIGHT_MAX       ((uint64_t)1 << 53) /* of all workers together: exact in a double */
@@ -479,7 +479,7 @@ bool spec_was(const struct job_spec_data *spec, const uint8_t hash[32]);
 /* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. Replaces 0 by
  * the default in the loss scale's policy, micro_batches, skips_max and shard_loss_wait_s. */
 void spec_canonicalize(struct job_spec_data *spec);
-/* Index of the tensor or group with that name in a canonical spec; SIZE_MAX if there is none. */
+/* Returns the index of the tensor or group with that name in a canonical spec; SIZE_MAX: none has it. */
 size_t spec_find_tensor(const struct job_spec_data *spec, const char *name);
 size_t spec_find_group(const struct job_spec_data *spec, const char *name);
 
@@ -710,8 +710,8 @@ cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, ui
 
 /* ==== initializer ==== */
 
-/* Makes initial values from a seed, on the shards that keep them: so nobody has to hold a whole model to
- * begin one.
+/* Makes initial values from a seed, on the shards that keep them, so that nobody has to hold a whole model
+ * to begin a job.
  *
  *   element i of a tensor = f(kind, a, b, seed, the tensor's name, i)
  *
@@ -827,7 +827,7 @@ cairn_status spec_set(struct job_spec_data *spec, const char *key, const char *v
  * or to stage 0 needs a new job (CREATED), because in stage 0 one shard holds all of the state. */
 enum spec_change spec_change_of(const struct spec_field *field, uint64_t was_bits, uint64_t bits);
 
-/* The value of a field as spec_set takes it: "3", "0.1", "skip", "yes". */
+/* Writes the value of a field as spec_set reads it: "3", "0.1", "skip", "yes". */
 #define CAIRN_SETTING_TEXT_MAX 63
 void spec_setting_text(const struct spec_field *field, const void *from,
                        char text_out[static CAIRN_SETTING_TEXT_MAX + 1]);

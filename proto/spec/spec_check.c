@@ -624,8 +624,8 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(MISSING, CAIRN_MISSING_ZERO, "zero", true)                           \
     X(MISSING, CAIRN_MISSING_LEAVE, "leave", true)
 
-/* value, name | what is done instead; NULL: it is refused | in which tensor it is looked for, which tensors
- * `t` have it, with which status and sentence they are refused */
+/* value, name | what is done instead; NULL: the choice is refused | in which tensor it is looked for,
+ * which tensors `t` have it, with which status and sentence they are refused */
 #define COMBINATIONS(X)                                                                           \
     X(GROUPS_TILES, "reduce_groups host, with tiles", "no groups; the log and job show say so",   \
       NONE, false, CAIRN_OK, "")                                                                  \

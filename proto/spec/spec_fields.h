@@ -22,15 +22,15 @@ enum spec_kind {
     CAIRN_SPEC_CHOICE,   /* an enum; the row's capability has the names of its values */
 };
 
-/* The part of the spec with which a scalar was introduced. It decides where the scalar is in a manifest and
- * in the hash; the parts follow each other there in this order. */
+/* The part of the spec with which a scalar was introduced. The part decides where the scalar is in a manifest
+ * and in the hash, in which the parts follow each other in this order. */
 enum spec_part {
-    CAIRN_SPEC_FIRST,   /* always in the hash and in every manifest, old ones included */
-    CAIRN_SPEC_MICRO,   /* always in both; missing in older manifests */
-    CAIRN_SPEC_SCALING, /* always in both; missing in older manifests */
-    CAIRN_SPEC_LATER,   /* in both, under its name, unless it has its default */
-    CAIRN_SPEC_POLICY,  /* as LATER, but hashed together. This part is closed: a new row is LATER */
-    CAIRN_SPEC_ALL      /* no row has this part: it requests all parts, defaults included */
+    CAIRN_SPEC_FIRST,   /* in every hash and in every manifest, old ones included */
+    CAIRN_SPEC_MICRO,   /* in every hash, and in every manifest but older ones */
+    CAIRN_SPEC_SCALING, /* in every hash, and in every manifest but older ones */
+    CAIRN_SPEC_LATER,   /* in hash and manifest, under its name, unless at its default */
+    CAIRN_SPEC_POLICY,  /* as LATER, but hashed together. This part is closed: new rows are LATER */
+    CAIRN_SPEC_ALL      /* of no row: a caller asks for all parts, defaults included */
 };
 
 /* The allowed values: min, max, and the capability field that names them. */
@@ -41,8 +41,8 @@ enum spec_part {
 #define CAIRN_SPEC_BY_CODE_OF(field) 0, 0, CAIRN_CAPABILITY_##field /* spec_check.c checks it */
 
 /* name: in control.proto, a manifest, cairn.h, sentences | member: of struct job_spec_data | kind | what is
- * allowed | default | part | how it is taken from cairn.h: GIVEN under the same name, where 0 means the
- * default, or OTHERWISE (client/spec.c) | how it changes in an existing job */
+ * allowed | default | part | how client/spec.c takes the scalar from cairn.h: GIVEN under the same
+ * name, where 0 means the default, or OTHERWISE | how the scalar changes in a job that exists */
 #define CAIRN_SPEC_FIELDS(X)                                                                       \
     X(clip_norm, clip_norm, REAL, RANGE(0, DBL_MAX), 0, FIRST, GIVEN, NEXT_ROUND)                  \
     X(loss_scale, loss_scale, REAL, RANGE(1 / CAIRN_SPEC_SCALE_MAX, CAIRN_SPEC_SCALE_MAX), 1,      \
@@ -298,20 +298,20 @@ extern const struct spec_table spec_fields;     /* of struct job_spec_data */
 extern const struct spec_table group_fields;    /* of struct group_spec */
 extern const struct spec_table schedule_fields; /* of struct schedule */
 
-/* A field's value in a struct: the number itself, or the bits of a double. */
+/* The value of a field in a struct: the number itself, or the bits of a double. */
 uint64_t spec_field_bits(const struct spec_field *field, const void *from);
 double spec_field_number(const struct spec_field *field, const void *from);
 void spec_field_set_bits(const struct spec_field *field, void *to, uint64_t bits);
 void spec_field_set_number(const struct spec_field *field, void *to, double number);
 bool spec_field_is_default(const struct spec_field *field, const void *from);
 
-/* Checks one field. */
+/* Checks one field by its row. */
 cairn_status spec_field_check(const struct spec_field *field, const void *from, const char *subject,
                               struct sentence *why) CAIRN_MUST_CHECK;
-/* The field with that name; NULL: there is none. */
+/* Returns the field with that name; NULL: none has it. */
 const struct spec_field *spec_field_find(const struct spec_table *table, const char *name,
                                          size_t name_bytes);
-/* The same check for a number that is not a field, or for a field whose bounds come from another field. */
+/* Checks a number that is not a field, or a field whose bounds come from another field. */
 cairn_status spec_count_check(const char *subject, const char *name, uint64_t value, uint64_t min,
                               uint64_t max, struct sentence *why) CAIRN_MUST_CHECK;
 
