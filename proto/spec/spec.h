@@ -347,29 +347,17 @@ struct group_spec {
 };
 
 /* The rules by which the coordinator acts for the job without a request: see snapshot.h and restore.h in
- * server/coordinator. Amendable. */
+ * server/coordinator. Amendable. spec_fields.h describes each of them. */
 struct policy {
-    uint64_t snapshot_every; /* steps; 0: no periodic snapshots */
-    uint64_t snapshot_keep;  /* how many periodic snapshots are kept, the newest ones; 0: all */
+    uint64_t snapshot_every, snapshot_keep;
     cairn_shard_loss on_shard_loss;
-    /* a shard that is away for longer than this counts as lost; RESTORE_LATEST only */
     uint32_t shard_loss_wait_s;
     cairn_worker_loss on_worker_loss;
-    /* counted from the last loss of a worker; 0: CAIRN_SPEC_LOSS_WAIT_S; only for WAIT */
     uint32_t worker_loss_wait_s;
-    /* Further rules for periodic snapshots; 0: no such rule */
-    /* a number of steps: of the snapshots in each range of this many steps, the first is kept for good */
-    uint64_t snapshot_keep_every;
-    /* bytes of all snapshots together; above this the oldest removable ones are removed */
-    uint64_t snapshot_max_bytes;
-    uint32_t snapshot_every_s;       /* from one snapshot to the next, instead of snapshot_every */
-    uint32_t snapshot_keep_within_s; /* all younger snapshots are kept */
-    /* Rules for every snapshot of the job */
-    uint32_t snapshot_durable_within_s; /* from the snapshot's cut; 0: no deadline was given */
-    /* how often each snapshot is read again and checked; 0: only on request */
-    uint32_t snapshot_scrub_every_s;
+    uint64_t snapshot_keep_every, snapshot_max_bytes;
+    uint32_t snapshot_every_s, snapshot_keep_within_s;
+    uint32_t snapshot_durable_within_s, snapshot_scrub_every_s;
     cairn_snapshot_staging snapshot_staging;
-    /* if a snapshot is damaged, a restore takes the newest good one before it */
     bool snapshot_fallback;
 };
 
@@ -383,10 +371,9 @@ struct job_spec_data {
     char *name; /* also the name of a folder: [A-Za-z0-9._-], not starting with '.' or '-' */
     struct tensor_spec *tensors; /* [tensor_count] */
     struct group_spec *groups;   /* [group_count] */
-    uint8_t (*former)
-        [32]; /* [former_count] hashes of this spec before its amendments; the first is from the
-                            * job's creation. Not part of hash and diff */
-
+    /* [former_count] hashes of this spec before its amendments; the first is from the job's creation. Not
+     * part of hash and diff */
+    uint8_t (*former)[32];
     struct spec_made *made; /* [made_count], the oldest first. Not part of hash and diff */
 
     /* owned: the weights that the shards begin with (proto/safetensors/safetensors.h) */
@@ -397,45 +384,30 @@ struct job_spec_data {
     size_t tensor_count, tensor_capacity;
     size_t group_count, group_capacity;
     size_t former_count, made_count;
-    double clip_norm;  /* of the global gradient norm; 0 = no clipping */
-    double loss_scale; /* at the start of the job; 1 = none */
-    /* 0 until canonicalized; fields that the policy does not use stay 0 */
+
+    /* The scalars; spec_fields.h describes each of them. 0 stands for some defaults until the spec is
+     * canonicalized, and fields of the loss scale that its policy does not use stay 0 */
+    double clip_norm, loss_scale, loss_scale_min, loss_scale_max;
     cairn_loss_scale loss_scale_policy;
-    uint32_t loss_scale_growth_steps; /* DYNAMIC; default 2000 */
-    double loss_scale_min,
-        loss_scale_max; /* DYNAMIC; defaults: 1, or loss_scale if that is below; loss_scale */
+    uint32_t loss_scale_growth_steps;
     cairn_nonfinite on_nonfinite;
     /* 0: one shard holds all of the state; a client adds up micro-batches and pushes once. 1: the state is
      * cut over the shards; a client pushes once, too. 2: every micro-batch is pushed. 3: as 2, and a client
      * gives fetched units back after use */
     uint32_t stage;
     uint32_t micro_batches; /* of each worker in a round: 1 to CAIRN_SPEC_MICRO_MAX */
-    uint32_t workers_min;   /* a round opens only with at least this many workers */
-    /* how many may be attached at the same time; 0: the job has no bound of its own */
-    uint32_t workers_max;
-    uint32_t chunk_leaves;     /* leaves in a full chunk; 64 = 1 MiB of f32 */
-    uint32_t spread;           /* a unit lies on at most this many shards */
-    uint32_t window;           /* chunks in flight per worker and shard */
-    bool init_nonfinite_ok;    /* init_from may have weights that are NaN or infinite */
-    bool init_extra_ok;        /* init_from may have weights that no tensor takes */
-    uint32_t client_state_max; /* bytes that a trainer may give with a step; 0: none */
-    /* After this many skipped rounds in a row that found the loss scale at its least, no further round
-     * opens (until an amendment, a write or a restore); at least 1 */
-    uint32_t skips_max;
-    cairn_reduce_groups reduce_groups; /* no amendment changes it */
-    /* the part of each shard's elements in host memory, beside a device; no amendment changes it */
+    uint32_t workers_min, workers_max;
+    uint32_t chunk_leaves; /* leaves in a full chunk; 64 = 1 MiB of f32 */
+    uint32_t spread, window;
+    bool init_nonfinite_ok, init_extra_ok;
+    uint32_t client_state_max, skips_max, global_batch;
+    cairn_reduce_groups reduce_groups;
     double offload_fraction;
-    cairn_tiers tiers;   /* no amendment changes it */
-    uint64_t first_step; /* the step of the version that the job begins with */
-    /* A worker writes the buffers after each applied step that is a multiple of this; 0: nobody writes
-     * them. No amendment changes this */
-    uint64_t buffers_every;
-    /* Micro-batches of a step, however many workers there are (above); 0: each worker has micro_batches of
-     * its own */
-    uint32_t global_batch;
-    uint64_t seed; /* the seeds of micro-batches are made from it */
+    cairn_tiers tiers;
+    uint64_t first_step, buffers_every, seed;
     cairn_missing missing_gradients;
     struct policy policy;
+
     uint64_t revision;  /* counted by the coordinator; not part of hash and diff */
     uint64_t amend_key; /* of the last amendment; 0: none. Not part of hash, diff and manifest */
 };
@@ -536,7 +508,7 @@ cairn_status spec_note_former(struct job_spec_data *spec) CAIRN_MUST_CHECK;
  * all schedules are constant and nothing is frozen: then the root has no such part. */
 bool spec_schedules_hash(const struct job_spec_data *spec, uint8_t hash_out[32]);
 
-/* How a field of an existing job, with its moments and its step, can be changed (proto/spec/spec.h). */
+/* How a field of an existing job, with its moments and its step, can be changed. */
 enum spec_change {
     CAIRN_SPEC_NEXT_ROUND, /* by an amendment: the next round that opens uses it, no handle is affected */
     CAIRN_SPEC_REOPENED, /* by an amendment that makes a new generation: every handle is opened again */
