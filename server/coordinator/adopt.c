@@ -1,8 +1,9 @@
-/* Rebuilds a store from the shards. Each shard reports what it holds. The jobs that are complete and
- * consistent are written to the store in one transaction, with a new identity and with numbers above all
- * that the shards have seen. The shards keep the new identity and connect anew; the ordinary path (fence,
- * answers, outcome) does the rest. Each job is judged for itself. A refused job does not keep other jobs
- * from being adopted, and a silent shard holds back only the jobs of which it has a part. */
+/* Rebuilds a store from the shards. Each shard reports what it holds. The jobs that are complete
+ * and consistent are written to the store in one transaction. This transaction also gives the store
+ * a new identity, and gives each job marks (generation, epoch, round) that are not below those that
+ * the shards have seen. The shards keep the new identity and connect anew. Then the jobs continue
+ * as after a start of the coordinator. Each job is judged by itself. A refused job does not keep
+ * other jobs from being adopted. A silent shard affects only the jobs that have a part on it. */
 #include "server/coordinator/restore.h"
 
 #include <inttypes.h>
@@ -13,7 +14,7 @@
 #include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
-#define ADOPT_TIMEOUT_MS 20000 /* without an answer from a shard; cairn(1) waits much longer */
+#define ADOPT_TIMEOUT_MS 20000 /* how long an adoption waits for a shard */
 
 static void adoption_write(struct coord_adoption *adoption);
 static bool adoption_knows(const struct coord_shard_entry *entry);
@@ -41,8 +42,9 @@ static void adoption_fail(struct coord_adoption *adoption, cairn_status status, 
     free_adoption(adoption);
 }
 
-/* An adoption ends in one of two ways: the answer says which jobs are adopted (or would be), or why none
- * was. Both functions free the adoption. */
+/* An adoption ends by one of two functions. adoption_answer lists all jobs, and says of each
+ * refused job why. adoption_fail says why nothing was adopted. Both functions answer the request
+ * and free the adoption. */
 static void adoption_answer(struct coord_adoption *adoption)
 {
     Cairn__ClusterAdopted message = CAIRN__CLUSTER_ADOPTED__INIT;
@@ -81,10 +83,11 @@ static void adoption_answer(struct coord_adoption *adoption)
 
 /* ---- questions to the shards ---- */
 
-/* A question in flight. The adoption may have been given up before the answer arrives. */
+/* A question to shards that is not answered yet. The adoption may have been given up before the
+ * answer arrives. */
 struct asking {
     struct coord *cluster;
-    uint32_t number; /* the adoption's number */
+    uint32_t number; /* adoption->number when the question was asked */
 };
 
 /* Returns false if there is no memory. */
@@ -99,7 +102,8 @@ static bool open_question(struct coord_adoption *adoption, cluster_gather_fn on_
     return adoption->gather != NULL;
 }
 
-/* Ends a question that is answered. Returns NULL if nobody waits for the answer any more. */
+/* Ends a question that is answered. Returns the adoption that asked it, or NULL if nobody waits for
+ * the answer any more. */
 static struct coord_adoption *close_question(void *context)
 {
     const struct asking asking = *(struct asking *)context;
@@ -140,7 +144,7 @@ static void end_part(struct coord_adoptee *job, cairn_status status, const char 
     coord_calls_reply(job->from, request, status, why);
 }
 
-/* Takes a shard's Part, or one of its Pages. */
+/* on_part_told takes a shard's Part, and on_page takes each Page of that part. */
 static void on_part_told(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__Part *part = any;
@@ -162,7 +166,7 @@ static void on_page(struct coord_session *session, uint32_t request, const void 
         end_part(job, CAIRN_ERR_PROTOCOL, "the pages of its part do not follow each other");
         return;
     }
-    adoption->began_ms = coord_now_ms(adoption->cluster); // the shard is answering
+    adoption->began_ms = coord_now_ms(adoption->cluster); // the shard gets another full timeout
     if (paged_whole(job->parts, CAIRN_PARTS)) end_part(job, CAIRN_OK, "");
 }
 
@@ -180,7 +184,7 @@ static void on_part(void *context, cairn_status status, const char *why)
     get_next(adoption);
 }
 
-/* Asks for one part after another, because a shard copies what it sends. */
+/* Asks for one part after another, because a shard makes a copy of each part that it sends. */
 static void get_next(struct coord_adoption *adoption)
 {
     size_t i = adoption->asked_count;
@@ -199,8 +203,8 @@ static void get_next(struct coord_adoption *adoption)
     coord_gather_start(adoption->gather);
 }
 
-/* Continues with the reports of the shards that answered. If no shard has answered, fails with `status`
- * and `why`. */
+/* Continues with the reports of those shards that have answered. If no shard has answered, fails
+ * with `status` and `why`. */
 static void go_on(struct coord_adoption *adoption, cairn_status status, const char *why)
 {
     size_t whole = 0;
@@ -236,7 +240,8 @@ static void give_question_up(struct coord_adoption *adoption)
 
 /* ---- the request ---- */
 
-/* Begins an adoption, or only plans one. The session is answered at the end. */
+/* Begins an adoption. If the message says `plan`, the adoption only finds out which jobs can be
+ * adopted. The session is answered at the end. */
 static void on_cluster_adopt(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__ClusterAdopt *message = any;
@@ -263,12 +268,13 @@ static void on_cluster_adopt(struct coord_session *session, uint32_t request, co
         return;
     }
     for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        s->parts_asked = s->session != NULL ? ask_for_parts(adoption, s, 0, 0) : 0; // all parts
+        // job 0: all parts
+        s->parts_asked = s->session != NULL ? ask_for_parts(adoption, s, 0, 0) : 0;
     coord_gather_start(adoption->gather);
 }
 
-/* Refuses the job whose part the silent shard was asked for. Also refuses all later jobs that need a part
- * from that shard. */
+/* The shard that was last asked for a part does not answer. Refuses the job of that part, and all
+ * later jobs whose part is to come from the same shard. */
 static void refuse_silent(struct coord_adoption *adoption)
 {
     const size_t asked = adoption->asked_count - 1;
@@ -287,7 +293,7 @@ void coord_adopt_tick(struct coord *cluster)
 {
     struct coord_adoption *adoption = cluster->adoption;
     struct sentence why;
-    if (adoption == NULL || adoption->gather == NULL || // NULL: being written
+    if (adoption == NULL || adoption->gather == NULL || // NULL: the store is being written
         coord_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
         return;
     if (adoption->asked_count > 0) {
@@ -307,8 +313,9 @@ void coord_adopt_close(struct coord *cluster)
 
 /* ==== adopt plan ==== */
 
-/* Makes jobs from what the shards hold. A generation of a job is complete if each part of its layout is
- * on a connected shard, and all parts agree. The newest complete generation becomes the job. */
+/* Makes jobs from what the shards hold. A generation of a job is complete if each part of the
+ * generation's layout is on a connected shard, and all these parts agree. A job is adopted in its
+ * newest complete generation. */
 
 /* True if the shard has answered this adoption. */
 static bool adoption_knows(const struct coord_shard_entry *entry)
@@ -332,7 +339,7 @@ static cairn_status list_silent(struct coord_adoption *adoption)
     for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next) {
         if (!is_silent(s)) continue;
         adoption->silent[adoption->silent_count++] = s->name;
-        s->parts_asked = 0; // later answers are too late for this adoption
+        s->parts_asked = 0; // an answer that comes now is too late
     }
     return CAIRN_OK;
 }
@@ -344,7 +351,7 @@ static void add_silent(const struct coord_adoption *adoption, struct sentence *o
                      adoption->silent[i]);
 }
 
-/* Reports that no shard has part `index` of the job, and which silent shards may have it. */
+/* Reports that no shard has part `index` of the job, and which silent shards may have this part. */
 static void adoption_missing(const struct coord_adoption *adoption, const struct coord_adoptee *job,
                              uint32_t index, struct sentence *out)
 {
@@ -353,7 +360,7 @@ static void adoption_missing(const struct coord_adoption *adoption, const struct
     add_silent(adoption, out);
 }
 
-/* Calls `take` for each part of one job on the connected shards that reported what they hold. */
+/* Calls `take` for each part of the job that the connected shards have reported. */
 typedef void (*part_fn)(struct coord_adoptee *job, struct coord_shard_entry *entry,
                         Cairn__HeldJob *part);
 static void each_part(struct coord *cluster, struct coord_adoptee *job, part_fn take)
@@ -392,9 +399,9 @@ static void begin_with(struct coord_adoptee *job, struct coord_shard_entry *entr
                                                                    : CAIRN_SHARD_ENTRIES_MAX;
 }
 
-/* Chooses the newest layout that is in force on any shard. All shards of that layout have at least
- * prepared it, because a fence with it was sent. Among the shards that use the layout, the shard with the
- * newest spec is asked for both layout and spec. */
+/* Chooses the newest layout that is in force on any shard. Every shard of this layout has at least
+ * prepared it, because a layout is put in force only after that. If several shards use the layout,
+ * the shard with the newest spec among them is asked for both the layout and the spec. */
 static void take_layout(struct coord_adoptee *job, struct coord_shard_entry *entry,
                         Cairn__HeldJob *part)
 {
@@ -405,7 +412,8 @@ static void take_layout(struct coord_adoptee *job, struct coord_shard_entry *ent
         begin_with(job, entry, part);
 }
 
-/* True if the part uses the chosen layout, or will use it when a fence names it. */
+/* True if the part uses the chosen layout, or has prepared this layout and will use it from the
+ * next fence on. */
 static bool has_layout(const struct coord_adoptee *job, const Cairn__HeldJob *part)
 {
     const Cairn__HeldJob *best = job->best;
@@ -420,7 +428,7 @@ static void take_part(struct coord_adoptee *job, struct coord_shard_entry *entry
 {
     if (part->generation != job->generation) return;
     const Cairn__HeldJob *best = job->best;
-    // The job continued without this part.
+    // The job changed to the chosen layout without this part.
     if (part->layout_version < best->layout_version && !has_layout(job, part)) return;
     const bool same_spec = part->spec_hash.len == best->spec_hash.len &&
                            memcmp(part->spec_hash.data, best->spec_hash.data,
@@ -444,8 +452,8 @@ static void take_part(struct coord_adoptee *job, struct coord_shard_entry *entry
         job->version_generation = part->version_generation;
 }
 
-/* Judges whether the generation is complete. First clears everything that was noted about the generation
- * judged before. */
+/* Judges whether job->generation is complete. First clears what was noted in `job` when another
+ * generation was judged. */
 static void judge_generation(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
     struct coord *cluster = adoption->cluster;
@@ -459,7 +467,8 @@ static void judge_generation(struct coord_adoption *adoption, struct coord_adopt
         refuse_adoptee(job, "no part of it was ever finished", job->name);
         add_silent(adoption, &job->refused);
     }
-    // A later layout may have holes. They are judged when the layout has arrived.
+    // A layout that is not the job's first may have holes. judge_layout distinguishes holes from
+    // missing parts when the layout has arrived.
     const bool may_have_holes = job->best != NULL && job->best->layout_version > 1;
     for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)
         if (job->shards[i].name == NULL && !may_have_holes)
@@ -474,7 +483,8 @@ static void take_newer(struct coord_adoptee *job, struct coord_shard_entry *entr
         job->generation = part->generation;
 }
 
-/* Goes back to the newest generation older than this one. Returns false if there is none. */
+/* Goes back from job->generation to the next older generation that a shard holds. Returns false if
+ * there is no older one. */
 static bool go_back(struct coord *cluster, struct coord_adoptee *job)
 {
     job->below = job->generation;
@@ -483,10 +493,11 @@ static bool go_back(struct coord *cluster, struct coord_adoptee *job)
     return job->generation != 0;
 }
 
-/* Chooses the newest complete generation, whether or not the shards were told to switch to it. An
- * amendment is answered when every shard has made it and the store has it. Only after that does the first
- * shard drop the old part. So an answered amendment is complete here, and an unanswered one may take
- * effect. If no generation is complete, the newest generation gives the reason. */
+/* Chooses the newest complete generation, even if the shards were not yet told to switch to it. An
+ * amendment that makes a new generation is answered when every shard has made its new part and the
+ * store has the amendment. No shard drops its old part before that. So the new generation of an
+ * answered amendment is complete here. An amendment that was not answered may take effect, too. If
+ * no generation is complete, the job is refused, for the reason found for its newest generation. */
 static void choose_generation(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
     uint64_t newest = 0;
@@ -502,7 +513,7 @@ static void choose_generation(struct coord_adoption *adoption, struct coord_adop
 
 /* ---- one job ---- */
 
-/* Judges a job that this store also knows. */
+/* Judges a job that our store knows, too. */
 static void judge_known(struct coord_adoptee *job, const struct coord_job *known)
 {
     const struct marks ours = coord_job_marks(known);
@@ -521,17 +532,19 @@ static void judge_job(struct coord_adoption *adoption, struct coord_adoptee *job
     each_part(adoption->cluster, job, take_marks);
     choose_generation(adoption, job);
     if (known != NULL) judge_known(job, known);
-    // A name may be used only once, in the store and among the jobs before this one.
+    // No other job may have the job's name, neither in the store nor among the adopted jobs before
+    // this one.
     const struct coord_job *other = coord_job_find(adoption->cluster, job->name);
     bool twice = other != NULL && other->id != job->id;
     for (const struct coord_adoptee *j = adoption->jobs; j < job; j++)
         twice |= j->refused.text[0] == '\0' && strcmp(j->name, job->name) == 0;
     if (twice) refuse_adoptee(job, "there is another job of that name", job->name);
-    // Each incarnation may have skipped a block of rounds although no shard saw a round of that block.
+    // Each incarnation of the coordinator may have reserved a block of round numbers, without any
+    // shard having seen one of them.
     marks_above(&job->marks, (adoption->incarnation + 1) * CAIRN_ROUND_BLOCK);
 }
 
-/* True if the job is found and not refused, and so is adopted. */
+/* True if the job was found and not refused, so that it is to be adopted. */
 static bool is_part_of(const struct coord_adoption *adoption, uint64_t job)
 {
     for (size_t i = 0; i < adoption->job_count; i++)
@@ -539,9 +552,10 @@ static bool is_part_of(const struct coord_adoption *adoption, uint64_t job)
     return false;
 }
 
-/* Takes the keys and the former store from the shards that hold a part of an adopted job. These shards
- * have kept the keys by which the job's snapshots are trusted, and know the store to which the job
- * belonged. */
+/* Takes the trusted keys and the identity of the former store from the shards that hold a part of
+ * an adopted job. These shards have kept the keys by which the job's snapshots are trusted, and
+ * know the store to which the job belonged. If the shards name several stores, none of these stores
+ * counts as the former one. */
 static void take_heritage(struct coord_adoption *adoption)
 {
     const uint64_t own = adoption->cluster->identity.id.store;
@@ -560,8 +574,8 @@ static void take_heritage(struct coord_adoption *adoption)
     if (!is_one) adoption->former = 0;
 }
 
-/* Finds the jobs on the connected shards, and notes each as complete or refused. A shard that does not
- * report what it holds is treated as one that is away, and is named. */
+/* Finds the jobs on the connected shards, and notes each as complete or refused. A shard that does
+ * not report what it holds is treated like a shard that is away, and is listed as silent. */
 static cairn_status adoption_plan(struct coord_adoption *adoption)
 {
     struct coord_strangers strangers;
@@ -596,7 +610,8 @@ static cairn_status adoption_plan(struct coord_adoption *adoption)
 /* ==== adopt write ==== */
 
 /* Writes adopted jobs into the store in one transaction, on the store's thread. Afterwards the
- * coordinator loads the jobs as it does after a start, and the shards keep the new identity. */
+ * coordinator loads the jobs from the store, as after a start, and tells the shards the store's new
+ * identity, which they keep. */
 
 static void run_write(struct task *task, uint32_t item, uint32_t thread)
 {
@@ -618,7 +633,8 @@ static void run_write(struct task *task, uint32_t item, uint32_t thread)
     adoption->status = store_adopt(adoption->cluster->store, &adoptees, &adoption->why);
 }
 
-/* Replaces the older state of the job in memory by its row in the store. Its members connect again. */
+/* Loads the job from its row in the store, in place of what the coordinator knew about the job
+ * before. The job's members are disconnected, and connect again. */
 static void reload_job(struct coord *cluster, const struct stored_job *row)
 {
     struct coord_job *old = coord_job_by_id(cluster, row->id);
@@ -641,9 +657,10 @@ static void reload_job(struct coord *cluster, const struct stored_job *row)
                   why.text);
 }
 
-/* Tells each shard the new identity to keep, and makes the shard connect anew. A silent shard is not
- * told: nobody looked at its parts, which may be newer than the adopted parts. So a silent shard still
- * belongs to its former store, like a shard that is away. */
+/* Disconnects every shard, so that it connects anew. A shard that has answered is first told the
+ * new identity, which it keeps. A silent shard is not told, because nobody has looked at its parts,
+ * which may be newer than the adopted parts. Such a shard still belongs to its former store, like a
+ * shard that is away. */
 static void tell_shards(struct coord *cluster)
 {
     Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;
@@ -662,7 +679,7 @@ static void on_written(struct task *task)
 {
     struct coord_adoption *adoption = (struct coord_adoption *)task;
     struct coord *cluster = adoption->cluster;
-    if (cluster->closing) return; // freed with the cluster
+    if (cluster->closing) return; // the adoption is freed with the cluster
     if (adoption->status != CAIRN_OK) {
         adoption_fail(adoption, adoption->status, adoption->why.text);
         return;
@@ -681,8 +698,8 @@ static void on_written(struct task *task)
     coord_openings_advance(cluster);
 }
 
-/* Judges whether the bytes are a layout of the spec's tensors, and whether each part of the layout, holes
- * excepted, is on a shard. */
+/* Judges whether the layout that was received is a layout of the spec's tensors, and whether a
+ * shard was found for each part of this layout, except for holes. */
 static cairn_status judge_layout(const struct coord_adoption *adoption,
                                  const struct coord_adoptee *job, const struct job_spec_data *spec,
                                  struct sentence *why)
@@ -703,7 +720,8 @@ static cairn_status judge_layout(const struct coord_adoption *adoption,
                      job->name, job->from->name, status_text((int)status));
 }
 
-/* Judges whether the pages match what the shard reported. */
+/* Judges whether the pages hold a spec and a layout that match the job as the shards have reported
+ * it. */
 static cairn_status judge_pages(const struct coord_adoption *adoption,
                                 const struct coord_adoptee *job, struct sentence *why)
 {
@@ -723,7 +741,8 @@ static cairn_status judge_pages(const struct coord_adoption *adoption,
     return status;
 }
 
-/* Writes the jobs when the pages of all complete jobs have arrived. Ends with an answer. */
+/* Called when no more pages are to come. Judges the pages, and writes the jobs into the store,
+ * unless only a plan was asked for or all jobs are refused. The request is answered at the end. */
 static void adoption_write(struct coord_adoption *adoption)
 {
     if (coord_keys_are_changing(adoption->cluster)) {

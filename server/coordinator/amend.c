@@ -1,12 +1,14 @@
-/* Amending a job: its hyper-parameters, schedules, clip norm, frozen groups and tensors, and each field
- * whose row in spec_fields.h allows it. The amended spec is judged like a new one, made durable, and sent
- * to the shards. The core uses it from the next round that opens; the open round ends by the terms it
- * began with. The request is answered when all shards have the spec. Tensors, optimizers and planes stay
- * as they are. Only one amendment is being stored at a time. Others wait for it, because each amendment
- * is judged by the spec that the job has then.
+/* An amendment changes a job's hyper-parameters, schedules, clip norm, the choice of frozen groups
+ * and tensors, and each field whose row in spec_fields.h allows amendments. The amended spec is
+ * judged like the spec of a new job, made durable, and sent to the shards. The core uses the
+ * amended spec from the next round that opens. A round that is open already ends by the terms with
+ * which it began. The request is answered when all shards have the amended spec. Tensors,
+ * optimizers and planes stay as they are, unless the amendment makes a new generation (below). Only
+ * one amendment of a job is being stored at a time. Meanwhile the amendments of other workers wait,
+ * because each amendment is judged by the spec that the earlier amendments have left.
  *
- * A worker may attach with the spec as it was before any of the last amendments, because its own script
- * does not change. So the spec keeps the hashes of its earlier states. */
+ * A worker may attach with the spec as it was before any of the last amendments, because no
+ * amendment changes the worker's script. So a job's spec keeps the hashes of its earlier states. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,19 +21,22 @@
 
 /* ==== a new generation ==== */
 
-/* An amendment may give a job a new generation at the same step. The new generation has other tensors
- * (added, tied, or trained although they were declared frozen) or other terms (rows of spec_fields.h that
- * are REOPENED). This happens at a step boundary, while no round may open:
+/* An amendment may give a job a new generation at the same step. The new generation has other
+ * tensors (added, tied, or trained although they were declared frozen) or other terms (fields whose
+ * row in spec_fields.h is REOPENED). Such an amendment is made at a step boundary, while no round
+ * may open:
  *
- *   await    the gate of the core is shut; an open round ends, or is void if it would wait for the worker
- *            that amends
- *   make     every shard makes its new part from its present part (JobCreate with `extend`) and keeps both
- *   store    spec, layout and generation become durable, in one write: from here on the new one is the job
- *   switch   the shards drop the old one; members are expelled, and open the job again
+ *   await    the gate of the core is shut; an open round ends, or becomes void if it would wait for
+ *            the worker that amends
+ *   make     every shard makes its new part from its present part (JobCreate with `extend`), and
+ *            keeps both parts
+ *   store    the new spec, layout and generation become durable, in one write. From here on the
+ *            new generation is the job
+ *   switch   the shards drop their old parts; members are expelled, and open the job again
  *
- * A failure before `store` drops the new parts, and the job continues as it was. If the coordinator dies,
- * the next one uses its store: a shard that reports two generations is told which of the two the store
- * has. */
+ * If anything fails before `store`, the new parts are dropped, and the job continues as it was. If
+ * the coordinator dies, the next incarnation goes by its store. It tells a shard that reports two
+ * generations which of the two the store has. */
 
 /* True if the staged job belongs to the amendment with this key. */
 static bool extend_is(const struct coord_job *job, uint64_t key)
@@ -84,8 +89,8 @@ static void give_up(struct coord_job *job, cairn_status status, const char *text
     coord_openings_advance(job->cluster);
 }
 
-/* Expels all members. Joining members will retry with the new spec. Attached members have the old spec,
- * so they must leave. */
+/* Expels all members. A member that is still opening the job gets CAIRN_ERR_BUSY, and will try
+ * again. Any other member has the old spec, so it gets CAIRN_ERR_REOPEN. */
 static void expel_all(struct coord_job *job, uint64_t revision)
 {
     struct sentence text;
@@ -100,7 +105,8 @@ static void expel_all(struct coord_job *job, uint64_t revision)
     }
 }
 
-/* Swaps spec, layout and shards with those of the staged job. */
+/* Swaps the job's spec, layout and shards with those of the staged job, and gives the job the
+ * staged job's generation. */
 static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
 {
     const struct coord_job was = *job;
@@ -119,7 +125,7 @@ static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
     staged->shards = was.shards;
 }
 
-/* The amendment is durable: replaces the job by the staged one. */
+/* The amendment is durable: the job becomes what the staged job is, and the old state is freed. */
 static void switch_over(struct coord_job *job)
 {
     struct coord_job *staged = job->extension.staged_job;
@@ -160,7 +166,7 @@ static cairn_status judge_made(const struct coord_job *job, struct sentence *why
     const struct cairn_version now = coord_job_version(job);
     if (job->extension.broken)
         return fail_with(why, CAIRN_ERR_CLOSED, "a shard went away; amend it again");
-    // The gate was shut and the shards were up, so nothing can have changed the job.
+    // Only a safeguard: the gate was shut and no shard went away, so the job cannot have changed.
     if (round_stage_of(job->core) != CAIRN_ROUND_STEADY || now.step != staged->base_step ||
         now.generation >= staged->generation)
         return fail_with(why, CAIRN_ERR_NOT_READY, "the job changed meanwhile; amend it again");
@@ -173,18 +179,20 @@ static void on_put_back(const struct coord_saved *saved)
         log_error("job %016" PRIx64 ": the store keeps the amendment: %s", saved->job, saved->why);
 }
 
-/* The amendment was given up before it became durable: stores the job as it was, and never uses the
- * amendment's generation again. */
+/* The amendment was given up while it was being stored, and has become durable nevertheless. Stores
+ * the job as it is without the amendment, and makes sure that the amendment's generation is never
+ * used again. */
 static void put_back(struct coord_job *job, uint64_t generation)
 {
     struct sentence why;
     if (job->reserved.generation < generation) job->reserved.generation = generation;
-    if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // it is being restored or dropped
+    if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // the job is being restored or dropped
     if (coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_put_back, &why) != CAIRN_OK)
         log_error("job %s: the store keeps the amendment: %s", job->spec.name, why.text);
 }
 
-/* A durable amendment replaces the job, whatever has become of its shards. */
+/* Called when the staged job is durable, or could not be stored. An amendment that is durable and
+ * was not given up takes effect, whatever has become of the job's shards. */
 static void on_stored_of_extend(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -208,7 +216,8 @@ static cairn_status store_staged_job(struct coord_job *job, struct sentence *why
                           why);
 }
 
-/* `about` is the key of the amendment, because another amendment of the job may be under way by then. */
+/* `about` is the key of the amendment whose parts the shards were asked to make. Another amendment
+ * of the job may be under way by now. */
 static void on_made(struct coord_job *job, const void *about, cairn_status status, const char *text)
 {
     struct sentence why;
@@ -234,8 +243,8 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *s
                     (coord_shard_unfit(job->shards[i].entry) && job->spec.offload_fraction < 1);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = spec_find_tensor(&job->spec, staged->spec.tensors[t].name);
-        // Aliases have no elements and no extents: a tensor that becomes an alias is planned as if the old
-        // tensor were gone.
+        // An alias has no elements and no extents. So a tensor that becomes an alias is planned as
+        // if the old tensor were gone.
         const bool kept = from != SIZE_MAX && (job->spec.tensors[from].alias_of == NULL &&
                                                staged->spec.tensors[t].alias_of == NULL);
         was[t] = kept ? (uint32_t)from : CAIRN_TENSOR_NEW;
@@ -264,8 +273,8 @@ static cairn_status take_entries(const struct coord_job *job, struct coord_job *
     return CAIRN_OK;
 }
 
-/* If a slice of a re-sharding was done before the amendment, the amendment is planned anew on the layout
- * that the slice left. */
+/* If a slice of a re-sharding ended after the amendment was planned, plans the amendment anew, on
+ * the layout that this slice has left. */
 static cairn_status plan_anew(const struct coord_job *job, struct coord_job *staged)
 {
     if (staged->layout->version == job->layout->version + 1) return CAIRN_OK;
@@ -277,7 +286,7 @@ static cairn_status plan_anew(const struct coord_job *job, struct coord_job *sta
     return status == CAIRN_OK ? plan_layout(job, staged) : status;
 }
 
-/* Fills the staged job, and takes `next` if that succeeds. */
+/* Fills the staged job. If this succeeds, `next` belongs to the staged job. */
 static cairn_status make_staged_job(const struct coord_job *job, struct job_spec_data *next,
                                     struct coord_job *staged, struct sentence *why)
 {
@@ -357,7 +366,8 @@ static void advance_extension(struct coord_job *job)
         make_parts(job);
 }
 
-/* The shard may have dropped its part of the staged job. */
+/* A shard went away. If parts of the staged job are being made, the shard may have dropped its
+ * part. */
 static void break_extension(struct coord_job *job, uint32_t shard)
 {
     (void)shard;
@@ -399,8 +409,9 @@ static cairn_status judge_begin(const struct coord_job *job, struct sentence *wh
                      job->spec.name);
 }
 
-/* Makes the worker that amends abandon the open round, because the worker waits for the amendment, and
- * the round would wait for the worker. */
+/* If `member`, the worker that amends the job, contributes to the open round, abandons the round
+ * for this worker. If the round stayed open, it would wait for the worker, which waits for the
+ * amendment. */
 static void give_round_up(struct coord_job *job, const struct coord_member *member)
 {
     if (member == NULL || round_stage_of(job->core) != CAIRN_ROUND_OPEN ||
@@ -414,16 +425,18 @@ static void give_round_up(struct coord_job *job, const struct coord_member *memb
     coord_job_event(job, &event);
 }
 
-/* Begins an amendment in a new generation, and takes `next`, a judged spec. At the end of the amendment,
- * the members whose amend.request is set and job->amends.waiters are answered. `member` is the worker
- * that amends (NULL: an admin amends); if the worker contributes to the open round, the round becomes
- * void. After CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY, CAIRN_ERR_NO_MEMORY or CAIRN_ERR_INVALID (too large),
- * nothing was begun or taken. */
+/* Begins an amendment that makes a new generation. `next` is the amended spec, which was judged,
+ * and which this function takes. When the amendment ends, job->amends.waiters and the members whose
+ * amend.request is set are answered. `member` is the worker that amends the job (NULL: an admin
+ * does). If this worker contributes to the open round, the round becomes void. If the function
+ * fails with CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY, CAIRN_ERR_NO_MEMORY or CAIRN_ERR_INVALID (spec or
+ * layout is too large), no amendment was begun, and `next` was not taken. */
 static cairn_status extend_begin(struct coord_job *job, struct coord_member *member,
                                  struct job_spec_data *next, struct sentence *why)
 {
     CAIRN_TRY(judge_begin(job, why));
-    coord_snapshot_unprepare(job); // the staged job needs the memory
+    // The staged parts need the memory that the shards have prepared for a snapshot.
+    coord_snapshot_unprepare(job);
     struct coord_job *staged = calloc(1, sizeof *staged);
     cairn_status status = staged == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
                                                      "the coordinator is out of memory")
@@ -513,8 +526,8 @@ static cairn_status set_frozen(struct job_spec_data *spec, char *const *names, s
     return CAIRN_OK;
 }
 
-/* Notes the hash of the spec without the initializers of the added tensors, too: a worker that attaches
- * later does not need these initializers and may leave them out. */
+/* Also notes the hash that the spec has without the initializers of the added tensors. A worker
+ * that attaches later does not need these initializers, and its spec may leave them out. */
 static cairn_status add_plain_former(struct job_spec_data *next, const Cairn__JobAmend *amend)
 {
     struct job_spec_data plain;
@@ -556,7 +569,8 @@ static cairn_status change_spec(struct job_spec_data *next, const Cairn__JobAmen
 
 /* ---- to the store ---- */
 
-/* Answers an error at once, and success when all shards have the spec that is in the store. */
+/* Answers the worker that amends. A failure is answered at once, a success when all shards have the
+ * spec that is in the store. */
 static void answer_amender(struct coord_member *member, cairn_status status, const char *text)
 {
     struct coord_job *job = member->job;
@@ -587,7 +601,8 @@ static void take_waiting(struct coord_job *job)
     }
 }
 
-/* The job is LOST: ends the waits of those who wait until its shards have the amendment. */
+/* The job is LOST: fails the admin's request that waits until the job's shards have the
+ * amendment. */
 static void fail_amenders(struct coord_job *job)
 {
     struct sentence why;
@@ -597,8 +612,9 @@ static void fail_amenders(struct coord_job *job)
     coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
 }
 
-/* Answers the admins that wait. They asked for the amendment that was stored, because an admin is refused
- * while another amendment is under way. */
+/* Answers the admin that waits, if there is one. The amendment that was stored is this admin's own,
+ * because an admin is refused while another amendment is under way. A success is answered when all
+ * shards have the spec. */
 static void answer_admins(struct coord_job *job, const struct coord_saved *saved)
 {
     if (LIST_EMPTY(&job->amends.waiters) || job->amends.revision != 0) return;
@@ -611,10 +627,11 @@ static void answer_admins(struct coord_job *job, const struct coord_saved *saved
     if (job->state == CAIRN_CLUSTER_JOB_LOST) fail_amenders(job);
 }
 
-/* The job takes the terms, and its core uses them from the next round on. */
+/* The job takes the terms. The core uses these terms from the next round on. */
 static void replace_terms(struct coord_job *job, struct coord_terms *terms)
 {
-    // At most two terms are read: those in force and the newest. No round uses the terms between them.
+    // Only the terms in force and the newest terms are still read. No round uses the terms between
+    // these two, so they are freed.
     struct coord_terms **at = &job->rounds.terms;
     while (*at != NULL && (*at)->core.groups != round_terms_of(job->core)->groups) {
         struct coord_terms *gone = *at;
@@ -641,7 +658,8 @@ static void free_amending(struct coord_amending *amending)
     free(amending);
 }
 
-/* Called when the amendment is durable, or could not be stored: then the job stays as it was. */
+/* Called when the amendment is durable, or could not be stored. If it could not be stored, the job
+ * stays as it was. */
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -669,7 +687,8 @@ static void on_stored(const struct coord_saved *saved)
     take_waiting(job);
 }
 
-/* Stores an amendment that changes only the terms. Takes `next` if the storing begins. */
+/* Stores an amendment that changes only the terms. On success the function has taken `next`, and
+ * the write has begun. */
 static cairn_status store_terms(struct coord_job *job, struct job_spec_data *next,
                                 struct sentence *why)
 {
@@ -697,8 +716,8 @@ static cairn_status store_terms(struct coord_job *job, struct job_spec_data *nex
 
 /* ---- the request ---- */
 
-/* Refuses a workers_max below the number of attached workers, because the operator must decide which
- * workers to end. */
+/* Refuses a workers_max below the number of attached workers, because the operator must decide
+ * which workers to end. */
 static cairn_status judge_bounds(const struct coord_job *job, const struct job_spec_data *next,
                                  struct sentence *why)
 {
@@ -712,7 +731,7 @@ static cairn_status judge_bounds(const struct coord_job *job, const struct job_s
     return coord_judge_workers(job->cluster, next, why);
 }
 
-/* `member` is the worker that amends (NULL: an admin amends). */
+/* `member` is the worker that amends the job; NULL: an admin does. */
 static cairn_status amend_job(struct coord_job *job, struct coord_member *member,
                               const Cairn__JobAmend *amend, struct sentence *why)
 {
@@ -733,11 +752,12 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
     return status;
 }
 
-/* Keeps a copy of the amendment until the previous one is done. */
+/* Keeps a copy of the amendment until the amendment that is being stored is done. */
 static cairn_status wait_for_another(struct coord_member *member, const Cairn__JobAmend *amend)
 {
     uint8_t *bytes = malloc(cairn__job_amend__get_packed_size(amend) + 1);
-    cairn__job_amend__free_unpacked(member->amend.later, NULL); // the member has asked again
+    // frees an earlier request, which this one replaces
+    cairn__job_amend__free_unpacked(member->amend.later, NULL);
     member->amend.later = NULL;
     if (bytes != NULL)
         member->amend.later = cairn__job_amend__unpack(NULL, cairn__job_amend__pack(amend, bytes),
@@ -746,7 +766,8 @@ static cairn_status wait_for_another(struct coord_member *member, const Cairn__J
     return member->amend.later != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-/* Judges an amendment, and applies it as soon as it is durable. The member is answered after that. */
+/* Judges a worker's amendment, and begins it. The job changes as soon as the amendment is durable,
+ * and the worker is answered after that. */
 static void on_worker_amends(struct coord_member *member, uint32_t request, const void *any)
 {
     const Cairn__JobAmend *amend = any;
@@ -761,9 +782,11 @@ static void on_worker_amends(struct coord_member *member, uint32_t request, cons
     const cairn_status status = again              ? CAIRN_OK
                                 : amending != NULL ? wait_for_another(member, amend)
                                                    : amend_job(job, member, amend, &why);
-    // Otherwise the member is answered when the amendment is done.
+    // An amendment that has begun, or waits, is answered when it is done.
     if (again || status != CAIRN_OK) answer_amender(member, status, why.text);
-    if (again && member->amend.request != 0) coord_terms_tell_all(job); // one shard had no room
+    // If a repeated request still waits, a shard lacks the spec, for example because it had no
+    // room. So the shards are told again.
+    if (again && member->amend.request != 0) coord_terms_tell_all(job);
 }
 
 /* ---- by an admin ---- */
@@ -779,7 +802,7 @@ static cairn_status judge_admin(const struct coord_job *job, struct sentence *wh
     return CAIRN_OK;
 }
 
-/* Does the same for an admin. */
+/* Does for an admin what on_worker_amends does for a worker. */
 static void on_job_amend(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__JobAmend *amend = any;
@@ -823,7 +846,8 @@ const struct coord_operation coord_amending = {
 
 /* ==== amend tensors ==== */
 
-/* Applies the tensor part of an amendment to a spec: add, tie, freeze, unfreeze, in this order. */
+/* Applies to a spec what an amendment says about tensors, in the order add, tie, freeze,
+ * unfreeze. */
 
 static cairn_status find_tensor(const struct job_spec_data *spec, const char *name,
                                 size_t *tensor_out, struct sentence *why)
@@ -869,7 +893,7 @@ static cairn_status add_tensors(struct job_spec_data *next, const Cairn__JobAmen
     for (size_t i = 0; i < amend->n_add && status == CAIRN_OK; i++)
         status = add_one(next, amend->add[i], why);
     if (status != CAIRN_OK || amend->n_add == 0) return status;
-    spec_canonicalize(next); // sorts once: afterwards equal names are neighbours
+    spec_canonicalize(next); // sorts the tensors, so that equal names are neighbours
     for (size_t i = 1; i < next->tensor_count; i++) {
         if (strcmp(next->tensors[i - 1].name, next->tensors[i].name) == 0)
             return fail_with(why, CAIRN_ERR_EXISTS, "job %s has a tensor \"%.128s\" already",
@@ -1001,8 +1025,8 @@ static cairn_status unfreeze_tensors(struct job_spec_data *next, const Cairn__Jo
 }
 
 /* Applies what the amendment says about tensors to a copy of the job's spec. Afterwards the copy is
- * canonical, but not judged. *extends_out: true if planes begin or end, so that the shards have to make a
- * new generation. */
+ * canonical, but not judged. *extends_out: true if tensors get planes or lose them, so that the
+ * shards have to make a new generation. */
 static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
                                   bool *extends_out, struct sentence *why)
 {

@@ -1,5 +1,5 @@
-/* The means that every file of the coordinator uses: questions to shards, work on other threads, messages to
- * sessions, the clock, and the list of jobs. See base.h. */
+/* Implements what every file of the coordinator uses (see base.h): questions to shards, work on
+ * other threads, messages to sessions, the clock, and the list of jobs. */
 #include "server/coordinator/base.h"
 
 #include <stddef.h>
@@ -11,12 +11,14 @@
 
 /* ==== calls ==== */
 
-/* Questions to shards: a gather asks one or several shards, and reports one result when all have answered.
+/* Questions to shards. A gather asks one or several shards, and reports one result when all of them
+ * have answered.
  *
- * A call is in two lists: the list of its gather and the list of its entry. A shard answers in the order
- * in which it was asked, except for requests that take the shard long. So the call that an answer belongs
- * to is near the head of its entry's list, and a thousand workers that join at hundreds of shards cost no
- * more than their messages. */
+ * A call is one question to one shard. Each call is in two lists, the list of its gather and the
+ * list of its shard's entry. A shard answers in the order in which it was asked, except for
+ * requests that take the shard long. So an answer finds its call near the head of the entry's list.
+ * Even when a thousand workers join at hundreds of shards, this search costs little compared with
+ * the messages. */
 
 struct coord_call {
     TAILQ_ENTRY(coord_call) of_gather, of_entry;
@@ -117,8 +119,8 @@ uint32_t coord_gather_send(struct coord_gather *gather, struct coord_shard_entry
     return request;
 }
 
-/* Calls on_done if all shards have answered. The gather is freed before the callback, because on_done may
- * ask again. */
+/* Calls on_done if all shards have answered. The gather is freed before on_done is called, because
+ * on_done may begin another question. */
 static void finish_if_answered(struct coord_gather *gather)
 {
     if (!gather->started || !TAILQ_EMPTY(&gather->calls)) return;
@@ -315,8 +317,8 @@ void coord_waiters_fail(struct coord_waiters *list, cairn_status status, const c
 
 /* Sends messages to a session: see base.h. */
 
-/* Closes the peer, because the peer relies on the order of messages, and a message left out would break
- * this order. on_gone is called afterwards. */
+/* Closes the peer. The peer relies on the order of messages, which a message that is left out would
+ * break. on_gone is called afterwards. */
 static void give_up(struct coord_session *session, cairn_status status, const char *what)
 {
     session->closing = true;
@@ -371,8 +373,9 @@ uint64_t coord_tick_ms(const struct coord *cluster)
     return half < 10 ? 10 : half;
 }
 
-/* Does not advance past the time at which the next tick counts as late, because a late tick subtracts the
- * excess, and the time must never go backwards. */
+/* Never returns more than the time at which the next tick begins to count as late. A late tick
+ * takes all time beyond that point off the clock, and without this bound the clock would go
+ * backwards then. */
 uint64_t coord_now_ms(const struct coord *cluster)
 {
     const uint64_t now_ms = uv_now(cluster->loop);

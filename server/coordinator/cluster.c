@@ -20,8 +20,8 @@ uint64_t coord_store_writes(const struct coord *cluster)
 
 /* ---- time ---- */
 
-/* Doubts the wall clock if it is behind the last stored event, or far ahead of this event. Another
- * process noted the event, perhaps by another clock. */
+/* Doubts the wall clock if it is behind the time of the last stored event, or far ahead of that
+ * time. An earlier process has noted this event, perhaps by another clock. */
 static void clock_open(struct coord *cluster)
 {
     const uint64_t most_off_s = 86400, now_s = wall_unix_s(),
@@ -40,7 +40,8 @@ static void on_tick(uv_timer_t *timer)
 {
     struct coord *cluster = timer->data;
     const uint64_t now_ms = uv_now(cluster->loop);
-    // While this process was stopped, no lease and no deadline advanced.
+    // A late tick shows that this process was stopped. Leases and deadlines do not advance for the
+    // time of the stop.
     const uint64_t passed_ms = now_ms - cluster->clock.last_tick_ms;
     const uint64_t late_ms = CAIRN_LATE_TICKS * coord_tick_ms(cluster);
     const bool late = passed_ms > late_ms;

@@ -1,4 +1,6 @@
-/* The contents of a snapshot: the digests of its parts, its content root, and how its manifest is shown. */
+/* The contents of a snapshot: the digests of its parts, its content root, and its manifest as
+ * status answers show it. This file also notes how a job's snapshots ended, and what they cost the
+ * job. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -67,8 +69,8 @@ static int by_place(const void *a, const void *b)
     return 0;
 }
 
-/* Computes the root of one plane from its run of nodes. The run begins at *at, and *at is moved to the
- * end of the run. */
+/* Computes the root of one plane from the plane's nodes, which follow each other in the sorted
+ * list. The first of these nodes is at *at, and *at is moved behind the last of them. */
 static cairn_status plane_root(const struct job_spec_data *spec,
                                const struct coord_digests *digests, uint32_t tensor, int plane,
                                size_t *at, struct tree_node *room, struct plane_digest *out)
@@ -109,7 +111,7 @@ static cairn_status all_planes(const struct job_spec_data *spec,
     return fail_with(why, CAIRN_ERR_PROTOCOL, "a shard sent digests of no plane");
 }
 
-/* Fills in the groups. A driven group gets the learning rate in the payload. */
+/* Fills in the groups. A group with a driven schedule gets its learning rate from the payload. */
 static cairn_status fill_groups(const struct manifest *m, const struct payload *head,
                                 struct group_digest *groups, struct sentence *why)
 {
@@ -146,8 +148,8 @@ static bool parts_open(struct parts *parts, const struct job_spec_data *spec, si
            parts->room != NULL;
 }
 
-/* Lists the trained tensors that have missed steps, in the order of the spec, which sorts them by name.
- * `room` has one element for each tensor. Returns the number of tensors listed. */
+/* Lists the trained tensors that have missed steps, in the order of the spec, which sorts them by
+ * name. `room` has one element for each tensor. Returns the number of tensors listed. */
 static size_t fill_missed(const struct job_spec_data *spec, const struct missed *missed,
                           struct missed_digest *room)
 {
@@ -160,8 +162,9 @@ static size_t fill_missed(const struct job_spec_data *spec, const struct missed 
     return count;
 }
 
-/* Joins the digests. Group names come from the spec, together with the hyper-parameters that the core
- * uses. The loss scale, the client state and the steps that tensors have missed come from the payload. */
+/* Computes the content root from the digests. The names of groups and their hyper-parameters come
+ * from the spec. The loss scale, the client state and the steps that tensors have missed come from
+ * the payload, if there is one. */
 static cairn_status join_digests(const struct manifest *m, const struct parts *parts,
                                  size_t plane_count, struct hash *root_out, double *loss_scale_out,
                                  struct sentence *why)
@@ -218,7 +221,7 @@ cairn_status coord_note_missed(struct manifest *m)
     struct payload head;
     if (m->payload_bytes == 0 || payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK ||
         head.missed.size == 0)
-        return CAIRN_OK; // the content root reports a malformed payload
+        return CAIRN_OK; // coord_content_root reports a malformed payload
     bool any = false;
     uint64_t *steps = calloc(m->spec.tensor_count + 1, sizeof *steps);
     if (steps == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -266,7 +269,8 @@ void coord_manifest_to_view(const struct manifest *manifest, const char *id, con
 
 /* ==== how snapshots ended, and what they cost ==== */
 
-/* How the snapshots of a job ended, how much they cost the job, and how often the job should take one. */
+/* How the snapshots of a job ended, how much they cost the job, and how often the job should take a
+ * snapshot. */
 
 /* ---- periodic and parting ones ---- */
 
@@ -284,7 +288,8 @@ void coord_periodic_failed(struct coord_job *job, uint64_t step, const char *why
     log_warn("job %s: no periodic snapshot %s", job->spec.name, job->snapshots.failed.text);
 }
 
-/* Warns, once, that a periodic snapshot of a damaged job would push out a good snapshot. */
+/* Tells the operator that a damaged job takes no periodic snapshot, because such a snapshot would
+ * push out a good one. This is logged once for each damage. */
 static const char damaged[] =
     "none is taken while the job is damaged: restore it, or write the tensors that are not finite";
 
@@ -353,8 +358,8 @@ static uint32_t bounded_us(int64_t us)
     return us < 0 ? 0 : us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
-/* Concludes a snapshot's cost. A snapshot that failed, or whose steps cannot be compared with others, is
- * not counted. */
+/* Adds the cost of a snapshot that has ended to the list of costs. A snapshot is left out if it
+ * failed, or if too few plain steps came before it for a comparison. */
 static void conclude_cost(struct coord_cost *cost)
 {
     cost->is_counting = false;
@@ -457,7 +462,8 @@ static void judge_advice(Cairn__SnapshotAdvice *out, struct sentence *note)
         sentence_set(note, "as often as one can be written: Young's rule asks for more");
 }
 
-/* Answers the session. CAIRN_ERR_NOT_FOUND: there is no such job. Loop thread. */
+/* Answers the session with advice on how often the job should take snapshots, or with
+ * CAIRN_ERR_NOT_FOUND if there is no such job. Loop thread only. */
 static void on_snapshot_advise(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__SnapshotAdvise *message = any;

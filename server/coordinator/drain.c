@@ -3,9 +3,10 @@
 
 #include "server/coordinator/cluster.h"
 
-/* A shard waits less than this between two attempts to connect. */
+/* An upper bound of the time that a shard waits between two attempts to connect. */
 #define COMES_AGAIN_MS 5000
-/* How long until the next attempt to move state off an unfit shard, and how long a cancel holds. */
+/* TRIES_AGAIN_MS: how long until the next attempt to move state off an unfit shard. CANCELED_MS:
+ * how long an unfit shard is not drained after an operator has canceled its drain. */
 #define TRIES_AGAIN_MS 30000
 #define CANCELED_MS    600000
 
@@ -105,7 +106,8 @@ static void fail_drain(struct coord *cluster, struct coord_shard_entry *entry, c
     stop_runs(cluster->jobs, entry);
 }
 
-/* True if it is known how the snapshots of all jobs on the shard ended. `out` then says how. */
+/* Advances the snapshots of all jobs on the shard. Returns true if each of these snapshots has
+ * ended. `out` says for each job what has become of its snapshot. */
 static bool advance_saving(struct coord *cluster, struct coord_shard_entry *entry,
                            struct sentence *out)
 {
@@ -119,8 +121,8 @@ static bool advance_saving(struct coord *cluster, struct coord_shard_entry *entr
     return ended;
 }
 
-/* Called when one more shard of the job ends. If the job's present version was already saved for another
- * shard, takes no new snapshot. */
+/* Called when another shard of the job is about to end: asks for a snapshot. If the job's present
+ * version was already saved because of an earlier shard, asks for no snapshot. */
 static void want_parting(struct coord_job *job)
 {
     struct coord_parting *p = &job->parting;
@@ -133,8 +135,8 @@ static void want_parting(struct coord_job *job)
     coord_parting_unsaved(job, "its snapshot had not begun");
 }
 
-/* Gives up draining: the shard keeps what it holds. A shard that is being stopped ends nevertheless, so
- * its jobs are saved first, if there is time. */
+/* Gives up draining: the shard keeps what it holds. A shard that is being stopped ends
+ * nevertheless, so its jobs are saved first, if there is time. */
 static void give_up(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
                     const char *text)
 {
@@ -153,8 +155,8 @@ static void give_up(struct coord *cluster, struct coord_shard_entry *entry, cair
         if (coord_job_has_shard(j, entry)) want_parting(j);
 }
 
-/* True if this process has been drained. If the process connects again, it has not yet heard that it must
- * end. */
+/* True if this process has been drained. If the process connects again, it has not yet heard that
+ * it must end. */
 static bool was_drained(const struct coord *cluster, uint64_t incarnation)
 {
     for (size_t i = 0; i < CAIRN_DRAINED_MAX && i < cluster->drained.count; i++)
@@ -198,8 +200,8 @@ bool coord_drains_cancel(struct coord_job *job)
 {
     bool any = false;
     for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
-        // A shard that is being stopped ends in any case. If its drain does not continue, what the shard
-        // holds is lost.
+        // A shard that is being stopped ends in any case. If its drain were canceled, everything
+        // that the shard holds would be lost.
         if (!s->leaving || s->drain.is_over || s->drain.request != 0 ||
             !coord_job_has_shard(job, s))
             continue;
@@ -213,7 +215,7 @@ bool coord_drains_cancel(struct coord_job *job)
 void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry)
 {
     if (!entry->leaving || cluster->closing) return;
-    if (entry->drain.is_unfit) { // the unfit shard was to end
+    if (entry->drain.is_unfit) { // an unfit shard is expected to end
         entry->leaving = entry->drain.is_unfit = false;
         stop_runs(cluster->jobs, entry);
         return;
@@ -230,9 +232,10 @@ void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry)
 
 /* ---- unfit shards ---- */
 
-/* True if the unfit shard has nothing of the job that could be moved: its device failed with the
- * state on it, or the job is lost for good. A job that waits for a part, or for a newer store to
- * be adopted, is not lost for good and still needs what the shard holds. */
+/* True if the shard is unfit and has nothing of the job that could be moved. Either the job's state
+ * was on the device that failed, or the job is lost for good. A LOST job is not lost for good if it
+ * waits for a missing part, or if it waits to be adopted because our store is an older copy. Such a
+ * job still needs what the shard holds. */
 static bool has_fallen(const struct coord_job *job, const struct coord_shard_entry *entry)
 {
     const bool is_lost = job->state == CAIRN_CLUSTER_JOB_LOST && !job->loss.may_return &&
@@ -255,8 +258,9 @@ static bool holds_whole(const struct coord *cluster, const struct coord_shard_en
     return false;
 }
 
-/* Begins and ends the drain of an unfit shard. Nobody asked for this drain, so it ends silently when no
- * other shard is left to take anything. */
+/* Begins the drain of a shard that has become unfit, and ends this drain when it is of no use any
+ * more. Nobody asked for the drain, so it ends silently if no other shard is left to take
+ * anything. */
 static void look_unfit(struct coord *cluster, struct coord_shard_entry *entry)
 {
     const bool is_wanted = coord_shard_unfit(entry) && coord_shard_obeys(entry) &&
@@ -268,7 +272,8 @@ static void look_unfit(struct coord *cluster, struct coord_shard_entry *entry)
     if (!is_wanted || entry->leaving || coord_now_ms(cluster) < entry->drain.again_ms) return;
     entry->leaving = entry->drain.is_unfit = true;
     entry->drain.why.text[0] = '\0';
-    if (!holds_whole(cluster, entry)) return; // the shard ends, and gets nothing until then
+    // the shard ends by itself, and gets nothing until then
+    if (!holds_whole(cluster, entry)) return;
     log_warn("shard %s is unfit: what it holds in host memory goes to other shards", entry->name);
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, entry->name, "its device failed");
 }
@@ -294,8 +299,8 @@ static void say_unfit(const struct coord *cluster, struct coord_shard_entry *ent
 
 /* ---- one job goes off a shard ---- */
 
-/* Moves the job's state to those of its shards that stay. If none of its shards stays, moves the state to
- * all shards that are connected. */
+/* Moves the job's state to those shards of the job that stay. If no shard of the job stays, moves
+ * the state to other shards that may take it. */
 static cairn_status begin_move_off(struct coord_job *job, struct sentence *why)
 {
     struct coord_reshard_wish wish;
@@ -320,15 +325,16 @@ static cairn_status begin_off(struct coord_job *job, const struct coord_shard_en
                      job->spec.name, job->spec.name, job->spec.name);
 }
 
-/* True if the shard still has something of the job. If one job cannot move off an unfit shard, it stays
- * there, and the other jobs move nevertheless. */
+/* Begins to move the job off the shard, if `tries`. Returns true if the shard still has something
+ * of the job. If a job cannot move off an unfit shard, this job stays there, and the other jobs
+ * move nevertheless. */
 static bool drain_job(struct coord_job *job, struct coord_shard_entry *entry, bool tries)
 {
     struct sentence why;
     const uint32_t shard = index_of(job, entry);
     if (!coord_job_has_shard(job, entry) || has_fallen(job, entry)) return false;
     if (job->reshard.running) {
-        // A run that still moves something to this shard is of no use.
+        // A re-sharding that leaves state on this shard, or moves state there, does not help.
         const bool takes = shard < job->shard_count && job->shards[shard].weight > 0;
         if ((takes || shard == job->shard_count) && !job->reshard.canceled)
             (void)!coord_reshard_cancel(job, &why);
@@ -336,7 +342,7 @@ static bool drain_job(struct coord_job *job, struct coord_shard_entry *entry, bo
     }
     if (!tries) return true;
     const cairn_status status = begin_off(job, entry, &why);
-    // If the cause passes by itself, the drain waits.
+    // If the cause of the failure passes by itself, the drain waits until then.
     if (status == CAIRN_OK || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
         return true;
     if (entry->drain.is_unfit)
@@ -346,8 +352,8 @@ static bool drain_job(struct coord_job *job, struct coord_shard_entry *entry, bo
     return true;
 }
 
-/* Notes why a job stays on an unfit shard, and when to try again. The shard ends by itself when it holds
- * nothing intact. */
+/* Notes why a job stays on an unfit shard, and when to try again. The shard ends by itself when it
+ * holds nothing intact. */
 static void note_unfit(const struct coord *cluster, struct coord_shard_entry *entry, bool tried,
                        const struct sentence *before)
 {
@@ -408,8 +414,9 @@ static cairn_status judge_drain(const struct coord *cluster, const struct coord_
     return CAIRN_OK;
 }
 
-/* Drains a shard, at an operator's request. Done is sent when the shard is drained or, without `wait`, when
- * the store has recorded the drain. A coordinator that starts later continues the drain. */
+/* Drains a shard, at an operator's request. Done is sent when the shard is drained or, without
+ * `wait`, when the store has recorded the drain. A coordinator that starts later continues the
+ * drain. */
 static void on_member_drain(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__MemberDrain *message = any;
@@ -440,8 +447,8 @@ static void on_member_drain(struct coord_session *session, uint32_t request, con
         advance_drain(entry, cluster);
 }
 
-/* Drains a shard at its own request, because it is being stopped. If the shard cannot be drained, or if
- * three quarters of the time that it has left are over, its jobs are saved. */
+/* Drains a shard at its own request, because it is being stopped. The shard says how much time it
+ * has left. If it cannot be drained in three quarters of this time, its jobs are saved. */
 static void on_drain_me(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__DrainMe *message = any;
@@ -463,7 +470,8 @@ static void on_drain_me(struct coord_session *session, uint32_t request, const v
     entry->drain.ends_ms = given_ms == 0 ? 0 : now_ms + given_ms;
     if (status != CAIRN_OK) {
         give_up(cluster, entry, status, why.text);
-        // The cluster is being stopped. Nothing is moved because of a stop.
+        // No shard stays, so the whole cluster is being stopped. Then nothing is moved, and all
+        // jobs are saved.
         for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
             if (s->drain.request != 0)
                 give_up(cluster, s, CAIRN_ERR_REFUSED,
@@ -476,8 +484,8 @@ static void on_drain_me(struct coord_session *session, uint32_t request, const v
 
 /* ---- time ---- */
 
-/* True if the shard holds nothing and has not connected since the coordinator started. Such a shard had
- * ended before. */
+/* True if the shard is away, holds nothing, and has had enough time to connect since the
+ * coordinator started. Such a shard ended before that start. */
 static bool has_ended(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     return entry->session == NULL && !holds_any(cluster, entry) &&
@@ -500,9 +508,10 @@ void coord_drains_tick(struct coord *cluster)
 
 /* ==== park ==== */
 
-/* Parking begins like the first phase of amend.c: the gate of the core is shut, an open round ends, and
- * then every shard is asked. A shard that is busy is asked again. If one shard cannot park its part, the
- * shards that have parked theirs move them back. */
+/* Parking begins like an amendment that makes a new generation (amend.c). The gate of the core is
+ * shut, an open round ends, and then every shard is asked to park its part. If a shard is busy, all
+ * shards are asked again later. If one shard cannot park its part, the shards that have parked
+ * their parts move them back. */
 
 static void advance_park(struct coord_job *job);
 
@@ -524,15 +533,16 @@ static void answer_park(struct coord_job *job)
     coord_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
 }
 
-/* Reverts the change, and answers those who asked for it. If the reverting fails, too, the job stays as
- * it is, and its gate stays shut. */
+/* Reverts the parking or unparking that was under way, and fails the requests for it. If the
+ * reverting fails, too, the job stays as it is, and its gate stays shut. */
 static void undo_park(struct coord_job *job, cairn_status status, const char *text)
 {
     struct sentence why;
     sentence_set(&why, "job %s was not %s: %s", job->spec.name,
                  job->park.wanted ? "parked, it goes on as it was" : "unparked", text);
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
-    if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY; // not the connection of the asker
+    // To the asker, CLOSED would mean that the asker's own connection was lost.
+    if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
     coord_waiters_fail(&job->park.waiters, status, why.text);
     if (job->park.undoes) {
         log_error("job %s is parked in part, and no round opens: park or unpark it",
@@ -550,8 +560,8 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
     (void)about;
     if (job->park.stage != CAIRN_STAGE_PARK_ASKING) return;
     job->park.stage = CAIRN_STAGE_PARKING;
-    // A shard is busy, or the reverting waits for a shard that is away. A tick asks again when all shards
-    // are up.
+    // A shard is busy, or the reverting waits for a shard that is away. A tick asks again when all
+    // shards are up.
     if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && job->park.undoes)) return;
     if (status != CAIRN_OK) {
         undo_park(job, status, why);
@@ -610,8 +620,9 @@ static cairn_status judge_park(const struct coord_job *job, bool parked, struct 
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
                          job->spec.name, coord_job_state_name(job));
     CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_PARK, why));
-    // A request for the same state as the change under way joins that change's waiters. A change that
-    // another coordinator began has no waiters, so it gives way to the request.
+    // If the change under way leads to the requested state, the request waits for this change.
+    // Otherwise the request is refused. A change that an earlier incarnation of the coordinator
+    // began has no waiters. Such a change gives way to a request for the other state.
     const bool is_asking = job->park.stage == CAIRN_STAGE_PARK_ASKING;
     const bool is_moving = is_asking || (job->park.stage == CAIRN_STAGE_PARKING &&
                                          (job->park.undoes || !LIST_EMPTY(&job->park.waiters)));
@@ -633,8 +644,9 @@ static void on_job_park(struct coord_session *session, uint32_t request, const v
         coord_session_error(session, request, status, why.text);
         return;
     }
-    // Until all parts have reported, an earlier coordinator may have parked some of them. These parts are
-    // unparked, too.
+    // A job that is not parked needs no unparking. Whether a job is parked is not known until all
+    // parts have reported, because an earlier incarnation of the coordinator may have parked some
+    // of them.
     const bool is_so = job->park.stage == CAIRN_STAGE_NONE && !message->parked && job->rounds.heard;
     if (is_so) {
         answer_park(job);
@@ -653,8 +665,9 @@ static enum operation_stage stage_of_park(const struct coord_job *job)
     return job->park.stage;
 }
 
-/* Another coordinator parked the part, or the shard was away when the other shards were asked: all are
- * asked again. */
+/* A shard's part is back. An earlier incarnation of the coordinator may have parked the part, or
+ * the shard may have been away when the others were asked. In both cases all shards are asked
+ * again. */
 static void find_parked(struct coord_job *job, const Cairn__HeldJob *part)
 {
     struct coord_park *park = &job->park;
