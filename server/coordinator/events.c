@@ -9,7 +9,7 @@
 
 #include "server/coordinator/cluster.h"
 
-#define PAGE_EVENTS 256 /* events in one answer: they fit a frame even with the longest texts */
+#define PAGE_EVENTS 256 /* events in one answer; so many fit a frame even with the longest texts */
 #define BATCH       512 /* events in one write */
 
 static const char *const kind_names[CAIRN_EVENT_KINDS] = {
@@ -58,7 +58,7 @@ void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const c
                                       .who = who != NULL ? who : "",
                                       .text = text };
     struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, &row, 1);
-    if (event != NULL) keep_event(events, event); // otherwise only the log has it
+    if (event != NULL) keep_event(events, event); // without memory, the event is not kept
 }
 
 void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
@@ -192,7 +192,8 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
     }
 }
 
-/* Fills in a message that borrows the event's texts. Nobody writes to the texts through the message. */
+/* Fills in a message that borrows the event's texts. Nobody writes to the texts through the
+ * message. */
 static void fill_event(Cairn__Event *out, const struct stored_event *event)
 {
     cairn__event__init(out);
@@ -230,9 +231,9 @@ static void on_events_get(struct coord_session *session, uint32_t request, const
 
 /* ==== backup ==== */
 
-/* Copies the store while it is in use, one copy at a time. The store's thread takes a picture of the
- * store into memory, and a libuv thread writes the picture to the file. So a hanging disk under that file
- * delays no save. */
+/* Copies the store while it is in use, one copy at a time. The store's thread takes a picture of
+ * the store into memory, and a libuv thread writes the picture to the file. So no save to the store
+ * is delayed if the disk of the file hangs. */
 
 struct picture {
     struct task task;
@@ -284,7 +285,8 @@ static void write_file(struct coord_work *work)
 
 static void on_written(struct coord_work *work)
 {
-    if (!work->cluster->closing) end_backup((struct coord_backup *)work); // else the cluster does
+    // If the cluster is closing, coord_backup_close frees the backup.
+    if (!work->cluster->closing) end_backup((struct coord_backup *)work);
 }
 
 static void take_picture(struct task *task, uint32_t item, uint32_t thread)
@@ -299,7 +301,7 @@ static void take_picture(struct task *task, uint32_t item, uint32_t thread)
 static void on_picture(struct task *task)
 {
     struct coord_backup *backup = ((struct picture *)task)->backup;
-    if (backup->cluster->closing) return; // freed with the cluster
+    if (backup->cluster->closing) return; // the backup is freed with the cluster
     backup->work.run = write_file;
     backup->work.done = on_written;
     if (backup->status == CAIRN_OK) {
@@ -360,10 +362,11 @@ void coord_backup_close(struct coord *cluster)
 
 /* ==== picture ==== */
 
-/* Takes a picture of the store at one moment, while the store is in use: copies it with SQLite's backup
- * into memory, and returns the copy as the bytes of a file. Another thread writes that file, which may be
- * on another disk than the store. A picture also contains the secret key. A store in use has the key in a
- * separate file, but in a backup one file is all that must be saved. */
+/* Takes a picture of the store as it is at one moment, while the store is in use. SQLite's backup
+ * copies the store into memory, and the copy is returned as the bytes of a file. Another thread
+ * writes that file, which may be on another disk than the store. A picture also contains the secret
+ * key. A store in use has this key in a separate file, but a backup is a single file, so that
+ * nothing else has to be saved. */
 
 static cairn_status fail_copy(const struct coord_store *store, sqlite3 *copy, struct sentence *why)
 {
@@ -431,9 +434,9 @@ cairn_status store_picture(const struct coord_store *store, uint8_t **bytes_out,
     if (sqlite3_open(":memory:", &copy) != SQLITE_OK) return fail_copy(store, copy, why);
     sqlite3_backup *backup = sqlite3_backup_init(copy, "main", store->db, "main");
     if (backup == NULL) return fail_copy(store, copy, why);
-    (void)sqlite3_backup_step(backup, -1); // all of it, in one read
+    (void)sqlite3_backup_step(backup, -1); // -1: all pages, in one read
     if (sqlite3_backup_finish(backup) != SQLITE_OK)
-        return fail_copy(store, copy, why); // reports a failed step, too
+        return fail_copy(store, copy, why); // finish reports a failed step, too
     if (store->signer[0] != '\0' && !put_signer(copy, store->signer))
         return fail_copy(store, copy, why);
     sqlite3_int64 size = 0;
@@ -528,7 +531,8 @@ void coord_storage_adopted(struct coord *cluster, uint64_t former)
     struct storage_owner *owner = &cluster->storage.watch.owner;
     cluster->storage.former = owner->former = former;
     cluster->storage.store = owner->store = cluster->identity.id.store;
-    // The last complaint about the folder concerned the former owner. It would refuse the first snapshot.
+    // The last complaint about the folder concerned its former owner. If the complaint stayed, the
+    // first snapshot would be refused.
     cluster->storage.watch.said.text[0] = '\0';
     storage_watch_doubt(&cluster->storage.watch);
 }
@@ -542,16 +546,17 @@ static cairn_status take_over(struct coord *cluster, struct sentence *why)
     const struct storage_owner *owner = &cluster->storage.watch.owner;
     const char *path = cluster->storage.path;
     const cairn_status seen = storage_seen(path, cluster->storage.token, owner, why);
-    if (seen != CAIRN_ERR_EXISTS) return CAIRN_OK; // ours; or the watch will report the fault
+    // the folder is ours, or the watch will report the fault
+    if (seen != CAIRN_ERR_EXISTS) return CAIRN_OK;
     log_warn("%s: this cluster takes it, as snapshots.foreign says", why->text);
     coord_event_note(cluster, CAIRN_EVENT_STORAGE, NULL, NULL,
                      "%s: this cluster has taken it, as snapshots.foreign says", why->text);
     return storage_take(path, cluster->storage.token, owner, why);
 }
 
-/* True if the location is a path. While nothing is mounted at a path, it leads to another folder, so a
- * path needs a token. Other storages have names of their own, which cannot change like that, and get no
- * token. */
+/* True if the location is the path of a folder. While nothing is mounted at that path, it leads to
+ * another folder, so a token tells whether the folder is the right one. The name of any other
+ * storage always leads to the same storage, so such a storage needs no token. */
 static bool is_path(const char *location)
 {
     return storage_of(location) == &storage_folder;
@@ -563,8 +568,9 @@ static cairn_status make_root(const char *location, struct sentence *why)
                              : storage_of(location)->make(location, "", false, why);
 }
 
-/* Gets the token of a folder that the store does not remember. If there is none, the token stays 0: then
- * the shards are not asked, and a fault of the folder shows at the first snapshot. */
+/* Gets the token of a snapshots' folder that our store does not know yet. A folder that has no
+ * token gets a new one. If this fails, the token stays 0. Then the shards are not asked whether
+ * they see the folder, and a fault of the folder shows only at the first snapshot. */
 static cairn_status begin_with(struct coord *cluster, struct sentence *why)
 {
     const char *path = cluster->storage.path;
@@ -615,7 +621,8 @@ cairn_status coord_storage_open(struct coord *cluster, struct sentence *why)
 
 enum { WHAT_CHARS = 1200, DEPTH_MAX = 3 };
 
-/* The requests that change something, each with its command line. All other requests change nothing. */
+/* The requests that change something, each with its command line. All other requests change
+ * nothing. */
 static const struct {
     uint16_t type;
     const char *verb;
@@ -654,7 +661,7 @@ static const char *verb_of(const struct wire_frame *frame, const ProtobufCMessag
 
 /* ---- what it was given ---- */
 
-/* Returns the member of a message with the name that control.proto gives it. */
+/* Returns where the message's struct has the value of the field. */
 static const void *member_of(const ProtobufCMessage *message, const ProtobufCFieldDescriptor *field)
 {
     return (const char *)message + field->offset;
@@ -675,8 +682,8 @@ static void add_message(const char *name, const ProtobufCMessage *message, unsig
     sentence_add(out, " }");
 }
 
-/* Adds a given value, such as " id=step-000000000002-g1" or " force". Leaves out bytes and numbers that
- * only programs read (fixed64), because nobody typed them. */
+/* Adds the value of a field, if it was given, such as " id=step-000000000002-g1" or " force".
+ * Leaves out bytes, and numbers of type fixed64. Only programs use these, so nobody typed them. */
 static void add_value(const ProtobufCFieldDescriptor *field, const void *value, unsigned depth,
                       struct sentence *out)
 {
@@ -738,7 +745,8 @@ static bool is_text(const ProtobufCFieldDescriptor *field)
     return field->type == PROTOBUF_C_TYPE_STRING && field->label != PROTOBUF_C_LABEL_REPEATED;
 }
 
-/* Adds the texts first, since they are names and show what is meant. Then adds the other fields. */
+/* Adds the texts first, because texts are names, and show what the request is about. Then adds the
+ * other fields. */
 static void add_fields(const ProtobufCMessage *message, unsigned depth, struct sentence *out)
 {
     const ProtobufCFieldDescriptor *fields = message->descriptor->fields;
@@ -746,7 +754,7 @@ static void add_fields(const ProtobufCMessage *message, unsigned depth, struct s
     for (unsigned i = 0; i < count; i++)
         if (is_text(&fields[i])) add_value(&fields[i], member_of(message, &fields[i]), depth, out);
     for (unsigned i = 0; i < count; i++) {
-        const bool is_said = depth == 1 && strcmp(fields[i].name, "op") == 0; // the verb says it
+        const bool is_said = depth == 1 && strcmp(fields[i].name, "op") == 0; // the verb says this
         if (is_said || is_text(&fields[i])) continue;
         if (fields[i].label == PROTOBUF_C_LABEL_REPEATED)
             add_each(message, &fields[i], depth, out);
@@ -765,8 +773,9 @@ static const void *field_named(const ProtobufCMessage *message, const char *name
     return field != NULL && field->type == type ? member_of(message, field) : NULL;
 }
 
-/* Returns the name of the job that the message is about. It is in the field "job", or, in messages that
- * begin with Job, in "name". Returns "" if there is none. */
+/* Returns the name of the job that the message is about. The job's name is in the field "job". If
+ * the type of the message begins with "Job", the job's name may also be in the field "name".
+ * Returns "" if the message names no job. */
 static const char *job_of(const ProtobufCMessage *message)
 {
     const bool is_of_job = strncmp(message->descriptor->short_name, "Job", 3) == 0;

@@ -1,5 +1,5 @@
-/* The reduce groups of a job: when they are formed, and what is recorded and shown about them. See
- * round.h. */
+/* The reduce groups of a job: how they are formed, told to the shards, recorded and shown. round.h
+ * explains what they are. */
 
 #include <inttypes.h>
 #include <sodium.h>
@@ -43,7 +43,7 @@ void coord_groups_free(struct coord_job *job)
     job->groups = NULL;
 }
 
-/* Returns the job's groups, after making them if the job has none. Returns NULL if there is no memory. */
+/* Returns job->groups, and allocates it first if it is NULL. Returns NULL if there is no memory. */
 static struct coord_groups *groups_of(struct coord_job *job)
 {
     if (job->groups != NULL) return job->groups;
@@ -66,8 +66,8 @@ cairn_status coord_groups_doubt(struct coord_job *job)
 
 /* ---- in words ---- */
 
-/* Writes, for example, "2 (ranks 0-3 by s0; ranks 4,6 by s1, s2; ranks 5,7 alone)". Without relays,
- * writes "... (ranks 0-3; ranks 4-7)". */
+/* Writes, for example, "2 (ranks 0-3 by s0; ranks 4,6 by s1, s2; ranks 5,7 alone)". If the relays
+ * are not known, writes "... (ranks 0-3; ranks 4-7)". */
 static void describe_groups(const struct coord_groups *groups, struct sentence *out)
 {
     const struct rank_groups *now = &groups->now;
@@ -87,8 +87,8 @@ static void describe_groups(const struct coord_groups *groups, struct sentence *
     sentence_add(out, ")");
 }
 
-/* Logs the groups when they change, because the bits of a step depend on them. `same`: the groups
- * changed, but the sums stay the same. */
+/* Logs the groups when they have changed, because the bits of a step depend on the groups. `same`:
+ * each group has the same ranks as before, so the sums stay the same. */
 static void log_change(struct coord_job *job, uint64_t round, bool same)
 {
     struct coord_groups *groups = job->groups;
@@ -109,7 +109,7 @@ static void log_change(struct coord_job *job, uint64_t round, bool same)
 
 struct hosts {
     char (*names)[CAIRN_FABRIC_HOST_BYTES]; /* owned: [count]; "" if the host is not known */
-    const char **list;                      /* owned: [count] */
+    const char **list;                      /* owned: [count]: points to each of the names */
 };
 
 static bool hosts_init(struct hosts *hosts, uint32_t count)
@@ -154,8 +154,8 @@ static struct coord_member **sort_members(const struct coord_job *job, size_t *c
     return sorted;
 }
 
-/* Looks up the ranks and hosts of the contributors. A contributor that is not found gets no host, and so
- * stays alone. */
+/* Looks up the ranks and hosts of the contributors. A contributor that is not found gets no host,
+ * and so stays alone. */
 static bool look_up(const struct coord_job *job, const uint64_t *members, uint32_t count,
                     struct hosts *hosts, uint32_t *ranks)
 {
@@ -224,8 +224,8 @@ static cairn_status list_ranks(const struct formed *formed, struct rank_groups *
     CAIRN_TRY(rank_groups_init(out, plan->worker_count, plan->group_count));
     for (uint32_t w = 0; w < plan->worker_count; w++) out->ends[plan->group_of[w]]++;
     for (uint32_t g = 1; g < plan->group_count; g++) out->ends[g] += out->ends[g - 1];
-    // Runs backwards: each worker takes the place before its group's end, so every end becomes a
-    // beginning.
+    // Visits the workers backwards. Each worker takes the place before the end of its group, and
+    // moves this end there. So each end arrives at the beginning of its group.
     for (uint32_t w = plan->worker_count; w-- > 0;)
         out->ranks[--out->ends[plan->group_of[w]]] = formed->ranks[w];
     for (uint32_t g = 0; g + 1 < plan->group_count; g++) out->ends[g] = out->ends[g + 1];
@@ -317,8 +317,8 @@ static bool same_members(const struct coord_groups *groups, const uint64_t *memb
            memcmp(groups->members, members, count * sizeof *members) == 0;
 }
 
-/* Gives the groups up for lack of memory. The round is opened without groups, and the next round tries
- * again. */
+/* Gives the groups up for lack of memory. The round is opened without groups, and the next round
+ * tries again. */
 static void give_up(struct coord_job *job, uint64_t round)
 {
     struct coord_groups *groups = job->groups;
@@ -371,7 +371,7 @@ bool coord_groups_open(struct coord_job *job, uint64_t round, const uint64_t *me
         groups->tiled = tiled;
         groups->stale = false;
         form_anew(job, round, members, member_count);
-        if (groups->stale) { // the groups were refused at once, for lack of memory
+        if (groups->stale) { // groups_tell had no memory, and refused the groups
             groups->stale = false;
             form_anew(job, round, members, member_count);
         }
@@ -419,7 +419,7 @@ void coord_groups_forget(struct coord_job *job)
     struct coord_groups *groups = job->groups;
     if (groups == NULL) return;
     release_formed(groups);
-    if (!groups->made_step) { // the version was made with the earlier groups
+    if (!groups->made_step) { // the present groups have made no step yet
         rank_groups_release(&groups->now);
         groups->now = groups->before;
         groups->before = (struct rank_groups) { NULL, NULL, 0, 0 };
@@ -467,7 +467,7 @@ bool coord_groups_fault(struct coord_job *job, uint64_t member, const char *text
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
         const struct group_relay *relay = &groups->relays[r];
         if (relay->number != member) continue;
-        if (!all_know(job)) return true; // a shard is or was away: everything is sent again
+        if (!all_know(job)) return true; // a shard is or was away: the groups are sent anew
         log_warn("job %s: no reduce groups until somebody comes or goes: relay %s: %s",
                  job->spec.name, job->shards[relay->shard].entry->name, text);
         sentence_set(&groups->refused, "relay %s failed: %.900s",
@@ -503,10 +503,10 @@ void coord_groups_show(const struct coord_job *job, struct groups_view *view, Ca
 
 /* ==== groups form ==== */
 
-/* Decides which workers form a group, and which relay serves which owner. Takes plain data and returns
- * plain data. */
+/* Decides which workers form a group, and which relay serves which owner. Takes plain data and
+ * returns plain data. */
 
-/* A worker or a shard on its host. */
+/* A worker or a shard, and the host that it is on. */
 struct place {
     const char *host;
     uint32_t index;
@@ -548,10 +548,11 @@ static struct run run_at(const struct place *places, size_t count, size_t first)
     return run;
 }
 
-/* `run_of` holds, for each worker that is grouped, the place in the sorted list where its host begins;
- * for other workers it holds NO_RUN. */
+/* `run_of` has an element for each worker. If relays serve the worker, this element is the index in
+ * the sorted `places` at which the worker's host begins. Otherwise the element is NO_RUN. */
 #define NO_RUN SIZE_MAX
-/* Numbers the groups by their least ranks, because it visits the workers by rank. */
+/* Visits the workers in the order of their ranks. So the groups are numbered in the order of their
+ * least ranks. */
 static void number_groups(struct groups_plan *plan, const struct place *places, size_t count,
                           const size_t *run_of)
 {
@@ -643,9 +644,10 @@ uint32_t groups_relay_of(const struct groups_plan *plan, uint32_t group, uint32_
 
 /* ==== groups tell ==== */
 
-/* Tells the shards about the reduce groups, and withdraws what it told them. */
+/* Tells the shards about the reduce groups, and makes them forget earlier groups. */
 
-/* Returns the shard's session. Returns NULL if the shard is away; then the shard forgets the groups. */
+/* Returns the shard's session, or NULL if the shard is away. A shard that is away forgets the
+ * groups by itself. */
 static struct coord_session *session_of(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_job_shard *s = &job->shards[shard];
@@ -660,8 +662,8 @@ static bool relay_serves(const struct coord_groups *groups, uint32_t relay, uint
 
 /* ---- what a shard answers ---- */
 
-/* Takes the answer to a MemberJoin or a RelaySet; `about` is the relay's number. A shard that
- * disconnected is told again when it is back. */
+/* Takes the answer to a MemberJoin or a RelaySet. `about` is the relay's number. A shard that has
+ * disconnected is told the groups again when it is back. */
 static void on_groups_answered(struct coord_job *job, const void *about, cairn_status status,
                                const char *why)
 {
@@ -669,8 +671,8 @@ static void on_groups_answered(struct coord_job *job, const void *about, cairn_s
         (void)coord_groups_fault(job, *(const uint64_t *)about, why);
 }
 
-/* Prepares a question to the shard about the relay `number`. Returns the request to ask it with, or 0 if
- * the shard cannot be asked. */
+/* Prepares a question to the shard about the relay `number`. Returns the id with which the question
+ * must be sent, or 0 if the shard cannot be asked. */
 static uint32_t ask_relay(struct coord_job *job, uint32_t shard, uint64_t number,
                           struct coord_gather **gather_out)
 {
@@ -686,7 +688,7 @@ static uint32_t ask_relay(struct coord_job *job, uint32_t shard, uint64_t number
 
 /* ---- members of the owners ---- */
 
-/* "relay s0 (ranks 0-3)" */
+/* Writes, for example, "relay s0 (ranks 0-3)". */
 static void name_relay(const struct coord_job *job, const struct group_relay *relay,
                        struct sentence *out)
 {
@@ -732,7 +734,7 @@ static void leave_at(struct coord_job *job, uint64_t number, uint32_t owner)
 
 /* ---- relays ---- */
 
-/* Tells a shard that it is no longer a relay, if it may believe that it is one. */
+/* Tells a shard that it is no longer a relay, if the shard may still take itself for a relay. */
 static void release_relay(struct coord_job *job, uint32_t shard)
 {
     struct coord_session *session = session_of(job, shard);
@@ -743,7 +745,7 @@ static void release_relay(struct coord_job *job, uint32_t shard)
     job->groups->may_relay[shard] = false;
 }
 
-/* Lists the workers of the relay's group, by rank. Returns their number. */
+/* Lists the workers of the group, by rank. Returns the number of these workers. */
 static size_t list_workers(const struct coord_groups *groups, uint32_t group, uint64_t *out)
 {
     size_t count = 0;
@@ -806,8 +808,9 @@ static void groups_take_back(struct coord_job *job)
             if (relay_serves(groups, r, i)) leave_at(job, groups->relays[r].number, i);
 }
 
-/* Gives the relays numbers, and tells owners and relays. A shard that may believe that it is a relay, but
- * is none, is told so. */
+/* Gives each relay a number. Tells the owners about their relays, and each relay about its workers
+ * and owners. Each other shard that may still take itself for a relay is told that it is no
+ * relay. */
 static void groups_tell(struct coord_job *job)
 {
     struct coord_groups *groups = job->groups;
@@ -822,7 +825,8 @@ static void groups_tell(struct coord_job *job)
         return;
     }
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
-        // The number is random, not counted, because an earlier coordinator may have given any number.
+        // A relay's number is random, not counted, because an earlier incarnation of the
+        // coordinator may have given any number.
         randombytes_buf(&groups->relays[r].number, sizeof groups->relays[r].number);
         randombytes_buf(&groups->relays[r].token, sizeof groups->relays[r].token);
         groups->relays[r].number |= 1; // the number is never 0

@@ -1,4 +1,5 @@
-/* A job: its state, its shards and their places, its layouts, and messages to its shards. See job.h. */
+/* A job: its state, its shards and their places, its layouts, and messages to its shards. See
+ * job.h. */
 #include "server/coordinator/job.h"
 
 #include <sodium.h>
@@ -173,8 +174,8 @@ void coord_job_send_drop(struct coord *cluster, struct coord_shard_entry *entry,
 {
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     drop.job = job_id;
-    // Nobody waits for the shard's Done. A part that could not be dropped is recognized as our own
-    // leftover at the next Hello.
+    // Nobody waits for the shard's Done. A part that could not be dropped is in the shard's next
+    // Hello, where it is recognized as our own leftover.
     coord_session_send(entry->session, CAIRN_MSG_JOB_DROP, coord_request_new(cluster), &drop.base);
 }
 
@@ -182,7 +183,8 @@ void coord_job_send_switch(const struct coord_job *job, const struct coord_shard
                            uint64_t generation)
 {
     Cairn__JobSwitch message = CAIRN__JOB_SWITCH__INIT;
-    if (entry->session == NULL || entry->session->closing) return; // told when the shard returns
+    // A shard that is away is told when it returns.
+    if (entry->session == NULL || entry->session->closing) return;
     message.job = job->id;
     message.generation = generation;
     coord_session_send(entry->session, CAIRN_MSG_JOB_SWITCH, 0, &message.base);

@@ -102,8 +102,9 @@ void coord_job_drop(struct coord_job *job)
 
 /* ---- the shards of a new one ---- */
 
-/* Returns the bytes of each shard. They are counted once for each layout, because counting takes 0.1 s
- * for a million tensors. Returns NULL if there is no memory. */
+/* Returns how many bytes of state the job's layout puts on each shard. The numbers are kept with
+ * the layout, because counting takes 0.1 s for a million tensors. Returns NULL if there is no
+ * memory. */
 static const uint64_t *count_shard_bytes(struct coord_job *job)
 {
     uint64_t *bytes = job->planned.shard_bytes;
@@ -118,14 +119,14 @@ static const uint64_t *count_shard_bytes(struct coord_job *job)
     return bytes;
 }
 
-/* For each entry, sums up the bytes of state that other jobs have planned onto it, whether or not the
- * bytes are there yet. Returns false if there is no memory. */
+/* For each shard, adds up how many bytes of state the layouts of other jobs put on it, whether or
+ * not the bytes are there yet. Returns false if there is no memory. */
 static bool weigh_entries(const struct coord_job *job)
 {
     for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
         s->planned_bytes = 0;
     for (struct coord_job *j = job->cluster->jobs; j != NULL; j = j->next) {
-        if (strcmp(j->spec.name, job->spec.name) == 0) continue; // a restore replaces this job
+        if (strcmp(j->spec.name, job->spec.name) == 0) continue; // a restore replaces j
         const uint64_t *bytes = count_shard_bytes(j);
         if (bytes == NULL) return false;
         for (uint32_t i = 0; i < j->layout->shard_count; i++)
@@ -134,8 +135,9 @@ static bool weigh_entries(const struct coord_job *job)
     return true;
 }
 
-/* True if shard `a` is a better choice than `b`. A shard on which the job can lie is best, then one that
- * can save and load snapshots, then the less loaded one. */
+/* True if shard `a` is a better choice than `b`. A shard that may get a part of the job is better
+ * than one that may not. If both may, or neither, a shard that can save and load snapshots is
+ * better. If this does not decide either, the shard with fewer planned bytes is better. */
 static bool is_better(const struct coord_shard_entry *a, const struct coord_shard_entry *b,
                       const struct job_spec_data *spec)
 {
@@ -145,10 +147,11 @@ static bool is_better(const struct coord_shard_entry *a, const struct coord_shar
     return a_sees != b_sees ? a_sees : a->planned_bytes < b->planned_bytes;
 }
 
-/* Chooses shards that are up for a job that is being planned. Prefers shards that have the snapshots'
- * storage; among these, the least loaded ones; among equally loaded ones, it goes by name. A new job is
- * placed even on an unfit shard if there is no other; that shard refuses the job and gives the reason. A
- * restored job waits instead. CAIRN_ERR_NOT_READY: there are too few shards. CAIRN_ERR_NO_MEMORY. */
+/* Chooses the shards of a job that is being planned, among the shards that are up. Takes the best
+ * shards by is_better, and among equally good shards the first by name. A new job is placed even on
+ * an unfit shard if no better one is left. The unfit shard then refuses the job and gives the
+ * reason. A job that is being restored waits for a fit shard instead. CAIRN_ERR_NOT_READY: there
+ * are too few shards. CAIRN_ERR_NO_MEMORY. */
 static cairn_status choose_shards(struct coord_job *job, uint32_t shard_count, bool restores)
 {
     struct coord_shard_entry *entries[CAIRN_SHARD_ENTRIES_MAX];
@@ -190,8 +193,8 @@ static uint32_t count_wanted(struct coord *cluster, const struct job_spec_data *
     return all && here > least ? here : least;
 }
 
-/* Makes the job begin at the first step of its spec. The spec without this step is kept as a former spec,
- * so that later openers need not give the first step. */
+/* Makes the job begin at the step that the spec gives as first_step. The spec without first_step
+ * counts as a former spec of the job, so that later openers need not give first_step. */
 static cairn_status begin_at_first_step(struct coord_job *job)
 {
     uint8_t hash[32];
@@ -218,8 +221,8 @@ static struct coord_job *new_job(struct coord *cluster)
     return job;
 }
 
-/* Makes everything of a job, except its shards, from its spec. For many tensors this takes long, so it
- * may run on any thread. */
+/* Plans a job from its spec, except for the choice of its shards. Planning takes long for many
+ * tensors, so this function may run on any thread. */
 static cairn_status plan_draft(struct coord_job *job, uint32_t shard_count, struct sentence *why)
 {
     CAIRN_TRY(coord_missed_begin(&job->spec, &job->init.payload, &job->init.payload_bytes, why));
@@ -300,8 +303,8 @@ static void creation_failed(struct coord_job *job, cairn_status status, const ch
     coord_job_drop(job);
 }
 
-/* Called when the job is stored, or could not be stored. A stored job begins if its shards are still the
- * same processes. */
+/* Called when the job is stored, or could not be stored. A stored job begins if its shards are
+ * still the same processes. */
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -368,7 +371,7 @@ struct coord_plan {
     struct coord_plan *next; /* in the cluster's list */
     char *name;              /* owned */
     struct packed *packed;   /* held */
-    struct coord_job *job;   /* owned; it is in no list */
+    struct coord_job *job;   /* owned: the planned job, in no list yet */
     uint32_t shard_count;
     cairn_status status;
     struct sentence why;
@@ -413,7 +416,7 @@ static void done_plan(struct coord_work *work)
     if (!cluster->closing && coord_job_find(cluster, plan->name) == NULL) {
         if (status == CAIRN_OK) status = place_job(plan->job, plan->shard_count, false, &why);
         if (status == CAIRN_OK) status = begin_creation(plan->job, &why);
-        if (status == CAIRN_OK) plan->job = NULL; // the cluster owns it now
+        if (status == CAIRN_OK) plan->job = NULL; // the cluster owns the job now
         // If a shard has left meanwhile, the openers wait for the next shard.
         if (status != CAIRN_OK && coord_shards_up(cluster) >= plan->shard_count)
             coord_job_openers_fail(cluster, plan->name, status, why.text);
@@ -566,7 +569,8 @@ cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why)
 
 /* ==== drop ==== */
 
-/* Drops a job because an operator asks for it: first from the store, then from its shards. */
+/* Drops a job because an operator asks for this. The job is first deleted from the store, then
+ * dropped on its shards. */
 
 #define NAMED_MAX 4 /* the most members that a refusal names */
 
@@ -579,7 +583,7 @@ struct coord_drop {
     uint64_t job; /* the job's id */
     /* owned */
     char *name;
-    char **away; /* [removed.n_away] */
+    char **away; /* [removed.n_away]: names of the job's shards that are away */
 };
 
 static void free_drop(struct coord_drop *drop)
@@ -599,8 +603,8 @@ void coord_drops_close(struct coord *cluster)
     while (cluster->drops != NULL) free_drop(cluster->drops);
 }
 
-/* The job is gone, whatever the shards answer. A shard whose connection was lost meanwhile drops its part
- * later. */
+/* The job is gone, whatever the shards answer. A shard whose connection was lost meanwhile drops
+ * its part later. */
 static void on_job_dropped(void *context, cairn_status status, const char *text)
 {
     struct coord_drop *drop = context;
@@ -683,8 +687,9 @@ static void ask_shards(struct coord_drop *drop, const struct coord_job *job,
     }
 }
 
-/* If the job was deleted from the store, drops it on its shards. If the disk failed instead, the job is
- * LOST, and a restarted coordinator still has it. */
+/* Called when the job was deleted from the store, or could not be deleted. If it was deleted, its
+ * shards are told to drop their parts. If deleting failed, the job is LOST, and a restarted
+ * coordinator still has the job. */
 static void on_saved(const struct coord_saved *saved)
 {
     struct coord *cluster = saved->cluster;
@@ -714,7 +719,8 @@ static void on_saved(const struct coord_saved *saved)
     coord_openings_advance(cluster);
 }
 
-/* Stops a job that is being dropped: expels its members, and refuses the openers that wait for it. */
+/* Stops a job that is being dropped: expels its members, and refuses the openers that wait for
+ * it. */
 static void stop_dropped_job(struct coord_job *job)
 {
     struct sentence text, why = { "" };

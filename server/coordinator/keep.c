@@ -6,14 +6,15 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
 
-/* Judges the snapshots of a job on another thread, and removes those that nothing keeps. */
+/* A sweep over the snapshots of a job. Another thread judges the snapshots, and then those that
+ * nothing keeps are removed. */
 struct keeping {
     struct coord_work work;
     uint64_t number;      /* the job's number; 0: the job is not in the cluster */
     struct origin origin; /* the job's origin */
     struct retention_rules rules;
     struct retention_clock clock; /* at the start of the sweep */
-    bool is_plan;                 /* only report what would be removed */
+    bool is_plan;                 /* true: the sweep only reports what it would remove */
     cairn_status status;
     struct sentence why;
     /* owned */
@@ -44,11 +45,12 @@ static bool has_tag(const struct snapshot_words *words, const char *id)
     return false;
 }
 
-/* True for a periodic snapshot that another job of the same name took. Only a periodic snapshot names its
- * job; for a snapshot that somebody asked for, the owner does not matter. A job that was dropped and
- * restored has another number, but it also owns the snapshots that it continues. Its origin says where
- * the job was restored from, and the snapshots that lead there belong to the job. If a job has no origin,
- * it owns only the snapshots with its number. */
+/* True if the snapshot is periodic and belongs to another job of the same name. The manifest of a
+ * periodic snapshot has the number of the job that took it. A snapshot that somebody asked for has
+ * no such number, because its owner does not matter. A job that was dropped and restored has
+ * another number, but it also owns the snapshots that it continues. The job's origin says from
+ * where the job was restored, and the snapshots that lead there belong to the job. A job without an
+ * origin owns only the snapshots that have its number. */
 static bool is_others(const struct keeping *keeping, const struct found_snapshot *f)
 {
     const uint64_t of = f->manifest.periodic;
@@ -98,8 +100,8 @@ static bool is_committed(const struct keeping *k, const char *id)
     return false;
 }
 
-/* True if the snapshot was begun for this very job and is not committed (or is no longer committed),
- * while the job has no snapshot in progress. */
+/* True if a crash has left the snapshot behind: it was begun for this very job, it is not committed
+ * now, and the job is not taking any snapshot. */
 static bool is_left(const struct keeping *k, const struct snapshot_begun *begun)
 {
     const struct coord_job *job = coord_job_by_id(k->work.cluster, k->number);
@@ -195,7 +197,7 @@ static struct keeping *new_keeping(struct coord *cluster, const char *job)
 void coord_snapshot_keep(struct coord *cluster, const char *job)
 {
     struct keeping *k = new_keeping(cluster, job);
-    if (k == NULL) return; // the next sweep does it
+    if (k == NULL) return; // a later sweep does the same work
     if (!coord_work_start(&k->work, cluster, NULL, 0)) free_keeping(k);
 }
 
@@ -225,8 +227,8 @@ static void on_snapshot_prune(struct coord_session *session, uint32_t request, c
 
 /* ==== keep words ==== */
 
-/* The words about a job's snapshots: which ones were verified, and which one is the latest. These words
- * are written on other threads than the loop's. */
+/* The words about a job's snapshots say which snapshots were verified, which one is the latest, and
+ * which ones have tags. Other threads than the loop's write these words. */
 
 static pthread_mutex_t one_writer = PTHREAD_MUTEX_INITIALIZER; // guards the words
 
@@ -240,27 +242,27 @@ void coord_snapshot_words_unlock(void)
     pthread_mutex_unlock(&one_writer);
 }
 
-/* True if the snapshot's results are finite. */
+/* True if all elements of the saved version are finite. */
 static bool is_finite(const struct found_snapshot *found)
 {
     return found->manifest.nonfinite.nonfinite == 0;
 }
 
-/* True if the snapshot was read and found good, and its results are finite. */
+/* True if the snapshot was read and found good, and is_finite holds. */
 static bool is_sound(const struct found_snapshot *found, const struct snapshot_words *words)
 {
     const struct snapshot_check *check = snapshot_words_check(words, found->place.id);
     return check != NULL && check->is_good && is_finite(found);
 }
 
-/* True if nobody has read the snapshot yet, and its results are finite. */
+/* True if nobody has read the snapshot yet, and is_finite holds. */
 static bool is_unread(const struct found_snapshot *found, const struct snapshot_words *words)
 {
     return snapshot_words_check(words, found->place.id) == NULL && is_finite(found);
 }
 
-/* Returns the newest snapshot of the job's line for which `is_so` holds, except the snapshot with the id
- * `but`. Returns NULL if there is none. */
+/* Returns the id of the newest snapshot of the job's line for which `is_so` holds. The snapshot
+ * with the id `but` is not considered. Returns NULL if there is no such snapshot. */
 static const char *
 newest(const struct coord_found *found, const struct snapshot_words *words, const char *but,
        bool (*is_so)(const struct found_snapshot *found, const struct snapshot_words *words))
@@ -273,8 +275,7 @@ newest(const struct coord_found *found, const struct snapshot_words *words, cons
     return NULL;
 }
 
-/* Loads the job's snapshots and their words. The caller releases `found` and `words`, whatever this
- * returns. */
+/* Loads the job's snapshots and their words. The caller always releases `found` and `words`. */
 static cairn_status look_at_snapshots(const struct coord *cluster, const char *job,
                                       struct coord_found *found, struct snapshot_words *words,
                                       struct sentence *why)
@@ -292,9 +293,9 @@ static const struct found_snapshot *is_listed(const struct coord_found *found, c
     return NULL;
 }
 
-/* Makes `latest` name the snapshot `id`, if that is newer than the snapshot that `latest` names now. An
- * older one is also taken if the present one no longer exists, or if the job has turned away from the
- * present one. */
+/* Makes `latest` name the snapshot `id`, if this snapshot is newer than the one that `latest` names
+ * now. An older snapshot is also taken if the snapshot that `latest` names no longer exists, or if
+ * the job has turned away from that snapshot. */
 static cairn_status move_latest(const struct coord *cluster, const char *job, const char *id,
                                 struct sentence *why)
 {
@@ -313,9 +314,9 @@ static cairn_status move_latest(const struct coord *cluster, const char *job, co
     return status;
 }
 
-/* Moves `latest` off a damaged snapshot, to the newest sound snapshot. If there is none, moves it to the
- * newest snapshot of which only the headers were read, at its commit. If there is none either, removes
- * `latest`. */
+/* If `latest` names the damaged snapshot `id`, makes it name the newest sound snapshot. If no
+ * snapshot is sound, `latest` names the newest one that nobody has read since its commit. If there
+ * is no such snapshot either, `latest` is removed. */
 static cairn_status leave_damaged(const struct coord *cluster, const char *job, const char *id,
                                   struct sentence *why)
 {
@@ -364,8 +365,9 @@ cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *
     return status;
 }
 
-/* Judges a removal by the snapshot's tags and by which other snapshots are verified. Nothing else forbids
- * a removal. */
+/* Refuses to remove a snapshot that has a tag, or that is the only sound snapshot of the job. If no
+ * snapshot is sound, allows only a removal that an operator asks for. Nothing else forbids a
+ * removal. */
 static cairn_status judge_release(const struct coord_found *found,
                                   const struct snapshot_words *words, const char *job,
                                   const char *id, enum removal_cause cause, struct sentence *why)
@@ -388,8 +390,8 @@ static cairn_status judge_release(const struct coord_found *found,
                : fail_with(why, CAIRN_ERR_REFUSED, "no other one is verified any more");
 }
 
-/* Judges whether a snapshot was left uncommitted. A snapshot whose manifest exists but cannot be read is
- * not listed, although it was committed. */
+/* Refuses the removal of a leftover that was committed after all. The list of snapshots does not
+ * show this, because it leaves out a committed snapshot whose manifest cannot be read. */
 static cairn_status judge_left(const char *root, const char *job, const char *id,
                                struct sentence *why)
 {
@@ -413,7 +415,7 @@ cairn_status coord_snapshot_release(const struct coord *cluster, const char *job
         status = judge_left(root, job, id, why);
     else if (status == CAIRN_OK && cause != CAIRN_REMOVAL_FORCED)
         status = judge_release(&found, &words, job, id, cause, why);
-    if (status == CAIRN_OK && is_listed(&found, id) != NULL) // before its words are removed
+    if (status == CAIRN_OK && is_listed(&found, id) != NULL) // before any word about it is removed
         status = snapshot_removable(root, job, id, why);
     const char *latest = status == CAIRN_OK ? newest(&found, &words, id, is_sound) : NULL;
     if (latest != NULL && strcmp(words.latest, id) == 0)
@@ -450,8 +452,7 @@ const char *retention_reason(enum retention_fate fate)
     return "?";
 }
 
-/* True if the snapshot counts for keep_last and keep_every: it is a periodic snapshot of the job, and not
- * damaged. */
+/* True if keep_last and keep_every count the snapshot: a periodic one of the job, undamaged. */
 static bool counts_for_rules(const struct retention_item *item)
 {
     return item->is_periodic && !item->is_others && !item->is_damaged;
@@ -483,8 +484,8 @@ static bool is_odd(const struct retention_item *items, size_t count, size_t i, u
     return false;
 }
 
-/* Returns a lower bound of a snapshot's age. A snapshot with an odd time counts as being as old as the
- * next newer snapshot whose time is not odd. */
+/* Returns a lower bound of a snapshot's age. A snapshot with an odd time counts as being as old as
+ * the next newer snapshot whose time is not odd. */
 static uint64_t age_s(const struct retention_clock *clock, const struct retention_item *items,
                       size_t count, size_t i)
 {
@@ -509,8 +510,8 @@ static enum retention_fate by_rules(const struct retention_rules *rules,
     return clock->sound_s < rules->keep_within_s ? CAIRN_RETENTION_CLOCK : CAIRN_RETENTION_GOES;
 }
 
-/* Returns the reason to keep a snapshot whatever the rules say, or CAIRN_RETENTION_GOES if there is no
- * such reason. */
+/* Returns the reason to keep a snapshot whatever the rules say, or CAIRN_RETENTION_GOES if there is
+ * no such reason. */
 static enum retention_fate by_right(const struct retention_item *item, bool has_verified)
 {
     if (item->is_others) return CAIRN_RETENTION_OTHERS;
@@ -524,7 +525,8 @@ static enum retention_fate by_right(const struct retention_item *item, bool has_
 void retention_judge(const struct retention_rules *rules, const struct retention_clock *clock,
                      struct retention_item *items, size_t count)
 {
-    bool has_verified = false, any_verified = false; // any: counts what the job turned away from
+    // any_verified and any_newer also consider snapshots from which the job has turned away.
+    bool has_verified = false, any_verified = false;
     uint64_t newer = 0, any_newer = 0;
     for (size_t i = 0; i < count; i++) {
         struct retention_item *item = &items[i];
@@ -537,8 +539,8 @@ void retention_judge(const struct retention_rules *rules, const struct retention
         any_verified = any_verified || stands;
         has_verified = has_verified || (stands && !item->is_left);
     }
-    // While the snapshots exceed max_bytes, marks the oldest first. Skips those that keep_every names and
-    // those that are kept by right.
+    // While the snapshots that stay exceed max_bytes together, marks more of them to go, the oldest
+    // first. Skips snapshots that are kept because of keep_every, or by right.
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++)
         if (!items[i].is_others && !retention_goes(items[i].fate)) bytes += items[i].bytes;
@@ -553,7 +555,8 @@ void retention_judge(const struct retention_rules *rules, const struct retention
 
 /* ==== remove ==== */
 
-/* Removes a snapshot on another thread, at an operator's request or because it is an old periodic one. */
+/* Removes a snapshot on another thread, because an operator asks for it, or because a sweep found
+ * that nothing keeps the snapshot. */
 
 struct coord_removal {
     struct coord_work work;
@@ -577,9 +580,9 @@ static void free_removal(struct coord_removal *removal)
     free(removal);
 }
 
-/* Notes that the removal has begun, so that the remaining files can be found if the coordinator dies
- * before all files are gone. If there is no space to write this note, the removal continues, because the
- * removal makes space. */
+/* Notes that the removal has begun, so that the remaining files can be found if the coordinator
+ * dies before all files are gone. If there is no space to write this note, the removal continues,
+ * because the removal makes space. */
 static void note_begun(const struct coord_removal *removal, const char *root)
 {
     struct sentence why;
@@ -602,7 +605,8 @@ static void run_removal(struct coord_work *work)
                                                  removal->cause, &first, &removal->why);
     }
     if (removal->status == CAIRN_ERR_REFUSED)
-        snapshot_begun_forget(root, removal->job, removal->id); // it is committed, so it is kept
+        // the snapshot is committed, and stays
+        snapshot_begun_forget(root, removal->job, removal->id);
     if (removal->status != CAIRN_OK) return;
     removal->status = snapshot_remove(root, removal->job, removal->id, &removal->removed,
                                       &removal->why);
@@ -639,8 +643,8 @@ bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
     return r != NULL;
 }
 
-/* True if the restore reads that folder of the job, or may still choose it. While the restore's thread
- * looks for a snapshot, the restore may choose any snapshot of the job. */
+/* True if the restore reads that folder of the job, or may still choose it. While the restore's
+ * thread looks for a snapshot, the restore may choose any snapshot of the job. */
 static bool restore_reads(const struct coord_restore *restore, const char *job, const char *folder)
 {
     if (strcmp(restore->asked, folder) == 0) return true;
@@ -676,7 +680,8 @@ static cairn_status judge_removal(const struct coord *cluster, const char *job, 
     return CAIRN_OK;
 }
 
-/* Takes ownership of `folder`. Nobody is answered if session is NULL. */
+/* Begins to remove the snapshot, on another thread. Takes ownership of `folder`, even after a
+ * failure. If `session` is NULL, nobody is answered. */
 static cairn_status begin_removal(struct coord *cluster, struct coord_session *session,
                                   uint32_t request, const char *job, const char *id,
                                   enum removal_cause cause, char *folder, struct sentence *why)
@@ -730,8 +735,8 @@ static void on_snapshot_remove(struct coord_session *session, uint32_t request, 
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-/* Removes, on the loop, a snapshot that is no longer wanted. A snapshot that cannot be removed now,
- * because it is being restored, is kept. */
+/* Begins to remove a snapshot that a sweep has judged. If this is not possible now, for example
+ * because the snapshot is being restored, the snapshot stays until a later sweep. */
 static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
                             enum removal_cause cause)
 {
@@ -746,7 +751,7 @@ static void snapshot_retire(struct coord *cluster, const char *job, const char *
 
 /* ==== tag ==== */
 
-/* Gives a tag to a snapshot, or removes one, on another thread, when an admin asks for it. */
+/* Gives a snapshot a tag, or takes a tag off, on another thread, at an admin's request. */
 
 struct tagging {
     struct coord_work work;
@@ -756,7 +761,7 @@ struct tagging {
     struct sentence why;
 };
 
-/* Returns the tag of that name, or NULL if no snapshot has it. */
+/* Returns the tag of that name, or NULL if no snapshot has such a tag. */
 static const struct snapshot_tag *find_tag(const struct snapshot_words *words, const char *name)
 {
     for (size_t i = 0; i < words->tag_count; i++)
@@ -774,8 +779,8 @@ static cairn_status take_off(const struct tagging *t, const struct snapshot_word
     return snapshot_tag_remove(t->work.cluster->storage.path, t->job, t->name, why);
 }
 
-/* Puts the tag on the snapshot, which must exist. If another snapshot has the tag, the tag moves; the
- * answer of `snapshot list` shows this. */
+/* Puts the tag on the snapshot, which must exist. If another snapshot has the tag, the tag moves to
+ * this one, as `snapshot list` then shows. */
 static cairn_status put_on(const struct tagging *t, const struct snapshot_words *words,
                            struct sentence *why)
 {
@@ -897,7 +902,8 @@ static int newer_first(const void *a, const void *b)
     return newer_place(&m->place, &n->place);
 }
 
-/* Orders the snapshots of several jobs. The snapshots of each job are together, the newest first. */
+/* Orders the snapshots of several jobs. The snapshots of each job are together, the newest
+ * first. */
 static int by_job(const void *a, const void *b)
 {
     const struct found_snapshot *m = a, *n = b;
@@ -931,8 +937,8 @@ static void drop_oldest(struct coord_found *found)
     *oldest = found->list[--found->count];
 }
 
-/* Adds a snapshot to those found. A snapshot whose manifest cannot be read is not listed: show and
- * restore report what is wrong with it. */
+/* Adds a snapshot to those found. A snapshot whose manifest cannot be read is left out, and the
+ * requests that show or restore it report what is wrong. */
 static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
 {
     struct finding *finding = context;
