@@ -13,7 +13,9 @@ struct coord_keys {
     struct secret_key signer;
     struct trusted_key list[CAIRN_KEYS_MAX];
     size_t count;
-    /* the change that the store is writing; there is one at a time */
+    /* The change that the store is writing, while is_changing. Only one change is made at a time.
+     * changing: the key that changes. is_untrust: the key will not be trusted any more. waiter: the
+     * request for the change */
     struct trusted_key changing;
     bool is_changing, is_untrust;
     struct coord_waiters waiter;
@@ -47,7 +49,7 @@ static cairn_status judge_text(const char *path, const char *text, struct secret
     return fail_file(path, whole.text, why);
 }
 
-/* Reads the key. CAIRN_ERR_NOT_FOUND: the file does not exist. */
+/* Reads the key from the file. CAIRN_ERR_NOT_FOUND: the file does not exist. */
 static cairn_status read_file(const char *path, struct secret_key *out, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
@@ -80,15 +82,17 @@ static cairn_status write_file(const char *path, const struct secret_key *key, s
 {
     char text[CAIRN_KEY_TEXT_BYTES], begun[PATH_MAX + 8];
     snprintf(begun, sizeof begun, "%s.new", path);
-    unlink(begun); // a killed start left the file; no other process uses the locked folder
+    // A start that was killed may have left this file. No other process uses it, because the folder
+    // is locked.
+    unlink(begun);
     secret_key_text(key, text);
     const cairn_status status = durable_create(path, text, strlen(text), why);
     sodium_memzero(text, sizeof text);
     return status;
 }
 
-/* Takes the key from the store. The store has the key if it was restored from a copy.
- * CAIRN_ERR_NOT_FOUND: this store has no key. */
+/* Takes the key from the store, and writes it to the file. A store contains the key only if the
+ * store was restored from a backup. CAIRN_ERR_NOT_FOUND: the store does not contain the key. */
 static cairn_status take_from_store(struct coord_store *store, const char *path,
                                     struct secret_key *out, struct sentence *why)
 {
@@ -156,7 +160,7 @@ static cairn_status trust_own(struct coord *cluster, struct sentence *why)
     return store_write(cluster->store, CAIRN_STORE_KEY, &row, 1, why);
 }
 
-/* Gives the store the secret key, which the store puts into its copies. */
+/* Gives the store the secret key, which the store puts into its backups. */
 static cairn_status tell_store(struct coord *cluster, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
@@ -319,8 +323,8 @@ static void on_saved(const struct coord_saved *saved)
     coord_waiters_answer(&keys->waiter, CAIRN_MSG_KEYS, &message.keys.base);
 }
 
-/* Returns the key in the list whose id is `text` (such as "0123456789ABCDEF"), or whose line is
- * `text`. */
+/* Returns the trusted key whose id (such as "0123456789ABCDEF") or line is `text`. Returns NULL if
+ * there is no such key. */
 static struct trusted_key *key_named(struct coord_keys *keys, const char *text)
 {
     struct public_key key;

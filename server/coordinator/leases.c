@@ -29,8 +29,8 @@ static struct coord_held_version *held_version_of_number(const struct coord_job 
     return held;
 }
 
-/* Returns the member's lease of a version. For {0, 0}, returns its lease that waits for the newest
- * version. */
+/* Returns the member's lease of the version. If the version is {0, 0}, returns the member's lease
+ * that waits for the newest version. */
 static struct coord_lease *find_lease(const struct coord_member *member,
                                       struct cairn_version version)
 {
@@ -48,7 +48,8 @@ static bool is_wanted(const struct coord_job *job, const struct coord_held_versi
     return false;
 }
 
-/* Makes the shards forget the version. An answer that is still in flight then finds no version. */
+/* Stops holding the version: the shards need not keep it any longer. If an answer about the version
+ * is still in flight, this answer will be ignored. */
 static void end_held_version(struct coord_job *job, struct coord_held_version *held)
 {
     struct coord_held_version **at = &job->leases.held;
@@ -64,7 +65,7 @@ static void end_held_version(struct coord_job *job, struct coord_held_version *h
     free(held);
 }
 
-/* Ends a lease, and stops holding its version if that was the version's last lease. */
+/* Ends a lease. If the lease's version has no other lease, stops holding the version. */
 static void end_lease(struct coord_job *job, struct coord_lease *lease)
 {
     struct coord_lease **at = &job->leases.list;
@@ -104,8 +105,8 @@ static void grant_lease(struct coord_job *job, struct coord_lease *lease)
 
 static void ask_shards(struct coord_job *job, struct coord_held_version *held);
 
-/* Called when keeping a version failed. A request for the version gets no lease. A lease that was to be
- * renewed stays as it was, unless the version is gone. May free `held`. */
+/* Called when keeping a version failed. A request for the version gets no lease. A lease that was
+ * to be renewed stays as it was, unless the version is gone. May free `held`. */
 static void refuse_leases(struct coord_job *job, const struct coord_held_version *held,
                           cairn_status status, const char *why)
 {
@@ -126,7 +127,7 @@ static void on_version_held(struct coord_job *job, const void *about, cairn_stat
 {
     const uint64_t number = *(const uint64_t *)about;
     struct coord_held_version *held = held_version_of_number(job, number);
-    if (held == NULL) return; // the hold has ended meanwhile
+    if (held == NULL) return; // the version is not held any more
     held->asking = false;
     if (status != CAIRN_OK) {
         refuse_leases(job, held, status, why);
@@ -141,7 +142,8 @@ static void on_version_held(struct coord_job *job, const void *about, cairn_stat
     if (held != NULL && held->again) ask_shards(job, held);
 }
 
-/* Returns how long the shards must keep the version: as long as its longest lease. */
+/* Returns for how many milliseconds from now the shards must keep the version: until the last of
+ * its leases ends. */
 static uint32_t longest_ms(const struct coord_job *job, const struct coord_held_version *held)
 {
     uint64_t longest = 1;
@@ -155,8 +157,8 @@ static uint32_t longest_ms(const struct coord_job *job, const struct coord_held_
     return (uint32_t)longest;
 }
 
-/* Returns false for a shard that joined later or is joining, because such a shard has nothing of the
- * version. */
+/* Returns false for a shard that is joining, or that joined after the version was published. Such a
+ * shard has nothing of the version. */
 static bool may_have(const struct coord_job *job, uint32_t shard, struct cairn_version version)
 {
     return coord_job_in_force(job, shard) &&
@@ -209,8 +211,8 @@ void coord_leases_republished(struct coord_job *job)
 
 /* ---- taking ---- */
 
-/* Returns the held version, after making it if necessary. Returns NULL if the request was refused; then
- * the lease has ended. */
+/* Returns the held version for the lease, and makes it if necessary. If too many versions are held,
+ * or there is no memory, refuses the request, ends the lease, and returns NULL. */
 static struct coord_held_version *keep_version(struct coord_job *job, struct coord_lease *lease)
 {
     const int64_t most = job->cluster->options->lease_versions_max;
@@ -239,8 +241,8 @@ static struct coord_held_version *keep_version(struct coord_job *job, struct coo
     return held;
 }
 
-/* Gives the lease the newest version. If the member already has a lease of this version, renews that
- * lease instead. */
+/* Gives the lease the newest version. If the member already has a lease of this version, ends the
+ * given lease, and renews the other one. Returns the lease that remains. */
 static struct coord_lease *choose_newest(struct coord_job *job, struct coord_lease *lease)
 {
     const struct cairn_version newest = coord_job_version(job);
@@ -269,8 +271,9 @@ static void take_lease(struct coord_job *job, struct coord_lease *lease)
         ask_shards(job, lease->held);
 }
 
-/* True if leases may be taken; until then they wait. Before that, a new coordinator does not know the
- * newest version, and a shard that is away would not hear which version to keep. */
+/* True if leases may be taken. Otherwise they wait, because a coordinator that has just started
+ * does not know the newest version, and a shard that is away would not hear which version to
+ * keep. */
 static bool may_take(const struct coord_job *job)
 {
     if (job->core == NULL || !job->initialized || job->state == CAIRN_CLUSTER_JOB_LOST ||
@@ -289,7 +292,7 @@ void coord_leases_advance(struct coord_job *job)
             continue;
         }
         take_lease(job, lease);
-        lease = job->leases.list; // the list may have changed; taken leases no longer wait
+        lease = job->leases.list; // the list may have changed; taken leases are skipped
     }
 }
 
@@ -404,18 +407,21 @@ void coord_leases_forget(struct coord_member *member)
 
 /* ==== writes ==== */
 
-/* Writes at a step boundary. A worker asks for a round of its own, in which it puts planes
- * (server/core/round.h says how this round ends). The generation that the write begins is made durable
- * before the round can open, so that no restore takes the same number again. */
+/* A write happens at a step boundary. A worker asks for a round of its own, in which this worker
+ * puts planes (server/core/round.h says how such a round ends). The generation that the write
+ * begins is made durable before the round can open, so that no restore takes the same number
+ * again. */
 
-#define GENERATION_BLOCK 16 /* made durable at a time, beyond those that can be asked for at once */
+/* how many generations beyond the needed ones are made durable at a time */
+#define GENERATION_BLOCK 16
 
-/* Returns enough generations for all members to ask before one of them is answered. */
+/* Returns the generation up to which generations must be durable. These are enough for all members
+ * to begin a write before any of them is answered. */
 static uint64_t generations_needed(const struct coord_job *job)
 {
     uint64_t now = coord_job_version(job).generation;
     const bool known = round_stage_of(job->core) >= CAIRN_ROUND_STEADY;
-    // The shards have not reported yet, so all reserved generations may be used up.
+    // Until the shards have reported, all reserved generations may have been used.
     if (!known && job->reserved.generation > now) now = job->reserved.generation;
     return now + 1 + job->members.count;
 }
@@ -452,7 +458,7 @@ static void on_reserved(const struct coord_saved *saved)
     if (job == NULL) return;
     if (saved->status == CAIRN_OK && saved->number > job->reserved.generation)
         job->reserved.generation = saved->number;
-    if (saved->number < job->reserved.asked) return; // another reservation is being stored
+    if (saved->number < job->reserved.asked) return; // a larger reservation is still being stored
     job->reserved.asked = 0;
     // An event may expel other members, so each search begins with the first member.
     while ((member = find_reserving(job)) != NULL) {

@@ -10,8 +10,8 @@
 
 /* ==== loss ==== */
 
-/* Handles a job that is lost or behind its shards: what is reported about the job, and whether it
- * restores itself (restore.h). */
+/* Handles a job that is lost or behind its shards: what is reported about the job, and whether the
+ * job is restored without an operator (restore.h). */
 
 /* ---- what comes next ---- */
 
@@ -30,7 +30,8 @@ bool coord_recovery_pending(const struct coord_job *job)
     return !r->gave_up && r->restores < CAIRN_RESTORES_MAX && (job->loss.may_return || r->begun);
 }
 
-/* True if the job has waited so long for all shards that it may use fewer. */
+/* True if the job has waited for all its shards so long that it may be restored over fewer
+ * shards. */
 static bool takes_fewer(const struct coord_job *job)
 {
     const struct coord_options *options = job->cluster->options;
@@ -144,7 +145,8 @@ void coord_job_lose(struct coord_job *job, bool may_return, const char *format, 
     job->loss.behind = false;
     job->loss.may_return = may_return;
     job->state = CAIRN_CLUSTER_JOB_LOST;
-    // If the job applied a step since its generation began, its recovery begins anew.
+    // If the job has applied a step since its generation began, earlier restores and failures no
+    // longer count.
     if (coord_job_version(job).step > job->base_step)
         job->loss.recovery = (struct coord_recovery) { .running = job->loss.recovery.running };
     if (job->loss.recovery.lost_ms == 0)
@@ -176,8 +178,9 @@ void coord_job_seen(struct coord_job *job, const char *kind, const char *name, u
 
 /* ---- a shard that stays away ---- */
 
-/* Loses the job because a shard stays away. The shard's part counts as missed, and is found if the shard
- * comes back. */
+/* Makes the job LOST because a shard stays away. The parts of all shards that are away count as
+ * missing from the moment at which these shards went away. The parts are found again when the
+ * shards come back. */
 static void lose_away(struct coord_job *job, const struct coord_shard_entry *entry)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -203,7 +206,7 @@ static void watch_away(struct coord_job *job)
             gone = s->entry;
     }
     job->loss.recovery.lost_ms = 0;
-    job->loss.recovery.gave_up = false; // other snapshots may exist the next time
+    job->loss.recovery.gave_up = false; // at the next loss other snapshots may exist
     job->loss.recovery.behind.id[0] = '\0';
     if (gone != NULL) lose_away(job, gone);
 }
@@ -231,7 +234,7 @@ static void on_recovered(const struct coord_restore *restore, cairn_status statu
     if (job == NULL) return;
     struct coord_recovery *r = &job->loss.recovery;
     r->running = false;
-    const bool touched = restore->job_id != 0; // otherwise the job was not changed
+    const bool touched = restore->job_id != 0; // false: the restore has not changed the job
     r->begun = r->begun || touched;
     r->unseen = restore->unseen;
     if (status == CAIRN_OK) {
@@ -278,7 +281,7 @@ void coord_recovery_tick(struct coord_job *job)
     job->loss.recovery.waited = coord_recovery_pending(job);
     if (job->loss.recovery.waited)
         begin_restore(job);
-    else if (waited) // its parts are back, or no further attempt is made
+    else if (waited) // the job's parts are back, or no further restore is tried
         coord_openings_advance(job->cluster);
     else if (job->state == CAIRN_CLUSTER_JOB_RUNNING)
         watch_away(job);
@@ -286,22 +289,23 @@ void coord_recovery_tick(struct coord_job *job)
 
 /* ==== resume ==== */
 
-/* Workers that open a job may wish that its newest snapshot is restored if the job does not exist or is
- * lost. All workers that wish this share one restore: the first worker begins it, and workers that open
- * the job in the meantime wait. If a snapshot turns out to be damaged, the one before it is restored.
+/* A worker that opens a job may ask that the job's newest snapshot be restored if the job does not
+ * exist or is lost. All workers that ask for this share one restore. The first worker begins this
+ * restore, and workers that open the job in the meantime wait for its end. If a snapshot turns out
+ * to be damaged, the snapshot before it is restored.
  *
- * The newest snapshot is restored, not the one that `latest` names. `latest` is for people, and may be
- * behind if a coordinator died after a commit and before it set `latest`. All state that is loaded is
- * judged by its checksums and by the content root before anybody trains on it. So using `latest` could
- * only lose steps. */
+ * The newest snapshot is restored, even if `latest` names an older one. `latest` is for people, and
+ * names an older snapshot if a coordinator died after a commit, but before setting `latest`. The
+ * newest snapshot is as safe, because all loaded state is judged by its checksums and by the
+ * content root before anybody trains on it. So using `latest` could only lose steps. */
 
 struct coord_resume {
     struct coord_resume *next;
     struct coord *cluster;
     char *job;                    /* owned */
-    size_t damaged_count;         /* number of damaged snapshots so far */
-    struct snapshot_place behind; /* the oldest damaged snapshot */
-    struct sentence damaged;      /* the newest damaged snapshot, and its damage */
+    size_t damaged_count;         /* number of snapshots that were found damaged */
+    struct snapshot_place behind; /* the oldest snapshot that was found damaged */
+    struct sentence damaged;      /* names the newest damaged snapshot, and its damage */
 };
 
 static struct coord_resume *find_resume(const struct coord *cluster, const char *job)
@@ -320,15 +324,15 @@ static void free_resume(struct coord_resume *resume)
     free(resume);
 }
 
-/* Ends the resume. CAIRN_OK: the job exists, or there is nothing to restore it from; its openers continue
- * as if they had wished nothing. */
+/* Ends the resume. CAIRN_OK: the job exists, or there is no snapshot to restore it from. In both
+ * cases the job's openers continue as if they had not asked for a restore. */
 static void end_resume(struct coord_resume *resume, cairn_status status, const char *text)
 {
     struct coord *cluster = resume->cluster;
     struct sentence why;
     char *job = resume->job;
     resume->job = NULL;
-    sentence_set(&why, "%s", text); // `text` may be the resume's own
+    sentence_set(&why, "%s", text); // `text` may be freed with the resume
     free_resume(resume);
     coord_openers_resumed(cluster, job, status, why.text);
     free(job);
@@ -359,7 +363,7 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
         if (resume->damaged_count++ == 0) say_damaged(restore, text, &resume->damaged);
         if (!restore_next(resume))
             end_resume(resume, CAIRN_ERR_NO_MEMORY, "no thread to restore it");
-    } else { // EXISTS: somebody has created the job meanwhile
+    } else { // CAIRN_ERR_EXISTS: somebody has created the job meanwhile
         const bool fine = restore->latest.none_found || status == CAIRN_ERR_EXISTS;
         if (restore->latest.none_found)
             log_info("job %s: there is no snapshot of it in %s", resume->job,

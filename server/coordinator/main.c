@@ -1,4 +1,5 @@
-/* cairn-coordinator: members, epochs, rounds and snapshots of a cluster. */
+/* The program cairn-coordinator, which keeps the members, epochs, rounds and snapshots of a
+ * cluster. */
 
 #include "server/coordinator/cluster.h"
 

@@ -1,4 +1,5 @@
-/* Workers and readers of jobs: how they join at the shards, what they are told, and how they leave. */
+/* Workers and readers of jobs: how they join at the shards, what they are told, and how they
+ * leave. */
 #include "server/coordinator/members.h"
 
 #include <inttypes.h>
@@ -108,7 +109,8 @@ static void fail_requests(struct coord_member *member, cairn_status status, cons
     if (member->job != NULL) coord_leases_fail(member, status, text);
 }
 
-/* Tells the shards that know the member that it is gone. */
+/* Tells the shards that the member is gone. Skips shards that were not told of the member
+ * before. */
 static void tell_shards_gone(struct coord_job *job, const struct coord_member *member)
 {
     Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
@@ -158,7 +160,7 @@ void coord_member_lost(struct coord_member *member, const char *reason)
     let_member_go(member, true, reason);
 }
 
-/* Tells the session, without a request, that its member was expelled from the job. */
+/* Tells the session that its member was expelled from the job. The message answers no request. */
 static void send_expelled(struct coord_session *session, uint64_t job, cairn_status status,
                           const char *text)
 {
@@ -182,9 +184,10 @@ void coord_member_expel(struct coord_member *member, cairn_status status, const 
     fail_requests(member, status, text);
     coord_member_free(member);
     if (opening || session->closing) return;
-    // The member may be waiting only for shards, so it is told without a request.
+    // The member may have no open request, because it may wait for shards only. So it is also sent
+    // an Error that answers no request.
     send_expelled(session, job_id, status, text);
-    if (session->member_count > 0) return; // its other jobs continue
+    if (session->member_count > 0) return; // the session's other jobs continue
     session->closing = true;
     peer_finish(session->peer, status, "%s", text);
 }
@@ -206,8 +209,8 @@ void coord_member_put_out(struct coord_member *member, cairn_status status, cons
     if (contributes && job->core != NULL) coord_job_event(job, &event);
 }
 
-/* A shard cannot read what the member pushed: expels the member. The open round is repeated without the
- * member. */
+/* A shard cannot read what the member pushed: expels the member. The open round is repeated without
+ * the member. */
 static bool on_member_fault(struct coord_job *job, uint32_t shard, const void *any)
 {
     const Cairn__MemberFault *message = any;
@@ -281,7 +284,7 @@ static void attach_member(struct coord_member *member)
     if (member->role == CAIRN_ROLE_WIRE_WORKER) {
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") joined",
                      member->session->name, member->rank);
-        const uint32_t most = job->spec.workers_max; // no more workers of a launch can join
+        const uint32_t most = job->spec.workers_max; // the most workers that can join; 0: no limit
         const bool is_over = most > 0 && member->opening.launch > most;
         const struct round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
                                            .member = id,
@@ -378,19 +381,19 @@ void coord_members_forget_shard(struct coord_job *job, uint32_t shard)
 /* ==== relapse ==== */
 
 #define FIRST_MS    1000
-#define FORGET_MS   600000 /* after this time without a loss, a record counts no more */
+#define FORGET_MS   600000 /* after this time without a loss, a record no longer counts */
 #define RECORDS_MAX 2048   /* the most records of a job; further losses put nobody off */
 
-/* The losses of a host, or of a rank. */
+/* A record of the losses of a host, or of a rank. */
 struct coord_relapse {
     struct coord_relapse *next; /* in the job's list */
     bool is_rank;
     bool is_wide; /* only if is_rank: the rank was lost on several hosts */
     uint32_t rank, count;
-    /* the host; if is_rank, the first host on which the rank was lost; empty if not known */
+    /* The host; empty: not known. If is_rank, this is the first host on which the rank was lost. */
     char host[CAIRN_FABRIC_HOST_BYTES];
     uint64_t lost_ms;  /* coord_now_ms at the last loss */
-    uint64_t attaches; /* the job's attaches at that time */
+    uint64_t attaches; /* members.attaches of the job at the last loss */
 };
 
 static void host_of(const struct coord_member *member, char host[CAIRN_FABRIC_HOST_BYTES])
@@ -421,8 +424,8 @@ static void forget_relapse(struct coord_job *job, struct coord_relapse **at)
     free(relapse);
 }
 
-/* Removes the records whose last loss is too old to count. Nothing else removes the record of a host that
- * never returns. */
+/* Removes the records whose last loss is too old to count. Nothing else removes the record of a
+ * host that never returns. */
 static void forget_old(struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
@@ -469,8 +472,8 @@ static uint64_t left_ms(const struct coord_job *job, const struct coord_relapse 
     return passed_ms < delay ? delay - passed_ms : 0;
 }
 
-/* Returns the record that puts the member off for longest: the record of its rank or of its host. Returns
- * NULL if neither counts. */
+/* Compares the record of the member's rank with that of the member's host, and returns the one that
+ * puts the member off for longer. Returns NULL if neither record applies to the member. */
 static const struct coord_relapse *worst_relapse(struct coord_job *job,
                                                  const struct coord_member *member)
 {
@@ -506,7 +509,7 @@ static void count_relapse(struct coord_job *job, struct coord_relapse *relapse)
     relapse->count++;
 }
 
-/* Counts the loss of an attached worker. */
+/* Counts the loss of an attached worker, unless the worker has ended a round before. */
 static void relapse_lost(const struct coord_member *member)
 {
     struct coord_job *job = member->job;
@@ -519,8 +522,8 @@ static void relapse_lost(const struct coord_member *member)
         of_rank->is_wide |= strcmp(of_rank->host, host) != 0;
         count_relapse(job, of_rank);
     }
-    // Workers of a host that are lost together count once: a worker that attached before the host's last
-    // loss belongs to that loss.
+    // Workers of a host that are lost together count as one loss. A worker that attached before the
+    // host's last loss belongs to that loss.
     if (of_host != NULL && member->attach > of_host->attaches) count_relapse(job, of_host);
     const struct coord_relapse *relapse = worst_relapse(job, member);
     if (delay_ms(relapse) == 0) return;
@@ -541,7 +544,8 @@ void coord_relapse_over(struct coord_member *member)
     forget_relapse(member->job, find_relapse(member->job, host, 0));
 }
 
-/* True if another worker is training. An attach would void this worker's rounds. */
+/* True if some worker of the job is training. The attach of another worker would void the open
+ * round. */
 static bool do_others_train(const struct coord_job *job)
 {
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
@@ -580,8 +584,8 @@ cairn_status coord_layouts_load(struct coord_job *job, const struct stored_job *
     CAIRN_TRY(plan_job_decode(&job->spec, row->layout_before, row->layout_before_bytes, &before));
     job->layouts.before = packed_copy(row->layout_before, row->layout_before_bytes);
     job->layouts.before_shards = before->shard_count;
-    // This layout may be older than the layout with which the slice under way began. Then the slice
-    // cannot be taken back.
+    // The slice under way can be taken back only to the layout with which the slice began. The
+    // layout `before` may be older than that layout.
     if (before->version + 1 == job->layout->version)
         job->reshard.prior = before;
     else
@@ -659,7 +663,7 @@ struct layout *coord_layouts_take_next(struct coord_job *job, struct cairn_versi
     job->planned.heaviest_over_mean = 0;
     free(job->planned.shard_bytes);
     job->planned.shard_bytes = NULL;
-    job->tiles.changed = true; // exactly the layout's shards must know the tiles
+    job->tiles.changed = true; // the shards of the new layout, and no others, must know the tiles
     l->next = NULL;
     l->next_packed = NULL;
     coord_layouts_drop_next(job);
@@ -698,7 +702,8 @@ static void member_layout_changed(struct coord_member *member)
         coord_shard_infos_release(&infos);
         return;
     }
-    // The member would read and push by a layout that is no longer in force, so it must connect again.
+    // The member would read and push by a layout that is no longer in force, so it must connect
+    // again.
     struct coord_session *session = member->session;
     if (session->closing) return;
     session->closing = true;
@@ -768,7 +773,8 @@ static void take_out_wait(struct coord_member *member, uint32_t at)
             (member->waits.count - at) * sizeof *member->waits.list);
 }
 
-/* Answers the waits for client states (`state`) or for versions that can be answered now. */
+/* Answers the waits that can be answered now. If `state`, these are waits for the client state,
+ * otherwise waits for a version. */
 static void answer_version_waits(struct coord_job *job, bool state,
                                  const Cairn__VersionReady *ready)
 {
@@ -786,9 +792,9 @@ static void answer_version_waits(struct coord_job *job, bool state,
     }
 }
 
-/* Removes one wait when there is one too many. Removes the first wait whose thread may have given up (its
- * time is over, or it named no time), without an answer. If there is none, removes and refuses the newest
- * wait. */
+/* Removes one wait, because the list has one too many. This is the first wait whose thread may have
+ * given up, because the time of the wait is over or was not given. Such a wait gets no answer. If
+ * there is no such wait, the newest wait is removed, and is answered with CAIRN_ERR_BUSY. */
 static void make_room(struct coord_member *member, uint64_t now_ms)
 {
     const uint32_t last = CAIRN_MEMBER_WAITS_MAX;
@@ -805,8 +811,8 @@ static void make_room(struct coord_member *member, uint64_t now_ms)
     coord_session_error(member->session, request, CAIRN_ERR_BUSY, why.text);
 }
 
-/* Begins a wait, which is answered as soon as possible. If CAIRN_MEMBER_WAITS_MAX threads wait already, the
- * peer is answered with CAIRN_ERR_BUSY. */
+/* Begins a wait, which is answered as soon as possible. If the member already has
+ * CAIRN_MEMBER_WAITS_MAX waits, make_room removes one of them, or refuses the new wait. */
 static void on_version_wait(struct coord_member *member, uint32_t request, const void *any)
 {
     const Cairn__VersionWait *message = any;

@@ -19,8 +19,8 @@ static bool is_named(const Cairn__HeldJob *part, const char *job)
     return strcmp(part->name, job) == 0 || strcmp(number, job) == 0;
 }
 
-/* Tells the shard to drop a part. The shard answers with the parts that it still holds. These parts
- * become the entry's new list. */
+/* Tells the shard to drop a part. The shard answers with a list of the parts that it still holds,
+ * which replaces the list in the shard's entry. */
 static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
                         const Cairn__HeldJob *part)
 {
@@ -32,7 +32,8 @@ static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
     coord_session_send(entry->session, CAIRN_MSG_PART_DROP, coord_request_new(cluster), &drop.base);
 }
 
-/* Makes shards drop the parts of a job that this store does not know, because an operator asks for it. */
+/* Makes the shards drop their parts of a job, because an operator asks for this. Only parts that
+ * our store does not know are dropped. */
 static void on_cluster_forget(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__ClusterForget *message = any;
@@ -151,7 +152,8 @@ static bool read_u64(const Cairn__ReducedValue *value, uint64_t *out)
     return true;
 }
 
-/* Reads the sums. Returns false unless each of the three keys occurs once, with its operation. */
+/* Reads the sums of a step. Returns false unless each of the three keys occurs exactly once, with
+ * the operation that belongs to the key. */
 static bool read_sums(const Cairn__Reduced *message, struct step_sums *out)
 {
     unsigned seen = 0;
@@ -169,7 +171,7 @@ static bool read_sums(const Cairn__Reduced *message, struct step_sums *out)
     return seen == (1u << 1 | 1u << 2 | 1u << 3);
 }
 
-/* Returns a malloc'ed list, or NULL if there is no memory. */
+/* Returns a malloc'ed list of the untouched tensors, or NULL if there is no memory. */
 static struct round_untouched *read_untouched(const Cairn__Reduced *message)
 {
     struct round_untouched *list = calloc(message->n_untouched_tensors + 1, sizeof *list);
@@ -215,7 +217,7 @@ static bool on_published(struct coord_job *job, uint32_t shard, const void *any)
     return true;
 }
 
-/* Converts the message; `out` borrows its payload. CAIRN_ERR_MALFORMED. */
+/* Converts the message to a decision, which borrows the message's payload. CAIRN_ERR_MALFORMED. */
 static cairn_status decision_of_message(const Cairn__Decision *message, struct decision *out)
 {
     struct payload head;
@@ -278,8 +280,8 @@ static bool on_lacks(struct coord_job *job, uint32_t shard, const void *any)
     return true;
 }
 
-/* Takes a shard's sentence about its storage. Makes the sentence one line, because it is logged and shown
- * to operators. */
+/* Takes a shard's sentence about its storage. Makes the sentence one line, because it is logged and
+ * shown to operators. */
 static void take_storage(struct coord_shard_entry *entry, const char *why)
 {
     struct sentence said;
@@ -300,16 +302,16 @@ static void on_shard_heartbeat(struct coord_session *session, uint32_t request, 
     if (session->entry == NULL) return;
     coord_unheard_take(session, message->unheard, message->n_unheard);
     if (message->stats == NULL) return;
-    session->entry->stats = *message->stats; // it has only numbers, no pointers
+    session->entry->stats = *message->stats; // stats has only numbers, no pointers
     session->entry->has_stats = true;
     take_storage(session->entry, message->storage);
     coord_bytes_take(session->entry, message);
     coord_snapshot_on_progress(session->cluster, session->entry, message);
 }
 
-/* Returns the job, and the shard's index in the job. Returns NULL if the message is about a job that is
- * gone, or about a job in which the shard has no part. This is no fault, because the job may have been
- * dropped while the message was in flight. */
+/* Returns the job, and the shard's index in the job. Returns NULL if the message is about a job
+ * that is gone, or about a job in which the shard has no part. This is no fault, because the job
+ * may have been dropped while the message was in flight. */
 static struct coord_job *place_of(struct coord_session *session, uint64_t job_id,
                                   uint32_t *shard_out)
 {
@@ -358,7 +360,8 @@ static bool on_held_jobs(struct coord_session *session, const struct wire_frame 
 
 /* Handles what workers and readers send. */
 
-/* Returns the session's member of the job, JOINING or ATTACHED. Returns NULL if there is none. */
+/* Returns the session's member of the job, if the member is JOINING or ATTACHED. If there are two,
+ * returns the one that is ATTACHED. Returns NULL if there is none. */
 static struct coord_member *find_member(struct coord_session *session, uint64_t job_id)
 {
     struct coord_member *found = NULL;
@@ -369,8 +372,8 @@ static struct coord_member *find_member(struct coord_session *session, uint64_t 
     return found;
 }
 
-/* Returns the attached member to which a request belongs. Returns NULL if there is none; then the request
- * was answered with an error. */
+/* Returns the attached member to which a request belongs. If there is none, answers the request
+ * with an error, and returns NULL. */
 static struct coord_member *attached_member(struct coord_session *session, uint32_t request,
                                             uint64_t job_id)
 {
@@ -401,8 +404,8 @@ static void on_round_begin(struct coord_member *member, uint32_t request, const 
     coord_job_event(member->job, &begin);
 }
 
-/* Checks the learning rates that a commit brings for driven groups. A bad rate is refused here, so that
- * the round continues without this commit. */
+/* Checks the learning rates that a commit brings for driven groups. A bad rate is refused here, so
+ * that the round continues without this commit. */
 static cairn_status judge_driven(const struct coord_job *job, const Cairn__RoundCommit *message,
                                  struct sentence *why)
 {
@@ -522,14 +525,14 @@ static bool is_contested(const struct coord_member *member)
            member->opening.contested_ms != 0;
 }
 
-/* True if the member's job exists, but the member has failed too often. */
+/* True if the member's job exists, but the member is put off because it has failed too often. */
 static bool is_put_off(const struct coord_member *member)
 {
     return member->phase == CAIRN_MEMBER_WAITING && member->job == NULL && member->opening.put_off;
 }
 
-/* Says what a request to open a job waits for, before the job exists or before all its shards know the
- * member. */
+/* Says what a request to open a job waits for, while the job does not exist, or while not all of
+ * its shards know the member. */
 static void describe_opening(const struct coord_session *session, struct sentence *out)
 {
     const struct coord *cluster = session->cluster;
@@ -583,11 +586,11 @@ static void on_trainer_asks_who_is_awaited(struct coord_session *session, uint32
     if (job != NULL && message->cut) {
         (void)coord_snapshot_waiting(job, &text);
     } else if (member != NULL && message->lease && coord_leases_waiting(member, &text)) {
-        // `text` says for whom the job waits
+        // `text` says for which shards the lease waits
     } else if (job != NULL) {
         coord_job_waiting(job, &text);
         awaited.paused_ms = (uint32_t)coord_job_paused_ms(job);
-        // The job's round waits for a worker that is alive and has not said why.
+        // true: the open round waits for a worker that is alive and has announced no pause
         awaited.silent = job->core != NULL && !coord_job_dead(job) && job->initialized &&
                          coord_job_shards_up(job) && round_waits_for_silent(job->core);
     } else {
@@ -597,7 +600,8 @@ static void on_trainer_asks_who_is_awaited(struct coord_session *session, uint32
     coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
-/* Begins a snapshot for a worker. The worker is answered at once, or when the snapshot is committed. */
+/* Begins a snapshot for a worker. The worker is answered when the snapshot has begun or, if the
+ * message says `wait`, when the snapshot is committed. */
 static void on_trainer_creates_snapshot(struct coord_session *session, uint32_t request,
                                         const void *any)
 {
@@ -683,7 +687,7 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     uint32_t shard = 0;
     if (session->role == CAIRN_ROLE_WIRE_ADMIN && frame->type == CAIRN_MSG_HEARTBEAT) return true;
     if (session->role != CAIRN_ROLE_WIRE_SHARD && request == 0 && (row == NULL || !row->is_notice))
-        return false; // a message that is no notice is a request
+        return false; // only a notice may come without a request id
     if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, frame, message);
     if (row == NULL) return false;
     if (row->by_frame != NULL) return row->by_frame(session, frame);
