@@ -1,5 +1,5 @@
-/* Workers and readers that are joining a job: the request, the pages of the spec, and the wait until the
- * job is created or restored. The section join comes next. */
+/* Workers and readers that are joining a job: their requests, the pages of their specs, and their
+ * wait until the job is created or restored. The section `join` has what follows. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,20 +11,20 @@
 
 /* ==== first ====
  *
- * The generation with which a new job begins: higher than that of every snapshot in the folder of its name,
- * so that of any two snapshots there the one with the higher version is the newer, and no two have the same
- * version. */
+ * Chooses the generation with which a new job begins. It is higher than the generation of every
+ * snapshot in the folder that has the job's name. So no two snapshots in this folder have the same
+ * version, and a newer snapshot has a higher version. */
 
-#define LOOK_MS 5000 /* a storage that takes longer counts as hanging */
+#define LOOK_MS 5000 /* a storage that has not answered after this time counts as hanging */
 
 struct coord_first {
     struct coord_work work;   /* the first member */
     struct coord_first *next; /* in the cluster's list */
     char job[CAIRN_NAME_MAX + 1];
     uint64_t begun_ms;
-    bool ended; /* `last` is known, or could not be read */
+    bool ended; /* true: `last` is known, or reading it has failed */
     bool given_up;
-    /* used by the thread until it has run */
+    /* the results of the thread; nobody else uses them before it has ended */
     uint64_t last;
     cairn_status status;
     struct sentence why;
@@ -46,8 +46,8 @@ static void say_unknown(const char *job, const char *why)
              job, why);
 }
 
-/* The waiting openers use the number now. The number is not kept, because a newer snapshot may appear in
- * the folder later. */
+/* The waiting openers use the generation at once. It is not kept, because a newer snapshot may
+ * appear in the folder later. */
 static void on_generation_found(struct coord_work *work)
 {
     struct coord_first *first = (struct coord_first *)work;
@@ -79,9 +79,9 @@ static void begin_look(struct coord *cluster, const char *job)
     cluster->firsts = first;
 }
 
-/* Returns false while another thread is reading the folder; the openers are judged again when the thread
- * is done. A folder that cannot be read, or hangs, does not delay a job: the job then begins with
- * generation 1, with a warning. */
+/* Sets *out to the generation with which a new job begins. Returns false while a thread is reading
+ * the folder; the openers are judged again when the thread is done. If the folder cannot be read,
+ * or has not been read after LOOK_MS, the job begins with generation 1, and a warning is logged. */
 static bool first_generation(struct coord *cluster, const char *job, uint64_t *out)
 {
     const struct coord_first *first = cluster->firsts;
@@ -117,8 +117,8 @@ static void refuse_another(struct coord_member *member)
     opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
 }
 
-/* True if the member asks for a restore of the job's newest snapshot, and has not been told yet that
- * there is no snapshot. */
+/* True if the member is a worker that has not been in a job yet, asks for a restore of the job's
+ * newest snapshot, and still waits for it. */
 static bool wants_restore(const struct coord_member *member)
 {
     return member->opening.resumes && member->opening.attached_id == 0 &&
@@ -135,8 +135,8 @@ static bool begin_resume(struct coord_member *member)
     return true;
 }
 
-/* Refuses a member with must_not_exist if the job has taken a step or is lost. The member has not begun
- * any job, so such a job cannot be its own. True: the member is gone. */
+/* Refuses a member with must_not_exist if the job has taken a step or is lost. Such a job cannot be
+ * the member's own, because the member has not been in a job yet. True: the member is gone. */
 static bool refuse_begun(struct coord_member *member, const struct coord_job *job)
 {
     struct sentence why, maker;
@@ -153,8 +153,9 @@ static bool refuse_begun(struct coord_member *member, const struct coord_job *jo
     return true;
 }
 
-/* Judges whether another worker has the member's rank. A dead worker is gone within a lease, so the
- * member waits for one lease, and is then refused. True: the member waits, or (*gone_out) is gone. */
+/* Judges whether another worker has the member's rank. If so, the member waits for one lease,
+ * because a dead worker is gone by then, and is refused after the lease. True: the member waits,
+ * or, if *gone_out is set, was refused and is gone. */
 static bool is_contested(struct coord_member *member, const struct coord_job *job, bool *gone_out)
 {
     struct coord *cluster = member->session->cluster;
@@ -182,7 +183,8 @@ static bool is_contested(struct coord_member *member, const struct coord_job *jo
     return true;
 }
 
-/* True if the member no longer waits in its present state, or is gone. */
+/* Judges a member that waits. True: something has changed, and the member may be gone. False: the
+ * member waits on. */
 static bool advance_opening(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
@@ -195,7 +197,8 @@ static bool advance_opening(struct coord_member *member)
         if ((coord_operations_hold(job) & CAIRN_HOLD_MEMBERS) != 0 || job->loss.behind ||
             coord_recovery_pending(job))
             return false;
-        const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // true even if its parts may return
+        // also true if the job's parts may return
+        const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST;
         if (lost && wants_restore(member))
             return coord_shards_staying(cluster, &job->spec, false) >= coord_recovery_shards(job) &&
                    begin_resume(member);
@@ -234,7 +237,7 @@ static bool advance_opening(struct coord_member *member)
         return true;
     }
     if (wants_restore(member)) return begin_resume(member);
-    // the restore that others asked for serves this member, too
+    // the restore that other openers asked for serves this member, too
     if (coord_resuming(cluster, member->job_name)) return false;
     if (member->opening.must_exist) {
         sentence_set(&why,
@@ -250,7 +253,8 @@ static bool advance_opening(struct coord_member *member)
                                                  member->opening.packed, member->session->name,
                                                  &why);
     if (status != CAIRN_OK) opening_refuse(member, status, why.text);
-    return true; // the member may be gone: a small job is planned at once, and may be refused
+    // the member may be gone: a small job is planned at once, and its openers may be refused
+    return true;
 }
 
 static bool advance_any(struct coord *cluster)
@@ -278,7 +282,7 @@ void coord_openings_advance(struct coord *cluster)
 
 void coord_openings_tick(struct coord *cluster)
 {
-    // Gives up reading folders that take too long.
+    // If reading a folder takes too long, no job waits for it any more.
     bool advance = false;
     for (struct coord_first *f = cluster->firsts; f != NULL; f = f->next) {
         if (f->ended || f->given_up || coord_now_ms(cluster) - f->begun_ms < LOOK_MS) continue;
@@ -287,7 +291,7 @@ void coord_openings_tick(struct coord *cluster)
     }
     if (advance) coord_openings_advance(cluster);
     if (!cluster->openings.contested) return;
-    cluster->openings.contested = false; // set again if a member still waits
+    cluster->openings.contested = false; // the next line sets it again if a member still waits
     coord_openings_advance(cluster);
 }
 
@@ -333,11 +337,12 @@ static struct coord_member *find_resuming(struct coord_member *m, const char *na
 
 struct coord_verdict {
     struct coord_verdict *next;
-    struct packed *packed; /* held: the spec as received, which identifies the verdict */
+    /* held: the opener's spec, as received; a verdict is found by this pointer */
+    struct packed *packed;
     bool judged, joins;
     cairn_status status;
-    struct sentence why; /* why the opener is refused; unused if it joins */
-    /* owned: the differences as messages. The first of these openers takes them */
+    struct sentence why; /* why the opener is refused; unused if `joins` */
+    /* owned: the differences as messages; the first opener that is refused takes them */
     Cairn__Error *rows;
 };
 
@@ -441,8 +446,8 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     uint32_t arriving = 0;
     for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         arriving += m->phase == CAIRN_MEMBER_PAGES || m->phase == CAIRN_MEMBER_JUDGED;
-    // The answer is not BUSY, because after BUSY a client asks again until its deadline. Only the
-    // client's own cairn_job_close can help.
+    // The answer is not BUSY. After BUSY a client asks again until its deadline, which is useless
+    // here, because only a cairn_job_close of this client can help.
     if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%" PRIu32 " jobs are open on this connection, the most allowed: close "
@@ -465,8 +470,8 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     return CAIRN_OK;
 }
 
-/* Drops members of the same identity on this connection that are not in a job. The newer request replaces
- * their requests. */
+/* Drops this connection's members that have the same session number, ask for the same job, and are
+ * not in it yet. The new request replaces their requests. */
 static void drop_stale(struct coord_session *session, const Cairn__JobOpen *open)
 {
     struct coord_member *m = session->members;
@@ -535,7 +540,7 @@ struct judging {
     /* results */
     struct job_spec_data spec; /* owned */
     cairn_status status;
-    struct sentence why; /* why the work failed, or the differences */
+    struct sentence why; /* why the work failed; if it did not fail: how the specs differ */
     Cairn__Error *rows;  /* owned: the differences as messages */
     bool joins;
 };
@@ -585,7 +590,7 @@ static void run_judging(struct coord_work *work)
     if (judging->spec.name == NULL) read_spec(judging);
     if (judging->status == CAIRN_OK && judging->job != NULL) compare_specs(judging);
     if (judging->status == CAIRN_OK && !judging->joins) return;
-    // freed on this thread, because freeing takes long, too, and nobody needs the spec any more
+    // Nobody needs the spec any more. It is freed on this thread, because freeing takes long, too.
     spec_release(&judging->spec);
     spec_init(&judging->spec);
 }
@@ -631,7 +636,8 @@ static void done_judging(struct coord_work *work)
     coord_openings_advance(cluster);
 }
 
-/* Reads the member's spec, or compares it with `job`. The member may be refused, and gone, at once. */
+/* Reads the member's spec, or compares it with `job`. When this returns, the member may have been
+ * refused, and be gone. */
 static void begin_judging(struct coord_member *member, struct packed *job)
 {
     struct coord_session *session = member->session;
@@ -657,9 +663,9 @@ static void begin_judging(struct coord_member *member, struct packed *job)
     }
 }
 
-/* True: opening.joins says whether the member's spec is, or once was, the job's spec. False: a thread is
- * comparing the specs, or has compared them and the waiting openers are judged again, or the member was
- * refused and is gone. */
+/* True: the member is no worker, or opening.joins says whether its spec is, or once was, the job's
+ * spec. False: the comparison of the specs has begun, and the waiting openers are judged again when
+ * it is done; or the member was refused and is gone. */
 static bool opening_compare(struct coord_member *member, struct coord_job *job)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.compared == job->planned.spec)
@@ -695,8 +701,9 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
 /* A member whose job exists joins the job if the specs agree and the job has room. Otherwise the member
  * is refused. */
 
-/* Judges whether the job has room for the worker. Refuses with BUSY, because a worker that died is gone
- * after its lease: after BUSY a client asks again until its deadline. */
+/* Judges whether the job has room for the worker. If not, the answer is BUSY. After BUSY a
+ * client asks again until its deadline, and meanwhile a worker that died is put out when its
+ * lease ends. */
 static cairn_status judge_room(const struct coord_member *member, const struct coord_job *job,
                                struct sentence *why)
 {
@@ -768,8 +775,9 @@ static void opening_refuse(struct coord_member *member, cairn_status status, con
     coord_member_free(member);
 }
 
-/* Takes over the requests of `same`, if `same` is on the same connection. On another connection the peer
- * asks again. */
+/* Puts `member` in the place of `same`, which is the same member from an earlier JobOpen, and frees
+ * `same`. If both are on one connection, `member` gets the requests of `same`. On a new connection
+ * the peer sends its requests again. */
 static void take_over(struct coord_member *member, struct coord_member *same)
 {
     if (same->session == member->session) {
@@ -821,8 +829,8 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
         opening_refuse(member, status, why.text);
         return;
     }
-    // The same member after a reconnect: the new connection replaces the old connection, and nobody else
-    // is told.
+    // If the job has the member already, the member has reconnected, or has asked again. It does
+    // not count as having left.
     struct coord_member *same = coord_job_member(job, member->id);
     if (same != NULL) take_over(member, same);
     coord_member_forget_spec(member);
@@ -834,9 +842,9 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
 
 /* ==== mismatch ==== */
 
-/* Says how a worker's spec differs from the job's spec, and how the job could be changed to the worker's
- * spec: in words for people, and in rows for programs. The rows of spec_fields.h say how each field is
- * compared and named. */
+/* Says how a worker's spec differs from the job's spec, and how the job could be changed to the
+ * worker's spec: in words for people, and in rows for programs. spec_fields.h says how each field
+ * is compared and named. */
 
 #define LINES_SHOWN  10
 #define ROWS_TOLD    64
@@ -846,7 +854,7 @@ struct rows {
     struct sentence *why;
     size_t lines;
     Cairn__Error *error; /* NULL: no memory */
-    bool whole; /* true: each difference has a row, and each row has a setting with its value */
+    bool whole; /* true: each difference has a row, and each row names a setting and its value */
 };
 
 static bool add_row(Cairn__Error *error, const struct spec_difference *d)
@@ -883,7 +891,8 @@ static void on_difference(void *context, const struct spec_difference *d)
     rows->error = NULL;
 }
 
-/* True if an earlier row has the same key; `wire`, for example, has a row for each tensor. */
+/* True if an earlier row has the same key. The key `wire`, for example, has a row for each
+ * tensor. */
 static bool is_told(const Cairn__Error *error, size_t row)
 {
     for (size_t i = 0; i < row; i++)
@@ -911,7 +920,8 @@ static bool spell_settings(const Cairn__Error *error, struct sentence *out)
     return true;
 }
 
-/* Returns the hardest of the changes that the rows need. This change can make all the others. */
+/* Returns the hardest kind of change that any row needs. A change of this kind can do what every
+ * other row needs, too. */
 static enum spec_change hardest_change(const Cairn__Error *error)
 {
     enum spec_change most = CAIRN_SPEC_NEXT_ROUND;
@@ -949,9 +959,9 @@ static void add_way(const char *job, const struct rows *rows)
                                           : "");
 }
 
-/* Adds in words how the spec differs from the job's spec, and how the job could be changed to it. Also
- * returns the differences as rows of an Error, which the caller frees with cairn__error__free_unpacked
- * (NULL: no memory). Any thread may call this. */
+/* Adds to `why` how the spec differs from the job's spec, and how the job could be changed to the
+ * spec. Sets *rows_out to an Error that has the differences as rows, or to NULL if there is no
+ * memory. The caller frees the Error with cairn__error__free_unpacked. Any thread may call this. */
 static void opening_differences(const struct job_spec_data *spec, const struct job_spec_data *job,
                                 struct sentence *why, Cairn__Error **rows_out)
 {

@@ -1,4 +1,5 @@
-/* The operations of jobs: the list of them, and what happens to all of them. See job.h. */
+/* The list of the operations of jobs, and the functions that ask or tell every operation something.
+ * See job.h. */
 #include "server/coordinator/cluster.h"
 
 static const struct coord_operation *const operations[CAIRN_OPERATIONS] = {

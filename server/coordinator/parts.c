@@ -1,5 +1,5 @@
-/* The parts of jobs, as shards connect and disconnect. A shard that reconnects is judged by the parts
- * that it reports, and a part that is missing for too long makes its job LOST. */
+/* Handles the parts of jobs when shards connect and disconnect. A shard that reconnects is judged
+ * by the parts that it reports, and a part that is missing for too long makes its job LOST. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +9,9 @@
 
 /* ==== periodic ==== */
 
-/* True if a snapshot is due, by steps, or by the time since the last snapshot was due. After a start,
- * that time counts from the first step that is seen. */
+/* True if the policy wants a snapshot of this step. If snapshot_every_s is set, it wants one when
+ * enough time has passed since the last snapshot was due; after a start, since the first step that
+ * this process has seen. Otherwise it wants one after every snapshot_every steps. */
 static bool is_due(struct coord_job *job, uint64_t step)
 {
     const struct policy *policy = &job->spec.policy;
@@ -26,9 +27,9 @@ static bool is_due(struct coord_job *job, uint64_t step)
     return due;
 }
 
-/* True if the version that must be saved has been reached. In a job with buffers_every, this is the
- * version that the write after a due step makes; if no write follows, it is the version that the next
- * step makes. */
+/* True if `now` is a version that must be saved. Usually this is the version that a due step makes.
+ * In a job with buffers_every, it is the version that the write after the due step makes, or, if no
+ * write follows, the version that the next step makes. */
 static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
                            struct cairn_version now)
 {
@@ -45,8 +46,8 @@ static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
     return was_due || (due && job->spec.buffers_every == 0);
 }
 
-/* Begins a periodic snapshot if one is due. Counts only steps that are applied while this process runs.
- * The step with which a restore or a start begins does not count. */
+/* Begins a periodic snapshot if one is due. Only a step that is applied while this process runs can
+ * make a snapshot due. The step at which the job was restored or loaded cannot. */
 static void periodic_advance(struct coord_job *job)
 {
     const struct cairn_version was = job->snapshots.stepped, now = coord_job_version(job);
@@ -71,8 +72,8 @@ struct held {
     size_t count;
 };
 
-/* Returns the shard's part of the job in the layout that our store knows, in force or prepared. Returns
- * NULL if the shard has no such part. */
+/* Returns the shard's part of the job that has the layout of our store, either in force or
+ * prepared. Returns NULL if the shard has no such part. */
 static const Cairn__HeldJob *part_of(const struct coord_job *job, const struct held *held)
 {
     const struct seat_part wanted = { .job = job->id,
@@ -82,16 +83,17 @@ static const Cairn__HeldJob *part_of(const struct coord_job *job, const struct h
         const Cairn__HeldJob *part = held->list[i];
         const struct seat_part seen[] = {
             { part->job, part->generation, part->layout_hash },
-            { part->job, part->generation, part->next_layout_hash }, // in force after a fence
+            // this layout comes into force with a fence
+            { part->job, part->generation, part->next_layout_hash },
         };
         if (seat_has(&wanted, seen, part->next_layout_version != 0 ? 2 : 1)) return part;
     }
     return NULL;
 }
 
-/* Says in which respect our store is older than this shard's report. Returns NULL if the store is not
- * older. A generation that no coordinator has called durable counts only if it is above the generations
- * that we have begun ourselves. */
+/* Says in which respect our store is older than this shard's report. Returns NULL if the store is
+ * not older. If no coordinator has told the shard that its generation is durable, the generation
+ * counts only if it is above all generations that we have begun ourselves. */
 static const char *behind_in(const struct coord_job *job, const struct held *held)
 {
     const struct marks ours = coord_job_marks(job);
@@ -106,9 +108,10 @@ static const char *behind_in(const struct coord_job *job, const struct held *hel
     return NULL;
 }
 
-/* Called because an amendment may have been made or given up while the shard, or the coordinator, was
- * away. Drops a generation older than the store's now. Drops a newer generation only when all shards have
- * shown that the store is not an older copy. */
+/* Finds generations of the job on the shard that are not the store's, because an amendment may have
+ * been made or given up while the shard, or the coordinator, was away. If there are only older
+ * ones, they are dropped at once. A newer one is dropped by settle_all, after all shards have shown
+ * that the store is not an older copy. */
 static void settle_generations(const struct coord_job *job, uint32_t shard, const struct held *held)
 {
     struct coord_job_shard *s = &job->shards[shard];
@@ -139,8 +142,8 @@ static void start_over(struct coord_job *job, const struct coord_shard_entry *en
     coord_job_drop(job);
 }
 
-/* True if every shard has reported what it holds, and nothing is newer than our store. Then destructive
- * actions are safe. */
+/* True if every shard of the job has reported what it holds, and no shard holds anything that is
+ * newer than our store. Then destructive actions are safe. */
 static bool all_here(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i)
@@ -150,13 +153,13 @@ static bool all_here(const struct coord_job *job)
 
 /* ---- parts that are missed ----
  *
- * A shard that connects without its part of a job is another process than the one that had the part. The
- * old process may have ended, and its memory with it. Or the old process is stopped, or cut off, and will
- * return. So the job waits for the part. After a while the job's members are told that the part is lost,
+ * If a shard connects without its part of a job, its process is a new one. The old process, which
+ * had the part, may have ended, and then the part is lost. Or the old process is only stopped, or
+ * cut off, and will return. So the job first waits for the part. After a while the job is LOST,
  * until the part is back or the job is restored. */
 
-/* Returns how long a part is awaited. A process whose connection was closed has ended or reconnects at
- * once. A process that became silent may still return within a lease. */
+/* Returns for how long the job waits for a part. If the process closed its connection, it has
+ * ended, or it reconnects at once. If the process became silent, it may return within a lease. */
 static uint64_t patience_ms(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const struct coord_options *options = cluster->options;
@@ -174,9 +177,9 @@ static void miss_part(struct coord_job *job, uint32_t shard)
     coord_snapshot_part_missed(job, shard);
 }
 
-/* Takes the slice back in two cases: a shard that had nothing before the slice stays away, or it
- * connected without its part while the layout was being stored. Returns true if a slice is being taken
- * back. */
+/* Takes the slice back if a shard that had nothing before the slice stays away, or if such a shard
+ * connected without its part while the layout was being stored. Returns true if a slice is being
+ * taken back. */
 static bool give_up_fresh(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -207,7 +210,7 @@ void coord_job_parts_tick(struct coord_job *job)
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
-        if (is_left_out(job, i)) continue; // other shards also have all that it had
+        if (is_left_out(job, i)) continue; // the other shards have all that this shard had
         coord_job_lose(job, true,
                        "%s restarted without its part, and the process that had it is not back (if "
                        "that one still runs, stopped or cut off, the job goes on when it is back)",
@@ -216,7 +219,8 @@ void coord_job_parts_tick(struct coord_job *job)
     }
 }
 
-/* Notes that the shard has its part again. If no part is missed any more, the job is no longer LOST. */
+/* Notes that the shard has its part again. If no other part is missing, the job is no longer
+ * LOST. */
 static void find_part(struct coord_job *job, uint32_t shard)
 {
     if (job->shards[shard].missed_ms == 0) return;
@@ -230,7 +234,9 @@ static void find_part(struct coord_job *job, uint32_t shard)
     job->loss.may_return = false;
 }
 
-/* All shards are connected: settles what had to wait for this. Returns true if the job is gone. */
+/* Called when all shards of the job are connected. Drops the newer generations that shards hold. If
+ * a part of an uninitialized job is missing, starts the job over, and returns true: the job is
+ * gone. */
 static bool settle_all(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -270,7 +276,8 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     if (coord_job_dead(job)) return;
     const Cairn__HeldJob *part = part_of(job, held);
     if (part == NULL && coord_slice_shard_lost(job, shard)) return;
-    if (is_left_out(job, shard)) return; // taking the slice back drops what the shard has
+    // when the slice is taken back, the shard drops what it has
+    if (is_left_out(job, shard)) return;
     if (part == NULL) {
         miss_part(job, shard);
     } else {
@@ -285,16 +292,16 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     coord_slice_prepared(job, shard, part->next_layout_version);
     coord_terms_tell(job, shard, !part->unsettled);
     coord_members_tell_shard(job, shard);
-    coord_gate_update(job); // after the messages about members, on the same connection
+    coord_gate_update(job); // the messages about members come first, on the same connection
     const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
     coord_job_event(job, &up);
     if (coord_job_shard_moved(s)) tell_shards_changed(job);
     coord_job_try_seal(job);
 }
 
-/* As far as our store knows, the job has no part on this shard. If the shard has nevertheless seen a
- * later epoch, some parts are missing on the shards that our store names. These parts have moved, and are
- * not lost. */
+/* Called for a shard on which the job has no part, as far as our store knows. If the shard has seen
+ * a later epoch of the job than our store, our store is an older copy. Then parts that are missing
+ * on the shards of our store have moved, and are not lost. */
 static void judge_stranger(struct coord_job *job, const struct coord_shard_entry *entry,
                            const struct held *held)
 {
@@ -348,7 +355,8 @@ void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entr
         CAIRN_EACH_SHARD (job, i) {
             if (job->shards[i].entry != entry) continue;
             shard_down(job, i);
-            break; // a shard occurs in a layout only once, and may have left it by now
+            // a shard occurs in a layout only once, and the shard may have left the layout by now
+            break;
         }
     }
 }
@@ -499,7 +507,8 @@ static void refuse_begin(struct coord_job *job, const struct round_action *actio
     member->begin_request = 0;
 }
 
-/* For a round that ended because gradients were not finite: says which gradients these were. */
+/* Says which gradients of the round were not finite. If the round failed because of them, `text`
+ * says so. */
 static void fill_gradients(const struct coord_job *job, const struct round_action *action,
                            Cairn__RoundResult *result, struct sentence *text,
                            char tensors[static CAIRN_RESULTS_BYTES])
@@ -549,8 +558,8 @@ static void fill_result(const struct coord_job *job, const struct round_action *
     result->clip_scale = head.clip_scale;
     result->lr = head.lr;
     result->skips = head.skips.all;
-    // This decision made the present version. So the results that the shards last reported belong to this
-    // version.
+    // If this decision made the present version, the results that the shards last reported belong
+    // to this version.
     if (action->decision->kind == CAIRN_DECISION_APPLY &&
         version_compare(action->version, round_version(job->core)) == 0) {
         result->nonfinite = coord_halts_nonfinite(job, tensors);
@@ -569,7 +578,8 @@ static void send_result(struct coord_job *job, const struct round_action *action
     char tensors[CAIRN_RESULTS_BYTES];
     fill_result(job, action, &result, &text, tensors);
     if (coord_commits_answer(member, &result)) return;
-    // no request waits for the result, because the worker asks again
+    // No request of the worker waits for the result. The worker is told only that a round is void;
+    // for any other result it asks again.
     if (action->status != CAIRN_ERR_EPOCH_CHANGED) return;
     coord_session_send(member->session, CAIRN_MSG_ROUND_RESULT, 0, &result.base);
 }
@@ -625,7 +635,8 @@ static void fence_worker(struct coord_job *job, const struct round_action *actio
     struct sentence text;
     if (member == NULL) return;
     cairn_status status = CAIRN_ERR_FENCED;
-    if (action->status == CAIRN_ERR_TIMEOUT) { // its place is free: the worker may reopen the job
+    // the worker's place is free, so the worker may reopen the job
+    if (action->status == CAIRN_ERR_TIMEOUT) {
         status = CAIRN_ERR_REOPEN;
         say_late(job, action, &text);
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") was put out: %s",
@@ -654,7 +665,7 @@ static void fence_worker(struct coord_job *job, const struct round_action *actio
 static void act_on_core(struct coord_job *job, const struct round_action *action)
 {
     switch (action->kind) {
-    case CAIRN_ROUND_PERSIST: break; // handled by the core itself
+    case CAIRN_ROUND_PERSIST: break; // round.c handles this action
     case CAIRN_ROUND_FENCE: send_fence(job, action); break;
     case CAIRN_ROUND_RESOLVE: send_resolve(job, action); break;
     case CAIRN_ROUND_OPEN_SEND: send_open(job, action); break;

@@ -1,4 +1,5 @@
-/* The run of a re-sharding: which step is next. See reshard.h. */
+/* The runs of re-shardings: the shards that join, the next step of a run, and its slices. See
+ * reshard.h. */
 #include "server/coordinator/reshard.h"
 
 #include <assert.h>
@@ -71,7 +72,7 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
 
 static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
 {
-    struct decision last = *round_last(job->core); // keeps the schedule and the loss scale
+    struct decision last = *round_last(job->core); // the copy has the schedule and the loss scale
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { job->generation, job->base_step };
     const struct coord_create load = { .joins = true,
@@ -79,13 +80,14 @@ static void ask_all(struct coord_job *job, struct packed *layout, struct coord_g
                                        .last = &last };
     for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
         struct coord_shard_entry *entry = job->reshard.joiners[i].entry;
-        // Drop the part that an earlier run may have left on this shard. The part is of no use.
+        // An earlier run may have left a part on this shard. Such a part is of no use, and is
+        // dropped.
         coord_job_send_drop(job->cluster, entry, job->id);
         coord_job_ask_create(job, &load, job->shard_count + i, entry, layout, gather);
     }
 }
 
-/* Gives the joining shards their parts. The run advances when they have them. */
+/* Gives the joining shards their parts. The run advances when the shards have their parts. */
 static void reshard_join(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
@@ -101,7 +103,7 @@ static void reshard_join(struct coord_job *job)
     packed_release(layout);
 }
 
-/* Removes from the job the shards that have joined but are in no layout in force. */
+/* Removes from the job the shards that have joined but are not in the layout in force. */
 static void reshard_unjoin(struct coord_job *job)
 {
     const bool was_busy = job->reshard.busy;
@@ -168,8 +170,8 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
     r->progress.ended_ms = coord_now_ms(job->cluster);
     r->progress.shards_after = job->entry_count;
     sentence_set(&r->progress.text, "%s", text);
-    // The weights are deleted in the store, too. A job that is no longer in the store has no weights
-    // there.
+    // save_run deletes the weights in the store, too, unless the job itself is no longer in the
+    // store.
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = 0;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || !job->stored) return;
     save_run(job);
@@ -179,7 +181,7 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
 static void reshard_slice_ended(struct coord_job *job, cairn_status status, const char *text)
 {
     struct coord_reshard *r = &job->reshard;
-    // The slice does not count, and may be begun again.
+    // A slice that has failed does not count, and may be begun again.
     if (status != CAIRN_OK && !r->back && r->progress.slice > 0) r->progress.slice--;
     if (status == CAIRN_OK) {
         r->progress.moved_bytes += r->slice_bytes;
@@ -187,10 +189,11 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
         r->progress.state_us += r->came_us;
     } else if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
         sentence_set(&r->progress.text, "%s", text);
-        r->is_refused = true; // the cause passes by itself: the next tick tries again
+        r->is_refused = true; // the cause passes by itself, so the next tick tries again
     } else if (status == CAIRN_ERR_UNREACHABLE && r->joiner_count == 0 &&
                job->shard_count == job->layout->shard_count) {
-        sentence_set(&r->progress.text, "%s", text); // tried again when all shards are up
+        // the slice is tried again when all shards are up
+        sentence_set(&r->progress.text, "%s", text);
     } else if (status != CAIRN_ERR_CANCELED) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, text);
     }
@@ -228,8 +231,9 @@ static void on_republished(struct coord_job *job, const void *about, cairn_statu
     r->publishing = false;
     if (status == CAIRN_OK) {
         coord_layouts_published(job);
-        save_run(
-            job); // else a new coordinator names the layout before, which later members never had
+        // Without this write a coordinator that is started again would name the earlier layout, which
+        // members that joined later never had.
+        save_run(job);
         coord_leases_republished(job);
         coord_members_layout_changed(job);
     } else {
@@ -241,8 +245,8 @@ static void on_republished(struct coord_job *job, const void *about, cairn_statu
     advance_reshard(job);
 }
 
-/* Asks the shards to publish the newest version in the layout in force. Nothing else does this while
- * nobody trains. */
+/* Asks the shards to publish the newest version in the layout in force. While nobody trains, no
+ * step publishes a version there. */
 static void republish_version(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
@@ -263,15 +267,18 @@ static void republish_version(struct coord_job *job)
     coord_gather_start(gather);
 }
 
-/* True if the newest version is published in the layout in force. Otherwise begins to publish it. */
+/* True if the newest version is published in the layout in force. Otherwise, if nobody trains,
+ * begins to publish it there. */
 static bool is_published(struct coord_job *job)
 {
     if (!coord_layouts_behind(job)) {
         const bool was_shut = job->reshard.publishing;
         job->reshard.publishing = false;
         coord_layouts_published(job);
-        if (was_shut) coord_gate_update(job); // a round published the version: opens the gate
-        return !was_shut; // if false, the next round that opens calls this again, or the next tick does
+        // a round has published the version, so the gate opens
+        if (was_shut) coord_gate_update(job);
+        // after false, this is called again when a round opens, or at the next tick
+        return !was_shut;
     }
     if (coord_pace_rests(job) || job->reshard.publishing) republish_version(job);
     return false;
@@ -318,9 +325,10 @@ static void finish_run(struct coord_job *job)
 
 /* ---- the next step ---- */
 
-/* True if the layout is settled, all shards are up, and nothing needs the layout to stay as it is. Also
- * false while an epoch is being stored, because a joining shard must not hear of that epoch: a shard that
- * has seen an epoch unknown to the store would prove that the store is an older copy. */
+/* True if the run may take its next step: the layout is settled, all shards are up, and nothing
+ * needs the layout to stay as it is. While an epoch is being stored, the run waits, because a
+ * joining shard must not hear of that epoch. If the epoch were never stored, the shard would seem
+ * to prove that the store is an older copy. */
 static bool may_step(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
@@ -353,7 +361,7 @@ static void begin_slice(struct coord_job *job)
         return;
     }
     uint8_t *gone = coord_holes(job, job->shard_count);
-    if (next == NULL) // shards join, and get no state
+    if (next == NULL) // the next layout has the shards that join, and gives them no state
         (void)!plan_job_widen(&job->spec, job->layout, job->shard_count, &next);
     if (gone == NULL || next == NULL) {
         free(gone);
@@ -405,7 +413,7 @@ static bool take_wish(struct coord_job *job, const struct coord_reshard_wish *wi
 {
     struct coord_reshard *r = &job->reshard;
     const uint32_t joiners = wish->count - job->shard_count;
-    free(r->joiners); // an empty list, if the job was loaded from the store
+    free(r->joiners); // if the job was loaded from the store, this is an empty list
     r->joiners = calloc((size_t)joiners + 1, sizeof *r->joiners);
     if (r->joiners == NULL) return false;
     for (uint32_t i = 0; i < joiners; i++) r->joiners[i] = wish->shards[job->shard_count + i];
@@ -507,7 +515,7 @@ void coord_reshard_close(struct coord_job *job)
     job->reshard.asking = NULL;
     job->reshard.publishing = false;
     layout_close(job->reshard.prior);
-    layout_close(job->reshard.target); // the target's tensors may no longer be the job's
+    layout_close(job->reshard.target); // the job may get other tensors than the target has
     job->reshard.prior = job->reshard.target = NULL;
     coord_layouts_drop_next(job);
 }
@@ -536,7 +544,8 @@ static bool has_next(const struct coord_job *job, uint32_t shard)
 
 /* ---- prepare ---- */
 
-/* The shards that receive something in a slice. The shards that give it see them as members. */
+/* The shards that receive something in a slice. To the shards that give the state, these shards are
+ * members. */
 struct movers {
     Cairn__Mover *movers; /* owned: [count] */
     Cairn__Mover **list;  /* owned */
@@ -554,7 +563,8 @@ static void fill_mover(const struct coord_job *job, uint32_t shard, Cairn__Mover
     const struct coord_shard_entry *entry = job->shards[shard].entry;
     cairn__mover__init(mover);
     mover->shard = shard;
-    // The number is random, not counted, because an earlier coordinator may have given any number.
+    // The member's number is random, because a counted number may be one that an earlier
+    // coordinator has given.
     randombytes_buf(&mover->member, sizeof mover->member);
     randombytes_buf(&mover->token, sizeof mover->token);
     mover->member |= 1; // the number is never 0
@@ -585,8 +595,9 @@ static bool movers_init(struct movers *movers, const struct coord_job *job)
 
 static void move_happened(struct coord_job *job, struct move_event *event, const char *text);
 
-/* A PartPrepare that is not answered yet. The serial of the slice is kept, because a slice that was taken
- * back may have had the same layout number as the slice after it. */
+/* A PartPrepare that the shard has not answered yet. `slice` is the serial of the slice. The number
+ * of the layout does not identify a slice, because after a slice was taken back the next slice may
+ * use the same number. */
 struct preparing {
     uint64_t layout;
     uint32_t shard, slice;
@@ -600,15 +611,15 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
                                 .shard = preparing->shard,
                                 .layout = preparing->layout,
                                 .status = status };
-    // Either the shard's connection was lost, which the machine hears separately, or another slice is
-    // under way.
+    // If the shard's connection was lost, the slice ends as after SHARD_DOWN, so that the run tries
+    // again. If another slice is under way, the answer is stale.
     if (status == CAIRN_ERR_CLOSED) event.status = CAIRN_ERR_UNREACHABLE;
     if (job->reshard.move != NULL && preparing->slice == job->reshard.slice_serial)
         move_happened(job, &event, text);
 }
 
-/* Asks one shard. Each shard has a gather of its own, so that the coordinator knows which shard
- * refuses. */
+/* Asks one shard to prepare the layout. Each shard has a gather of its own, so that the coordinator
+ * knows which shard refuses. */
 static void ask_shard(struct coord_job *job, uint32_t shard, Cairn__PartPrepare *message)
 {
     struct coord_shard_entry *entry = job->shards[shard].entry;
@@ -654,7 +665,8 @@ static void prepare_slice(struct coord_job *job, uint64_t layout)
     message.n_movers = movers.count;
     message.shards = infos.list;
     message.n_shards = kept;
-    // A refusal ends the slice. So the shards after the refusing shard are not asked.
+    // If a shard is found to refuse at once, the slice ends, `next` is dropped, and no further
+    // shard is asked.
     CAIRN_EACH_SHARD (job, i) {
         if (job->layouts.next == NULL || job->layouts.next->version != layout) break;
         if (i < count && has_next(job, i)) ask_shard(job, i, &message);
@@ -715,10 +727,12 @@ static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 
 /* ---- the machine ---- */
 
-/* True if each shard other than `shard` has what it owns in the layout in force, or owns nothing. */
+/* True if each shard other than `shard` has all that it owns in the layout in force. A lost shard
+ * that owns anything there does not have it. */
 static bool others_whole(const struct coord_job *job, uint32_t shard)
 {
-    if (!coord_layouts_behind(job)) return true; // a version was decided, or nothing moved
+    // a version was decided in this layout, or nothing has moved
+    if (!coord_layouts_behind(job)) return true;
     CAIRN_EACH_SHARD (job, i) {
         const bool lacks = job->shards[i].lost ? layout_owns(job->layout, i)
                                                : !move_has_moved(job->reshard.move, i);
@@ -727,8 +741,7 @@ static bool others_whole(const struct coord_job *job, uint32_t shard)
     return true;
 }
 
-/* True if a hole owns something. A layout must not give anything to a hole, because that would be
- * lost. */
+/* True if a hole owns something. No layout may be so, because what a hole owns is lost. */
 static bool is_owned_by_holes(const struct layout *layout, const uint8_t *gone)
 {
     for (size_t i = 0; i < layout->extent_count; i++)
@@ -751,10 +764,10 @@ static uint8_t *leave_out(struct coord_job *job)
     return gone;
 }
 
-/* Returns the layout to which the slice is taken back. This is the layout with which the slice began. It
- * is the layout in force if the two are the same, or if the lost shards have nothing in the layout in
- * force and no other shard lacks anything. Returns NULL if the earlier layout is not known, or if there
- * is no memory. */
+/* Returns the layout to which the slice is taken back. In it, every owner is as in the layout with
+ * which the slice began (`prior`). If the lost shards own nothing in the layout in force, and no
+ * other shard lacks anything (lost_empty), every owner is as in the layout in force. Returns NULL
+ * if `prior` is needed and not known, or if there is no memory. */
 static struct layout *layout_back(const struct coord_job *job)
 {
     struct layout *next = NULL;
@@ -774,7 +787,7 @@ static struct layout *layout_back(const struct coord_job *job)
     return next;
 }
 
-/* Takes the slice back, without the lost shards; `lost` is the last of them. If that is impossible, the
+/* Takes the slice back, without the lost shards. `lost` is one of them. If that is impossible, the
  * job is lost. */
 static void go_back(struct coord_job *job, uint32_t lost)
 {
@@ -786,13 +799,14 @@ static void go_back(struct coord_job *job, uint32_t lost)
         log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
                  job->spec.name, job->shards[lost].entry->name);
         const struct move_action all = { .layout = job->layout->version, .shard = CAIRN_MOVE_ALL };
-        if (r->lost_empty) settle_slice(job, &all); // the lost shard had nothing to report
+        if (r->lost_empty) settle_slice(job, &all); // no report of the lost shard is missing
         slice_begin(job, next, gone, 0, true);
         return;
     }
     free(gone);
     layout_close(next);
-    CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false; // a shard may come back with what it has
+    // a lost shard may come back with its part
+    CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false;
     coord_job_lose(job, true, "%s was lost while its share of the job came to it",
                    job->shards[lost].entry->name);
 }
@@ -848,7 +862,8 @@ static void move_happened(struct coord_job *job, struct move_event *event, const
     job->reshard.busy = was_busy;
 }
 
-/* Begins a slice. Takes `next` and `gone` (malloc'ed: a bit for each hole of `next`). */
+/* Begins a slice; if `back` is set, the slice takes back the previous slice. Takes ownership of
+ * `next` and of `gone`, which is malloc'ed and has a bit set for each hole of `next`. */
 static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,
                         bool back)
 {
@@ -911,7 +926,7 @@ void coord_slice_in_force(struct coord_job *job)
     struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE, .layout = round_layout_of(job->core) };
     assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
     coord_groups_forget_sent(job);
-    // A shard that leaves the job keeps nothing of it.
+    // A shard that leaves the job keeps nothing of the job.
     CAIRN_EACH_SHARD (job, i) {
         if (i >= job->layouts.next->shard_count || has_next(job, i)) continue;
         log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
@@ -922,7 +937,8 @@ void coord_slice_in_force(struct coord_job *job)
     }
     struct layout *was = coord_layouts_take_next(job, round_version(job->core));
     if (job->reshard.back && !job->reshard.lost_empty) {
-        layout_close(was); // the slice began with `prior`, and all data is there again
+        // `prior` stays: the layout now in force has all state where `prior` has it
+        layout_close(was);
     } else {
         layout_close(job->reshard.prior);
         job->reshard.prior = was;
@@ -945,8 +961,8 @@ static bool on_part_moved(struct coord_job *job, uint32_t shard, const void *any
     if (r->move == NULL) return true;
     if (message->us > 0 && message->bytes > 0 && move_waits_for(r->move, shard)) {
         const double rate = (double)message->bytes / (double)message->us;
-        // Faster slices have little weight: the expected duration of a run follows the slowest recent
-        // slice.
+        // A rate higher than the previous one has little weight, so that the expected duration of a
+        // run follows the slowest recent slice.
         r->rate = r->rate <= 0 || rate < r->rate ? rate : 0.75 * r->rate + 0.25 * rate;
         r->came_bytes += message->bytes;
         if (message->us > r->came_us) r->came_us = message->us;
@@ -956,19 +972,21 @@ static bool on_part_moved(struct coord_job *job, uint32_t shard, const void *any
     return true;
 }
 
-/* True if nothing is lost with the shard: either the shard owns nothing, or it owned nothing before the
- * slice and what it got is not settled. */
+/* True if no state is lost with the shard. Either the shard owns nothing in the layout in force, or
+ * it owned nothing before the slice, and the shards that gave it state have not forgotten that
+ * state yet. */
 static bool is_fresh(const struct coord_job *job, uint32_t shard)
 {
     const struct layout *prior = job->reshard.prior;
     if (job->reshard.move == NULL || !coord_job_in_force(job, shard)) return false;
-    // If nobody re-shards the job, the shard's part is like any other: on_shard_loss decides.
+    // In a job that was never re-sharded, a part that owns nothing is lost like any other part, and
+    // on_shard_loss decides.
     if (!job->reshard.running && job->layout->version == 1) return false;
     const bool was_fresh = prior != NULL && !layout_owns(prior, shard);
     if (layout_owns(job->layout, shard))
         return was_fresh && move_stage_of(job->reshard.move) != CAIRN_MOVE_REST;
-    // Otherwise the newest version may still be fetched from the shard, or no other shard may have what
-    // this shard gave away.
+    // The shard owns nothing. It is needed nevertheless if members still fetch the newest version
+    // from it, or if another shard may not have yet what this shard gave away.
     return !coord_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
 }
 
@@ -978,7 +996,8 @@ static void lose_connection(struct coord_job *job, uint32_t shard)
     struct sentence text;
     sentence_set(&text, "shard %s went away", job->shards[shard].entry->name);
     if (job->reshard.move != NULL) move_happened(job, &event, text.text);
-    // The shard was joining the job, and no layout with this shard is being stored.
+    // If the shard was joining the job, and no layout that has the shard is being stored, the run
+    // fails.
     if (shard < job->shard_count && shard >= job->layout->shard_count && !job->layouts.storing)
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, text.text);
 }
@@ -1036,8 +1055,8 @@ const struct coord_operation coord_resharding = {
 
 cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why)
 {
-    // The layout comes from an earlier coordinator. No shard has told this coordinator that it has what
-    // it owns in that layout.
+    // True if the layout comes from an earlier coordinator. Then no shard has told this coordinator
+    // yet that it has all that it owns in the layout.
     const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
     if (open_reshard(job, unsettled) != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");

@@ -61,8 +61,9 @@ static cairn_status take_names(const struct coord_job *job, const Cairn__Reshard
                      "no shard would be left for job %s: add another one first", job->spec.name);
 }
 
-/* If too many shards would own something, takes out the last ones, except the shards that are to be
- * added. If too few shards would own something, adds the next ones by name. */
+/* Brings the number of shards that would own something to ask->shards. If there are too many, takes
+ * out the last ones, but none that is to be added. If there are too few, adds shards, in the order
+ * of their names. */
 static cairn_status take_count(const struct coord_job *job, const Cairn__ReshardAsk *ask,
                                struct coord_reshard_wish *wish, struct sentence *why)
 {
@@ -148,7 +149,7 @@ struct view {
     struct sentence text;
     Cairn__ReshardPair *pairs; /* owned */
     Cairn__ReshardPair **list; /* owned */
-    uint32_t serial; /* the serial of the run that the request begins, until it is stored; or 0 */
+    uint32_t serial;           /* serial of the run that the request begins; 0: no run begins */
 };
 
 static const char *state_name(enum coord_reshard_state state)
@@ -354,7 +355,7 @@ static cairn_status answer_job(struct coord_job *job, const Cairn__ReshardAsk *a
 
 /* ---- asked ---- */
 
-/* Answers at once. If the request begins runs, answers when the runs are in the store. */
+/* Answers at once, or, if the request begins runs, when all these runs are in the store. */
 static void answer_asked(struct coord_session *session, uint32_t request, Cairn__ReshardJob **list,
                          const struct view *views, size_t count)
 {
@@ -375,7 +376,7 @@ static void answer_asked(struct coord_session *session, uint32_t request, Cairn_
                             "it is in the store: see `cairn reshard status`");
 }
 
-/* Answers a wish for all jobs. A job that refuses the wish is listed with its reason. */
+/* Answers a wish for all jobs. A job for which the wish is refused is listed with the reason. */
 static void answer_all(struct coord_session *session, uint32_t request,
                        const Cairn__ReshardAsk *ask)
 {
@@ -427,8 +428,8 @@ static void on_reshard_ask(struct coord_session *session, uint32_t request, cons
 
 /* ==== by policy ==== */
 
-/* Spreads the job as wished if otherwise its heaviest shard would remain too much heavier than its
- * share. */
+/* Spreads the job as wished, if the heaviest shard now has more than rebalance_above times its
+ * share, and the plan moves anything. */
 static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_reshard_wish *wish,
                                      struct sentence *why)
 {
@@ -440,8 +441,8 @@ static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_r
     return uneven ? coord_reshard_begin(job, wish, why) : CAIRN_OK;
 }
 
-/* Spreads the job once over shards that have been added. If an attempt is refused, each tick repeats it,
- * but it is reported only once. */
+/* Spreads the job over the shards that have connected since it was last spread. If this is refused,
+ * each tick tries again, but only the first refusal is logged. */
 static void spread_job(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;

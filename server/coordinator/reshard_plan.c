@@ -14,19 +14,21 @@
 
 /* How large slices are while steps are made, and when a slice may begin. See reshard.h.
  *
- * A slice costs time in the step in which it is prepared and in the step in which it moves. The time is
- * spent on pages, copies and sums that need the cores of the backward pass, and on work that no backward
- * pass hides. How much time this is depends on the machine and on what trainers do, so it is measured.
- * The slice size doubles while the steps around the last slice were within half of the pause. It halves
- * when one of these steps was longer than the pause allows. The usual length of a step is measured by the
- * same steps. The usual length is set anew when all these steps were clearly shorter, or when they are
- * longer although slices are already the smallest: then something else makes steps longer. */
+ * A slice makes two steps longer: the step in which the slice is prepared, and the step in which
+ * its state moves. Some of the time goes to pages, copies and sums, which compete with the backward
+ * pass for cores. The rest goes to work that is done while no backward pass runs. How much longer
+ * the steps become depends on the machine and on what trainers do, so it is measured, by the
+ * longest step since the last slice began. If this step was longer than a usual step by at most
+ * half of the pause, the size of slices doubles. If it was longer by more than the pause, the size
+ * is halved. The length of a usual step is measured in the same way: it is set to the longest step
+ * if even that was clearly shorter, or if it was longer although slices have the smallest size,
+ * since then the slices are not the cause. */
 
 #define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
 #define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
-#define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* limits_of allows a shard less */
+#define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* limits_of sets a lower limit for every shard */
 #define PAUSE_DEFAULT     0.1
-#define STEPS_A_SLICE     2 /* one in which it is prepared, one in which it moves */
+#define STEPS_A_SLICE     2 /* a slice is prepared in one step, and moves in another */
 
 static double pause_of(double asked)
 {
@@ -55,15 +57,15 @@ void coord_reshard_pace_slice(struct coord_reshard_pace *pace)
     } else if (longest <= usual * (1 + pace->pause / 2)) {
         if (pace->most_bytes < SLICE_BYTES_MOST) pace->most_bytes *= 2;
     } else if (longest > usual * (1 + pace->pause)) {
-        // Slices are already the smallest, so they do not make the steps longer. The steps became longer
-        // by themselves.
+        // If slices have the smallest size already, they are not the cause, so this is the usual
+        // length of a step now.
         if (pace->most_bytes <= SLICE_BYTES_MIN) pace->usual_us = (uint32_t)longest;
         if (pace->most_bytes > SLICE_BYTES_MIN) pace->most_bytes /= 2;
     }
 }
 
-/* Lowers the limit to what a slice really brings. A higher limit would have no effect, even after many
- * halvings. */
+/* Lowers the limit to the size of the slice that begins. If the limit stayed far above this size,
+ * the next halvings would have no effect. */
 void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes)
 {
     if (bytes >= SLICE_BYTES_FIRST && pace->most_bytes > bytes) pace->most_bytes = bytes;
@@ -75,7 +77,8 @@ static uint64_t reshard_slice_most(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
     if (coord_pace_rests(job)) return UINT64_MAX;
-    return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST; // the size with which a run begins
+    // without a run: the size with which a run begins
+    return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST;
 }
 
 double coord_reshard_expected_s(const struct coord_job *job,
@@ -99,7 +102,7 @@ bool coord_reshard_is_paced(const struct coord_job *job)
 }
 
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
-#define SLICE_PART_MAX  0.02 /* of what the shard owns, if that is more */
+#define SLICE_PART_MAX  0.02 /* a part of what the shard owns; the limit is the larger one */
 
 /* ---- may it be? ---- */
 
@@ -149,8 +152,8 @@ static uint64_t beside_state(const Cairn__MemoryTold *told)
     return told->landing + told->staging + told->tables;
 }
 
-/* Returns the memory that a joining shard will need beside its state. This is the largest such amount
- * that any other shard of the job has. */
+/* Returns the memory that a joining shard will need beside its state. This is the largest such
+ * amount that a shard of the job reports. */
 static uint64_t beside_state_max(const struct coord_job *job)
 {
     uint64_t most = 0;
@@ -163,8 +166,8 @@ static uint64_t beside_state_max(const struct coord_job *job)
     return most;
 }
 
-/* Returns how many bytes of its device a shard may use for state of the job if room for a slice stays
- * free. Returns 0 if the shard keeps no state on a device. */
+/* Returns how many bytes of device memory a shard may use for state of the job. Room for a slice
+ * stays free in addition. Returns 0 if the shard keeps no state on a device. */
 static uint64_t device_capacity_of(const struct coord_job *job,
                                    const struct coord_shard_entry *entry, uint64_t slice_bytes)
 {
@@ -178,9 +181,9 @@ static uint64_t device_capacity_of(const struct coord_job *job,
     return taken < session->home->total_bytes ? session->home->total_bytes - taken : 1;
 }
 
-/* Returns how many bytes of its memory a shard may use for state of the job if room for a slice stays
- * free. Returns 0 if that is not known. A shard that has just connected has not yet reported how much is
- * taken, so all of its memory counts. */
+/* Returns how many bytes of memory a shard may use for state of the job. Room for a slice stays
+ * free in addition. Returns 0 if the number is not known. A shard that has just connected has not
+ * reported yet how much of its memory other jobs take, so their memory counts as free. */
 static uint64_t capacity_of(const struct coord_job *job, const struct coord_shard_entry *entry,
                             uint64_t slice_bytes)
 {
@@ -211,8 +214,8 @@ static uint64_t bytes_of(const struct coord_job *job)
     return bytes;
 }
 
-/* True if a shard of the wish is being stopped. Such a shard ends in some seconds, however much has
- * moved, so only what must move is moved. */
+/* True if a shard of the wish is being stopped. The shard will end in some seconds, even if not all
+ * state has moved, so the plan moves no more than it must. */
 static int is_in_haste(const struct coord_reshard_wish *wish)
 {
     for (uint32_t i = 0; i < wish->count; i++)
@@ -220,7 +223,8 @@ static int is_in_haste(const struct coord_reshard_wish *wish)
     return 0;
 }
 
-/* The per-shard arrays that the planner asks for. Each is [count], owned. */
+/* Arrays for the planner, each of which has an element for each shard of the wish. All are
+ * owned. */
 struct asked {
     double *weights;
     uint64_t *capacities;
@@ -255,8 +259,8 @@ static bool asked_init(struct asked *asked, const struct coord_job *job,
     return true;
 }
 
-/* Returns, for each shard, the most bytes that a slice brings to it or takes from it; [shard_count],
- * malloc'ed. Returns NULL if there is no memory. */
+/* Returns, for each shard, the most bytes that a slice brings to the shard or takes from the shard;
+ * [shard_count], malloc'ed. Returns NULL if there is no memory. */
 static uint64_t *limits_of(const struct coord_job *job, uint32_t shard_count, uint64_t most)
 {
     uint64_t *limits = calloc((size_t)shard_count + 1, sizeof *limits);
@@ -377,8 +381,8 @@ cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **ne
 
 /* ==== reshard wish ==== */
 
-/* Makes the wish for a run: an operator's wish, the wish of the run itself, or all shards that are
- * connected. See reshard.h. */
+/* Makes wishes: the wish of the run under way, a wish by which no state moves, and additions to a
+ * wish. See reshard.h. */
 
 void coord_reshard_wish_release(struct coord_reshard_wish *wish)
 {
@@ -456,15 +460,16 @@ void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wi
 
 /* ==== what waits for the store ==== */
 
-/* Runs that have begun. The client that asked for them is answered when the store has them, because a
- * coordinator that ends earlier forgets them. Writes end in order, so when the last run is stored, all
- * runs are stored. */
+/* A request that has begun runs. It is answered when the store has these runs, because a
+ * coordinator that ends earlier forgets them. Writes to the store end in order, so when the last
+ * run is stored, the others are stored, too. */
 struct coord_reshard_asked {
     struct coord_reshard_asked *next; /* of the cluster's list */
     struct coord_waiters waiter;
-    uint32_t first, last;   /* the serials of its runs */
+    uint32_t first, last;   /* the runs have the serials from `first` to `last` */
     ProtobufCMessage *told; /* owned */
-    cairn_status status;    /* of the writes to the store */
+    /* the status of a write to the store that has failed; CAIRN_OK: none has */
+    cairn_status status;
     struct sentence why;
 };
 
@@ -480,7 +485,7 @@ void coord_reshard_stored(const struct coord_saved *saved)
     struct coord_reshard_asked **at = &saved->cluster->asked, *asked;
     while ((asked = *at) != NULL && (saved->number < asked->first || saved->number > asked->last))
         at = &asked->next;
-    if (asked == NULL) return; // policy or a drain began the run
+    if (asked == NULL) return; // nobody waits: the policy or a drain began the run
     if (saved->status != CAIRN_OK) {
         asked->status = saved->status;
         sentence_set(&asked->why, "%s", saved->why);
@@ -574,7 +579,8 @@ struct packed *coord_reshard_pack_wider(const struct coord_job *job)
     if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
                        &wider) != CAIRN_OK)
         return NULL;
-    wider->version = job->layout->version; // shards join this layout; no layout follows it yet
+    // not a new number, because the shards join the layout in force
+    wider->version = job->layout->version;
     struct packed *packed = packed_layout(wider);
     layout_close(wider);
     return packed;

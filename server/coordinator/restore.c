@@ -1,12 +1,15 @@
-/* Makes a job from a snapshot: checks it on another thread, then creates the job on the shards in a new
- * generation.
+/* Makes a job from a snapshot. First the snapshot is checked on another thread. Then the job is
+ * created on the shards, in a new generation.
  *
- *   check    reads manifest, files and cover. If a running job would be given up for the snapshot, also
- *            checks the checksums and the content root of the files. A failure changes nothing.
- *   reserve  makes a generation durable that the job has not used, while the job continues
- *   replace  expels the job's members, plans the new job over the present shards, and sends JobCreate with
- *            the folder; from here on a failure leaves the job lost, and its status says so
- *   prove    the shards report the digests of what they loaded; these must match the manifest's root
+ *   check    reads the manifest, and checks that the files are there and cover the whole state. If a
+ *            running job would be given up for the snapshot, also checks the content root of the
+ *            files. A failure changes nothing
+ *   plan     plans the new job over the present shards
+ *   reserve  makes a generation durable that the existing job has not used, while this job continues
+ *   replace  expels the existing job's members, and sends JobCreate with the folder to the shards.
+ *            From here on a failure leaves the job lost, and the job's status says so
+ *   prove    the shards report the digests of what they loaded; the digests must match the root in
+ *            the manifest
  *   store    the new job becomes durable
  *   done     the core is READY at the snapshot's version, with the payload of its last decision */
 #include "server/coordinator/restore.h"
@@ -21,7 +24,7 @@
 #include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
-#define TENSOR_BYTES 64 /* about what one tensor of a spec takes */
+#define TENSOR_BYTES 64 /* about the bytes that one tensor of a spec takes */
 
 /* ==== answer ==== */
 
@@ -50,7 +53,7 @@ static void note_replaced(struct coord_restore *restore, const struct coord_job 
     restore->replaces = true;
 }
 
-/* Answers the requester when the restore is done, or when it was only planned. */
+/* Answers the operator. Called when the restore is done, or when it was only to be planned. */
 static void restore_answer(struct coord_restore *restore)
 {
     struct snapshot_view view;
@@ -69,8 +72,9 @@ static void restore_answer(struct coord_restore *restore)
 
 /* Drops the existing job and creates the snapshot's job on the shards, in a new generation. */
 
-/* Returns a generation above all that the job has used, or may have used according to the store. It is
- * also above all generations in the folder of the job's name. */
+/* Returns a generation that is above every generation that the job has used, or may have used
+ * according to the store. It is also above every generation in the folder that has the job's
+ * name. */
 static uint64_t next_generation(const struct coord_restore *restore, const struct coord_job *old)
 {
     uint64_t newest = restore->manifest.generation;
@@ -82,8 +86,9 @@ static uint64_t next_generation(const struct coord_restore *restore, const struc
     return newest + 1;
 }
 
-/* Keeps what outlives the former job: its number, its epochs and rounds, and the rule that no generation
- * is used twice. */
+/* Gives the restored job its generation, and what it keeps of the former job: the id, the epoch,
+ * the numbers that must not be used twice, and the pause. If the restore is automatic, it keeps the
+ * recovery, too. */
 static void inherit_former(struct coord_job *restored, const struct coord_job *old,
                            const struct coord_restore *restore)
 {
@@ -148,7 +153,7 @@ static cairn_status judge_replace(const struct coord_restore *restore, const str
     return coord_judge_workers(restore->cluster, spec_of(restore), why);
 }
 
-/* Awaits from every shard a report of what it has loaded. */
+/* Notes that every shard has yet to report what it has loaded. */
 static cairn_status await_parts(struct coord_restore *restore, const struct coord_job *restored,
                                 struct sentence *why)
 {
@@ -159,15 +164,16 @@ static cairn_status await_parts(struct coord_restore *restore, const struct coor
     return CAIRN_OK;
 }
 
-/* Takes over the manifest's report of the restored version until the shards report. Shard 0 reports for
- * all, as it does in the manifest. */
+/* Takes the results of the restored version from the manifest, until the shards report their own.
+ * The results of all shards count as results of shard 0. */
 static void take_results(struct coord_job *job, const struct results *saved)
 {
     job->shards[0].results.published = *saved;
 }
 
-/* Replaces `old` by the snapshot's job, and asks the shards to create that job. Then calls `on_made` with
- * the restore. A failure leaves `old` as it was, unless memory runs out at the end. */
+/* Replaces `old` by the snapshot's job, and asks the shards to create that job. When all shards
+ * have answered, `on_made` is called with the restore. A failure leaves `old` as it was, unless
+ * memory runs out at the end. */
 static cairn_status replace_job(struct coord_restore *restore, struct coord_job *old,
                                 cluster_gather_fn on_made, struct sentence *why)
 {
@@ -226,8 +232,8 @@ static void tell_ended(struct coord_restore *restore, cairn_status status, const
     if (ended != NULL && !restore->cluster->closing) ended(restore, status, text);
 }
 
-/* Frees a restore. If the restore was begun without an admin, its initiator is told that it was given up,
- * unless the end was already reported. */
+/* Frees a restore. If the restore was begun without an admin, its initiator is told that the
+ * restore was given up, unless its end was reported before. */
 static void restore_free(struct coord_restore *restore)
 {
     tell_ended(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
@@ -256,7 +262,7 @@ static void end_restore(struct coord_restore *restore, cairn_status status, cons
                      restore->folder != NULL ? restore->folder : "the newest snapshot", text);
         struct sentence said;
         const bool may_fall_back = restore->is_stored && !restore->fallback &&
-                                   restore->latest.passed.text[0] == '\0' && // else it was reported
+                                   restore->latest.passed.text[0] == '\0' && // none was passed over
                                    restore->checked && coord_restore_is_damage(status);
         sentence_set(&said, "%s%s", text,
                      may_fall_back ? "; --fallback takes the newest good one that is older" : "");
@@ -281,9 +287,9 @@ static void end_restore(struct coord_restore *restore, cairn_status status, cons
 
 /* ---- loaded and stored, on the loop ---- */
 
-/* Notes that the restore has begun: the job has no part any more that could come back. With on_shard_loss
- * the restore is tried again, even if an operator or a worker asked for it. Only if the snapshot is
- * damaged, the restore is not tried again, and the requester is told. */
+/* Notes in the job, which is about to be lost, that a restore has replaced its parts, so no part
+ * can come back. Then on_shard_loss tries the restore again, even if an operator or a worker asked
+ * for it. There is no second try if the snapshot is damaged, or is not of this job. */
 static void note_begun(const struct coord_restore *restore, struct coord_job *job,
                        cairn_status status)
 {
@@ -355,7 +361,7 @@ static void on_proven(struct coord_work *work)
     on_loaded(restore, restore->status, why.text);
 }
 
-/* Proves the loaded state once no part is awaited any more. */
+/* If no part is awaited any more, begins to prove the state that the shards have loaded. */
 static void restore_advance(struct coord_restore *restore)
 {
     const struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
@@ -363,10 +369,11 @@ static void restore_advance(struct coord_restore *restore)
     CAIRN_EACH_SHARD (job, i) {
         if (part_is_open(restore->parts[i])) return;
     }
-    restore->made = false; // proves only once
+    restore->made = false; // the proof is begun only one time
     restore->work.run = coord_restore_prove_loaded;
     restore->work.done = on_proven;
-    // Even a failure ends later, on the loop: the end may free the job, which our caller still uses.
+    // The proof is done by a thread even if the restore has failed already. So the restore ends
+    // later, on the loop. Its end may free the job, which our caller still uses.
     const bool started = coord_work_start(&restore->work, restore->cluster, NULL, 0);
     assert(started); // there is no session that could refuse the work
     (void)started;
@@ -377,7 +384,8 @@ static void on_made(void *context, cairn_status status, const char *text)
     struct coord_restore *restore = context;
     struct sentence why;
     sentence_set(&why, "%s", text);
-    if (status == CAIRN_ERR_NOT_FOUND) { // although the coordinator has just read the file
+    // a shard does not find a file that the coordinator has just read
+    if (status == CAIRN_ERR_NOT_FOUND) {
         restore->unseen = true;
         status = CAIRN_ERR_IO;
         sentence_add(&why, "; is the storage of the snapshots mounted at that shard?");
@@ -393,15 +401,16 @@ static void on_made(void *context, cairn_status status, const char *text)
 static void on_reserved(const struct coord_saved *saved);
 static void advance_restore(struct coord_restore *restore);
 
-/* Gives the snapshot's spec the policy and the number of workers that the job has now. An amendment may
- * have changed them, and the workers of the job must still find their place in it.
- * CAIRN_ERR_NO_MEMORY. */
+/* Gives the snapshot's spec the policy and the number of workers that the job has now. An amendment
+ * may have changed them since the snapshot, and the job's workers must be able to join the restored
+ * job. CAIRN_ERR_NO_MEMORY. */
 static cairn_status keep_policy(struct job_spec_data *spec, const struct job_spec_data *now)
 {
     if (policy_same(&spec->policy, &now->policy) && spec->workers_min == now->workers_min &&
         spec->workers_max == now->workers_max)
         return CAIRN_OK;
-    const cairn_status status = spec_note_former(spec); // workers may open with the old spec
+    // workers may open the job with the old spec
+    const cairn_status status = spec_note_former(spec);
     if (status != CAIRN_OK) return status;
     spec->policy = now->policy;
     spec->workers_min = now->workers_min;
@@ -466,9 +475,10 @@ static bool plans_on_thread(struct coord_restore *restore)
     return true;
 }
 
-/* Plans the job, reserves a generation of the existing job, and replaces the existing job when all is
- * durable. Meanwhile the existing job continues, so it is judged anew each time. If it has reached the
- * reserved generation by itself, a newer one is reserved. */
+/* Continues a restore whose snapshot was checked. Plans the new job, then reserves a generation in
+ * the existing job, then replaces the existing job. This function is called again after each of
+ * these steps. The existing job goes on meanwhile, so each call judges it again, and reserves a
+ * higher generation if the job itself has used the reserved one. */
 static void advance_restore(struct coord_restore *restore)
 {
     struct manifest *m = &restore->manifest;
@@ -577,7 +587,7 @@ static void on_checked(struct coord_work *work)
     }
     if (restore->status == CAIRN_OK) coord_restore_warn(restore);
     if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
-        restore->checked = false; // the restore may still choose another folder
+        restore->checked = false; // the proof may still choose another folder
         work->run = coord_restore_prove;
         work->done = begin_load;
         if (coord_work_start(work, work->cluster, NULL, 0)) return;
@@ -588,8 +598,8 @@ static void on_checked(struct coord_work *work)
 
 /* ---- begun and forgotten ---- */
 
-/* Returns a new restore in the cluster's list. Its work has not started. Returns NULL if there is no
- * memory. */
+/* Makes a restore, and puts it into the cluster's list. The caller has to start its work. Returns
+ * NULL if there is no memory. */
 static struct coord_restore *restore_new(struct coord *cluster)
 {
     struct coord_restore *restore = calloc(1, sizeof *restore);
@@ -681,11 +691,12 @@ static void on_snapshot_restore(struct coord_session *session, uint32_t request,
 
 /* ==== proof ==== */
 
-/* Computes the content root of a restore again, as two proofs. The first proof reads the files, before a
- * running job is given up for them. The second proof uses the shards' memory, before the job is ready.
- * Each proof detects every bit of the state that differs from what was saved, even if checksums were
- * changed along with the files. The second proof also detects changes after the first. If the root
- * differs, the block checksums show which block is damaged. */
+/* Proves the state of a restore, by computing its content root again. The first proof reads the
+ * files, before a running job is given up for them. The second proof uses what the shards have in
+ * memory, before the job is ready. Each proof detects every bit of the state that differs from what
+ * was saved, even if the checksums were changed along with the files. The second proof also detects
+ * what has changed since the first proof. If the root differs, the block checksums show which block
+ * is damaged. */
 
 static cairn_status take_part(struct coord_restore *restore, const Cairn__SnapshotPart *part,
                               struct sentence *why)

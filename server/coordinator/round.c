@@ -36,8 +36,8 @@ static struct round_config core_config(const struct coord_job *job, const uint8_
                      .max = spec->loss_scale_max,
                      .growth_rounds = spec->loss_scale_growth_steps },
         .fail_nonfinite = spec->on_nonfinite == CAIRN_NONFINITE_FAIL,
-        // A job that begins with weights that are not finite has such results from the start, so they do
-        // not halt the job.
+        // If the job may begin with weights that are not finite, its results are not finite from
+        // the beginning, so such results do not halt the job.
         .halt_nonfinite = spec->on_nonfinite == CAIRN_NONFINITE_FAIL && !spec->init_nonfinite_ok,
         .skips_max = spec->skips_max,
         .epoch = job->epoch,
@@ -47,7 +47,8 @@ static struct round_config core_config(const struct coord_job *job, const uint8_
     };
 }
 
-/* Announces the shards that took their part and are still the same processes. */
+/* Tells the core of the shards that are up. These are the shards whose present process has made its
+ * part of the job. */
 static void announce_shards(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
@@ -94,8 +95,8 @@ cairn_status coord_core_open(struct coord_job *job, struct sentence *why)
     free(gone);
     if (status != CAIRN_OK) return status;
     job->rounds.heard = false;
-    // The core's clock starts here. Otherwise a deadline set before the first tick would have passed at
-    // once.
+    // The core's clock starts here. Otherwise a deadline that is set before the first tick would be
+    // over at that tick.
     coord_job_tick(job, coord_now_ms(job->cluster));
     if (job->initialized) {
         const struct round_event ready = { .kind = CAIRN_ROUND_READY,
@@ -124,7 +125,7 @@ static void persist_again(struct coord_job *job, const char *why)
     job->rounds.persist_failed = true;
     log_limited(&job->rounds.persist_failures, CAIRN_LOG_ERROR,
                 "job %s waits: epoch %" PRIu64 " cannot be stored: %s", job->spec.name, job->epoch,
-                why); // logged with every tick while the disk is full
+                why); // while the disk is full, every tick comes here
 }
 
 static void on_persisted(const struct coord_saved *saved)
@@ -154,8 +155,8 @@ static void persist_epoch(struct coord_job *job)
     if (status != CAIRN_OK) persist_again(job, why.text);
 }
 
-/* If nobody gave a reason for the epoch, it is the job's first epoch, or it takes a new block of round
- * numbers. */
+/* Begins the epoch that the core wants to be stored. If nobody has given a reason for it, the epoch
+ * is the job's first one, or it reserves a new block of round numbers. */
 static void begin_epoch(struct coord_job *job, const struct round_action *action)
 {
     const bool is_used_up = action->round_reserved == job->reserved.round + CAIRN_ROUND_BLOCK;
@@ -181,8 +182,8 @@ void coord_job_event(struct coord_job *job, const struct round_event *event)
     job->rounds.in_event = true;
     job->rounds.actions.count = 0;
     round_on_event(job->core, event, &job->rounds.actions);
-    // This is not left to the fence, which does not always come at once: a shard that disconnected
-    // meanwhile may never return.
+    // The next layout is taken over here, and not with the fence. The fence does not always come at
+    // once, because it may have to wait for a shard that has disconnected and may never return.
     if (round_layout_of(job->core) != job->layout->version) job->cluster->callbacks->in_force(job);
     for (size_t i = 0; i < job->rounds.actions.count && !coord_job_dead(job); i++) {
         const struct round_action *action = &job->rounds.actions.list[i];
@@ -217,7 +218,7 @@ static struct results read_told(const struct coord_job *job, Cairn__TensorElems 
         if (tensors[i]->tensor < job->spec.tensor_count)
             results_add(&told, tensors[i]->tensor, tensors[i]->elems);
     }
-    told.nonfinite = nonfinite; // includes tensors that the shard does not name
+    told.nonfinite = nonfinite; // this number includes the tensors that the shard does not name
     return told;
 }
 
@@ -461,11 +462,11 @@ bool coord_pace_nears_step(const struct coord_job *job)
 
 /* ==== times ==== */
 
-/* Phases of a worker. The worker computes and fetches by itself, but its push waits for other workers,
- * too, because contributions are added by rank. */
+/* Phases of a worker's step. COMPUTE and FETCH take only the worker's own time. PUSH may also wait
+ * for other workers, because contributions are added in the order of ranks. */
 enum { COMPUTE = 0, PUSH = 1, FETCH = 3 };
-/* The other members wait for a member that takes longer than their median by this factor and this
- * time. */
+/* A member is called the slowest if its time is longer than the median of the other members by more
+ * than this factor, and by more than this number of microseconds. */
 #define SLOWER_FACTOR 1.2
 #define SLOWER_US     1000
 
@@ -535,7 +536,7 @@ bool step_ring_recent(const struct step_ring *ring, uint32_t steps, uint32_t us[
 /* ---- for those who ask ---- */
 
 struct times_entry {
-    Cairn__StepTimes told; /* its memory belongs to the member */
+    Cairn__StepTimes told; /* told.memory is borrowed from the member */
     uint32_t us[CAIRN_TIMES_PHASES];
 };
 
@@ -558,7 +559,8 @@ static size_t list_workers(const struct coord_job *job, struct times_entry *entr
         count++;
     }
     qsort(entries, count, sizeof *entries, by_rank);
-    for (size_t i = 0; i < count; i++) entries[i].told.us = entries[i].us; // the entries moved
+    // the sort has moved the entries
+    for (size_t i = 0; i < count; i++) entries[i].told.us = entries[i].us;
     return count;
 }
 
@@ -575,8 +577,8 @@ static size_t list_shards(const struct coord_job *job, struct times_entry *entri
     return count;
 }
 
-/* Returns the time of a member for which other members wait: a worker's computing and fetching, or all of
- * a shard's phases except collecting. */
+/* Returns the part of a member's time for which the others wait. For a worker this is computing and
+ * fetching. For a shard it is every phase except collecting. */
 static uint32_t own_us(const struct times_entry *entry)
 {
     const uint32_t *us = entry->us;
@@ -584,8 +586,8 @@ static uint32_t own_us(const struct times_entry *entry)
     return us[1] + us[2] + us[3];
 }
 
-/* Marks the slowest of several entries, if one of them clearly is the slowest. The entries are all
- * workers, or all shards. `values` has room for one number for each entry. */
+/* Marks the slowest entry, if one entry is clearly slower than the others. Either all entries are
+ * workers, or all are shards. `values` has room for one number for each entry. */
 static void mark_slowest(struct times_entry *entries, size_t count, uint32_t *values)
 {
     size_t slowest = 0, others = 0;
