@@ -1,5 +1,5 @@
 /* Workers and readers that are joining a job: their requests, the pages of their specs, and their
- * wait until the job is created or restored. The section `join` has what follows. */
+ * wait until the job is created or restored. The section `join` has the rest. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ struct coord_first {
     uint64_t begun_ms;
     bool ended; /* true: `last` is known, or reading it has failed */
     bool given_up;
-    /* the results of the thread; nobody else uses them before it has ended */
+    /* the results of the thread; nobody else uses them before the thread is done */
     uint64_t last;
     cairn_status status;
     struct sentence why;
@@ -46,8 +46,8 @@ static void say_unknown(const char *job, const char *why)
              job, why);
 }
 
-/* The waiting openers use the generation at once. It is not kept, because a newer snapshot may
- * appear in the folder later. */
+/* The waiting openers use the generation at once. The generation is not kept, because a newer
+ * snapshot may appear in the folder later. */
 static void on_generation_found(struct coord_work *work)
 {
     struct coord_first *first = (struct coord_first *)work;
@@ -117,8 +117,8 @@ static void refuse_another(struct coord_member *member)
     opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
 }
 
-/* True if the member is a worker that has not been in a job yet, asks for a restore of the job's
- * newest snapshot, and still waits for it. */
+/* True if the member is a worker that has not been in a job yet, and still wants the job's newest
+ * snapshot to be restored. */
 static bool wants_restore(const struct coord_member *member)
 {
     return member->opening.resumes && member->opening.attached_id == 0 &&
@@ -282,7 +282,7 @@ void coord_openings_advance(struct coord *cluster)
 
 void coord_openings_tick(struct coord *cluster)
 {
-    // If reading a folder takes too long, no job waits for it any more.
+    // No job waits any longer for a folder that takes too long to read.
     bool advance = false;
     for (struct coord_first *f = cluster->firsts; f != NULL; f = f->next) {
         if (f->ended || f->given_up || coord_now_ms(cluster) - f->begun_ms < LOOK_MS) continue;
@@ -446,8 +446,8 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     uint32_t arriving = 0;
     for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         arriving += m->phase == CAIRN_MEMBER_PAGES || m->phase == CAIRN_MEMBER_JUDGED;
-    // The answer is not BUSY. After BUSY a client asks again until its deadline, which is useless
-    // here, because only a cairn_job_close of this client can help.
+    // The answer is not BUSY. After BUSY a client asks again until its deadline. Here this would be
+    // useless, because the client itself must first close a job.
     if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%" PRIu32 " jobs are open on this connection, the most allowed: close "
@@ -470,8 +470,8 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     return CAIRN_OK;
 }
 
-/* Drops this connection's members that have the same session number, ask for the same job, and are
- * not in it yet. The new request replaces their requests. */
+/* Drops the members of this connection that have the session number and the job name of this
+ * JobOpen, and are in no job yet. This JobOpen replaces their requests. */
 static void drop_stale(struct coord_session *session, const Cairn__JobOpen *open)
 {
     struct coord_member *m = session->members;
@@ -590,7 +590,7 @@ static void run_judging(struct coord_work *work)
     if (judging->spec.name == NULL) read_spec(judging);
     if (judging->status == CAIRN_OK && judging->job != NULL) compare_specs(judging);
     if (judging->status == CAIRN_OK && !judging->joins) return;
-    // Nobody needs the spec any more. It is freed on this thread, because freeing takes long, too.
+    // Nobody needs the spec any more. Freeing it takes long, too, so it is freed on this thread.
     spec_release(&judging->spec);
     spec_init(&judging->spec);
 }
@@ -664,8 +664,8 @@ static void begin_judging(struct coord_member *member, struct packed *job)
 }
 
 /* True: the member is no worker, or opening.joins says whether its spec is, or once was, the job's
- * spec. False: the comparison of the specs has begun, and the waiting openers are judged again when
- * it is done; or the member was refused and is gone. */
+ * spec. False: the comparison of the specs has begun, and when it is done, the waiting openers are
+ * judged again; or the member was refused and is gone. */
 static bool opening_compare(struct coord_member *member, struct coord_job *job)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.compared == job->planned.spec)
@@ -701,8 +701,8 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
 /* A member whose job exists joins the job if the specs agree and the job has room. Otherwise the member
  * is refused. */
 
-/* Judges whether the job has room for the worker. If not, the answer is BUSY. After BUSY a
- * client asks again until its deadline, and meanwhile a worker that died is put out when its
+/* Judges whether the job has room for the worker. If the job has none, the answer is BUSY. After
+ * BUSY a client asks again until its deadline, and meanwhile a worker that died is put out when its
  * lease ends. */
 static cairn_status judge_room(const struct coord_member *member, const struct coord_job *job,
                                struct sentence *why)
@@ -829,8 +829,8 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
         opening_refuse(member, status, why.text);
         return;
     }
-    // If the job has the member already, the member has reconnected, or has asked again. It does
-    // not count as having left.
+    // If the job has the member already, the member has reconnected, or has asked again. The member
+    // does not count as having left.
     struct coord_member *same = coord_job_member(job, member->id);
     if (same != NULL) take_over(member, same);
     coord_member_forget_spec(member);

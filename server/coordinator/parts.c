@@ -9,9 +9,9 @@
 
 /* ==== periodic ==== */
 
-/* True if the policy wants a snapshot of this step. If snapshot_every_s is set, it wants one when
- * enough time has passed since the last snapshot was due; after a start, since the first step that
- * this process has seen. Otherwise it wants one after every snapshot_every steps. */
+/* True if the policy wants a snapshot of this step. With snapshot_every_s, a snapshot is due when
+ * this time has passed since the last one was due, or, after a start, since the first step that
+ * this process has seen. Otherwise a snapshot is due after every snapshot_every steps. */
 static bool is_due(struct coord_job *job, uint64_t step)
 {
     const struct policy *policy = &job->spec.policy;
@@ -47,7 +47,7 @@ static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
 }
 
 /* Begins a periodic snapshot if one is due. Only a step that is applied while this process runs can
- * make a snapshot due. The step at which the job was restored or loaded cannot. */
+ * make a snapshot due. The step at which the job was restored or loaded cannot do so. */
 static void periodic_advance(struct coord_job *job)
 {
     const struct cairn_version was = job->snapshots.stepped, now = coord_job_version(job);
@@ -109,9 +109,9 @@ static const char *behind_in(const struct coord_job *job, const struct held *hel
 }
 
 /* Finds generations of the job on the shard that are not the store's, because an amendment may have
- * been made or given up while the shard, or the coordinator, was away. If there are only older
- * ones, they are dropped at once. A newer one is dropped by settle_all, after all shards have shown
- * that the store is not an older copy. */
+ * been made or given up while the shard, or the coordinator, was away. If all of these are older,
+ * they are dropped at once. A newer generation is dropped by settle_all, after all shards have
+ * shown that the store is not an older copy. */
 static void settle_generations(const struct coord_job *job, uint32_t shard, const struct held *held)
 {
     struct coord_job_shard *s = &job->shards[shard];

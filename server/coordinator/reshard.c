@@ -231,8 +231,8 @@ static void on_republished(struct coord_job *job, const void *about, cairn_statu
     r->publishing = false;
     if (status == CAIRN_OK) {
         coord_layouts_published(job);
-        // Without this write a coordinator that is started again would name the earlier layout, which
-        // members that joined later never had.
+        // Without this write a coordinator that is started again would name the earlier layout,
+        // which members that joined later never had.
         save_run(job);
         coord_leases_republished(job);
         coord_members_layout_changed(job);
@@ -284,8 +284,9 @@ static bool is_published(struct coord_job *job)
     return false;
 }
 
-/* Begins a slice that leaves out the shards that own nothing any more, so that these shards leave the
- * job. Returns true if this slice has begun, or if the run waits for it. */
+/* Begins a slice that leaves out the shards that own nothing any more, so that these shards leave
+ * the job. Returns true if this slice has begun, or if the run has to wait before the slice can
+ * begin. */
 static bool begin_leaving(struct coord_job *job)
 {
     const uint32_t count = job->layout->shard_count;
@@ -544,8 +545,8 @@ static bool has_next(const struct coord_job *job, uint32_t shard)
 
 /* ---- prepare ---- */
 
-/* The shards that receive something in a slice. To the shards that give the state, these shards are
- * members. */
+/* The shards that receive something in a slice. The shards that give the state know each receiver
+ * as a member. */
 struct movers {
     Cairn__Mover *movers; /* owned: [count] */
     Cairn__Mover **list;  /* owned */
@@ -728,7 +729,7 @@ static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 /* ---- the machine ---- */
 
 /* True if each shard other than `shard` has all that it owns in the layout in force. A lost shard
- * that owns anything there does not have it. */
+ * has nothing of what it owns there. */
 static bool others_whole(const struct coord_job *job, uint32_t shard)
 {
     // a version was decided in this layout, or nothing has moved
@@ -741,7 +742,8 @@ static bool others_whole(const struct coord_job *job, uint32_t shard)
     return true;
 }
 
-/* True if a hole owns something. No layout may be so, because what a hole owns is lost. */
+/* True if a hole owns something. No layout may give anything to a hole, because what a hole owns is
+ * lost. */
 static bool is_owned_by_holes(const struct layout *layout, const uint8_t *gone)
 {
     for (size_t i = 0; i < layout->extent_count; i++)
@@ -764,10 +766,10 @@ static uint8_t *leave_out(struct coord_job *job)
     return gone;
 }
 
-/* Returns the layout to which the slice is taken back. In it, every owner is as in the layout with
- * which the slice began (`prior`). If the lost shards own nothing in the layout in force, and no
- * other shard lacks anything (lost_empty), every owner is as in the layout in force. Returns NULL
- * if `prior` is needed and not known, or if there is no memory. */
+/* Returns the layout to which the slice is taken back. This layout has the owners of `prior`, with
+ * which the slice began. If the lost shards own nothing in the layout in force, and no other shard
+ * lacks anything (lost_empty), it has the owners of the layout in force. Returns NULL if `prior` is
+ * needed and not known, or if there is no memory. */
 static struct layout *layout_back(const struct coord_job *job)
 {
     struct layout *next = NULL;
@@ -799,7 +801,8 @@ static void go_back(struct coord_job *job, uint32_t lost)
         log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
                  job->spec.name, job->shards[lost].entry->name);
         const struct move_action all = { .layout = job->layout->version, .shard = CAIRN_MOVE_ALL };
-        if (r->lost_empty) settle_slice(job, &all); // no report of the lost shard is missing
+        // the lost shard owns nothing, so no report is missing
+        if (r->lost_empty) settle_slice(job, &all);
         slice_begin(job, next, gone, 0, true);
         return;
     }
@@ -1056,7 +1059,7 @@ const struct coord_operation coord_resharding = {
 cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why)
 {
     // True if the layout comes from an earlier coordinator. Then no shard has told this coordinator
-    // yet that it has all that it owns in the layout.
+    // yet that all of its state has arrived.
     const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
     if (open_reshard(job, unsettled) != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");

@@ -328,7 +328,8 @@ static cairn_status apply_asked(struct coord_job *job, const Cairn__ReshardAsk *
     return status;
 }
 
-/* Cancels the drains of the job's shards, too, because a drain would begin the run again. */
+/* Cancels the job's run, and also the drains of the job's shards, because a drain would begin the
+ * run again. */
 static cairn_status cancel_asked(struct coord_job *job, struct sentence *why)
 {
     const bool was_drain = coord_drains_cancel(job);
@@ -441,8 +442,8 @@ static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_r
     return uneven ? coord_reshard_begin(job, wish, why) : CAIRN_OK;
 }
 
-/* Spreads the job over the shards that have connected since it was last spread. If this is refused,
- * each tick tries again, but only the first refusal is logged. */
+/* If shards have connected since the job was last spread, spreads the job over all shards that it
+ * may have. If this is refused, each tick tries again, but only the first refusal is logged. */
 static void spread_job(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;

@@ -21,8 +21,8 @@
  * longest step since the last slice began. If this step was longer than a usual step by at most
  * half of the pause, the size of slices doubles. If it was longer by more than the pause, the size
  * is halved. The length of a usual step is measured in the same way: it is set to the longest step
- * if even that was clearly shorter, or if it was longer although slices have the smallest size,
- * since then the slices are not the cause. */
+ * if even this step was clearly shorter, or if it was longer although slices have the smallest
+ * size, since then the slices are not the cause. */
 
 #define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
 #define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
@@ -102,7 +102,7 @@ bool coord_reshard_is_paced(const struct coord_job *job)
 }
 
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
-#define SLICE_PART_MAX  0.02 /* a part of what the shard owns; the limit is the larger one */
+#define SLICE_PART_MAX  0.02 /* or this part of what the shard owns, if that is more */
 
 /* ---- may it be? ---- */
 

@@ -1,11 +1,12 @@
 /* Makes a job from a snapshot. First the snapshot is checked on another thread. Then the job is
  * created on the shards, in a new generation.
  *
- *   check    reads the manifest, and checks that the files are there and cover the whole state. If a
- *            running job would be given up for the snapshot, also checks the content root of the
+ *   check    reads the manifest, and checks that the files are there and cover the whole state. If
+ *            a running job would be given up for the snapshot, also checks the content root of the
  *            files. A failure changes nothing
  *   plan     plans the new job over the present shards
- *   reserve  makes a generation durable that the existing job has not used, while this job continues
+ *   reserve  notes in the store a generation that the existing job has not used, while this job
+ *            continues
  *   replace  expels the existing job's members, and sends JobCreate with the folder to the shards.
  *            From here on a failure leaves the job lost, and the job's status says so
  *   prove    the shards report the digests of what they loaded; the digests must match the root in
@@ -312,7 +313,8 @@ static void end_load(struct coord_restore *restore, struct coord_job *job, cairn
     end_restore(restore, status, text);
 }
 
-/* Called when the job is durable. Starts the job if its shards are still the same. */
+/* Called when the job is durable, or could not be stored. Starts the job if it is durable and its
+ * shards are still the same. */
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);

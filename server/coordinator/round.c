@@ -400,7 +400,7 @@ void coord_halts_skipped(struct coord_job *job, const struct decision *skip)
 
 /* ==== pace ==== */
 
-#define RESTS_US 1000000 /* the shortest time without a step that counts as rest */
+#define RESTS_US 1000000 /* a time without steps counts as rest only if it is longer */
 #define NEAR_US  1000000 /* if the median step is longer, no step counts as near */
 
 static uint64_t now_us(void)
@@ -462,8 +462,9 @@ bool coord_pace_nears_step(const struct coord_job *job)
 
 /* ==== times ==== */
 
-/* Phases of a worker's step. COMPUTE and FETCH take only the worker's own time. PUSH may also wait
- * for other workers, because contributions are added in the order of ranks. */
+/* Phases of a worker's step. COMPUTE and FETCH take only the worker's own time. PUSH also has the
+ * time for which a push waits for other workers, because contributions are added in the order of
+ * ranks. */
 enum { COMPUTE = 0, PUSH = 1, FETCH = 3 };
 /* A member is called the slowest if its time is longer than the median of the other members by more
  * than this factor, and by more than this number of microseconds. */

@@ -1,4 +1,4 @@
-/* Connections: which peer is on each, and whether it is alive. */
+/* Connections: which peer each connection belongs to, and whether the peer is alive. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,7 +86,7 @@ static struct coord_session *make_session(struct coord *cluster, struct peer *pe
 
 struct places {
     char texts[PLACES_MAX][CAIRN_PLACE_BYTES];
-    char *list[PLACES_MAX]; /* for a message's field */
+    char *list[PLACES_MAX]; /* the texts, as Welcome.places needs them */
     size_t count;
 };
 
@@ -258,7 +258,7 @@ static void on_hello(struct coord *cluster, struct peer *peer, const struct wire
 
 /* ==== early ==== */
 
-#define HELD_MAX 64 /* the most early requests that the cluster holds */
+#define HELD_MAX 64 /* the cluster holds at most this many early requests */
 
 /* Requests whose answer depends on what shards hold, or on which shards are connected. */
 static const uint16_t depends[] = {
@@ -280,7 +280,7 @@ static bool is_told(const struct coord *cluster)
 {
     for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
-        // the parking was taken over from a shard, and the shards must still be asked
+        // a shard has said that its part is parked, and the other shards must still be asked
         const enum operation_stage park = coord_stage(job, CAIRN_OPERATION_PARK);
         if (park == CAIRN_STAGE_PARKING || park == CAIRN_STAGE_PARK_ASKING) return false;
         CAIRN_EACH_SHARD (job, i)
@@ -299,8 +299,8 @@ static bool are_all_here(const struct coord *cluster)
     return here >= (uint64_t)cluster->options->shards;
 }
 
-/* True if the request is early. The early phase never returns once it is over: if a shard disconnects
- * later, the answers say that it is missing. */
+/* True if the request is early, and has to wait. When the early phase is over, it does not come
+ * back: if a shard disconnects later, the answers say that the shard is missing. */
 static bool is_early(struct coord *cluster, uint16_t type)
 {
     struct coord_earlies *e = &cluster->earlies;
@@ -313,7 +313,7 @@ static bool is_early(struct coord *cluster, uint16_t type)
 struct coord_early {
     struct coord_early *next;
     struct coord_session *session; /* borrowed: the request is freed with the session */
-    struct wire_frame frame;       /* its payload is `bytes` */
+    struct wire_frame frame;       /* frame.payload points to `bytes` */
     uint8_t bytes[];
 };
 
@@ -452,8 +452,9 @@ void coord_session_on_gone(struct peer *peer, cairn_status status, const char *w
     if (!cluster->closing) coord_openings_advance(cluster);
 }
 
-/* Returns how long a session may be silent. An admin holds no state, and its program is silent while it
- * waits for an answer; an admin that has no open request either is disconnected after ADMIN_IDLE_MS. */
+/* Returns how long a session may be silent. An admin that waits for an answer may be silent for any
+ * time. An admin that waits for none is disconnected after ADMIN_IDLE_MS; a lease is not needed,
+ * because an admin holds no state. */
 static uint64_t silence_max_ms(const struct coord_session *session)
 {
     if (session->role != CAIRN_ROLE_WIRE_ADMIN)
@@ -467,7 +468,8 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (s->closing) continue;
         coord_session_send(s, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
-        // This process was stopped. The messages that the peers sent meanwhile wait in the sockets.
+        // The time in which this process was stopped does not count, because the messages that the
+        // peers sent meanwhile still wait in the sockets.
         s->last_frame_ms += away_ms;
         if (s->last_frame_ms > now_ms) s->last_frame_ms = now_ms;
         if (now_ms - s->last_frame_ms < silence_max_ms(s)) continue;
@@ -479,8 +481,8 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
 
 /* ==== arrivals ==== */
 
-/* A shard connects, two shards connect with one name, or a shard leaves for good: this section decides
- * which process has the entry, and who is told. */
+/* This section decides which process has the entry of a shard, and who is told. It handles shards
+ * that connect, two processes of one name, and shards that leave. */
 
 static void tell_supervisor(const struct coord *cluster)
 {
@@ -490,8 +492,8 @@ static void tell_supervisor(const struct coord *cluster)
     notify_status(text);
 }
 
-/* Takes the session off the entry, and tells everything that depends on the shard. The entry remains for
- * the next process. */
+/* Takes the entry from its session, and tells everything that depends on the shard. The entry
+ * remains for the next process. */
 static void vacate_entry(struct coord_shard_entry *entry)
 {
     struct coord_session *session = entry->session;
@@ -568,8 +570,8 @@ static void on_probed(void *context, cairn_status status, const char *why)
     entry->probe = CAIRN_SEAT_ANSWERED;
 }
 
-/* Asks whether the process on the entry is alive. The process's next frame alone would not prove this,
- * because the frame may have been in flight for long. */
+/* Asks the process that has the entry whether it is alive. Any other frame of this process would
+ * not prove it, because the frame may have been on its way for long. */
 static void ask_sitter(struct coord *cluster, struct coord_shard_entry *entry)
 {
     struct coord_gather *gather = coord_gather_open(cluster, on_probed, entry);
@@ -588,7 +590,7 @@ void coord_shards_tick(struct coord *cluster)
     const uint64_t lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
     for (struct coord_shard_entry *entry = cluster->shards; entry != NULL; entry = entry->next) {
         if (now_ms - entry->asked_ms < lease_ms) continue;
-        // the answer is too old
+        // the answer to the last probe is too old
         if (entry->probe == CAIRN_SEAT_ANSWERED) entry->probe = CAIRN_SEAT_UNASKED;
         if (entry->probe != CAIRN_SEAT_ASKED) continue;
         entry->probe = CAIRN_SEAT_SILENT;
@@ -599,8 +601,8 @@ void coord_shards_tick(struct coord *cluster)
     }
 }
 
-/* Removes the process that has the entry. Tells the process to end only if `ends`. Otherwise the process
- * may hold something that is needed, and may reconnect. */
+/* Removes the process that has the entry. If `ends` is set, tells the process to end. Otherwise the
+ * process may hold something that is needed, and may reconnect. */
 static void replace_sitter(struct coord_shard_entry *entry, const char *newcomer, bool ends)
 {
     struct coord_session *sitter = entry->session;
@@ -636,7 +638,8 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
                          entry->name, sitter);
     }
     sentence_set(why, "the one at %s serves, the one at %s waits for its place", sitter, newcomer);
-    if (entry->claimed_ms == 0) // noted once, though the newcomer connects repeatedly
+    // only the first claim is noted, although the newcomer connects repeatedly
+    if (entry->claimed_ms == 0)
         coord_event_note_shard(entry->session->cluster, CAIRN_EVENT_CLAIMED, NULL, entry->name,
                                why->text);
     snprintf(entry->claimant, sizeof entry->claimant, "%s", newcomer);
@@ -651,8 +654,9 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
                      entry->name, sitter);
 }
 
-/* Decides whether the shard that sent this Hello may have its entry. CAIRN_OK: the entry is free now.
- * CAIRN_ERR_BUSY: the shard must try again. CAIRN_ERR_FENCED: the shard's process must end. */
+/* Decides whether the process that sent this Hello may have the entry of its name. CAIRN_OK: the
+ * entry is free now. CAIRN_ERR_BUSY: the process must try again. CAIRN_ERR_FENCED: the process must
+ * end. */
 static cairn_status claim_entry(struct coord *cluster, struct peer *peer, const Cairn__Hello *hello,
                                 struct sentence *why)
 {
@@ -688,8 +692,8 @@ static void note_reach(struct coord_shard_entry *entry)
         entry->host[0] = '\0';
 }
 
-/* Logs shards that are apart now. A shard that connects may be apart itself, or may make other shards
- * apart. */
+/* Logs the shards that have become apart. A shard that connects may be apart itself, or may make
+ * other shards apart. */
 static void say_apart(struct coord *cluster)
 {
     for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {

@@ -28,8 +28,8 @@ static void free_snapshot(struct coord_snapshot *snapshot)
     free(snapshot);
 }
 
-/* Sends PinFolder to the shards that are working on the snapshot. An empty path tells the shards that the
- * snapshot was given up. */
+/* Sends PinFolder to the shards that are working on the snapshot, or may have prepared memory for
+ * it. An empty path tells them that the snapshot was given up. */
 static void tell_folder(const struct coord_snapshot *snapshot, const char *path)
 {
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
@@ -52,7 +52,8 @@ static void fail_snapshot(struct coord_snapshot *snapshot, cairn_status status, 
     if (snapshot->status != CAIRN_OK) return;
     snapshot->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
     sentence_set(&snapshot->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
-    if (snapshot->stage != CAIRN_SNAPSHOT_WORKING) tell_folder(snapshot, ""); // useless now
+    // the shards' work is useless now
+    if (snapshot->stage != CAIRN_SNAPSHOT_WORKING) tell_folder(snapshot, "");
 }
 
 /* ==== progress ==== */
@@ -66,7 +67,7 @@ static void take_progress(struct coord_job *job, const struct coord_shard_entry 
     if (snapshot == NULL || snapshot->number != told->snapshot) return;
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].entry != entry) continue;
-        // A shard that reports an impossible total is shown as one that is done.
+        // If a shard reports an impossible total, it is shown as done.
         const uint64_t total = told->total_bytes < UINT64_MAX / 65536 ? told->total_bytes : 0;
         snapshot->progress[i] = (struct snapshot_progress) {
             .done_bytes = told->done_bytes < total ? told->done_bytes : total,
@@ -92,7 +93,8 @@ bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progre
     if (snapshot == NULL) return false;
     CAIRN_EACH_SHARD (job, i) {
         const struct snapshot_progress *of = &snapshot->progress[i];
-        // A shard whose part has arrived sent its last progress a little before the part.
+        // If a shard's part has arrived, all its bytes are done, even if its last progress, which
+        // is older, says less.
         out->done_bytes += snapshot->parts[i] == CAIRN_PART_IN ? of->total_bytes : of->done_bytes;
         out->total_bytes += of->total_bytes;
         if (of->waited_ms > out->waited_ms) out->waited_ms = of->waited_ms;
@@ -130,7 +132,8 @@ static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *
     out->state = wire_text(state);
     out->shards = snapshot->job->entry_count;
     out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
-    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return; // it has no version and no manifest yet
+    // the snapshot has no version and no manifest yet
+    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return;
     out->generation = snapshot->version.generation;
     out->step = snapshot->version.step;
     out->created_unix_ms = snapshot->manifest.created_unix_s * 1000;
@@ -156,11 +159,12 @@ bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *v
 
 /* ==== work ==== */
 
-/* The part of a snapshot's work that another thread does: it computes the content root from the digests and
- * writes the manifest. */
+/* Another thread does a part of a snapshot's work. It makes the folder, computes the content root
+ * from the digests, and writes the manifest. */
 
-/* Removes the files of a snapshot that was begun. Files that cannot be removed have no manifest, so
- * nobody lists them. The snapshot stays noted as begun until the files are gone (snapshot.h). */
+/* Removes the files of a snapshot that was begun. If files cannot be removed, nobody lists them,
+ * because they have no manifest. The snapshot stays noted as begun until the files are gone
+ * (snapshot.h). */
 static cairn_status remove_begun(const struct coord_snapshot *snapshot)
 {
     struct snapshot_removed removed;
@@ -173,8 +177,8 @@ static cairn_status remove_begun(const struct coord_snapshot *snapshot)
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
-/* Makes the folder and the id. Runs on any thread, like work_on_snapshot(). Uses only the snapshot and
- * constant fields of the cluster. */
+/* Makes the snapshot's folder and id. May run on any thread, like work_on_snapshot(), so it uses
+ * only the snapshot and constant fields of the cluster. */
 static void make_snapshot_folder(struct coord_work *work)
 {
     struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
@@ -189,10 +193,10 @@ static void make_snapshot_folder(struct coord_work *work)
                                                      snapshot->job_id, &snapshot->folder_why);
 }
 
-/* Makes `latest` name the snapshot, before anybody who waits for the snapshot is answered. First reads
- * files and headers back from the storage, to check them against the manifest. The scrub reads all of the
- * snapshot later, and removes `latest` from a damaged snapshot. If `latest` cannot be set, the log says
- * so, and the next snapshot that is verified sets it. */
+/* Makes `latest` name the snapshot, before those who wait for the snapshot are answered. First
+ * checks the files and their headers, as the storage has them, against the manifest. The scrub
+ * reads all of the snapshot later, and removes `latest` from a damaged snapshot. If `latest` cannot
+ * be set, the log says so, and the next snapshot that is verified sets it. */
 static void note_latest(const struct coord_snapshot *snapshot)
 {
     struct snapshot opened;
@@ -208,9 +212,9 @@ static void note_latest(const struct coord_snapshot *snapshot)
                  snapshot->id, snapshot->manifest.spec.name, why.text);
 }
 
-/* Computes the content root from the parts, stores it in the manifest, and commits the manifest if the
- * snapshot has files. On failure, removes the folder. Runs on any thread: uses only the snapshot and the
- * snapshot's copy of the spec. */
+/* Computes the content root from the parts, stores it in the manifest, and commits the manifest if
+ * the snapshot has files. On failure, removes the folder. May run on any thread, so it uses only
+ * the snapshot, which has a copy of the spec. */
 static void work_on_snapshot(struct coord_work *work)
 {
     struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
@@ -335,8 +339,8 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
 
 /* ---- the beginning ---- */
 
-/* True for a digest whose requester left before anything was pinned. The next request takes such a digest
- * over. */
+/* True for a digest whose requesters have left before anything was pinned. The next request takes
+ * such a digest over. */
 static bool is_abandoned(const struct coord_snapshot *snapshot)
 {
     return snapshot->stage == CAIRN_SNAPSHOT_PINNING && !snapshot->has_files &&
@@ -401,8 +405,8 @@ static struct coord_snapshot *new_snapshot(struct coord_job *job)
     return NULL;
 }
 
-/* Judges the storage when the snapshot begins. Otherwise the snapshot might fail only at its end, when
- * all shards have written. */
+/* Judges the storage before the snapshot begins. Without this, the snapshot might fail only at its
+ * end, after all shards have written. */
 static cairn_status judge_storage(const struct coord_job *job, struct sentence *why)
 {
     const char *said = job->cluster->storage.watch.said.text;
@@ -416,7 +420,7 @@ static cairn_status judge_storage(const struct coord_job *job, struct sentence *
     return CAIRN_OK;
 }
 
-/* Returns whether a snapshot may begin, apart from one that is already running. */
+/* Judges whether a snapshot may begin. Does not judge whether another one is running. */
 static cairn_status judge_snapshot(const struct coord_job *job, bool has_files,
                                    struct sentence *why)
 {
@@ -453,8 +457,8 @@ void coord_snapshot_resume(struct coord_job *job, bool awaits_step)
     coord_job_event(job, &pin);
 }
 
-/* Makes the running snapshot, if any, stop waiting for memory, because something waits for the snapshot
- * to end. */
+/* If a snapshot is running, ends its wait for memory, because something waits for the end of the
+ * snapshot. */
 static void hurry_snapshot(struct coord_job *job)
 {
     if (job->snapshots.running != NULL) job->snapshots.running->is_ready = true;
@@ -500,7 +504,7 @@ static void move_waiters(struct coord_snapshot_waiters *from, struct coord_snaps
     coord_waiters_move(&from->at_end, &to->at_end);
 }
 
-/* Begins the next snapshot after one has ended, for `waiters`, which wait for the next one. */
+/* Called when a snapshot has ended. Begins the next one if any of `waiters` waits for it. */
 static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters *waiters)
 {
     struct sentence why;
@@ -548,7 +552,8 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC &&
         m->nonfinite.nonfinite > 0) // the results were finite when the snapshot began
         return fail_with(&snapshot->why, CAIRN_ERR_NONFINITE, "the job is damaged");
-    // The spec as of the pinned step: the job may be amended while the shards write.
+    // The manifest gets the spec of the pinned step, because the job may be amended while the
+    // shards write.
     cairn_status status = spec_copy(&job->spec, &m->spec);
     if (status == CAIRN_OK) status = record_groups(job, &m->reduce_groups);
     if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
@@ -613,7 +618,8 @@ void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_
         return;
     snapshot->version = version;
     snapshot->status = fill_manifest(snapshot);
-    if (snapshot->status != CAIRN_OK) tell_folder(snapshot, ""); // to shards that prepared it
+    // the shards may have prepared memory
+    if (snapshot->status != CAIRN_OK) tell_folder(snapshot, "");
     snapshot->stage = CAIRN_SNAPSHOT_PINNED;
     if (snapshot->status == CAIRN_OK) {
         send_pins(snapshot);
@@ -631,7 +637,8 @@ void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_
  * need not allocate any. If a snapshot is due at a step, the shards prepare this memory some steps ahead.
  * The next snapshot of any kind uses the memory. */
 
-/* A shard that could not allocate its memory takes the snapshot without it. */
+/* Called when all shards have answered. A shard that could not allocate memory takes the snapshot
+ * without prepared memory. */
 static void on_prepared(struct coord_job *job, const void *about, cairn_status status,
                         const char *why)
 {
@@ -665,10 +672,11 @@ uint64_t coord_snapshot_number(void)
     return number | 1;
 }
 
-/* If a snapshot was prepared ahead, takes its number. Otherwise takes a new number, and asks the shards
- * to prepare memory. Returns false if the snapshot does not wait for memory. Two kinds of snapshot do not
- * ask, because they save the present version: a snapshot by steps, and the last one before a parting. No
- * memory is needed either while nobody trains. */
+/* Gives the snapshot its number. This is the number under which memory was prepared ahead, if there
+ * is any. Otherwise it is a new number, and the shards are asked to prepare memory. Returns true if
+ * the snapshot waits for the memory. No memory is prepared for a periodic snapshot that is due by
+ * steps, or for the last snapshot before a parting, because they save the present version. No
+ * memory is prepared either if nobody trains. */
 static bool prepare_snapshot(struct coord_snapshot *snapshot)
 {
     struct coord_job *job = snapshot->job;
@@ -685,7 +693,8 @@ static bool prepare_snapshot(struct coord_snapshot *snapshot)
 
 /* ---- ahead ---- */
 
-/* True if a snapshot is due at a coming step, and the memory has no other use. */
+/* True if memory that is prepared ahead is likely to be used: the job trains, takes snapshots by
+ * steps, and a snapshot could begin now. */
 static bool is_of_use(const struct coord_job *job)
 {
     const struct policy *policy = &job->spec.policy;
@@ -740,7 +749,8 @@ bool coord_parting_advance(struct coord_job *job)
     coord_parting_unsaved(job, "its snapshot was not done in time");
     const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
-    if (status == CAIRN_ERR_BUSY) hurry_snapshot(job); // ours begins after the running one
+    // our snapshot begins when the running one has ended
+    if (status == CAIRN_ERR_BUSY) hurry_snapshot(job);
     p->state = status == CAIRN_ERR_BUSY ? CAIRN_PARTING_WANTED : CAIRN_PARTING_ENDED;
     coord_parting_unsaved(job, why.text);
     return p->state == CAIRN_PARTING_ENDED;
@@ -751,10 +761,10 @@ bool coord_parting_advance(struct coord_job *job)
 /* How snapshots end: a snapshot is answered, fails, or is given up by the coordinator or by an operator.
  * See snapshot.h.
  *
- * A snapshot that fails is given up on every shard, and ends when all shards have confirmed this. The
- * wait is limited, because a snapshot that cannot end holds up restores and amendments. A shard has one
- * lease to come back if it is away before anything is pinned, or if it does not answer once the snapshot
- * has failed (because its disk hangs). */
+ * A snapshot that fails is given up on every shard, and ends when all shards have confirmed this.
+ * The wait is limited, because a snapshot that cannot end holds up restores and amendments. If a
+ * shard is away before anything is pinned, it has one lease to come back. If the snapshot has
+ * failed, a shard has one lease to confirm this; it may be unable to, because its disk hangs. */
 
 /* ---- the end ---- */
 
@@ -825,7 +835,7 @@ static void on_worked(struct coord_work *work)
         finish_snapshot(snapshot);
 }
 
-/* Hands the snapshot to the other thread once each part has arrived or will never arrive. */
+/* If no part is awaited any more, hands the snapshot to the other thread. */
 static void advance_snapshot(struct coord_snapshot *snapshot)
 {
     if (snapshot->stage != CAIRN_SNAPSHOT_PINNED || snapshot->making_folder) return;
@@ -854,8 +864,8 @@ static void lose_part(struct coord_job *job, uint32_t shard)
     advance_snapshot(snapshot);
 }
 
-/* Ends a failed snapshot now, without waiting for shards that have not answered. The files of these
- * shards are in no manifest. */
+/* Ends a failed snapshot now, without waiting for shards that have not answered. The files that
+ * these shards may still write are in no manifest. */
 static void end_now(struct coord_snapshot *snapshot)
 {
     if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) {
@@ -925,8 +935,8 @@ static bool is_any_silent(const struct coord_job *job)
     return false;
 }
 
-/* Ends the wait for memory. Shards that prepare memory beside training are waited for, up to the limit.
- * If a shard is silent, the snapshot begins at once. */
+/* Ends the wait for memory if it has taken too long, or if a shard is silent. The shards take a
+ * while to prepare memory, because the job trains meanwhile. */
 static void end_preparing(struct coord_job *job)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
@@ -936,11 +946,11 @@ static void end_preparing(struct coord_job *job)
                          uv_now(job->cluster->loop) - snapshot->begun_ms >= most_ms;
 }
 
-/* Gives up a snapshot that has waited for a shard for longer than a lease. The shard is away or, once the
- * snapshot has failed, does not answer. */
+/* Gives up a snapshot that has waited for a shard for longer than a lease. The shard is away, or
+ * the snapshot has failed and the shard does not confirm this. */
 static void tick_snapshot(struct coord_job *job)
 {
-    // Memory that was prepared ahead is released if no step follows, or if the memory has another use.
+    // Memory that was prepared ahead is released if it is no longer likely to be used.
     if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_snapshot_unprepare(job);
     end_preparing(job);
     coord_snapshot_resume(job, coord_pace_nears_step(job));
@@ -987,7 +997,8 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
 
 /* ---- nobody waits any more ---- */
 
-/* Closes with the cluster. Nobody is told; a folder without a manifest is no snapshot. */
+/* Called when the job is freed, so nobody is told. A folder that stays without a manifest is no
+ * snapshot. */
 static void release_snapshot(struct coord_job *job)
 {
     if (job->snapshots.running != NULL) free_snapshot(job->snapshots.running);

@@ -13,13 +13,13 @@
 #include "server/coordinator/restore.h"
 
 #define WANTED_MAX 64
-#define CLOSE_MS   2000 /* the longest rest or read, unless the storage hangs */
+#define CLOSE_MS   2000 /* closing waits for the thread so long; only a hung storage takes longer */
 #define LOOK_EVERY 10   /* heartbeats between two looks for a snapshot that is due */
-#define PUT_OFF_S  600  /* for a snapshot that could not be read */
+#define PUT_OFF_S  600  /* a snapshot that could not be read is not tried again in this time */
 
 struct wanted {
     char job[CAIRN_NAME_MAX + 1];
-    char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the job's snapshot that is due, if any */
+    char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the job's due snapshot, which has yet to be found */
 };
 
 struct put_off {
@@ -28,18 +28,22 @@ struct put_off {
 };
 
 struct coord_scrub {
-    struct task task;              /* the first member */
-    struct coord_scrub *next_left; /* the next scrub whose thread had not returned */
-    struct pool *pool_left;        /* the pool of such a scrub */
-    struct pool *pool;             /* owned */
+    struct task task; /* the first member */
+    /* if is_left: the next one in the list of scrubs that were left */
+    struct coord_scrub *next_left;
+    struct pool *pool_left; /* if is_left: the pool, which stays allocated */
+    struct pool *pool;      /* owned */
     const struct coord *cluster;
     struct wanted wanted[WANTED_MAX]; /* [wanted_count], the oldest first */
     size_t wanted_count;
-    bool running, is_left; /* is_left: closed, but its thread has not returned */
-    uint64_t looked_ms;    /* when it last looked for a due job, by the loop's clock */
-    uint64_t turn;         /* the number of such looks so far */
+    /* running: the thread is at work. is_left: the scrub was closed before its thread had
+     * returned */
+    bool running, is_left;
+    /* coord_now_ms + 1: when a due snapshot was last looked for; 0: look at once */
+    uint64_t looked_ms;
+    uint64_t turn; /* the number of looks, by which the jobs take turns */
     atomic_bool stop;
-    /* used by the thread while it runs */
+    /* the thread uses the next fields while it runs */
     struct wanted at;
     uint64_t every_s;
     struct put_off put_off[WANTED_MAX]; /* the oldest entry is overwritten */
@@ -51,7 +55,7 @@ struct coord_scrub {
 
 /* ---- on its thread ---- */
 
-/* Rests as long as reading the block took, up to a second. */
+/* Rests for the time that reading the block took, but for a second at most. */
 static bool pace_reading(void *context, uint64_t done, uint64_t total, const char *file)
 {
     struct coord_scrub *scrub = context;
@@ -77,8 +81,8 @@ static bool is_put_off(const struct coord_scrub *scrub, const char *id)
     return false;
 }
 
-/* Finds the snapshot that was read longest ago. It is due if it was never read, or was not read within
- * every_s. */
+/* Finds the due snapshot that was read longest ago. A snapshot is due if it was never read, or not
+ * within the last every_s seconds. */
 static cairn_status find_due(struct coord_scrub *scrub, struct sentence *why)
 {
     struct coord_found found;
@@ -119,8 +123,8 @@ static cairn_status verify_snapshot(struct coord_scrub *scrub, struct sentence *
     return status;
 }
 
-/* True if the snapshot is damaged. It does not count as damaged if the storage cannot read it now, or if
- * somebody has removed it meanwhile. */
+/* True if the snapshot is damaged. A snapshot is not damaged if the storage cannot read it now, or
+ * if somebody has removed it meanwhile. */
 static bool is_damage(cairn_status status)
 {
     return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
@@ -273,9 +277,9 @@ bool coord_scrub_free(struct coord *cluster)
 
 /* ==== read for a restore ==== */
 
-/* Reads for a restore, on other threads: manifest, signature and files of the snapshot that was asked
- * for, or of the newest snapshot. Proves that the files, or the state that shards have loaded, have the
- * manifest's content root. */
+/* Reads, on other threads, what a restore needs: the manifest, the signature and the files of the
+ * snapshot that was asked for, or of the newest snapshot. Proves that the files, or the state that
+ * shards have loaded, have the manifest's content root. */
 
 const char *coord_restore_job_name(const struct coord_restore *restore)
 {
@@ -284,8 +288,8 @@ const char *coord_restore_job_name(const struct coord_restore *restore)
 
 /* ==== latest ==== */
 
-/* True if `f` is passed over. Two kinds of snapshot are restored only if they are asked for by id: a
- * snapshot with results that are not finite, and a snapshot that nobody trusted has signed. */
+/* True if `f` is passed over. Two kinds of snapshot are restored only if they are asked for by id:
+ * a snapshot with results that are not finite, and a snapshot that no trusted key has signed. */
 static bool pass_over(struct coord_restore *restore, const struct found_snapshot *f)
 {
     const struct manifest *m = &f->manifest;
@@ -331,7 +335,8 @@ static struct found_snapshot *choose_latest(struct coord_restore *restore,
     return NULL;
 }
 
-/* Runs on another thread: finds the folder of a restore that has none. */
+/* Finds the folder of the newest snapshot, for a restore that has no folder yet. Runs on another
+ * thread. */
 static void restore_find_latest(struct coord_restore *restore)
 {
     struct coord_found found;
@@ -367,9 +372,10 @@ static struct snapshot_place place_of(const char *folder)
     return place;
 }
 
-/* Handles damage of a snapshot that was asked for by its id; restore->why says what the damage is. With
- * `fallback`, sets restore->folder to the newest older snapshot, which is tried next, and returns true.
- * Otherwise restore->why names this older snapshot. */
+/* Called when a snapshot could not be read, as restore->why says. If the snapshot was asked for by
+ * its id and is damaged, finds the newest snapshot that is older. With `fallback`, this snapshot
+ * becomes restore->folder and is tried next, and the function returns true. Otherwise its id is
+ * added to restore->why. */
 static bool restore_fall_back(struct coord_restore *restore)
 {
     struct sentence text = restore->why, passed = restore->latest.passed;
@@ -387,7 +393,7 @@ static bool restore_fall_back(struct coord_restore *restore)
     restore->latest.newest = place.version;
     restore->folder = NULL;
     restore_find_latest(restore);
-    restore->latest.passed = passed; // the newest of them is reported
+    restore->latest.passed = passed; // only the newest snapshot that was passed over is reported
     const bool found = restore->status == CAIRN_OK;
     if (found && restore->fallback) {
         log_warn("job %s: passed over: %s", restore->job_name, passed.text);
@@ -437,7 +443,7 @@ static cairn_status compare_roots(struct coord_restore *restore, const char *wha
                      what, has, says);
 }
 
-/* Hashes the files that several threads are reading. */
+/* The context of hash_range, which several threads call with what they have read. */
 struct proof {
     struct coord_restore *restore;
     pthread_mutex_t mutex; /* guards the restore's digests */
@@ -515,8 +521,8 @@ static void judge_proof(struct coord_restore *restore, const char *what)
     if (restore->status == CAIRN_ERR_CHECKSUM) find_damage(restore);
 }
 
-/* Runs on another thread: compares the content root of the verified files with the manifest's content
- * root. */
+/* Computes the content root of the files, and compares it with the manifest's content root. Runs on
+ * another thread. */
 static void restore_prove_files(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
@@ -541,11 +547,12 @@ void coord_restore_prove_loaded(struct coord_work *work)
 /* Reads a snapshot for a restore on another thread, before anything is changed: manifest, signature,
  * files. If the snapshot is damaged and a fallback is allowed, reads the next older snapshot. */
 
-/* A snapshot is read before it is loaded only in two cases: if a file has one checksum for the whole
- * file, because then the whole file must be read in any case, or if the restore may fall back on another
- * snapshot. Otherwise the shards hash the state that they load, or, if a job is given up for the
- * snapshot, the files are proved first. The content root detects any changed bit. So the block checksums
- * are read only to find the damaged file. */
+/* True if a file has one checksum for the whole file. Then the whole file has to be read in any
+ * case, so the snapshot is verified before it is loaded. A snapshot is also verified if the restore
+ * may fall back on another one. Otherwise the content root is enough, because it detects every
+ * changed bit. The root is computed from the state that the shards have loaded, and before that
+ * from the files, if a job is given up for the snapshot. The block checksums are then read only to
+ * find the damaged file. */
 static bool has_whole_sums(const struct manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++)
@@ -564,7 +571,7 @@ static cairn_status restore_judge_signature(const struct coord_restore *restore,
     return status == CAIRN_OK ? CAIRN_OK : fail_with(why, status, "%s: %s", folder, said.text);
 }
 
-/* Checks the snapshot in restore->folder, and replaces that path by one without links. */
+/* Checks the snapshot in restore->folder, and replaces this path by a path without links. */
 static void check_folder(struct coord_restore *restore)
 {
     struct snapshot snapshot;
@@ -604,8 +611,8 @@ void coord_restore_prove(struct coord_work *work)
     }
 }
 
-/* Looks at the other snapshots in the folder of the job that will be created. If they cannot be listed,
- * the new generation is only above the manifest's generation. */
+/* Looks at the other snapshots in the folder of the job that will be created. If they cannot be
+ * listed, the new generation need not be above their generations. */
 static void look_around(struct coord_restore *restore)
 {
     const char *root = restore->cluster->storage.path;

@@ -1,7 +1,7 @@
-/* Who we are to a shard, and which parts shards hold that we do not act on: parts of another store, of no
- * store, or of a job whose state in our store is older. None of these parts is dropped automatically,
- * except leftovers that are provably our own. They are listed, and an operator can have them adopted
- * (adopt.c) or forgotten. */
+/* Shards may hold parts on which we do not act. These are parts of another store, parts of no
+ * store, and parts of a job whose state in our store is older. Such a part is dropped automatically
+ * only if it is provably a leftover of our own. The other parts are listed, and an operator can
+ * have them adopted (adopt.c) or forgotten. */
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -129,8 +129,8 @@ bool coord_shard_take_held(struct coord_session *session, const struct wire_fram
         message_free(&held->base);
         return false;
     }
-    // A list that nobody asked for is newer than the list that was asked for. So the last request stays
-    // answered.
+    // If nobody asked for this list, it is newer than the list that was asked for. So the last
+    // request stays answered.
     const uint32_t told = frame->request != 0 ? frame->request : entry->parts_answered;
     coord_shard_forget_parts(entry);
     entry->parts = held;
@@ -139,9 +139,9 @@ bool coord_shard_take_held(struct coord_session *session, const struct wire_fram
     return true;
 }
 
-/* True if the shard's part is no longer of use: the job was restored onto other shards while this shard
- * was away, or was moved off this shard. False if our store is behind the shard's layout, because then
- * the shard has seen a higher epoch. */
+/* True if the shard's part is no longer of use: the job was restored onto other shards while this
+ * shard was away, or was moved off this shard. If the shard has seen a higher epoch or generation
+ * than our store, the part may still be of use. */
 static bool was_left_behind(const struct coord_job *job, const struct coord_shard_entry *entry,
                             const Cairn__HeldJob *held)
 {
@@ -348,8 +348,8 @@ static const struct coord_job *user_of(const struct coord *cluster,
     return job;
 }
 
-/* True if somebody may use an entry without being seen: a restore whose job is not linked yet, or an
- * adoption, which uses the entry by its name. */
+/* True if an entry may be in use although no job in the list has it. A restore whose job is not
+ * linked yet may use the entry, and an adoption may use the entry's name. */
 static bool unknown_uses(const struct coord *cluster)
 {
     return cluster->restores != NULL || cluster->adoption != NULL;
