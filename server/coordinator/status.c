@@ -37,7 +37,8 @@ void coord_bytes_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *m
     Cairn__BytesTold *bytes = realloc(entry->bytes, (count + 1) * sizeof *bytes);
     if (bytes == NULL) return;
     entry->bytes = bytes;
-    for (size_t i = 0; i < count; i++) bytes[i] = *message->bytes[i]; // numbers only
+    // a BytesTold has only numbers
+    for (size_t i = 0; i < count; i++) bytes[i] = *message->bytes[i];
     entry->bytes_count = count;
 }
 
@@ -46,8 +47,8 @@ void coord_bytes_read(struct coord_member *member, uint64_t bytes)
     if (bytes > member->read_bytes) member->read_bytes = bytes;
 }
 
-/* True if a worker has that rank. Shards report only the workers that they have. The last report of a
- * shard that is away names the workers that the shard had then. */
+/* True if a worker has that rank now. The last report of a shard that is away names workers that
+ * may have left since. */
 static bool is_attached(const struct coord_job *job, uint32_t rank)
 {
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
@@ -55,8 +56,8 @@ static bool is_attached(const struct coord_job *job, uint32_t rank)
     return false;
 }
 
-/* Returns the rank's entry, inserted at its place. Returns NULL if no more workers are shown, or if the
- * worker has left. */
+/* Returns the entry of the worker with this rank. If there is no entry, inserts one in the order of
+ * ranks. Returns NULL if the worker has left, or if enough workers of lower ranks are shown. */
 static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord_job *job,
                                       uint32_t rank)
 {
@@ -64,7 +65,7 @@ static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord
     while (at < out->count && out->told[at].rank < rank) at++;
     if (at < out->count && out->told[at].rank == rank) return &out->told[at];
     if (at > CAIRN_BYTES_WORKERS_SHOWN || !is_attached(job, rank)) return NULL;
-    if (out->count <= CAIRN_BYTES_WORKERS_SHOWN) out->count++; // else drops the last entry
+    if (out->count <= CAIRN_BYTES_WORKERS_SHOWN) out->count++; // else the last entry is dropped
     memmove(&out->told[at + 1], &out->told[at], (out->count - 1 - at) * sizeof *out->told);
     cairn__bytes_told__init(&out->told[at]);
     out->told[at].of_worker = true;
@@ -72,8 +73,8 @@ static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord
     return &out->told[at];
 }
 
-/* Adds the bytes of one shard. Shards report at different times, so the bytes of each shard are divided
- * by the shard's own steps. */
+/* Adds what one shard reports. The bytes of a step are computed with the shard's own number of
+ * steps, because shards report at different times. */
 static void add_bytes(Cairn__BytesTold *to, const Cairn__BytesTold *more)
 {
     to->pushed_shared += more->pushed_shared;
@@ -114,7 +115,8 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
             if (to != NULL) add_bytes(to, told);
         }
     }
-    // Added after the shards' reports, because these reports say how many steps there were.
+    // The bytes that members have read are added last, because the shards' reports say how many
+    // steps there were.
     uint64_t read = job->members.read_bytes;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         read += m->read_bytes;
@@ -164,7 +166,7 @@ void coord_memory_release(struct memory_view *view)
 
 #define LEASES_SHOWN 64
 
-/* A status message, with the memory that it borrows. */
+/* A status message, and the memory from which the message borrows. */
 struct job_view {
     Cairn__JobStatus status;
     Cairn__JobSpec spec;
@@ -345,8 +347,8 @@ static void view_release(struct job_view *view)
 
 #define BRIEF_CHARS 160
 
-/* Keeps only what describes a job and for whom the job waits, so that the list fits a frame even with the
- * maximum number of jobs. `job show` shows the rest. */
+/* Drops all from the status of a job but the description of the job, and for whom the job waits. So
+ * a list fits a frame, even with the maximum number of jobs. `job show` shows the rest. */
 static void shorten_job_status(struct job_view *view)
 {
     Cairn__JobStatus *s = &view->status;
@@ -373,7 +375,7 @@ static void on_job_list_get(struct coord_session *session, uint32_t request, con
     for (struct coord_job *j = session->cluster->jobs; whole && j != NULL; j = j->next, n++) {
         whole = view_init(&views[n], j);
         if (!whole) break;
-        views[n].status.n_bytes = 0; // `job show` shows them
+        views[n].status.n_bytes = 0; // only `job show` shows these
         views[n].status.n_reduce_groups = 0;
         list[n] = &views[n].status;
     }
@@ -412,13 +414,14 @@ static void on_job_show(struct coord_session *session, uint32_t request, const v
 
 /* Answers `cairn cluster status`: the coordinator, its shards, workers and readers. */
 
-/* Returns the text for a message field. Nobody writes to the text. */
+/* Returns the kind of the address, and what its owner can do besides (fabric_address_ways), as text
+ * for a message field. Nobody writes to this text. */
 static char *path_of(const uint8_t *address, size_t bytes)
 {
     return wire_text(fabric_address_ways(address, bytes));
 }
 
-/* Like path_of, but writes the place into `text`. */
+/* Writes the places of the address into `text`, and returns `text`. */
 static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLACE_BYTES])
 {
     fabric_address_print_places(address, bytes, text);
@@ -467,7 +470,7 @@ static void fill_session(Cairn__MemberStatus *out, const struct coord_session *s
     out->unheard = wire_text(coord_unheard_text(session));
 }
 
-#define MEMBERS_MAX 4096 /* so that a frame holds the members */
+#define MEMBERS_MAX 4096 /* the most members in an answer, so that it fits a frame */
 
 static bool is_shown(const struct coord_session *session)
 {
@@ -483,8 +486,8 @@ static size_t count_members(const struct coord *cluster)
     return n < MEMBERS_MAX ? n : MEMBERS_MAX;
 }
 
-/* Fills in the shards first, then workers and readers, at most `max` in all. Returns the number filled
- * in. */
+/* Fills in the shards first, then workers and readers, at most `max` in all. Returns how many
+ * members were filled in. */
 static size_t fill_members(const struct coord *cluster, Cairn__MemberStatus *out,
                            char (*places)[CAIRN_PLACE_BYTES], size_t max)
 {
@@ -502,7 +505,7 @@ static size_t fill_members(const struct coord *cluster, Cairn__MemberStatus *out
     return n;
 }
 
-/* status.c */
+/* Answers `cairn cluster status`. */
 static void on_cluster_status_get(struct coord_session *session, uint32_t request, const void *any)
 {
     (void)any;
@@ -559,13 +562,14 @@ struct listing {
     struct said *said; /* [found.count]; NULL: no words were read */
 };
 
-/* The words of a job about one snapshot: whether the snapshot is the latest, its check, and its tags. */
+/* The part of a job's words (struct snapshot_words) that is about one snapshot: whether it is the
+ * latest, how it was checked, and its tags. */
 struct said {
     bool latest, check_failed;
     uint64_t checked_unix_s;
     size_t tag_count;
     char (*tags)[CAIRN_SNAPSHOT_TAG_BYTES]; /* owned */
-    char **list;                            /* owned: [tag_count], into tags */
+    char **list;                            /* owned: [tag_count] pointers into `tags` */
 };
 
 static void free_listing(struct listing *listing)
@@ -597,8 +601,8 @@ static void take_words(const struct snapshot_words *words, const char *id, struc
     }
 }
 
-/* Reads the words of each job once. If they cannot be read, the list is sent without them, because that
- * is better than no list. */
+/* Reads the words of each job. If the words of a job cannot be read, its snapshots are listed
+ * without words, because that is better than no list. */
 static void read_words(struct listing *listing)
 {
     const struct coord_found *found = &listing->found;
@@ -607,7 +611,8 @@ static void read_words(struct listing *listing)
         const char *job = found->list[i].manifest.spec.name;
         struct snapshot_words words;
         struct sentence why;
-        if (listing->said[i].tags != NULL) continue; // read with an earlier snapshot
+        // the words were read with an earlier snapshot of the job
+        if (listing->said[i].tags != NULL) continue;
         if (snapshot_words_load(listing->work.cluster->storage.path, job, &words, &why) != CAIRN_OK)
             log_warn("the words of the snapshots of job %s: %s", job, why.text);
         for (size_t k = i; k < found->count; k++)
@@ -643,8 +648,8 @@ static void read_store(struct coord_work *work)
     if (listing->status == CAIRN_OK) read_words(listing);
 }
 
-/* True if the manifest is already in the folder of snapshots, although the loop has not yet heard of
- * it. */
+/* True if the snapshot has been found in the folder already, although the loop has not heard yet
+ * that its manifest is there. */
 static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus *s)
 {
     for (size_t i = 0; i < listing->found.count; i++)
@@ -677,7 +682,8 @@ static bool list_running(const struct listing *listing, struct snapshot_view **v
 static void send_list(struct listing *listing)
 {
     struct sentence why;
-    // A job that never existed here and has left no snapshots is most likely a mistyped name.
+    // If there is neither a job of this name here nor a snapshot of one, the name is most likely
+    // mistyped.
     if (listing->job != NULL && listing->found.count == 0 &&
         coord_job_find(listing->work.cluster, listing->job) == NULL) {
         sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",

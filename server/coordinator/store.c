@@ -24,11 +24,14 @@ static const char *const type_names[COLUMN_TYPES] = { "INTEGER", "INTEGER", "REA
 struct column {
     const char *name;
     enum column_type type;
-    size_t at; /* in the row's struct: a uint64_t, bool, double, const char * or const uint8_t * */
-    size_t count_at;        /* for BYTES: the offset of the size_t with their size */
-    const char *constraint; /* NULL: NOT NULL */
-    bool grows;             /* a change never lowers it */
-    uint32_t set_by;        /* bits of the changes that set it, besides those that put whole rows */
+    /* offset of the field in the row's struct; the field is a uint64_t, bool, double, const char *
+     * or const uint8_t * */
+    size_t at;
+    size_t count_at;        /* for BYTES: offset of the size_t that has the number of bytes */
+    const char *constraint; /* NULL: the constraint is "NOT NULL" */
+    bool grows;             /* true: no change makes the value lower */
+    /* bits of the changes that set this column; a change that puts whole rows sets it, too */
+    uint32_t set_by;
 };
 
 #define BY(change) (1u << CAIRN_STORE_##change)
@@ -72,7 +75,7 @@ static const struct column shard_columns[] = {
     { COLUMN("job", NUMBER, job), .constraint = "NOT NULL REFERENCES jobs(id) ON DELETE CASCADE" },
     { COLUMN("place", NUMBER, place) },
     { COLUMN("shard", TEXT, name) },
-    { COLUMN("weight", REAL, weight), .constraint = "" }, // NULL: the weight is not a number
+    { COLUMN("weight", REAL, weight), .constraint = "" }, // NULL: the shard has no weight (NAN)
 };
 #undef ROW
 #define ROW struct stored_dropped
@@ -97,7 +100,8 @@ static const struct column event_columns[] = {
 };
 #undef ROW
 
-/* A change finds its rows by the table's first column, with which the key begins. */
+/* A change finds its rows by the table's first column. So the table's key begins with this
+ * column. */
 #define TABLE(text, row, list, primary, by)                                         \
     {                                                                               \
         (text), (primary), (by), sizeof(row), (list), sizeof(list) / sizeof *(list) \
@@ -123,7 +127,8 @@ static const struct table {
 
 static const struct change {
     enum store_kind kind;
-    enum { PUT, SET, DROP } how; /* puts whole rows; sets the columns of the change; deletes rows */
+    /* PUT: puts whole rows. SET: sets the columns of the change. DROP: deletes rows */
+    enum { PUT, SET, DROP } how;
 } changes[CAIRN_STORE_CHANGES] = {
     [CAIRN_STORE_JOB] = { CAIRN_STORED_JOBS, PUT },
     [CAIRN_STORE_LAYOUT] = { CAIRN_STORED_JOBS, SET },
@@ -142,8 +147,9 @@ static const struct change {
     [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
 };
 
-/* These triggers run in the same transaction as the change. A dropped job is remembered, because parts of
- * it are leftovers of this cluster. The oldest entries are deleted. */
+/* The triggers run in the same transaction as the change. The store remembers a dropped job,
+ * because parts of it on shards are leftovers of this cluster. The triggers also delete the oldest
+ * dropped jobs and the oldest events. */
 static const char schema_end[] =
     "CREATE TRIGGER drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped (job) VALUES "
     "(old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - %d; END; "
@@ -251,8 +257,8 @@ static void fill_column(char *row, const struct column *column, sqlite3_stmt *s,
     }
 }
 
-/* Copies the texts of a row to `to`, and makes the row point to the copies. If `to` is NULL, only counts.
- * Returns the size of the texts in bytes. */
+/* Copies the texts of a row to `to`, and makes the row point to the copies. If `to` is NULL, copies
+ * nothing. Returns the size of the texts in bytes. */
 static size_t copy_texts(const struct table *table, char *row, char *to)
 {
     size_t used = 0;
@@ -322,7 +328,8 @@ static cairn_status prepare_change(const struct coord_store *store, enum store_c
     return prepare_made(store, sql, out, why);
 }
 
-/* Runs a change for one row. A job that does not exist has no row to change. */
+/* Runs a change for one row. CAIRN_ERR_NOT_FOUND: the job has no row. CAIRN_ERR_EXISTS: another job
+ * has the name. */
 static cairn_status run_change(const struct coord_store *store, enum store_change change,
                                sqlite3_stmt *s, const void *row, struct sentence *why)
 {
@@ -364,7 +371,7 @@ static cairn_status put_shards(struct coord_store *store, const struct stored_jo
     return status;
 }
 
-/* Runs inside a transaction. */
+/* Applies a change to its rows. The caller has begun a transaction. */
 static cairn_status apply_change(struct coord_store *store, enum store_change change,
                                  const void *rows, size_t count, struct sentence *why)
 {
@@ -384,8 +391,8 @@ static cairn_status apply_change(struct coord_store *store, enum store_change ch
 cairn_status store_write(struct coord_store *store, enum store_change change, const void *rows,
                          size_t count, struct sentence *why)
 {
-    // Events are not part of a job's durable state. So the next epoch must not wait until the disk has
-    // them.
+    // The next epoch must not wait until the disk has the events, because events are no part of a
+    // job's durable state.
     const bool is_lazy = change == CAIRN_STORE_EVENTS;
     const int before = sqlite3_total_changes(store->db);
     cairn_status status = store_run(
@@ -607,10 +614,10 @@ uint64_t store_rows_written(const struct coord_store *store)
 
 /* ---- jobs with their shards ---- */
 
-/* Gathers the shards of one job. */
+/* The shards of one job, as gathered from the store. */
 struct gathered {
     const struct coord_store *store;
-    struct stored_shard *list; /* owned, with their names */
+    struct stored_shard *list; /* owned: [count]; the names are owned, too */
     uint32_t count;
     bool weighed;
 };
@@ -692,7 +699,7 @@ struct coord_save {
     void *rows; /* [row_count] */
     size_t row_count;
     struct stored_shard *shards; /* the shards of a job's row */
-    struct packed *held[3];      /* large data that the row points to */
+    struct packed *held[3];      /* held: large data to which the row points */
     struct sentence why;
     uint64_t store_writes; /* rows that the store had written when the save was done */
 };
@@ -799,8 +806,8 @@ static const uint8_t *hold_packed(struct packed **held, struct packed *packed, s
     return packed->bytes;
 }
 
-/* Fills in the layout in force, or the next layout if that is being stored: nothing takes the next layout
- * back once its write has begun. Returns false if there is no memory. */
+/* Fills in the layout in force. If the next layout is being stored, fills in the next layout,
+ * because it cannot be taken back any more. Returns false if there is no memory. */
 static bool fill_layout(const struct coord_job *job, struct coord_save *save)
 {
     const struct coord_layouts *l = &job->layouts;

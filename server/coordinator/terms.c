@@ -1,5 +1,5 @@
-/* The terms that a job's rounds use, which amendments change. Also the steps that the job's tensors have
- * missed, and which shards know the spec that is in the store. */
+/* Makes the terms of a job's rounds. Also counts the steps that the job's tensors have missed, and
+ * brings the spec that is in the store to the shards. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,11 +9,11 @@
 
 /* ==== terms ==== */
 
-/* Terms are the settings of an update, made from the groups of a spec for the core to borrow. An
- * amendment makes new terms. The older terms remain until the core has released them, when the next round
- * opens. */
+/* Terms are the settings of an update. They are made from a spec, and the core borrows them. An
+ * amendment makes new terms. The older terms are kept until the next round opens, because the core
+ * uses them until then. */
 
-#define STILL_STEPS 100 // steps applied in a row
+#define STILL_STEPS 100 // a group is reported after this many steps in a row with learning rate 0
 
 struct arrays {
     struct group_hyper *groups;
@@ -41,7 +41,7 @@ static cairn_status fill_terms(struct coord_terms *terms, const struct job_spec_
     return status;
 }
 
-/* Fills the tensors as the core sees them. */
+/* Fills in what the core has to know of each tensor. */
 static void fill_tensors(struct coord_terms *terms, const struct job_spec_data *spec,
                          struct round_tensor *tensors)
 {
@@ -276,8 +276,8 @@ static cairn_status too_many(const struct job_spec_data *spec, struct sentence *
                      spec->name, CAIRN_MISSED_RUNS_MAX);
 }
 
-/* Returns how many steps a tensor of the next generation has missed. If the tensor was not trained so
- * far, it has missed all steps. */
+/* Returns how many steps a tensor of the next generation has missed. If the present generation does
+ * not train the tensor, the tensor has missed all steps. */
 static uint64_t steps_missed(const struct coord_job *job, const struct tensor_spec *tensor)
 {
     const size_t from = spec_find_tensor(&job->spec, tensor->name);
@@ -285,8 +285,8 @@ static uint64_t steps_missed(const struct coord_job *job, const struct tensor_sp
     return trained ? round_missed(job->core, (uint32_t)from) : coord_job_version(job).step;
 }
 
-/* Lists how many steps each tensor has missed. If `with_next`, also counts the next step for tensors that
- * are frozen. */
+/* Lists how many steps each tensor has missed. If `with_next` is set, the next step counts as
+ * missed, too, by the tensors that are frozen. */
 static cairn_status list_missed(const struct coord_job *job, const struct job_spec_data *spec,
                                 bool with_next, uint8_t *room, struct missed *missed_out,
                                 struct sentence *why)
@@ -317,7 +317,7 @@ cairn_status coord_missed_judge(const struct coord_job *job, const struct job_sp
     return status;
 }
 
-/* Puts `missed` in place of the missed steps that the last decision's payload holds. */
+/* Replaces the missed steps in the last decision's payload by `missed`. */
 static cairn_status put_in(const struct coord_job *job, const struct missed *missed,
                            struct decision *last, uint8_t *payload)
 {
@@ -365,8 +365,8 @@ static bool any_missed(const struct job_spec_data *spec)
     return false;
 }
 
-/* Notes the hash of the spec with its missed steps, because another rank, for example, opens the job with
- * this spec. */
+/* Notes the hash of the spec as it is with its missed steps, because other ranks, for example, open
+ * the job with that spec. */
 static cairn_status note_former(struct job_spec_data *spec)
 {
     uint8_t hash[32];
@@ -460,8 +460,8 @@ void coord_terms_advance(struct coord_job *job)
     }
 }
 
-/* Called when the spec is in the store and in force. A shard that cannot keep the spec is reported, but
- * does not hold the job up. */
+/* Called when a shard cannot keep a spec that is in the store and in force. The failure is
+ * reported, but does not hold up the job. */
 static void fail_revision(struct coord_job *job, uint64_t revision, cairn_status status,
                           const char *text)
 {
@@ -482,7 +482,7 @@ static void on_terms_answered(struct coord_job *job, const void *about, cairn_st
 {
     const struct telling *told = about;
     if (job->generation != told->generation) return;
-    if (status == CAIRN_ERR_CLOSED) return; // sent again when the shard returns
+    if (status == CAIRN_ERR_CLOSED) return; // the spec is sent again when the shard returns
     if (status != CAIRN_OK) {
         fail_revision(job, told->revision, status, text);
         return;

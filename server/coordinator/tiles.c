@@ -1,16 +1,17 @@
-/* The tiles of a job's ranks: which rank holds which boxes, whether the boxes together make up the
- * tensors, and which shards know them. See proto/wire/wire.h and TilesDeclare in control.proto.
+/* Keeps the tiles of a job's ranks: which rank holds which boxes, whether all boxes together make
+ * up the tensors, and which shards know the tiles. See proto/wire/wire.h and TilesDeclare in
+ * control.proto.
  *
- * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares its own
- * tiles after each attach, even if they are known already. The core's gate holds rounds back. The gate is
- * shut until every attached worker has declared, the cover is exact, and all shards know every worker's
- * list; then it lets exactly the declared ranks through. A new coordinator process hears from the shards
- * (Answer.tiles_world), before any round can open, that the job had tiles. It then waits for all
- * declarations.
+ * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares
+ * its own tiles after each attach, even if they are known already. The core's gate holds rounds
+ * back. The gate is shut until every attached worker has declared, the cover is exact, and all
+ * shards know every worker's list. Then the gate lets exactly the declared ranks through. Before
+ * any round can open, a new coordinator process hears from the shards (Answer.tiles_world) that the
+ * job had tiles, and then waits for all declarations.
  *
- * Ranks with equal lists share one list. The coordinator sends a shard a few lists before the shard has
- * answered the earlier ones. So a thousand ranks do not each wait for a round trip, and no queue
- * grows. */
+ * Ranks with equal lists share one list. The coordinator sends a shard a few more lists before the
+ * shard has answered the earlier lists. So a thousand ranks do not take a thousand round trips, and
+ * no queue grows without limit. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,16 +22,18 @@
 
 enum { UNKNOWN, SENT, KNOWN }; /* the state of a member's tiles at a shard */
 
-#define TELL_AHEAD_BYTES   (64u << 10) /* the most unanswered bytes to a shard, or one larger list */
-#define MEMBER_TILES_BYTES 64          /* about what the rest of the message takes */
+/* a shard has at most this many unanswered bytes, or one larger list */
+#define TELL_AHEAD_BYTES   (64u << 10)
+#define MEMBER_TILES_BYTES 64 /* about the bytes of a MemberTiles without its list */
 
 /* A list that some ranks have declared. */
 struct coord_tile_list {
     struct coord_tile_list *next;
-    uint32_t refs; /* ranks that share it */
+    uint32_t refs; /* number of ranks that share the list */
     uint64_t hash;
-    struct tiles tiles;    /* owned */
-    struct packed *packed; /* held: the same tiles; NULL: the list of whole tensors */
+    struct tiles tiles; /* owned */
+    /* held: `tiles` in packed form; NULL: this is the list of whole tensors */
+    struct packed *packed;
 };
 
 /* ---- lists ---- */
@@ -51,8 +54,8 @@ static void list_put(struct coord_tiles *t, struct coord_tile_list *list)
     list_free(list);
 }
 
-/* Returns the list of these tiles, and takes `tiles`. Returns NULL if there is no memory; then nothing is
- * taken. */
+/* Returns the list that has these tiles, and takes ownership of `tiles`. Returns NULL, and takes
+ * nothing, if there is no memory. */
 static struct coord_tile_list *list_get(struct coord_tiles *t, struct tiles *tiles)
 {
     const uint64_t hash = tiles_digest(tiles);
@@ -128,8 +131,8 @@ void coord_tiles_release(struct coord_job *job)
     free_table(&job->tiles);
 }
 
-/* Forgets all declarations. The reason is sent to all members except `by` that wait for an answer. The
- * caller must call advance afterwards. */
+/* Forgets all declarations, because `by` declares other tiles. The other members that wait for an
+ * answer are told the reason. The caller must call coord_gate_update afterwards. */
 static void tiles_clear(struct coord_job *job, const struct coord_member *by)
 {
     struct sentence why;
@@ -160,13 +163,14 @@ void coord_tiles_heard(struct coord_job *job, uint32_t world)
     if (world == 0 || t->known || world > CAIRN_SPEC_WORKERS_MAX) return;
     log_info("job %s: its shards know tiles of %" PRIu32 " ranks; waiting for their declarations",
              job->spec.name, world);
-    if (!table_open(t, world)) return; // tried again with the next Answer
+    if (!table_open(t, world)) return; // the next Answer tries again
     t->known = t->telling = true;
     coord_gate_update(job);
 }
 
-/* True if a member's different list begins new tiles for all ranks. Otherwise the list belongs to a
- * newcomer among ranks that keep their tiles, and must fit these tiles. */
+/* Called when a member declares another list than its rank had. True: this begins new tiles for all
+ * ranks. False: the ranks do not cover the tensors yet, or the member is a newcomer, whose list
+ * must fit the lists of the others. */
 static bool begins_anew(const struct coord_member *member)
 {
     if (!member->job->tiles.covered || member->tiles.declared) return member->job->tiles.covered;
@@ -175,9 +179,9 @@ static bool begins_anew(const struct coord_member *member)
     return true;
 }
 
-/* Takes the tiles that the member declares for member->tiles.world ranks into the table. The caller must
- * call advance afterwards. CAIRN_ERR_BUSY: the member contributes to an open round.
- * CAIRN_ERR_NO_MEMORY. */
+/* Puts the tiles that the member declares, as one of member->tiles.world ranks, into the table. The
+ * caller must call coord_gate_update afterwards. CAIRN_ERR_BUSY: the member contributes to an open
+ * round. CAIRN_ERR_NO_MEMORY. */
 static cairn_status member_tiles_set(struct coord_member *member, struct tiles *tiles,
                                      struct sentence *why)
 {
@@ -229,7 +233,8 @@ static const struct cairn_box *tiles_box(const struct coord_job *job, uint32_t r
 
 /* ---- telling the shards ---- */
 
-/* Returns the worker's tiles that the shards must know, or NULL if the shards are not to be told yet. */
+/* Returns the tiles of the worker, which the shards must know. Returns NULL if the shards are not
+ * to be told yet. */
 static const struct coord_tile_list *list_of(const struct coord_member *m)
 {
     static const struct coord_tile_list whole = { .hash = CAIRN_TABLE_HASH_WHOLE };
@@ -247,7 +252,7 @@ static bool all_know(const struct coord_member *m)
 /* A MemberTiles message that is not answered yet. */
 struct telling {
     uint64_t member;
-    size_t bytes; /* about, on the wire */
+    size_t bytes; /* about the bytes of the message */
     uint32_t shard, serial;
 };
 
@@ -281,7 +286,9 @@ static void on_tiles_answered(struct coord_job *job, const void *about, cairn_st
     size_t *unanswered_bytes = &job->shards[telling.shard].tiles.unanswered_bytes;
     *unanswered_bytes -= telling.bytes < *unanswered_bytes
                              ? telling.bytes
-                             : *unanswered_bytes; // another shard may have this index by now
+                             // the sum may be less, because another shard may have this index by
+                             // now
+                             : *unanswered_bytes;
     struct coord_member *member = coord_job_member(job, telling.member);
     const bool awaited = member != NULL && member->tiles.serial == telling.serial &&
                          member->tiles.known_to[telling.shard] == SENT;
@@ -312,7 +319,7 @@ static void tell_tiles(struct coord_member *member, uint32_t shard,
     const struct telling telling = { member->id, bytes, shard, member->tiles.serial };
     struct coord_gather *gather = coord_gather_open_job(job, on_tiles_answered, &telling,
                                                         sizeof telling);
-    if (gather == NULL) return; // tried again with the next advance
+    if (gather == NULL) return; // the next coord_gate_update tries again
     member->tiles.known_to[shard] = SENT;
     job->shards[shard].tiles.unanswered_bytes += bytes;
     Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
@@ -408,9 +415,9 @@ static void answer_declared(struct coord_job *job)
 
 /* ==== gate ==== */
 
-/* The gate of the core, which alone opens and shuts rounds. It is shut while tiles are declared or told,
- * while another generation is made (amend.c), while the job is parked (drain.c), and while its newest
- * version is published in another layout (reshard.c). */
+/* The gate of the core. No round opens while the gate is shut. The gate is shut while tiles are
+ * declared or told, while another generation is made (amend.c), while the job is parked (drain.c),
+ * and while the newest version is being published in the layout in force (reshard.c). */
 
 static void gate_set(struct coord_job *job, bool shut)
 {
@@ -422,7 +429,8 @@ static void gate_set(struct coord_job *job, bool shut)
     coord_job_event(job, &event);
 }
 
-/* Opens the gate if all workers have declared and all shards know the tiles. */
+/* Opens the gate if all workers have declared, all shards know the tiles, and no operation holds
+ * the gate. Otherwise shuts the gate. */
 static void gate_open_if_ready(struct coord_job *job)
 {
     const struct coord_tiles *t = &job->tiles;
@@ -442,7 +450,7 @@ void coord_gate_update(struct coord_job *job)
 {
     if (is_halted(job)) return;
     if (job->rounds.in_event) {
-        job->tiles.changed = true; // done when the event is over
+        job->tiles.changed = true; // the update is made when the event is over
         return;
     }
     job->tiles.changed = false;
@@ -455,7 +463,7 @@ void coord_gate_update(struct coord_job *job)
 
 /* Takes the tiles that workers declare, and says for which workers a job with tiles waits. */
 
-#define NAMES_MAX 5 /* shown in a sentence */
+#define NAMES_MAX 5 /* the most names in a sentence */
 
 static cairn_status judge_declare(const struct coord_member *member, uint32_t world, uint64_t bytes,
                                   struct sentence *why)
@@ -538,7 +546,7 @@ void coord_tiles_begins(struct coord_member *member)
     if (job->tiles.world == 0 || member->tiles.declared) return;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->tiles.declared || m->tiles.request != 0) return;
-    // None of the workers that held parts is left. So the job continues with whole tensors.
+    // No worker that has declared tiles is left, so the job continues with whole tensors.
     member->tiles.world = 0;
     tiles_clear(job, member);
     coord_gate_update(job);
@@ -561,8 +569,8 @@ static void add_rank(struct names *names, const struct coord_member *m, uint32_t
     sentence_add(names->out, "rank %" PRIu32 " (%s)", rank, what);
 }
 
-/* Returns the attached workers whose rank is below the world, by rank. Returns NULL if there is no
- * memory. */
+/* Returns a malloc'ed array that has the attached worker of each rank below the world; NULL for a
+ * rank that has none. Returns NULL if there is no memory. */
 static const struct coord_member **by_rank(const struct coord_job *job)
 {
     const struct coord_member **list = calloc(job->tiles.world, sizeof *list);
@@ -613,13 +621,14 @@ static bool tiles_all_put(const struct coord_job *job)
 
 /* ==== the initial state ==== */
 
-/* The initial state of a job: a source puts it, it is compared between ranks, and the shards seal it. */
+/* The initial state of a job: a source puts the state, the digests of the ranks are compared, and
+ * the shards seal the state. */
 
 /* ---- replicas ---- */
 
-/* Replicas are ranks that hold the same box of a tensor. Each replica puts its values, and the last
- * values put would remain. So the digests that the ranks report (InitDone.held) are compared before the
- * state is sealed. */
+/* Replicas are ranks that hold the same box of a tensor. Each replica puts its values, and the
+ * values that are put last remain. So, before the state is sealed, the digests that the ranks
+ * report (InitDone.held) are compared. */
 
 enum { HELD = 8 }; /* bytes per tensor in InitDone.held */
 
@@ -709,10 +718,10 @@ static bool replicas_agree(const struct coord_job *job, struct sentence *why)
 
 /* ---- init ---- */
 
-/* The end of the initial state: the source reports that the state is put, the shards seal it, and
- * everyone who waits is answered. Ranks that hashed the same state are compared with the source. Ranks
- * that gave their own values are compared with each other. Digests are kept as long as this coordinator
- * lives. */
+/* The source reports that the initial state is put. Then the shards seal the state, and all members
+ * that wait are answered. Ranks that report a digest of the put state are compared with the source.
+ * Ranks that report a digest of the values that they gave are compared with each other. The digests
+ * are kept until this coordinator ends. */
 
 enum { HEX_BYTES = 2 * 8 + 1 }; /* the first eight bytes distinguish two digests */
 
@@ -794,7 +803,8 @@ static void on_init_done(struct coord_member *member, uint32_t request, const vo
         return;
     }
     if (!job->init.given.known) job->init.given = given;
-    const bool tiled = job->tiles.world > 0; // ranks with tiles put different parts
+    // ranks with tiles put different parts, so their digests differ
+    const bool tiled = job->tiles.world > 0;
     if (!tiled) take_digest(&member->init.digest, &message->digest, member->rank);
     if (message->source && !job->init.source.known) job->init.source = member->init.digest;
     const cairn_status status = take_replicas(member, &message->held);
@@ -841,7 +851,8 @@ static void seal_failed(struct coord_job *job, cairn_status status, const char *
     }
 }
 
-/* The initial state is durable: rounds may begin. */
+/* Called when the store has recorded that the initial state is complete, or could not record this.
+ * If it has, rounds may begin. */
 static void on_initialized(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
@@ -869,7 +880,7 @@ static void on_sealed(struct coord_job *job, const void *about, cairn_status sta
     if (!job->init.seal_running) return;
     if (status == CAIRN_ERR_CLOSED) {
         job->init.seal_running = false;
-        coord_job_try_seal(job); // now, or again when the shard is back
+        coord_job_try_seal(job); // the seal begins again now, or when the shard is back
         return;
     }
     job->init.seal_wanted = false;

@@ -1,5 +1,5 @@
-/* Says for whom a job waits, and keeps which workers have said that they are at work on something
- * else. */
+/* Says for whom a job waits. Handles the pauses of workers that are at work on something else, the
+ * shards that are not heard, and the worker that is slower than the others. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,8 +57,8 @@ static uint64_t left_ms(const struct coord_member *member)
     return until_ms(member->session->cluster, member->pause.ends_ms);
 }
 
-/* Returns how long a worker that was expelled for a restore may still pause. While a worker is missing,
- * the missing worker may be that one. */
+/* A worker may have been in a pause when it was expelled for a restore. Returns for how long this
+ * pause still lasts. Returns 0 if no worker is missing, because then the worker is back. */
 static uint64_t absent_left_ms(const struct coord_job *job)
 {
     const bool is_missing = job->core != NULL && !coord_job_dead(job) &&
@@ -66,8 +66,8 @@ static uint64_t absent_left_ms(const struct coord_job *job)
     return is_missing ? until_ms(job->cluster, job->members.pause.ends_ms) : 0;
 }
 
-/* Before the first round, the longest pause counts, whichever worker the present step really waits
- * for. */
+/* Before the first round, the longest pause counts, because it is not known for which of the
+ * workers the job waits. */
 uint64_t coord_job_paused_ms(const struct coord_job *job)
 {
     struct sentence text;
@@ -102,8 +102,8 @@ uint64_t coord_job_still_ms(const struct coord_job *job)
 
 /* ---- for whom it waits ---- */
 
-/* Adds the name of a worker or shard, because people know names. Returns false if no worker has that
- * rank. */
+/* Adds the name of a worker or shard, because people do not know numbers. Returns false if no
+ * worker has that rank. */
 static bool add_name(const void *context, bool is_shard, uint32_t number, struct sentence *out)
 {
     const struct coord_job *job = context;
@@ -122,7 +122,8 @@ static bool add_name(const void *context, bool is_shard, uint32_t number, struct
     return true;
 }
 
-/* True if another process that holds parts asked for the shard's name within the last lease. */
+/* True if another process, which holds parts, has asked for the shard's name in the time of one
+ * lease. */
 static bool is_claimed(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const uint64_t recent_ms = (uint64_t)cluster->options->lease_timeout_ms;
@@ -195,8 +196,8 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
 
 /* ==== unheard ==== */
 
-/* Returns the index of the name in the list, or the list's count if the name is not in it. A NULL list is
- * an empty list. */
+/* Returns the index of the name in the list, or the list's count if the list does not have the
+ * name. A NULL list is an empty list. */
 static size_t find_unheard(const struct coord_unheard *unheard, const char *name)
 {
     size_t i = 0;
@@ -209,8 +210,8 @@ static bool hears_not(const struct coord_unheard *unheard, const char *name)
     return unheard != NULL && find_unheard(unheard, name) < unheard->count;
 }
 
-/* Returns the shard's session. Returns NULL if the shard is away: then it is known that nothing arrives
- * from it. */
+/* Returns the shard's session. Returns NULL if the shard is away. Nobody need be told that nothing
+ * arrives from such a shard. */
 static const struct coord_session *session_of(const struct coord *cluster, const char *name)
 {
     const struct coord_shard_entry *entry = coord_shard_find(cluster, name);
@@ -242,7 +243,8 @@ static struct coord_unheard *make_unheard(const struct coord_session *session, c
     return NULL;
 }
 
-/* True if the other end already reports the same problem about this session. */
+/* True if the session is a shard's, and the shard `name` already reports that it does not hear this
+ * shard. */
 static bool is_said(const struct coord_session *session, const char *name)
 {
     const struct coord_session *other = session_of(session->cluster, name);
@@ -259,9 +261,10 @@ static void note_unheard(const struct coord_session *session, enum coord_event_k
     coord_event_note(session->cluster, kind, job, who, "%s", text);
 }
 
-/* Names the shards of `list` that are not in `other`, and gives the earliest of their times. Leaves out
- * shards that report the same about this session. So one sentence and one event are made, however many
- * shards a network cut affects. Returns false if there are no such shards. */
+/* Names the shards of `list` that are not in `other`, and sets *since_ms_out to the earliest time
+ * at which one of them was reported. Leaves out shards that report in turn that they do not hear
+ * this session. The names are for one sentence and one event, however many shards a network cut
+ * affects. Returns false if there are no such shards. */
 static bool name_changed(const struct coord_session *session, const struct coord_unheard *list,
                          const struct coord_unheard *other, struct sentence *out,
                          uint64_t *since_ms_out)
@@ -353,10 +356,10 @@ void coord_unheard_of_job(const struct coord_job *job, struct sentence *out)
 #define OPEN_MS       1000
 #define ASK_MS        1000   /* the time between two questions to the shards */
 #define SAY_MS        60000  /* the time between two log lines */
-#define SAY_AGAIN_MS  300000 /* the same if both lines are about the same worker and phase */
+#define SAY_AGAIN_MS  300000 /* the time between two log lines about the same worker and phase */
 
 static const char *const phase_names[CAIRN_TIMES_PHASES] = { "compute", "push", "wait", "fetch" };
-/* For each phase: what a late worker has not done yet. Used in the log line. */
+/* Texts for the log line, which say for each phase what a late worker has not done yet. */
 static const char *const late_signs[CAIRN_TIMES_PHASES] = {
     [CAIRN_PHASE_COMPUTE] = "has pushed nothing yet",
     [CAIRN_PHASE_PUSH] = "has not pushed all of it",
@@ -391,8 +394,9 @@ static uint32_t sum_of(const struct straggler_sample *sample)
     return sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX;
 }
 
-/* Returns the median over all samples that have times, except `but`. For CAIRN_TIMES_PHASES, returns the
- * median of the sums of all phases. Returns UINT32_MAX if there is no other sample. */
+/* Returns the median of a phase over all samples that have times, without the sample `but`. If
+ * `phase` is CAIRN_TIMES_PHASES, returns the median of the sums of all phases. Returns UINT32_MAX
+ * if there is no other sample. */
 static uint32_t middle_of_others(const struct straggler_sample *samples, size_t count, size_t but,
                                  size_t phase, uint32_t *scratch)
 {
@@ -404,7 +408,8 @@ static uint32_t middle_of_others(const struct straggler_sample *samples, size_t 
     return others > 0 ? times_median(scratch, others) : UINT32_MAX;
 }
 
-/* Finds who takes longest in a phase. Returns false if nobody clearly takes longest. */
+/* Finds the worker that takes longest in a phase. Returns false if no worker takes clearly longer
+ * than the others. */
 static bool find_in(const struct straggler_sample *samples, size_t count, enum phase phase,
                     uint32_t *scratch, struct straggler_found *out)
 {
@@ -423,8 +428,9 @@ static bool find_in(const struct straggler_sample *samples, size_t count, enum p
     return longer_us > SLOWER_US && longer_us > step_us / 10;
 }
 
-/* A push also waits for other workers, because contributions are added by rank. A worker that holds the
- * others up waits less after its push than the others do. */
+/* Finds the worker whose push holds the others up. A push may be long only because it waits for
+ * other workers, since contributions are added in the order of ranks. A worker that itself holds
+ * the others up waits less after its push than the others do. */
 static bool find_in_push(const struct straggler_sample *samples, size_t count, uint32_t *scratch,
                          struct straggler_found *out)
 {
@@ -456,7 +462,8 @@ struct sampled {
     size_t count;
 };
 
-/* Takes samples of the job's workers. Returns false if there is no memory. Release `all` in any case. */
+/* Takes samples of the job's workers. Returns false if there is no memory. The caller frees the
+ * arrays of `all` in any case. */
 static bool sample_job(const struct coord_job *job, struct sampled *all)
 {
     const size_t most = (size_t)job->members.count + 1;
@@ -486,8 +493,8 @@ void coord_straggler_opened(struct coord_job *job, uint64_t round, bool write)
     s->lack_count = 0;
 }
 
-/* Returns the index of the member's lack. Returns lack_count if no shard reported that it lacks something
- * of the member. */
+/* A lack says that a shard lacks something of a member. Returns the index of the member's lack, or
+ * lack_count if no shard has reported one. */
 static uint32_t find_lack(const struct coord_straggler *s, uint64_t member)
 {
     uint32_t i = 0;
@@ -514,8 +521,9 @@ void coord_straggler_lacks(struct coord_job *job, const Cairn__Lacks *lacks)
                   (lacks->flags[i] & CAIRN_LACK_ARRIVED) != 0 || lacks->micros[i] > 0);
 }
 
-/* Asks the shards whether something of the late workers is in flight. If all workers have committed, also
- * asks whose contributions have not arrived. */
+/* Asks the shards what they lack of the workers in the open round. The answers say whether
+ * something of the late workers is in flight, and, if all workers have committed, whose
+ * contributions have not arrived. */
 static void ask_shards(struct coord_job *job)
 {
     struct coord_straggler *s = &job->straggler;
@@ -547,8 +555,8 @@ static bool is_late(const struct coord_job *job, const struct coord_member *m)
     return round_contributes(job->core, m->id);
 }
 
-/* True if the worker said that something of its own is in flight. The worker can do nothing before this
- * has arrived. */
+/* True if the worker has said that a push or a fetch is in flight. The worker can do nothing before
+ * this has arrived. */
 static bool is_in_flight(const struct coord_member *m, enum phase *phase_out)
 {
     *phase_out = (m->in_flight & CAIRN_FLIES_FETCH) != 0 ? CAIRN_PHASE_FETCH : CAIRN_PHASE_PUSH;
@@ -565,8 +573,8 @@ static void find_phase(struct coord_straggler *s, const struct coord_member *m)
         s->phase = m->opened_round == s->round ? CAIRN_PHASE_COMPUTE : CAIRN_PHASE_FETCH;
 }
 
-/* Finds the workers for which the open round waits. Also returns false if they are more than half of the
- * round's workers, because then none of them is the straggler. */
+/* Finds the straggler of the open round, if the round has waited too long. Returns false if there
+ * is none. There is none if the round waits for more than half of its workers. */
 static bool judge_open(struct coord_job *job, struct sampled *all)
 {
     struct coord_straggler *s = &job->straggler;
