@@ -109,8 +109,9 @@
  * 95  rounds open although a part of the job is parked
  * 96  a snapshot is pinned while a slice moves
  * 97  two operations that wait for each other wait for ever
- * 98  a job is restored while it is being made */
-#define CAIRN_MUTANT_COUNT 98
+ * 98  a job is restored while it is being made
+ * 99  shards that have joined wait for an operation that waits for the layout */
+#define CAIRN_MUTANT_COUNT 99
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
 

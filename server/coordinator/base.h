@@ -282,7 +282,7 @@ void coord_shards_tick(struct coord *cluster);
 /* Who may send a message, and what the sender must have. */
 enum coord_sender {
     CAIRN_FROM_ADMIN = 1, /* a request of the command line */
-    CAIRN_FROM_SHARD,
+    CAIRN_FROM_SHARD,     /* a shard, whatever it holds */
     CAIRN_FROM_PART, /* a shard that has a part of the message's job; from another one it is ignored */
     CAIRN_FROM_TRAINER, /* a worker or a reader, whether it is a member of the job or not */
     CAIRN_FROM_MEMBER,  /* a request of an attached worker or reader of the message's job */

@@ -602,10 +602,11 @@ static void advance_park(struct coord_job *job)
 
 static cairn_status refuse_parked(const struct coord_job *job, struct sentence *why)
 {
-    if (job->park.stage == CAIRN_STAGE_PARKED)
+    const bool is_stuck = job->park.stage == CAIRN_STAGE_PARK_STUCK;
+    if (job->park.stage == CAIRN_STAGE_PARKED || is_stuck)
         return fail_with(why, CAIRN_ERR_NOT_READY,
-                         "job %s is parked: `cairn job unpark %s`, and ask again then",
-                         job->spec.name, job->spec.name);
+                         "job %s is parked%s: `cairn job unpark %s`, and ask again then",
+                         job->spec.name, is_stuck ? " in part" : "", job->spec.name);
     return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s: ask again when that has ended",
                      job->spec.name,
                      job->park.wanted ? "parked" : "taken back from where it was parked");
@@ -680,12 +681,12 @@ static void find_parked(struct coord_job *job, const Cairn__HeldJob *part)
 static bool park_waiting(const struct coord_job *job, struct sentence *out)
 {
     const enum operation_stage stage = job->park.stage;
-    if (stage == CAIRN_STAGE_PARK_ASKING)
-        sentence_set(out, "the shards to move its state");
-    else if (stage == CAIRN_STAGE_PARKED || stage == CAIRN_STAGE_PARK_STUCK)
+    const bool is_parked = stage == CAIRN_STAGE_PARKED || stage == CAIRN_STAGE_PARK_STUCK;
+    if (stage == CAIRN_STAGE_PARK_ASKING) sentence_set(out, "the shards to move its state");
+    if (is_parked)
         sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
                      job->spec.name);
-    return out->text[0] != '\0';
+    return is_parked || stage == CAIRN_STAGE_PARK_ASKING;
 }
 
 const struct coord_operation coord_parking = {

@@ -357,14 +357,15 @@ void coord_shard_infos_release(struct coord_shard_infos *infos);
 
 /* The coordinator's side of the operations of a job (server/core/operation.h). The file that carries an
  * operation out has one such object; operations.c lists them, and calls each of them in the order of
- * enum operation. Every function but `stage` may be NULL. */
+ * enum operation. Every function but `stage` and `refuse` may be NULL. */
 struct coord_operation {
     enum operation_stage (*stage)(const struct coord_job *job);
     /* an event of the core is over, or a tick has come: takes the next step if nothing prevents it */
     void (*advance)(struct coord_job *job);
     void (*tick)(struct coord_job *job);    /* instead of `advance`, by a tick */
     void (*stepped)(struct coord_job *job); /* a step has ended */
-    /* up: the shard has reported its part of the job. down: its connection has ended */
+    /* shard_up: the shard has reported its part of the job. shard_down: the connection of a shard that was up
+     * has ended */
     void (*shard_up)(struct coord_job *job, const Cairn__HeldJob *part);
     void (*shard_down)(struct coord_job *job, uint32_t shard);
     void (*lost)(struct coord_job *job);    /* the job is LOST; loss.why says why */
@@ -386,7 +387,7 @@ unsigned coord_operations_hold(const struct coord_job *job);
  * one does not end by itself: `why` says which one it is. */
 cairn_status coord_operation_judge(const struct coord_job *job, enum operation asked,
                                    struct sentence *why) CAIRN_MUST_CHECK;
-/* Returns true if nothing keeps the working stage of `waiting` from beginning: see operations_block. */
+/* Returns true if the job has a core and no other operation blocks `waiting`: see operations_block. */
 bool coord_operation_may_begin(const struct coord_job *job, enum operation waiting);
 /* The same for an operation that works at a step boundary, with all shards. */
 bool coord_operation_may_begin_at_rest(const struct coord_job *job, enum operation waiting);

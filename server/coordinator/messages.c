@@ -1,3 +1,4 @@
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -690,6 +691,7 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
         return false; // only a notice may come without a request id
     if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, frame, message);
     if (row == NULL) return false;
+    assert(number != NULL || (row->by_part == NULL && row->by_member == NULL));
     if (row->by_frame != NULL) return row->by_frame(session, frame);
     if (row->by_part != NULL) {
         job = place_of(session, job_id, &shard);

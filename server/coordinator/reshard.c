@@ -404,6 +404,7 @@ static void on_begun(const struct coord_saved *saved)
     coord_reshard_stored(saved);
     if (job == NULL || !job->reshard.running || job->reshard.serial != saved->number) return;
     job->reshard.asking = NULL;
+    job->reshard.is_storing = false;
     if (saved->status == CAIRN_OK)
         advance_reshard(job);
     else
@@ -466,6 +467,7 @@ cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_resha
     target.layout = NULL;
     coord_reshard_target_release(&target);
     r->asking = "the store's disk";
+    r->is_storing = true;
     r->serial = coord_request_new(job->cluster);
     status = coord_save_job(job, CAIRN_STORE_LAYOUT, NULL, r->serial, on_begun, why);
     if (status != CAIRN_OK) {
@@ -514,6 +516,7 @@ void coord_reshard_close(struct coord_job *job)
     free(job->reshard.move);
     job->reshard.move = NULL;
     job->reshard.asking = NULL;
+    job->reshard.is_storing = false;
     job->reshard.publishing = false;
     layout_close(job->reshard.prior);
     layout_close(job->reshard.target); // the job may get other tensors than the target has
@@ -1021,11 +1024,21 @@ bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
 static enum operation_stage stage_of_reshard(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
-    const bool moves = r->asking != NULL ||
-                       (job->layout != NULL && job->shard_count > job->layout->shard_count) ||
-                       (r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST);
-    if (r->publishing) return moves ? CAIRN_STAGE_PUBLISHING : CAIRN_STAGE_PUBLISH_WAITS;
-    return moves ? CAIRN_STAGE_SLICING : r->running ? CAIRN_STAGE_RESTING : CAIRN_STAGE_NONE;
+    const bool moves = r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST;
+    const bool have_joined = job->layout != NULL && job->shard_count > job->layout->shard_count;
+    if (r->publishing)
+        return moves || r->asking != NULL ? CAIRN_STAGE_PUBLISHING : CAIRN_STAGE_PUBLISH_WAITS;
+    return moves               ? CAIRN_STAGE_SLICING
+           : r->asking != NULL ? r->is_storing ? CAIRN_STAGE_RESHARD_STORING : CAIRN_STAGE_JOINING
+           : have_joined       ? CAIRN_STAGE_JOINED
+           : r->running        ? CAIRN_STAGE_RESTING
+                               : CAIRN_STAGE_NONE;
+}
+
+static cairn_status refuse_resharded(const struct coord_job *job, struct sentence *why)
+{
+    return fail_with(why, CAIRN_ERR_BUSY,
+                     "job %s is being re-sharded: ask again when that has ended", job->spec.name);
 }
 
 /* Notes a step for the pace of the run. */
@@ -1051,6 +1064,7 @@ const struct coord_operation coord_resharding = {
     .shard_down = lose_connection,
     .lost = lose_run,
     .release = release_reshard,
+    .refuse = refuse_resharded,
     .until = "until the layout is settled",
 };
 

@@ -80,6 +80,7 @@ struct coord_reshard {
     uint32_t joiner_count;
     struct layout *target; /* owned; NULL: the target has to be planned */
     /* static text: what shards or the store are being asked for; NULL: nothing is asked */
+    bool is_storing; /* the store is asked to begin the run */
     const char *asking;
     uint32_t serial; /* number of the last question; an answer with another number is stale */
     bool publishing; /* true: the version is being published again, and no round opens */

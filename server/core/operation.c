@@ -39,16 +39,19 @@ static const unsigned holds[CAIRN_STAGES] = {
     [CAIRN_STAGE_EXTEND_MAKING] = EXCLUSIVE | CAIRN_HOLD_GATE | CAIRN_HOLD_MEMBERS,
     [CAIRN_STAGE_PARKING] = MOVES_STATE | CAIRN_HOLD_GATE,
     [CAIRN_STAGE_PARK_ASKING] = MOVES_STATE | CAIRN_HOLD_GATE,
-    // a parked job can be saved
+    // a parked job can be saved, even if it is parked in part
     [CAIRN_STAGE_PARKED] = CAIRN_HOLD_PLACE | CAIRN_HOLD_GATE | (MUTANT(94) ? CAIRN_HOLD_STATE : 0),
-    [CAIRN_STAGE_PARK_STUCK] = MOVES_STATE | (MUTANT(95) ? 0 : CAIRN_HOLD_GATE),
+    [CAIRN_STAGE_PARK_STUCK] = CAIRN_HOLD_PLACE | (MUTANT(95) ? 0 : CAIRN_HOLD_GATE),
+    [CAIRN_STAGE_RESHARD_STORING] = CAIRN_HOLD_LAYOUT,
+    [CAIRN_STAGE_JOINING] = CAIRN_HOLD_LAYOUT,
+    [CAIRN_STAGE_JOINED] = CAIRN_HOLD_LAYOUT,
     [CAIRN_STAGE_SLICING] = MUTANT(96) ? 0 : CAIRN_HOLD_LAYOUT,
     [CAIRN_STAGE_PUBLISH_WAITS] = CAIRN_HOLD_GATE,
     [CAIRN_STAGE_PUBLISHING] = CAIRN_HOLD_GATE | CAIRN_HOLD_LAYOUT,
 };
 
-/* True for the stages in which an operation has done nothing yet, and waits for others. */
-static bool has_not_begun(enum operation_stage stage)
+/* True for the stages in which an operation waits for others before it works on the job. */
+static bool waits_to_work(enum operation_stage stage)
 {
     return stage == CAIRN_STAGE_EXTENDING || stage == CAIRN_STAGE_PARKING ||
            stage == CAIRN_STAGE_PREPARING || stage == CAIRN_STAGE_READY;
@@ -74,9 +77,12 @@ enum operation operations_refuse(const struct operations *operations, enum opera
 
 enum operation operations_block(const struct operations *operations, enum operation waiting)
 {
+    // The shards that have joined hold the layout, so an operation that needs the layout waits for them.
+    const bool has_joined = operations->at[waiting] == CAIRN_STAGE_JOINED && !MUTANT(99);
     for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) {
         const enum operation_stage stage = operations->at[i];
-        const bool has_priority = i < waiting || !has_not_begun(stage) || MUTANT(97);
+        const bool has_priority = (i < waiting && !has_joined) || !waits_to_work(stage) ||
+                                  MUTANT(97);
         if (i != waiting && has_priority && (holds[stage] & rows[waiting].needs) != 0) return i;
     }
     return CAIRN_OPERATIONS;

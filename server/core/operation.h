@@ -7,17 +7,21 @@
  *   EXTEND    EXTENDING -> EXTEND_MAKING              a new generation is made
  *   PARK      PARKING -> PARK_ASKING -> PARKED        state moves off devices; unparking is PARKING, too
  *                           \-> PARK_STUCK            a shard can neither park nor unpark
- *   RESHARD   RESTING -> SLICING -> RESTING ...       one slice after another
- *                    \-> PUBLISH_WAITS -> PUBLISHING  the newest version is published in the last layout
+ *   RESHARD   RESHARD_STORING -> RESTING              the run is stored
+ *             RESTING -> JOINING -> JOINED -> SLICING shards join, and wait for the first slice
+ *             RESTING -> SLICING -> RESTING ...       one slice after another
+ *             RESTING -> PUBLISH_WAITS -> PUBLISHING  the newest version is published in the last layout
  *   SNAPSHOT  PREPARING -> READY -> PINNED            a snapshot or a digest is taken
  *
  * A stage holds things of the job, and an operation needs things of the job. There are two rules:
  *
  *   - An operation that is asked for is refused if another one holds something that it needs. There are two
- *     exceptions: if the other operation ends by itself within a few steps, the new one waits for it, and
- *     some operations end another one when they begin.
+ *     exceptions: some operations wait for others (nearly all for a re-sharding, whose slices end within a
+ *     few steps), and some end another one when they begin.
  *   - A stage that works on the job (READY -> PINNED, PARKING -> PARK_ASKING, RESTING -> SLICING ...)
- *     begins when no other operation holds something that the stage's operation needs.
+ *     begins when no other operation holds something that the stage's operation needs. An operation that
+ *     has not begun its work keeps only operations waiting that come after it in enum operation, and not a
+ *     re-sharding whose shards have joined.
  *
  * The gate and the members are not exclusive: several stages at a time may keep rounds from opening, or
  * members from joining.
@@ -63,7 +67,10 @@ enum operation_stage {
     CAIRN_STAGE_PARK_ASKING,
     CAIRN_STAGE_PARKED,
     CAIRN_STAGE_PARK_STUCK,
+    CAIRN_STAGE_RESHARD_STORING,
     CAIRN_STAGE_RESTING,
+    CAIRN_STAGE_JOINING, /* shards make room for parts that own nothing yet */
+    CAIRN_STAGE_JOINED,
     CAIRN_STAGE_SLICING,
     CAIRN_STAGE_PUBLISH_WAITS, /* waits until the open round ends */
     CAIRN_STAGE_PUBLISHING,

@@ -13,7 +13,8 @@
 /* The stages in which shards, the store or a thread work on the job. */
 static const unsigned at_work = S(MAKING) | S(PINNED) | S(AMENDING) | S(EXTEND_MAKING) |
                                 S(PARK_ASKING) | S(SLICING) | S(PUBLISHING);
-static const unsigned waits = S(EXTENDING) | S(PARKING) | S(READY) | S(RESTING) | S(PUBLISH_WAITS);
+static const unsigned waits = S(EXTENDING) | S(PARKING) | S(READY) | S(RESTING) | S(JOINED) |
+                              S(PUBLISH_WAITS);
 static const unsigned shut = S(EXTENDING) | S(EXTEND_MAKING) | S(PARKING) | S(PARK_ASKING) |
                              S(PARKED) | S(PARK_STUCK) | S(PUBLISH_WAITS) | S(PUBLISHING);
 static const unsigned no_joining = S(MAKING) | S(EXTEND_MAKING);
@@ -28,7 +29,8 @@ static const unsigned refused[CAIRN_OPERATIONS] = {
     [CAIRN_OPERATION_EXTEND] = S(MAKING) | saved | S(AMENDING) | extended | parking | S(PARKED),
     [CAIRN_OPERATION_PARK] = S(MAKING) | saved | extended,
     [CAIRN_OPERATION_RESHARD] = 0,
-    [CAIRN_OPERATION_SNAPSHOT] = S(MAKING) | extended | parking,
+    // a job that is parked, even in part, can be saved
+    [CAIRN_OPERATION_SNAPSHOT] = S(MAKING) | extended | S(PARKING) | S(PARK_ASKING),
 };
 
 /* apart[stage]: the stages at work that must not be at the same time. */
@@ -42,8 +44,8 @@ static const unsigned apart[CAIRN_STAGES] = {
 };
 
 static const enum operation_stage first[CAIRN_OPERATIONS] = {
-    CAIRN_STAGE_MAKING,  CAIRN_STAGE_AMENDING, CAIRN_STAGE_EXTENDING,
-    CAIRN_STAGE_PARKING, CAIRN_STAGE_RESTING,  CAIRN_STAGE_PREPARING,
+    CAIRN_STAGE_MAKING,  CAIRN_STAGE_AMENDING,        CAIRN_STAGE_EXTENDING,
+    CAIRN_STAGE_PARKING, CAIRN_STAGE_RESHARD_STORING, CAIRN_STAGE_PREPARING,
 };
 
 /* The stages that may follow, when nobody blocks the operation and when that does not matter. */
@@ -57,8 +59,12 @@ static const struct {
     [CAIRN_STAGE_PARK_ASKING] = { .free = S(PARKED) | S(PARK_STUCK) | S(PARKING) },
     [CAIRN_STAGE_PARKED] = { .free = S(PARKING) },
     [CAIRN_STAGE_PARK_STUCK] = { .free = S(PARKING) },
-    [CAIRN_STAGE_RESTING] = { .begun = S(SLICING) | S(PUBLISH_WAITS) },
-    [CAIRN_STAGE_SLICING] = { .free = S(RESTING) },
+    [CAIRN_STAGE_RESHARD_STORING] = { .free = S(RESTING) },
+    [CAIRN_STAGE_JOINING] = { .free = S(JOINED) | S(RESTING) },
+    [CAIRN_STAGE_JOINED] = { .begun = S(SLICING) },
+    [CAIRN_STAGE_RESTING] = { .begun = S(JOINING) | S(SLICING) | S(PUBLISH_WAITS) },
+    [CAIRN_STAGE_SLICING] = { .free = S(RESTING) |
+                                      S(JOINED) }, // JOINED: the first slice was refused
     [CAIRN_STAGE_PUBLISH_WAITS] = { .begun = S(PUBLISHING) | S(RESTING) },
     [CAIRN_STAGE_PUBLISHING] = { .free = S(RESTING) | S(PUBLISH_WAITS) },
 };
@@ -102,8 +108,13 @@ static void judge(struct walk *walk, const struct operations *o)
         complain(walk, o, "the gate is open, and should be shut, or the other way round");
     if (((held & CAIRN_HOLD_MEMBERS) != 0) != ((all & no_joining) != 0))
         complain(walk, o, "members may join, and should not, or the other way round");
-    const unsigned ends_by_itself = at_work | S(PREPARING) | S(PARKED) | S(PARK_STUCK);
-    if (is_waiting && !may_begin && (all & ends_by_itself) == 0)
+    // A re-sharding may wait for an operator, who unparks the job; nothing else does.
+    const bool waits_for_operator = (all & waits & ~(S(RESTING) | S(JOINED) | S(PUBLISH_WAITS))) ==
+                                        0 &&
+                                    (all & (S(PARKED) | S(PARK_STUCK))) != 0;
+    if (is_waiting && !may_begin &&
+        (all & (at_work | S(PREPARING) | S(RESHARD_STORING) | S(JOINING))) == 0 &&
+        !waits_for_operator)
         complain(walk, o, "all wait for each other");
     for (enum operation asked = 0; asked < CAIRN_OPERATIONS; asked++) {
         const enum operation by = operations_refuse(o, asked);

@@ -331,4 +331,26 @@ TEST(a_drop_takes_the_job_off_shards_that_join_too)
     ck_assert(!fake.shards[0].has_job && !fake.shards[1].has_job && !fake.shards[2].has_job);
 }
 
+/* The shard that has joined holds the layout until its first slice, for which the parking must not wait. */
+TEST(a_job_that_is_to_be_parked_while_a_shard_joins_gets_the_slice_and_is_parked)
+{
+    Cairn__JobPark park = CAIRN__JOB_PARK__INIT;
+    park.name = toy_name;
+    park.parked = true;
+    fake.shards[2].holds_create = true;
+    apply_shards(3);
+    fake_until(&fake, coord_stage(toy(), CAIRN_OPERATION_RESHARD) == CAIRN_STAGE_JOINING);
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_PARK, &park.base);
+    fake_until(&fake, coord_stage(toy(), CAIRN_OPERATION_PARK) == CAIRN_STAGE_PARKING);
+    fake.shards[2].holds_create = false;
+    fake_shard_release(&fake.shards[2]);
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED, request));
+    ck_assert_uint_gt(toy()->layout->version, 1);
+    park.parked = false;
+    const uint32_t back = fake_request(&admin, CAIRN_MSG_JOB_PARK, &park.base);
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED, back));
+    train_until_ended();
+    ck_assert(owns(0) && owns(1) && owns(2));
+}
+
 SUITE(60, open_three, close_fake);
