@@ -707,13 +707,6 @@ cairn_status attach_error(const Cairn__Error *error, const char **text_out)
     return status;
 }
 
-struct job *attach_job_of(struct session *s, uint64_t id)
-{
-    for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->attachment.state == JOB_ATTACHED && job->attachment.job == id) return job;
-    return NULL;
-}
-
 static bool is_attaching(const struct job *job, uint32_t request)
 {
     return job->attachment.state == JOB_ATTACHING && job->attachment.request == request;

@@ -556,16 +556,9 @@ static void dispatch_chunk(struct shard_link *link, const struct chunk_header *h
     switch (h->kind) {
     case CAIRN_CHUNK_HELLO: on_hello(link, h); break;
     case CAIRN_CHUNK_GRANT: on_grant(link, h); break;
-    case CAIRN_CHUNK_MICRO_ACK: pushes_on_answer(link, h); break;
+    case CAIRN_CHUNK_MICRO_ACK:
     case CAIRN_CHUNK_ACK:
-    case CAIRN_CHUNK_NAK: {
-        // Answers to pushes carry the push machine's own numbers.
-        if ((h->request & CAIRN_REQUEST_OF_ASKER) != 0)
-            transfer_on_answer(link, h);
-        else
-            pushes_on_answer(link, h);
-        break;
-    }
+    case CAIRN_CHUNK_NAK: pushes_on_answer(link, h); break;
     case CAIRN_CHUNK_DATA: transfer_on_data(link, h, message); return;
     default: break;
     }

@@ -548,6 +548,15 @@ static const struct message_row *find_row(uint16_t type)
     return NULL;
 }
 
+/* Returns the attached job with that number; NULL: none. */
+static struct job *find_attached(struct session *s, uint64_t number)
+{
+    struct job *job = s->jobs;
+    while (job != NULL && (job->attachment.state != JOB_ATTACHED || job->attachment.job != number))
+        job = job->next;
+    return job;
+}
+
 /* Returns the job that handles the message; NULL: none does. */
 static struct job *job_of_row(struct session *s, const struct message_row *row, uint32_t request,
                               ProtobufCMessage *message)
@@ -555,7 +564,7 @@ static struct job *job_of_row(struct session *s, const struct message_row *row, 
     if (row == NULL) return NULL;
     if (row->find != NULL) return row->find(s, request);
     const uint64_t *number = job_number(message);
-    return number != NULL ? attach_job_of(s, *number) : NULL;
+    return number != NULL ? find_attached(s, *number) : NULL;
 }
 
 /* Passes a reply, which it takes over, to the thread that asked for it. */
@@ -643,7 +652,7 @@ static void on_error(struct session *s, const Cairn__Error *error)
     const char *text;
     const cairn_status status = attach_error(error, &text);
     if (error->job != 0) { // the session's other jobs continue
-        struct job *meant = attach_job_of(s, error->job);
+        struct job *meant = find_attached(s, error->job);
         if (meant != NULL) job_fail(meant, status, text);
         return;
     }

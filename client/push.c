@@ -228,14 +228,6 @@ void pushes_on_grant(struct shard_link *owner)
     carry_out(job);
 }
 
-void pushes_on_answer(struct shard_link *owner, const struct chunk_header *header)
-{
-    struct pusher *pusher = &owner->job->pushing.pusher;
-    if (!pusher_takes(pusher, header)) return;
-    pusher_on_answer(pusher, owner->index, header);
-    carry_out(owner->job);
-}
-
 /* Tells the machine of the HELLO for each owner that is reached over `link`. An owner that has not
  * granted yet is skipped, since it is not known which link reaches this owner. */
 void pushes_on_hello(struct shard_link *link, uint64_t way)
@@ -243,7 +235,7 @@ void pushes_on_hello(struct shard_link *link, uint64_t way)
     struct job *job = link->job;
     struct pusher *pusher = &job->pushing.pusher;
     uint32_t i;
-    for (const uint32_t end = owners_of(link, &i); pusher->push != NULL && i < end; i++) {
+    for (const uint32_t end = owners_of(link, &i); i < end; i++) {
         if (job->shards.links[i]->carrier != link) continue;
         push_on_hello(pusher->push, i, way, &pusher->actions);
         carry_out(job);
@@ -256,7 +248,6 @@ bool pushes_waits(const struct shard_link *link)
 {
     const struct job *job = link->job;
     uint32_t i;
-    if (job->pushing.pusher.push == NULL) return false;
     for (const uint32_t end = owners_of(link, &i); i < end; i++) {
         const struct shard_link *carrier = job->shards.links[i]->carrier;
         if ((carrier == NULL || carrier == link) && push_waits(job->pushing.pusher.push, i))
@@ -273,7 +264,6 @@ static void lose_owner(struct shard_link *owner, const struct shard_link *link)
     if (!was_its) return;
     owner->carrier = NULL;
     owner->relayed = false;
-    if (pusher->push == NULL) return;
     push_on_lost(pusher->push, owner->index, &pusher->actions);
     carry_out(owner->job);
 }
@@ -721,7 +711,7 @@ static void refused_transfer(struct shard_link *owner, struct parcel *parcel, ui
     parcel_end(parcel, is_known ? (cairn_status)status : CAIRN_ERR_PROTOCOL);
 }
 
-void transfer_on_answer(struct shard_link *link, const struct chunk_header *h)
+static void transfer_answered(struct shard_link *link, const struct chunk_header *h)
 {
     struct parcel *parcel = parcel_answered(link, h);
     if (parcel == NULL) return;
@@ -730,6 +720,18 @@ void transfer_on_answer(struct shard_link *link, const struct chunk_header *h)
     else
         refused_transfer(link, parcel, h->value);
     asker_pump(&link->asker);
+}
+
+void pushes_on_answer(struct shard_link *owner, const struct chunk_header *h)
+{
+    struct pusher *pusher = &owner->job->pushing.pusher;
+    // Answers to pushes carry the push machine's own numbers.
+    if (h->kind != CAIRN_CHUNK_MICRO_ACK && (h->request & CAIRN_REQUEST_OF_ASKER) != 0) {
+        transfer_answered(owner, h);
+    } else if (pusher_takes(pusher, h)) {
+        pusher_on_answer(pusher, owner->index, h);
+        carry_out(owner->job);
+    }
 }
 
 /* ---- data ---- */

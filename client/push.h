@@ -220,7 +220,7 @@ void pushes_release(struct job *job); /* closes the pusher; also with the job */
 /* Returns the connection on which the owner's last GRANT arrived. */
 struct shard_link *pushes_granter(struct shard_link *owner);
 void pushes_on_grant(struct shard_link *owner);
-/* Processes ACK, NAK and MICRO_ACK. */
+/* Processes ACK, NAK and MICRO_ACK: answers to pushes, puts and fetches. */
 void pushes_on_answer(struct shard_link *owner, const struct chunk_header *header);
 /* The shard sent HELLO on this connection: its answers to pushes over the connection may be lost. */
 void pushes_on_hello(struct shard_link *link, uint64_t way);
@@ -276,7 +276,6 @@ void stage_end_landed(struct job *job);
 bool transfer_run(struct command *command);
 /* The send function of all askers. */
 cairn_status transfer_send(struct chunk_request *request) CAIRN_MUST_CHECK;
-void transfer_on_answer(struct shard_link *link, const struct chunk_header *header);
 void transfer_on_data(struct shard_link *link, const struct chunk_header *header,
                       struct fabric_message *message);
 /* The connection is lost: requests that were sent over it and are unanswered wait to be sent again. */

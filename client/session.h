@@ -185,8 +185,6 @@ void attach_give_up_round(struct job *job);
 /* The job is closing: leaves it, and removes it from the list once the fabric has none of its
  * memory on loan. */
 void attach_release(struct job *job);
-/* Returns the attached job with that number; NULL: none. */
-struct job *attach_job_of(struct session *s, uint64_t id);
 /* Returns the status of an Error, which is not CAIRN_OK. *text_out, its text, is never empty, since the
  * caller reads it. */
 cairn_status attach_error(const Cairn__Error *error, const char **text_out);

@@ -102,10 +102,10 @@ void push_absent(struct push_round *push, uint32_t shard)
     push->present--;
 }
 
-/* True if the shard exists. */
+/* True if there is a round, and the shard exists. */
 static bool has_shard(const struct push_round *push, uint32_t shard)
 {
-    return shard < push->shard_count && !push->shards[shard].absent;
+    return push != NULL && shard < push->shard_count && !push->shards[shard].absent;
 }
 
 static struct push_action *act(struct push_actions *actions, enum push_action_kind kind,

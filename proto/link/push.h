@@ -118,7 +118,8 @@ cairn_status push_micro_end(struct push_round *push, uint32_t micro,
 cairn_status push_commit(struct push_round *push, uint64_t weight,
                          struct push_actions *actions) CAIRN_MUST_CHECK;
 
-/* ---- shards. `request` and `micro` come from the network: unknown ones change nothing ---- */
+/* ---- shards. `request` and `micro` come from the network: unknown ones change nothing. If `push` is NULL,
+ * there is no round, and nothing changes ---- */
 
 /* How many chunks may be unanswered. */
 struct push_window {
@@ -165,7 +166,8 @@ bool push_voided(const struct push_round *push);
 /* True if no buffer is on loan: then the machine may be dropped when the round has ended. Only the
  * simulator and tests call this; a pusher counts its loans itself. */
 bool push_idle(const struct push_round *push);
-/* True if the shard owes a GRANT, or the answer to a chunk or to an end. (A commit has no answer.) */
+/* True if the shard owes a GRANT, or the answer to a chunk or to an end. (A commit has no answer.) False if
+ * `push` is NULL. */
 bool push_waits(const struct push_round *push, uint32_t shard);
 
 #endif

@@ -311,7 +311,6 @@ static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_he
 {
     struct pusher *pusher = &owner->forward.pusher;
     if (chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
-    if (pusher->push == NULL) return;
     push_on_hello(pusher->push, 0, header->request, &pusher->actions);
     relay_forward_act(owner);
 }
@@ -387,8 +386,7 @@ static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
 /* True if the owner has not answered something yet. */
 static bool relay_link_waits(const struct relay_owner *owner)
 {
-    const struct push_round *push = owner->forward.pusher.push;
-    return (push != NULL && push_waits(push, 0)) || relay_fetch_waits(owner);
+    return push_waits(owner->forward.pusher.push, 0) || relay_fetch_waits(owner);
 }
 
 /* True if the relay waits for something. */
@@ -653,10 +651,8 @@ static void lost(struct chunk_link *link)
     struct relay_owner *owner = owner_of(link);
     struct pusher *pusher = &owner->forward.pusher;
     owner->forward.grant = (struct chunk_header) { 0 };
-    if (pusher->push != NULL) {
-        push_on_lost(pusher->push, 0, &pusher->actions);
-        relay_forward_act(owner);
-    }
+    push_on_lost(pusher->push, 0, &pusher->actions);
+    relay_forward_act(owner);
     relay_fetch_lost(owner);
 }
 
