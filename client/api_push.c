@@ -394,24 +394,15 @@ static cairn_status send_piece(struct job *job, const struct push *push, struct 
     return status;
 }
 
-/* Sends the gradient from the caller's memory. Dense memory of a card is read when the caller's stream
- * has reached this point; memory of a card with strides is first copied to the host. */
+/* Sends the gradient from the caller's memory. */
 static cairn_status push_piece(struct job *job, struct push *push, cairn_op **op_out)
 {
     struct command pattern = { .tensor = (uint32_t)push->tensor,
                                .micro = push->micro,
-                               .dtype = (uint8_t)push->mem.dtype,
                                .piece = push->piece };
-    cairn_status status = CAIRN_OK;
-    if (push->piece.strides.given) status = api_bring(&push->mem, &push->piece, &pattern.owned);
-    if (status == CAIRN_OK) status = api_card(&push->mem, &pattern.card);
-    if (status == CAIRN_OK && pattern.card != NULL)
-        status = card_mark(pattern.card, push->mem.stream, &pattern.event);
-    pattern.ptr = push->mem.ptr;
+    cairn_status status = api_prepare(&push->mem, false, &pattern);
     if (status == CAIRN_OK) status = send_piece(job, push, &pattern, op_out);
-    if (status == CAIRN_OK) return CAIRN_OK;
-    card_event_free(pattern.event);
-    free(pattern.owned);
+    if (status != CAIRN_OK) api_unprepare(&pattern);
     return status;
 }
 

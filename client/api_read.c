@@ -64,18 +64,13 @@ cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const 
     int number;
     struct cairn_mem mem;
     struct command pattern = { .version = version };
-    cairn_status status = api_plane_of(plane, &number);
-    if (status == CAIRN_OK)
-        status = api_judge_fetch(job, tensor, number, box, given, &index, &pattern.piece, &mem);
-    if (status == CAIRN_OK) status = api_card(&mem, &pattern.card);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_plane_of(plane, &number));
+    CAIRN_TRY(api_judge_fetch(job, tensor, number, box, given, &index, &pattern.piece, &mem));
     pattern.tensor = (uint32_t)index;
     pattern.plane = (uint8_t)number;
-    pattern.dtype = (uint8_t)mem.dtype;
-    pattern.ptr = mem.ptr;
-    if (pattern.card != NULL) status = card_mark(pattern.card, mem.stream, &pattern.event);
+    cairn_status status = api_prepare(&mem, false, &pattern);
     if (status == CAIRN_OK) status = op_begin(job, CAIRN_CHUNK_FETCH, &pattern, op_out);
-    if (status != CAIRN_OK) card_event_free(pattern.event);
+    if (status != CAIRN_OK) api_unprepare(&pattern);
     return status;
 }
 

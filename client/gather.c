@@ -326,6 +326,24 @@ cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece, void **
     return CAIRN_OK;
 }
 
+cairn_status api_prepare(struct cairn_mem *mem, bool brings, struct command *pattern)
+{
+    brings = brings || pattern->piece.strides.given;
+    cairn_status status = brings ? api_bring(mem, &pattern->piece, &pattern->owned) : CAIRN_OK;
+    if (status == CAIRN_OK) status = api_card(mem, &pattern->card);
+    if (status == CAIRN_OK && pattern->card != NULL)
+        status = card_mark(pattern->card, mem->stream, &pattern->event);
+    pattern->dtype = (uint8_t)mem->dtype;
+    pattern->ptr = mem->ptr;
+    return status;
+}
+
+void api_unprepare(struct command *pattern)
+{
+    card_event_free(pattern->event);
+    free(pattern->owned);
+}
+
 /* ==== accumulate ==== */
 
 /* Stages 0 and 1: the micro-batches of a round are added up here, in fp32 and in order, and pushed

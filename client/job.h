@@ -422,6 +422,14 @@ cairn_status api_card(const struct cairn_mem *mem, struct card **card_out) CAIRN
 cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece,
                        void **copy_out) CAIRN_MUST_CHECK;
 
+/* Prepares the caller's memory for the operation of a pattern whose piece is set; sets the fields of the
+ * pattern that describe the memory. Dense memory of a card is used when the caller's stream has reached
+ * this point; memory of a card with strides, or with `brings` all memory of a card, is first copied to the
+ * host. Until the operation has begun, the caller undoes this by api_unprepare, after a failure, too. */
+cairn_status api_prepare(struct cairn_mem *mem, bool brings,
+                         struct command *pattern) CAIRN_MUST_CHECK;
+void api_unprepare(struct command *pattern);
+
 /* ==== list ==== */
 
 /* Functions of the calls for single tensors (api_push.c, api_read.c) that the calls for lists

@@ -180,28 +180,16 @@ static void on_entry_done(void *context, cairn_status status, const char *why)
     op_let_go(context, status, status != CAIRN_OK ? why : NULL);
 }
 
-/* Fills in the command that entry `index` is posted as. Memory on a card is posted with an event,
- * so that the work queued on its stream comes first; memory on a card that has strides is copied to
- * the host here. */
+/* Fills in the command that entry `index` is posted as. */
 static cairn_status describe(const struct list *list, size_t index, struct command *pattern)
 {
     const struct target *target = &list->targets[index];
     struct cairn_mem mem = list->mems[index];
-    cairn_status status = CAIRN_OK;
     pattern->tensor = target->tensor;
-    pattern->dtype = target->dtype;
     pattern->piece = target->piece;
-    pattern->card = target->card;
     pattern->event = NULL;
     pattern->owned = NULL;
-    if (target->card != NULL && target->piece.strides.given) {
-        status = api_bring(&mem, &target->piece, &pattern->owned);
-        pattern->card = NULL;
-    } else if (target->card != NULL) {
-        status = card_mark(target->card, mem.stream, &pattern->event);
-    }
-    pattern->ptr = mem.ptr;
-    return status;
+    return api_prepare(&mem, false, pattern);
 }
 
 /* Chains a command for each entry; after a failure the caller drops all of them. */
@@ -213,8 +201,7 @@ static cairn_status begin_entries(const struct list *list, uint8_t kind, struct 
         status = describe(list, i, pattern);
         if (status == CAIRN_OK) status = op_chain(list->job, kind, pattern, chain);
         if (status == CAIRN_OK) continue;
-        card_event_free(pattern->event);
-        free(pattern->owned);
+        api_unprepare(pattern);
         status = refuse_entry(status, i, name_of(list, i));
     }
     return status;

@@ -330,8 +330,7 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
     bool sent = false;
     CAIRN_TRY(judge_put_box(job, pattern->tensor, box, mem, &pattern->piece));
     CAIRN_TRY(judge_part(job, pattern, !pattern->piece.whole));
-    CAIRN_TRY(api_bring(mem, &pattern->piece, &pattern->owned));
-    pattern->ptr = mem->ptr;
+    CAIRN_TRY(api_prepare(mem, true, pattern)); // nothing is left to undo
     pthread_mutex_lock(&job->session->lock);
     cairn_status status = puts_claim(job, pattern->tensor, pattern->plane);
     pthread_mutex_unlock(&job->session->lock);
@@ -379,10 +378,7 @@ cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
         return client_fail(CAIRN_ERR_EXISTS,
                            "tensor %s has its initial state from %s; do not put it", tensor,
                            job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
-    struct command pattern = { .tensor = (uint32_t)index,
-                               .plane = (uint8_t)number,
-                               .dtype = (uint8_t)mem.dtype,
-                               .ptr = mem.ptr };
+    struct command pattern = { .tensor = (uint32_t)index, .plane = (uint8_t)number };
     CAIRN_TRY(judge_part(job, &pattern, part != NULL));
     CAIRN_TRY(judge_state(job));
     if (part != NULL) {

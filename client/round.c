@@ -740,8 +740,6 @@ cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, 
     CAIRN_TRY(api_judge_dtype(job, index, number, &mem));
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
-                               .dtype = (uint8_t)mem.dtype,
-                               .ptr = mem.ptr,
                                .round = round };
     CAIRN_TRY(api_judge_box(job, index, box, &mem, &pattern.piece));
     if (job->spec.tensors[index].kind == CAIRN_BLOB && !pattern.piece.whole)
@@ -749,14 +747,13 @@ cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, 
             CAIRN_ERR_INVALID,
             "tensor %s: a blob is written whole; give NULL for the box, or [0, %" PRIu64 ")",
             tensor, job->spec.tensors[index].shape.dim[0]);
-    CAIRN_TRY(api_bring(&mem, &pattern.piece, &pattern.owned));
-    pattern.ptr = mem.ptr;
-    cairn_status status = claim(job, &pattern);
+    cairn_status status = api_prepare(&mem, true, &pattern);
+    if (status == CAIRN_OK) status = claim(job, &pattern);
     if (status == CAIRN_OK) {
         status = op_begin(job, CAIRN_CHUNK_PUT, &pattern, op_out);
         if (status != CAIRN_OK) unclaim(job, &pattern);
     }
-    if (status != CAIRN_OK) free(pattern.owned);
+    if (status != CAIRN_OK) api_unprepare(&pattern);
     return status;
 }
 
