@@ -1,6 +1,5 @@
 /* cairn cluster status | adopt | backup | forget */
 #include <inttypes.h>
-#include <ctype.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -252,7 +251,7 @@ static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status)
     return end_check(&check, called);
 }
 
-int ctl_job_check(struct ctl *ctl)
+static int run_job_check(struct ctl *ctl)
 {
     Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
     struct check check = begin_check(ctl);
@@ -458,7 +457,7 @@ static void print_status(const struct ctl *ctl, const Cairn__ClusterStatus *stat
     print_strangers(ctl, status->strangers, status->n_strangers);
 }
 
-int ctl_cluster_status(struct ctl *ctl)
+static int run_cluster_status(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
     int found = 0;
@@ -483,7 +482,7 @@ static void print_forgotten(struct ctl *ctl, const void *reply)
         printf("\nnothing was dropped: --yes drops these parts, and nothing brings them back\n");
 }
 
-const struct ctl_question ctl_cluster_forget = CTL_QUESTION(
+static const struct ctl_question cluster_forget_question = CTL_QUESTION(
     CLUSTER_FORGET, cluster_forget, "job=@0 plan=!yes", CLUSTER_FORGOTTEN, .print = print_forgotten,
     .is_quiet_too = true, .fields = "done=@yes parts");
 
@@ -497,7 +496,7 @@ static void print_backup(struct ctl *ctl, const void *reply)
                  ctl_bytes(made->bytes));
 }
 
-int ctl_cluster_backup(struct ctl *ctl)
+static int run_cluster_backup(struct ctl *ctl)
 {
     static const struct ctl_question question = { .type = CAIRN_MSG_CLUSTER_BACKUP,
                                                   .reply_type = CAIRN_MSG_CLUSTER_BACKED_UP,
@@ -556,7 +555,7 @@ static void print_adopted(struct ctl *ctl, const Cairn__ClusterAdopted *adopted,
                "the shards no longer obey the store that these came from\n");
 }
 
-int ctl_cluster_adopt(struct ctl *ctl)
+static int run_cluster_adopt(struct ctl *ctl)
 {
     Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
     ProtobufCMessage *reply;
@@ -672,7 +671,7 @@ static int follow(struct ctl *ctl, struct seen *seen)
     }
 }
 
-int ctl_cluster_events(struct ctl *ctl)
+static int run_cluster_events(struct ctl *ctl)
 {
     struct seen seen = { 0 };
     const cairn_status status = print_new(ctl, &seen);
@@ -690,69 +689,36 @@ static void print_shard_forgotten(struct ctl *ctl, const void *reply)
     ctl_line("forgotten", "%s", ctl->argv[0]);
 }
 
-const struct ctl_question ctl_shard_forget = CTL_QUESTION(SHARD_FORGET, shard_forget, "name=@0",
-                                                          DONE, .print = print_shard_forgotten,
-                                                          .fields = "forgotten=@0");
+static const struct ctl_question shard_forget_question = CTL_QUESTION(
+    SHARD_FORGET, shard_forget, "name=@0", DONE, .print = print_shard_forgotten,
+    .fields = "forgotten=@0");
 
-/* ==== since ==== */
+/* ==== commands ==== */
 
-/* Parses a time in the past, as people write it: --since. */
-
-/* Parses "2h", "1.5d", "90s" as a time before now. */
-static bool parse_ago(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
-{
-    static const struct {
-        const char *unit;
-        double ms;
-    } units[] = { { "ms", 1 }, { "s", 1e3 }, { "m", 60e3 }, { "h", 3600e3 }, { "d", 86400e3 } };
-    char *end;
-    if (!isdigit((unsigned char)*text)) return false;
-    const double number = strtod(text, &end);
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-        if (strcmp(end, units[i].unit) != 0) continue;
-        const double ago_ms = number * units[i].ms;
-        *unix_ms_out = ago_ms < (double)now_ms ? now_ms - (uint64_t)ago_ms : 0;
-        return true;
-    }
-    return false;
-}
-
-/* Parses the rest of the time after the seconds: ".250", then "Z" or "+02:00". */
-static bool parse_rest(const char *text, int64_t *ms_out, int64_t *offset_s_out)
-{
-    int hours, minutes, read = 0;
-    char sign;
-    double fraction = 0;
-    if (*text == '.') {
-        char *end;
-        fraction = strtod(text, &end);
-        text = end;
-    }
-    *ms_out = (int64_t)(fraction * 1000);
-    *offset_s_out = 0;
-    if ((*text == 'Z' || *text == 'z') && text[1] == '\0') return true;
-    if (sscanf(text, "%c%2d:%2d%n", &sign, &hours, &minutes, &read) != 3 || text[read] != '\0')
-        return false;
-    if ((sign != '+' && sign != '-') || hours < 0 || hours > 23 || minutes < 0 || minutes > 59)
-        return false;
-    *offset_s_out = (sign == '+' ? 1 : -1) * (hours * 3600 + minutes * 60);
-    return true;
-}
-
-/* Parses an RFC 3339 time. */
-static bool parse_time(const char *text, uint64_t *unix_ms_out)
-{
-    struct tm utc = { .tm_sec = 0 };
-    int64_t ms, offset_s;
-    const char *rest = strptime(text, "%Y-%m-%dT%H:%M:%S", &utc);
-    if (rest == NULL || !parse_rest(rest, &ms, &offset_s)) return false;
-    const int64_t seconds = (int64_t)timegm(&utc) - offset_s;
-    if (seconds < 0) return false;
-    *unix_ms_out = (uint64_t)(seconds * 1000 + ms);
-    return true;
-}
-
-bool ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
-{
-    return parse_ago(text, now_ms, unix_ms_out) || parse_time(text, unix_ms_out);
-}
+const struct ctl_row ctl_cluster_rows[] = {
+    { "cluster", "status", "[--check [--snapshot-age TIME]]",
+      "the coordinator, its shards and workers; with --check, what is wrong with them and with all "
+      "jobs",
+      0, 0, CTL_LISTS "check snapshot-age ", CTL_RUN(run_cluster_status) },
+    { "cluster", "events", "[--since TIME] [--watch]",
+      "who came, went, was lost or put out, what befell the jobs, and what operators asked for: "
+      "when, and why",
+      0, 0, CTL_ASKS "no-headers since follow ", CTL_RUN(run_cluster_events) },
+    { "cluster", "adopt", "[--yes]",
+      "take what the shards hold into the coordinator's store: after the store was lost, or an "
+      "older copy was put back",
+      0, 0, CTL_ASKS "yes ", CTL_RUN(run_cluster_adopt) },
+    { "cluster", "backup", "FILE",
+      "a copy of the coordinator's store, while it runs, into a new file on its host", 1, 1,
+      CTL_ASKS "quiet ", CTL_RUN(run_cluster_backup) },
+    { "cluster", "forget", "JOB [--yes]",
+      "drop the parts of a job that shards hold and that this coordinator does not know", 1, 1,
+      CTL_ASKS "yes ", CTL_ASK(cluster_forget_question) },
+    { "shard", "forget", "NAME",
+      "forget a shard that is gone for good, and on which no job has a part", 1, 1,
+      CTL_ASKS "quiet ", CTL_ASK(shard_forget_question) },
+    { "job", "check", "JOB [--snapshot-age TIME]",
+      "what is wrong with a job, a line each; the exit status says which kind is the worst", 1, 1,
+      CTL_ASKS "quiet snapshot-age ", CTL_RUN(run_job_check) },
+    { .noun = NULL },
+};

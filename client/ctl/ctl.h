@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/types.h>
@@ -88,6 +89,9 @@ struct ctl_reshard {
     double pause; /* a fraction of a step; 0: not given */
 };
 
+struct ctl_program;
+struct ctl_row;
+
 struct ctl {
     /* the command line */
     const char *endpoint; /* "host:port" */
@@ -118,9 +122,12 @@ struct ctl {
     struct ctl_settings set;
     int argc; /* the arguments after the verb */
     char **argv;
-    const char *build;       /* the version that this program reports: "0.1.0+g1a2b3c4d5e6f" */
-    bool check;              /* --check */
-    uint32_t snapshot_age_s; /* --snapshot-age; 0: not given */
+    const struct ctl_program *program;
+    const struct ctl_row *row; /* the command */
+    char **line;               /* owned; the line as it was given */
+    ptrdiff_t noun_at;         /* the place of the command's noun in it */
+    bool check;                /* --check */
+    uint32_t snapshot_age_s;   /* --snapshot-age; 0: not given */
     /* the part of the command line that has been read */
     bool help;
     bool given[CTL_OPTIONS_MAX]; /* indexed by row of the option table */
@@ -160,15 +167,6 @@ cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
 int ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- options.c ---- */
-/* Reads options up to the next word of the line, or, with `all`, everywhere in the line. Afterwards
- * ctl->argv begins with the first word that is not an option. -1: continue; else the exit status. */
-int ctl_options_read(struct ctl *ctl, bool all);
-/* `takes`: the kinds of options that one or more subcommands accept: "endpoint timeout terms". */
-/* Rejects a given option that the subcommand does not accept. -1: continue; else the exit status. */
-int ctl_options_check(const struct ctl *ctl, const char *takes);
-/* Prints the accepted options, one per line. */
-void ctl_options_print(FILE *out, const char *takes);
-bool ctl_takes(const char *takes, const char *kind);
 /* True if any of these options was given: "keep-last keep-every". */
 bool ctl_is_given(const struct ctl *ctl, const char *options);
 /* Prints a usage error; the message ends with "; see cairn job list --help". */
@@ -179,7 +177,6 @@ int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
  * continue; else the exit status. */
 int ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out);
 
-/* ---- cluster.c ---- */
 /* Reads "2h" (ms, s, m, h, d before now) or RFC 3339, "2026-11-24T14:00:00Z". */
 bool ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);
 
@@ -247,6 +244,38 @@ int ctl_ask(struct ctl *ctl, const struct ctl_question *question);
 /* Like ctl_ask, with a request that is already filled in. */
 int ctl_ask_by(struct ctl *ctl, const struct ctl_question *question, const void *request);
 
+/* A command: a row of the table that its file exports; a row without a noun ends the table. */
+struct ctl_row {
+    const char *noun, *verb; /* verb "": the noun alone */
+    const char *arguments, *help;
+    int min_args, max_args;
+    const char *takes; /* kinds of options, each followed by a space */
+    /* One of them; neither: the program cairn-NOUN runs the command. */
+    ctl_command *run;
+    const struct ctl_question *question;
+};
+#define CTL_RUN(function) function, NULL
+#define CTL_ASK(question) NULL, &question
+
+enum { CTL_ANY_ARGS = 1 << 20 };
+#define CTL_ASKS       "endpoint timeout output "
+#define CTL_LISTS_ONCE CTL_ASKS "no-headers quiet "
+#define CTL_LISTS      CTL_LISTS_ONCE "watch "
+
+extern const struct ctl_row ctl_local_rows[], ctl_env_rows[], ctl_cluster_rows[],
+    ctl_restore_rows[], ctl_reshard_rows[], ctl_job_rows[], ctl_plan_rows[], ctl_snapshot_rows[],
+    ctl_diff_rows[], ctl_export_rows[], ctl_bench_rows[];
+
+/* A program that carries out command lines. */
+struct ctl_program {
+    const char *build;                   /* the version that it reports: "0.1.0+g1a2b3c4d5e6f" */
+    const struct ctl_row *const *tables; /* of its commands; NULL ends the list */
+    const char *noun; /* of all its commands, not in the line; NULL: in the line */
+    ctl_command *run; /* runs rows that have neither function nor question */
+};
+/* Carries out the line of main(), and returns the exit status. */
+int ctl_main(int argc, char **argv, const struct ctl_program *program);
+
 /* Prints a "name: value" line about one thing. */
 void ctl_line(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown);
@@ -289,16 +318,8 @@ int ctl_watch(struct ctl *ctl, ctl_command *run);
  * none. */
 void ctl_say_strangers(struct ctl *ctl);
 
-ctl_command ctl_cluster_events, ctl_cluster_status, ctl_job_check, ctl_cluster_adopt,
-    ctl_cluster_backup, ctl_key_show, ctl_key_trust, ctl_key_untrust, ctl_reshard_plan,
-    ctl_reshard_apply, ctl_reshard_status, ctl_reshard_cancel, ctl_job_plan, ctl_job_top,
-    ctl_job_amend, ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff, ctl_snapshot_export,
-    ctl_snapshot_verify, ctl_snapshot_restore, ctl_job_create, ctl_snapshot_prune,
-    ctl_snapshot_advise, ctl_env, ctl_capabilities, ctl_local;
-extern const struct ctl_question ctl_cluster_forget, ctl_shard_forget, ctl_job_list, ctl_job_show,
-    ctl_job_digest, ctl_job_drop, ctl_job_park, ctl_job_unpark, ctl_snapshot_rm,
-    ctl_snapshot_create, ctl_snapshot_cancel, ctl_snapshot_list, ctl_snapshot_tag, ctl_member_drain,
-    ctl_key_list;
+/* ---- plan.c ---- */
+ctl_command ctl_job_plan;
 
 /* Grows an array to hold `needed` elements; `array` points to the array pointer. False: no memory. */
 bool ctl_grow(void *array, size_t *capacity, size_t needed, size_t elem_bytes);
@@ -387,6 +408,9 @@ int local_shard_add(struct local *local);
 /* Waits for a signal of local->signals and returns it; 0: none came. timeout_ms -1: no limit. *is_key_out:
  * the signal came from the terminal, so the body's command received it, too. */
 int local_signal(const struct local *local, int timeout_ms, bool *is_key_out);
+
+/* Finds a program beside this one, then in PATH; `why` lists the locations searched. */
+bool local_find_program(const char *name, char path_out[PATH_MAX], struct sentence *why);
 
 /* Prints how each ended daemon ended, with the end of its log. Returns the number of ended daemons. */
 int local_daemons_reap(struct local *local);

@@ -608,7 +608,7 @@ static int find_both(struct ctl *ctl, char a[static PATH_MAX], char b[static PAT
     return ctl_usage_fail(ctl, "cairn %s needs JOB A B, or --path twice", ctl->words);
 }
 
-int ctl_snapshot_diff(struct ctl *ctl)
+static int run_snapshot_diff(struct ctl *ctl)
 {
     struct snapshot a, b;
     char folder_a[PATH_MAX], folder_b[PATH_MAX];
@@ -896,7 +896,7 @@ static int show_folder(struct ctl *ctl, const char *folder, const Cairn__Snapsho
     return ctl->export.stats ? show_stats(ctl, folder, told) : show_tensors(ctl, folder, told);
 }
 
-int ctl_snapshot_show(struct ctl *ctl)
+static int run_snapshot_show(struct ctl *ctl)
 {
     Cairn__SnapshotShow show = CAIRN__SNAPSHOT_SHOW__INIT;
     ProtobufCMessage *reply;
@@ -921,3 +921,15 @@ int ctl_snapshot_show(struct ctl *ctl)
     message_free(reply);
     return done;
 }
+
+/* ==== commands ==== */
+
+const struct ctl_row ctl_diff_rows[] = {
+    { "snapshot", "show", "JOB ID | --path FOLDER [--stats]",
+      "one snapshot and its tensors; with --stats what is in them", 0, 2,
+      CTL_LISTS_ONCE "place stats ", CTL_RUN(run_snapshot_show) },
+    { "snapshot", "diff", "JOB ID ID | --path FOLDER --path FOLDER",
+      "which tensors of two snapshots differ, and by how much; exits 0: none, 1: some", 0, 3,
+      CTL_LISTS_ONCE "places ", CTL_RUN(run_snapshot_diff) },
+    { .noun = NULL },
+};

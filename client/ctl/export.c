@@ -673,7 +673,7 @@ static int check_wish(const struct ctl *ctl, struct ctl_export_wish *wish)
     return -1;
 }
 
-int ctl_snapshot_export(struct ctl *ctl)
+static int run_snapshot_export(struct ctl *ctl)
 {
     struct snapshot snapshot;
     struct ctl_export_wish wish;
@@ -805,7 +805,7 @@ static int copy_to(struct ctl *ctl, struct snapshot *snapshot, const char *root)
     return done;
 }
 
-int ctl_snapshot_copy(struct ctl *ctl)
+static int run_snapshot_copy(struct ctl *ctl)
 {
     struct snapshot snapshot;
     char from[PATH_MAX], root[PATH_MAX];
@@ -815,3 +815,16 @@ int ctl_snapshot_copy(struct ctl *ctl)
     if (done < 0) done = ctl_place_open(from, &snapshot);
     return done >= 0 ? done : copy_to(ctl, &snapshot, root);
 }
+
+/* ==== commands ==== */
+
+const struct ctl_row ctl_export_rows[] = {
+    { "snapshot", "copy", "JOB ID | --path FOLDER --to ROOT",
+      "copy a snapshot, with its signature, beneath another root of snapshots", 0, 2,
+      CTL_ASKS "quiet place copy ", CTL_RUN(run_snapshot_copy) },
+    { "snapshot", "export",
+      "JOB ID | --path FOLDER --to DIR [--format hf|dcp|torch] [--dtype f32|bf16] [--max-file 5GB]",
+      "write its weights as transformers and safetensors read them, or all of it as PyTorch does",
+      0, 2, CTL_ASKS "quiet place export ", CTL_RUN(run_snapshot_export) },
+    { .noun = NULL },
+};

@@ -362,9 +362,9 @@ static void print_jobs(struct ctl *ctl, const void *reply)
     if (list->n_jobs == 0) ctl_say_strangers(ctl);
 }
 
-const struct ctl_question ctl_job_list = CTL_QUESTION(JOB_LIST_GET, job_list_get, "", JOB_LIST,
-                                                      .print = print_jobs, .is_quiet_too = true,
-                                                      .json = jobs_json);
+static const struct ctl_question job_list_question = CTL_QUESTION(
+    JOB_LIST_GET, job_list_get, "", JOB_LIST, .print = print_jobs, .is_quiet_too = true,
+    .json = jobs_json);
 
 static void print_group(const Cairn__GroupSpec *g)
 {
@@ -520,8 +520,8 @@ static void print_job(struct ctl *ctl, const void *reply)
     ctl_job_memory_print(ctl, j->memory, j->n_memory);
 }
 
-const struct ctl_question ctl_job_show = CTL_QUESTION(JOB_SHOW, job_show, "name=@0", JOB_STATUS,
-                                                      .print = print_job, .json = job_json);
+static const struct ctl_question job_show_question = CTL_QUESTION(
+    JOB_SHOW, job_show, "name=@0", JOB_STATUS, .print = print_job, .json = job_json);
 
 static void print_digest(struct ctl *ctl, const void *reply)
 {
@@ -533,7 +533,7 @@ static void print_digest(struct ctl *ctl, const void *reply)
                ctl->argv[0], digest->generation, digest->step);
 }
 
-const struct ctl_question ctl_job_digest = CTL_QUESTION(
+static const struct ctl_question job_digest_question = CTL_QUESTION(
     JOB_DIGEST_GET, job_digest_get, "name=@0", JOB_DIGEST, .timeout_ms = DIGEST_TIMEOUT_MS,
     .awaits = true, .print = print_digest, .is_quiet_too = true,
     .fields = "job=@0 generation step content_root=root");
@@ -556,7 +556,7 @@ static void print_dropped(struct ctl *ctl, const void *reply)
     if (removed->note[0] != '\0') ctl_line("note", "%s", removed->note);
 }
 
-const struct ctl_question ctl_job_drop = CTL_QUESTION(
+static const struct ctl_question job_drop_question = CTL_QUESTION(
     JOB_REMOVE, job_remove, "name=@0 force=@force", JOB_REMOVED, .timeout_ms = REMOVE_TIMEOUT_MS,
     .confirm = "The state of the job on its shards", .print = print_dropped);
 
@@ -569,13 +569,13 @@ static void print_parked(struct ctl *ctl, const void *reply)
     if (told->note[0] != '\0') ctl_line("note", "%s", told->note);
 }
 
-const struct ctl_question ctl_job_park = CTL_QUESTION(JOB_PARK, job_park, "name=@0 parked=1",
-                                                      JOB_PARKED, .timeout_ms = REMOVE_TIMEOUT_MS,
-                                                      .print = print_parked);
+static const struct ctl_question job_park_question = CTL_QUESTION(
+    JOB_PARK, job_park, "name=@0 parked=1", JOB_PARKED, .timeout_ms = REMOVE_TIMEOUT_MS,
+    .print = print_parked);
 
-const struct ctl_question ctl_job_unpark = CTL_QUESTION(JOB_PARK, job_park, "name=@0", JOB_PARKED,
-                                                        .timeout_ms = REMOVE_TIMEOUT_MS,
-                                                        .print = print_parked);
+static const struct ctl_question job_unpark_question = CTL_QUESTION(
+    JOB_PARK, job_park, "name=@0", JOB_PARKED, .timeout_ms = REMOVE_TIMEOUT_MS,
+    .print = print_parked);
 
 /* ==== amend ==== */
 
@@ -715,7 +715,7 @@ static int amend_rates(struct ctl *ctl, Cairn__JobAmend *amend)
     return done;
 }
 
-int ctl_job_amend(struct ctl *ctl)
+static int run_job_amend(struct ctl *ctl)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     struct job_spec_data bounds; // owns nothing
@@ -736,3 +736,36 @@ int ctl_job_amend(struct ctl *ctl)
     amend.n_settings = ctl->set.count;
     return has_lr ? amend_rates(ctl, &amend) : send_amendment(ctl, &amend);
 }
+
+/* ==== commands ==== */
+
+const struct ctl_row ctl_job_rows[] = {
+    { "job", "list", "", "jobs, their versions and for whom they wait", 0, 0, CTL_LISTS,
+      CTL_ASK(job_list_question) },
+    { "job", "show", "JOB", "one job in full", 1, 1, CTL_ASKS, CTL_ASK(job_show_question) },
+    { "job", "digest", "JOB",
+      "the content root of the newest version: equal across layouts and restores (reads the whole "
+      "state)",
+      1, 1, CTL_ASKS "quiet ", CTL_ASK(job_digest_question) },
+    { "job", "amend",
+      "JOB [--workers MIN:MAX] [--lr X [--group NAME]] "
+      /* The next lines are made by tests/tree/spec_fields.py. */
+      "[--clip-norm X] [--snapshot-every N|TIME] [--snapshot-keep N] [--snapshot-keep-every N] "
+      "[--snapshot-keep-within TIME] [--snapshot-max-bytes N] [--snapshot-staging state|small] "
+      "[--snapshot-durable-within TIME] [--snapshot-fallback yes|no] [--snapshot-scrub-every "
+      "TIME] [--on-shard-loss wait|restore-latest [--shard-loss-wait SECONDS]] [--on-worker-loss "
+      "redo|wait|fail [--worker-loss-wait SECONDS]] "
+      /* From here on by hand. */
+      "[--set KEY=VALUE]...",
+      "change a job while it trains, from the next round on; scripts with the old spec go on", 1, 1,
+      CTL_ASKS "quiet terms set ", CTL_RUN(run_job_amend) },
+    { "job", "park", "JOB",
+      "take its state off GPUs to host memory: no round opens until it is taken back", 1, 1,
+      CTL_ASKS "quiet ", CTL_ASK(job_park_question) },
+    { "job", "unpark", "JOB", "take a parked job's state back to where it lay", 1, 1,
+      CTL_ASKS "quiet ", CTL_ASK(job_unpark_question) },
+    { "job", "drop", "JOB [--yes] [--force]",
+      "free a job's memory on all shards, for good; its snapshots stay", 1, 1,
+      CTL_ASKS "quiet yes force ", CTL_ASK(job_drop_question) },
+    { .noun = NULL },
+};

@@ -53,8 +53,7 @@ static bool has_command(const char *command)
     return strchr(command, '/') != NULL ? access(command, X_OK) == 0 : find_in_path(command, path);
 }
 
-/* Finds a program beside this one, then in PATH; `why` lists the locations searched. */
-static bool find_program(const char *name, char path_out[PATH_MAX], struct sentence *why)
+bool local_find_program(const char *name, char path_out[PATH_MAX], struct sentence *why)
 {
     char found[PATH_MAX] = "";
     const ssize_t length = readlink("/proc/self/exe", found, sizeof found - 64);
@@ -485,8 +484,8 @@ static int prepare_cluster(struct local *local)
         ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
         return 127; // as a shell reports it
     }
-    if (!find_program("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
-        !find_program("cairn-shard", local->programs[LOCAL_SHARD], &why))
+    if (!local_find_program("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
+        !local_find_program("cairn-shard", local->programs[LOCAL_SHARD], &why))
         return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why.text);
     if (!find_import(local, &why) || !make_folder(local, &why))
         return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
@@ -640,9 +639,18 @@ int local_run(struct local *local, int (*body)(struct local *local, void *contex
     return done;
 }
 
-int ctl_local(struct ctl *ctl)
+static int run_local(struct ctl *ctl)
 {
     static struct local local;
     local.ctl = ctl;
     return local_run(&local, run_command, ctl);
 }
+
+/* ==== commands ==== */
+
+const struct ctl_row ctl_local_rows[] = {
+    { "local", "", "[--shards N] [--] [COMMAND...]",
+      "a cluster on this machine, for as long as the command runs (without one: until Ctrl-C)", 0,
+      CTL_ANY_ARGS, "local shards quiet ", CTL_RUN(run_local) },
+    { .noun = NULL },
+};

@@ -1,8 +1,9 @@
-/* The options of the command line: a table with one row per option. The table drives parsing, checking and
- * help. */
+/* The command line: its options, a table with one row per option, which drives parsing, checking and help;
+ * and its words, which name a row of the tables of commands. */
 #include "client/ctl/ctl.h"
 
 #include <inttypes.h>
+#include <ctype.h>
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>
@@ -11,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "client/env.h"
 #include "proto/geometry/layout.h"
 #include "proto/spec/spec_fields.h"
 
@@ -54,6 +57,69 @@ struct option_row {
     const char *shown; /* NULL: built from name and value */
     char letter;       /* -o */
 };
+
+/* ==== since ==== */
+
+/* Parses a time in the past, as people write it: --since. */
+
+/* Parses "2h", "1.5d", "90s" as a time before now. */
+static bool parse_ago(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
+{
+    static const struct {
+        const char *unit;
+        double ms;
+    } units[] = { { "ms", 1 }, { "s", 1e3 }, { "m", 60e3 }, { "h", 3600e3 }, { "d", 86400e3 } };
+    char *end;
+    if (!isdigit((unsigned char)*text)) return false;
+    const double number = strtod(text, &end);
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (strcmp(end, units[i].unit) != 0) continue;
+        const double ago_ms = number * units[i].ms;
+        *unix_ms_out = ago_ms < (double)now_ms ? now_ms - (uint64_t)ago_ms : 0;
+        return true;
+    }
+    return false;
+}
+
+/* Parses the rest of the time after the seconds: ".250", then "Z" or "+02:00". */
+static bool parse_rest(const char *text, int64_t *ms_out, int64_t *offset_s_out)
+{
+    int hours, minutes, read = 0;
+    char sign;
+    double fraction = 0;
+    if (*text == '.') {
+        char *end;
+        fraction = strtod(text, &end);
+        text = end;
+    }
+    *ms_out = (int64_t)(fraction * 1000);
+    *offset_s_out = 0;
+    if ((*text == 'Z' || *text == 'z') && text[1] == '\0') return true;
+    if (sscanf(text, "%c%2d:%2d%n", &sign, &hours, &minutes, &read) != 3 || text[read] != '\0')
+        return false;
+    if ((sign != '+' && sign != '-') || hours < 0 || hours > 23 || minutes < 0 || minutes > 59)
+        return false;
+    *offset_s_out = (sign == '+' ? 1 : -1) * (hours * 3600 + minutes * 60);
+    return true;
+}
+
+/* Parses an RFC 3339 time. */
+static bool parse_time(const char *text, uint64_t *unix_ms_out)
+{
+    struct tm utc = { .tm_sec = 0 };
+    int64_t ms, offset_s;
+    const char *rest = strptime(text, "%Y-%m-%dT%H:%M:%S", &utc);
+    if (rest == NULL || !parse_rest(rest, &ms, &offset_s)) return false;
+    const int64_t seconds = (int64_t)timegm(&utc) - offset_s;
+    if (seconds < 0) return false;
+    *unix_ms_out = (uint64_t)(seconds * 1000 + ms);
+    return true;
+}
+
+bool ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
+{
+    return parse_ago(text, now_ms, unix_ms_out) || parse_time(text, unix_ms_out);
+}
 
 /* ==== values ==== */
 
@@ -347,7 +413,7 @@ static int parse_path(struct ctl *ctl, char *text)
 static int parse_version(struct ctl *ctl, char *text)
 {
     (void)text;
-    printf("cairn %s\n", ctl->build);
+    printf("cairn %s\n", ctl->program->build);
     return 0;
 }
 
@@ -535,7 +601,7 @@ static size_t first_row(size_t row)
     return first;
 }
 
-bool ctl_takes(const char *takes, const char *kind)
+static bool takes_kind(const char *takes, const char *kind)
 {
     const size_t length = strlen(kind);
     for (const char *at = takes; (at = strstr(at, kind)) != NULL; at += length)
@@ -548,15 +614,15 @@ bool ctl_takes(const char *takes, const char *kind)
 static bool is_taken(const struct option_row *row, const char *takes)
 {
     char kinds[32], *rest = kinds;
-    if (row->kinds == NULL) return ctl_takes(takes, row->name);
+    if (row->kinds == NULL) return takes_kind(takes, row->name);
     snprintf(kinds, sizeof kinds, "%s", row->kinds);
     if (kinds[0] == '\0') return true;
     for (char *kind; (kind = strsep(&rest, " ")) != NULL;)
-        if (ctl_takes(takes, kind)) return true;
+        if (takes_kind(takes, kind)) return true;
     return false;
 }
 
-void ctl_options_print(FILE *out, const char *takes)
+static void print_options(FILE *out, const char *takes)
 {
     fprintf(out, "\noptions:\n");
     for (const struct option_row *row = rows; row < rows + ROW_COUNT; row++) {
@@ -679,7 +745,7 @@ static int refuse_option(const struct ctl *ctl, int answer, const char *text)
     return ctl_usage_fail(ctl, "there is no option %s", text);
 }
 
-int ctl_options_read(struct ctl *ctl, bool all)
+static int read_options(struct ctl *ctl, bool all)
 {
     struct option known[ROW_COUNT + 1] = { 0 };
     for (size_t i = 0; i < ROW_COUNT; i++) {
@@ -710,11 +776,11 @@ int ctl_options_read(struct ctl *ctl, bool all)
 bool ctl_is_given(const struct ctl *ctl, const char *options)
 {
     for (size_t i = 0; i < ROW_COUNT; i++)
-        if (ctl->given[i] && ctl_takes(options, rows[i].name)) return true;
+        if (ctl->given[i] && takes_kind(options, rows[i].name)) return true;
     return false;
 }
 
-int ctl_options_check(const struct ctl *ctl, const char *takes)
+static int check_options(const struct ctl *ctl, const char *takes)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {
         bool taken = false;
@@ -724,7 +790,256 @@ int ctl_options_check(const struct ctl *ctl, const char *takes)
         if (!taken)
             return ctl_usage_fail(ctl, "cairn %s does not take --%s", ctl->words, rows[i].name);
     }
-    if (ctl_takes(takes, "workers") && ctl->workers_max != ctl->bench.workers)
+    if (takes_kind(takes, "workers") && ctl->workers_max != ctl->bench.workers)
         return ctl_usage_fail(ctl, "--workers of cairn %s is a number", ctl->words);
     return -1;
 }
+
+/* ==== words ==== */
+
+/* The order in which usage lists the commands: a noun and its verbs. */
+static const char *const order[] = {
+    "local",
+    "env",
+    "capabilities",
+    "cluster status events adopt backup forget",
+    "key show list trust untrust",
+    "shard forget",
+    "member drain",
+    "reshard plan apply status cancel",
+    "job list show check top plan digest amend park unpark create drop",
+    "snapshot create cancel list show copy diff export verify restore rm tag prune advise",
+    "bench update layout latency fabric step tensors open reshard snapshot map",
+};
+#define ORDER_COUNT (sizeof order / sizeof *order)
+#define ROWS_MAX    128
+
+/* Returns the command of these words; a `verb` of NULL is any. NULL: there is none. */
+static const struct ctl_row *find_row_of(const struct ctl *ctl, const char *noun, const char *verb)
+{
+    for (const struct ctl_row *const *table = ctl->program->tables; *table != NULL; table++)
+        for (const struct ctl_row *row = *table; row->noun != NULL; row++)
+            if (strcmp(row->noun, noun) == 0 && (verb == NULL || strcmp(row->verb, verb) == 0))
+                return row;
+    return NULL;
+}
+
+/* Lists this program's commands in the order of usage, and returns how many there are. */
+static size_t list_rows(const struct ctl *ctl, const struct ctl_row *rows_out[static ROWS_MAX])
+{
+    size_t count = 0;
+    for (size_t i = 0; i < ORDER_COUNT; i++) {
+        char line[128], *rest = line;
+        snprintf(line, sizeof line, "%s", order[i]);
+        const char *noun = strsep(&rest, " ");
+        do {
+            const struct ctl_row *row = find_row_of(ctl, noun,
+                                                    rest != NULL ? strsep(&rest, " ") : "");
+            if (row != NULL && count < ROWS_MAX) rows_out[count++] = row;
+        } while (rest != NULL);
+    }
+    return count;
+}
+
+/* Prints the usage of all commands, of a noun's commands, or of one command. */
+static void print_usage(FILE *out, const struct ctl *ctl, const char *noun, const char *verb)
+{
+    const struct ctl_row *listed[ROWS_MAX];
+    char takes[1 << 13] = "";
+    size_t used = 0;
+    const size_t count = list_rows(ctl, listed);
+    fprintf(out, noun == NULL ? "usage: cairn [OPTIONS] NOUN VERB [ARGUMENTS]\n\n" : "usage:\n");
+    for (size_t i = 0; i < count; i++) {
+        const struct ctl_row *row = listed[i];
+        if ((noun != NULL && strcmp(row->noun, noun) != 0) ||
+            (verb != NULL && strcmp(row->verb, verb) != 0))
+            continue;
+        fprintf(out, "  cairn %s%s%s%s%s\n        %s\n", row->noun, row->verb[0] != 0 ? " " : "",
+                row->verb, row->arguments[0] != 0 ? " " : "", row->arguments, row->help);
+        used += (size_t)snprintf(takes + used, sizeof takes - used, "%s", row->takes);
+    }
+    print_options(out, takes);
+    fprintf(out,
+            "\nexit status: 0 done, 1 failed, 2 usage, 4 not found, 5 damaged data, 10 "
+            "unreachable,\n  11 busy, 12 not allowed, 13 another protocol, 124 timeout, 130 "
+            "interrupted; local: the command's;\n  of a check: 20 a shard is missing, 21 a job "
+            "waits, 22 snapshots, 23 degraded\n");
+}
+
+static void add_word(struct ctl *ctl, const char *word)
+{
+    const size_t length = strlen(ctl->words);
+    snprintf(ctl->words + length, sizeof ctl->words - length, "%s%.24s", length > 0 ? " " : "",
+             word);
+}
+
+/* Reads the options up to the next word of the line, and then this word. -1: continue; *word_out is NULL at
+ * the line's end. */
+static int next_word(struct ctl *ctl, const char **word_out)
+{
+    const int done = read_options(ctl, false);
+    if (done >= 0) return done;
+    *word_out = ctl->argc > 0 ? ctl->argv[0] : NULL;
+    if (*word_out != NULL) add_word(ctl, *word_out);
+    return -1;
+}
+
+static int refuse_words(struct ctl *ctl, const char *noun, const char *verb)
+{
+    const bool is_noun = noun != NULL && find_row_of(ctl, noun, NULL) != NULL;
+    if (ctl->help && (noun == NULL || is_noun)) {
+        print_usage(stdout, ctl, noun, NULL);
+        return 0;
+    }
+    if (noun == NULL) {
+        print_usage(stderr, ctl, NULL, NULL);
+        return 2;
+    }
+    if (!is_noun || verb != NULL)
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "there is no subcommand \"%s%s%s\"; see cairn %s%s--help", noun,
+                        verb != NULL && is_noun ? " " : "", verb != NULL && is_noun ? verb : "",
+                        is_noun ? noun : "", is_noun ? " " : "");
+    return ctl_usage_fail(ctl, "cairn %s needs a verb", noun);
+}
+
+/* Reads the words that name the command, up to its arguments. -1: continue. */
+static int read_words(struct ctl *ctl)
+{
+    const char *noun = ctl->program->noun, *verb = NULL;
+    char **const line = ctl->argv;
+    int done = -1;
+    if (noun == NULL)
+        done = next_word(ctl, &noun);
+    else
+        add_word(ctl, noun);
+    if (done >= 0) return done;
+    ctl->noun_at = ctl->argv - line;
+    ctl->row = noun != NULL ? find_row_of(ctl, noun, "") : NULL;
+    if (ctl->row == NULL && noun != NULL && find_row_of(ctl, noun, NULL) != NULL) {
+        done = next_word(ctl, &verb);
+        if (done >= 0) return done;
+        ctl->row = verb != NULL ? find_row_of(ctl, noun, verb) : NULL;
+    }
+    return ctl->row != NULL ? -1 : refuse_words(ctl, noun, verb);
+}
+
+/* Parses the line into a command and its arguments. -1: continue. */
+static int parse_line(struct ctl *ctl)
+{
+    int done = read_words(ctl);
+    if (done >= 0) return done;
+    const struct ctl_row *row = ctl->row;
+    done = read_options(ctl, row->max_args != CTL_ANY_ARGS); // a command has its own options
+    if (done >= 0) return done;
+    if (ctl->help) {
+        print_usage(stdout, ctl, row->noun, row->verb);
+        return 0;
+    }
+    done = check_options(ctl, row->takes);
+    if (done >= 0) return done;
+    if (ctl->argc >= row->min_args && ctl->argc <= row->max_args) return -1;
+    return ctl_usage_fail(ctl, "usage: cairn %s%s%s", ctl->words, row->arguments[0] != 0 ? " " : "",
+                          row->arguments);
+}
+
+/* ==== the command ==== */
+
+/* Becomes the program that runs the commands of this noun. The program reads the line once more. */
+static int become_program(const struct ctl *ctl)
+{
+    char name[32], path[PATH_MAX];
+    struct sentence why = { "" };
+    char **line = ctl->line;
+    snprintf(name, sizeof name, "cairn-%s", ctl->row->noun);
+    if (!local_find_program(name, path, &why)) return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why.text);
+    for (char **at = line + ctl->noun_at; *at != NULL; at++) at[0] = at[1];
+    line[0] = name;
+    execv(path, line);
+    return ctl_fail(CAIRN_ERR_IO, "%s: %s", path, strerror(errno));
+}
+
+static int run_row(struct ctl *ctl)
+{
+    const struct ctl_row *row = ctl->row;
+    if (row->question != NULL) return ctl_ask(ctl, row->question);
+    if (row->run != NULL) return row->run(ctl);
+    return ctl->program->run != NULL ? ctl->program->run(ctl) : become_program(ctl);
+}
+
+/* Finds the coordinator that the line or the environment names. -1: continue. */
+static int find_endpoint(struct ctl *ctl)
+{
+    static struct env_report env;
+    const struct env_input input = { .get = env_get,
+                                     .given[CAIRN_ENV_ENDPOINT] = { ctl->endpoint, "--endpoint" } };
+    struct sentence why;
+    const cairn_status status = env_find(&input, CAIRN_ENV_ENDPOINT, &env, &why);
+    if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
+    ctl->endpoint = env.values[CAIRN_ENV_ENDPOINT].text;
+    return -1;
+}
+
+int ctl_main(int argc, char **argv, const struct ctl_program *program)
+{
+    static struct ctl ctl;
+    ctl = (struct ctl) { .argc = argc, .argv = argv, .program = program };
+    ctl.line = calloc((size_t)argc + 1, sizeof *ctl.line); // reading the line moves its words
+    if (ctl.line == NULL) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    memcpy(ctl.line, argv, (size_t)argc * sizeof *argv);
+    int done = parse_line(&ctl);
+    if (done < 0 && takes_kind(ctl.row->takes, "timeout")) done = find_endpoint(&ctl);
+    const bool repeats = ctl.watch && ctl.row != NULL && takes_kind(ctl.row->takes, "watch");
+    if (done < 0) done = repeats ? ctl_watch(&ctl, run_row) : run_row(&ctl);
+    free(ctl.line);
+    return done;
+}
+
+/* ==== benches ==== */
+
+/* cairn-bench (bench/bench.h) runs them; cairn has their usage. */
+
+#define BENCHES "output seconds "
+
+const struct ctl_row ctl_bench_rows[] = {
+    { "bench", "update", "",
+      "the shard's arithmetic (fold of 2 workers, norm, AdamW, publish) against the speed of "
+      "memory; parts of it with --only; on a device with --backend cuda",
+      0, 0, BENCHES "params threads wire only backend ", CTL_RUN(NULL) },
+    { "bench", "layout", "", "the planner, as a process of its own, against 1 s and 1 GiB", 0, 0,
+      BENCHES "params shards tensors ", CTL_RUN(NULL) },
+    { "bench", "latency", "",
+      "an empty step of a tiny model and its parts, in a cluster of its own or in yours, against "
+      "raw TCP",
+      0, 0, BENCHES "endpoint shards workers ", CTL_RUN(NULL) },
+    { "bench", "fabric", "",
+      "pushes and fetches between two processes, as the fabric moves them, against raw UCX or "
+      "memcpy",
+      0, 0, BENCHES "way chunk ", CTL_RUN(NULL) },
+    { "bench", "step", "",
+      "a step of worker processes: push, update, fetch; in a cluster of its own or in yours, "
+      "against memcpy",
+      0, 0,
+      BENCHES "endpoint shards workers params tensors threads wire way timeline backend memory ",
+      CTL_RUN(NULL) },
+    { "bench", "tensors", "",
+      "a step of many small tensors, in a cluster of its own or in yours, against the step of one "
+      "tensor of as many bytes",
+      0, 0, BENCHES "endpoint shards workers params tensors wire way ", CTL_RUN(NULL) },
+    { "bench", "open", "",
+      "the longest step of a small job while one of very many tensors is opened, against its "
+      "longest step at rest",
+      0, 0, BENCHES "shards tensors ", CTL_RUN(NULL) },
+    { "bench", "reshard", "[--from N] [--to N]",
+      "a job moves from so many shards to so many, at rest against memcpy, and while it trains", 0,
+      0, BENCHES "params tensors threads wire from-to ", CTL_RUN(NULL) },
+    { "bench", "snapshot", "--dir FOLDER",
+      "a snapshot, its restore, and what training feels of it, against the raw rate of the disk "
+      "and torch.save",
+      0, 0, BENCHES "dir shards workers params tensors only ", CTL_RUN(NULL) },
+    { "bench", "map", "",
+      "one tensor over all shards, mapped where they published it and read, in a cluster of its "
+      "own or in yours, against memcpy",
+      0, 0, BENCHES "endpoint shards params wire way ", CTL_RUN(NULL) },
+    { .noun = NULL },
+};

@@ -613,7 +613,7 @@ cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessa
     struct admin admin = {
         .endpoint = ctl->endpoint,
         .name = name,
-        .build = ctl->build,
+        .build = ctl->program->build,
         .advice = ", is --endpoint or CAIRN_ENDPOINT right? (without them it is looked for in "
                   "$XDG_RUNTIME_DIR/cairn and /run/cairn)",
         .timeout_ms = ctl->timeout_ms,
@@ -753,7 +753,7 @@ static void print_table(const struct ctl *ctl, const struct env_report *report)
     ctl_table_close(table, ctl);
 }
 
-int ctl_env(struct ctl *ctl)
+static int run_env(struct ctl *ctl)
 {
     const struct env_input input = { .get = env_get,
                                      .given[CAIRN_ENV_ENDPOINT] = { ctl->endpoint, "--endpoint" } };
@@ -819,7 +819,7 @@ static int print_json_capabilities(const struct capability *rows, size_t count)
     return ctl_print_json(json_pack("{s:o}", "capabilities", list));
 }
 
-int ctl_capabilities(struct ctl *ctl)
+static int run_capabilities(struct ctl *ctl)
 {
     static const char *const headers[] = { "FIELD", "VALUE", "NAME", "SUPPORTED" };
     size_t count;
@@ -838,3 +838,14 @@ int ctl_capabilities(struct ctl *ctl)
     ctl_table_close(table, ctl);
     return 0;
 }
+
+/* ==== commands ==== */
+
+const struct ctl_row ctl_env_rows[] = {
+    { "env", "", "", "what the environment says of this process, and which variable says it", 0, 0,
+      "endpoint output no-headers ", CTL_RUN(run_env) },
+    { "capabilities", "", "",
+      "what a job may ask for: every choice of its spec, and whether this version supports it", 0,
+      0, "output no-headers ", CTL_RUN(run_capabilities) },
+    { .noun = NULL },
+};

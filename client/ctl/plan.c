@@ -469,9 +469,23 @@ static int show_top(struct ctl *ctl)
     return 0;
 }
 
-int ctl_job_top(struct ctl *ctl)
+static int run_job_top(struct ctl *ctl)
 {
     if (ctl->json || ctl->once) return show_top(ctl);
     if (ctl->every_s == 0) ctl->every_s = 1;
     return ctl_watch(ctl, show_top);
 }
+
+/* ==== commands ==== */
+
+const struct ctl_row ctl_plan_rows[] = {
+    { "job", "top", "JOB [--every SECONDS] [--once]",
+      "where the last steps went: each worker's and shard's time by phase, and who is slow", 1, 1,
+      CTL_ASKS "no-headers every ", CTL_RUN(run_job_top) },
+    { "job", "plan",
+      "SPEC|JOB [--shards N] [--workers N] [--stage N] [--wire f32|bf16] [--backend host|cuda "
+      "[--offload X]]",
+      "how much memory a job takes on its shards, by kind; a file or folder needs no coordinator",
+      1, 1, CTL_ASKS "no-headers shards workers plan ", CTL_RUN(ctl_job_plan) },
+    { .noun = NULL },
+};

@@ -335,17 +335,17 @@ static int check_canceled(const Cairn__ReshardTold *told)
     return ctl_fail(CAIRN_ERR_NOT_FOUND, "no re-sharding is under way: there is nothing to cancel");
 }
 
-int ctl_reshard_plan(struct ctl *ctl)
+static int run_reshard_plan(struct ctl *ctl)
 {
     return ask_and_show(ctl, CAIRN_RESHARD_PLAN, print_plans, say_ends);
 }
 
-int ctl_reshard_status(struct ctl *ctl)
+static int run_reshard_status(struct ctl *ctl)
 {
     return ask_and_show(ctl, CAIRN_RESHARD_STATUS, reshard_list, NULL);
 }
 
-int ctl_reshard_cancel(struct ctl *ctl)
+static int run_reshard_cancel(struct ctl *ctl)
 {
     return ask_and_show(ctl, CAIRN_RESHARD_CANCEL, print_canceled, check_canceled);
 }
@@ -386,7 +386,7 @@ static int show_plan(struct ctl *ctl, struct question *q)
     return -1;
 }
 
-int ctl_reshard_apply(struct ctl *ctl)
+static int run_reshard_apply(struct ctl *ctl)
 {
     struct question q;
     ProtobufCMessage *begun, *ended;
@@ -422,8 +422,32 @@ static void print_drained(struct ctl *ctl, const void *reply)
     ctl_line("drained", "%s, which ends and is forgotten", ctl->argv[0]);
 }
 
-const struct ctl_question ctl_member_drain = CTL_QUESTION(
+static const struct ctl_question member_drain_question = CTL_QUESTION(
     MEMBER_DRAIN, member_drain, "name=@0 wait=1", DONE, .timeout_ms = DRAIN_TIMEOUT_MS,
     .farewell = "\ncairn: the drain goes on: `cairn reshard status` says how far it is, `cairn "
                 "reshard cancel --all` ends it\n",
     .print = print_drained, .fields = "drained=@0");
+
+/* ==== commands ==== */
+
+#define RESHARDS CTL_ASKS "no-headers shards all reshard "
+
+const struct ctl_row ctl_reshard_rows[] = {
+    { "member", "drain", "NAME",
+      "move all that a shard holds to the others while jobs train; then it ends, and is forgotten",
+      1, 1, CTL_ASKS "quiet ", CTL_ASK(member_drain_question) },
+    { "reshard", "plan",
+      "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]...",
+      "what would move from where to where, how long it would take, and what a step would feel", 0,
+      1, RESHARDS, CTL_RUN(run_reshard_plan) },
+    { "reshard", "apply",
+      "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]... [--pause P%]",
+      "spread a job over other shards while it trains, and wait for the end", 0, 1,
+      RESHARDS "quiet pause ", CTL_RUN(run_reshard_apply) },
+    { "reshard", "status", "[JOB]", "how far the move is, or how the last ended", 0, 1,
+      CTL_ASKS "no-headers watch ", CTL_RUN(run_reshard_status) },
+    { "reshard", "cancel", "JOB|--all",
+      "end the move after the current slice: what has moved stays where it is", 0, 1,
+      CTL_ASKS "quiet all ", CTL_RUN(run_reshard_cancel) },
+    { .noun = NULL },
+};

@@ -49,8 +49,8 @@ static cairn_status ask_keys(struct ctl *ctl, ProtobufCMessage **reply_out)
     return ctl_call(ctl, CAIRN_MSG_KEYS_GET, &get.base, CAIRN_MSG_KEYS, reply_out);
 }
 
-const struct ctl_question ctl_key_list = CTL_QUESTION(KEYS_GET, keys_get, "", KEYS,
-                                                      .print = print_keys);
+static const struct ctl_question key_list_question = CTL_QUESTION(KEYS_GET, keys_get, "", KEYS,
+                                                                  .print = print_keys);
 
 static int print_own(const struct ctl *ctl, const Cairn__Key *key)
 {
@@ -65,7 +65,7 @@ static int print_own(const struct ctl *ctl, const Cairn__Key *key)
     return 0;
 }
 
-int ctl_key_show(struct ctl *ctl)
+static int run_key_show(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
     const cairn_status called = ask_keys(ctl, &reply);
@@ -133,7 +133,7 @@ static int change_trust(struct ctl *ctl, char *key, bool untrust)
     return ctl_ask_by(ctl, &question, &trust);
 }
 
-int ctl_key_trust(struct ctl *ctl)
+static int run_key_trust(struct ctl *ctl)
 {
     char line[CAIRN_KEY_LINE_BYTES];
     struct public_key key;
@@ -143,7 +143,7 @@ int ctl_key_trust(struct ctl *ctl)
     return change_trust(ctl, line, false);
 }
 
-int ctl_key_untrust(struct ctl *ctl)
+static int run_key_untrust(struct ctl *ctl)
 {
     return change_trust(ctl, ctl->argv[0], true);
 }
@@ -244,7 +244,7 @@ static int restore_it(struct ctl *ctl, Cairn__SnapshotRestore *restore)
     return 0;
 }
 
-int ctl_snapshot_restore(struct ctl *ctl)
+static int run_snapshot_restore(struct ctl *ctl)
 {
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     char path[PATH_MAX], latest[CAIRN_SNAPSHOT_ID_BYTES];
@@ -285,7 +285,7 @@ static int find_from(struct ctl *ctl, char folder_out[static PATH_MAX])
     return ctl_place_ask(ctl, job, slash + 1, folder_out);
 }
 
-int ctl_job_create(struct ctl *ctl)
+static int run_job_create(struct ctl *ctl)
 {
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     Cairn__SnapshotStatus *plan;
@@ -470,7 +470,7 @@ static int verify(struct verification *v, const char *folder, struct snapshot *s
     return v->damage_count == 0 ? 0 : status_exit((int)CAIRN_ERR_CHECKSUM);
 }
 
-int ctl_snapshot_verify(struct ctl *ctl)
+static int run_snapshot_verify(struct ctl *ctl)
 {
     struct verification v = { .ctl = ctl };
     struct snapshot snapshot;
@@ -491,3 +491,33 @@ int ctl_snapshot_verify(struct ctl *ctl)
     snapshot_close(&snapshot);
     return done;
 }
+
+/* ==== commands ==== */
+
+const struct ctl_row ctl_restore_rows[] = {
+    { "key", "show", "",
+      "the public key for the signatures of this cluster's snapshots, as minisign prints it", 0, 0,
+      CTL_ASKS "quiet ", CTL_RUN(run_key_show) },
+    { "key", "list", "", "the keys whose signatures of snapshots are trusted", 0, 0,
+      CTL_ASKS "no-headers ", CTL_ASK(key_list_question) },
+    { "key", "trust", "FILE|KEY",
+      "trust snapshots that another cluster signed: give what `cairn key show` prints there", 1, 1,
+      CTL_ASKS "no-headers quiet ", CTL_RUN(run_key_trust) },
+    { "key", "untrust", "ID|KEY", "trust that key no more", 1, 1, CTL_ASKS "no-headers quiet ",
+      CTL_RUN(run_key_untrust) },
+    { "job", "create", "[NAME] --from JOB/ID|FOLDER [--set KEY=VALUE]... [--dry-run] [--yes]",
+      "a job out of a snapshot, over the shards there are, with other terms where --set says so; "
+      "asks before it replaces one",
+      0, 1, CTL_ASKS "set quiet create yes trust no-headers ", CTL_RUN(run_job_create) },
+    { "snapshot", "verify",
+      "JOB ID | --path FOLDER [--quick | --read-data-subset P%] [--key FILE|KEY]",
+      "read a snapshot past the page cache, and compare it with its checksums and its signature", 0,
+      2, CTL_ASKS "quiet place verify ", CTL_RUN(run_snapshot_verify) },
+    { "snapshot", "restore",
+      "JOB ID|latest | --path FOLDER [--job NAME] [--yes] [--fallback] [--allow-unsigned] "
+      "[--allow-untrusted]",
+      "load a snapshot into a new generation, over the shards there are; asks before it replaces a "
+      "job",
+      0, 2, CTL_ASKS "quiet restore yes trust ", CTL_RUN(run_snapshot_restore) },
+    { .noun = NULL },
+};

@@ -146,7 +146,7 @@ static json_t *created_json(struct ctl *ctl, const void *reply)
     return ctl_json(reply);
 }
 
-const struct ctl_question ctl_snapshot_create = CTL_QUESTION(
+static const struct ctl_question snapshot_create_question = CTL_QUESTION(
     SNAPSHOT_CREATE, snapshot_create, "job=@0 wait=@wait", SNAPSHOT_STATUS,
     .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .awaits = true, .print = print_snapshot,
     .is_quiet_too = true, .json = created_json);
@@ -172,7 +172,7 @@ static void print_canceled(struct ctl *ctl, const void *reply)
              canceled->id[0] != '\0' ? " " : "", canceled->job);
 }
 
-const struct ctl_question ctl_snapshot_cancel = CTL_QUESTION(
+static const struct ctl_question snapshot_cancel_question = CTL_QUESTION(
     SNAPSHOT_CANCEL, snapshot_cancel, "job=@0 id=@1", SNAPSHOT_CANCELED, .awaits = true,
     .print = print_canceled, .json = canceled_json);
 
@@ -258,7 +258,7 @@ static void print_list(struct ctl *ctl, const void *reply)
     say_unread(list);
 }
 
-const struct ctl_question ctl_snapshot_list = CTL_QUESTION(
+static const struct ctl_question snapshot_list_question = CTL_QUESTION(
     SNAPSHOT_LIST_GET, snapshot_list_get, "job=@0", SNAPSHOT_LIST, .print = print_list,
     .is_quiet_too = true, .json = list_json);
 
@@ -272,7 +272,7 @@ static void print_removed(struct ctl *ctl, const void *reply)
     ctl_line("size", "%s in %u files", ctl_bytes(removed->bytes), removed->files);
 }
 
-const struct ctl_question ctl_snapshot_rm = CTL_QUESTION(
+static const struct ctl_question snapshot_rm_question = CTL_QUESTION(
     SNAPSHOT_REMOVE, snapshot_remove, "job=@0 id=@1 force=@force", SNAPSHOT_REMOVED,
     .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .confirm = "The snapshot's files",
     .print = print_removed);
@@ -334,7 +334,7 @@ static void print_advice(struct ctl *ctl, const void *reply)
     ctl_line("set it by", "%s", advised_command(a));
 }
 
-int ctl_snapshot_advise(struct ctl *ctl)
+static int run_snapshot_advise(struct ctl *ctl)
 {
     static const struct ctl_question question = { .type = CAIRN_MSG_SNAPSHOT_ADVISE,
                                                   .reply_type = CAIRN_MSG_SNAPSHOT_ADVICE,
@@ -378,7 +378,7 @@ static void print_pruned(struct ctl *ctl, const void *reply)
         if (pruned->fates[i]->goes) printf("%s\n", pruned->fates[i]->id);
 }
 
-int ctl_snapshot_prune(struct ctl *ctl)
+static int run_snapshot_prune(struct ctl *ctl)
 {
     static const struct ctl_question question = { .type = CAIRN_MSG_SNAPSHOT_PRUNE,
                                                   .reply_type = CAIRN_MSG_SNAPSHOT_PRUNED,
@@ -406,6 +406,33 @@ static void print_tagged(struct ctl *ctl, const void *reply)
              tagged->name);
 }
 
-const struct ctl_question ctl_snapshot_tag = CTL_QUESTION(
+static const struct ctl_question snapshot_tag_question = CTL_QUESTION(
     SNAPSHOT_TAG, snapshot_tag, "job=@0 id=@1 name=@2 remove=@delete", SNAPSHOT_TAGGED,
     .print = print_tagged, .fields = "job id tag=name deleted=@delete");
+
+/* ==== commands ==== */
+
+const struct ctl_row ctl_snapshot_rows[] = {
+    { "snapshot", "create", "JOB [--wait]", "take a snapshot while training goes on", 1, 1,
+      CTL_ASKS "quiet wait ", CTL_ASK(snapshot_create_question) },
+    { "snapshot", "cancel", "JOB [ID]",
+      "give up the snapshot or digest that is being taken; what was written of it is removed", 1, 2,
+      CTL_ASKS "quiet ", CTL_ASK(snapshot_cancel_question) },
+    { "snapshot", "list", "[JOB]", "committed snapshots, the newest first", 0, 1, CTL_LISTS,
+      CTL_ASK(snapshot_list_question) },
+    { "snapshot", "rm", "JOB ID [--yes] [--force]", "remove a snapshot, for good", 2, 2,
+      CTL_ASKS "quiet yes rm ", CTL_ASK(snapshot_rm_question) },
+    { "snapshot", "tag", "JOB ID NAME [--delete]",
+      "name a snapshot: it stays until the tag is off; a tag of another snapshot moves here", 3, 3,
+      CTL_ASKS "quiet delete ", CTL_ASK(snapshot_tag_question) },
+    { "snapshot", "prune",
+      "JOB [--dry-run] [--keep-last N] [--keep-every N] [--keep-within TIME] [--max-bytes N]",
+      "remove periodic snapshots that no rule keeps (the job's, or those given), and what a crash "
+      "left; says of each why",
+      1, 1, CTL_ASKS "no-headers quiet keeping ", CTL_RUN(run_snapshot_prune) },
+    { "snapshot", "advise", "JOB [--mtbf TIME]",
+      "how often to take snapshots, from what they cost and how often something fails (Young's "
+      "rule)",
+      1, 1, CTL_ASKS "mtbf ", CTL_RUN(run_snapshot_advise) },
+    { .noun = NULL },
+};

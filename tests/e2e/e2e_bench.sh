@@ -55,6 +55,17 @@ PYTHONPATH=$disk timeout -s INT 1 "$cairn" bench snapshot --dir "$disk/here" --p
 [ -z "$(ls "$disk/here")" ] || fail "the bench of snapshots leaves $(ls "$disk/here")"
 [ -z "$(pgrep -P $$ cairn)" ] || fail "a process of the bench is left"
 
+# The program that measures is one of its own.
+mkdir "$disk/alone"
+cp "$cairn" "$disk/alone/cairn"
+status=0
+PATH=/nonexistent "$disk/alone/cairn" bench layout 2>"$disk/said" || status=$?
+[ "$status" -eq 4 ] || fail "without cairn-bench: exit status $status, not 4"
+grep -q 'there is no cairn-bench beside this program' "$disk/said" || fail "without it: $(cat "$disk/said")"
+PATH=$1 "$disk/alone/cairn" bench layout --params 1G --shards 10 --tensors 100 --seconds 0.01 >"$disk/said" ||
+    fail "cairn-bench of PATH does not run"
+[ "$("$1/cairn-bench" --help)" = "$("$cairn" bench --help)" ] || fail "cairn-bench has another usage"
+
 refuses snapshot
 refuses snapshot --dir "$disk/nowhere"
 refuses snapshot --dir "$disk" --only speed

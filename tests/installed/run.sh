@@ -14,6 +14,10 @@ header=$(find "$tmp" -name cairn.h)
 library=$(find "$tmp" -name libcairn.so)
 pc=$(find "$tmp" -name cairn.pc)
 
+for program in cairn cairn-bench cairn-coordinator cairn-shard; do
+    [ -n "$(find "$tmp" -path "*/bin/$program")" ] || fail "$program is not installed"
+done
+
 grep -oE 'cairn_[a-z_]+\(' "$header" | tr -d '(' | sort -u >"$tmp/declared"
 nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sed 's/@.*//' | sort -u >"$tmp/exported"
 grep -E 'CAIRN_EXPORT' -A1 "$header" | grep -oE 'cairn_[a-z_]+\(' | tr -d '(' | sort -u >"$tmp/promised"

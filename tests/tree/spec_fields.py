@@ -216,7 +216,7 @@ def of_readme(table, _):
 
 PARTS = {"proto/wire/control.proto": of_proto, "client/include/cairn.h": of_header,
          "client/python/cairn/_c.py": of_mirror, "client/python/cairn/spec.py": of_python,
-         "client/ctl/options.c": of_options, "client/ctl/main.c": of_usage, "client/README.md": of_readme}
+         "client/ctl/options.c": of_options, "client/ctl/job.c": of_usage, "client/README.md": of_readme}
 
 
 def main(root, check):

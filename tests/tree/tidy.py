@@ -55,8 +55,8 @@ ROOMS = {
     "server/coordinator/": ["server/core/", "server/base/", "gpu/", "proto/"],
     "client/": ["proto/", "client/device."],
     "client/device.": ["proto/", "client/", "gpu/cuda/driver.h"],
-    "client/ctl/": ["proto/", "client/include/", "client/env.h", "client/admin.h", "client/ctl/bench/bench.h",
-                    "server/shard/need.h", "server/core/decision.h"],
+    "client/ctl/": ["proto/", "client/include/", "client/env.h", "client/admin.h", "server/shard/need.h",
+                    "server/core/decision.h"],
     "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "client/ctl/ctl.h"],
     "client/examples/": ["client/include/"],
 }

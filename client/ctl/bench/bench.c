@@ -10,6 +10,10 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 
@@ -43,14 +47,23 @@ static bool write_all(int fd, const void *data, size_t bytes)
     return written == (ssize_t)bytes;
 }
 
-bool bench_worker_next(const struct bench_worker *worker, struct bench_order *order_out)
-{
-    return read_all(worker->orders_fd, order_out, sizeof *order_out);
-}
-
 bool bench_worker_report(const struct bench_worker *worker, const struct bench_report *report)
 {
     return write_all(worker->reports_fd, report, sizeof *report);
+}
+
+int bench_serve(const struct bench_worker *worker, struct bench_member *member,
+                bool (*obey)(void *own, const struct bench_order *order,
+                             struct bench_report *report),
+                void *own)
+{
+    struct bench_order order;
+    struct bench_report report = { { 0 } };
+    while (bench_worker_report(worker, &report) &&
+           read_all(worker->orders_fd, &order, sizeof order))
+        if (!obey(own, &order, &report)) return 1;
+    cairn_close(member->session);
+    return 0;
 }
 
 /* ---- the bench's end of the pipes ---- */
@@ -61,29 +74,29 @@ bool bench_is_interrupted(struct local *local)
     return (number != 0 && number != SIGCHLD) || local_daemons_reap(local) > 0;
 }
 
-static bool await_report(struct bench_crew *crew, uint32_t i, struct bench_report *out)
+static bool await_report(const struct bench *b, uint32_t i, struct bench_report *out)
 {
-    struct pollfd wait = { .fd = crew->reports_fds[i], .events = POLLIN };
+    struct pollfd wait = { .fd = b->crew.reports_fds[i], .events = POLLIN };
     while (poll(&wait, 1, TURN_MS) <= 0)
-        if (bench_is_interrupted(crew->local)) return false;
-    return read_all(crew->reports_fds[i], out, sizeof *out);
+        if (bench_is_interrupted(b->local)) return false;
+    return read_all(b->crew.reports_fds[i], out, sizeof *out);
 }
 
-static bool start_one(struct bench_crew *crew, int (*run)(const struct bench_worker *worker),
-                      const void *plan, uint32_t world)
+static bool start_one(struct bench *b, int (*run)(const struct bench_worker *worker))
 {
     int orders[2], reports[2];
+    struct bench_crew *crew = &b->crew;
     const uint32_t i = crew->count;
     if (pipe2(orders, O_CLOEXEC) != 0) return false;
     if (pipe2(reports, O_CLOEXEC) != 0) {
         close(orders[0]), close(orders[1]);
         return false;
     }
-    const pid_t pid = local_fork(crew->local);
+    const pid_t pid = local_fork(b->local);
     if (pid == 0) {
         for (uint32_t k = 0; k < i; k++) close(crew->orders_fds[k]), close(crew->reports_fds[k]);
         close(orders[1]), close(reports[0]);
-        const struct bench_worker worker = { i, world, orders[0], reports[1], plan };
+        const struct bench_worker worker = { i, b->workers, orders[0], reports[1], b };
         _exit(run(&worker));
     }
     close(orders[0]), close(reports[1]);
@@ -98,30 +111,36 @@ static bool start_one(struct bench_crew *crew, int (*run)(const struct bench_wor
     return true;
 }
 
-bool bench_crew_start(struct bench_crew *crew, struct local *local, uint32_t count,
-                      int (*run)(const struct bench_worker *worker), const void *plan)
+bool bench_crew_start(struct bench *b, int (*run)(const struct bench_worker *worker))
 {
-    *crew = (struct bench_crew) { .local = local };
-    while (crew->count < count)
-        if (!start_one(crew, run, plan, count)) return false;
-    struct bench_report report;
-    for (uint32_t i = 0; i < count; i++)
-        if (!await_report(crew, i, &report)) return false;
+    while (b->crew.count < b->workers)
+        if (!start_one(b, run)) return false;
+    for (uint32_t i = 0; i < b->workers; i++)
+        if (!await_report(b, i, &b->crew.reports[i])) return false;
     return true;
 }
 
-bool bench_crew_do(struct bench_crew *crew, struct bench_order order,
-                   struct bench_report *reports_out)
+double bench_order(struct bench *b, uint32_t word, uint32_t count)
 {
-    for (uint32_t i = 0; i < crew->count; i++)
-        if (!write_all(crew->orders_fds[i], &order, sizeof order)) return false;
-    for (uint32_t i = 0; i < crew->count; i++)
-        if (!await_report(crew, i, &reports_out[i])) return false;
-    return true;
+    const struct bench_order order = { word, count };
+    for (uint32_t i = 0; i < b->crew.count; i++)
+        if (!write_all(b->crew.orders_fds[i], &order, sizeof order)) return 0;
+    for (uint32_t i = 0; i < b->crew.count; i++)
+        if (!await_report(b, i, &b->crew.reports[i])) return 0;
+    return bench_most(b, 0);
 }
 
-void bench_crew_stop(struct bench_crew *crew)
+double bench_most(const struct bench *b, int figure)
 {
+    double most = 0;
+    for (uint32_t i = 0; i < b->crew.count; i++)
+        if (b->crew.reports[i].figures[figure] > most) most = b->crew.reports[i].figures[figure];
+    return most;
+}
+
+void bench_crew_stop(struct bench *b)
+{
+    struct bench_crew *crew = &b->crew;
     for (uint32_t i = 0; i < crew->count; i++) close(crew->orders_fds[i]);
     for (uint32_t i = 0; i < crew->count; i++) {
         struct pollfd wait = { .fd = crew->reports_fds[i] }; // the end shows as a hang-up
@@ -130,6 +149,22 @@ void bench_crew_stop(struct bench_crew *crew)
         while (waitpid(crew->pids[i], NULL, 0) < 0 && errno == EINTR) {}
     }
     crew->count = 0;
+}
+
+/* ---- figures of every run ---- */
+
+double bench_series_run(struct bench *b, uint32_t word, struct bench_series *series)
+{
+    const double all = bench_order(b, word, 1);
+    if (!(all > 0) || series->count > BENCH_RUNS_MAX) return all;
+    for (int f = 0; f < BENCH_FIGURES; f++) series->values[f][series->count] = bench_most(b, f);
+    series->count++;
+    return all;
+}
+
+double bench_series_median(struct bench_series *series, int figure)
+{
+    return bench_spread_of(series->values[figure] + 1, series->count - 1).median;
 }
 
 /* ==== machine ==== */
@@ -270,6 +305,26 @@ bool bench_member_open(struct bench_member *member, const struct bench_model *mo
     return bench_is_ok(status) && bench_member_join(member, model, worker);
 }
 
+bool bench_step_run(struct bench_step *s, struct bench_report *report)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    s->round = (struct cairn_round) { .struct_size = sizeof s->round };
+    s->at[0] = bench_now();
+    cairn_status status = cairn_round_begin(s->job, BENCH_CALL_MS, &s->round);
+    if (status == CAIRN_OK) status = s->push(s->own, &s->round);
+    s->at[1] = bench_now();
+    if (status == CAIRN_OK)
+        status = cairn_commit(s->job, &s->round, s->micros, NULL, 0, BENCH_CALL_MS, &result);
+    s->at[2] = bench_now();
+    if (status == CAIRN_OK) status = s->fetch(s->own, result.version);
+    s->at[3] = bench_now();
+    report->figures[BENCH_FIGURE_ALL] = s->at[3] - s->at[0];
+    report->figures[BENCH_FIGURE_PUSH] = s->at[1] - s->at[0];
+    report->figures[BENCH_FIGURE_COMMIT] = s->at[2] - s->at[1];
+    report->figures[BENCH_FIGURE_FETCH] = s->at[3] - s->at[2];
+    return bench_is_ok(status);
+}
+
 /* ==== checks ==== */
 
 int bench_check(const struct ctl *ctl, uint32_t workers, uint32_t tensors)
@@ -292,12 +347,43 @@ int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewe
                     ctl_bytes(needed_bytes), what, ctl_bytes(there), fewer);
 }
 
-double bench_greatest(const struct bench_report *reports, uint32_t count, int figure)
+void *bench_share(size_t bytes)
 {
-    double value = 0;
-    for (uint32_t i = 0; i < count; i++)
-        if (reports[i].figures[figure] > value) value = reports[i].figures[figure];
-    return value;
+    void *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared != MAP_FAILED) return shared;
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    return NULL;
+}
+
+int bench_listen(uint16_t *port)
+{
+    struct sockaddr_in here = { .sin_family = AF_INET,
+                                .sin_port = htons(*port),
+                                .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    socklen_t bytes = sizeof here;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&here, bytes) == 0 && listen(fd, 1) == 0 &&
+        getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) {
+        *port = ntohs(here.sin_port);
+        return fd;
+    }
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+bool bench_connect_self(int ends[static 2])
+{
+    struct sockaddr_in there = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    uint16_t port = 0;
+    const int listener = bench_listen(&port);
+    ends[0] = ends[1] = -1;
+    if (listener < 0) return false;
+    there.sin_port = htons(port);
+    ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (ends[0] >= 0 && connect(ends[0], (struct sockaddr *)&there, sizeof there) == 0)
+        ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    close(listener);
+    return ends[1] >= 0;
 }
 
 /* ==== result ==== */
@@ -342,7 +428,7 @@ struct bench_spread bench_spread_of(double *values, uint32_t count)
 }
 
 /* Runs the subject and the reference once. False: one of them failed. */
-static bool run_pair(bool less_is_better, bench_fn subject, bench_fn reference, void *context,
+static bool run_pair(bool less_is_better, bench_fn *subject, bench_fn *reference, void *context,
                      struct runs *runs)
 {
     const double value = subject(context);
@@ -355,8 +441,8 @@ static bool run_pair(bool less_is_better, bench_fn subject, bench_fn reference, 
     return true;
 }
 
-int bench_alternate(struct bench_result *result, double seconds, bench_fn subject,
-                    bench_fn reference, void *context)
+int bench_alternate(struct bench_result *result, double seconds, bench_fn *subject,
+                    bench_fn *reference, void *context)
 {
     static struct runs runs;
     if (!(seconds > 0)) seconds = SECONDS_DEFAULT;
@@ -385,16 +471,17 @@ static void set_spread(json_t *object, const char *name, const struct bench_spre
     json_object_set_new(object, key, json_real(spread->max));
 }
 
-static int print_json(const struct bench_result *result)
+static void print_json(const struct bench *b, const char *name)
 {
-    json_t *object = json_pack("{s:s, s:s, s:s, s:I, s:O, s:O, s:o}", "bench", result->bench,
-                               "unit", result->unit, "reference_name", result->reference_name,
-                               "runs", (json_int_t)result->runs, "params", result->params, "parts",
-                               result->parts, "machine", bench_machine());
+    const struct bench_result *result = &b->result;
+    json_t *object = json_pack("{s:s, s:s, s:s, s:I, s:O, s:O, s:o}", "bench", name, "unit",
+                               result->unit, "reference_name", result->reference_name, "runs",
+                               (json_int_t)result->runs, "params", b->params, "parts", b->parts,
+                               "machine", bench_machine());
     set_spread(object, "value", &result->value);
     set_spread(object, "reference", &result->reference);
     set_spread(object, "ratio", &result->ratio);
-    return ctl_print_json(object);
+    ctl_print_json(object);
 }
 
 /* Prints "name value" pairs on one line. */
@@ -418,30 +505,46 @@ static void print_spread(const char *name, const char *unit, const struct bench_
              spread->min, spread->max, note[0] != 0 ? ", " : "", note);
 }
 
-static void print_table(const struct bench_result *result)
+static void print_table(const struct bench *b, const char *name)
 {
+    const struct bench_result *result = &b->result;
     json_t *machine = bench_machine();
-    print_spread(result->bench, result->unit, &result->value, "");
+    print_spread(name, result->unit, &result->value, "");
     print_spread("reference", result->unit, &result->reference, result->reference_name);
     print_spread("ratio", "", &result->ratio, "");
     ctl_line("runs", "%u of each, by turns", result->runs);
-    print_object("parts", result->parts);
-    print_object("params", result->params);
+    print_object("parts", b->parts);
+    print_object("params", b->params);
     print_object("machine", machine);
     json_decref(machine);
 }
 
-int bench_print(struct bench_result *result, const struct ctl *ctl)
+/* Prints the result; a bench of one part only has that in its name. */
+static void print_result(const struct bench *b)
 {
-    if (result->params == NULL) result->params = json_object();
-    if (result->parts == NULL) result->parts = json_object();
-    if (ctl->json)
-        print_json(result);
-    else
-        print_table(result);
-    json_decref(result->params);
-    json_decref(result->parts);
-    return 0;
+    char name[48];
+    const char *only = b->ctl->bench.only;
+    snprintf(name, sizeof name, "%s%s%s", b->row->name, only != NULL ? "." : "",
+             only != NULL ? only : "");
+    (b->ctl->json ? print_json : print_table)(b, name);
+}
+
+void bench_add_parts(struct bench *b, const struct bench_figure *figures)
+{
+    for (; figures->name != NULL; figures++)
+        json_object_set_new(b->parts, figures->name, json_real(figures->value));
+}
+
+void bench_add_count(struct bench *b, const char *name, uint64_t count)
+{
+    json_object_set_new(b->parts, name, json_integer((json_int_t)count));
+}
+
+int bench_add_params(struct bench *b, json_t *more)
+{
+    json_object_update_missing(b->params, more);
+    json_decref(more);
+    return -1;
 }
 
 /* Processor time used by a process so far, in seconds: by all its threads, including those that have
@@ -542,4 +645,129 @@ bool bench_times_read(const struct local *local, int number, struct bench_times 
     *out = list;
     *count_out = count;
     return true;
+}
+
+/* ==== harness ==== */
+
+static const struct bench_row *const rows[] = {
+    &bench_update,  &bench_layout, &bench_latency, &bench_fabric,   &bench_step,
+    &bench_tensors, &bench_open,   &bench_reshard, &bench_snapshot, &bench_map,
+};
+
+/* Adds the row's parameters to the result. */
+static void tell_params(struct bench *b)
+{
+    const struct bench_model *model = &b->model;
+    const struct {
+        const char *name, *text;
+        uint64_t number;
+    } params[] = {
+        { "params", NULL, bench_model_params(model) },
+        { "tensors", NULL, model->tensors },
+        { "workers", NULL, b->workers },
+        { "shards", NULL, b->ctl->shards },
+        { "threads", NULL, b->ctl->bench.threads },
+        { "wire", bench_wire_name(model), 0 },
+        { "path", b->ctl->path != NULL ? b->ctl->path : "auto", 0 },
+    };
+    const char *told = b->row->params_told != NULL ? b->row->params_told : "";
+    for (size_t i = 0; i < sizeof params / sizeof *params; i++)
+        if (strstr(told, params[i].name) != NULL)
+            bench_add_params(
+                b, params[i].text != NULL
+                       ? json_pack("{s:s}", params[i].name, params[i].text)
+                       : json_pack("{s:I}", params[i].name, (json_int_t)params[i].number));
+}
+
+static int do_stage(bench_stage *stage, struct bench *b)
+{
+    return stage != NULL ? stage(b) : -1;
+}
+
+/* Makes the model out of the line and the row. -1: continue. */
+static int make_model(struct bench *b)
+{
+    const struct bench_row *row = b->row;
+    const struct ctl_bench *asked = &b->ctl->bench;
+    struct bench_model *model = &b->model;
+    if (b->ctl->shards == 0) b->ctl->shards = row->shards;
+    b->workers = asked->workers > 0 ? asked->workers : row->workers;
+    model->wire = asked->wire == NULL               ? row->wire
+                  : strcmp(asked->wire, "f32") == 0 ? CAIRN_F32
+                                                    : CAIRN_BF16;
+    snprintf(model->job, sizeof model->job, "bench.%s", row->name);
+    if (row->tensors > 0) {
+        model->tensors = asked->tensors > 0 ? asked->tensors : row->tensors;
+        bench_model_cut(model, asked->params > 0 ? asked->params : row->params);
+    }
+    return row->work != NULL ? bench_check(b->ctl, b->workers, model->tensors) : -1;
+}
+
+/* In the cluster, if the bench needs one. */
+static int measure(struct local *local, void *bench)
+{
+    struct bench *b = bench;
+    const struct bench_row *row = b->row;
+    b->local = local;
+    if (local != NULL && b->ctl->path != NULL) setenv("CAIRN_FABRIC", b->ctl->path, 1);
+    int done = do_stage(row->open, b);
+    if (done < 0 && row->work != NULL && !bench_crew_start(b, row->work)) done = 1;
+    if (done < 0) done = do_stage(row->begin, b);
+    if (done < 0 && row->run != NULL)
+        done = bench_alternate(&b->result, row->seconds > 0 ? row->seconds : b->ctl->bench.seconds,
+                               row->run, row->reference, b);
+    if (done < 0) done = do_stage(row->report, b);
+    bench_crew_stop(b);
+    return done;
+}
+
+static int measure_again(struct local *local, void *bench)
+{
+    struct bench *b = bench;
+    b->local = local;
+    const int done = bench_crew_start(b, b->row->work) ? b->row->again(b) : 1;
+    bench_crew_stop(b);
+    return done;
+}
+
+int bench_measure(void *bench)
+{
+    static struct local local;
+    struct bench *b = bench;
+    const struct bench_row *row = b->row;
+    b->result = (struct bench_result) { .unit = row->unit,
+                                        .reference_name = row->reference_name,
+                                        .less_is_better = row->less_is_better };
+    b->logs_rounds = row->logs_rounds;
+    int done = make_model(b);
+    if (done < 0) done = do_stage(row->prepare, b);
+    local.ctl = b->ctl;
+    local.is_debug = b->logs_rounds;
+    local.threads = b->ctl->bench.threads;
+    local.backend = b->ctl->bench.backend;
+    local.device = b->ctl->bench.device;
+    if (done < 0) done = row->in_cluster ? local_run(&local, measure, b) : measure(NULL, b);
+    local.is_debug = true;
+    if (done < 0 && row->again != NULL && b->ctl->endpoint == NULL)
+        done = local_run(&local, measure_again, b);
+    if (done < 0) tell_params(b);
+    if (row->close != NULL) row->close(b);
+    return done;
+}
+
+int bench_run(struct ctl *ctl)
+{
+    size_t i = 0;
+    while (strcmp(rows[i]->name, ctl->row->verb) != 0) i++; // each command is a row
+    struct bench *b = calloc(1, rows[i]->bytes);
+    if (b == NULL) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    *b = (struct bench) {
+        .row = rows[i], .ctl = ctl, .params = json_object(), .parts = json_object()
+    };
+    int done = b->row->all != NULL ? b->row->all(b) : bench_measure(b);
+    if (done < 0) print_result(b);
+    json_decref(b->params);
+    json_decref(b->parts);
+    free(b);
+    return done < 0 ? 0 : done;
 }

@@ -1,10 +1,9 @@
-/* cairn bench: measures Cairn's work on this machine or this cluster, beside a reference that is measured
- * in the same run. Each bench is one file; the bench's row among the subcommands (client/ctl/main.c) lists
- * the options that the bench accepts, and the bench's function is declared below.
- *
- * A bench allocates its memory, passes two functions to bench_alternate, which calls the two alternately,
- * and then prints the result. The speed of one machine varies by half from one minute to the next; the
- * ratio of alternating runs does not, so only the ratio counts.
+/* cairn-bench, which `cairn bench` runs: measures Cairn's work on this machine or this cluster, beside a
+ * reference that is measured in the same run. A bench is a row (struct bench_row): its defaults, and the
+ * functions that open what it measures, run subject and reference once, and report other figures. One
+ * harness (bench.c) does the rest: the options, the cluster, the workers, the alternating runs, the printing.
+ * The speed of one machine varies by half from one minute to the next; the ratio of alternating runs does
+ * not, so only the ratio counts.
  *
  * The JSON has bench, unit and reference_name; value, reference and ratio, which are medians; value_min,
  * value_max and so on; runs; params: the parameters of the runs, as numbers and words; parts: other figures
@@ -59,7 +58,7 @@ bool bench_times_read(const struct local *local, int number, struct bench_times 
  * bench. */
 
 #define BENCH_WORKERS_MAX 64
-#define BENCH_FIGURES     8
+#define BENCH_FIGURES     10
 
 struct bench_order {
     uint32_t word; /* defined by the bench; never 0 */
@@ -74,35 +73,28 @@ struct bench_report {
 struct bench_worker {
     uint32_t rank, world;
     int orders_fd, reports_fd;
-    const void *plan; /* the bench's */
+    const void *bench; /* the bench's state, as it was when the worker started */
 };
-/* Receives the next order; false: there are no more orders. */
-bool bench_worker_next(const struct bench_worker *worker, struct bench_order *order_out);
 /* Sends a report. Order 0, the first, means "ready": every worker answers it once it is ready. */
 bool bench_worker_report(const struct bench_worker *worker, const struct bench_report *report);
+/* Executes orders by `obey`, which returns false after printing the error, until there are no more, and
+ * closes the member's session. Returns the exit status. */
+struct bench_member;
+int bench_serve(const struct bench_worker *worker, struct bench_member *member,
+                bool (*obey)(void *own, const struct bench_order *order,
+                             struct bench_report *report),
+                void *own);
 
 /* True if the bench is over: a signal came from outside, or a daemon ended, and a message says so. Each
  * event is reported once. */
 bool bench_is_interrupted(struct local *local);
 
 struct bench_crew {
-    struct local *local; /* borrowed */
     uint32_t count;
     pid_t pids[BENCH_WORKERS_MAX];
     int orders_fds[BENCH_WORKERS_MAX], reports_fds[BENCH_WORKERS_MAX];
+    struct bench_report reports[BENCH_WORKERS_MAX]; /* [count], of the last order */
 };
-
-/* Starts `count` workers, each of which calls `run` and exits with its result, and waits for the first
- * report of each. Returns false after printing the error if a worker failed; bench_crew_stop is needed even
- * then. */
-bool bench_crew_start(struct bench_crew *crew, struct local *local, uint32_t count,
-                      int (*run)(const struct bench_worker *worker), const void *plan);
-/* All workers execute the order at the same time; reports_out is [count]. Returns false after printing the
- * error if a worker failed, a daemon ended or a signal came. */
-bool bench_crew_do(struct bench_crew *crew, struct bench_order order,
-                   struct bench_report *reports_out);
-/* Ends the workers: they exit by themselves, or are killed after a second. */
-void bench_crew_stop(struct bench_crew *crew);
 
 /* ==== model ==== */
 
@@ -124,10 +116,22 @@ struct bench_model {
     uint32_t durable_s; /* snapshot_durable_within_s of the job; 0: none */
     uint32_t added;     /* micro-batches that each worker sums before one push; 0: none */
 };
-/* The number of elements of a tensor. */
+/* The number of elements of a tensor, and its bytes on the wire. */
 static inline size_t bench_model_elems(const struct bench_model *model)
 {
     return (size_t)model->rows * BENCH_COLUMNS;
+}
+static inline size_t bench_model_bytes(const struct bench_model *model)
+{
+    return bench_model_elems(model) * (model->wire == CAIRN_F32 ? 4 : 2);
+}
+static inline uint64_t bench_model_params(const struct bench_model *model)
+{
+    return model->tensors * (uint64_t)bench_model_elems(model);
+}
+static inline const char *bench_wire_name(const struct bench_model *model)
+{
+    return model->wire == CAIRN_F32 ? "f32" : "bf16";
 }
 
 /* Sets the shape of the equal tensors so that they have `params` parameters, or slightly more. */
@@ -148,6 +152,27 @@ bool bench_member_open(struct bench_member *member, const struct bench_model *mo
 /* Returns true for CAIRN_OK; else prints this thread's error and returns false. */
 bool bench_is_ok(cairn_status status);
 
+/* The first figures of a report about a step, in seconds; a bench may have more. */
+enum {
+    BENCH_FIGURE_ALL,
+    BENCH_FIGURE_PUSH, /* round_begin, and all before the commit */
+    BENCH_FIGURE_COMMIT,
+    BENCH_FIGURE_FETCH,
+    BENCH_STEP_FIGURES
+};
+/* A step of a job: the round is begun, `push` does all before the commit, `fetch` all after it. */
+struct bench_step {
+    cairn_job *job;
+    uint32_t micros; /* as for cairn_commit */
+    cairn_status (*push)(void *own, const struct cairn_round *round);
+    cairn_status (*fetch)(void *own, struct cairn_version version);
+    void *own;
+    double at[4]; /* bench_now: at the begin, when pushed, when committed, when fetched */
+    struct cairn_round round;
+};
+/* Runs the step, and sets the report's first figures. Returns false after printing the error. */
+bool bench_step_run(struct bench_step *step, struct bench_report *report);
+
 /* ==== bench ==== */
 
 #define BENCH_RUNS_MIN 5 /* of the subject, and as many of the reference, however long they take */
@@ -158,42 +183,113 @@ struct bench_spread {
 };
 
 struct bench_result {
-    /* filled in by the bench; borrowed */
-    const char *bench;          /* "update" */
     const char *unit;           /* "GB/s", "s": of value and reference */
     const char *reference_name; /* "in-place update of 6 streams" */
     bool less_is_better;        /* the unit is a time */
-    /* owned: freed by bench_print */
-    json_t *params; /* an object, or NULL */
-    json_t *parts;  /* an object of numbers "update_GB/s": ..., or NULL */
-    /* Filled in by bench_alternate or by the bench. The ratio is computed from consecutive runs. Whatever
-     * the unit, a ratio above 1 means that the subject is better than the reference. */
+    /* The ratio is computed from consecutive runs. Whatever the unit, a ratio above 1 means that the subject
+     * is better than the reference. */
     struct bench_spread value, reference, ratio;
-    uint32_t runs;
+    uint32_t runs; /* 0: the bench had nothing to measure */
 };
 
 /* Does one run and returns its figure, in the result's unit, above 0. Any other value means that the run
  * failed, after printing the error. */
-typedef double (*bench_fn)(void *context);
+typedef double bench_fn(void *bench);
+/* A stage of a bench. -1: continue; else the exit status, after printing the error. */
+typedef int bench_stage(void *bench);
+
+/* A bench. Its functions get the bench's state, which begins with a struct bench; NULL: nothing to do. */
+struct bench_row {
+    const char *name; /* the verb */
+    const char *unit, *reference_name;
+    bool less_is_better;
+    bool in_cluster;  /* one of its own, or the one at --endpoint */
+    bool logs_rounds; /* its shards do: bench_times_read */
+    size_t bytes;     /* of the state, which is zero at first */
+    /* the parameters that the result has, of those that the harness knows: "params tensors shards" */
+    const char *params_told;
+    /* what holds where the line says nothing; 0: the bench makes its own model */
+    uint32_t shards, workers, tensors;
+    uint64_t params;
+    cairn_dtype wire;
+    double seconds; /* of the alternating runs; 0: as --seconds says */
+    /* In this order; `begin` and those after it, until the workers end, with them. */
+    bench_stage *all;     /* in place of all those below: a bench that consists of rows */
+    bench_stage *prepare; /* judges the options, makes the model */
+    bench_stage *open;    /* in the cluster, before the workers */
+    int (*work)(const struct bench_worker *worker); /* a worker's process; NULL: there are none */
+    bench_stage *begin;
+    bench_fn *run, *reference;
+    bench_stage *report; /* adds to `parts` and `params` */
+    bench_stage
+        *again; /* with workers of a second cluster like the first, whose shards log their rounds */
+    void (*close)(void *bench); /* also after a stage that failed */
+};
+extern const struct bench_row bench_update, bench_layout, bench_latency, bench_fabric, bench_step,
+    bench_tensors, bench_open, bench_reshard, bench_snapshot, bench_map;
+
+struct bench {
+    const struct bench_row *row;
+    struct ctl *ctl;
+    struct local *local; /* NULL: the bench is in no cluster */
+    bool logs_rounds;
+    struct bench_result result;
+    json_t *params, *parts; /* objects, owned */
+    struct bench_model model;
+    uint32_t workers;
+    struct bench_crew crew;
+};
+
+/* Runs the bench that the line names, for main(). */
+ctl_command bench_run;
+/* Carries out the row, up to its last stage; `bench` is the state. -1: continue. */
+bench_stage bench_measure;
+
+/* All workers execute the order at the same time. Returns the first figure of the slowest; 0 after printing
+ * the error if a worker failed, a daemon ended or a signal came. */
+double bench_order(struct bench *b, uint32_t word, uint32_t count);
+/* Returns a figure of the slowest worker in the last order: the greatest. */
+double bench_most(const struct bench *b, int figure);
+/* Starts and ends the workers, for a bench that does so itself: each calls `run` and exits with its result.
+ * bench_crew_start returns false after printing the error; bench_crew_stop is needed even then. */
+bool bench_crew_start(struct bench *b, int (*run)(const struct bench_worker *worker));
+void bench_crew_stop(struct bench *b);
+
+/* Figures of every run: those of the slowest worker, and what a bench adds to them. */
+struct bench_series {
+    uint32_t count; /* the first entry belongs to the run that is not measured */
+    double values[BENCH_FIGURES][BENCH_RUNS_MAX + 1];
+};
+/* Like bench_order, once; also adds the figures of the slowest worker to the series. */
+double bench_series_run(struct bench *b, uint32_t word, struct bench_series *series);
+double bench_series_median(struct bench_series *series, int figure);
 
 /* Calls subject and reference alternately. The first call of each is not measured. The measured calls last
  * `seconds` (0: 5), with at least BENCH_RUNS_MIN of each. -1: continue; else a run failed, and this is the
  * exit status. */
-int bench_alternate(struct bench_result *result, double seconds, bench_fn subject,
-                    bench_fn reference, void *context);
+int bench_alternate(struct bench_result *result, double seconds, bench_fn *subject,
+                    bench_fn *reference, void *bench);
 /* Returns the median, minimum and maximum of values[count], count >= 1; sorts the values. */
 struct bench_spread bench_spread_of(double *values, uint32_t count);
-/* Prints the result in the format that ctl selects, frees the result's owned fields, and returns 0. */
-int bench_print(struct bench_result *result, const struct ctl *ctl);
+
+/* Adds figures to `parts`; a name of NULL ends the list. */
+struct bench_figure {
+    const char *name;
+    double value;
+};
+void bench_add_parts(struct bench *b, const struct bench_figure *figures);
+#define BENCH_PARTS(b, ...) \
+    bench_add_parts(b, (const struct bench_figure[]) { __VA_ARGS__, { .name = NULL } })
+/* Adds a number of bytes, or another whole number, to `parts`. */
+void bench_add_count(struct bench *b, const char *name, uint64_t count);
+/* Adds the fields of `more`, which it takes, to `params`; what is told first stays. Returns -1. */
+int bench_add_params(struct bench *b, json_t *more);
 
 /* Rejects too many workers or tensors, and an unknown --path. -1: continue. */
 int bench_check(const struct ctl *ctl, uint32_t workers, uint32_t tensors);
 /* Checks that this much memory is available. `what`: "" or " of memory"; `fewer`: the options that
  * reduce it. -1: continue. */
 int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewer);
-/* Returns a figure of the slowest worker: the greatest. */
-double bench_greatest(const struct bench_report *reports, uint32_t count, int figure);
-
 /* Return the time in seconds: bench_clock by the given clock, bench_now by a clock that does not jump. */
 double bench_clock(clockid_t clock);
 double bench_now(void);
@@ -209,8 +305,12 @@ void bench_process_peak_forget(pid_t pid);
 uint32_t bench_core_count(void);
 uint64_t bench_memory_bytes(void);
 
-ctl_command bench_update, bench_layout, bench_latency, bench_tensors, bench_open, bench_fabric,
-    bench_step, bench_map, bench_reshard, bench_snapshot;
+/* Maps memory that processes share, zeroed. NULL after printing the error: there is none. */
+void *bench_share(size_t bytes);
+/* Opens a socket of this host that listens at *port, or at a free port if *port is 0; -1: there is none. */
+int bench_listen(uint16_t *port);
+/* Opens both ends of a TCP connection over loopback. False: some are open, and the others are -1. */
+bool bench_connect_self(int ends[static 2]);
 
 /* ==== step ==== */
 
@@ -239,24 +339,24 @@ struct bench_span {
 /* A step whose backward sleeps; a copy; a step that accumulates in the worker; a step whose backward
  * computes on every core. */
 enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2, STEP_ORDER_ADDED = 3, STEP_ORDER_BUSY = 4 };
-/* The figures of a worker's report: seconds, or bytes of this step as the library counts them. */
+/* The further figures of a worker's report: bytes of this step as the library counts them; of a traced step,
+ * set by the bench: the fraction of the push time within the backward, and of the fetch time within uses of
+ * other tensors. With STEP_READ_UNITS, BENCH_FIGURE_FETCH includes the waits for units before the commit. */
 enum {
-    STEP_FIGURE_ALL,
-    STEP_FIGURE_PUSH, /* round_begin, backward, casts, pushes that left or wait */
-    STEP_FIGURE_COMMIT,
-    STEP_FIGURE_FETCH, /* with STEP_READ_UNITS this includes the waits for units before the commit */
-    STEP_FIGURE_PUSHED_BYTES,
+    STEP_FIGURE_PUSHED_BYTES = BENCH_STEP_FIGURES,
     STEP_FIGURE_FETCHED_BYTES,
     STEP_FIGURE_HOST_BYTES, /* the bytes of both directions that passed through the host */
-    STEP_FIGURES
+    STEP_FIGURE_OVERLAP,
+    STEP_FIGURE_AHEAD
 };
 
 /* How the parameters are read: all of them after the commit, copied or mapped (then one byte of each page
  * is read), or unit by unit, in a forward and a backward pass (step.c). */
 enum step_read { STEP_READ_FETCH, STEP_READ_MAP, STEP_READ_UNITS };
 
+/* The beginning of the state of each bench whose workers execute these orders. */
 struct step_plan {
-    struct bench_model model;
+    struct bench b;
     double backward_seconds; /* 0: all gradients are available immediately */
     bool is_traced;
     enum step_read read;
@@ -268,10 +368,10 @@ struct step_plan {
     uint64_t *rounds;
 };
 
-/* Maps the memory that workers share with the bench; the bench has filled in the other fields. Returns
- * false after printing the error if there is no memory. */
-bool bench_step_plan_share(struct step_plan *plan, uint32_t workers);
-void bench_step_plan_release(struct step_plan *plan, uint32_t workers);
+/* Maps the memory that workers share with the bench; the bench has filled in the other fields. -1:
+ * continue. */
+int bench_step_share(struct step_plan *plan);
+void bench_step_release(void *bench);
 
 int bench_step_work(const struct bench_worker *worker);
 
@@ -285,8 +385,8 @@ int bench_step_work(const struct bench_worker *worker);
 #define BENCH_DISK_THREADS     4
 
 struct bench_disk {
-    struct local *local; /* borrowed; the file is in its folder */
-    bool is_buffered;    /* the file system refuses direct I/O: use the page cache, and sync */
+    const struct bench *b; /* borrowed; the file is in the folder of its cluster */
+    bool is_buffered;      /* the file system refuses direct I/O: use the page cache, and sync */
     /* owned: created by the first read, until close */
     int fd; /* 0: none */
     uint64_t bytes;
@@ -306,14 +406,25 @@ void bench_disk_close(struct bench_disk *disk);
 
 /* ==== saver ==== */
 
-/* Takes a snapshot of the bench's job (on request, or by the job's own rule), or restores the snapshot.
- * This runs on a separate thread, so that meanwhile the bench can order steps or be interrupted. */
+/* Work on a thread of its own, so that meanwhile the bench can order steps or be interrupted. */
+struct bench_task {
+    const struct bench *b;                /* borrowed */
+    bool (*run)(struct bench_task *task); /* false: it has printed the error */
+    struct ctl ctl;                       /* of the thread: its calls go to the bench's cluster */
+    pthread_t thread;
+    bool is_ok;
+    atomic_bool is_over;
+};
+/* Starts the thread. Returns false after printing the error if no thread could be started. */
+bool bench_task_begin(struct bench_task *task);
+/* Waits for the thread to end, and returns what it did. */
+bool bench_task_end(struct bench_task *task);
+
+/* Takes a snapshot of the bench's job (on request, or by the job's own rule), or restores the snapshot. */
 
 struct bench_saver {
-    /* Set by the caller, before begin */
-    struct local *local;
-    const char *job;
-    bool restores; /* true: restores the last snapshot that was taken; false: takes one */
+    struct bench_task task; /* its `b` is set by the caller, as are the next two, before begin */
+    bool restores;          /* true: restores the last snapshot that was taken; false: takes one */
     /* 0: the thread requests the snapshot; else the job takes the snapshot, at the next step that is a
      * multiple of this number */
     uint64_t every;
@@ -324,11 +435,6 @@ struct bench_saver {
      * state restored */
     double begin, end;
     uint64_t bytes;
-    /* Used by the thread */
-    struct ctl ctl;
-    pthread_t thread;
-    bool is_ok; /* false: the thread has printed the error */
-    atomic_bool is_over;
 };
 
 /* Starts the thread. Returns false after printing the error if no thread could be started. */

@@ -25,8 +25,6 @@
 #include <time.h>
 #include <unistd.h>
 #include <uv.h>
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -63,44 +61,16 @@ static void end_process(pid_t pid)
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
 }
 
-/* Opens a loopback socket that listens at *port, or at a free port if *port is 0. */
-static int listen_at(uint16_t *port)
-{
-    struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-    socklen_t bytes = sizeof here;
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&here, bytes) == 0 && listen(fd, 1) == 0 &&
-        getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) {
-        *port = ntohs(here.sin_port);
-        return fd;
-    }
-    if (fd >= 0) close(fd);
-    return -1;
-}
-
 /* ---- ucx_perftest ---- */
 
 /* ucx_perftest -t ucp_am_bw -E sleep -e: two processes that send one buffer into one other buffer, with the
  * fabric's settings, and sleep like the fabric. (-E poll is faster if both processes have an idle core, and
  * many times slower if they do not. -e: endpoints with error handling, like Cairn's, because without error
  * handling a dead peer is never noticed. Without -e perftest uses another lane, and is 1.4 times as
- * fast.) */
-static bool bench_perftest_is_there(void)
-{
-    char path[4096], *rest = NULL;
-    const char *folders = getenv("PATH");
-    snprintf(path, sizeof path, "%s", folders != NULL ? folders : "");
-    for (char *folder = strtok_r(path, ":", &rest); folder != NULL;
-         folder = strtok_r(NULL, ":", &rest)) {
-        char file[4200];
-        snprintf(file, sizeof file, "%s/" PROGRAM, folder);
-        if (access(file, X_OK) == 0) return true;
-    }
-    return false;
-}
-
-/* Starts ucx_perftest with the settings of the fabric (proto/fabric/ucx.c); `out`: the descriptor for its
+ * fast.) Starts one of them, with the settings of proto/fabric/ucx.c; `out`: the descriptor for its
  * output. */
+static char perftest[PATH_MAX]; /* the program; "": it is not installed */
+
 static pid_t start_perftest(char *const *arguments, int out)
 {
     static const char *const settings[][2] = {
@@ -122,7 +92,7 @@ static pid_t start_perftest(char *const *arguments, int out)
     dup2(out >= 0 ? out : nothing, STDOUT_FILENO);
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         setenv(settings[i][0], settings[i][1], 1);
-    execvp(PROGRAM, arguments);
+    execv(perftest, arguments);
     _exit(127);
 }
 
@@ -190,7 +160,7 @@ static double bench_perftest(size_t chunk_bytes, uint64_t chunks)
 {
     char port[8], size[24], count[24], warm[8], window[8];
     uint16_t number = 0;
-    const int probe = listen_at(&number);
+    const int probe = bench_listen(&number);
     if (probe >= 0) close(probe); // the port was just freed: no other process gets it this soon
     snprintf(port, sizeof port, "%u", number);
     snprintf(size, sizeof size, "%zu", chunk_bytes);
@@ -265,23 +235,16 @@ static bool pour(int fd, size_t chunk_bytes, uint64_t chunks)
 /* Measures write() and read() over loopback, between two processes. */
 static double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
 {
-    struct sockaddr_in there = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-    uint16_t port = 0;
-    const int listener = listen_at(&port);
-    const int ours = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    there.sin_port = htons(port);
-    bool ok = listener >= 0 && ours >= 0 &&
-              connect(ours, (struct sockaddr *)&there, sizeof there) == 0;
-    const int theirs = ok ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
+    int ends[2];
+    bool ok = bench_connect_self(ends);
     fflush(NULL);
-    const pid_t child = theirs >= 0 ? fork() : -1;
-    if (child == 0) _exit((close(ours), swallow(theirs, chunk_bytes, chunks)));
-    if (theirs >= 0) close(theirs);
+    const pid_t child = ok ? fork() : -1;
+    if (child == 0) _exit((close(ends[0]), swallow(ends[1], chunk_bytes, chunks)));
+    if (ends[1] >= 0) close(ends[1]);
     const double begin = bench_now();
-    ok = child > 0 && pour(ours, chunk_bytes, chunks);
+    ok = child > 0 && pour(ends[0], chunk_bytes, chunks);
     const double seconds = bench_now() - begin;
-    if (listener >= 0) close(listener);
-    if (ours >= 0) close(ours);
+    if (ends[0] >= 0) close(ends[0]);
     end_process(child);
     if (ok) return (double)(chunks * chunk_bytes) / seconds * 1e-9;
     ctl_fail(CAIRN_ERR_IO, "raw TCP over loopback failed: %s", strerror(errno));
@@ -757,6 +720,8 @@ static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
     return NULL;
 }
 
+/* Moves `chunks` chunks in one direction, omitting the work in `less` (enum bench_less). Returns the
+ * seconds of the run. Returns 0 after printing the error if the run failed. */
 static double run_chunks(struct bench_ends *ends, uint8_t kind, uint64_t chunks, unsigned less)
 {
     struct end *worker = &ends->worker;
@@ -776,20 +741,8 @@ static double run_chunks(struct bench_ends *ends, uint8_t kind, uint64_t chunks,
     return 0;
 }
 
-/* Moves `chunks` chunks in one direction, omitting the work in `less` (enum bench_less). Returns the
- * seconds of the run. Returns 0 after printing the error if the run failed. */
-static double bench_ends_push(struct bench_ends *ends, uint64_t chunks, unsigned less)
-{
-    return run_chunks(ends, CAIRN_CHUNK_PUSH, chunks, less);
-}
-
-static double bench_ends_fetch(struct bench_ends *ends, uint64_t chunks, unsigned less)
-{
-    return run_chunks(ends, CAIRN_CHUNK_FETCH, chunks, less);
-}
-
 /* Returns the seconds of CPU that both processes have used so far. */
-static double bench_ends_cpu(const struct bench_ends *ends)
+static double ends_cpu_s(const struct bench_ends *ends)
 {
     clockid_t shard;
     const double ours = bench_clock(CLOCK_PROCESS_CPUTIME_ID);
@@ -815,117 +768,118 @@ static const struct {
 enum { TURNS = sizeof turns / sizeof *turns };
 
 struct fabric_bench {
+    struct bench b;
     struct bench_ends *ends;
     size_t chunk_bytes;
     uint64_t chunks; /* per run, in each direction */
     const char *path;
     bool is_mapped, has_perftest;
-    uint32_t runs;
-    /* [runs] */
-    double pushes[BENCH_RUNS_MAX + 1], fetches[BENCH_RUNS_MAX + 1];
-    double push_cpu[BENCH_RUNS_MAX + 1], fetch_cpu[BENCH_RUNS_MAX + 1];
-    double turns[TURNS][BENCH_RUNS_MAX + 1];
+    struct bench_series runs; /* by the figures below */
 };
+/* GB/s, and seconds of CPU per GB; the variants follow. */
+enum { FIGURE_PUSH, FIGURE_FETCH, FIGURE_PUSH_CPU, FIGURE_FETCH_CPU, FIGURE_TURNS };
+_Static_assert(FIGURE_TURNS + TURNS <= BENCH_FIGURES, "a column each");
 
-static bool run_turns(struct fabric_bench *bench, uint32_t number)
+static bool run_turns(struct fabric_bench *f, uint32_t number)
 {
-    const uint64_t chunks = (bench->chunks + 1) / 2;
-    const double gigabytes = (double)(chunks * bench->chunk_bytes) * 1e-9;
-    for (int i = 0; i < TURNS && !bench->is_mapped; i++) {
-        const unsigned less = turns[i].less;
-        const double push = bench_ends_push(bench->ends, chunks, less);
-        const double fetch = push > 0 ? bench_ends_fetch(bench->ends, chunks, less) : 0;
+    const uint64_t chunks = (f->chunks + 1) / 2;
+    const double gigabytes = (double)(chunks * f->chunk_bytes) * 1e-9;
+    for (int i = 0; i < TURNS && !f->is_mapped; i++) {
+        const double push = run_chunks(f->ends, CAIRN_CHUNK_PUSH, chunks, turns[i].less);
+        const double fetch = push > 0
+                                 ? run_chunks(f->ends, CAIRN_CHUNK_FETCH, chunks, turns[i].less)
+                                 : 0;
         if (!(fetch > 0)) return false;
-        bench->turns[i][number] = 2 * gigabytes / (push + fetch);
+        f->runs.values[FIGURE_TURNS + i][number] = 2 * gigabytes / (push + fetch);
     }
     return true;
 }
 
-static double run_fabric(void *context)
+static double run_fabric(void *bench)
 {
-    struct fabric_bench *bench = context;
-    const double gigabytes = (double)(bench->chunks * bench->chunk_bytes) * 1e-9;
-    const uint32_t i = bench->runs++;
-    const double before = bench_ends_cpu(bench->ends);
-    const double push = bench_ends_push(bench->ends, bench->chunks, 0);
-    const double between = bench_ends_cpu(bench->ends);
-    const double fetch = push > 0 ? bench_ends_fetch(bench->ends, bench->chunks, 0) : 0;
+    struct fabric_bench *f = bench;
+    const double gigabytes = (double)(f->chunks * f->chunk_bytes) * 1e-9;
+    const uint32_t i = f->runs.count++;
+    const double before = ends_cpu_s(f->ends);
+    const double push = run_chunks(f->ends, CAIRN_CHUNK_PUSH, f->chunks, 0);
+    const double between = ends_cpu_s(f->ends);
+    const double fetch = push > 0 ? run_chunks(f->ends, CAIRN_CHUNK_FETCH, f->chunks, 0) : 0;
     if (!(fetch > 0)) return 0;
-    bench->pushes[i] = gigabytes / push;
-    bench->fetches[i] = gigabytes / fetch;
-    bench->push_cpu[i] = (between - before) / gigabytes;
-    bench->fetch_cpu[i] = (bench_ends_cpu(bench->ends) - between) / gigabytes;
-    return run_turns(bench, i) ? 2 * gigabytes / (push + fetch) : 0;
+    f->runs.values[FIGURE_PUSH][i] = gigabytes / push;
+    f->runs.values[FIGURE_FETCH][i] = gigabytes / fetch;
+    f->runs.values[FIGURE_PUSH_CPU][i] = (between - before) / gigabytes;
+    f->runs.values[FIGURE_FETCH_CPU][i] = (ends_cpu_s(f->ends) - between) / gigabytes;
+    return run_turns(f, i) ? 2 * gigabytes / (push + fetch) : 0;
 }
 
-static double run_reference(void *context)
+static double run_reference(void *bench)
 {
-    const struct fabric_bench *bench = context;
-    if (bench->is_mapped) return bench_memcpy(BENCH_AREA_BYTES, bench->chunk_bytes, bench->chunks);
-    if (bench->has_perftest) // perftest counts bytes in sockets as sent, so it gets a longer run
-        return bench_perftest(bench->chunk_bytes, PERFTEST_RUNS * bench->chunks);
-    return bench_raw_tcp(bench->chunk_bytes, bench->chunks);
+    const struct fabric_bench *f = bench;
+    if (f->is_mapped) return bench_memcpy(BENCH_AREA_BYTES, f->chunk_bytes, f->chunks);
+    if (f->has_perftest) // perftest counts bytes in sockets as sent, so it gets a longer run
+        return bench_perftest(f->chunk_bytes, PERFTEST_RUNS * f->chunks);
+    return bench_raw_tcp(f->chunk_bytes, f->chunks);
 }
 
-/* -1: continue; else the exit status. */
-static int check_fabric(const struct ctl *ctl, struct fabric_bench *bench)
+static int prepare_fabric(void *bench)
 {
+    struct fabric_bench *f = bench;
+    const struct ctl *ctl = f->b.ctl;
     const char *path = ctl->path != NULL ? ctl->path : "ucx";
     const uint64_t chunk = ctl->bench.chunk > 0 ? ctl->bench.chunk : CHUNK_DEFAULT;
-    bench->is_mapped = strcmp(path, "mapped") == 0;
-    bench->path = path;
-    if (!bench->is_mapped && strcmp(path, "ucx") != 0 && strcmp(path, "one-sided") != 0)
+    struct sentence why;
+    f->is_mapped = strcmp(path, "mapped") == 0;
+    f->path = path;
+    if (!f->is_mapped && strcmp(path, "ucx") != 0 && strcmp(path, "one-sided") != 0)
         return ctl_usage_fail(ctl, "--path %s: ucx, one-sided and mapped are allowed", path);
     if (chunk > CHUNK_MAX || chunk % sizeof(float) != 0)
         return ctl_usage_fail(ctl,
                               "--chunk %" PRIu64 ": 4 to %" PRIu64 " bytes, in fours, are allowed",
                               chunk, CHUNK_MAX);
-    bench->chunk_bytes = (size_t)chunk;
-    bench->chunks = RUN_BYTES / chunk;
-    if (bench->chunks > 65536) bench->chunks = 65536; // the count dominates if chunks are small
-    bench->has_perftest = !bench->is_mapped && bench_perftest_is_there();
-    return -1;
+    f->chunk_bytes = (size_t)chunk;
+    f->chunks = RUN_BYTES / chunk;
+    if (f->chunks > 65536) f->chunks = 65536; // the count dominates if chunks are small
+    f->has_perftest = !f->is_mapped && local_find_program(PROGRAM, perftest, &why);
+    f->b.result.reference_name = f->is_mapped      ? "memcpy"
+                                 : f->has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"
+                                                   : "raw TCP over loopback";
+    f->ends = bench_ends_open(path, f->chunk_bytes);
+    return f->ends != NULL ? -1 : 1;
 }
 
-static void describe(struct fabric_bench *bench, struct bench_result *result)
+static int report_fabric(void *bench)
 {
-    const uint32_t count = bench->runs - 1; // the first run was not measured
-    const double push = bench_spread_of(bench->pushes + 1, count).median;
-    const double fetch = bench_spread_of(bench->fetches + 1, count).median;
-    result->params = json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", bench->path, "chunk_bytes",
-                               (json_int_t)bench->chunk_bytes, "window", (json_int_t)BENCH_WINDOW,
-                               "chunks", (json_int_t)bench->chunks, "fabric",
-                               fabric_describe(bench->ends->worker.fabric));
-    result->parts = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "push_GB/s", push, "fetch_GB/s",
-                              fetch, "push_ratio", push / result->reference.median, "fetch_ratio",
-                              fetch / result->reference.median, "push_cpu_s/GB",
-                              bench_spread_of(bench->push_cpu + 1, count).median, "fetch_cpu_s/GB",
-                              bench_spread_of(bench->fetch_cpu + 1, count).median);
-    for (int i = 0; i < TURNS && !bench->is_mapped; i++) {
-        const double value = bench_spread_of(bench->turns[i] + 1, count).median;
-        json_object_set_new(result->parts, turns[i].name, json_real(value));
-        json_object_set_new(result->parts, turns[i].ratio_name,
-                            json_real(value / result->reference.median));
+    struct fabric_bench *f = bench;
+    const double reference = f->b.result.reference.median;
+    const double push = bench_series_median(&f->runs, FIGURE_PUSH);
+    const double fetch = bench_series_median(&f->runs, FIGURE_FETCH);
+    BENCH_PARTS(&f->b, { "push_GB/s", push }, { "fetch_GB/s", fetch },
+                { "push_ratio", push / reference }, { "fetch_ratio", fetch / reference },
+                { "push_cpu_s/GB", bench_series_median(&f->runs, FIGURE_PUSH_CPU) },
+                { "fetch_cpu_s/GB", bench_series_median(&f->runs, FIGURE_FETCH_CPU) });
+    for (int i = 0; i < TURNS && !f->is_mapped; i++) {
+        const double value = bench_series_median(&f->runs, FIGURE_TURNS + i);
+        BENCH_PARTS(&f->b, { turns[i].name, value }, { turns[i].ratio_name, value / reference });
     }
+    return bench_add_params(
+        bench, json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", f->path, "chunk_bytes",
+                         (json_int_t)f->chunk_bytes, "window", (json_int_t)BENCH_WINDOW, "chunks",
+                         (json_int_t)f->chunks, "fabric", fabric_describe(f->ends->worker.fabric)));
 }
 
-int bench_fabric(struct ctl *ctl)
+static void close_fabric(void *bench)
 {
-    static struct fabric_bench bench;
-    int done = check_fabric(ctl, &bench);
-    if (done >= 0) return done;
-    bench.ends = bench_ends_open(bench.path, bench.chunk_bytes);
-    if (bench.ends == NULL) return 1;
-    struct bench_result result = {
-        .bench = "fabric",
-        .unit = "GB/s",
-        .reference_name = bench.is_mapped      ? "memcpy"
-                          : bench.has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"
-                                               : "raw TCP over loopback",
-    };
-    done = bench_alternate(&result, ctl->bench.seconds, run_fabric, run_reference, &bench);
-    if (done < 0) describe(&bench, &result);
-    if (done < 0) done = bench_print(&result, ctl);
-    bench_ends_close(bench.ends);
-    return done;
+    struct fabric_bench *f = bench;
+    if (f->ends != NULL) bench_ends_close(f->ends);
 }
+
+const struct bench_row bench_fabric = {
+    .name = "fabric",
+    .unit = "GB/s",
+    .bytes = sizeof(struct fabric_bench),
+    .prepare = prepare_fabric,
+    .run = run_fabric,
+    .reference = run_reference,
+    .report = report_fabric,
+    .close = close_fabric,
+};

@@ -7,7 +7,6 @@
 #include <unistd.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -37,7 +36,7 @@ static bool let_go_by(struct local *local, double seconds)
 
 /* Waits for `seconds` and computes the percentage of one core that the busiest daemon used. Attached
  * workers are idle meanwhile. False: a daemon ended (a message was printed), or a signal came. */
-static bool bench_idle(struct local *local, double seconds, double *percent_out)
+static bool idle_percent(struct local *local, double seconds, double *percent_out)
 {
     double before_s[1 + CTL_SHARDS_MAX], most_s = 0;
     if (!let_go_by(local, SETTLE_S)) return false;
@@ -95,16 +94,11 @@ struct stamp {
 };
 
 struct latency_bench {
-    const struct ctl *ctl;
-    struct bench_result *result;
-    struct bench_model model;
-    uint32_t workers;
+    struct bench b;
     /* shared: [workers][PART_ROUNDS], of the workers' last PART_ROUNDS rounds */
     struct stamp *stamps;
-    struct bench_crew crew;
     int ping_fd;
     pid_t echo;
-    struct bench_report last[BENCH_WORKERS_MAX];
 };
 
 /* ---- a worker ---- */
@@ -159,37 +153,37 @@ static struct bench_report report_of(struct block *block, uint32_t count)
     return report;
 }
 
+/* A worker's member of the job, its figures, and where it leaves its stamps. */
+struct latency_worker {
+    struct bench_member member;
+    struct block block;
+    struct stamp *stamps;
+};
+
+static bool obey_latency(void *own, const struct bench_order *order, struct bench_report *report)
+{
+    struct latency_worker *w = own;
+    for (uint32_t i = 0; i < order->count; i++)
+        if (!run_round(&w->member, &w->block, order->word, i, &w->stamps[i % PART_ROUNDS]))
+            return false;
+    *report = report_of(&w->block, order->count);
+    return true;
+}
+
 static int work_latency(const struct bench_worker *worker)
 {
-    static struct bench_member member;
-    static struct block block;
-    const struct latency_bench *bench = worker->plan;
-    struct stamp *stamps = bench->stamps + (size_t)worker->rank * PART_ROUNDS;
-    struct bench_order order;
-    struct bench_report report = { { 0 } };
-    if (!bench_member_open(&member, &bench->model, worker)) return 1;
-    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order)) {
-        for (uint32_t i = 0; i < order.count; i++)
-            if (!run_round(&member, &block, order.word, i, &stamps[i % PART_ROUNDS])) return 1;
-        report = report_of(&block, order.count);
-    }
-    cairn_close(member.session);
-    return 0;
+    static struct latency_worker w;
+    const struct latency_bench *l = worker->bench;
+    w.stamps = l->stamps + (size_t)worker->rank * PART_ROUNDS;
+    if (!bench_member_open(&w.member, &l->b.model, worker)) return 1;
+    return bench_serve(worker, &w.member, obey_latency, &w);
 }
 
 /* ---- subject and reference ---- */
 
-/* Runs a block of rounds and returns the slowest worker's figure; 0: the block failed. */
-static double run_block(struct latency_bench *bench, uint32_t word, int figure)
+static double run_empty(void *bench)
 {
-    const struct bench_order order = { word, BLOCK_ROUNDS };
-    if (!bench_crew_do(&bench->crew, order, bench->last)) return 0;
-    return bench_greatest(bench->last, bench->crew.count, figure);
-}
-
-static double run_empty(void *context)
-{
-    return run_block(context, ORDER_EMPTY, FIGURE_STEP);
+    return bench_order(bench, ORDER_EMPTY, BLOCK_ROUNDS);
 }
 
 static bool pass_on(int fd, char *bytes)
@@ -202,110 +196,78 @@ static bool pass_on(int fd, char *bytes)
     return write(fd, bytes, PING_BYTES) == PING_BYTES;
 }
 
-static double run_pings(void *context)
+static double run_pings(void *bench)
 {
-    const struct latency_bench *bench = context;
+    const struct latency_bench *l = bench;
     static double trips[PINGS];
     char bytes[PING_BYTES] = { 0 };
-    if (write(bench->ping_fd, bytes, PING_BYTES) != PING_BYTES) return 0;
+    if (write(l->ping_fd, bytes, PING_BYTES) != PING_BYTES) return 0;
     double before_us = now_us();
     for (int i = 0; i < PINGS; i++) {
-        if (!pass_on(bench->ping_fd, bytes)) return 0;
+        if (!pass_on(l->ping_fd, bytes)) return 0;
         const double us = now_us();
         trips[i] = us - before_us;
         before_us = us;
     }
-    if (read(bench->ping_fd, bytes, PING_BYTES) <= 0) return 0;
+    if (read(l->ping_fd, bytes, PING_BYTES) <= 0) return 0;
     return bench_spread_of(trips, PINGS).median / 2 * HOPS;
 }
 
-/* Opens both ends of a TCP connection over loopback. */
-static bool connect_self(int ends[2])
+/* The process at the other end. It starts before the workers, which therefore do not inherit its ends. */
+static int start_echo(void *bench)
 {
-    struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-    socklen_t bytes = sizeof here;
-    const int one = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ends[0] = ends[1] = -1;
-    if (listener < 0) return false;
-    bool ok = bind(listener, (struct sockaddr *)&here, bytes) == 0 && listen(listener, 1) == 0 &&
-              getsockname(listener, (struct sockaddr *)&here, &bytes) == 0;
-    if (ok) ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ok = ok && ends[0] >= 0 && connect(ends[0], (struct sockaddr *)&here, bytes) == 0;
-    if (ok) ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    close(listener);
-    for (int i = 0; i < 2 && ok; i++)
-        ok = ends[i] >= 0 && setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0;
-    return ok;
-}
-
-static bool start_echo(struct latency_bench *bench, struct local *local)
-{
+    struct latency_bench *l = bench;
+    const int one = 1;
     int ends[2];
-    bench->echo = -1;
-    if (!connect_self(ends)) {
-        (void)ctl_fail(CAIRN_ERR_IO, "there is no TCP over loopback to measure");
-        return false;
-    }
-    bench->echo = local_fork(local);
-    if (bench->echo == 0) {
+    bool ok = bench_connect_self(ends);
+    for (int i = 0; i < 2 && ok; i++)
+        ok = setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0;
+    if (!ok) return ctl_fail(CAIRN_ERR_IO, "there is no TCP over loopback to measure");
+    l->echo = local_fork(l->b.local);
+    if (l->echo == 0) {
         char bytes[PING_BYTES];
         close(ends[0]);
         while (pass_on(ends[1], bytes)) {}
         _exit(0);
     }
     close(ends[1]);
-    bench->ping_fd = ends[0];
-    return bench->echo > 0;
+    l->ping_fd = ends[0];
+    return l->echo > 0 ? -1 : 1;
 }
 
-static void stop_echo(struct latency_bench *bench)
+static void close_latency(void *bench)
 {
-    if (bench->echo <= 0) return;
-    close(bench->ping_fd);
-    waitpid(bench->echo, NULL, 0);
+    struct latency_bench *l = bench;
+    if (l->echo <= 0) return;
+    close(l->ping_fd);
+    waitpid(l->echo, NULL, 0);
 }
 
 /* ---- the figures ---- */
 
-static int measure_latency(struct latency_bench *bench)
+static int report_idle(struct bench *b)
 {
-    struct bench_result *result = bench->result;
-    const int done = bench_alternate(result, bench->ctl->bench.seconds, run_empty, run_pings,
-                                     bench);
-    if (done >= 0) return done;
-    const double p99 = run_block(bench, ORDER_EMPTY, FIGURE_P99);
-    const double pushed = run_block(bench, ORDER_PUSH, FIGURE_STEP);
-    const double ack = run_block(bench, ORDER_ACK, FIGURE_ACK);
-    if (!(p99 > 0 && pushed > 0 && ack > 0)) return 1;
-    result->parts = json_pack("{s:f, s:f, s:f}", "p99_us", p99, "step_of_one_small_push_us", pushed,
-                              "push_to_ack_us", ack);
-    return -1;
-}
-
-static int measure_idle(struct latency_bench *bench, struct local *local)
-{
-    double seconds = bench->ctl->bench.seconds, percent;
+    double seconds = b->ctl->bench.seconds, percent;
     if (!(seconds > IDLE_S_MIN)) seconds = seconds > 0 ? IDLE_S_MIN : IDLE_S_MAX;
     if (seconds > IDLE_S_MAX) seconds = IDLE_S_MAX;
-    if (local->daemon_count == 0) return -1;
-    if (!bench_idle(local, seconds, &percent)) return 1;
-    json_object_set_new(bench->result->parts, "idle_percent", json_real(percent));
-    json_object_set_new(bench->result->parts, "idle_percent_limit", json_real(BENCH_IDLE_LIMIT));
+    if (b->local->daemon_count == 0) return -1;
+    if (!idle_percent(b->local, seconds, &percent)) return 1;
+    BENCH_PARTS(b, { "idle_percent", percent }, { "idle_percent_limit", BENCH_IDLE_LIMIT });
     return -1;
 }
 
-static int run_there(struct local *local, void *context)
+static int report_latency(void *bench)
 {
-    struct latency_bench *bench = context;
-    int done = start_echo(bench, local) ? -1 : 1; // first, so that workers do not inherit its ends
-    if (done < 0)
-        done = bench_crew_start(&bench->crew, local, bench->workers, work_latency, bench)
-                   ? measure_latency(bench)
-                   : 1;
-    if (done < 0) done = measure_idle(bench, local);
-    bench_crew_stop(&bench->crew);
-    stop_echo(bench);
-    return done;
+    struct bench *b = bench;
+    const double empty = bench_order(b, ORDER_EMPTY, BLOCK_ROUNDS), p99 = bench_most(b, FIGURE_P99);
+    const double pushed = empty > 0 ? bench_order(b, ORDER_PUSH, BLOCK_ROUNDS) : 0;
+    const double acked = pushed > 0 ? bench_order(b, ORDER_ACK, BLOCK_ROUNDS) : 0;
+    if (!(acked > 0)) return 1;
+    BENCH_PARTS(b, { "p99_us", p99 }, { "step_of_one_small_push_us", pushed },
+                { "push_to_ack_us", bench_most(b, FIGURE_ACK) });
+    bench_add_params(b, json_pack("{s:I, s:I}", "hops", (json_int_t)HOPS, "rounds_in_a_run",
+                                  (json_int_t)BLOCK_ROUNDS));
+    return report_idle(b);
 }
 
 /* ---- the parts ---- */
@@ -342,12 +304,12 @@ static void add_shard(const struct bench_times *times, size_t count, uint64_t ro
 }
 
 /* Splits one round into its parts; false if a worker or a shard has no times for that round. */
-static bool find_parts(const struct latency_bench *bench, uint32_t i, const struct ends *ends,
+static bool find_parts(const struct latency_bench *l, uint32_t i, const struct ends *ends,
                        double out[PARTS])
 {
-    const struct stamp *first = &bench->stamps[i];
+    const struct stamp *first = &l->stamps[i];
     double begin_us = 0, result_us = 0;
-    for (uint32_t w = 0; w < bench->workers; w++) {
+    for (uint32_t w = 0; w < l->b.workers; w++) {
         const struct stamp *stamp = first + (size_t)w * PART_ROUNDS;
         if (stamp->round != first->round) return false;
         if (stamp->begin_us > begin_us) begin_us = stamp->begin_us;
@@ -364,71 +326,62 @@ static bool find_parts(const struct latency_bench *bench, uint32_t i, const stru
     return ends->update > 0;
 }
 
-static void add_parts(const struct latency_bench *bench, const struct local *local)
+/* Runs in the second cluster, whose shards tell the times of their progress. */
+static int report_parts(void *bench)
 {
     static struct ends ends[PART_ROUNDS];
     static double parts[PARTS][PART_ROUNDS];
-    const int shards = local->daemon_count - 1;
-    for (int s = 1; s <= shards; s++) {
+    struct latency_bench *l = bench;
+    const uint32_t shards = (uint32_t)l->b.local->daemon_count - 1;
+    for (int i = 0; i < 2; i++) // the first rounds are not those of a cluster at work
+        if (!(bench_order(&l->b, ORDER_EMPTY, PART_ROUNDS) > 0)) return 1;
+    for (uint32_t s = 1; s <= shards; s++) {
         struct bench_times *times = NULL;
         size_t count = 0;
-        if (!bench_times_read(local, s, &times, &count)) continue;
+        if (!bench_times_read(l->b.local, (int)s, &times, &count)) continue;
         for (uint32_t i = 0; i < PART_ROUNDS; i++)
-            add_shard(times, count, bench->stamps[i].round, &ends[i]);
+            add_shard(times, count, l->stamps[i].round, &ends[i]);
         free(times);
     }
     uint32_t found = 0;
     for (uint32_t i = 0; i < PART_ROUNDS; i++) {
         double one[PARTS];
-        if (ends[i].shards != (uint32_t)shards || !find_parts(bench, i, &ends[i], one)) continue;
+        if (ends[i].shards != shards || !find_parts(l, i, &ends[i], one)) continue;
         for (int p = 0; p < PARTS; p++) parts[p][found] = one[p];
         found++;
     }
     for (int p = 0; p < PARTS && found > 0; p++)
-        json_object_set_new(bench->result->parts, part_names[p],
-                            json_real(bench_spread_of(parts[p], found).median));
+        BENCH_PARTS(&l->b, { part_names[p], bench_spread_of(parts[p], found).median });
+    return -1;
 }
 
-static int run_parts(struct local *local, void *context)
+/* ---- the row ---- */
+
+static int prepare_latency(void *bench)
 {
-    struct latency_bench *bench = context;
-    const struct bench_order order = { ORDER_EMPTY, PART_ROUNDS };
-    const bool ok = bench_crew_start(&bench->crew, local, bench->workers, work_latency, bench) &&
-                    bench_crew_do(&bench->crew, order, bench->last) &&
-                    bench_crew_do(&bench->crew, order, bench->last);
-    bench_crew_stop(&bench->crew);
-    if (ok) add_parts(bench, local);
-    return ok ? -1 : 1;
+    struct latency_bench *l = bench;
+    l->b.model = (struct bench_model) { .tensors = 2, .rows = ROW_COUNT, .wire = CAIRN_F32 };
+    snprintf(l->b.model.job, sizeof l->b.model.job, "bench.latency.w%u", l->b.workers);
+    l->stamps = bench_share(l->b.workers * sizeof *l->stamps * PART_ROUNDS);
+    return l->stamps != NULL ? -1 : 1;
 }
 
-int bench_latency(struct ctl *ctl)
-{
-    static struct latency_bench bench;
-    static struct local local;
-    struct bench_result result = {
-        .bench = "latency",
-        .unit = "us",
-        .reference_name = "8 hops of raw TCP over loopback",
-        .less_is_better = true,
-    };
-    if (ctl->shards == 0) ctl->shards = 2;
-    bench.ctl = local.ctl = ctl;
-    bench.result = &result;
-    bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 2;
-    int done = bench_check(ctl, bench.workers, 1);
-    if (done >= 0) return done;
-    bench.model = (struct bench_model) { .tensors = 2, .rows = ROW_COUNT, .wire = CAIRN_F32 };
-    snprintf(bench.model.job, sizeof bench.model.job, "bench.latency.w%u", bench.workers);
-    const size_t bytes = (size_t)bench.workers * PART_ROUNDS * sizeof *bench.stamps;
-    bench.stamps = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (bench.stamps == MAP_FAILED) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    done = local_run(&local, run_there, &bench);
-    local.is_debug = true;
-    if (done < 0 && ctl->endpoint == NULL) done = local_run(&local, run_parts, &bench);
-    munmap(bench.stamps, bytes);
-    if (done >= 0) return done;
-    result.params = json_pack("{s:I, s:I, s:I, s:I}", "workers", (json_int_t)bench.workers,
-                              "shards", (json_int_t)ctl->shards, "hops", (json_int_t)HOPS,
-                              "rounds_in_a_run", (json_int_t)BLOCK_ROUNDS);
-    return bench_print(&result, ctl);
-}
+const struct bench_row bench_latency = {
+    .name = "latency",
+    .unit = "us",
+    .reference_name = "8 hops of raw TCP over loopback",
+    .less_is_better = true,
+    .in_cluster = true,
+    .bytes = sizeof(struct latency_bench),
+    .params_told = "workers shards",
+    .shards = 2,
+    .workers = 2,
+    .prepare = prepare_latency,
+    .open = start_echo,
+    .work = work_latency,
+    .run = run_empty,
+    .reference = run_pings,
+    .report = report_latency,
+    .again = report_parts,
+    .close = close_latency,
+};

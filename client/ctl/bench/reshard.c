@@ -134,20 +134,14 @@ struct bench_move {
 };
 
 struct bench_mover {
-    /* Set by the caller, before begin */
-    const struct local *local;
-    const char *job;
-    uint32_t first, last; /* "shard-FIRST" to "shard-LAST" */
-    bool adds;            /* true: the shards join; false: they are drained */
+    struct bench_task task; /* its `b` is set by the caller, before begin, as are the next four */
+    uint32_t first, last;   /* "shard-FIRST" to "shard-LAST" */
+    bool adds;              /* true: the shards join; false: they are drained */
     /* the move starts only when, according to the coordinator, nobody trains the job */
     bool rests;
     /* Used by the thread */
-    struct ctl ctl;
-    pthread_t thread;
     uint64_t peaks[1 + CTL_SHARDS_MAX]; /* peak bytes of the shards, by number */
     struct bench_move move;
-    bool is_ok; /* false: the thread has printed the error */
-    atomic_bool is_over;
 };
 
 #define LOOK_EVERY_MS 10
@@ -171,12 +165,12 @@ static ProtobufCMessage *ask_reshard(struct bench_mover *m, uint32_t op)
         snprintf(names[i], sizeof names[i], "shard-%zu", m->first + i);
         list[i] = names[i];
     }
-    message.job = wire_text(m->job);
+    message.job = wire_text(m->task.b->model.job);
     message.op = op;
     message.add = message.drain = list;
     message.n_add = m->adds ? count : 0;
     message.n_drain = m->adds ? 0 : count;
-    const cairn_status called = ctl_call(&m->ctl, CAIRN_MSG_RESHARD_ASK, &message.base,
+    const cairn_status called = ctl_call(&m->task.ctl, CAIRN_MSG_RESHARD_ASK, &message.base,
                                          CAIRN_MSG_RESHARD_TOLD, &reply);
     return called == CAIRN_OK ? reply : NULL;
 }
@@ -187,7 +181,7 @@ static int check_move(struct bench_mover *m, const Cairn__ReshardTold *told)
     const Cairn__ReshardJob *job = told->n_jobs == 1 ? told->jobs[0] : NULL;
     if (job != NULL && strcmp(job->state, "moving") == 0) return 1;
     if (job == NULL || strcmp(job->state, "done") != 0) {
-        (void)ctl_fail(CAIRN_ERR_REFUSED, "the move of job %s: %s", m->job,
+        (void)ctl_fail(CAIRN_ERR_REFUSED, "the move of job %s: %s", m->task.b->model.job,
                        job != NULL ? job->text : "it is not known");
         return -1;
     }
@@ -229,7 +223,7 @@ static double memory_of(const struct bench_mover *m, const uint64_t *before, con
 {
     const double slice = m->move.slices > 0 ? m->move.moved_bytes / m->move.slices : 0;
     double worst = 0;
-    for (int i = 1; i < m->local->daemon_count; i++) {
+    for (int i = 1; i < m->task.b->local->daemon_count; i++) {
         const double owned = (double)(before[i] > after[i] ? before[i] : after[i]);
         if (owned + slice > 0 && (double)m->peaks[i] / (owned + slice) > worst)
             worst = (double)m->peaks[i] / (owned + slice);
@@ -237,46 +231,23 @@ static double memory_of(const struct bench_mover *m, const uint64_t *before, con
     return worst;
 }
 
-static void *run_move(void *context)
+static bool run_move(struct bench_task *task)
 {
-    struct bench_mover *m = context;
+    struct bench_mover *m = (struct bench_mover *)task;
     uint64_t before[1 + CTL_SHARDS_MAX] = { 0 }, after[1 + CTL_SHARDS_MAX] = { 0 };
     int goes_on = m->rests && !await_rest(m) ? -1 : 1;
-    look_at_memory(m->local, before);
+    look_at_memory(m->task.b->local, before);
     const double begin = bench_now();
     if (goes_on > 0) goes_on = step_move(m, CAIRN_RESHARD_APPLY);
     while (goes_on > 0) {
-        look_at_memory(m->local, m->peaks);
+        look_at_memory(m->task.b->local, m->peaks);
         poll(NULL, 0, LOOK_EVERY_MS);
         goes_on = step_move(m, CAIRN_RESHARD_STATUS);
     }
     m->move.seconds = bench_now() - begin;
-    look_at_memory(m->local, after);
+    look_at_memory(m->task.b->local, after);
     m->move.memory = memory_of(m, before, after);
-    m->is_ok = goes_on == 0;
-    atomic_store(&m->is_over, true);
-    return NULL;
-}
-
-/* Starts the move. Returns false after printing the error if no thread could be started. */
-static bool bench_move_begin(struct bench_mover *m)
-{
-    m->ctl = *m->local->ctl;
-    m->ctl.endpoint = m->local->endpoint;
-    memset(m->peaks, 0, sizeof m->peaks);
-    m->move = (struct bench_move) { 0 };
-    atomic_store(&m->is_over, false);
-    if (pthread_create(&m->thread, NULL, run_move, m) == 0) return true;
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
-    return false;
-}
-
-/* Waits for the move to end. Returns false after printing the error if the move failed. */
-static bool bench_move_end(struct bench_mover *m, struct bench_move *move_out)
-{
-    pthread_join(m->thread, NULL);
-    *move_out = m->move;
-    return m->is_ok;
+    return goes_on == 0;
 }
 
 /* ==== bench ==== */
@@ -290,11 +261,7 @@ static bool bench_move_end(struct bench_mover *m, struct bench_move *move_out)
 #define COPIES                 3 /* runs of each kind of copy other than the reference */
 
 struct reshard_bench {
-    const struct ctl *ctl;
-    struct bench_result *result;
-    struct local *local;
     struct step_plan plan;
-    struct bench_crew crew;
     struct bench_mover mover;
     uint32_t from, to;
     bool is_there;                /* the job is on `to` shards */
@@ -307,21 +274,24 @@ struct reshard_bench {
 
 /* ---- a move ---- */
 
-static void prepare_move(struct reshard_bench *b, bool rests)
+/* Starts the move to the other shards. Returns false after printing the error if no thread could be
+ * started. */
+static bool begin_move(struct reshard_bench *b, bool rests)
 {
-    const uint32_t less = b->from < b->to ? b->from : b->to,
-                   more = b->from < b->to ? b->to : b->from;
-    b->mover.local = b->local;
-    b->mover.job = b->plan.model.job;
-    b->mover.first = less + 1;
-    b->mover.last = more;
-    b->mover.adds = (b->from < b->to) != b->is_there;
-    b->mover.rests = rests;
+    const bool grows = b->from < b->to;
+    b->mover = (struct bench_mover) { .task = { .b = &b->plan.b, .run = run_move },
+                                      .first = (grows ? b->from : b->to) + 1,
+                                      .last = grows ? b->to : b->from,
+                                      .adds = grows != b->is_there,
+                                      .rests = rests };
+    return bench_task_begin(&b->mover.task);
 }
 
+/* Waits for the move to end. Returns false after printing the error if the move failed. */
 static bool end_move(struct reshard_bench *b)
 {
-    if (!bench_move_end(&b->mover, &b->last)) return false;
+    if (!bench_task_end(&b->mover.task)) return false;
+    b->last = b->mover.move;
     b->is_there = !b->is_there;
     b->moved += b->last.moved_bytes;
     b->least += b->last.least_bytes;
@@ -344,18 +314,17 @@ static void add_rest(struct reshard_bench *b)
 }
 
 /* Moves the job at rest and returns GB/s. */
-static double move_at_rest(void *context)
+static double move_at_rest(void *bench)
 {
-    struct reshard_bench *b = context;
-    prepare_move(b, true);
-    if (!bench_move_begin(&b->mover) || !end_move(b)) return 0;
+    struct reshard_bench *b = bench;
+    if (!begin_move(b, true) || !end_move(b)) return 0;
     add_rest(b);
     return b->last.state_bytes * 1e-9 / b->last.state_s;
 }
 
-static double copy_reshard(void *context)
+static double copy_reshard(void *bench)
 {
-    struct reshard_bench *b = context;
+    struct reshard_bench *b = bench;
     return bench_copy(&b->copier, (size_t)b->last.state_bytes, bench_core_count(), false);
 }
 
@@ -372,20 +341,11 @@ static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_
 
 /* ---- while it trains ---- */
 
-/* Runs a step and returns its seconds. Returns 0 after printing the error if the step failed. */
-static double train(struct reshard_bench *b, uint32_t word)
-{
-    struct bench_report report;
-    const struct bench_order order = { word, 1 };
-    if (!bench_crew_do(&b->crew, order, &report)) return 0;
-    return report.figures[STEP_FIGURE_ALL];
-}
-
 static bool train_before(struct reshard_bench *b, uint32_t word, double *median_out)
 {
     double values[STEPS_BEFORE];
     for (int i = 0; i < STEPS_BEFORE; i++)
-        if (!((values[i] = train(b, word)) > 0)) return false;
+        if (!((values[i] = bench_order(&b->plan.b, word, 1)) > 0)) return false;
     *median_out = bench_spread_of(values, STEPS_BEFORE).median;
     return true;
 }
@@ -397,12 +357,11 @@ static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median
     double seconds = 1;
     *longest_out = 0;
     if (!train_before(b, word, median_out)) return false;
-    prepare_move(b, false);
-    if (!bench_move_begin(&b->mover)) return false;
+    if (!begin_move(b, false)) return false;
     do {
-        seconds = train(b, word);
+        seconds = bench_order(&b->plan.b, word, 1);
         if (seconds > *longest_out) *longest_out = seconds;
-    } while (seconds > 0 && !atomic_load(&b->mover.is_over));
+    } while (seconds > 0 && !atomic_load(&b->mover.task.is_over));
     return end_move(b) && seconds > 0 && move_at_rest(b) > 0;
 }
 
@@ -412,57 +371,41 @@ static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median
  * error if one of them failed. */
 static double snapshot_and_restore(struct reshard_bench *b)
 {
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    ProtobufCMessage *made, *restored;
-    struct ctl ctl = *b->ctl;
-    ctl.endpoint = b->local->endpoint;
-    ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
-    create.job = restore.job = b->plan.model.job;
-    create.wait = true;
-    const double begin = bench_now();
-    if (ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base, CAIRN_MSG_SNAPSHOT_STATUS, &made) !=
-        CAIRN_OK)
-        return 0;
-    restore.id = ((const Cairn__SnapshotStatus *)made)->id;
-    const cairn_status called = ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base,
-                                         CAIRN_MSG_SNAPSHOT_STATUS, &restored);
-    const double seconds = bench_now() - begin;
-    message_free(made);
-    if (called == CAIRN_OK) message_free(restored);
-    return called == CAIRN_OK ? seconds : 0;
+    struct bench_saver saver = { .task.b = &b->plan.b };
+    const double made_s = bench_save(&saver);
+    saver.restores = true;
+    const double restored_s = made_s > 0 ? bench_save(&saver) : 0;
+    return restored_s > 0 ? made_s + restored_s : 0;
 }
 
 /* Saves and loads the same state in one process; Returns 0 after printing a message if this Python has no
  * torch. */
 static double torch_save_and_load(const struct reshard_bench *b)
 {
-    const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
+    const uint64_t elems = bench_model_params(&b->plan.b.model);
     double numbers[2] = { 0 };
-    if (bench_torch_run(b->local, torch_load, elems, 1, numbers) > 0) return numbers[0];
+    if (bench_torch_run(b->plan.b.local, torch_load, elems, 1, numbers) > 0) return numbers[0];
     fprintf(stderr, "skip: torch.save and load: python3 has no torch\n");
     return 0;
 }
 
 /* ---- the bench ---- */
 
-static void report_rest(const struct reshard_bench *b, json_t *parts)
+static void report_rest(struct reshard_bench *b)
 {
     const struct bench_move *rest = &b->rest;
     const double n = b->rests, moving_s = rest->state_s / n, all_s = rest->seconds / n;
-    json_t *more = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "state_bytes",
-                             rest->state_bytes / n, "slices", rest->slices / n, "all_s", all_s,
-                             "coming_s", moving_s, "fixed_s", all_s - moving_s, "fixed_prepare_s",
-                             rest->prepare_s / n, "fixed_cut_over_s", rest->cut_s / n,
-                             "fixed_while_it_comes_s", (rest->waited_s - rest->state_s) / n,
-                             "fixed_join_publish_leave_s",
-                             (rest->seconds - rest->prepare_s - rest->cut_s - rest->waited_s) / n);
-    json_object_update(parts, more);
-    json_decref(more);
+    BENCH_PARTS(&b->plan.b, { "state_bytes", rest->state_bytes / n },
+                { "slices", rest->slices / n }, { "all_s", all_s }, { "coming_s", moving_s },
+                { "fixed_s", all_s - moving_s }, { "fixed_prepare_s", rest->prepare_s / n },
+                { "fixed_cut_over_s", rest->cut_s / n },
+                { "fixed_while_it_comes_s", (rest->waited_s - rest->state_s) / n },
+                { "fixed_join_publish_leave_s",
+                  (rest->seconds - rest->prepare_s - rest->cut_s - rest->waited_s) / n });
 }
 
 /* Returns false after printing the error if there is no memory. */
-static bool report_copies(struct reshard_bench *b, json_t *parts)
+static bool report_copies(struct reshard_bench *b)
 {
     static const struct {
         const char *name;
@@ -476,53 +419,42 @@ static bool report_copies(struct reshard_bench *b, json_t *parts)
         const uint32_t threads = kinds[i].by_all ? bench_core_count() : 1;
         const double speed = copy_otherwise(b, threads, kinds[i].is_fresh);
         if (!(speed > 0)) return false;
-        json_object_set_new(parts, kinds[i].name, json_real(speed));
+        BENCH_PARTS(&b->plan.b, { kinds[i].name, speed });
     }
     return true;
 }
 
-static void report_all(struct reshard_bench *b, json_t *parts, double snapshot_s, double torch_s)
-{
-    json_t *more = json_pack("{s:f, s:f, s:f, s:f, s:f}", "moved_over_least",
-                             b->least > 0 ? b->moved / b->least : 0, "memory_over_owned_and_slice",
-                             b->memory, "longest_step_sleeping", b->longest[0] / b->median[0],
-                             "longest_step_computing", b->longest[1] / b->median[1],
-                             "snapshot_and_restore_s", snapshot_s);
-    json_object_update(parts, more);
-    json_decref(more);
-    if (torch_s > 0) json_object_set_new(parts, "torch_save_and_load_s", json_real(torch_s));
-}
-
-static int measure_reshard(struct reshard_bench *b)
+static int report_reshard(void *bench)
 {
     static const uint32_t words[2] = { STEP_ORDER_STEP, STEP_ORDER_BUSY };
-    const int done = bench_alternate(b->result, b->ctl->bench.seconds, move_at_rest, copy_reshard,
-                                     b);
-    if (done >= 0) return done;
-    json_t *parts = b->result->parts = json_object();
-    report_rest(b, parts);
-    if (!report_copies(b, parts)) return 1;
+    struct reshard_bench *b = bench;
+    report_rest(b);
+    if (!report_copies(b)) return 1;
     if (b->is_there && !(move_at_rest(b) > 0)) return 1;
     for (int i = 0; i < 2; i++)
         if (!measure_steps(b, words[i], &b->median[i], &b->longest[i])) return 1;
     const double snapshot_s = snapshot_and_restore(b);
     if (!(snapshot_s > 0)) return 1;
-    report_all(b, parts, snapshot_s, torch_save_and_load(b));
-    return -1;
+    BENCH_PARTS(bench, { "moved_over_least", b->least > 0 ? b->moved / b->least : 0 },
+                { "memory_over_owned_and_slice", b->memory },
+                { "longest_step_sleeping", b->longest[0] / b->median[0] },
+                { "longest_step_computing", b->longest[1] / b->median[1] },
+                { "snapshot_and_restore_s", snapshot_s });
+    const double torch_s = torch_save_and_load(b);
+    if (torch_s > 0) BENCH_PARTS(bench, { "torch_save_and_load_s", torch_s });
+    return bench_add_params(bench, json_pack("{s:I, s:I, s:f}", "from", (json_int_t)b->from, "to",
+                                             (json_int_t)b->to, "backward_ms", BACKWARD_S * 1e3));
 }
 
-static int run_there(struct local *local, void *context)
+/* ---- the row ---- */
+
+/* Adds the shards that the job moves to, and creates a version to move. */
+static int begin_reshard(void *bench)
 {
-    struct reshard_bench *b = context;
-    int done = 1;
-    b->local = local;
-    if (bench_crew_start(&b->crew, local, 1, bench_step_work, &b->plan)) done = -1;
-    for (uint32_t s = b->from; s < b->to && done < 0; s++) done = local_shard_add(local);
-    if (done < 0 && !(train(b, STEP_ORDER_STEP) > 0)) done = 1; // creates a version to move
-    if (done < 0) done = measure_reshard(b);
-    bench_crew_stop(&b->crew);
-    bench_copier_release(&b->copier);
-    return done;
+    struct reshard_bench *b = bench;
+    int done = -1;
+    for (uint32_t s = b->from; s < b->to && done < 0; s++) done = local_shard_add(b->plan.b.local);
+    return done < 0 && !(bench_order(bench, STEP_ORDER_STEP, 1) > 0) ? 1 : done;
 }
 
 /* Returns the default number of parameters. If memory is short, prints a message and returns fewer. */
@@ -535,70 +467,54 @@ static uint64_t params_that_fit(void)
     return fit;
 }
 
-static void make_model(struct reshard_bench *b)
+static int prepare_reshard(void *bench)
 {
-    const struct ctl_bench *asked = &b->ctl->bench;
-    struct bench_model *model = &b->plan.model;
-    const uint64_t params = asked->params > 0 ? asked->params : params_that_fit();
-    model->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
-    bench_model_cut(model, params);
-    model->wire = asked->wire != NULL && strcmp(asked->wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
-    snprintf(model->job, sizeof model->job, "bench.reshard");
+    struct reshard_bench *b = bench;
+    struct ctl *ctl = b->plan.b.ctl;
+    struct bench_model *model = &b->plan.b.model;
+    int done = -1;
+    b->from = FROM_DEFAULT;
+    if (ctl->from != NULL) done = ctl_parse_number("from", ctl->from, CTL_SHARDS_MAX, &b->from);
+    b->to = b->from + 1;
+    if (done < 0 && ctl->to != NULL) done = ctl_parse_number("to", ctl->to, CTL_SHARDS_MAX, &b->to);
+    if (done >= 0) return done;
+    ctl->shards = b->from;
+    if (ctl->bench.params == 0) bench_model_cut(model, params_that_fit());
     b->plan.backward_seconds = BACKWARD_S;
     b->plan.card = -1;
-}
-
-/* -1: continue. */
-static int check_reshard(const struct reshard_bench *b)
-{
-    const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
     if (b->from == b->to || b->to > CTL_SHARDS_MAX)
-        return ctl_usage_fail(b->ctl, "--from %u --to %u: give two different numbers, 1 to %d",
+        return ctl_usage_fail(ctl, "--from %u --to %u: give two different numbers, 1 to %d",
                               b->from, b->to, CTL_SHARDS_MAX);
-    const int done = bench_check(b->ctl, 1, b->plan.model.tensors);
-    return done >= 0 ? done : bench_check_memory(elems * SHARD_BYTES, "", "--params");
+    done = bench_check_memory(bench_model_params(model) * SHARD_BYTES, "", "--params");
+    return done >= 0 ? done : bench_step_share(&b->plan);
 }
 
-static json_t *params_of(const struct reshard_bench *b)
+static void close_reshard(void *bench)
 {
-    const struct bench_model *model = &b->plan.model;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f}", "params",
-                     (json_int_t)(model->tensors * bench_model_elems(model)), "tensors",
-                     (json_int_t)model->tensors, "from", (json_int_t)b->from, "to",
-                     (json_int_t)b->to, "threads", (json_int_t)b->ctl->bench.threads, "wire",
-                     model->wire == CAIRN_F32 ? "f32" : "bf16", "backward_ms", BACKWARD_S * 1e3);
+    struct reshard_bench *b = bench;
+    bench_copier_release(&b->copier);
+    bench_step_release(bench);
 }
 
-int bench_reshard(struct ctl *ctl)
-{
-    static struct reshard_bench bench;
-    static struct local local;
-    struct bench_result result = {
-        .bench = "reshard",
-        .unit = "GB/s",
-        .reference_name = "memcpy of as many bytes by all cores, to memory written before",
-    };
-    bench.ctl = local.ctl = ctl;
-    bench.result = &result;
-    bench.from = FROM_DEFAULT;
-    int done = -1;
-    if (ctl->from != NULL) done = ctl_parse_number("from", ctl->from, CTL_SHARDS_MAX, &bench.from);
-    bench.to = bench.from + 1;
-    if (done < 0 && ctl->to != NULL)
-        done = ctl_parse_number("to", ctl->to, CTL_SHARDS_MAX, &bench.to);
-    if (done >= 0) return done;
-    ctl->shards = bench.from;
-    local.threads = ctl->bench.threads;
-    make_model(&bench);
-    done = check_reshard(&bench);
-    if (done >= 0) return done;
-    if (!bench_step_plan_share(&bench.plan, 1)) return 1;
-    done = local_run(&local, run_there, &bench);
-    bench_step_plan_release(&bench.plan, 1);
-    if (done >= 0) return done;
-    result.params = params_of(&bench);
-    return bench_print(&result, ctl);
-}
+const struct bench_row bench_reshard = {
+    .name = "reshard",
+    .unit = "GB/s",
+    .reference_name = "memcpy of as many bytes by all cores, to memory written before",
+    .in_cluster = true,
+    .bytes = sizeof(struct reshard_bench),
+    .params_told = "params tensors threads wire",
+    .workers = 1,
+    .tensors = TENSORS_DEFAULT,
+    .params = RESHARD_PARAMS_DEFAULT,
+    .wire = CAIRN_BF16,
+    .prepare = prepare_reshard,
+    .work = bench_step_work,
+    .begin = begin_reshard,
+    .run = move_at_rest,
+    .reference = copy_reshard,
+    .report = report_reshard,
+    .close = close_reshard,
+};
 
 /* ==== layout ==== */
 
@@ -606,29 +522,31 @@ int bench_reshard(struct ctl *ctl)
  * those of the planner. The model resembles a language model: blocks of a few large and many small
  * tensors. */
 
-#define BOUND_SECONDS         1.0
-#define BOUND_BYTES           ((uint64_t)1 << 30)
-#define UNIT_TENSORS          16 /* per block */
-#define LARGE_OF_UNIT         7  /* attention and feed-forward; the others are norms and biases */
-#define SMALL_ELEMS           ((uint64_t)8192)
-#define NAME_BYTES            32
-#define LAYOUT_PARAMS_DEFAULT ((uint64_t)1000000000000)
+#define BOUND_SECONDS          1.0
+#define BOUND_BYTES            ((uint64_t)1 << 30)
+#define UNIT_TENSORS           16 /* per block */
+#define LARGE_OF_UNIT          7  /* attention and feed-forward; the others are norms and biases */
+#define SMALL_ELEMS            ((uint64_t)8192)
+#define NAME_BYTES             32
+#define LAYOUT_PARAMS_DEFAULT  ((uint64_t)1000000000000)
+#define LAYOUT_TENSORS_DEFAULT 100000
 
 struct layout_bench {
+    struct bench b;
     uint64_t params;
-    uint32_t tensors, shards;
+    uint32_t tensors;
     double rss_bytes;
 };
 
 /* Tensors have rows of 1024 elements. The parameters that are not in norms and biases are spread over the
  * large tensors. */
-static struct shape shape_of(const struct layout_bench *bench, uint32_t tensor)
+static struct shape shape_of(const struct layout_bench *l, uint32_t tensor)
 {
-    const uint32_t rest = bench->tensors % UNIT_TENSORS;
-    const uint32_t large = bench->tensors / UNIT_TENSORS * LARGE_OF_UNIT +
+    const uint32_t rest = l->tensors % UNIT_TENSORS;
+    const uint32_t large = l->tensors / UNIT_TENSORS * LARGE_OF_UNIT +
                            (rest < LARGE_OF_UNIT ? rest : LARGE_OF_UNIT);
-    const uint64_t small = (uint64_t)(bench->tensors - large) * SMALL_ELEMS;
-    const uint64_t left = bench->params > small ? bench->params - small : 0;
+    const uint64_t small = (uint64_t)(l->tensors - large) * SMALL_ELEMS;
+    const uint64_t left = l->params > small ? l->params - small : 0;
     if (tensor % UNIT_TENSORS >= LARGE_OF_UNIT)
         return (struct shape) { .rank = 1, .dim = { SMALL_ELEMS } };
     const uint64_t rows = left / large / 1024 + (tensor % UNIT_TENSORS) * 7;
@@ -636,72 +554,82 @@ static struct shape shape_of(const struct layout_bench *bench, uint32_t tensor)
 }
 
 /* This runs in the child process. Returns 0 if the plan was made. */
-static int plan_layout(const struct layout_bench *bench)
+static int plan_layout(const struct layout_bench *l)
 {
-    const size_t count = bench->tensors;
+    const size_t count = l->tensors;
     struct layout_tensor *tensors = calloc(count, sizeof *tensors);
     char *names = malloc(count * 2 * NAME_BYTES);
     if (tensors == NULL || names == NULL) return 1;
-    for (uint32_t t = 0; t < bench->tensors; t++) {
+    for (uint32_t t = 0; t < l->tensors; t++) {
         char *name = names + (size_t)t * 2 * NAME_BYTES, *unit = name + NAME_BYTES;
         snprintf(name, NAME_BYTES, "layers.%u.tensor.%u", t / UNIT_TENSORS, t % UNIT_TENSORS);
         snprintf(unit, NAME_BYTES, "layers.%u", t / UNIT_TENSORS);
         tensors[t] = (struct layout_tensor) {
-            .name = name, .unit = unit, .shape = shape_of(bench, t), .elem_bytes = 20
+            .name = name, .unit = unit, .shape = shape_of(l, t), .elem_bytes = 20
         };
     }
     const struct plan_request request = { .tensors = tensors,
-                                          .tensor_count = bench->tensors,
-                                          .shard_count = bench->shards };
+                                          .tensor_count = l->tensors,
+                                          .shard_count = l->b.ctl->shards };
     struct layout *layout = NULL;
     return plan_make(&request, &layout, NULL) == CAIRN_OK ? 0 : 1;
 }
 
-static double run_plan(void *context)
+static double run_plan(void *bench)
 {
-    struct layout_bench *bench = context;
+    struct layout_bench *l = bench;
     const double begin = bench_now();
     fflush(NULL);
     const pid_t child = fork();
-    if (child == 0) _exit(plan_layout(bench));
+    if (child == 0) _exit(plan_layout(l));
     struct rusage usage = { 0 };
     int status = 1;
     if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0) {
         ctl_fail(CAIRN_ERR_INVALID,
                  "%" PRIu64 " parameters in %u tensors on %u shards cannot be planned: too many "
                  "parameters, or too little memory",
-                 bench->params, bench->tensors, bench->shards);
+                 l->params, l->tensors, l->b.ctl->shards);
         return 0;
     }
     const double rss_bytes = (double)usage.ru_maxrss * 1024;
-    if (rss_bytes > bench->rss_bytes) bench->rss_bytes = rss_bytes;
+    if (rss_bytes > l->rss_bytes) l->rss_bytes = rss_bytes;
     return bench_now() - begin;
 }
 
-static double bound(void *context)
+static double bound(void *bench)
 {
-    (void)context;
+    (void)bench;
     return BOUND_SECONDS;
 }
 
-int bench_layout(struct ctl *ctl)
+static int prepare_layout(void *bench)
 {
-    struct layout_bench bench = {
-        .params = ctl->bench.params > 0 ? ctl->bench.params : LAYOUT_PARAMS_DEFAULT,
-        .tensors = ctl->bench.tensors > 0 ? ctl->bench.tensors : 100000,
-        .shards = ctl->shards > 0 ? ctl->shards : 10000,
-    };
-    struct bench_result result = {
-        .bench = "layout",
-        .unit = "s",
-        .reference_name = "the bound",
-        .less_is_better = true,
-    };
-    const int done = bench_alternate(&result, ctl->bench.seconds, run_plan, bound, &bench);
-    if (done >= 0) return done;
-    result.params = json_pack("{s:I, s:I, s:I}", "params", (json_int_t)bench.params, "tensors",
-                              (json_int_t)bench.tensors, "shards", (json_int_t)bench.shards);
-    result.parts = json_pack("{s:f, s:I}", "rss_bytes", bench.rss_bytes, "rss_bound_bytes",
-                             (json_int_t)BOUND_BYTES);
-    return bench_print(&result, ctl);
+    struct layout_bench *l = bench;
+    const struct ctl_bench *asked = &l->b.ctl->bench;
+    l->params = asked->params > 0 ? asked->params : LAYOUT_PARAMS_DEFAULT;
+    l->tensors = asked->tensors > 0 ? asked->tensors : LAYOUT_TENSORS_DEFAULT;
+    return -1;
 }
+
+static int report_layout(void *bench)
+{
+    struct layout_bench *l = bench;
+    BENCH_PARTS(&l->b, { "rss_bytes", l->rss_bytes });
+    bench_add_count(&l->b, "rss_bound_bytes", BOUND_BYTES);
+    return bench_add_params(bench, json_pack("{s:I, s:I}", "params", (json_int_t)l->params,
+                                             "tensors", (json_int_t)l->tensors));
+}
+
+const struct bench_row bench_layout = {
+    .name = "layout",
+    .unit = "s",
+    .reference_name = "the bound",
+    .less_is_better = true,
+    .bytes = sizeof(struct layout_bench),
+    .params_told = "shards",
+    .shards = 10000,
+    .prepare = prepare_layout,
+    .run = run_plan,
+    .reference = bound,
+    .report = report_layout,
+};

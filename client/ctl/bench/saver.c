@@ -25,14 +25,58 @@
 #define SAVER_LOOK_MS 5
 #define LOOK_DUE_MS   20 /* each poll reads the store */
 
-static void take_reply(struct bench_saver *s, const Cairn__SnapshotStatus *reply)
+/* ---- a thread ---- */
+
+static void connect_task(struct bench_task *task)
 {
-    snprintf(s->id, sizeof s->id, "%s", reply->id);
-    snprintf(s->path, sizeof s->path, "%s", reply->path);
-    s->bytes = reply->bytes;
+    task->ctl = *task->b->ctl;
+    task->ctl.endpoint = task->b->local->endpoint;
+    task->ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+}
+
+static void *run_task(void *context)
+{
+    struct bench_task *task = context;
+    task->is_ok = task->run(task);
+    atomic_store(&task->is_over, true);
+    return NULL;
+}
+
+bool bench_task_begin(struct bench_task *task)
+{
+    connect_task(task);
+    task->is_ok = false;
+    atomic_store(&task->is_over, false);
+    if (pthread_create(&task->thread, NULL, run_task, task) == 0) return true;
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    return false;
+}
+
+bool bench_task_end(struct bench_task *task)
+{
+    pthread_join(task->thread, NULL);
+    return task->is_ok;
 }
 
 /* ---- the job's own snapshots ---- */
+
+static cairn_status ask(struct bench_saver *s, uint16_t type, const ProtobufCMessage *message,
+                        uint16_t reply_type, void (*take)(struct bench_saver *, const void *reply))
+{
+    ProtobufCMessage *reply;
+    CAIRN_TRY(ctl_call(&s->task.ctl, type, message, reply_type, &reply));
+    if (take != NULL) take(s, reply);
+    message_free(reply);
+    return CAIRN_OK;
+}
+
+static void take_status(struct bench_saver *s, const void *reply)
+{
+    const Cairn__SnapshotStatus *status = reply;
+    snprintf(s->id, sizeof s->id, "%s", status->id);
+    snprintf(s->path, sizeof s->path, "%s", status->path);
+    s->bytes = status->bytes;
+}
 
 static cairn_status set_every(struct bench_saver *s, uint64_t every)
 {
@@ -47,98 +91,74 @@ static cairn_status set_every(struct bench_saver *s, uint64_t every)
         settings[i].key = wire_text(pairs[i][0]);
         settings[i].value = wire_text(pairs[i][1]);
     }
-    amend.name = wire_text(s->job);
+    amend.name = wire_text(s->task.b->model.job);
     amend.settings = (Cairn__Setting **)(uintptr_t)list;
     amend.n_settings = 2;
-    return ctl_amend(&s->ctl, &amend, &revision);
+    return ctl_amend(&s->task.ctl, &amend, &revision);
 }
 
 /* Records when the snapshot begins. The previous snapshot was removed, so the first listed snapshot is the
  * new one. */
-static cairn_status look_for_snapshot(struct bench_saver *s)
+static void take_list(struct bench_saver *s, const void *reply)
 {
-    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    ProtobufCMessage *reply;
-    get.job = wire_text(s->job);
-    CAIRN_TRY(
-        ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base, CAIRN_MSG_SNAPSHOT_LIST, &reply));
-    const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
+    const Cairn__SnapshotList *list = reply;
     const bool is_seen = list->n_running > 0 || list->n_snapshots > 0;
     if (is_seen && !(s->begin > 0)) s->begin = bench_now();
-    if (list->n_snapshots > 0) take_reply(s, list->snapshots[0]);
-    message_free(reply);
-    return CAIRN_OK;
+    if (list->n_snapshots > 0) take_status(s, list->snapshots[0]);
 }
 
 static cairn_status await_due(struct bench_saver *s)
 {
+    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
+    get.job = wire_text(s->task.b->model.job);
     s->begin = 0;
     cairn_status status = set_every(s, s->every);
     while (status == CAIRN_OK && s->id[0] == '\0') {
         poll(NULL, 0, LOOK_DUE_MS);
-        status = look_for_snapshot(s);
+        status = ask(s, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base, CAIRN_MSG_SNAPSHOT_LIST, take_list);
     }
     s->end = bench_now();
     return status == CAIRN_OK ? set_every(s, 0) : status;
 }
 
-/* ---- the thread ---- */
+/* ---- saving ---- */
 
-static cairn_status ask_saver(struct bench_saver *s)
+static cairn_status save_or_restore(struct bench_saver *s)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    ProtobufCMessage *reply = NULL;
-    create.job = restore.job = wire_text(s->job);
+    create.job = restore.job = wire_text(s->task.b->model.job);
     create.wait = true;
     restore.id = s->id;
     s->begin = bench_now();
-    const cairn_status called = s->restores
-                                    ? ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base,
-                                               CAIRN_MSG_SNAPSHOT_STATUS, &reply)
-                                    : ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base,
-                                               CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    const cairn_status status = s->restores ? ask(s, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base,
+                                                  CAIRN_MSG_SNAPSHOT_STATUS, NULL)
+                                            : ask(s, CAIRN_MSG_SNAPSHOT_CREATE, &create.base,
+                                                  CAIRN_MSG_SNAPSHOT_STATUS, take_status);
     s->end = bench_now();
-    if (called != CAIRN_OK) return called;
-    if (!s->restores) take_reply(s, (const Cairn__SnapshotStatus *)reply);
-    message_free(reply);
-    return CAIRN_OK;
+    return status;
 }
 
-static void *run_saver(void *context)
+static bool run_saver(struct bench_task *task)
 {
-    struct bench_saver *s = context;
-    s->is_ok = (s->every > 0 && !s->restores ? await_due(s) : ask_saver(s)) == CAIRN_OK;
-    atomic_store(&s->is_over, true);
-    return NULL;
-}
-
-static void prepare_call(struct bench_saver *s)
-{
-    s->ctl = *s->local->ctl;
-    s->ctl.endpoint = s->local->endpoint;
-    s->ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    struct bench_saver *s = (struct bench_saver *)task;
+    return (s->every > 0 && !s->restores ? await_due(s) : save_or_restore(s)) == CAIRN_OK;
 }
 
 bool bench_save_begin(struct bench_saver *s)
 {
-    prepare_call(s);
-    s->is_ok = false;
-    atomic_store(&s->is_over, false);
-    if (pthread_create(&s->thread, NULL, run_saver, s) == 0) return true;
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
-    return false;
+    s->task.run = run_saver;
+    return bench_task_begin(&s->task);
 }
 
 bool bench_save_end(struct bench_saver *s, bool gives_up)
 {
-    while (!gives_up && !atomic_load(&s->is_over)) {
-        gives_up = bench_is_interrupted(s->local);
+    while (!gives_up && !atomic_load(&s->task.is_over)) {
+        gives_up = bench_is_interrupted(s->task.b->local);
         poll(NULL, 0, SAVER_LOOK_MS);
     }
-    if (gives_up) local_daemons_stop(s->local);
-    pthread_join(s->thread, NULL);
-    return s->is_ok && !gives_up;
+    if (gives_up) local_daemons_stop(s->task.b->local);
+    return bench_task_end(&s->task) && !gives_up;
 }
 
 double bench_save(struct bench_saver *s)
@@ -150,16 +170,14 @@ double bench_save(struct bench_saver *s)
 bool bench_save_remove(struct bench_saver *s)
 {
     Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
-    ProtobufCMessage *reply;
     if (s->id[0] == '\0') return true;
-    prepare_call(s);
-    remove.job = wire_text(s->job);
+    connect_task(&s->task);
+    remove.job = wire_text(s->task.b->model.job);
     remove.id = s->id;
     remove.force = true; // it is the only snapshot
-    if (ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED,
-                 &reply) != CAIRN_OK)
+    if (ask(s, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED, NULL) !=
+        CAIRN_OK)
         return false;
-    message_free(reply);
     s->id[0] = '\0';
     return true;
 }
@@ -167,15 +185,10 @@ bool bench_save_remove(struct bench_saver *s)
 bool bench_save_drop_job(struct bench_saver *s)
 {
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
-    ProtobufCMessage *reply;
-    prepare_call(s);
-    remove.name = wire_text(s->job);
+    connect_task(&s->task);
+    remove.name = wire_text(s->task.b->model.job);
     remove.force = true;
-    if (ctl_call(&s->ctl, CAIRN_MSG_JOB_REMOVE, &remove.base, CAIRN_MSG_JOB_REMOVED, &reply) !=
-        CAIRN_OK)
-        return false;
-    message_free(reply);
-    return true;
+    return ask(s, CAIRN_MSG_JOB_REMOVE, &remove.base, CAIRN_MSG_JOB_REMOVED, NULL) == CAIRN_OK;
 }
 
 static int make_cold(const char *path, const struct stat *st, int type, struct FTW *walk)
@@ -258,7 +271,7 @@ static double make_pass(struct bench_disk *disk, int from, int to, uint64_t byte
         begun++;
     atomic_fetch_sub(&pass.left, BENCH_DISK_THREADS - begun);
     while (atomic_load(&pass.left) > 0) {
-        if (bench_is_interrupted(disk->local)) atomic_store(&pass.gives_up, true);
+        if (bench_is_interrupted(disk->b->local)) atomic_store(&pass.gives_up, true);
         poll(NULL, 0, LOOK_MS);
     }
     for (int i = 0; i < begun; i++) pthread_join(threads[i], NULL);
@@ -268,7 +281,7 @@ static double make_pass(struct bench_disk *disk, int from, int to, uint64_t byte
     if (error == 0 && !atomic_load(&pass.gives_up)) return seconds;
     if (error != 0)
         (void)ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s", ctl_bytes(bytes),
-                       disk->local->folder, to >= 0 ? "written" : "read", strerror(error));
+                       disk->b->local->folder, to >= 0 ? "written" : "read", strerror(error));
     return 0;
 }
 
@@ -278,7 +291,7 @@ static int open_file(struct bench_disk *disk)
     int fd = -1;
     for (int flags = disk->is_buffered ? 0 : O_DIRECT; fd < 0; flags = 0) {
         char path[PATH_MAX + 32];
-        snprintf(path, sizeof path, "%s/raw.XXXXXX", disk->local->folder);
+        snprintf(path, sizeof path, "%s/raw.XXXXXX", disk->b->local->folder);
         fd = mkostemp(path, flags | O_CLOEXEC);
         if (fd >= 0) unlink(path);
         if (fd >= 0 || flags == 0) break;
@@ -286,11 +299,11 @@ static int open_file(struct bench_disk *disk)
             fprintf(stderr,
                     "note: %s takes no direct I/O (%s): the raw rate is through the page "
                     "cache\n",
-                    disk->local->folder, strerror(errno));
+                    disk->b->local->folder, strerror(errno));
         disk->is_buffered = true;
     }
     if (fd < 0)
-        (void)ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", disk->local->folder,
+        (void)ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", disk->b->local->folder,
                        strerror(errno));
     return fd;
 }

@@ -26,17 +26,12 @@
  * The cluster's folder is in --dir and has everything that is written, so all of it is removed with the
  * folder. */
 
-#define SNAPSHOT_RUNS 5 /* of each kind, unless --seconds sets the duration */
+#define SNAPSHOT_RUNS 5     /* of each kind */
+#define AT_LEAST_S    0.001 /* as many runs of each as there have to be */
 
 struct snapshot_bench {
-    const struct ctl *ctl;
-    struct local *local;         /* of the running part */
-    struct bench_result *result; /* of the running part */
-    json_t *parts;               /* figures of all parts */
-    double seconds;              /* per interval */
     struct step_plan plan;
-    uint32_t workers;
-    struct bench_crew crew;
+    double seconds; /* per interval */
     struct bench_disk disk;
     struct bench_saver saver;
     uint64_t steps; /* the number of steps that the job has completed */
@@ -59,39 +54,18 @@ struct snapshot_bench {
 
 /* ---- what the parts share ---- */
 
-/* Returns the number of elements of the job. */
-static uint64_t snapshot_elems(const struct snapshot_bench *b)
-{
-    return b->plan.model.tensors * (uint64_t)bench_model_elems(&b->plan.model);
-}
-
 static uint64_t snapshot_bytes(const struct snapshot_bench *b)
 {
-    return snapshot_elems(b) * STATE_BYTES;
-}
-
-static void snapshot_set(struct snapshot_bench *b, const char *name, double value)
-{
-    json_object_set_new(b->parts, name, json_real(value));
+    return bench_model_params(&b->plan.b.model) * STATE_BYTES;
 }
 
 /* Runs a step of all workers. Returns the seconds of the slowest worker. Returns 0 after printing the error
  * if the step failed. */
 static double snapshot_step(struct snapshot_bench *b, uint32_t word)
 {
-    struct bench_report reports[BENCH_WORKERS_MAX];
-    const struct bench_order order = { word, 1 };
-    if (!bench_crew_do(&b->crew, order, reports)) return 0;
-    b->steps++;
-    return bench_greatest(reports, b->workers, STEP_FIGURE_ALL);
-}
-
-/* Starts the workers and runs a first step. Returns false after printing the error if a worker failed;
- * bench_crew_stop is needed even then. */
-static bool snapshot_crew_start(struct snapshot_bench *b)
-{
-    return bench_crew_start(&b->crew, b->local, b->workers, bench_step_work, &b->plan) &&
-           snapshot_step(b, STEP_ORDER_STEP) > 0;
+    const double seconds = bench_order(&b->plan.b, word, 1);
+    if (seconds > 0) b->steps++;
+    return seconds;
 }
 
 /* ==== rest ==== */
@@ -102,57 +76,53 @@ static bool snapshot_crew_start(struct snapshot_bench *b)
 
 /* ---- writing ---- */
 
-static double write_once(void *context)
+static double write_once(void *bench)
 {
-    struct snapshot_bench *b = context;
+    struct snapshot_bench *b = bench;
     if (!bench_save_remove(&b->saver)) return 0;
     const double seconds = bench_save(&b->saver);
     return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
-/* Writes the bytes of a snapshot directly to the disk, and returns GB/s; `context` is the bench. Returns 0
+/* Writes the bytes of a snapshot directly to the disk, and returns GB/s. Returns 0
  * after printing the error if the write failed. */
-static double snapshot_write_raw(void *context)
+static double snapshot_write_raw(void *bench)
 {
-    struct snapshot_bench *b = context;
+    struct snapshot_bench *b = bench;
     return bench_disk_write(&b->disk, snapshot_bytes(b));
 }
 
 /* Creates the job's first version; afterwards nobody trains the job. */
-static bool make_job(struct snapshot_bench *b)
+static int make_job(void *bench)
 {
-    const bool is_made = snapshot_crew_start(b);
-    bench_crew_stop(&b->crew);
-    return is_made;
+    struct snapshot_bench *b = bench;
+    const bool is_made = bench_crew_start(bench, bench_step_work) &&
+                         snapshot_step(b, STEP_ORDER_STEP) > 0;
+    bench_crew_stop(bench);
+    return is_made ? -1 : 1;
 }
 
-static int add_torch(struct snapshot_bench *b)
+/* Creates a job at rest, and a snapshot of the job. */
+static int make_snapshot(void *bench)
 {
+    struct snapshot_bench *b = bench;
+    return make_job(b) < 0 && bench_save(&b->saver) > 0 ? -1 : 1;
+}
+
+static int report_torch(void *bench)
+{
+    struct snapshot_bench *b = bench;
+    struct bench *base = bench;
+    const double gigabytes = (double)snapshot_bytes(b) * 1e-9;
     struct bench_torch torch;
-    if (!bench_torch_measure(b->local, snapshot_elems(b), b->workers, &torch)) return 1;
-    if (torch.save_s > 0) {
-        const double speed = (double)snapshot_bytes(b) * 1e-9 / torch.save_s;
-        snapshot_set(b, "torch_save_GB/s", speed);
-        snapshot_set(b, "write_over_torch_save", b->result->value.median / speed);
-    }
-    if (torch.async_s > 0)
-        snapshot_set(b, "dcp_async_save_GB/s", (double)snapshot_bytes(b) * 1e-9 / torch.async_s);
+    if (!bench_torch_measure(base->local, bench_model_params(&base->model), base->workers, &torch))
+        return 1;
+    if (torch.save_s > 0)
+        BENCH_PARTS(
+            base, { "torch_save_GB/s", gigabytes / torch.save_s },
+            { "write_over_torch_save", base->result.value.median / (gigabytes / torch.save_s) });
+    if (torch.async_s > 0) BENCH_PARTS(base, { "dcp_async_save_GB/s", gigabytes / torch.async_s });
     return -1;
-}
-
-/* Ensures that there is a job at rest, and a snapshot of the job. Returns false after printing the error if
- * this failed. */
-static bool snapshot_make(struct snapshot_bench *b)
-{
-    return b->saver.id[0] != '\0' || (make_job(b) && bench_save(&b->saver) > 0);
-}
-
-/* Runs the part, in a cluster that is up. -1: continue; else the exit status. */
-static int snapshot_write(struct snapshot_bench *b)
-{
-    if (!make_job(b)) return 1;
-    const int done = bench_alternate(b->result, 0.001, write_once, snapshot_write_raw, b);
-    return done < 0 ? add_torch(b) : done;
 }
 
 /* ---- reading ---- */
@@ -169,40 +139,34 @@ static double read_over_job(struct snapshot_bench *b)
 }
 
 /* Restores when the job does not exist. */
-static double read_once(void *context)
+static double read_once(void *bench)
 {
-    struct snapshot_bench *b = context;
+    struct snapshot_bench *b = bench;
     return bench_save_drop_job(&b->saver) ? read_over_job(b) : 0;
 }
 
-static double read_raw(void *context)
+static double read_raw(void *bench)
 {
-    struct snapshot_bench *b = context;
+    struct snapshot_bench *b = bench;
     return bench_disk_read(&b->disk, snapshot_bytes(b));
 }
 
 /* Restores once in place of the job. Then restores onto one more shard than wrote the snapshot. */
-static int read_otherwise(struct snapshot_bench *b)
+static int report_read(void *bench)
 {
+    struct snapshot_bench *b = bench;
     double values[SNAPSHOT_RUNS];
     const double replacing = read_over_job(b);
     if (!(replacing > 0)) return 1;
-    snapshot_set(b, "read_replacing_a_job_GB/s", replacing);
-    const int done = local_shard_add(b->local);
+    const int done = local_shard_add(b->plan.b.local);
     if (done >= 0) return done;
     for (int i = 0; i < SNAPSHOT_RUNS; i++)
         if (!((values[i] = read_once(b)) > 0)) return 1;
     const double speed = bench_spread_of(values, SNAPSHOT_RUNS).median;
-    snapshot_set(b, "read_by_one_shard_more_GB/s", speed);
-    snapshot_set(b, "read_by_one_shard_more_ratio", speed / b->result->reference.median);
+    BENCH_PARTS(bench, { "read_replacing_a_job_GB/s", replacing },
+                { "read_by_one_shard_more_GB/s", speed },
+                { "read_by_one_shard_more_ratio", speed / b->plan.b.result.reference.median });
     return -1;
-}
-
-static int snapshot_bench_read(struct snapshot_bench *b)
-{
-    if (!snapshot_make(b)) return 1;
-    const int done = bench_alternate(b->result, 0.001, read_once, read_raw, b);
-    return done < 0 ? read_otherwise(b) : done;
 }
 
 /* ==== interval ==== */
@@ -252,12 +216,12 @@ static bool add_step(struct snapshot_bench *b, uint32_t word, struct bench_inter
 static bool run_without(struct snapshot_bench *b, const struct kind *kind,
                         struct bench_interval *interval)
 {
-    forget_peaks(b->local);
+    forget_peaks(b->plan.b.local);
     interval->begin = bench_now();
     const double end = interval->begin + b->seconds;
     while (interval->count < STEPS_MIN || bench_now() < end)
         if (!add_step(b, kind->word, interval)) return false;
-    take_peaks(b->local, interval);
+    take_peaks(b->plan.b.local, interval);
     return true;
 }
 
@@ -267,11 +231,11 @@ static bool run_with(struct snapshot_bench *b, const struct kind *kind,
 {
     bool is_asked = false, is_ok = true;
     if (!bench_save_remove(&b->saver)) return false;
-    forget_peaks(b->local);
+    forget_peaks(b->plan.b.local);
     interval->begin = bench_now();
     const double ask = interval->begin + BEFORE * b->seconds, end = interval->begin + b->seconds;
-    while (is_ok &&
-           (interval->count < STEPS_MIN || bench_now() < end || !atomic_load(&b->saver.is_over))) {
+    while (is_ok && (interval->count < STEPS_MIN || bench_now() < end ||
+                     !atomic_load(&b->saver.task.is_over))) {
         if (!is_asked && interval->count > 0 && bench_now() >= ask) {
             b->saver.every = kind->is_due ? b->steps + DUE : 0; // divides one of these steps
             if (!bench_save_begin(&b->saver)) return false;
@@ -279,7 +243,7 @@ static bool run_with(struct snapshot_bench *b, const struct kind *kind,
         }
         is_ok = add_step(b, kind->word, interval);
     }
-    take_peaks(b->local, interval);
+    take_peaks(b->plan.b.local, interval);
     if (is_asked && !bench_save_end(&b->saver, !is_ok)) return false;
     interval->snapshot_begin = b->saver.begin;
     interval->snapshot_end = b->saver.end;
@@ -313,14 +277,14 @@ static void add_steps(struct snapshot_bench *b, const char *how, struct bench_in
         json_array_append_new(all, steps_json(&pairs[i][1]));
     }
     snprintf(name, sizeof name, "%s_intervals", how);
-    json_object_set_new(b->parts, name, all);
+    json_object_set_new(b->plan.b.parts, name, all);
 }
 
 static void add_figure(struct snapshot_bench *b, const char *how, const char *what, double value)
 {
     char name[64];
     snprintf(name, sizeof name, "%s_%s", how, what);
-    snapshot_set(b, name, value);
+    BENCH_PARTS(&b->plan.b, { name, value });
 }
 
 static void report_interval(struct snapshot_bench *b, const char *how,
@@ -358,7 +322,7 @@ static bool measure_interval(struct snapshot_bench *b, const struct kind *kind,
         is_ok = false;
     }
     if (is_ok) report_interval(b, kind->how, out, snapshot_s);
-    if (is_ok && b->ctl->json) add_steps(b, kind->how, pairs);
+    if (is_ok && b->plan.b.ctl->json) add_steps(b, kind->how, pairs);
     for (int i = 0; i < PAIRS; i++) free(pairs[i][0].steps), free(pairs[i][1].steps);
     return is_ok;
 }
@@ -369,31 +333,35 @@ static struct bench_spread spread_of_one(double value)
 }
 
 /* This runs before training starts, because it would take cores from the training. */
-static bool measure_stall(struct snapshot_bench *b)
+static int measure_stall(void *bench)
 {
+    struct snapshot_bench *b = bench;
+    struct bench *base = bench;
     struct bench_torch torch;
-    if (!bench_torch_measure(b->local, snapshot_elems(b), b->workers, &torch)) return false;
+    if (!bench_torch_measure(base->local, bench_model_params(&base->model), base->workers, &torch))
+        return 1;
     b->stall_s = torch.stall_s > 0 ? torch.stall_s : torch.save_s;
-    if (torch.stall_s > 0) snapshot_set(b, "stall_of_dcp_async_save_s", torch.stall_s);
+    if (torch.stall_s > 0) BENCH_PARTS(base, { "stall_of_dcp_async_save_s", torch.stall_s });
     if (!(torch.stall_s > 0) && torch.save_s > 0) {
         fprintf(stderr, "note: the stall is all of torch.save and fsync\n");
-        snapshot_set(b, "stall_of_torch_save_s", torch.save_s);
+        BENCH_PARTS(base, { "stall_of_torch_save_s", torch.save_s });
     }
-    return true;
+    return -1;
 }
 
-static int snapshot_interval(struct snapshot_bench *b)
+static int measure_intervals(void *bench)
 {
+    struct snapshot_bench *b = bench;
+    struct bench_result *result = &b->plan.b.result;
     struct bench_slowdown figures[KINDS];
-    bool is_ok = measure_stall(b) && snapshot_crew_start(b);
+    bool is_ok = snapshot_step(b, STEP_ORDER_STEP) > 0;
     for (int k = 0; k < KINDS; k++) is_ok = is_ok && measure_interval(b, &kinds[k], &figures[k]);
-    bench_crew_stop(&b->crew);
     if (!is_ok) return 1;
     const struct bench_slowdown *sleeping = &figures[0];
-    b->result->value = spread_of_one(sleeping->mean_with);
-    b->result->reference = spread_of_one(sleeping->mean_without);
-    b->result->ratio = spread_of_one(sleeping->mean_without / sleeping->mean_with);
-    b->result->runs = sleeping->steps;
+    result->value = spread_of_one(sleeping->mean_with);
+    result->reference = spread_of_one(sleeping->mean_without);
+    result->ratio = spread_of_one(sleeping->mean_without / sleeping->mean_with);
+    result->runs = sleeping->steps;
     return -1;
 }
 
@@ -487,12 +455,12 @@ bool bench_slowdown_of(const struct bench_interval (*pairs)[2], uint32_t pair_co
 #define ROWS                     768 /* of 1024 columns: 79 G parameters, partitioned like a large model */
 #define LIMIT_S                  5.0
 
-struct manifest_bench {
-    char folder[PATH_MAX + 32];
+static struct manifest_bench {
     struct manifest manifest;
     uint32_t tensors, shards;
     double write_s, read_s; /* of the last run */
-};
+    char folder[PATH_MAX + 32];
+} large;
 
 static cairn_status add_tensors(struct job_spec_data *spec, uint32_t count)
 {
@@ -563,8 +531,13 @@ static bool add_files(struct manifest_bench *m)
     return all_made;
 }
 
-static bool make_manifest(struct manifest_bench *m, const struct snapshot_bench *b)
+static int make_manifest(void *bench)
 {
+    const struct bench *b = bench;
+    const uint32_t tensors = b->ctl->bench.tensors;
+    struct manifest_bench *m = &large;
+    m->tensors = tensors > 0 ? tensors : MANIFEST_TENSORS_DEFAULT;
+    m->shards = SHARDS_DEFAULT;
     snprintf(m->folder, sizeof m->folder, "%s/manifest", b->local->folder);
     manifest_init(&m->manifest);
     m->manifest.generation = m->manifest.step = m->manifest.epoch = 1;
@@ -573,17 +546,17 @@ static bool make_manifest(struct manifest_bench *m, const struct snapshot_bench 
     m->manifest.shard_count = m->shards;
     if (mkdir(m->folder, 0700) == 0 && add_tensors(&m->manifest.spec, m->tensors) == CAIRN_OK &&
         add_files(m))
-        return true;
-    (void)ctl_fail(CAIRN_ERR_IO, "%s: a snapshot's folder cannot be made", m->folder);
-    return false;
+        return -1;
+    return ctl_fail(CAIRN_ERR_IO, "%s: a snapshot's folder cannot be made", m->folder);
 }
 
 /* Writes and reads the manifest. Returns the seconds of both. */
-static double write_and_read(void *context)
+static double write_and_read(void *bench)
 {
-    struct manifest_bench *m = context;
+    struct manifest_bench *m = &large;
     struct manifest read;
     struct sentence why;
+    (void)bench;
     char path[sizeof m->folder + 32];
     snprintf(path, sizeof path, "%s/%s", m->folder, CAIRN_MANIFEST_NAME);
     unlink(path); // of the previous run: a manifest never replaces another
@@ -601,33 +574,21 @@ static double write_and_read(void *context)
     return m->write_s + m->read_s;
 }
 
-static double manifest_limit(void *context)
+static double manifest_limit(void *bench)
 {
-    (void)context;
+    (void)bench;
     return LIMIT_S;
 }
 
-static void report_manifest(struct snapshot_bench *b, const struct manifest_bench *m)
+static int report_manifest(void *bench)
 {
-    char path[sizeof m->folder + 32];
+    char path[sizeof large.folder + 32];
     struct stat st;
-    snapshot_set(b, "manifest_write_s", m->write_s);
-    snapshot_set(b, "manifest_read_s", m->read_s);
-    snprintf(path, sizeof path, "%s/%s", m->folder, CAIRN_MANIFEST_NAME);
-    if (stat(path, &st) == 0) snapshot_set(b, "manifest_bytes", (double)st.st_size);
-}
-
-static int snapshot_manifest(struct snapshot_bench *b)
-{
-    static struct manifest_bench m;
-    const struct ctl_bench *asked = &b->ctl->bench;
-    m.tensors = asked->tensors > 0 ? asked->tensors : MANIFEST_TENSORS_DEFAULT;
-    m.shards = SHARDS_DEFAULT;
-    if (!make_manifest(&m, b)) return 1;
-    const int done = bench_alternate(b->result, 0.001, write_and_read, manifest_limit, &m);
-    if (done < 0) report_manifest(b, &m);
-    manifest_release(&m.manifest);
-    return done;
+    BENCH_PARTS(bench, { "manifest_write_s", large.write_s }, { "manifest_read_s", large.read_s });
+    snprintf(path, sizeof path, "%s/%s", large.folder, CAIRN_MANIFEST_NAME);
+    if (stat(path, &st) == 0) BENCH_PARTS(bench, { "manifest_bytes", (double)st.st_size });
+    manifest_release(&large.manifest);
+    return -1;
 }
 
 /* ==== export ==== */
@@ -645,13 +606,17 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return remove(path);
 }
 
-/* This runs in the child process, and executes this program again. */
+/* This runs in the child process. */
 static void become_export(const struct snapshot_bench *b, const char *to)
 {
+    char program[PATH_MAX];
+    struct sentence why;
     const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     dup2(nothing, STDOUT_FILENO);
-    execl("/proc/self/exe", "cairn", "snapshot", "export", "--path", b->saver.path, "--to", to,
-          "--format", "dcp", "--quiet", (char *)NULL);
+    if (!local_find_program("cairn", program, &why))
+        _exit(ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why.text));
+    execl(program, "cairn", "snapshot", "export", "--path", b->saver.path, "--to", to, "--format",
+          "dcp", "--quiet", (char *)NULL);
     _exit(127);
 }
 
@@ -663,7 +628,7 @@ static bool await_export(const struct snapshot_bench *b, pid_t pid)
     for (;;) {
         const pid_t ended = waitpid(pid, &status, gives_up ? 0 : WNOHANG);
         if (ended == pid || (ended < 0 && errno != EINTR)) break;
-        gives_up = gives_up || bench_is_interrupted(b->local);
+        gives_up = gives_up || bench_is_interrupted(b->plan.b.local);
         if (gives_up) kill(pid, SIGINT); // then the export removes the files that it has written
         poll(NULL, 0, EXPORT_LOOK_MS);
     }
@@ -672,14 +637,14 @@ static bool await_export(const struct snapshot_bench *b, pid_t pid)
 
 /* Exports the snapshot. Returns the GB/s of the snapshot's bytes, counted once, although each byte is both
  * read from the disk and written to it. */
-static double export_once(void *context)
+static double export_once(void *bench)
 {
-    struct snapshot_bench *b = context;
+    struct snapshot_bench *b = bench;
     char to[PATH_MAX + 16];
-    snprintf(to, sizeof to, "%s/export", b->local->folder);
+    snprintf(to, sizeof to, "%s/export", b->plan.b.local->folder);
     bench_save_make_cold(&b->saver);
     const double begin = bench_now();
-    const pid_t pid = local_fork(b->local);
+    const pid_t pid = local_fork(b->plan.b.local);
     if (pid == 0) become_export(b, to);
     const bool is_ok = pid > 0 && await_export(b, pid);
     const double seconds = bench_now() - begin;
@@ -687,23 +652,21 @@ static double export_once(void *context)
     return is_ok ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
-static double copy_raw(void *context)
+static double copy_raw(void *bench)
 {
-    struct snapshot_bench *b = context;
+    struct snapshot_bench *b = bench;
     return bench_disk_copy(&b->disk, snapshot_bytes(b));
 }
 
 /* An export cannot be faster than the disk reads and writes the same bytes. The ratio shows which part of
  * that speed the export reaches. */
-static int snapshot_export(struct snapshot_bench *b)
+static int report_export(void *bench)
 {
-    struct bench_result copy = { .bench = NULL };
-    if (!snapshot_make(b)) return 1;
-    int done = bench_alternate(b->result, 0.001, export_once, snapshot_write_raw, b);
-    if (done < 0) done = bench_alternate(&copy, 0.001, export_once, copy_raw, b);
+    struct bench_result copy = { .unit = "GB/s" };
+    const int done = bench_alternate(&copy, AT_LEAST_S, export_once, copy_raw, bench);
     if (done >= 0) return done;
-    snapshot_set(b, "export_disk_copy_GB/s", copy.reference.median);
-    snapshot_set(b, "export_over_disk_copy", copy.ratio.median);
+    BENCH_PARTS(bench, { "export_disk_copy_GB/s", copy.reference.median },
+                { "export_over_disk_copy", copy.ratio.median });
     return -1;
 }
 
@@ -713,24 +676,27 @@ static int snapshot_export(struct snapshot_bench *b)
  * compared with direct reads of a file of the same size. */
 
 /* Imports the file and returns GB/s of its bytes. */
-static double import_once(void *context)
+static double import_once(void *bench)
 {
-    struct snapshot_bench *b = context;
+    struct snapshot_bench *b = bench;
+    struct local *local = b->plan.b.local;
+    const uint64_t elems = bench_model_params(&b->plan.b.model);
     double numbers[2]; // seconds, bytes
-    const int ran = bench_torch_run(b->local, torch_import, snapshot_elems(b), 1, numbers);
+    const int ran = bench_torch_run(local, torch_import, elems, 1, numbers);
     if (ran == 0)
         (void)ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint of %s in %s failed",
-                       ctl_bytes(snapshot_bytes(b)), b->local->folder);
+                       ctl_bytes(snapshot_bytes(b)), local->folder);
     if (ran <= 0) return 0;
     return bench_save_drop_job(&b->saver) ? numbers[1] * 1e-9 / numbers[0] : 0;
 }
 
-static int snapshot_import(struct snapshot_bench *b)
+static int measure_import(void *bench)
 {
     static const char import_test[] = "import torch, cairn\nprint(1, 1, flush=True)\n";
+    struct bench *b = bench;
     double numbers[2];
     const int is_there = bench_torch_run(b->local, import_test, 0, 1, numbers);
-    if (is_there > 0) return bench_alternate(b->result, 0.001, import_once, read_raw, b);
+    if (is_there > 0) return bench_alternate(&b->result, AT_LEAST_S, import_once, read_raw, bench);
     if (is_there < 0) return 1;
     if (b->ctl->bench.only != NULL)
         return ctl_fail(CAIRN_ERR_NOT_FOUND,
@@ -739,106 +705,78 @@ static int snapshot_import(struct snapshot_bench *b)
     return -1;
 }
 
-/* ==== bench ==== */
-
-static const struct part {
-    const char *name, *unit, *reference_name;
-    bool less_is_better;
-    uint64_t params;  /* the default; 0: the part has no job */
-    uint32_t workers; /* the default */
-    int (*run)(struct snapshot_bench *b);
-} parts[] = {
-    { "write", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
-      snapshot_write },
-    { "read", "GB/s", "direct sequential reads of a file", false, REST_PARAMS, 1,
-      snapshot_bench_read },
-    { "interval", "s", "the mean step without a snapshot", true, INTERVAL_PARAMS, 2,
-      snapshot_interval },
-    { "export", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
-      snapshot_export },
-    { "import", "GB/s", "direct sequential reads of a file", false, INTERVAL_PARAMS, 1,
-      snapshot_import },
-    { "manifest", "s", "a limit of 5 s", true, 0, 1, snapshot_manifest },
-};
-#define PART_COUNT (sizeof parts / sizeof *parts)
-
-/* ---- a part ---- */
-
-static void make_model(struct snapshot_bench *b, const struct part *part)
-{
-    const struct ctl_bench *asked = &b->ctl->bench;
-    struct bench_model *model = &b->plan.model;
-    b->workers = asked->workers > 0 ? asked->workers : part->workers;
-    b->plan.backward_seconds = b->seconds < 10 * BACKWARD_S ? b->seconds / 10 : BACKWARD_S;
-    b->plan.card = -1;
-    model->wire = CAIRN_BF16;
-    model->durable_s = DURABLE_S;
-    model->tensors = asked->tensors > 0 ? asked->tensors : SNAPSHOT_TENSORS_DEFAULT;
-    bench_model_cut(model, asked->params > 0 ? asked->params : part->params);
-    snprintf(model->job, sizeof model->job, "bench.snapshot");
-}
+/* ==== parts ==== */
 
 /* -1: continue. */
 static int check_room(const struct snapshot_bench *b)
 {
     struct statvfs fs;
-    const uint64_t an_elem = SHARD_BYTES + STAGING_BYTES + b->workers * WORKER_BYTES;
+    const struct bench *base = &b->plan.b;
+    const char *folder = base->ctl->bench.folder;
+    const uint64_t an_elem = SHARD_BYTES + STAGING_BYTES + base->workers * WORKER_BYTES;
     const uint64_t on_disk = (uint64_t)((double)snapshot_bytes(b) * ON_DISK);
-    const int done = bench_check_memory(snapshot_elems(b) * an_elem, " of memory", "--params");
+    const int done = bench_check_memory(bench_model_params(&base->model) * an_elem, " of memory",
+                                        "--params");
     if (done >= 0) return done;
-    if (statvfs(b->ctl->bench.folder, &fs) != 0 || (uint64_t)fs.f_bavail * fs.f_frsize >= on_disk)
-        return -1;
-    return ctl_fail(
-        CAIRN_ERR_NO_SPACE, "the bench needs %s in %s, %s are free; give fewer --params",
-        ctl_bytes(on_disk), b->ctl->bench.folder, ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
+    if (statvfs(folder, &fs) != 0 || (uint64_t)fs.f_bavail * fs.f_frsize >= on_disk) return -1;
+    return ctl_fail(CAIRN_ERR_NO_SPACE,
+                    "the bench needs %s in %s, %s are free; give fewer --params",
+                    ctl_bytes(on_disk), folder, ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
 }
 
-static const struct part *running; /* the part that run_there runs */
-
-static int run_there(struct local *local, void *context)
+static int prepare_part(void *bench)
 {
-    struct snapshot_bench *b = context;
-    b->local = b->disk.local = b->saver.local = local;
-    b->saver.job = b->plan.model.job;
-    b->saver.id[0] = '\0';
+    struct snapshot_bench *b = bench;
+    struct bench_model *model = &b->plan.b.model;
+    b->plan.backward_seconds = b->seconds < 10 * BACKWARD_S ? b->seconds / 10 : BACKWARD_S;
+    b->plan.card = -1;
+    model->durable_s = DURABLE_S;
+    snprintf(model->job, sizeof model->job, "bench.snapshot");
+    b->saver = (struct bench_saver) { .task.b = bench };
+    b->disk.b = bench;
     b->steps = 0;
-    const int done = running->run(b);
+    bench_add_params(bench, json_pack("{s:f, s:s}", "seconds", b->seconds, "folder",
+                                      b->plan.b.ctl->bench.folder));
+    const int done = b->plan.b.row->params > 0 ? check_room(b) : -1;
+    return done < 0 ? bench_step_share(&b->plan) : done;
+}
+
+static void close_part(void *bench)
+{
+    struct snapshot_bench *b = bench;
     bench_disk_close(&b->disk);
-    return done;
+    bench_step_release(bench);
 }
 
-/* Runs the part in a cluster of its own. */
-static int run_part(struct snapshot_bench *b, const struct part *part)
-{
-    static struct local local;
-    local.ctl = b->ctl;
-    running = part;
-    make_model(b, part);
-    int done = part->params > 0 ? check_room(b) : -1;
-    if (done >= 0) return done;
-    if (!bench_step_plan_share(&b->plan, b->workers)) return 1;
-    done = local_run(&local, run_there, b);
-    bench_step_plan_release(&b->plan, b->workers);
-    return done;
-}
+#define PART                                                                         \
+    .in_cluster = true, .params_told = "params tensors workers shards", .shards = 2, \
+    .tensors = SNAPSHOT_TENSORS_DEFAULT, .wire = CAIRN_BF16, .seconds = AT_LEAST_S,  \
+    .prepare = prepare_part, .close = close_part
+#define WRITES .unit = "GB/s", .reference_name = "direct sequential writes of a file, and fsync"
+#define READS  .unit = "GB/s", .reference_name = "direct sequential reads of a file"
 
-/* Adds the medians of this part to the parts of the complete bench. */
-static void add_result(struct snapshot_bench *b, const struct part *part)
-{
-    char name[64];
-    if (!(b->result->value.median > 0)) return; // the part was skipped
-    snprintf(name, sizeof name, "%s_%s", part->name, part->unit);
-    snapshot_set(b, name, b->result->value.median);
-    snprintf(name, sizeof name, "%s_reference_%s", part->name, part->unit);
-    snapshot_set(b, name, b->result->reference.median);
-    snprintf(name, sizeof name, "%s_ratio", part->name);
-    snapshot_set(b, name, b->result->ratio.median);
-}
+static const struct bench_row parts[] = {
+    { PART, WRITES, .name = "write", .params = REST_PARAMS, .workers = 1, .open = make_job,
+      .run = write_once, .reference = snapshot_write_raw, .report = report_torch },
+    { PART, READS, .name = "read", .params = REST_PARAMS, .workers = 1, .open = make_snapshot,
+      .run = read_once, .reference = read_raw, .report = report_read },
+    { PART, .name = "interval", .unit = "s", .reference_name = "the mean step without a snapshot",
+      .less_is_better = true, .params = INTERVAL_PARAMS, .workers = 2, .open = measure_stall,
+      .work = bench_step_work, .report = measure_intervals },
+    { PART, WRITES, .name = "export", .params = REST_PARAMS, .workers = 1, .open = make_snapshot,
+      .run = export_once, .reference = snapshot_write_raw, .report = report_export },
+    { PART, READS, .name = "import", .params = INTERVAL_PARAMS, .workers = 1,
+      .report = measure_import },
+    { PART, .name = "manifest", .unit = "s", .reference_name = "a limit of 5 s",
+      .less_is_better = true, .workers = 1, .open = make_manifest, .run = write_and_read,
+      .reference = manifest_limit, .report = report_manifest },
+};
+#define PART_COUNT (sizeof parts / sizeof *parts)
 
-/* ---- the bench ---- */
+/* ==== the row ==== */
 
 /* -1: continue. */
-static int check_snapshot(struct ctl *ctl)
+static int check_snapshot(const struct ctl *ctl)
 {
     struct statvfs fs;
     const char *only = ctl->bench.only;
@@ -859,57 +797,46 @@ static int check_snapshot(struct ctl *ctl)
     return bench_check(ctl, ctl->bench.workers, is_cut ? ctl->bench.tensors : 0);
 }
 
-static json_t *params_of(const struct snapshot_bench *b)
+/* Adds the medians of the part that ended to the parts of the complete bench. */
+static void add_result(struct bench *b)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:s}", "params", (json_int_t)snapshot_elems(b),
-                     "tensors", (json_int_t)b->plan.model.tensors, "workers",
-                     (json_int_t)b->workers, "shards", (json_int_t)b->ctl->shards, "seconds",
-                     b->seconds, "folder", b->ctl->bench.folder);
+    const char *name = b->row->name, *unit = b->row->unit;
+    char value[64], reference[64], ratio[64];
+    if (!(b->result.value.median > 0)) return; // the part was skipped
+    snprintf(value, sizeof value, "%s_%s", name, unit);
+    snprintf(reference, sizeof reference, "%s_reference_%s", name, unit);
+    snprintf(ratio, sizeof ratio, "%s_ratio", name);
+    BENCH_PARTS(b, { value, b->result.value.median }, { reference, b->result.reference.median },
+                { ratio, b->result.ratio.median });
 }
 
-/* `result` receives the first part's figures; the figures of the other parts become entries of
- * result->parts. */
-static int run_parts(struct snapshot_bench *b, struct bench_result *result)
+/* The result is that of the first part; the figures of the others become parts. */
+static int run_snapshot(void *bench)
 {
+    struct snapshot_bench *s = bench;
+    struct bench *b = bench;
+    const struct bench_row *row = b->row;
     const char *only = b->ctl->bench.only;
+    struct bench_result first = { .unit = NULL };
+    int done = check_snapshot(b->ctl);
+    if (done >= 0) return done;
+    setenv("TMPDIR", b->ctl->bench.folder, 1); // where the clusters' folders are created
+    s->seconds = b->ctl->bench.seconds > 0 ? b->ctl->bench.seconds : INTERVAL_SECONDS;
     for (size_t i = 0; i < PART_COUNT; i++) {
-        const struct part *part = &parts[i];
-        struct bench_result own = { .bench = only != NULL ? NULL : "snapshot",
-                                    .unit = part->unit,
-                                    .reference_name = part->reference_name,
-                                    .less_is_better = part->less_is_better };
-        if (only != NULL && strcmp(only, part->name) != 0) continue;
-        b->result = &own;
-        const int done = run_part(b, part);
+        if (only != NULL && strcmp(only, parts[i].name) != 0) continue;
+        b->row = &parts[i];
+        done = bench_measure(bench);
         if (done >= 0) return done;
-        add_result(b, part);
-        if (result->params != NULL) continue;
-        *result = own;
-        result->params = params_of(b);
+        add_result(b);
+        if (first.unit == NULL) first = b->result;
     }
+    b->row = row;
+    b->result = first;
     return -1;
 }
 
-int bench_snapshot(struct ctl *ctl)
-{
-    static struct snapshot_bench bench;
-    struct bench_result result = { .params = NULL };
-    char name[32] = "snapshot";
-    int done = check_snapshot(ctl);
-    if (done >= 0) return done;
-    setenv("TMPDIR", ctl->bench.folder, 1); // where the clusters' folders are created
-    if (ctl->shards == 0) ctl->shards = 2;
-    bench.ctl = ctl;
-    bench.parts = json_object();
-    bench.seconds = ctl->bench.seconds > 0 ? ctl->bench.seconds : INTERVAL_SECONDS;
-    done = run_parts(&bench, &result);
-    if (done >= 0) {
-        json_decref(bench.parts);
-        json_decref(result.params);
-        return done;
-    }
-    if (ctl->bench.only != NULL) snprintf(name, sizeof name, "snapshot.%s", ctl->bench.only);
-    result.bench = name;
-    result.parts = bench.parts;
-    return bench_print(&result, ctl);
-}
+const struct bench_row bench_snapshot = {
+    .name = "snapshot",
+    .bytes = sizeof(struct snapshot_bench),
+    .all = run_snapshot,
+};

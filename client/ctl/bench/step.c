@@ -230,34 +230,29 @@ static double bench_timeline_ahead(const struct bench_trace *trace)
 
 /* The memory that the bench shares with its workers, which record the times of their steps there. */
 
-static size_t spans_bytes(const struct step_plan *plan, uint32_t workers)
+static size_t spans_bytes(const struct step_plan *plan)
 {
-    return (size_t)workers * STEP_SPANS_EACH(plan->model.tensors) * sizeof *plan->spans;
+    return (size_t)plan->b.workers * STEP_SPANS_EACH(plan->b.model.tensors) * sizeof *plan->spans;
 }
 
-static size_t shared_bytes(const struct step_plan *plan, uint32_t workers)
+static size_t shared_bytes(const struct step_plan *plan)
 {
-    return spans_bytes(plan, workers) + workers * sizeof *plan->rounds;
+    return spans_bytes(plan) + plan->b.workers * sizeof *plan->rounds;
 }
 
-bool bench_step_plan_share(struct step_plan *plan, uint32_t workers)
+int bench_step_share(struct step_plan *plan)
 {
-    void *shared = mmap(NULL, shared_bytes(plan, workers), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) {
-        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-        return false;
-    }
-    plan->spans = shared;
-    plan->rounds = (uint64_t *)(void *)((char *)shared + spans_bytes(plan, workers));
-    return true;
+    plan->spans = bench_share(shared_bytes(plan));
+    if (plan->spans == NULL) return 1;
+    plan->rounds = (uint64_t *)(void *)((char *)plan->spans + spans_bytes(plan));
+    return -1;
 }
 
-void bench_step_plan_release(struct step_plan *plan, uint32_t workers)
+void bench_step_release(void *bench)
 {
-    munmap(plan->spans, shared_bytes(plan, workers));
+    struct step_plan *plan = bench;
+    if (plan->spans != NULL) munmap(plan->spans, shared_bytes(plan));
     plan->spans = NULL;
-    plan->rounds = NULL;
 }
 
 /* ==== shards ==== */
@@ -303,35 +298,34 @@ static bool read_shard(const struct local *local, int number, double *medians)
     return is_read;
 }
 
-static void add_figures(const struct local *local, json_t *parts)
+static void add_figures(struct bench *b)
 {
     double greatest[FIGURES] = { 0 }, medians[FIGURES];
-    for (int s = 1; s < local->daemon_count; s++) {
-        if (!read_shard(local, s, medians)) return;
+    for (int s = 1; s < b->local->daemon_count; s++) {
+        if (!read_shard(b->local, s, medians)) return;
         for (int f = 0; f < FIGURES; f++)
             if (medians[f] > greatest[f]) greatest[f] = medians[f];
     }
-    for (int f = 0; f < FIGURES; f++) json_object_set_new(parts, names[f], json_real(greatest[f]));
+    for (int f = 0; f < FIGURES; f++) BENCH_PARTS(b, { names[f], greatest[f] });
 }
 
-/* Adds to `parts` the medians, over all rounds but the first, of the times of a shard's phases and of the
+/* Adds to the parts the medians, over all rounds but the first, of the times of a shard's phases and of the
  * work of its device (launches, bytes copied to the device and from it). Also adds the memory in bytes that
  * a shard and a worker use now. With several shards or workers, each figure is the maximum. */
-static void step_shards_report(const struct local *local, const struct bench_crew *crew,
-                               json_t *parts)
+static void report_shards(struct bench *b)
 {
     uint64_t shard = 0, worker = 0;
-    add_figures(local, parts);
-    for (int s = 1; s < local->daemon_count; s++) {
-        const uint64_t bytes = bench_process_bytes(local->daemons[s].pid);
+    add_figures(b);
+    for (int s = 1; s < b->local->daemon_count; s++) {
+        const uint64_t bytes = bench_process_bytes(b->local->daemons[s].pid);
         if (bytes > shard) shard = bytes;
     }
-    for (uint32_t w = 0; w < crew->count; w++) {
-        const uint64_t bytes = bench_process_bytes(crew->pids[w]);
+    for (uint32_t w = 0; w < b->crew.count; w++) {
+        const uint64_t bytes = bench_process_bytes(b->crew.pids[w]);
         if (bytes > worker) worker = bytes;
     }
-    json_object_set_new(parts, "shard_resident_bytes", json_integer((json_int_t)shard));
-    json_object_set_new(parts, "worker_resident_bytes", json_integer((json_int_t)worker));
+    bench_add_count(b, "shard_resident_bytes", shard);
+    bench_add_count(b, "worker_resident_bytes", worker);
 }
 
 /* ==== bench ==== */
@@ -343,89 +337,61 @@ static void step_shards_report(const struct local *local, const struct bench_cre
     12 /* the part of SHARD_BYTES that stays in host memory: two published copies, landing */
 
 struct step_bench {
-    const struct ctl *ctl;
-    struct bench_result *result;
     struct step_plan plan;
-    uint32_t workers;
-    struct bench_crew crew;
-    struct bench_report reports[BENCH_WORKERS_MAX];
-    double parts[STEP_FIGURES][BENCH_RUNS_MAX + 1];
-    /* for a traced step: the fraction of the push time within the backward, and of the fetch time within
-     * uses of other tensors */
-    double overlaps[BENCH_RUNS_MAX + 1], aheads[BENCH_RUNS_MAX + 1];
-    uint32_t part_count; /* the first entry belongs to the run that is not measured */
+    struct bench_series runs;
     uint64_t card_bytes; /* free on the card before the cluster started */
     double added_bytes;  /* pushed by a worker in the steps that accumulate in the worker */
 };
 
-static double most(const struct step_bench *bench, int figure)
-{
-    return bench_greatest(bench->reports, bench->workers, figure);
-}
-
-static struct bench_trace trace_of(const struct step_bench *bench)
+static struct bench_trace trace_of(const struct step_plan *plan)
 {
     return (struct bench_trace) {
-        .spans = bench->plan.spans,
-        .rounds = bench->plan.rounds,
-        .workers = bench->workers,
-        .spans_each = STEP_SPANS_EACH(bench->plan.model.tensors),
+        .spans = plan->spans,
+        .rounds = plan->rounds,
+        .workers = plan->b.workers,
+        .spans_each = STEP_SPANS_EACH(plan->b.model.tensors),
     };
 }
 
-static bool is_by_units(const struct step_bench *bench)
+static double run_step(void *bench)
 {
-    return bench->plan.read == STEP_READ_UNITS;
+    struct step_bench *s = bench;
+    const uint32_t i = s->runs.count;
+    const double all = bench_series_run(bench, STEP_ORDER_STEP, &s->runs);
+    const struct bench_trace trace = trace_of(&s->plan);
+    if (s->runs.count == i) return all;
+    s->runs.values[STEP_FIGURE_OVERLAP][i] = bench_timeline_overlap(&trace);
+    if (s->plan.read == STEP_READ_UNITS)
+        s->runs.values[STEP_FIGURE_AHEAD][i] = bench_timeline_ahead(&trace);
+    return all;
 }
 
-static double run_step(void *context)
+/* The reference: a copy, or, for a batch, the step that accumulates in the worker. */
+static double run_other(void *bench)
 {
-    struct step_bench *bench = context;
-    const struct bench_order order = { STEP_ORDER_STEP, 1 };
-    if (!bench_crew_do(&bench->crew, order, bench->reports)) return 0;
-    if (bench->part_count <= BENCH_RUNS_MAX) {
-        for (int f = 0; f < STEP_FIGURES; f++) bench->parts[f][bench->part_count] = most(bench, f);
-        const struct bench_trace trace = trace_of(bench);
-        bench->overlaps[bench->part_count] = bench_timeline_overlap(&trace);
-        bench->aheads[bench->part_count] = is_by_units(bench) ? bench_timeline_ahead(&trace) : 0;
-        bench->part_count++;
-    }
-    return most(bench, STEP_FIGURE_ALL);
-}
-
-static double run_copy(void *context)
-{
-    struct step_bench *bench = context;
-    const struct bench_order order = { STEP_ORDER_COPY, 1 };
-    if (!bench_crew_do(&bench->crew, order, bench->reports)) return 0;
-    return most(bench, STEP_FIGURE_ALL);
-}
-
-static double run_added(void *context)
-{
-    struct step_bench *bench = context;
-    const struct bench_order order = { STEP_ORDER_ADDED, 1 };
-    if (!bench_crew_do(&bench->crew, order, bench->reports)) return 0;
-    bench->added_bytes = most(bench, STEP_FIGURE_PUSHED_BYTES);
-    return most(bench, STEP_FIGURE_ALL);
+    struct step_bench *s = bench;
+    const bool is_batch = s->plan.b.model.batch > 0;
+    const double all = bench_order(bench, is_batch ? STEP_ORDER_ADDED : STEP_ORDER_COPY, 1);
+    s->added_bytes = bench_most(bench, STEP_FIGURE_PUSHED_BYTES);
+    return all;
 }
 
 /* ---- the options ---- */
 
-static bool is_on_card(const struct step_bench *bench)
+static bool is_on_card(const struct step_bench *s)
 {
-    const char *backend = bench->ctl->bench.backend;
+    const char *backend = s->plan.b.ctl->bench.backend;
     return backend != NULL && strcmp(backend, "cuda") == 0;
 }
 
-static uint64_t bytes_needed(const struct step_bench *bench)
+static uint64_t bytes_needed(const struct step_bench *s)
 {
-    const struct bench_model *model = &bench->plan.model;
-    const uint64_t elems = model->tensors * bench_model_elems(model);
+    const struct bench_model *model = &s->plan.b.model;
+    const uint64_t elems = bench_model_params(model), workers = s->plan.b.workers;
     const uint64_t worker = model->wire == CAIRN_F32 ? 4 + 4 : 4 + 2 + 2;
-    const uint64_t shards = is_on_card(bench) ? SHARD_BYTES_OF_CARD : SHARD_BYTES;
-    if (model->batch > 0) return elems * (bench->workers * (worker + 4) + 2 * shards);
-    return elems * (bench->workers * worker + shards);
+    const uint64_t shards = is_on_card(s) ? SHARD_BYTES_OF_CARD : SHARD_BYTES;
+    if (model->batch > 0) return elems * (workers * (worker + 4) + 2 * shards);
+    return elems * (workers * worker + shards);
 }
 
 static const char *const read_names[] = { "fetch", "map", "units" }; /* by enum step_read */
@@ -442,50 +408,49 @@ static bool read_of(const char *name, enum step_read *out)
 }
 
 /* -1: continue. */
-static int check_device_memory(const struct step_bench *bench)
+static int check_device_memory(const struct step_bench *s)
 {
-    const struct ctl *ctl = bench->ctl;
-    if (!is_on_card(bench) && ctl->endpoint == NULL)
+    const struct ctl *ctl = s->plan.b.ctl;
+    if (!is_on_card(s) && ctl->endpoint == NULL)
         return ctl_usage_fail(ctl, "--memory device is the shards' card: give --backend cuda, too, "
                                    "or --endpoint of a cluster on one");
-    if (bench->plan.card < 0)
+    if (s->plan.card < 0)
         return ctl_usage_fail(ctl, "--memory device with --device %s: give its number",
                               ctl->bench.device);
-    if (bench->plan.read == STEP_READ_FETCH) return -1;
+    if (s->plan.read == STEP_READ_FETCH) return -1;
     return ctl_usage_fail(ctl, "--memory device: parameters are fetched; leave --read out");
 }
 
 /* -1: continue. */
-static int check_batch(const struct step_bench *bench)
+static int check_batch(const struct step_bench *s)
 {
-    const struct ctl_bench *asked = &bench->ctl->bench;
+    const struct ctl_bench *asked = &s->plan.b.ctl->bench;
     if (asked->timeline == NULL && asked->backward_ms <= 0 && !asked->has_device_memory &&
-        bench->plan.read == STEP_READ_FETCH)
+        s->plan.read == STEP_READ_FETCH)
         return -1;
-    return ctl_usage_fail(bench->ctl, "--global-batch: leave --timeline, --backward, --read "
-                                      "and --memory device out");
+    return ctl_usage_fail(s->plan.b.ctl, "--global-batch: leave --timeline, --backward, --read "
+                                         "and --memory device out");
 }
 
 /* -1: continue. */
-static int check_step(struct step_bench *bench)
+static int check_step(struct step_bench *s)
 {
-    const struct ctl *ctl = bench->ctl;
-    int done = bench_check(ctl, bench->workers, bench->plan.model.tensors);
-    if (done >= 0) return done;
-    if (!read_of(ctl->bench.read, &bench->plan.read))
+    const struct ctl *ctl = s->plan.b.ctl;
+    int done = -1;
+    if (!read_of(ctl->bench.read, &s->plan.read))
         return ctl_fail(CAIRN_ERR_INVALID, "--read %s: fetch, map and units are allowed",
                         ctl->bench.read);
     if (ctl->endpoint != NULL && ctl->bench.backend != NULL)
         return ctl_usage_fail(
             ctl, "--backend %s is for a cluster of the bench's own; leave it or --endpoint out",
             ctl->bench.backend);
-    if (ctl->bench.device != NULL && !is_on_card(bench))
+    if (ctl->bench.device != NULL && !is_on_card(s))
         return ctl_usage_fail(ctl, "--device %s: the host has none; give --backend cuda, too",
                               ctl->bench.device);
-    if (ctl->bench.has_device_memory) done = check_device_memory(bench);
-    if (done < 0 && ctl->bench.global_batch > 0) done = check_batch(bench);
+    if (ctl->bench.has_device_memory) done = check_device_memory(s);
+    if (done < 0 && ctl->bench.global_batch > 0) done = check_batch(s);
     if (done >= 0 || ctl->endpoint != NULL) return done;
-    return bench_check_memory(bytes_needed(bench), "", "--params or --workers");
+    return bench_check_memory(bytes_needed(s), "", "--params or --workers");
 }
 
 /* Returns the card number that --device gives; 0, the first card, without --device; -1 for a UUID. */
@@ -495,130 +460,104 @@ static int card_of(const char *device)
     return device[strspn(device, "0123456789")] == '\0' ? (int)strtol(device, NULL, 10) : -1;
 }
 
-static void make_model(struct step_bench *bench)
+static void plan_step(struct step_bench *s)
 {
-    const struct ctl_bench *asked = &bench->ctl->bench;
-    struct bench_model *model = &bench->plan.model;
-    const uint64_t params = asked->params > 0 ? asked->params : PARAMS_DEFAULT;
-    model->tensors = asked->tensors > 0 ? asked->tensors : STEP_TENSORS_DEFAULT;
-    bench_model_cut(model, params);
-    model->wire = asked->wire == NULL || strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
+    struct step_plan *plan = &s->plan;
+    const struct ctl_bench *asked = &plan->b.ctl->bench;
+    struct bench_model *model = &plan->b.model;
     char batch[16] = "";
     model->batch = asked->global_batch;
     if (model->batch > 0) snprintf(batch, sizeof batch, ".k%u", model->batch);
     snprintf(model->job, sizeof model->job, "bench.step.%" PRIu64 "x%u.%s.w%u%s%s", model->rows,
-             model->tensors, model->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers,
+             model->tensors, bench_wire_name(model), plan->b.workers,
              asked->has_device_memory ? ".device" : "", batch);
-    bench->plan.backward_seconds = asked->backward_ms * 1e-3;
-    bench->plan.is_traced = asked->timeline != NULL;
-    bench->plan.device = asked->device;
-    bench->plan.card = asked->has_device_memory ? card_of(asked->device) : -1;
+    plan->backward_seconds = asked->backward_ms * 1e-3;
+    plan->is_traced = asked->timeline != NULL;
+    plan->device = asked->device;
+    plan->card = asked->has_device_memory ? card_of(asked->device) : -1;
     model->begins_random = asked->has_device_memory;
-    model->device = bench->plan.card >= 0 ? CAIRN_GPU(bench->plan.card) : 0;
+    model->device = plan->card >= 0 ? CAIRN_GPU(plan->card) : 0;
+    plan->b.logs_rounds = plan->is_traced || asked->backend != NULL;
+    if (asked->has_device_memory)
+        plan->b.result.reference_name = "copy on the card of every byte pushed and fetched";
+    if (model->batch > 0)
+        plan->b.result.reference_name = "the same, added up in each worker and pushed once";
 }
 
-/* ---- the bench ---- */
-
-static double median_part(struct step_bench *bench, int figure)
+static void tell_step(const struct step_bench *s, struct bench *b)
 {
-    return bench_spread_of(bench->parts[figure] + 1, bench->part_count - 1).median;
+    const struct ctl *ctl = b->ctl;
+    bench_add_params(b, json_pack("{s:I, s:s, s:f, s:s, s:s}", "global_batch",
+                                  (json_int_t)b->model.batch, "read", read_names[s->plan.read],
+                                  "backward_ms", ctl->bench.backward_ms, "memory",
+                                  ctl->bench.has_device_memory ? "device" : "host", "backend",
+                                  ctl->endpoint != NULL        ? "the cluster's"
+                                  : ctl->bench.backend != NULL ? ctl->bench.backend
+                                                               : "host"));
 }
 
-static bool report_card(const struct step_bench *bench, json_t *parts)
+static int prepare_step(void *bench)
+{
+    struct step_bench *s = bench;
+    plan_step(s);
+    const int done = check_step(s);
+    tell_step(s, bench);
+    if (done >= 0) return done;
+    if (is_on_card(s) && !bench_card_free(s->plan.device, &s->card_bytes)) return 1;
+    return bench_step_share(&s->plan);
+}
+
+/* ---- the row ---- */
+
+/* Returns false after printing the error if the card does not tell. */
+static bool report_card(struct step_bench *s)
 {
     uint64_t bytes = 0;
-    if (!bench_card_free(bench->ctl->bench.device, &bytes)) return false;
-    json_object_set_new(parts, "card_taken_bytes",
-                        json_integer((json_int_t)bench->card_bytes - (json_int_t)bytes));
+    if (!bench_card_free(s->plan.device, &bytes)) return false;
+    bench_add_count(&s->plan.b, "card_taken_bytes", s->card_bytes - bytes);
     return true;
 }
 
-static int report_step(struct step_bench *bench, const struct local *local)
+static int report_step(void *bench)
 {
-    const struct bench_trace trace = trace_of(bench);
-    json_t *parts = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f}", "1_begin_cast_push_s",
-        median_part(bench, STEP_FIGURE_PUSH), "2_commit_s", median_part(bench, STEP_FIGURE_COMMIT),
-        "3_fetch_s", median_part(bench, STEP_FIGURE_FETCH), "pushed_bytes_a_worker",
-        median_part(bench, STEP_FIGURE_PUSHED_BYTES), "fetched_bytes_a_worker",
-        median_part(bench, STEP_FIGURE_FETCHED_BYTES), "host_bytes_a_worker",
-        median_part(bench, STEP_FIGURE_HOST_BYTES));
-    bench->result->parts = parts;
-    if (bench->plan.model.batch > 0)
-        json_object_set_new(parts, "added_pushed_bytes_a_worker", json_real(bench->added_bytes));
-    if (bench->ctl->bench.backend != NULL) step_shards_report(local, &bench->crew, parts);
-    if (is_on_card(bench) && !report_card(bench, parts)) return 1;
-    if (!bench->plan.is_traced) return -1;
-    const double within = bench_spread_of(bench->overlaps + 1, bench->part_count - 1).median;
-    json_object_set_new(parts, "push_within_backward", json_real(within));
-    if (is_by_units(bench))
-        json_object_set_new(
-            parts, "fetch_within_use_of_others",
-            json_real(bench_spread_of(bench->aheads + 1, bench->part_count - 1).median));
-    return bench_timeline_write(&trace, local, bench->ctl->bench.timeline) ? -1 : 1;
+    struct step_bench *s = bench;
+    struct bench *b = bench;
+    const struct bench_trace trace = trace_of(&s->plan);
+    BENCH_PARTS(
+        b, { "1_begin_cast_push_s", bench_series_median(&s->runs, BENCH_FIGURE_PUSH) },
+        { "2_commit_s", bench_series_median(&s->runs, BENCH_FIGURE_COMMIT) },
+        { "3_fetch_s", bench_series_median(&s->runs, BENCH_FIGURE_FETCH) },
+        { "pushed_bytes_a_worker", bench_series_median(&s->runs, STEP_FIGURE_PUSHED_BYTES) },
+        { "fetched_bytes_a_worker", bench_series_median(&s->runs, STEP_FIGURE_FETCHED_BYTES) },
+        { "host_bytes_a_worker", bench_series_median(&s->runs, STEP_FIGURE_HOST_BYTES) });
+    if (b->model.batch > 0) BENCH_PARTS(b, { "added_pushed_bytes_a_worker", s->added_bytes });
+    if (b->ctl->bench.backend != NULL) report_shards(b);
+    if (is_on_card(s) && !report_card(s)) return 1;
+    if (!s->plan.is_traced) return -1;
+    BENCH_PARTS(b, { "push_within_backward", bench_series_median(&s->runs, STEP_FIGURE_OVERLAP) });
+    if (s->plan.read == STEP_READ_UNITS)
+        BENCH_PARTS(
+            b, { "fetch_within_use_of_others", bench_series_median(&s->runs, STEP_FIGURE_AHEAD) });
+    return bench_timeline_write(&trace, b->local, b->ctl->bench.timeline) ? -1 : 1;
 }
 
-static int run_there_step(struct local *local, void *context)
-{
-    struct step_bench *bench = context;
-    int done = 1;
-    if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
-    if (bench_crew_start(&bench->crew, local, bench->workers, bench_step_work, &bench->plan))
-        done = bench_alternate(bench->result, bench->ctl->bench.seconds, run_step,
-                               bench->plan.model.batch > 0 ? run_added : run_copy, bench);
-    if (done < 0) done = report_step(bench, local);
-    bench_crew_stop(&bench->crew);
-    return done;
-}
-
-static json_t *params_of(const struct step_bench *bench)
-{
-    const struct ctl *ctl = bench->ctl;
-    const struct bench_model *model = &bench->plan.model;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:f, s:s, s:s}", "params",
-                     (json_int_t)(model->tensors * bench_model_elems(model)), "tensors",
-                     (json_int_t)model->tensors, "global_batch", (json_int_t)model->batch,
-                     "workers", (json_int_t)bench->workers, "shards", (json_int_t)ctl->shards,
-                     "threads", (json_int_t)ctl->bench.threads, "wire",
-                     model->wire == CAIRN_F32 ? "f32" : "bf16", "path",
-                     ctl->path != NULL ? ctl->path : "auto", "read", read_names[bench->plan.read],
-                     "backward_ms", ctl->bench.backward_ms, "memory",
-                     ctl->bench.has_device_memory ? "device" : "host", "backend",
-                     ctl->endpoint != NULL        ? "the cluster's"
-                     : ctl->bench.backend != NULL ? ctl->bench.backend
-                                                  : "host");
-}
-
-int bench_step(struct ctl *ctl)
-{
-    static struct step_bench bench;
-    static struct local local;
-    struct bench_result result = {
-        .bench = "step",
-        .unit = "s",
-        .reference_name = ctl->bench.has_device_memory
-                              ? "copy on the card of every byte pushed and fetched"
-                              : "memcpy of every byte pushed and fetched",
-        .less_is_better = true,
-    };
-    if (ctl->bench.global_batch > 0)
-        result.reference_name = "the same, added up in each worker and pushed once";
-    if (ctl->shards == 0) ctl->shards = 2;
-    bench.ctl = local.ctl = ctl;
-    bench.result = &result;
-    bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 2;
-    make_model(&bench);
-    local.is_debug = bench.plan.is_traced || ctl->bench.backend != NULL;
-    local.threads = ctl->bench.threads;
-    local.backend = ctl->bench.backend;
-    local.device = ctl->bench.device;
-    int done = check_step(&bench);
-    if (done >= 0) return done;
-    if (is_on_card(&bench) && !bench_card_free(ctl->bench.device, &bench.card_bytes)) return 1;
-    if (!bench_step_plan_share(&bench.plan, bench.workers)) return 1;
-    done = local_run(&local, run_there_step, &bench);
-    bench_step_plan_release(&bench.plan, bench.workers);
-    if (done >= 0) return done;
-    result.params = params_of(&bench);
-    return bench_print(&result, ctl);
-}
+const struct bench_row bench_step = {
+    .name = "step",
+    .unit = "s",
+    .reference_name = "memcpy of every byte pushed and fetched",
+    .less_is_better = true,
+    .in_cluster = true,
+    .bytes = sizeof(struct step_bench),
+    .params_told = "params tensors workers shards threads wire path",
+    .shards = 2,
+    .workers = 2,
+    .tensors = STEP_TENSORS_DEFAULT,
+    .params = PARAMS_DEFAULT,
+    .wire = CAIRN_BF16,
+    .prepare = prepare_step,
+    .work = bench_step_work,
+    .run = run_step,
+    .reference = run_other,
+    .report = report_step,
+    .close = bench_step_release,
+};

@@ -29,131 +29,95 @@
 #define TENSORS_DEFAULT 5000
 
 enum { ORDER_MANY = 1, ORDER_ONE = 2, ORDER_SINGLY = 3 };
-enum { FIGURE_ALL, FIGURE_PUSH, FIGURE_COMMIT, FIGURE_FETCH, FIGURE_CPU, FIGURE_BEGIN, FIGURES };
 
-/* The parts of a run: the times of the slowest worker, then those of the slowest shard. */
+/* The figures of a run: the times of the slowest worker, then those of the slowest shard. */
 enum {
-    PART_PUSH,
-    PART_COMMIT,
-    PART_FETCH,
-    PART_CPU,
-    PART_DAEMONS_CPU, /* this part and those after it: only for the bench's own daemons */
-    PART_COLLECT,
-    PART_SUMS,
-    PART_UPDATE,
-    PARTS
+    FIGURE_CPU = BENCH_STEP_FIGURES,
+    FIGURE_BEGIN,
+    FIGURE_DAEMONS_CPU, /* this figure and those after it: only for the bench's own daemons */
+    FIGURE_COLLECT,
+    FIGURE_SUMS,
+    FIGURE_UPDATE,
+    FIGURES
 };
-static const char *const part_names[PARTS] = {
-    "1_begin_push_s", "2_commit_s",      "3_fetch_s",    "worker_cpu_s",
-    "daemons_cpu_s",  "shard_collect_s", "shard_sums_s", "shard_update_publish_s",
-};
-
-struct side {
-    double parts[PARTS][BENCH_RUNS_MAX + 1];
-    double begin[BENCH_RUNS_MAX + 1], end[BENCH_RUNS_MAX + 1];
-    uint32_t count; /* the first entry belongs to the run that is not measured */
+static const char *const part_names[FIGURES] = {
+    [BENCH_FIGURE_PUSH] = "1_begin_push_s", [BENCH_FIGURE_COMMIT] = "2_commit_s",
+    [BENCH_FIGURE_FETCH] = "3_fetch_s",     [FIGURE_CPU] = "worker_cpu_s",
+    [FIGURE_DAEMONS_CPU] = "daemons_cpu_s", [FIGURE_COLLECT] = "shard_collect_s",
+    [FIGURE_SUMS] = "shard_sums_s",         [FIGURE_UPDATE] = "shard_update_publish_s",
 };
 
 struct tensors_bench {
-    const struct ctl *ctl;
-    struct bench_result *result;
-    struct bench_model many, one;
-    uint32_t workers;
-    struct bench_crew crew;
-    struct bench_report reports[BENCH_WORKERS_MAX];
-    struct side many_side, one_side;
+    struct bench b; /* its model is that of many tensors */
+    struct bench_model one;
+    struct bench_series many_runs, one_runs;
 };
 
 /* ---- a worker ---- */
 
-struct tensors_worker {
-    struct bench_member many, one;
-    cairn_list *many_pushes, *many_fetches, *one_pushes, *one_fetches;
-    char *grads, *params;
-    cairn_op *ops[BENCH_TENSORS_MAX];
+/* A job, and how a step moves its tensors: by lists, or by one call per tensor. */
+struct side {
+    struct bench_member member;
+    const struct bench_model *model;
+    cairn_list *pushes, *fetches;
 };
 
-static double cpu_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
+struct tensors_worker {
+    struct side many, one;
+    char *grads, *params;
+    cairn_op *ops[BENCH_TENSORS_MAX];
+    const struct side *side; /* of this step */
+    bool is_singly;
+};
 
 static struct cairn_mem tensor_of(const struct bench_model *model, char *memory, uint32_t i)
 {
-    const size_t bytes = bench_model_elems(model) * (model->wire == CAIRN_F32 ? 4 : 2);
     return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
-                                .ptr = memory + i * bytes,
+                                .ptr = memory + i * bench_model_bytes(model),
                                 .dtype = model->wire };
 }
 
-static cairn_status push_all(const struct tensors_worker *w, const struct bench_member *member,
-                             const struct bench_model *model, const struct cairn_round *round)
+static cairn_status push_all(void *own, const struct cairn_round *round)
 {
+    struct tensors_worker *w = own;
+    const struct side *side = w->side;
     cairn_status status = CAIRN_OK;
-    for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++) {
-        const struct cairn_mem mem = tensor_of(model, w->grads, i);
-        status = cairn_push(member->job, round, 0, member->names[i], NULL, &mem, NULL);
+    if (!w->is_singly) return cairn_push_many(side->pushes, round, 0, NULL);
+    for (uint32_t i = 0; i < side->model->tensors && status == CAIRN_OK; i++) {
+        const struct cairn_mem mem = tensor_of(side->model, w->grads, i);
+        status = cairn_push(side->member.job, round, 0, side->member.names[i], NULL, &mem, NULL);
     }
     return status;
 }
 
-static cairn_status fetch_all(struct tensors_worker *w, const struct bench_member *member,
-                              const struct bench_model *model, struct cairn_version version)
+static cairn_status fetch_all(void *own, struct cairn_version version)
 {
+    struct tensors_worker *w = own;
+    const struct side *side = w->side;
+    const uint32_t calls = w->is_singly ? side->model->tensors : 1;
     cairn_status status = CAIRN_OK;
-    for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++) {
-        const struct cairn_mem mem = tensor_of(model, w->params, i);
-        status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &mem, &w->ops[i]);
+    if (!w->is_singly) status = cairn_fetch_many(side->fetches, version, &w->ops[0]);
+    for (uint32_t i = 0; i < calls && w->is_singly && status == CAIRN_OK; i++) {
+        const struct cairn_mem mem = tensor_of(side->model, w->params, i);
+        status = cairn_fetch(side->member.job, version, side->member.names[i], NULL, NULL, &mem,
+                             &w->ops[i]);
     }
-    for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++)
+    for (uint32_t i = 0; i < calls && status == CAIRN_OK; i++)
         status = cairn_wait(w->ops[i], BENCH_CALL_MS);
     return status;
 }
 
-/* How a step moves its tensors: by lists, or by one call per tensor. */
-struct way {
-    const struct bench_member *member;
-    const struct bench_model *model;
-    cairn_list *pushes, *fetches; /* NULL: one call per tensor */
-};
-
-static cairn_status push_step(const struct tensors_worker *w, const struct way *way,
-                              const struct cairn_round *round)
+static bool obey_tensors(void *own, const struct bench_order *order, struct bench_report *report)
 {
-    return way->pushes != NULL ? cairn_push_many(way->pushes, round, 0, NULL)
-                               : push_all(w, way->member, way->model, round);
-}
-
-static cairn_status fetch_step(struct tensors_worker *w, const struct way *way,
-                               struct cairn_version version)
-{
-    if (way->fetches == NULL) return fetch_all(w, way->member, way->model, version);
-    const cairn_status status = cairn_fetch_many(way->fetches, version, &w->ops[0]);
-    return status == CAIRN_OK ? cairn_wait(w->ops[0], BENCH_CALL_MS) : status;
-}
-
-static bool run_step(struct tensors_worker *w, const struct way *way, struct bench_report *report)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    cairn_job *job = way->member->job;
-    const double cpu = cpu_s(), t0 = bench_now();
-    cairn_status status = cairn_round_begin(job, BENCH_CALL_MS, &round);
-    if (status == CAIRN_OK) status = push_step(w, way, &round);
-    const double t1 = bench_now();
-    if (status == CAIRN_OK) status = cairn_commit(job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
-    const double t2 = bench_now();
-    if (status == CAIRN_OK) status = fetch_step(w, way, result.version);
-    const double t3 = bench_now();
-    *report = (struct bench_report) { .figures = { [FIGURE_ALL] = t3 - t0,
-                                                   [FIGURE_PUSH] = t1 - t0,
-                                                   [FIGURE_COMMIT] = t2 - t1,
-                                                   [FIGURE_FETCH] = t3 - t2,
-                                                   [FIGURE_CPU] = cpu_s() - cpu,
-                                                   [FIGURE_BEGIN] = t0 } };
-    return bench_is_ok(status);
+    struct tensors_worker *w = own;
+    w->side = order->word == ORDER_ONE ? &w->one : &w->many;
+    w->is_singly = order->word == ORDER_SINGLY;
+    struct bench_step step = { w->side->member.job, 1, push_all, fetch_all, .own = w };
+    const double cpu = bench_clock(CLOCK_PROCESS_CPUTIME_ID);
+    const bool is_done = bench_step_run(&step, report);
+    report->figures[FIGURE_CPU] = bench_clock(CLOCK_PROCESS_CPUTIME_ID) - cpu;
+    report->figures[FIGURE_BEGIN] = step.at[0];
+    return is_done;
 }
 
 /* Returns one cairn_part per tensor of the model, each in the given memory. */
@@ -168,119 +132,78 @@ static struct cairn_part *parts_of(const struct bench_member *member,
     return parts;
 }
 
-static bool open_lists(const struct tensors_worker *w, const struct bench_member *member,
-                       const struct bench_model *model, cairn_list **pushes, cairn_list **fetches)
+static bool open_lists(const struct tensors_worker *w, struct side *side)
 {
-    struct cairn_part *grads = parts_of(member, model, w->grads);
-    struct cairn_part *params = parts_of(member, model, w->params);
+    struct cairn_part *grads = parts_of(&side->member, side->model, w->grads);
+    struct cairn_part *params = parts_of(&side->member, side->model, w->params);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (grads != NULL && params != NULL)
-        status = cairn_push_list(member->job, grads, model->tensors, pushes);
+        status = cairn_push_list(side->member.job, grads, side->model->tensors, &side->pushes);
     if (status == CAIRN_OK)
-        status = cairn_fetch_list(member->job, NULL, params, model->tensors, fetches);
+        status = cairn_fetch_list(side->member.job, NULL, params, side->model->tensors,
+                                  &side->fetches);
     free(grads);
     free(params);
     return bench_is_ok(status);
 }
 
-static bool open_worker(struct tensors_worker *w, const struct tensors_bench *bench,
-                        const struct bench_worker *worker)
+static bool open_worker(struct tensors_worker *w, const struct bench_worker *worker)
 {
-    const struct bench_model *one = &bench->one;
-    const size_t bytes = bench_model_elems(one) * (one->wire == CAIRN_F32 ? 4 : 2);
+    const struct tensors_bench *t = worker->bench;
+    const size_t bytes = bench_model_bytes(&t->one);
     void *grads = NULL, *params = NULL;
-    if (!bench_member_open(&w->many, &bench->many, worker)) return false;
-    w->one.session = w->many.session;
-    if (!bench_member_join(&w->one, one, worker)) return false;
-    cairn_status status = cairn_alloc(w->many.session, bytes, 0, &grads);
-    if (status == CAIRN_OK) status = cairn_alloc(w->many.session, bytes, 0, &params);
+    w->many.model = &t->b.model;
+    w->one.model = &t->one;
+    if (!bench_member_open(&w->many.member, w->many.model, worker)) return false;
+    cairn *session = w->one.member.session = w->many.member.session;
+    if (!bench_member_join(&w->one.member, w->one.model, worker)) return false;
+    cairn_status status = cairn_alloc(session, bytes, 0, &grads);
+    if (status == CAIRN_OK) status = cairn_alloc(session, bytes, 0, &params);
     if (!bench_is_ok(status)) return false;
     w->grads = grads;
     w->params = params;
     memset(w->grads, 1, bytes);
-    return open_lists(w, &w->many, &bench->many, &w->many_pushes, &w->many_fetches) &&
-           open_lists(w, &w->one, one, &w->one_pushes, &w->one_fetches);
+    return open_lists(w, &w->many) && open_lists(w, &w->one);
 }
 
 static int work_tensors(const struct bench_worker *worker)
 {
     static struct tensors_worker w;
-    const struct tensors_bench *bench = worker->plan;
-    struct bench_order order;
-    struct bench_report report = { { 0 } };
-    if (!open_worker(&w, bench, worker)) return 1;
-    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order)) {
-        struct way way = { &w.many, &bench->many, w.many_pushes, w.many_fetches };
-        if (order.word == ORDER_SINGLY) way.pushes = way.fetches = NULL;
-        if (order.word == ORDER_ONE)
-            way = (struct way) { &w.one, &bench->one, w.one_pushes, w.one_fetches };
-        if (!run_step(&w, &way, &report)) return 1;
-    }
-    cairn_close(w.many.session);
-    return 0;
+    return open_worker(&w, worker) ? bench_serve(worker, &w.many.member, obey_tensors, &w) : 1;
 }
 
 /* ---- subject and reference ---- */
 
-static double most(const struct tensors_bench *bench, int figure)
-{
-    return bench_greatest(bench->reports, bench->workers, figure);
-}
-
 /* Returns the processor time of all daemons so far. */
-static double daemons_cpu_s(const struct tensors_bench *bench)
+static double daemons_cpu_s(const struct local *local)
 {
-    const struct local *local = bench->crew.local;
     double sum = 0;
     for (int i = 0; i < local->daemon_count; i++) sum += bench_used_s(local->daemons[i].pid);
     return sum;
 }
 
-static double run_side(struct tensors_bench *bench, uint32_t word, struct side *side)
+static double run_side(struct bench *b, uint32_t word, struct bench_series *runs)
 {
-    const double daemons = daemons_cpu_s(bench);
-    if (!bench_crew_do(&bench->crew, (struct bench_order) { word, 1 }, bench->reports)) return 0;
-    const double all = most(bench, FIGURE_ALL);
-    if (side->count > BENCH_RUNS_MAX) return all;
-    const uint32_t i = side->count++;
-    side->parts[PART_PUSH][i] = most(bench, FIGURE_PUSH);
-    side->parts[PART_COMMIT][i] = most(bench, FIGURE_COMMIT);
-    side->parts[PART_FETCH][i] = most(bench, FIGURE_FETCH);
-    side->parts[PART_CPU][i] = most(bench, FIGURE_CPU);
-    side->parts[PART_DAEMONS_CPU][i] = daemons_cpu_s(bench) - daemons;
-    side->begin[i] = most(bench, FIGURE_BEGIN);
-    side->end[i] = side->begin[i] + all;
+    const uint32_t i = runs->count;
+    const double before = daemons_cpu_s(b->local);
+    const double all = bench_series_run(b, word, runs);
+    if (runs->count > i) runs->values[FIGURE_DAEMONS_CPU][i] = daemons_cpu_s(b->local) - before;
     return all;
 }
 
-static double run_many(void *context)
+static double run_many(void *bench)
 {
-    struct tensors_bench *bench = context;
-    return run_side(bench, ORDER_MANY, &bench->many_side);
+    return run_side(bench, ORDER_MANY, &((struct tensors_bench *)bench)->many_runs);
 }
 
-static double run_one(void *context)
+static double run_one(void *bench)
 {
-    struct tensors_bench *bench = context;
-    return run_side(bench, ORDER_ONE, &bench->one_side);
+    return run_side(bench, ORDER_ONE, &((struct tensors_bench *)bench)->one_runs);
 }
 
 /* ---- the parts ---- */
 
 #define SINGLY_RUNS 5
-
-/* This runs after the alternating runs. False: the run failed. */
-static bool run_singly(struct tensors_bench *bench, double *median_out)
-{
-    double values[SINGLY_RUNS];
-    const struct bench_order order = { ORDER_SINGLY, 1 };
-    for (int i = 0; i < SINGLY_RUNS; i++) {
-        if (!bench_crew_do(&bench->crew, order, bench->reports)) return false;
-        values[i] = most(bench, FIGURE_ALL);
-    }
-    *median_out = bench_spread_of(values, SINGLY_RUNS).median;
-    return true;
-}
 
 static void add_longest(double *greatest, uint64_t from_us, uint64_t to_us)
 {
@@ -289,102 +212,86 @@ static void add_longest(double *greatest, uint64_t from_us, uint64_t to_us)
 }
 
 /* Assigns to each run the round that was granted while the run was active. */
-static void add_shard(struct side *side, const struct bench_times *times, size_t count)
+static void add_shard(struct bench_series *runs, const struct bench_times *times, size_t count)
 {
     size_t at = 0;
-    for (uint32_t i = 0; i < side->count; i++) {
-        while (at < count && (double)times[at].grant * 1e-6 < side->begin[i]) at++;
-        if (at == count || (double)times[at].grant * 1e-6 > side->end[i]) continue;
-        add_longest(&side->parts[PART_COLLECT][i], times[at].receive, times[at].reduce);
-        add_longest(&side->parts[PART_SUMS][i], times[at].reduce, times[at].reduced);
-        add_longest(&side->parts[PART_UPDATE][i], times[at].update, times[at].published);
+    for (uint32_t i = 0; i < runs->count; i++) {
+        const double begin = runs->values[FIGURE_BEGIN][i];
+        const double end = begin + runs->values[BENCH_FIGURE_ALL][i];
+        while (at < count && (double)times[at].grant * 1e-6 < begin) at++;
+        if (at == count || (double)times[at].grant * 1e-6 > end) continue;
+        add_longest(&runs->values[FIGURE_COLLECT][i], times[at].receive, times[at].reduce);
+        add_longest(&runs->values[FIGURE_SUMS][i], times[at].reduce, times[at].reduced);
+        add_longest(&runs->values[FIGURE_UPDATE][i], times[at].update, times[at].published);
     }
 }
 
-static void add_parts(json_t *parts, const char *side_name, struct side *side, int part_count)
+static void add_side(struct bench *b, const char *side_name, struct bench_series *runs)
 {
-    char key[64];
-    for (int p = 0; p < part_count; p++) {
-        snprintf(key, sizeof key, "%s_%s", side_name, part_names[p]);
-        json_object_set_new(parts, key,
-                            json_real(bench_spread_of(side->parts[p] + 1, side->count - 1).median));
+    const int count = b->local->daemon_count > 0 ? FIGURES : FIGURE_DAEMONS_CPU;
+    for (int f = 0; f < count; f++) {
+        char key[64];
+        snprintf(key, sizeof key, "%s_%s", side_name, part_names[f] != NULL ? part_names[f] : "");
+        if (part_names[f] != NULL) BENCH_PARTS(b, { key, bench_series_median(runs, f) });
     }
 }
 
-static void report_tensors(struct tensors_bench *bench, const struct local *local)
+static int report_tensors(void *bench)
 {
-    const int parts = local->daemon_count > 0 ? PARTS : PART_DAEMONS_CPU;
+    struct tensors_bench *t = bench;
+    const struct local *local = t->b.local;
+    double singly[SINGLY_RUNS];
+    for (int i = 0; i < SINGLY_RUNS; i++)
+        if (!((singly[i] = bench_order(&t->b, ORDER_SINGLY, 1)) > 0)) return 1;
     for (int s = 1; s < local->daemon_count; s++) {
         struct bench_times *times = NULL;
         size_t count = 0;
         if (!bench_times_read(local, s, &times, &count)) continue;
-        add_shard(&bench->many_side, times, count);
-        add_shard(&bench->one_side, times, count);
+        add_shard(&t->many_runs, times, count);
+        add_shard(&t->one_runs, times, count);
         free(times);
     }
-    bench->result->parts = json_object();
-    add_parts(bench->result->parts, "many", &bench->many_side, parts);
-    add_parts(bench->result->parts, "one", &bench->one_side, parts);
+    add_side(&t->b, "many", &t->many_runs);
+    add_side(&t->b, "one", &t->one_runs);
+    BENCH_PARTS(&t->b, { "singly_s", bench_spread_of(singly, SINGLY_RUNS).median });
+    return -1;
 }
 
-static int run_there(struct local *local, void *context)
-{
-    struct tensors_bench *bench = context;
-    int done = 1;
-    if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
-    if (bench_crew_start(&bench->crew, local, bench->workers, work_tensors, bench))
-        done = bench_alternate(bench->result, bench->ctl->bench.seconds, run_many, run_one, bench);
-    double singly;
-    if (done < 0 && !run_singly(bench, &singly)) done = 1;
-    if (done < 0) report_tensors(bench, local);
-    if (done < 0) json_object_set_new(bench->result->parts, "singly_s", json_real(singly));
-    bench_crew_stop(&bench->crew);
-    return done;
-}
+/* ---- the row ---- */
 
-/* ---- the options ---- */
-
-static void make_models(struct tensors_bench *bench)
+static int prepare_tensors(void *bench)
 {
-    const struct ctl_bench *asked = &bench->ctl->bench;
-    struct bench_model *many = &bench->many, *one = &bench->one;
-    many->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
-    bench_model_cut(many,
-                    asked->params > 0 ? asked->params : (uint64_t)many->tensors * BENCH_COLUMNS);
-    many->wire = asked->wire != NULL && strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
+    struct tensors_bench *t = bench;
+    struct bench_model *many = &t->b.model, *one = &t->one;
+    if (t->b.ctl->bench.params == 0) many->rows = 1;
     snprintf(many->job, sizeof many->job, "bench.tensors.%" PRIu64 "x%u.%s.w%u", many->rows,
-             many->tensors, many->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers);
+             many->tensors, bench_wire_name(many), t->b.workers);
     *one = *many;
     one->rows *= many->tensors;
     one->tensors = 1;
     snprintf(one->job, sizeof one->job, "%.50s.one", many->job);
+    return -1;
 }
 
-int bench_tensors(struct ctl *ctl)
-{
-    static struct tensors_bench bench;
-    static struct local local;
-    struct bench_result result = { .bench = "tensors",
-                                   .unit = "s",
-                                   .reference_name = "the step of one tensor of as many bytes",
-                                   .less_is_better = true };
-    if (ctl->shards == 0) ctl->shards = 2;
-    bench.ctl = local.ctl = ctl;
-    bench.result = &result;
-    bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 1;
-    make_models(&bench);
-    int done = bench_check(ctl, bench.workers, bench.many.tensors);
-    if (done >= 0) return done;
-    local.is_debug = true;
-    done = local_run(&local, run_there, &bench);
-    if (done >= 0) return done;
-    result.params = json_pack(
-        "{s:I, s:I, s:I, s:I, s:s, s:s}", "params", (json_int_t)bench_model_elems(&bench.one),
-        "tensors", (json_int_t)bench.many.tensors, "workers", (json_int_t)bench.workers, "shards",
-        (json_int_t)ctl->shards, "wire", bench.many.wire == CAIRN_F32 ? "f32" : "bf16", "path",
-        ctl->path != NULL ? ctl->path : "auto");
-    return bench_print(&result, ctl);
-}
+const struct bench_row bench_tensors = {
+    .name = "tensors",
+    .unit = "s",
+    .reference_name = "the step of one tensor of as many bytes",
+    .less_is_better = true,
+    .in_cluster = true,
+    .logs_rounds = true,
+    .bytes = sizeof(struct tensors_bench),
+    .params_told = "params tensors workers shards wire path",
+    .shards = 2,
+    .workers = 1,
+    .tensors = TENSORS_DEFAULT,
+    .wire = CAIRN_F32,
+    .prepare = prepare_tensors,
+    .work = work_tensors,
+    .run = run_many,
+    .reference = run_one,
+    .report = report_tensors,
+};
 
 /* ==== map ==== */
 
@@ -409,12 +316,8 @@ static const char *const map_part_names[MAP_FIGURES] = { NULL, "1_map_s", "2_sum
                                                          "lent" };
 
 struct map_bench {
-    const struct ctl *ctl;
-    struct bench_result *result;
-    struct bench_model model;
-    struct bench_crew crew;
-    double parts[MAP_FIGURES][BENCH_RUNS_MAX + 1];
-    uint32_t part_count; /* the first entry belongs to the run that is not measured */
+    struct bench b;
+    struct bench_series runs;
 };
 
 /* ---- the worker ---- */
@@ -497,129 +400,83 @@ static bool run_map(struct map_worker *w, struct bench_report *report)
     return bench_is_ok(status);
 }
 
-static void run_copy(struct map_worker *w, struct bench_report *report)
+static bool obey_map(void *own, const struct bench_order *order, struct bench_report *report)
 {
+    struct map_worker *w = own;
+    if (order->word == ORDER_MAP) return run_map(w, report);
     const double begin = bench_now();
     memcpy(w->memory, w->memory + w->bytes, w->bytes);
     __asm__ volatile("" : : "r"(w->memory) : "memory"); // forces the compiler to keep the copy
     report->figures[MAP_FIGURE_ALL] = bench_now() - begin;
+    return true;
 }
 
-static int map_work(const struct bench_worker *worker)
+static int work_map(const struct bench_worker *worker)
 {
     static struct map_worker w;
-    const struct bench_model *model = worker->plan;
-    struct bench_order order;
-    struct bench_report report = { { 0 } };
-    w.bytes = bench_model_elems(model) * (model->wire == CAIRN_F32 ? 4 : 2);
-    if (!bench_member_open(&w.member, model, worker) || !take_memory(&w)) return 1;
-    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order)) {
-        if (order.word == ORDER_COPY)
-            run_copy(&w, &report);
-        else if (!run_map(&w, &report))
-            return 1;
-    }
+    const struct bench *b = worker->bench;
+    w.bytes = bench_model_bytes(&b->model);
+    if (!bench_member_open(&w.member, &b->model, worker) || !take_memory(&w)) return 1;
+    const int done = bench_serve(worker, &w.member, obey_map, &w);
     __asm__ volatile("" : : "r"(w.sum));
-    cairn_close(w.member.session);
-    return 0;
-}
-
-/* ---- the bench ---- */
-
-static double giga_bytes(const struct map_bench *bench, double seconds)
-{
-    const double elem_bytes = bench->model.wire == CAIRN_F32 ? 4 : 2;
-    return seconds > 0 ? (double)bench_model_elems(&bench->model) * elem_bytes * 1e-9 / seconds : 0;
-}
-
-static double order_map(struct map_bench *bench, uint32_t word)
-{
-    struct bench_report report;
-    const struct bench_order order = { word, 1 };
-    if (!bench_crew_do(&bench->crew, order, &report)) return 0;
-    if (word == ORDER_MAP && bench->part_count <= BENCH_RUNS_MAX) {
-        for (int f = 0; f < MAP_FIGURES; f++)
-            bench->parts[f][bench->part_count] = report.figures[f];
-        bench->part_count++;
-    }
-    return giga_bytes(bench, report.figures[MAP_FIGURE_ALL]);
-}
-
-static double map_subject(void *context)
-{
-    return order_map(context, ORDER_MAP);
-}
-
-static double map_reference(void *context)
-{
-    return order_map(context, ORDER_COPY);
-}
-
-static void add_map_parts(struct map_bench *bench)
-{
-    bench->result->parts = json_pack("{s:f}", "first_GB/s",
-                                     giga_bytes(bench, bench->parts[MAP_FIGURE_ALL][0]));
-    for (int f = MAP_FIGURE_MAP; f < MAP_FIGURES; f++)
-        json_object_set_new(
-            bench->result->parts, map_part_names[f],
-            json_real(bench_spread_of(bench->parts[f] + 1, bench->part_count - 1).median));
-}
-
-static int run_there_map(struct local *local, void *context)
-{
-    struct map_bench *bench = context;
-    int done = 1;
-    if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
-    if (bench_crew_start(&bench->crew, local, 1, map_work, &bench->model))
-        done = bench_alternate(bench->result, bench->ctl->bench.seconds, map_subject, map_reference,
-                               bench);
-    if (done < 0) add_map_parts(bench);
-    bench_crew_stop(&bench->crew);
     return done;
 }
 
-static void make_model_map(struct map_bench *bench)
+/* ---- the row ---- */
+
+static double giga_bytes(const struct bench *b, double seconds)
 {
-    const struct ctl_bench *asked = &bench->ctl->bench;
-    struct bench_model *model = &bench->model;
-    const uint64_t params = asked->params > 0 ? asked->params : MAP_PARAMS_DEFAULT;
-    model->tensors = 1;
-    model->rows = params / BENCH_COLUMNS + (params % BENCH_COLUMNS != 0);
-    model->wire = asked->wire != NULL && strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
+    return seconds > 0 ? (double)bench_model_bytes(&b->model) * 1e-9 / seconds : 0;
+}
+
+static double run_map_once(void *bench)
+{
+    return giga_bytes(bench,
+                      bench_series_run(bench, ORDER_MAP, &((struct map_bench *)bench)->runs));
+}
+
+static double copy_map(void *bench)
+{
+    return giga_bytes(bench, bench_order(bench, ORDER_COPY, 1));
+}
+
+static int report_map(void *bench)
+{
+    struct map_bench *m = bench;
+    BENCH_PARTS(&m->b, { "first_GB/s", giga_bytes(&m->b, m->runs.values[MAP_FIGURE_ALL][0]) });
+    for (int f = MAP_FIGURE_MAP; f < MAP_FIGURES; f++)
+        BENCH_PARTS(&m->b, { map_part_names[f], bench_series_median(&m->runs, f) });
+    return -1;
+}
+
+static int prepare_map(void *bench)
+{
+    struct bench *b = bench;
+    struct bench_model *model = &b->model;
     snprintf(model->job, sizeof model->job, "bench.map.%" PRIu64 ".%s", model->rows,
-             model->wire == CAIRN_F32 ? "f32" : "bf16");
+             bench_wire_name(model));
+    if (b->ctl->endpoint != NULL) return -1;
+    return bench_check_memory(bench_model_elems(model) * 36, "", "--params");
 }
 
-/* -1: continue. */
-static int check_map(const struct map_bench *bench)
-{
-    const int done = bench_check(bench->ctl, 1, 1);
-    if (done >= 0 || bench->ctl->endpoint != NULL) return done;
-    return bench_check_memory(bench_model_elems(&bench->model) * 36, "", "--params");
-}
-
-int bench_map(struct ctl *ctl)
-{
-    static struct map_bench bench;
-    static struct local local;
-    struct bench_result result = {
-        .bench = "map",
-        .unit = "GB/s",
-        .reference_name = "memcpy of the same size",
-    };
-    if (ctl->shards == 0) ctl->shards = 2;
-    bench.ctl = local.ctl = ctl;
-    bench.result = &result;
-    make_model_map(&bench);
-    int done = check_map(&bench);
-    if (done < 0) done = local_run(&local, run_there_map, &bench);
-    if (done >= 0) return done;
-    result.params = json_pack(
-        "{s:I, s:I, s:s, s:s}", "params", (json_int_t)bench_model_elems(&bench.model), "shards",
-        (json_int_t)ctl->shards, "wire", bench.model.wire == CAIRN_F32 ? "f32" : "bf16", "path",
-        ctl->path != NULL ? ctl->path : "auto");
-    return bench_print(&result, ctl);
-}
+const struct bench_row bench_map = {
+    .name = "map",
+    .unit = "GB/s",
+    .reference_name = "memcpy of the same size",
+    .in_cluster = true,
+    .bytes = sizeof(struct map_bench),
+    .params_told = "params shards wire path",
+    .shards = 2,
+    .workers = 1,
+    .tensors = 1,
+    .params = MAP_PARAMS_DEFAULT,
+    .wire = CAIRN_F32,
+    .prepare = prepare_map,
+    .work = work_map,
+    .run = run_map_once,
+    .reference = copy_map,
+    .report = report_map,
+};
 
 /* ==== open ==== */
 
@@ -632,7 +489,7 @@ int bench_map(struct ctl *ctl)
  * trainer (trainer_bytes_a_tensor), computed from the trainer's peak resident memory. */
 
 #define OPEN_TENSORS_DEFAULT 300000
-#define RUNS                 5
+#define OPEN_RUNS            (BENCH_RUNS_MIN + 1)
 #define OPEN_MS              300000
 #define NAME_BYTES           24
 
@@ -644,11 +501,10 @@ struct shared {
 };
 
 struct open_bench {
-    struct bench_result *result;
-    struct bench_crew crew;
+    struct bench b;
     struct shared *shared;
     uint32_t tensors, runs;
-    double open_s[RUNS + 1], trainer_bytes[RUNS + 1];
+    double open_s[OPEN_RUNS], trainer_bytes[OPEN_RUNS]; /* the first run is not measured */
 };
 
 /* ---- the process that steps continuously ---- */
@@ -672,8 +528,7 @@ static int step_for_ever(const struct bench_worker *worker)
 {
     static struct bench_member member;
     static float gradient[BENCH_COLUMNS];
-    const struct open_bench *bench = worker->plan;
-    struct shared *shared = bench->shared;
+    struct shared *shared = ((const struct open_bench *)worker->bench)->shared;
     const struct bench_model model = {
         .job = "bench.open.small", .tensors = 1, .rows = 1, .wire = CAIRN_F32
     };
@@ -752,77 +607,59 @@ static void begin_measure(struct open_bench *bench)
     atomic_store(&bench->shared->measuring, true);
 }
 
-/* Returns 0 after printing the error if the opening failed. */
-static double run_opening(struct open_bench *bench)
+static double run_opening(void *bench)
 {
+    struct open_bench *o = bench;
     int status = 0;
-    begin_measure(bench);
+    begin_measure(o);
     const pid_t child = fork();
-    if (child == 0) _exit(open_many(bench));
+    if (child == 0) _exit(open_many(o));
     if (child < 0 || waitpid(child, &status, 0) != child || status != 0) return 0;
-    bench->open_s[bench->runs] = bench->shared->open_s;
-    bench->trainer_bytes[bench->runs] = bench->shared->trainer_bytes;
-    return end_measure(bench);
+    o->open_s[o->runs] = o->shared->open_s;
+    o->trainer_bytes[o->runs] = o->shared->trainer_bytes;
+    return end_measure(o);
 }
 
-static double run_at_rest(struct open_bench *bench)
+static double run_at_rest(void *bench)
 {
-    const double s = bench->open_s[bench->runs];
-    begin_measure(bench);
-    usleep((useconds_t)(s * 1e6));
-    return end_measure(bench);
+    struct open_bench *o = bench;
+    begin_measure(o);
+    usleep((useconds_t)(o->open_s[o->runs++] * 1e6));
+    const double longest_s = end_measure(o);
+    return bench_is_interrupted(o->b.local) ? 0 : longest_s;
 }
 
-static int run_all(struct open_bench *bench, struct local *local)
+static int report_open(void *bench)
 {
-    double opening[RUNS], rest[RUNS], ratio[RUNS];
-    for (bench->runs = 0; bench->runs < RUNS; bench->runs++) {
-        const uint32_t i = bench->runs;
-        opening[i] = run_opening(bench);
-        if (opening[i] <= 0) return 1;
-        rest[i] = run_at_rest(bench);
-        ratio[i] = rest[i] / opening[i];
-        if (bench_is_interrupted(local)) return 1;
-    }
-    bench->result->value = bench_spread_of(opening, RUNS);
-    bench->result->reference = bench_spread_of(rest, RUNS);
-    bench->result->ratio = bench_spread_of(ratio, RUNS);
-    bench->result->runs = RUNS;
-    bench->result->parts = json_pack(
-        "{s:f, s:f}", "open_s", bench_spread_of(bench->open_s, RUNS).median,
-        "trainer_bytes_a_tensor", bench_spread_of(bench->trainer_bytes, RUNS).median);
-    return -1;
+    struct open_bench *o = bench;
+    BENCH_PARTS(
+        &o->b, { "open_s", bench_spread_of(o->open_s + 1, BENCH_RUNS_MIN).median },
+        { "trainer_bytes_a_tensor", bench_spread_of(o->trainer_bytes + 1, BENCH_RUNS_MIN).median });
+    return bench_add_params(&o->b, json_pack("{s:I}", "tensors", (json_int_t)o->tensors));
 }
 
-static int run_there_open(struct local *local, void *context)
+static int prepare_open(void *bench)
 {
-    struct open_bench *bench = context;
-    int done = 1;
-    if (bench_crew_start(&bench->crew, local, 1, step_for_ever, bench))
-        done = run_all(bench, local);
-    bench_crew_stop(&bench->crew);
-    return done;
+    struct open_bench *o = bench;
+    o->tensors = o->b.ctl->bench.tensors > 0 ? o->b.ctl->bench.tensors : OPEN_TENSORS_DEFAULT;
+    o->shared = bench_share(sizeof *o->shared);
+    return o->shared != NULL ? -1 : 1;
 }
 
-int bench_open(struct ctl *ctl)
-{
-    static struct open_bench bench;
-    static struct local local;
-    struct bench_result result = { .bench = "open",
-                                   .unit = "s",
-                                   .reference_name = "the longest step at rest",
-                                   .less_is_better = true };
-    if (ctl->shards == 0) ctl->shards = 2;
-    local.ctl = ctl;
-    bench.result = &result;
-    bench.tensors = ctl->bench.tensors > 0 ? ctl->bench.tensors : OPEN_TENSORS_DEFAULT;
-    bench.shared = mmap(NULL, sizeof *bench.shared, PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (bench.shared == MAP_FAILED)
-        return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the bench");
-    const int done = local_run(&local, run_there_open, &bench);
-    if (done >= 0) return done;
-    result.params = json_pack("{s:I, s:I}", "tensors", (json_int_t)bench.tensors, "shards",
-                              (json_int_t)ctl->shards);
-    return bench_print(&result, ctl);
-}
+const struct bench_row bench_open = {
+    .name = "open",
+    .unit = "s",
+    .reference_name = "the longest step at rest",
+    .less_is_better = true,
+    .in_cluster = true,
+    .bytes = sizeof(struct open_bench),
+    .params_told = "shards",
+    .shards = 2,
+    .workers = 1,
+    .seconds = 0.001,
+    .prepare = prepare_open,
+    .work = step_for_ever,
+    .run = run_opening,
+    .reference = run_at_rest,
+    .report = report_open,
+};

@@ -615,6 +615,7 @@ static void hash_sets(const struct update_arrays *arrays, json_t *parts)
 #define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)              /* the arrays and their copies */
 
 struct update_bench {
+    struct bench b;
     struct update_arrays arrays;
     double best[PASSES_MAX]; /* seconds of each pass */
     uint64_t launches;       /* kernel launches of a device, for one run of all passes */
@@ -669,40 +670,39 @@ static double rate(const struct update_arrays *arrays, size_t bytes_per_elem, do
     return (double)bytes_per_elem * (double)arrays->elems / seconds * 1e-9;
 }
 
-static double fail_run(const struct update_bench *bench)
+static double fail_run(const struct update_bench *u)
 {
-    ctl_fail(CAIRN_ERR_IO, "%s", bench->why.text);
+    ctl_fail(CAIRN_ERR_IO, "%s", u->why.text);
     return 0;
 }
 
-static double run_subject(void *context)
+static double run_subject(void *bench)
 {
-    struct update_bench *bench = context;
-    struct update_arrays *arrays = &bench->arrays;
+    struct update_bench *u = bench;
+    struct update_arrays *arrays = &u->arrays;
     const struct subject *subject = &subjects[arrays->only];
     double all = 0;
     const uint64_t launches = home_use(arrays->home).launches;
     for (int p = 0; p < PASSES_MAX && subject->passes[p].list != NULL; p++) {
         const double seconds = run_pass(arrays, subject->passes[p].list, arrays->list_chunks,
-                                        &bench->subject_cpu, &bench->why);
-        if (!(seconds > 0)) return fail_run(bench);
-        if (bench->best[p] == 0 || seconds < bench->best[p]) bench->best[p] = seconds;
+                                        &u->subject_cpu, &u->why);
+        if (!(seconds > 0)) return fail_run(u);
+        if (u->best[p] == 0 || seconds < u->best[p]) u->best[p] = seconds;
         all += seconds;
     }
-    bench->launches = home_use(arrays->home).launches - launches;
+    u->launches = home_use(arrays->home).launches - launches;
     return rate(arrays, counted_bytes(arrays), all);
 }
 
-static double run_reference(void *context)
+static double run_reference(void *bench)
 {
-    struct update_bench *bench = context;
-    struct update_arrays *arrays = &bench->arrays;
+    struct update_bench *u = bench;
+    struct update_arrays *arrays = &u->arrays;
     const double seconds = is_by_libsodium(arrays)
                                ? run_pass(arrays, libsodium_list, arrays->list_chunks,
-                                          &bench->reference_cpu, &bench->why)
-                               : pass_reference(arrays, &bench->reference_cpu, &bench->why);
-    return seconds > 0 ? rate(&bench->arrays, reference_bytes(&bench->arrays), seconds)
-                       : fail_run(bench);
+                                          &u->reference_cpu, &u->why)
+                               : pass_reference(arrays, &u->reference_cpu, &u->why);
+    return seconds > 0 ? rate(&u->arrays, reference_bytes(&u->arrays), seconds) : fail_run(u);
 }
 
 /* ---- the options ---- */
@@ -734,13 +734,13 @@ static int check_words(const struct ctl *ctl, struct update_arrays *arrays)
     return -1;
 }
 
-static int open_home(const struct ctl *ctl, struct update_bench *bench)
+static int open_home(struct update_bench *u)
 {
-    const char *backend = ctl->bench.backend;
-    bench->arrays.home = home_host();
-    if (backend == NULL || strcmp(backend, "host") == 0) return -1;
-    const cairn_status status = home_open_cuda(ctl->bench.device, &bench->arrays.home, &bench->why);
-    return status == CAIRN_OK ? -1 : ctl_fail(status, "%s", bench->why.text);
+    const struct ctl_bench *asked = &u->b.ctl->bench;
+    u->arrays.home = home_host();
+    if (asked->backend == NULL || strcmp(asked->backend, "host") == 0) return -1;
+    const cairn_status status = home_open_cuda(asked->device, &u->arrays.home, &u->why);
+    return status == CAIRN_OK ? -1 : ctl_fail(status, "%s", u->why.text);
 }
 
 static int check_size(const struct ctl *ctl, struct update_arrays *arrays)
@@ -763,34 +763,7 @@ static int check_size(const struct ctl *ctl, struct update_arrays *arrays)
     return -1;
 }
 
-/* ---- the bench ---- */
-
-static void describe_update(const struct update_bench *bench, struct bench_result *result)
-{
-    const struct update_arrays *arrays = &bench->arrays;
-    const struct home_info *home = home_info(arrays->home);
-    result->params = json_pack(
-        "{s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "params", (json_int_t)arrays->elems, "threads",
-        (json_int_t)arrays->threads, "wire", arrays->wire_dtype == CAIRN_F32 ? "f32" : "bf16",
-        "bytes_per_param", (json_int_t)counted_bytes(arrays), "reference_bytes_per_param",
-        (json_int_t)reference_bytes(arrays), "backend", home->backend, "device", home->device);
-    if (home->driver[0] != 0)
-        json_object_set_new(result->params, "driver", json_string(home->driver));
-    if (arrays->only == UPDATE_COPY)
-        json_object_set_new(result->params, "pinned", json_boolean(arrays->is_pinned));
-    result->parts = json_object();
-    for (int p = 0; p < PASSES_MAX && subjects[arrays->only].passes[p].list != NULL; p++)
-        json_object_set_new(result->parts, subjects[arrays->only].passes[p].part,
-                            json_real(bench->best[p]));
-    if (!home->is_host) {
-        json_object_set_new(result->parts, "launches", json_integer((json_int_t)bench->launches));
-        return;
-    }
-    if (arrays->only == UPDATE_HASH) hash_sets(arrays, result->parts);
-    const double cpu_ratio = (double)counted_bytes(arrays) / bench->subject_cpu /
-                             ((double)reference_bytes(arrays) / bench->reference_cpu);
-    json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));
-}
+/* ---- the row ---- */
 
 /* Returns the reference's name. The arrays must be allocated. */
 static const char *reference_name(const struct update_arrays *arrays)
@@ -803,7 +776,7 @@ static const char *reference_name(const struct update_arrays *arrays)
     return name;
 }
 
-static int run_bench(struct ctl *ctl, struct update_bench *bench)
+static int open_arrays(struct update_bench *u)
 {
     const struct group_hyper hyper = { .optimizer = CAIRN_OPTIMIZER_ADAMW,
                                        .lr = 1e-3,
@@ -811,36 +784,77 @@ static int run_bench(struct ctl *ctl, struct update_bench *bench)
                                        .beta2 = 0.999,
                                        .eps = 1e-8,
                                        .weight_decay = 0.01 };
-    struct update_arrays *arrays = &bench->arrays;
-    char name[24];
-    snprintf(name, sizeof name, "update%s%s", arrays->only != UPDATE_ALL ? "." : "",
-             subjects[arrays->only].name);
-    struct bench_result result = { .bench = name, .unit = "GB/s" };
-    const struct shape shape = { .rank = 1, .dim = { arrays->elems } };
-    arrays->geometry = geometry_of(&shape);
-    int done = -1;
-    if (group_scalars_of(&hyper, 1, f32_bits(0.5f), &arrays->scalars) != CAIRN_OK)
-        done = ctl_fail(CAIRN_ERR_INVALID, "no scalars of the first step");
-    else if (!update_arrays_open(arrays, &bench->why))
-        done = ctl_fail(CAIRN_ERR_NO_MEMORY, "%s", bench->why.text);
-    result.reference_name = reference_name(arrays);
-    if (done < 0)
-        done = bench_alternate(&result, ctl->bench.seconds, run_subject, run_reference, bench);
-    if (done < 0) describe_update(bench, &result);
-    update_arrays_close(arrays);
-    return done < 0 ? bench_print(&result, ctl) : done;
+    const struct shape shape = { .rank = 1, .dim = { u->arrays.elems } };
+    u->arrays.geometry = geometry_of(&shape);
+    if (group_scalars_of(&hyper, 1, f32_bits(0.5f), &u->arrays.scalars) != CAIRN_OK)
+        return ctl_fail(CAIRN_ERR_INVALID, "no scalars of the first step");
+    if (!update_arrays_open(&u->arrays, &u->why))
+        return ctl_fail(CAIRN_ERR_NO_MEMORY, "%s", u->why.text);
+    u->b.result.reference_name = reference_name(&u->arrays);
+    return -1;
 }
 
-int bench_update(struct ctl *ctl)
+static int prepare_update(void *bench)
 {
-    static struct update_bench bench;
-    int done = check_words(ctl, &bench.arrays);
+    struct update_bench *u = bench;
+    int done = check_words(u->b.ctl, &u->arrays);
     if (done < 0 && sodium_init() < 0) // without this call libsodium uses its portable code
         done = ctl_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
-    if (done < 0) done = open_home(ctl, &bench);
-    if (done >= 0) return done;
-    done = check_size(ctl, &bench.arrays);
-    if (done < 0) done = run_bench(ctl, &bench);
-    home_close(bench.arrays.home);
-    return done;
+    if (done < 0) done = open_home(u);
+    if (done < 0) done = check_size(u->b.ctl, &u->arrays);
+    return done < 0 ? open_arrays(u) : done;
 }
+
+static void tell_update(struct update_bench *u)
+{
+    const struct update_arrays *arrays = &u->arrays;
+    const struct home_info *home = home_info(arrays->home);
+    if (home->driver[0] != 0) json_object_set_new(u->b.params, "driver", json_string(home->driver));
+    if (arrays->only == UPDATE_COPY)
+        json_object_set_new(u->b.params, "pinned", json_boolean(arrays->is_pinned));
+    bench_add_params(&u->b,
+                     json_pack("{s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "params",
+                               (json_int_t)arrays->elems, "threads", (json_int_t)arrays->threads,
+                               "wire", arrays->wire_dtype == CAIRN_F32 ? "f32" : "bf16",
+                               "bytes_per_param", (json_int_t)counted_bytes(arrays),
+                               "reference_bytes_per_param", (json_int_t)reference_bytes(arrays),
+                               "backend", home->backend, "device", home->device));
+}
+
+static int report_update(void *bench)
+{
+    struct update_bench *u = bench;
+    const struct update_arrays *arrays = &u->arrays;
+    const size_t counted = counted_bytes(arrays), reference = reference_bytes(arrays);
+    const struct subject *subject = &subjects[arrays->only];
+    tell_update(u);
+    for (int p = 0; p < PASSES_MAX && subject->passes[p].list != NULL; p++)
+        BENCH_PARTS(&u->b, { subject->passes[p].part, u->best[p] });
+    if (!home_info(arrays->home)->is_host) {
+        bench_add_count(&u->b, "launches", u->launches);
+        return -1;
+    }
+    if (arrays->only == UPDATE_HASH) hash_sets(arrays, u->b.parts);
+    BENCH_PARTS(&u->b, { "cpu_ratio", (double)counted / u->subject_cpu /
+                                          ((double)reference / u->reference_cpu) });
+    return -1;
+}
+
+static void close_update(void *bench)
+{
+    struct update_bench *u = bench;
+    if (u->arrays.home == NULL) return;
+    update_arrays_close(&u->arrays);
+    home_close(u->arrays.home);
+}
+
+const struct bench_row bench_update = {
+    .name = "update",
+    .unit = "GB/s",
+    .bytes = sizeof(struct update_bench),
+    .prepare = prepare_update,
+    .run = run_subject,
+    .reference = run_reference,
+    .report = report_update,
+    .close = close_update,
+};

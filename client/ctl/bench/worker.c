@@ -96,8 +96,10 @@ struct step_worker {
     struct cairn_view views[BENCH_TENSORS_MAX];
     uint32_t lent;           /* mapped views, in a step that reads all parameters at its end */
     struct step_asked asked; /* the requested unit, in a step that reads unit by unit */
-    bool is_busy;            /* true if the backward of this step computes */
-    double waited;           /* seconds of this step spent waiting for units */
+    struct bench_step step;  /* the step that runs */
+    const struct bench_member *stepped; /* of a batch: `member` or `added` */
+    bool is_busy;                       /* true if the backward of this step computes */
+    double waited;                      /* seconds of this step spent waiting for units */
     /* [STEP_SPANS_EACH] of the plan; entries from span_count on are free */
     struct bench_span *spans;
     uint32_t span_count;
@@ -116,7 +118,7 @@ static struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory
 {
     return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
                                 .ptr = memory + tensor * w->elems * w->elem_bytes,
-                                .dtype = w->plan->model.wire,
+                                .dtype = w->plan->b.model.wire,
                                 .bytes = w->elems * w->elem_bytes,
                                 .device = w->plan->card >= 0 ? CAIRN_GPU(w->plan->card) : 0 };
 }
@@ -191,12 +193,12 @@ static cairn_status step_fetch_all(struct step_worker *w, const struct bench_mem
 {
     cairn_status status = CAIRN_OK;
     const double begin = bench_now();
-    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+    for (uint32_t i = 0; i < w->plan->b.model.tensors && status == CAIRN_OK; i++) {
         struct cairn_mem param = step_tensor_of(w, w->params, i);
         status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &param,
                              &w->ops[i]);
     }
-    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+    for (uint32_t i = 0; i < w->plan->b.model.tensors && status == CAIRN_OK; i++) {
         status = cairn_wait(w->ops[i], BENCH_CALL_MS);
         if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_FETCH, i, begin);
     }
@@ -232,8 +234,8 @@ static void step_count_bytes(const struct cairn_stats *before, const struct cair
  * if this failed. */
 static bool step_batch_open(struct step_worker *w, const struct bench_worker *worker)
 {
-    struct bench_model model = w->plan->model;
-    snprintf(model.job, sizeof model.job, "%.50s.added", w->plan->model.job);
+    struct bench_model model = w->plan->b.model;
+    snprintf(model.job, sizeof model.job, "%.50s.added", w->plan->b.model.job);
     model.added = (model.batch + worker->world - 1) / worker->world;
     model.batch = 0;
     w->added.session = w->member.session;
@@ -246,7 +248,7 @@ static cairn_status push_micro(struct step_worker *w, const struct bench_member 
                                const struct cairn_round *round, uint32_t micro)
 {
     cairn_status status = CAIRN_OK;
-    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+    for (uint32_t i = 0; i < w->plan->b.model.tensors && status == CAIRN_OK; i++) {
         const struct cairn_mem grad = step_tensor_of(w, w->grads, i);
         status = cairn_push(member->job, round, micro, member->names[i], NULL, &grad, NULL);
     }
@@ -254,42 +256,43 @@ static cairn_status push_micro(struct step_worker *w, const struct bench_member 
 }
 
 /* In the job whose workers accumulate, each worker counts its own micro-batches. */
-static cairn_status push_batch(struct step_worker *w, const struct bench_member *member,
-                               const struct cairn_round *round)
+static cairn_status push_batch(void *own, const struct cairn_round *round)
 {
+    struct step_worker *w = own;
     cairn_status status = CAIRN_OK;
-    uint32_t own = 0;
-    for (uint32_t k = round->rank; k < w->plan->model.batch && status == CAIRN_OK;
-         k += round->world, own++)
-        status = push_micro(w, member, round, member == &w->added ? own : k);
+    uint32_t count = 0;
+    for (uint32_t k = round->rank; k < w->plan->b.model.batch && status == CAIRN_OK;
+         k += round->world, count++)
+        status = push_micro(w, w->stepped, round, w->stepped == &w->added ? count : k);
     return status;
 }
 
-/* Runs a step of all micro-batches, in `member` or in `added`. Returns false after printing the error if
- * the step failed. */
+static cairn_status fetch_batch(void *own, struct cairn_version version)
+{
+    struct step_worker *w = own;
+    return step_fetch_all(w, w->stepped, version);
+}
+
+/* Runs the step and reports it, with the bytes that the library counted. Returns false after printing the
+ * error if the step failed. */
+static bool step_run_counted(struct bench_step *step, struct bench_report *report)
+{
+    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
+    *report = (struct bench_report) { { 0 } };
+    if (!bench_is_ok(cairn_job_stats(step->job, &before)) || !bench_step_run(step, report) ||
+        !bench_is_ok(cairn_job_stats(step->job, &after)))
+        return false;
+    step_count_bytes(&before, &after, report);
+    return true;
+}
+
+/* Runs a step of all micro-batches, in `member` or in `added`. */
 static bool step_batch_run(struct step_worker *w, const struct bench_member *member,
                            struct bench_report *report)
 {
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
-    cairn_status status = cairn_job_stats(member->job, &before);
-    const double t0 = bench_now();
-    if (status == CAIRN_OK) status = cairn_round_begin(member->job, BENCH_CALL_MS, &round);
-    if (status == CAIRN_OK) status = push_batch(w, member, &round);
-    const double t1 = bench_now();
-    if (status == CAIRN_OK)
-        status = cairn_commit(member->job, &round, 0, NULL, 0, BENCH_CALL_MS, &result);
-    const double t2 = bench_now();
-    if (status == CAIRN_OK) status = step_fetch_all(w, member, result.version);
-    const double t3 = bench_now();
-    if (status == CAIRN_OK) status = cairn_job_stats(member->job, &after);
-    *report = (struct bench_report) { .figures = { [STEP_FIGURE_ALL] = t3 - t0,
-                                                   [STEP_FIGURE_PUSH] = t1 - t0,
-                                                   [STEP_FIGURE_COMMIT] = t2 - t1,
-                                                   [STEP_FIGURE_FETCH] = t3 - t2 } };
-    step_count_bytes(&before, &after, report);
-    return bench_is_ok(status);
+    w->stepped = member;
+    w->step = (struct bench_step) { member->job, 0, push_batch, fetch_batch, .own = w };
+    return step_run_counted(&w->step, report);
 }
 
 /* ==== card ==== */
@@ -330,7 +333,7 @@ static bool open_reference(struct step_worker *w, size_t bytes)
 static cairn_status fill_gradients(struct step_worker *w)
 {
     struct cairn_version newest;
-    const uint32_t tensors = w->plan->model.tensors;
+    const uint32_t tensors = w->plan->b.model.tensors;
     cairn_status status = cairn_version_wait(w->member.job, (struct cairn_version) { 0 },
                                              BENCH_CALL_MS, &newest);
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
@@ -348,7 +351,7 @@ static cairn_status fill_gradients(struct step_worker *w)
  * printing the error if this failed. */
 static bool step_card_take(struct step_worker *w)
 {
-    const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
+    const size_t bytes = w->plan->b.model.tensors * w->elems * w->elem_bytes;
     void *grads = NULL, *params = NULL;
     cairn_status status = cairn_alloc(w->member.session, bytes, CAIRN_GPU(w->plan->card), &grads);
     if (status == CAIRN_OK)
@@ -431,7 +434,7 @@ static cairn_status visit_unit(struct step_worker *w, struct cairn_version versi
 
 static cairn_status forward(struct step_worker *w, struct cairn_version version)
 {
-    const uint32_t tensors = w->plan->model.tensors;
+    const uint32_t tensors = w->plan->b.model.tensors;
     const double each = w->plan->backward_seconds / 2 / tensors;
     cairn_status status = ask_unit(w, version, 0);
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
@@ -443,7 +446,7 @@ static cairn_status forward(struct step_worker *w, struct cairn_version version)
 
 static cairn_status backward(struct step_worker *w, const struct cairn_round *round)
 {
-    const uint32_t tensors = w->plan->model.tensors;
+    const uint32_t tensors = w->plan->b.model.tensors;
     const double begin = bench_now(), each = w->plan->backward_seconds / tensors;
     cairn_status status = ask_unit(w, round->version, tensors - 1);
     for (uint32_t i = tensors; i-- > 0 && status == CAIRN_OK;) {
@@ -473,7 +476,7 @@ static void fill_gradients_of(float *grads, size_t count, uint32_t rank)
 
 static bool take_memory(struct step_worker *w)
 {
-    const size_t count = w->plan->model.tensors * w->elems, bytes = count * w->elem_bytes;
+    const size_t count = w->plan->b.model.tensors * w->elems, bytes = count * w->elem_bytes;
     void *grads = NULL, *params = NULL, *made = NULL;
     if (w->plan->card >= 0) return step_card_take(w);
     cairn_status status = cairn_alloc(w->member.session, bytes, 0, &grads);
@@ -482,7 +485,7 @@ static bool take_memory(struct step_worker *w)
     w->grads = grads;
     w->params = params;
     memset(params, 1, bytes);
-    if (w->plan->model.wire == CAIRN_F32) {
+    if (w->plan->b.model.wire == CAIRN_F32) {
         fill_gradients_of(grads, count, w->rank);
         return true;
     }
@@ -498,7 +501,7 @@ static bool take_memory(struct step_worker *w)
  * of the backward. */
 static cairn_status push_all(struct step_worker *w, const struct cairn_round *round)
 {
-    const uint32_t tensors = w->plan->model.tensors;
+    const uint32_t tensors = w->plan->b.model.tensors;
     const double begin = bench_now(), each = w->plan->backward_seconds / tensors;
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
@@ -544,7 +547,7 @@ static cairn_status map_all(struct step_worker *w, struct cairn_version version)
 {
     cairn_status status = give_views_back(w);
     const double begin = bench_now();
-    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+    for (uint32_t i = 0; i < w->plan->b.model.tensors && status == CAIRN_OK; i++) {
         struct cairn_view *view = &w->views[i];
         size_t count = 1;
         *view = (struct cairn_view) { .struct_size = sizeof *view };
@@ -558,8 +561,16 @@ static cairn_status map_all(struct step_worker *w, struct cairn_version version)
     return status;
 }
 
-static cairn_status read_all(struct step_worker *w, struct cairn_version version)
+static cairn_status push_step(void *own, const struct cairn_round *round)
 {
+    struct step_worker *w = own;
+    return w->plan->is_traced ? compute_traced(w, round) : compute(w, round);
+}
+
+static cairn_status fetch_step(void *own, struct cairn_version version)
+{
+    struct step_worker *w = own;
+    if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_COMMIT, 0, w->step.at[1]);
     if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK; // already read, unit by unit
     return w->plan->read == STEP_READ_MAP ? map_all(w, version)
                                           : step_fetch_all(w, &w->member, version);
@@ -567,32 +578,13 @@ static cairn_status read_all(struct step_worker *w, struct cairn_version version
 
 static bool run_step(struct step_worker *w, struct bench_report *report)
 {
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
-    const size_t spans = STEP_SPANS_EACH(w->plan->model.tensors);
-    memset(w->spans, 0, spans * sizeof *w->spans);
+    memset(w->spans, 0, STEP_SPANS_EACH(w->plan->b.model.tensors) * sizeof *w->spans);
     w->span_count = 0;
-    cairn_status status = cairn_job_stats(w->member.job, &before);
-    const double t0 = bench_now();
-    if (status == CAIRN_OK) status = cairn_round_begin(w->member.job, BENCH_CALL_MS, &round);
-    if (status == CAIRN_OK)
-        status = w->plan->is_traced ? compute_traced(w, &round) : compute(w, &round);
-    const double t1 = bench_now();
-    if (status == CAIRN_OK)
-        status = cairn_commit(w->member.job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
-    const double t2 = bench_now();
-    if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_COMMIT, 0, t1);
-    if (status == CAIRN_OK) status = read_all(w, result.version);
-    const double t3 = bench_now();
-    if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
-    w->plan->rounds[w->rank] = round.round;
-    *report = (struct bench_report) { .figures = { [STEP_FIGURE_ALL] = t3 - t0,
-                                                   [STEP_FIGURE_PUSH] = t1 - t0,
-                                                   [STEP_FIGURE_COMMIT] = t2 - t1,
-                                                   [STEP_FIGURE_FETCH] = t3 - t2 + w->waited } };
-    step_count_bytes(&before, &after, report);
-    return bench_is_ok(status);
+    w->step = (struct bench_step) { w->member.job, 1, push_step, fetch_step, .own = w };
+    if (!step_run_counted(&w->step, report)) return false;
+    w->plan->rounds[w->rank] = w->step.round.round;
+    report->figures[BENCH_FIGURE_FETCH] += w->waited;
+    return true;
 }
 
 /* Copies as many bytes as a step must move: the gradients once, and the parameters once, or twice if
@@ -600,41 +592,38 @@ static bool run_step(struct step_worker *w, struct bench_report *report)
  * correct values. */
 static bool run_copy(struct step_worker *w, struct bench_report *report)
 {
-    const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
+    const size_t bytes = w->plan->b.model.tensors * w->elems * w->elem_bytes;
     const double begin = bench_now();
     const int copies = w->plan->read == STEP_READ_UNITS ? 3 : 2;
     if (w->card != NULL) {
-        report->figures[STEP_FIGURE_ALL] = step_card_copy(w, copies);
-        return report->figures[STEP_FIGURE_ALL] > 0;
+        report->figures[BENCH_FIGURE_ALL] = step_card_copy(w, copies);
+        return report->figures[BENCH_FIGURE_ALL] > 0;
     }
     for (int i = 0; i < copies; i++) memcpy(w->params, w->grads, bytes);
-    report->figures[STEP_FIGURE_ALL] = bench_now() - begin;
+    report->figures[BENCH_FIGURE_ALL] = bench_now() - begin;
     return true;
 }
 
-static bool obey_order(struct step_worker *w, uint32_t word, struct bench_report *report)
+static bool obey_step(void *own, const struct bench_order *order, struct bench_report *report)
 {
-    w->is_busy = word == STEP_ORDER_BUSY;
-    if (word == STEP_ORDER_COPY) return run_copy(w, report);
-    if (word == STEP_ORDER_ADDED) return step_batch_run(w, &w->added, report);
-    return w->plan->model.batch > 0 ? step_batch_run(w, &w->member, report) : run_step(w, report);
+    struct step_worker *w = own;
+    w->is_busy = order->word == STEP_ORDER_BUSY;
+    if (order->word == STEP_ORDER_COPY) return run_copy(w, report);
+    if (order->word == STEP_ORDER_ADDED) return step_batch_run(w, &w->added, report);
+    return w->plan->b.model.batch > 0 ? step_batch_run(w, &w->member, report) : run_step(w, report);
 }
 
 int bench_step_work(const struct bench_worker *worker)
 {
     static struct step_worker w;
-    w.plan = worker->plan;
+    w.plan = worker->bench;
+    const struct bench_model *model = &w.plan->b.model;
     w.rank = worker->rank;
-    w.elems = bench_model_elems(&w.plan->model);
-    w.elem_bytes = w.plan->model.wire == CAIRN_F32 ? 4 : 2;
-    w.spans = w.plan->spans + worker->rank * STEP_SPANS_EACH(w.plan->model.tensors);
-    struct bench_order order;
-    struct bench_report report = { { 0 } };
+    w.elems = bench_model_elems(model);
+    w.elem_bytes = model->wire == CAIRN_F32 ? 4 : 2;
+    w.spans = w.plan->spans + worker->rank * STEP_SPANS_EACH(model->tensors);
     if (pipe(w.acks) != 0) return 1;
-    if (!bench_member_open(&w.member, &w.plan->model, worker) || !take_memory(&w)) return 1;
-    if (w.plan->model.batch > 0 && !step_batch_open(&w, worker)) return 1;
-    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order))
-        if (!obey_order(&w, order.word, &report)) return 1;
-    cairn_close(w.member.session);
-    return 0;
+    if (!bench_member_open(&w.member, model, worker) || !take_memory(&w)) return 1;
+    if (model->batch > 0 && !step_batch_open(&w, worker)) return 1;
+    return bench_serve(worker, &w.member, obey_step, &w);
 }
