@@ -64,21 +64,36 @@ static void add_trouble(struct check *check, enum trouble kind, const char *what
 
 /* ---- shards ---- */
 
+/* A trouble that a message has if the text, with fields of the message, is not left out. */
+struct complaint {
+    enum trouble kind;
+    const char *text;
+};
+
+static void add_complaints(struct check *check, const char *what, const void *message,
+                           const struct complaint *complaints)
+{
+    for (; complaints->text != NULL; complaints++) {
+        char *text = ctl_text_of(message, complaints->text);
+        if (text != NULL) add_trouble(check, complaints->kind, what, "%s", text);
+        free(text);
+    }
+}
+
 static void check_shard(struct check *check, const Cairn__MemberStatus *m)
 {
+    static const struct complaint complaints[] = {
+        { TROUBLE_SHARD, "{apart?}" },
+        { TROUBLE_SNAPSHOT, "cannot save: {storage?}" },
+        { TROUBLE_SHARD, "is unfit: {home.failed?}; {unfit}" },
+        { TROUBLE_DEGRADED, "{home.warning?}" },
+        { TROUBLE_DEGRADED, "{stats.unpinned_bytes/bytes?} of host memory could not be pinned" },
+        { 0, NULL },
+    };
     if (strcmp(m->state, "up") != 0)
         add_trouble(check, TROUBLE_SHARD, m->name, "%s for %" PRIu64 " s", m->state,
                     m->since_ms / 1000);
-    if (m->apart[0] != '\0') add_trouble(check, TROUBLE_SHARD, m->name, "%s", m->apart);
-    if (m->storage[0] != '\0')
-        add_trouble(check, TROUBLE_SNAPSHOT, m->name, "cannot save: %s", m->storage);
-    if (m->home != NULL && m->home->failed[0] != '\0')
-        add_trouble(check, TROUBLE_SHARD, m->name, "is unfit: %s; %s", m->home->failed, m->unfit);
-    if (m->home != NULL && m->home->warning[0] != '\0')
-        add_trouble(check, TROUBLE_DEGRADED, m->name, "%s", m->home->warning);
-    if (m->stats != NULL && m->stats->unpinned_bytes > 0)
-        add_trouble(check, TROUBLE_DEGRADED, m->name, "%s of host memory could not be pinned",
-                    ctl_bytes(m->stats->unpinned_bytes));
+    add_complaints(check, m->name, m, complaints);
 }
 
 static void check_cluster(struct check *check, const Cairn__ClusterStatus *status)
@@ -115,6 +130,15 @@ static void check_cluster(struct check *check, const Cairn__ClusterStatus *statu
 
 static void check_state(struct check *check, const Cairn__JobStatus *j)
 {
+    static const struct complaint complaints[] = {
+        { TROUBLE_WAITS, "{nonfinite?} elements are not finite ({nonfinite_tensors})" },
+        { TROUBLE_WAITS, "the data path is cut: {path_cut?}" },
+        { TROUBLE_DEGRADED, "{?straggler}{straggler.text}" },
+        { TROUBLE_DEGRADED, "no reduce groups: {reduce_groups_off?}" },
+        { TROUBLE_SNAPSHOT, "the last one failed, {snapshot_failed?}" },
+        { TROUBLE_SNAPSHOT, "restored past a damaged one: {passed_over?}" },
+        { 0, NULL },
+    };
     const bool runs = strcmp(j->state, "running") == 0;
     if (j->loss[0] != '\0')
         add_trouble(check, TROUBLE_WAITS, j->name, "is %s", j->loss);
@@ -125,15 +149,7 @@ static void check_state(struct check *check, const Cairn__JobStatus *j)
         add_trouble(check, TROUBLE_WAITS, j->name,
                     "has applied no step for %" PRIu64 " s, and waits for %s", j->still_ms / 1000,
                     j->awaited[0] != '\0' ? j->awaited : "what nobody knows");
-    if (j->nonfinite > 0)
-        add_trouble(check, TROUBLE_WAITS, j->name, "%" PRIu64 " elements are not finite (%s)",
-                    j->nonfinite, j->nonfinite_tensors);
-    if (j->path_cut[0] != '\0')
-        add_trouble(check, TROUBLE_WAITS, j->name, "the data path is cut: %s", j->path_cut);
-    if (j->straggler != NULL)
-        add_trouble(check, TROUBLE_DEGRADED, j->name, "%s", j->straggler->text);
-    if (j->reduce_groups_off[0] != '\0')
-        add_trouble(check, TROUBLE_DEGRADED, j->name, "no reduce groups: %s", j->reduce_groups_off);
+    add_complaints(check, j->name, j, complaints);
 }
 
 static uint64_t age_s(uint64_t unix_ms)
@@ -179,12 +195,6 @@ static cairn_status check_snapshots(struct check *check, struct ctl *ctl, const 
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     ProtobufCMessage *reply;
-    if (j->snapshot_failed[0] != '\0')
-        add_trouble(check, TROUBLE_SNAPSHOT, j->name, "the last one failed, %s",
-                    j->snapshot_failed);
-    if (j->passed_over[0] != '\0')
-        add_trouble(check, TROUBLE_SNAPSHOT, j->name, "restored past a damaged one: %s",
-                    j->passed_over);
     get.job = j->name;
     struct sentence why;
     ctl->failed = &why;
@@ -289,36 +299,27 @@ static bool is_of_device(const Cairn__Home *home)
     return home != NULL && strcmp(home->backend, "host") != 0;
 }
 
-static void print_use(const Cairn__MemberStatus *m)
-{
-    const Cairn__ShardStats *stats = m->stats;
-    if (stats == NULL) return;
-    printf("%s: %" PRIu64 " launches, %s copied in, %s out; %s of host memory pinned\n", m->name,
-           stats->launches, ctl_bytes(stats->in_bytes), ctl_bytes(stats->out_bytes),
-           ctl_bytes(stats->pinned_bytes));
-    if (stats->unpinned_bytes > 0)
-        printf("%s: %s of host memory could not be pinned: copies of it are slower\n", m->name,
-               ctl_bytes(stats->unpinned_bytes));
-}
-
 static void print_home(const Cairn__MemberStatus *m)
 {
     if (!is_of_device(m->home)) {
-        printf("%s: state lies in host memory (%s): %s\n", m->name, m->home->device, m->home->why);
+        ctl_line_of(NULL, m, "{name}: state lies in host memory ({home.device}): {home.why}");
         return;
     }
-    printf("%s: state lies on %s (%s, %s), %s, of which its context and others took %s\n", m->name,
-           m->home->device, m->home->backend, m->home->driver, ctl_bytes(m->home->total_bytes),
-           ctl_bytes(m->home->taken_bytes));
+    ctl_line_of(
+        NULL, m,
+        "{name}: state lies on {home.device} ({home.backend}, {home.driver}), "
+        "{home.total_bytes/bytes}, of which its context and others took {home.taken_bytes/bytes}");
     if (m->home->device_memory[0] != '\0')
         printf("%s: this state goes to other hosts %s: %s\n", m->name,
                strcmp(m->home->device_memory, "device") == 0 ? "from there" : "through host memory",
                m->home->device_memory_why);
-    if (m->home->warning[0] != '\0') printf("%s: warning: %s\n", m->name, m->home->warning);
-    if (m->home->failed[0] != '\0')
-        printf("%s: unfit, so that nothing more comes to that device: %s; %s\n", m->name,
-               m->home->failed, m->unfit);
-    print_use(m);
+    ctl_lines(m,
+              "{name}: warning: {home.warning?}\n"
+              "{name}: unfit, so that nothing more comes to that device: {home.failed?}; {unfit}\n"
+              "{?stats}{name}: {stats.launches} launches, {stats.in_bytes/bytes} copied in, "
+              "{stats.out_bytes/bytes} out; {stats.pinned_bytes/bytes} of host memory pinned\n"
+              "{name}: {stats.unpinned_bytes/bytes?} of host memory could not be pinned: copies of "
+              "it are slower");
 }
 
 static void print_homes(const Cairn__ClusterStatus *status)
@@ -332,38 +333,10 @@ static void print_homes(const Cairn__ClusterStatus *status)
     }
 }
 
-static void print_storage(const Cairn__ClusterStatus *status)
+/* Prints the text of each member that has it. */
+static void print_each(const Cairn__ClusterStatus *status, const char *text)
 {
-    if (status->storage[0] != '\0') printf("\nno snapshot can be saved: %s\n", status->storage);
-    for (size_t i = 0; i < status->n_members; i++) {
-        const Cairn__MemberStatus *m = status->members[i];
-        if (m->storage[0] != '\0')
-            printf("\nno snapshot can be saved: shard %s: %s\n", m->name, m->storage);
-    }
-}
-
-static void print_unheard(const Cairn__ClusterStatus *status)
-{
-    for (size_t i = 0; i < status->n_members; i++) {
-        const Cairn__MemberStatus *m = status->members[i];
-        if (m->unheard[0] != '\0')
-            printf("\n%s hears nothing from %s over the data path: look for a firewall or a cut "
-                   "between them, in both directions\n",
-                   m->name, m->unheard);
-    }
-}
-
-static void print_apart(const Cairn__ClusterStatus *status)
-{
-    for (size_t i = 0; i < status->n_members; i++)
-        if (status->members[i]->apart[0] != '\0')
-            printf("\n%s %s\n", status->members[i]->name, status->members[i]->apart);
-}
-
-static void add_part(struct ctl_table *table, const void *message)
-{
-    const Cairn__HeldJob *part = ((const Cairn__StrangePart *)message)->part;
-    ctl_table_cell(table, "%u of %u", part->shard_index + 1, part->shard_count);
+    for (size_t i = 0; i < status->n_members; i++) ctl_line_of(NULL, status->members[i], text);
 }
 
 static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *parts, size_t count)
@@ -373,7 +346,7 @@ static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *pa
         { "NUMBER", "part.job/hex", NULL },
         { "GENERATION", "part.generation", NULL },
         { "STEP", "part.version_step", NULL },
-        { "PART", NULL, add_part },
+        { "PART", "{part.shard_index/1+%.0f} of {part.shard_count}", NULL },
         { "SHARD", "shard", NULL },
         { "MEMORY", "part.bytes/bytes", NULL },
         { "WHY", "why", NULL },
@@ -417,38 +390,34 @@ void ctl_say_strangers(struct ctl *ctl)
     message_free(reply);
 }
 
-static void add_memory(struct ctl_table *table, const void *message)
-{
-    const Cairn__MemberStatus *m = message;
-    if (m->memory_bytes > 0)
-        ctl_table_cell(table, "%s of %s", ctl_bytes(m->state_bytes), ctl_bytes(m->memory_bytes));
-    else
-        ctl_table_cell(table, "%s", ctl_bytes(m->state_bytes));
-}
-
 static void print_status(const struct ctl *ctl, const Cairn__ClusterStatus *status)
 {
     static const struct ctl_column columns[] = {
-        { "NAME", "name", NULL },       { "ROLE", "role/role", NULL },
-        { "STATE", "state", NULL },     { "FOR", "since_ms/s", NULL },
-        { "PATH", "path", NULL },       { "PLACE", "place", NULL },
-        { "MEMORY", NULL, add_memory }, { "ADDRESS", "address", NULL },
+        { "NAME", "name", NULL },
+        { "ROLE", "role/role", NULL },
+        { "STATE", "state", NULL },
+        { "FOR", "since_ms/s", NULL },
+        { "PATH", "path", NULL },
+        { "PLACE", "place", NULL },
+        { "MEMORY", "{state_bytes/bytes}[ of {memory_bytes/bytes}]", NULL },
+        { "ADDRESS", "address", NULL },
         { "VERSION", "version", NULL },
     };
     if (!ctl->quiet)
-        printf("cluster %s: coordinator %s, store %016" PRIx64 ", start %" PRIu64 ", up %" PRIu64
-               " s; %u shard%s expected, %u job%s\n\n",
-               status->cluster, status->version, status->store, status->coordinator_incarnation,
-               status->uptime_ms / 1000, status->shards_expected,
-               status->shards_expected == 1 ? "" : "s", status->job_count,
-               status->job_count == 1 ? "" : "s");
+        ctl_line_of(NULL, status,
+                    "cluster {cluster}: coordinator {version}, store {store/hex}, start "
+                    "{coordinator_incarnation}, up {uptime_ms/s}; {shards_expected} "
+                    "shard{shards_expected/plural} expected, {job_count} job{job_count/plural}\n");
     ctl_table_print(ctl, CTL_COLUMNS(columns), status->members, status->n_members);
     if (!ctl->quiet) {
         print_homes(status);
         print_without(status);
-        print_storage(status);
-        print_unheard(status);
-        print_apart(status);
+        ctl_line_of(NULL, status, "\nno snapshot can be saved: {storage?}");
+        print_each(status, "{?storage}\nno snapshot can be saved: shard {name}: {storage}");
+        print_each(status,
+                   "{?unheard}\n{name} hears nothing from {unheard} over the data path: look "
+                   "for a firewall or a cut between them, in both directions");
+        print_each(status, "{?apart}\n{name} {apart}");
     }
     if (status->n_strangers == 0) return;
     if (!ctl->quiet)
@@ -486,29 +455,9 @@ static const struct ctl_question cluster_forget_question = CTL_QUESTION(
     CLUSTER_FORGET, cluster_forget, "job=@0 plan=!yes", CLUSTER_FORGOTTEN, .print = print_forgotten,
     .is_quiet_too = true, .fields = "done=@yes parts");
 
-static void print_backup(struct ctl *ctl, const void *reply)
-{
-    const Cairn__ClusterBackedUp *made = reply;
-    if (ctl->quiet)
-        printf("%s\n", made->path);
-    else
-        ctl_line("copied to", "%s, %s, on the coordinator's host", made->path,
-                 ctl_bytes(made->bytes));
-}
-
-static int run_cluster_backup(struct ctl *ctl)
-{
-    static const struct ctl_question question = { .type = CAIRN_MSG_CLUSTER_BACKUP,
-                                                  .reply_type = CAIRN_MSG_CLUSTER_BACKED_UP,
-                                                  .print = print_backup,
-                                                  .is_quiet_too = true };
-    Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
-    char path[PATH_MAX];
-    const int refused = ctl_absolute("FILE", ctl->argv[0], path);
-    if (refused >= 0) return refused;
-    backup.path = path;
-    return ctl_ask_by(ctl, &question, &backup);
-}
+static const struct ctl_question cluster_backup_question = CTL_QUESTION(
+    CLUSTER_BACKUP, cluster_backup, "path=/0", CLUSTER_BACKED_UP, .quiet = "{path}",
+    .lines = "copied to|{path}, {bytes/bytes}, on the coordinator's host");
 
 /* Lists the silent shards: the command does not wait for them, but they may explain a refusal. */
 static void say_silent(const Cairn__ClusterAdopted *adopted)
@@ -536,49 +485,53 @@ static void say_keys(const Cairn__Keys *keys, bool done)
                keys->keys[i]->id, done ? "is" : "would be");
 }
 
-static void print_adopted(struct ctl *ctl, const Cairn__ClusterAdopted *adopted, size_t whole)
+/* Returns how many jobs can be adopted. */
+static size_t whole_jobs(const Cairn__ClusterAdopted *adopted)
+{
+    size_t whole = 0;
+    for (size_t i = 0; i < adopted->n_jobs; i++) whole += adopted->jobs[i]->refused[0] == '\0';
+    return whole;
+}
+
+static void print_adopted(struct ctl *ctl, const void *reply)
 {
     static const struct ctl_column columns[] = {
         { "JOB", "name", NULL },        { "GENERATION", "generation", NULL },
         { "STEP", "step", NULL },       { "SHARDS", "shards", NULL },
         { "REFUSED", "refused", NULL },
     };
+    const Cairn__ClusterAdopted *adopted = reply;
     ctl_table_print(ctl, CTL_COLUMNS(columns), adopted->jobs, adopted->n_jobs);
     say_keys(adopted->keys, ctl->yes);
     say_silent(adopted);
     if (adopted->n_jobs == 0)
-        printf("\nnothing to adopt: the shards that are here%s hold no job but those of this "
-               "coordinator\n",
-               adopted->n_silent > 0 ? " and answer" : "");
-    else if (!ctl->yes && whole > 0)
+        ctl_line_of(NULL, adopted,
+                    "\nnothing to adopt: the shards that are here[{?silent} and answer] hold no "
+                    "job but those of this coordinator");
+    else if (!ctl->yes && whole_jobs(adopted) > 0)
         printf("\nnothing was adopted: --yes takes the jobs that are not refused, and from then on "
                "the shards no longer obey the store that these came from\n");
 }
 
-static int run_cluster_adopt(struct ctl *ctl)
+static json_t *adopted_json(struct ctl *ctl, const void *reply)
 {
-    Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
-    ProtobufCMessage *reply;
-    size_t whole = 0;
-    adopt.plan = !ctl->yes;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = ADOPT_TIMEOUT_MS;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base,
-                                         CAIRN_MSG_CLUSTER_ADOPTED, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__ClusterAdopted *adopted = (const Cairn__ClusterAdopted *)reply;
-    for (size_t i = 0; i < adopted->n_jobs; i++) whole += adopted->jobs[i]->refused[0] == '\0';
-    if (ctl->json) {
-        json_t *object = json_pack("{s:b, s:o}", "done", (int)(ctl->yes && whole > 0), "keys",
-                                   keys_json(adopted->keys));
-        ctl_json_add(object, adopted, "jobs silent");
-        ctl_print_json(object);
-    } else {
-        print_adopted(ctl, adopted, whole);
-    }
-    const bool none = whole == 0 && (adopted->n_jobs > 0 || adopted->n_silent > 0);
-    message_free(reply);
-    return none ? 1 : 0;
+    const Cairn__ClusterAdopted *adopted = reply;
+    json_t *object = json_pack("{s:b, s:o}", "done", (int)(ctl->yes && whole_jobs(adopted) > 0),
+                               "keys", keys_json(adopted->keys));
+    ctl_json_add(object, adopted, "jobs silent");
+    return object;
 }
+
+static int check_adopted(struct ctl *ctl, const void *reply)
+{
+    const Cairn__ClusterAdopted *adopted = reply;
+    (void)ctl;
+    return whole_jobs(adopted) == 0 && (adopted->n_jobs > 0 || adopted->n_silent > 0) ? 1 : 0;
+}
+
+static const struct ctl_question cluster_adopt_question = CTL_QUESTION(
+    CLUSTER_ADOPT, cluster_adopt, "plan=!yes", CLUSTER_ADOPTED, .timeout_ms = ADOPT_TIMEOUT_MS,
+    .print = print_adopted, .json = adopted_json, .check = check_adopted);
 
 /* ==== events ==== */
 
@@ -683,14 +636,8 @@ static int run_cluster_events(struct ctl *ctl)
 
 /* cairn shard forget */
 
-static void print_shard_forgotten(struct ctl *ctl, const void *reply)
-{
-    (void)reply;
-    ctl_line("forgotten", "%s", ctl->argv[0]);
-}
-
 static const struct ctl_question shard_forget_question = CTL_QUESTION(
-    SHARD_FORGET, shard_forget, "name=@0", DONE, .print = print_shard_forgotten,
+    SHARD_FORGET, shard_forget, "name=@0", DONE, .lines = "forgotten|{@0}",
     .fields = "forgotten=@0");
 
 /* ==== commands ==== */
@@ -707,10 +654,10 @@ const struct ctl_row ctl_cluster_rows[] = {
     { "cluster", "adopt", "[--yes]",
       "take what the shards hold into the coordinator's store: after the store was lost, or an "
       "older copy was put back",
-      0, 0, CTL_ASKS "yes ", CTL_RUN(run_cluster_adopt) },
+      0, 0, CTL_ASKS "yes ", CTL_ASK(cluster_adopt_question) },
     { "cluster", "backup", "FILE",
       "a copy of the coordinator's store, while it runs, into a new file on its host", 1, 1,
-      CTL_ASKS "quiet ", CTL_RUN(run_cluster_backup) },
+      CTL_ASKS "quiet ", CTL_ASK(cluster_backup_question) },
     { "cluster", "forget", "JOB [--yes]",
       "drop the parts of a job that shards hold and that this coordinator does not know", 1, 1,
       CTL_ASKS "yes ", CTL_ASK(cluster_forget_question) },

@@ -169,6 +169,8 @@ int ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(pr
 /* ---- options.c ---- */
 /* True if any of these options was given: "keep-last keep-every". */
 bool ctl_is_given(const struct ctl *ctl, const char *options);
+/* Returns the value of an option that is a whole number, or a time in seconds. */
+uint64_t ctl_option_number(const struct ctl *ctl, const char *option);
 /* Prints a usage error; the message ends with "; see cairn job list --help". */
 int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
@@ -195,8 +197,8 @@ void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
 /* Prints the table (with headers unless --no-headers was given) and frees it. */
 void ctl_table_close(struct ctl_table *table, const struct ctl *ctl);
 
-/* A table of messages: a column shows a field of the message (output.c has the field's text form), or a
- * cell that a function adds. */
+/* A table of messages: a column shows a field of the message, or a text with fields (output.c has the
+ * syntax), or a cell that a function adds. */
 struct ctl_column {
     const char *header, *field;
     void (*add)(struct ctl_table *table, const void *message); /* adds one cell; NULL: the field */
@@ -213,26 +215,50 @@ json_t *ctl_json(const void *message);
 /* Adds the named fields of the message. */
 void ctl_json_add(json_t *object, const void *message, const char *fields);
 
+/* Returns a text with fields of the message (output.c has the syntax), which the caller frees; NULL: the
+ * text is left out. */
+char *ctl_text_of(const void *message, const char *text);
+/* Prints a "name: value" line whose value is such a text, or nothing if the text is left out. A name of NULL:
+ * the text alone. */
+void ctl_line_of(const char *name, const void *message, const char *text);
+/* Prints such lines: "NAME|TEXT\n"; a line without a bar is a text alone. */
+void ctl_lines(const void *message, const char *lines);
+/* Lines of several messages: the version of a job, and the tensors with non-finite elements of a job or a
+ * snapshot. */
+#define CTL_VERSION_LINES(name)                                         \
+    name "|generation {generation}, step {step!version_unknown}\n" name \
+         "|{?version_unknown}unknown: not all shards have told it"
+#define CTL_DAMAGED_LINE                                                          \
+    "damaged|the last update left a non-finite result in {nonfinite?} elements: " \
+    "{nonfinite_tensors}"
+
 /* A command that only sends a request and prints the reply. A field that is NULL, 0 or false leaves its
  * part out. */
 struct ctl_question {
     uint16_t type, reply_type; /* CAIRN_MSG_ */
     const ProtobufCMessageDescriptor *request;
-    /* The request's fields that are not 0. "FIELD=@0": argument 0, if given; "FIELD=@force": true if
-     * --force was given; "FIELD=!yes": true if --yes was not given; "FIELD=1": true. */
+    /* The request's fields that are not 0. "FIELD=@0": argument 0, if given; "FIELD=/0": as an absolute path;
+     * "FIELD=@force": true if --force was given, "FIELD=@a,b" if one of them was, and the option's value for
+     * a number; "FIELD=!yes": true if --yes was not given; "FIELD=1": true. */
     const char *fill;
+    /* Fills in the rest of the request. -1: continue; else the exit status. */
+    int (*fill_by)(struct ctl *ctl, void *request);
     int timeout_ms; /* used if no timeout is given */
     bool awaits;    /* prints whom the job named by argument 0 waits for */
     /* The kind of thing that this command deletes, after asking for confirmation; the last argument names
      * the thing */
     const char *confirm;
     const char *farewell; /* printed when the command is interrupted */
+    const char *lines;    /* of the reply, by ctl_lines, if `print` is NULL */
+    const char *quiet;    /* the text with -q */
     void (*print)(struct ctl *ctl, const void *reply);
     bool is_quiet_too; /* `print` is also called with -q */
     json_t *(*json)(struct ctl *ctl, const void *reply);
     /* Used if json is NULL: fields of the reply, and values of the command line, "KEY=@0", "KEY=@yes". If
      * this is NULL, too: all fields of the reply, as ctl_json prints them. */
     const char *fields;
+    /* Returns the exit status, after the reply was printed; it prints why that is not 0. NULL: 0. */
+    int (*check)(struct ctl *ctl, const void *reply);
 };
 #define CTL_QUESTION(type_, message, fill_, reply, ...)                                       \
     {                                                                                         \
@@ -241,8 +267,6 @@ struct ctl_question {
     }
 /* Sends the request and prints the reply. Returns the exit status. */
 int ctl_ask(struct ctl *ctl, const struct ctl_question *question);
-/* Like ctl_ask, with a request that is already filled in. */
-int ctl_ask_by(struct ctl *ctl, const struct ctl_question *question, const void *request);
 
 /* A command: a row of the table that its file exports; a row without a noun ends the table. */
 struct ctl_row {
@@ -262,9 +286,9 @@ enum { CTL_ANY_ARGS = 1 << 20 };
 #define CTL_LISTS_ONCE CTL_ASKS "no-headers quiet "
 #define CTL_LISTS      CTL_LISTS_ONCE "watch "
 
-extern const struct ctl_row ctl_local_rows[], ctl_env_rows[], ctl_cluster_rows[],
-    ctl_restore_rows[], ctl_reshard_rows[], ctl_job_rows[], ctl_plan_rows[], ctl_snapshot_rows[],
-    ctl_diff_rows[], ctl_export_rows[], ctl_bench_rows[];
+extern const struct ctl_row ctl_local_rows[], ctl_cluster_rows[], ctl_restore_rows[],
+    ctl_reshard_rows[], ctl_job_rows[], ctl_plan_rows[], ctl_snapshot_rows[], ctl_diff_rows[],
+    ctl_export_rows[], ctl_bench_rows[];
 
 /* A program that carries out command lines. */
 struct ctl_program {
@@ -278,11 +302,8 @@ int ctl_main(int argc, char **argv, const struct ctl_program *program);
 
 /* Prints a "name: value" line about one thing. */
 void ctl_line(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown);
 /* Prints the object with schema_version and returns 0. Takes ownership of the object. */
 int ctl_print_json(json_t *object);
-/* Lower-case hexadecimal; "" for no bytes. Static memory, valid until the second call after this one. */
-const char *ctl_hex(ProtobufCBinaryData bytes);
 /* "2026-11-24T14:00:00Z"; "" for 0, which means never. Static memory, valid until the second call after
  * this one. */
 const char *ctl_time(uint64_t unix_ms);
@@ -292,9 +313,6 @@ const char *ctl_bytes(uint64_t bytes);
 /* ---- snapshot.c ---- */
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000 /* used if no timeout is given */
 void ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
-/* Prints the line "damaged" of a job or a snapshot: the number of its non-finite elements, and the tensors
- * with such elements. */
-void ctl_damaged_line(uint64_t nonfinite, const char *tensors);
 /* Warns on stderr that a snapshot with non-finite elements "is passed over", for example. */
 void ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
 

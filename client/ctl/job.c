@@ -55,30 +55,29 @@ json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count)
     return object;
 }
 
-static void add_memory_row(struct ctl_table *table, size_t columns, const char *name,
-                           const Cairn__MemoryTold *m)
+static void add_total(struct ctl_table *table, const void *message)
 {
-    const uint64_t bytes[] = { m->state,  m->published,          m->landing, m->staging,
-                               m->tables, ctl_job_memory_sum(m), m->device };
-    ctl_table_cell(table, "%s", name);
-    for (size_t i = 0; i < columns - 1; i++)
-        ctl_table_cell(table, "%s", m->untold ? "-" : ctl_bytes(bytes[i]));
+    const Cairn__MemoryTold *m = message;
+    ctl_table_cell(table, "%s", m->untold ? "-" : ctl_bytes(ctl_job_memory_sum(m)));
 }
 
 void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count)
 {
-    static const char *const headers[] = { "MEMORY OF", "STATE",  "PUBLISHED", "LANDING",
-                                           "STAGING",   "TABLES", "TOTAL",     "ON DEVICE" };
-    const Cairn__MemoryTold all = all_of(shards, count);
-    const size_t columns = all.device > 0 ? 8 : 7;
-    struct ctl_table *table = ctl_table_open(headers, columns);
-    for (size_t i = 0; i < count; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "shard %u", shards[i]->shard_index);
-        add_memory_row(table, columns, shards[i]->shard[0] != '\0' ? shards[i]->shard : name,
-                       shards[i]);
-    }
-    if (count > 1) add_memory_row(table, columns, "all", &all);
+    static const struct ctl_column columns[] = {
+        { "MEMORY OF", "[{shard}][{!shard}shard {shard_index}]", NULL },
+        { "STATE", "state/bytes!untold", NULL },
+        { "PUBLISHED", "published/bytes!untold", NULL },
+        { "LANDING", "landing/bytes!untold", NULL },
+        { "STAGING", "staging/bytes!untold", NULL },
+        { "TABLES", "tables/bytes!untold", NULL },
+        { "TOTAL", NULL, add_total },
+        { "ON DEVICE", "device/bytes!untold", NULL },
+    };
+    Cairn__MemoryTold all = all_of(shards, count), *const last = &all;
+    all.shard = wire_text("all");
+    struct ctl_table *table = ctl_table_of(columns, all.device > 0 ? 8 : 7);
+    ctl_table_rows(table, shards, count);
+    if (count > 1) ctl_table_rows(table, &last, 1);
     ctl_table_close(table, ctl);
 }
 
@@ -120,21 +119,20 @@ static json_t *job_bytes_json(const Cairn__JobStatus *job)
 
 static void print_entry(const char *name, const Cairn__BytesTold *b)
 {
-    ctl_line(name, "pushed %s shared, %s carried; fetched %s, %s", ctl_bytes(b->pushed_shared),
-             ctl_bytes(b->pushed_carried), ctl_bytes(b->fetched_shared),
-             ctl_bytes(b->fetched_carried));
+    ctl_line_of(name, b,
+                "pushed {pushed_shared/bytes} shared, {pushed_carried/bytes} carried; fetched "
+                "{fetched_shared/bytes}, {fetched_carried/bytes}");
     if (b->pushed_one_sided > 0 || b->fetched_one_sided > 0)
-        ctl_line("", "of the carried, read one-sidedly: pushed %s, fetched %s",
-                 ctl_bytes(b->pushed_one_sided), ctl_bytes(b->fetched_one_sided));
+        ctl_lines(b, "|of the carried, read one-sidedly: pushed {pushed_one_sided/bytes}, fetched "
+                     "{fetched_one_sided/bytes}");
     if (b->pushed_direct > 0 || b->fetched_direct > 0)
-        ctl_line("", "of the carried, right from a card: pushed %s, fetched %s",
-                 ctl_bytes(b->pushed_direct), ctl_bytes(b->fetched_direct));
+        ctl_lines(b, "|of the carried, right from a card: pushed {pushed_direct/bytes}, fetched "
+                     "{fetched_direct/bytes}");
     if (b->pushed_device > 0 || b->fetched_device > 0)
-        ctl_line("", "of the shared, from and to a card, past the host: pushed %s, fetched %s",
-                 ctl_bytes(b->pushed_device), ctl_bytes(b->fetched_device));
-    if (b->steps == 0) return;
-    ctl_line("", "a step, of %" PRIu64 ": pushed %s, fetched %s", b->steps,
-             ctl_bytes((uint64_t)b->pushed_a_step), ctl_bytes((uint64_t)b->fetched_a_step));
+        ctl_lines(b, "|of the shared, from and to a card, past the host: pushed "
+                     "{pushed_device/bytes}, fetched {fetched_device/bytes}");
+    ctl_lines(b,
+              "|a step, of {steps?}: pushed {pushed_a_step/bytes}, fetched {fetched_a_step/bytes}");
 }
 
 static void job_bytes_print(const Cairn__JobStatus *job)
@@ -302,31 +300,10 @@ static void add_workers(struct ctl_table *table, const void *message)
         ctl_table_cell(table, "%u of %u", j->workers, j->workers_min);
 }
 
-static void add_last_step(struct ctl_table *table, const void *message)
-{
-    const Cairn__JobStatus *j = message;
-    if (j->stepped)
-        ctl_table_cell(table, "%" PRIu64 " s ago", j->stepped_ms_ago / 1000);
-    else
-        ctl_table_cell(table, "-");
-}
-
 static void add_memory(struct ctl_table *table, const void *message)
 {
     const Cairn__JobStatus *j = message;
     ctl_table_cell(table, "%s", told_bytes(j, j->state_bytes));
-}
-
-static void add_failed(struct ctl_table *table, const void *message)
-{
-    const Cairn__JobStatus *j = message;
-    ctl_table_cell(table, "%s", j->snapshot_failed[0] != 0 ? "failed" : "-");
-}
-
-static void add_awaited(struct ctl_table *table, const void *message)
-{
-    const Cairn__JobStatus *j = message;
-    ctl_table_cell(table, "%s%s", j->path_cut[0] != 0 ? "data path cut; " : "", j->awaited);
 }
 
 static json_t *jobs_json(struct ctl *ctl, const void *reply)
@@ -346,12 +323,12 @@ static void print_jobs(struct ctl *ctl, const void *reply)
         { "STATE", "state", NULL },
         { "GENERATION", "generation!version_unknown", NULL },
         { "STEP", "step!version_unknown", NULL },
-        { "LAST STEP", NULL, add_last_step },
+        { "LAST STEP", "{?stepped}{stepped_ms_ago/s} ago", NULL },
         { "WORKERS", NULL, add_workers },
         { "SHARDS", "shards", NULL },
         { "MEMORY", NULL, add_memory },
-        { "SNAPSHOTS", NULL, add_failed },
-        { "WAITS FOR", NULL, add_awaited },
+        { "SNAPSHOTS", "{?snapshot_failed}failed", NULL },
+        { "WAITS FOR", "[{?path_cut}data path cut; ]{awaited}", NULL },
     };
     const Cairn__JobList *list = reply;
     if (ctl->quiet) {
@@ -431,10 +408,11 @@ static void print_loss_scale(const Cairn__JobStatus *j)
 {
     const Cairn__JobSpec *s = j->spec;
     if (s == NULL || s->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC)
-        ctl_line("loss scale", "%g, fixed", j->loss_scale);
+        ctl_lines(j, "loss scale|{loss_scale/%g}, fixed");
     else
-        ctl_line("loss scale", "%g, dynamic from %g to %g, doubled after %u rounds", j->loss_scale,
-                 s->loss_scale_min, s->loss_scale_max, s->loss_scale_growth_steps);
+        ctl_lines(j,
+                  "loss scale|{loss_scale/%g}, dynamic from {spec.loss_scale_min/%g} to "
+                  "{spec.loss_scale_max/%g}, doubled after {spec.loss_scale_growth_steps} rounds");
 }
 
 static void print_frozen(const Cairn__JobStatus *j)
@@ -458,63 +436,49 @@ static void print_workers(const Cairn__JobStatus *j)
 static void print_job(struct ctl *ctl, const void *reply)
 {
     const Cairn__JobStatus *j = reply;
-    ctl_line("job", "%s", j->name);
-    ctl_line("state", "%s", j->state);
-    ctl_version_line("version", j->generation, j->step, j->version_unknown);
-    ctl_line("epoch, round", "%" PRIu64 ", %" PRIu64, j->epoch, j->round);
-    if (j->awaited[0] != 0) ctl_line("waits for", "%s", j->awaited);
-    if (j->path_cut[0] != 0) ctl_line("data path", "cut: %s", j->path_cut);
-    if (j->straggler != NULL) ctl_line("held up by", "%s", j->straggler->text);
-    if (j->nonfinite > 0) ctl_damaged_line(j->nonfinite, j->nonfinite_tensors);
-    if (j->gradient[0] != 0) ctl_line("last round", "skipped: %s", j->gradient);
-    if (j->put_out[0] != 0) ctl_line("put out", "%s", j->put_out);
-    if (j->stepped) ctl_line("last step", "%.1f s ago", (double)j->stepped_ms_ago / 1000);
-    if (j->snapshot_failed[0] != 0) ctl_line("no snapshot", "%s", j->snapshot_failed);
-    if (j->saving[0] != 0) ctl_line("saving", "%s", j->saving);
-    if (j->passed_over[0] != 0) ctl_line("passed over", "%s", j->passed_over);
-    if (j->restores > 0)
-        ctl_line("restored", "%u time%s by itself since a step was applied", j->restores,
-                 j->restores == 1 ? "" : "s");
+    ctl_lines(j, "job|{name}\n"
+                 "state|{state}\n" CTL_VERSION_LINES(
+                     "version") "\n"
+                                "epoch, round|{epoch}, {round}\n"
+                                "waits for|{awaited?}\n"
+                                "data path|cut: {path_cut?}\n"
+                                "held up by|{?straggler}{straggler.text}\n" CTL_DAMAGED_LINE "\n"
+                                "last round|skipped: {gradient?}\n"
+                                "put out|{put_out?}\n"
+                                "last step|{?stepped}{stepped_ms_ago/1000%.1f} s ago\n"
+                                "no snapshot|{snapshot_failed?}\n"
+                                "saving|{saving?}\n"
+                                "passed over|{passed_over?}\n"
+                                "restored|{restores?} time{restores/plural} by itself since a step "
+                                "was applied");
     print_workers(j);
-    if (j->heaviest_over_mean > 0)
-        ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards, j->heaviest_over_mean,
-                 j->layout_hash);
-    else
-        ctl_line("shards", "%u, layout %s", j->shards, j->layout_hash);
-    if (j->extents > 0)
-        ctl_line("pieces", "%" PRIu64 " of its tensors on shards, in %" PRIu64 " extents",
-                 j->pieces, j->extents);
+    ctl_lines(j,
+              "shards|{shards}[, heaviest/mean {heaviest_over_mean/%.3f}], layout {layout_hash}\n"
+              "pieces|{pieces} of its tensors on shards, in {extents?} extents");
     ctl_line("tensors", "%" PRIu64 ", %" PRIu64 " elements, memory: %s", j->tensors, j->elems,
              told_bytes(j, j->state_bytes));
-    if (j->blobs > 0)
-        ctl_line("", "%" PRIu64 " of them blobs, %" PRIu64 " bytes", j->blobs, j->blob_bytes);
+    ctl_lines(j, "|{blobs?} of them blobs, {blob_bytes} bytes");
     if (j->spec != NULL) print_spec(j->spec);
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
     print_frozen(j);
     groups_print(j);
     if (!j->version_unknown) print_loss_scale(j);
-    if (!j->version_unknown && j->spec != NULL && j->spec->client_state_max > 0)
-        ctl_line("client state", "%" PRIu64 " bytes, at most %u", j->client_state_bytes,
-                 j->spec->client_state_max);
-    for (size_t i = 0; i < j->n_leases; i++) {
-        const Cairn__LeaseStatus *l = j->leases[i];
-        ctl_line("lease", "generation %" PRIu64 ", step %" PRIu64 ": %s %s, %.1f s left",
-                 l->generation, l->step, role_name(l->role), l->holder, (double)l->left_ms / 1000);
-    }
-    if (!j->version_unknown) ctl_line("gradient norm", "%g", j->last_grad_norm);
+    ctl_lines(j, "client state|{!version_unknown}{?spec.client_state_max}{client_state_bytes} "
+                 "bytes, at most {spec.client_state_max}");
+    for (size_t i = 0; i < j->n_leases; i++)
+        ctl_lines(j->leases[i], "lease|generation {generation}, step {step}: {role/role} {holder}, "
+                                "{left_ms/1000%.1f} s left");
+    ctl_lines(j, "gradient norm|{!version_unknown}{last_grad_norm/%g}");
     ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes),
              told_bytes(j, j->fetched_bytes));
     if (is_told(j)) job_bytes_print(j);
-    ctl_line("rounds",
-             "%" PRIu64 " applied, %" PRIu64 " skipped, %" PRIu64
-             " abandoned since the coordinator started",
-             j->steps_applied, j->rounds_skipped, j->rounds_abandoned);
+    ctl_lines(j, "rounds|{steps_applied} applied, {rounds_skipped} skipped, {rounds_abandoned} "
+                 "abandoned since the coordinator started");
     if (j->skips > 0)
         ctl_line("skipped", "%" PRIu64 " in all; the next batch is number %" PRIu64, j->skips,
                  (j->step + j->skips));
-    if (j->skips_in_row > 0 && j->spec != NULL)
-        ctl_line("", "%u in a row with the loss scale at its least, at most %u", j->skips_in_row,
-                 j->spec->skips_max);
+    ctl_lines(j, "|{?spec}{?skips_in_row}{skips_in_row} in a row with the loss scale at its least, "
+                 "at most {spec.skips_max}");
     if (!is_told(j) || j->n_memory == 0) return;
     printf("\n");
     ctl_job_memory_print(ctl, j->memory, j->n_memory);
@@ -523,19 +487,9 @@ static void print_job(struct ctl *ctl, const void *reply)
 static const struct ctl_question job_show_question = CTL_QUESTION(
     JOB_SHOW, job_show, "name=@0", JOB_STATUS, .print = print_job, .json = job_json);
 
-static void print_digest(struct ctl *ctl, const void *reply)
-{
-    const Cairn__JobDigest *digest = reply;
-    if (ctl->quiet)
-        printf("%s\n", ctl_hex(digest->root));
-    else
-        printf("%s  %s generation %" PRIu64 " step %" PRIu64 "\n", ctl_hex(digest->root),
-               ctl->argv[0], digest->generation, digest->step);
-}
-
 static const struct ctl_question job_digest_question = CTL_QUESTION(
     JOB_DIGEST_GET, job_digest_get, "name=@0", JOB_DIGEST, .timeout_ms = DIGEST_TIMEOUT_MS,
-    .awaits = true, .print = print_digest, .is_quiet_too = true,
+    .awaits = true, .quiet = "{root}", .lines = "{root}  {@0} generation {generation} step {step}",
     .fields = "job=@0 generation step content_root=root");
 
 /* ==== drop ==== */
@@ -548,34 +502,29 @@ static void print_dropped(struct ctl *ctl, const void *reply)
 {
     const Cairn__JobRemoved *removed = reply;
     (void)ctl;
-    ctl_line("dropped", "%s", removed->name);
-    ctl_version_line("was at", removed->generation, removed->step, removed->version_unknown);
-    ctl_line("shards", "%u have given its memory back", removed->shards);
+    ctl_lines(removed, "dropped|{name}\n" CTL_VERSION_LINES(
+                           "was at") "\n"
+                                     "shards|{shards} have given its memory back");
     for (size_t i = 0; i < removed->n_away; i++)
         ctl_line("away", "%s, which drops its part when it is back", removed->away[i]);
-    if (removed->note[0] != '\0') ctl_line("note", "%s", removed->note);
+    ctl_lines(removed, "note|{note?}");
 }
 
 static const struct ctl_question job_drop_question = CTL_QUESTION(
     JOB_REMOVE, job_remove, "name=@0 force=@force", JOB_REMOVED, .timeout_ms = REMOVE_TIMEOUT_MS,
     .confirm = "The state of the job on its shards", .print = print_dropped);
 
-static void print_parked(struct ctl *ctl, const void *reply)
-{
-    const Cairn__JobParked *told = reply;
-    (void)ctl;
-    ctl_line(told->parked ? "parked" : "unparked", "%s", told->name);
-    ctl_line("shards", "%u", told->shards);
-    if (told->note[0] != '\0') ctl_line("note", "%s", told->note);
-}
-
+#define PARKED_LINES             \
+    "parked|{?parked}{name}\n"   \
+    "unparked|{!parked}{name}\n" \
+    "shards|{shards}\n"          \
+    "note|{note?}"
 static const struct ctl_question job_park_question = CTL_QUESTION(
-    JOB_PARK, job_park, "name=@0 parked=1", JOB_PARKED, .timeout_ms = REMOVE_TIMEOUT_MS,
-    .print = print_parked);
-
-static const struct ctl_question job_unpark_question = CTL_QUESTION(
-    JOB_PARK, job_park, "name=@0", JOB_PARKED, .timeout_ms = REMOVE_TIMEOUT_MS,
-    .print = print_parked);
+                                     JOB_PARK, job_park, "name=@0 parked=1", JOB_PARKED,
+                                     .timeout_ms = REMOVE_TIMEOUT_MS, .lines = PARKED_LINES),
+                                 job_unpark_question = CTL_QUESTION(
+                                     JOB_PARK, job_park, "name=@0", JOB_PARKED,
+                                     .timeout_ms = REMOVE_TIMEOUT_MS, .lines = PARKED_LINES);
 
 /* ==== amend ==== */
 

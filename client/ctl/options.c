@@ -37,6 +37,7 @@ enum option_type {
     MILLISECONDS, /* double */
     DURATION,     /* uint32_t, seconds, up to max: 90, 90s, 10min, 36h, 7d */
     FIELD,        /* a setting: the field of the job's spec that `field` names */
+    LONGER,       /* the same, longer than 0 */
     PARSED,       /* read by a function */
 };
 
@@ -338,13 +339,6 @@ static int parse_every(struct ctl *ctl, char *text)
                : too_many("snapshot-every");
 }
 
-static int parse_mtbf(struct ctl *ctl, char *text)
-{
-    const int done = parse_duration("mtbf", text, CAIRN_SPEC_WITHIN_S_MAX, &ctl->mtbf_s);
-    if (done >= 0 || ctl->mtbf_s > 0) return done;
-    return ctl_fail(CAIRN_ERR_INVALID, "--mtbf %s: a time longer than 0 is needed", text);
-}
-
 /* Checks that the value can be copied into a configuration unchanged. */
 static int parse_device(struct ctl *ctl, char *text)
 {
@@ -516,7 +510,7 @@ static const struct option_row rows[] = {
       "limit of all the job's snapshots; over it the oldest go (500G)" },
     { "dry-run", NULL, "keeping", AS(FLAG, rules.dry_run, 0),
       "only say which would go, and why the others stay" },
-    { "mtbf", "TIME", NULL, BY(parse_mtbf),
+    { "mtbf", "TIME", NULL, AS(LONGER, mtbf_s, CAIRN_SPEC_WITHIN_S_MAX),
       "mean time between faults (else from the cluster's events); 90s, 10min, 36h, 7d" },
     { "delete", NULL, NULL, AS(FLAG, deletes, 0), "take the tag off" },
     { "force", NULL, "rm", AS(FLAG, force, 0),
@@ -716,6 +710,10 @@ static int parse_value(struct ctl *ctl, const struct option_row *row, char *text
     case MILLISECONDS: return parse_milliseconds(name, text, to);
     case DURATION: return parse_duration(name, text, (uint32_t)row->max, to);
     case FIELD: return parse_field(ctl, row, text);
+    case LONGER:
+        done = parse_duration(name, text, (uint32_t)row->max, to);
+        if (done >= 0 || *(uint32_t *)to > 0) return done;
+        return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a time longer than 0 is needed", name, text);
     case PARSED: return row->parse(ctl, text);
     }
     return done;
@@ -778,6 +776,15 @@ bool ctl_is_given(const struct ctl *ctl, const char *options)
     for (size_t i = 0; i < ROW_COUNT; i++)
         if (ctl->given[i] && takes_kind(options, rows[i].name)) return true;
     return false;
+}
+
+uint64_t ctl_option_number(const struct ctl *ctl, const char *option)
+{
+    const struct option_row *row = rows;
+    while (strcmp(row->name, option) != 0) row++;
+    const void *at = (const char *)ctl + row->offset;
+    const bool is_long = row->type == COUNT || row->type == COUNT_OR_0;
+    return is_long ? *(const uint64_t *)at : *(const uint32_t *)at;
 }
 
 static int check_options(const struct ctl *ctl, const char *takes)

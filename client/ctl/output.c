@@ -1,5 +1,5 @@
 /* The helpers that subcommands share: tables, lines and JSON; progress, confirmation, interrupts; the
- * single request; --watch. This file also has two subcommands: env and capabilities. */
+ * single request; --watch. */
 #include <inttypes.h>
 #include <errno.h>
 #include <poll.h>
@@ -13,7 +13,6 @@
 
 #include "client/admin.h"
 #include "client/ctl/ctl.h"
-#include "client/env.h"
 #include "proto/base/machine.h"
 #include "proto/spec/spec.h"
 
@@ -117,14 +116,6 @@ void ctl_line(const char *name, const char *fmt, ...)
     printf("\n");
 }
 
-void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown)
-{
-    if (unknown)
-        ctl_line(name, "unknown: not all shards have told it");
-    else
-        ctl_line(name, "generation %" PRIu64 ", step %" PRIu64, generation, step);
-}
-
 int ctl_print_json(json_t *object)
 {
     json_object_set_new(object, "schema_version", json_integer(CTL_SCHEMA_VERSION));
@@ -134,7 +125,8 @@ int ctl_print_json(json_t *object)
     return 0;
 }
 
-const char *ctl_hex(ProtobufCBinaryData bytes)
+/* Lower-case hexadecimal; "" for no bytes. Static memory, valid until the second call after this one. */
+static const char *hex_of(ProtobufCBinaryData bytes)
 {
     static char texts[2][129];
     static unsigned turn;
@@ -166,7 +158,15 @@ const char *ctl_bytes(uint64_t bytes)
  *   FIELD    "part.name" is a field of a nested message
  *   HOW      a word of `texts` or number_json; default: by the field's type, bytes in hexadecimal
  *   ?        null, or "-", if the field is 0 or empty; with ?OTHER, if the other field is
- *   !OTHER   null, or "-", if the other field is neither 0 nor empty */
+ *   !OTHER   null, or "-", if the other field is neither 0 nor empty
+ *
+ * A text has fields in braces, without KEY: "{slice} of {slices}".
+ *   HOW      also a printf format of a double, after a row of `scales`: "{elapsed_ms/1000%.1f} s"
+ *   ? and !  the whole text is left out where the field would be null
+ *   {?FIELD} prints nothing; the text is left out if the field is 0 or empty; {!FIELD}: if it is not
+ *   [...]    a part, left out by its own conditions; without any, if a field in it is 0 or empty:
+ *            "{bytes/bytes}[, {files} files]"
+ *   {@0}     argument 0 of the command line */
 
 /* The JSON fields of every message type that ctl_json supports; nested messages have their own rows. */
 static const struct {
@@ -234,6 +234,7 @@ struct value {
     /* NULL: the message that would contain the field is absent */
     const ProtobufCFieldDescriptor *field;
     const void *at;
+    size_t count; /* of a list */
 };
 
 static struct value find_value(const ProtobufCMessage *message, const char *path)
@@ -246,16 +247,22 @@ static struct value find_value(const ProtobufCMessage *message, const char *path
             message->descriptor, name);
         if (field == NULL) abort(); // the tables name only existing fields
         const void *at = (const char *)message + field->offset;
-        if (path[length] == '\0') return (struct value) { field, at };
+        const size_t *count = (const void *)((const char *)message + field->quantifier_offset);
+        if (path[length] == '\0')
+            return (struct value) { field, at,
+                                    field->label == PROTOBUF_C_LABEL_REPEATED ? *count : 0 };
         message = *(ProtobufCMessage *const *)at;
-        if (message == NULL) return (struct value) { NULL, NULL };
+        if (message == NULL) return (struct value) { .field = NULL };
         path += length + 1;
     }
 }
 
-/* Returns the value of a field of any integer type as a number; 1 for a text that is not empty. */
+/* Returns the value of a field of any integer type as a number, the length of a list, and 1 for a text that
+ * is not empty, and for a message that is there. */
 static uint64_t number_of(struct value v)
 {
+    if (v.field == NULL) return 0;
+    if (v.field->label == PROTOBUF_C_LABEL_REPEATED) return v.count;
     switch (v.field->type) {
     case PROTOBUF_C_TYPE_UINT32: return *(const uint32_t *)v.at;
     case PROTOBUF_C_TYPE_UINT64:
@@ -263,6 +270,8 @@ static uint64_t number_of(struct value v)
     case PROTOBUF_C_TYPE_BOOL: return *(const protobuf_c_boolean *)v.at != 0;
     case PROTOBUF_C_TYPE_DOUBLE: return *(const double *)v.at > 0;
     case PROTOBUF_C_TYPE_STRING: return (*(char *const *)v.at)[0] != '\0';
+    case PROTOBUF_C_TYPE_BYTES: return ((const ProtobufCBinaryData *)v.at)->len;
+    case PROTOBUF_C_TYPE_MESSAGE: return *(const void *const *)v.at != NULL;
     default: abort();
     }
 }
@@ -311,6 +320,11 @@ static const char *role_text(uint64_t role)
     return role_name((uint32_t)role);
 }
 
+static const char *plural_text(uint64_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
 static const char *yes_text(uint64_t is_so)
 {
     return is_so != 0 ? "yes" : "no";
@@ -320,9 +334,20 @@ static const char *yes_text(uint64_t is_so)
 static const struct {
     const char *how;
     const char *(*text)(uint64_t number);
-} texts[] = { { "bytes", ctl_bytes }, { "hex", hex_text },   { "instant", instant_text },
-              { "role", role_text },  { "s", seconds_text }, { "time", ctl_time },
-              { "yes", yes_text } };
+} texts[] = { { "bytes", ctl_bytes },    { "hex", hex_text },   { "instant", instant_text },
+              { "plural", plural_text }, { "role", role_text }, { "s", seconds_text },
+              { "time", ctl_time },      { "yes", yes_text } };
+
+/* Converts a number before it is printed by a format: the value is divided, then `less` is subtracted, and
+ * the rest multiplied. */
+static const struct {
+    const char *name;
+    double divisor, less, factor;
+} scales[] = { { "", 1, 0, 1 },
+               { "1000", 1e3, 0, 1 },
+               { "us", 1e6, 0, 1 },
+               { "1+", 1, -1, 1 },
+               { "longer", 1, 1, 100 } }; // percent above a ratio of 1
 
 static json_t *without_json(uint64_t without)
 {
@@ -350,22 +375,20 @@ static json_t *value_json(struct value v)
     case PROTOBUF_C_TYPE_DOUBLE: return json_real(*(const double *)v.at);
     case PROTOBUF_C_TYPE_BOOL: return json_boolean(number_of(v) != 0);
     case PROTOBUF_C_TYPE_STRING: return json_string(*(char *const *)v.at);
-    case PROTOBUF_C_TYPE_BYTES: return json_string(ctl_hex(*(const ProtobufCBinaryData *)v.at));
+    case PROTOBUF_C_TYPE_BYTES: return json_string(hex_of(*(const ProtobufCBinaryData *)v.at));
     case PROTOBUF_C_TYPE_MESSAGE: return ctl_json(*(const void *const *)v.at);
     default: return json_integer((json_int_t)number_of(v));
     }
 }
 
 /* Returns the list of a repeated field, whose elements are pointers or 32-bit numbers. */
-static json_t *list_json(const ProtobufCMessage *message, struct value v)
+static json_t *list_json(struct value v)
 {
-    const size_t count = *(const size_t *)(const void *)((const char *)message +
-                                                         v.field->quantifier_offset);
     const size_t size = v.field->type == PROTOBUF_C_TYPE_UINT32 ? sizeof(uint32_t) : sizeof(void *);
     const char *first = *(const char *const *)v.at;
     json_t *list = json_array();
-    for (size_t i = 0; i < count; i++)
-        json_array_append_new(list, value_json((struct value) { v.field, first + i * size }));
+    for (size_t i = 0; i < v.count; i++)
+        json_array_append_new(list, value_json((struct value) { v.field, first + i * size, 0 }));
     return list;
 }
 
@@ -407,7 +430,7 @@ void ctl_json_add(json_t *object, const void *message, const char *fields)
         const struct value v = find_value(message, w.path);
         json_object_set_new(object, w.key,
                             !is_there(message, &w)                        ? json_null()
-                            : v.field->label == PROTOBUF_C_LABEL_REPEATED ? list_json(message, v)
+                            : v.field->label == PROTOBUF_C_LABEL_REPEATED ? list_json(v)
                             : w.how != NULL ? number_json(number_of(v), w.how)
                                             : value_json(v));
         if (fields[length] == ' ') length++;
@@ -424,20 +447,136 @@ json_t *ctl_json(const void *message)
     return object;
 }
 
-static void add_cell(struct ctl_table *table, const void *message, const char *field)
+/* Prints a value as a cell has it. */
+static void put_value(FILE *to, struct value v, const char *how)
+{
+    const char *format = how != NULL ? strchr(how, '%') : NULL;
+    if (v.field == NULL) return;
+    const double real = v.field->type == PROTOBUF_C_TYPE_DOUBLE ? *(const double *)v.at
+                                                                : (double)number_of(v);
+    const size_t length = format != NULL ? (size_t)(format - how) : 0;
+    for (size_t i = 0; format != NULL && i < sizeof scales / sizeof *scales; i++) {
+        if (strlen(scales[i].name) != length || memcmp(scales[i].name, how, length) != 0) continue;
+        fprintf(to, format, (real / scales[i].divisor - scales[i].less) * scales[i].factor);
+        return;
+    }
+    for (size_t i = 0; how != NULL && i < sizeof texts / sizeof *texts; i++)
+        if (strcmp(texts[i].how, how) == 0) {
+            fputs(texts[i].text(v.field->type == PROTOBUF_C_TYPE_DOUBLE ? (uint64_t)real
+                                                                        : number_of(v)),
+                  to);
+            return;
+        }
+    if (v.field->type == PROTOBUF_C_TYPE_STRING)
+        fputs(*(char *const *)v.at, to);
+    else if (v.field->type == PROTOBUF_C_TYPE_BYTES)
+        fputs(hex_of(*(const ProtobufCBinaryData *)v.at), to);
+    else
+        fprintf(to, "%" PRIu64, number_of(v));
+}
+
+/* Whether a text, or a part of it, stays. */
+struct stay {
+    bool has_condition, is_met; /* `?` and `!` */
+    bool is_whole;              /* no field is 0 or empty */
+};
+
+static const struct ctl *asked; /* the command, whose arguments are "{@0}" */
+
+/* Prints what is in braces. */
+static void put_field(FILE *to, const void *message, const char *text, size_t length,
+                      struct stay *stay)
 {
     struct field_word w;
-    parse_word(&w, field, strlen(field));
+    const bool is_condition = text[0] == '?' || text[0] == '!';
+    char word[96];
+    snprintf(word, sizeof word, "%.*s", (int)length - is_condition, text + is_condition);
+    if (word[0] == '@') {
+        fputs(asked->argv[word[1] - '0'], to);
+        return;
+    }
+    parse_word(&w, word, strlen(word));
     const struct value v = find_value(message, w.path);
-    const char *text = NULL;
-    for (size_t i = 0; w.how != NULL && i < sizeof texts / sizeof *texts; i++)
-        if (strcmp(texts[i].how, w.how) == 0) text = texts[i].text(number_of(v));
-    if (!is_there(message, &w))
-        ctl_table_cell(table, "-");
-    else if (text != NULL || v.field->type == PROTOBUF_C_TYPE_STRING)
-        ctl_table_cell(table, "%s", text != NULL ? text : *(char *const *)v.at);
-    else
-        ctl_table_cell(table, "%" PRIu64, number_of(v));
+    const bool is_set = number_of(v) != 0;
+    const bool is_met = is_condition ? is_set == (text[0] == '?') : is_there(message, &w);
+    if (!is_condition) put_value(to, v, w.how);
+    stay->is_whole = stay->is_whole && (is_condition || is_set);
+    stay->is_met = stay->is_met && is_met;
+    stay->has_condition = stay->has_condition || is_condition || w.other != NULL;
+}
+
+/* Prints the text up to its end, or to the bracket that ends a part; *text is then there. */
+static struct stay put_text(FILE *to, const void *message, const char **text)
+{
+    struct stay stay = { false, true, true };
+    while (**text != '\0' && **text != ']') {
+        const char *at = (*text)++;
+        if (*at == '{') {
+            const size_t length = strcspn(at + 1, "}");
+            put_field(to, message, at + 1, length, &stay);
+            *text = at + length + 2;
+        } else if (*at == '[') {
+            char *part = NULL;
+            size_t bytes;
+            FILE *inner = must(open_memstream(&part, &bytes));
+            const struct stay in = put_text(inner, message, text);
+            fclose(inner);
+            if (in.has_condition ? in.is_met : in.is_whole) fputs(must(part), to);
+            free(part);
+            ++*text;
+        } else {
+            fputc(*at, to);
+        }
+    }
+    return stay;
+}
+
+char *ctl_text_of(const void *message, const char *text)
+{
+    char *made = NULL;
+    size_t bytes;
+    FILE *to = must(open_memstream(&made, &bytes));
+    const bool stays = put_text(to, message, &text).is_met;
+    fclose(to);
+    must(made);
+    if (stays) return made;
+    free(made);
+    return NULL;
+}
+
+void ctl_line_of(const char *name, const void *message, const char *text)
+{
+    char *made = ctl_text_of(message, text);
+    if (made != NULL && name != NULL) ctl_line(name, "%s", made);
+    if (made != NULL && name == NULL) printf("%s\n", made);
+    free(made);
+}
+
+void ctl_lines(const void *message, const char *lines)
+{
+    char *all = must(strdup(lines)), *rest = all;
+    for (char *line; (line = strsep(&rest, "\n")) != NULL;) {
+        char *bar = strchr(line, '|');
+        if (bar != NULL) *bar = '\0';
+        ctl_line_of(bar != NULL ? line : NULL, message, bar != NULL ? bar + 1 : line);
+    }
+    free(all);
+}
+
+static void add_cell(struct ctl_table *table, const void *message, const char *field)
+{
+    char *cell = NULL;
+    size_t bytes;
+    struct field_word w;
+    FILE *to = must(open_memstream(&cell, &bytes));
+    parse_word(&w, field, strlen(field));
+    const bool is_text = strchr(field, '{') != NULL;
+    const bool stays = is_text ? put_text(to, message, &field).is_met : is_there(message, &w);
+    if (!is_text && stays) put_value(to, find_value(message, w.path), w.how);
+    fclose(to);
+    must(cell);
+    ctl_table_cell(table, "%s", stays ? cell : "-");
+    free(cell);
 }
 
 struct ctl_table *ctl_table_of(const struct ctl_column *columns, size_t column_count)
@@ -659,35 +798,51 @@ static json_t *answer_json(const struct ctl *ctl, const void *reply, const char 
     return object;
 }
 
-static void fill_field(const struct ctl *ctl, ProtobufCMessage *request, const char *word)
+/* Fills one field of the request. -1: continue; else the exit status. */
+static int fill_field(struct ctl *ctl, ProtobufCMessage *request, const char *word)
 {
-    char name[64];
+    static char path[PATH_MAX];
+    char name[64], options[128];
     const char *value = strchr(word, '=') + 1;
+    const int argument = value[1] >= '0' && value[1] <= '9' ? value[1] - '0' : -1;
     snprintf(name, sizeof name, "%.*s", (int)(value - 1 - word), word);
-    void *to = (char *)request +
-               protobuf_c_message_descriptor_get_field_by_name(request->descriptor, name)->offset;
-    if (value[0] == '@' && value[1] >= '0' && value[1] <= '9') {
-        if (ctl->argc > value[1] - '0') *(char **)to = ctl->argv[value[1] - '0'];
+    snprintf(options, sizeof options, "%s", value + 1);
+    for (char *comma; (comma = strchr(options, ',')) != NULL;) *comma = ' ';
+    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
+        request->descriptor, name);
+    void *to = (char *)request + field->offset;
+    if (value[0] == '/') {
+        *(char **)to = path;
+        return ctl_absolute(ctl->row->arguments, ctl->argv[argument], path);
+    }
+    if (argument >= 0) {
+        if (ctl->argc > argument) *(char **)to = ctl->argv[argument];
+    } else if (field->type == PROTOBUF_C_TYPE_UINT32) {
+        *(uint32_t *)to = (uint32_t)ctl_option_number(ctl, options);
+    } else if (field->type == PROTOBUF_C_TYPE_UINT64) {
+        *(uint64_t *)to = ctl_option_number(ctl, options);
     } else {
         *(protobuf_c_boolean *)to = value[0] == '1' ||
-                                    ctl_is_given(ctl, value + 1) == (value[0] == '@');
+                                    ctl_is_given(ctl, options) == (value[0] == '@');
     }
+    return -1;
 }
 
-int ctl_ask(struct ctl *ctl, const struct ctl_question *q)
+static void print_reply(struct ctl *ctl, const struct ctl_question *q, const void *reply)
 {
-    char words[128], *rest = words;
-    ProtobufCMessage *request = must(malloc(q->request->sizeof_message));
-    q->request->message_init(request);
-    snprintf(words, sizeof words, "%s", q->fill);
-    for (char *word; (word = strsep(&rest, " ")) != NULL && word[0] != '\0';)
-        fill_field(ctl, request, word);
-    const int done = ctl_ask_by(ctl, q, request);
-    free(request);
-    return done;
+    if (ctl->json)
+        ctl_print_json(q->json != NULL     ? q->json(ctl, reply)
+                       : q->fields != NULL ? answer_json(ctl, reply, q->fields)
+                                           : ctl_json(reply));
+    else if (ctl->quiet && q->quiet != NULL)
+        ctl_line_of(NULL, reply, q->quiet);
+    else if ((!ctl->quiet || q->is_quiet_too) && q->print != NULL)
+        q->print(ctl, reply);
+    else if (!ctl->quiet && q->lines != NULL)
+        ctl_lines(reply, q->lines);
 }
 
-int ctl_ask_by(struct ctl *ctl, const struct ctl_question *q, const void *request)
+static int ask_by(struct ctl *ctl, const struct ctl_question *q, const ProtobufCMessage *request)
 {
     ProtobufCMessage *reply;
     const int refused = q->confirm != NULL ? ctl_confirm(ctl, q->confirm, ctl->argv[ctl->argc - 1])
@@ -698,73 +853,26 @@ int ctl_ask_by(struct ctl *ctl, const struct ctl_question *q, const void *reques
     if (q->farewell != NULL) ctl_on_interrupt("%s", q->farewell);
     const cairn_status called = ctl_call(ctl, q->type, request, q->reply_type, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
-    if (ctl->json)
-        ctl_print_json(q->json != NULL     ? q->json(ctl, reply)
-                       : q->fields != NULL ? answer_json(ctl, reply, q->fields)
-                                           : ctl_json(reply));
-    else if (!ctl->quiet || q->is_quiet_too)
-        q->print(ctl, reply);
+    print_reply(ctl, q, reply);
+    const int status = q->check != NULL ? q->check(ctl, reply) : 0;
     message_free(reply);
-    return 0;
+    return status;
 }
 
-/* ==== env ==== */
-
-/* cairn env */
-
-static const char *source_of(const struct env_report *report, enum env_key key)
+int ctl_ask(struct ctl *ctl, const struct ctl_question *q)
 {
-    const char *source = report->values[key].source;
-    return source != NULL ? source : "default";
-}
-
-/* {"rank": {"value": 0, "from": "RANK"}, ...} */
-static int print_json_env(const struct env_report *report)
-{
-    json_t *object = json_pack("{s:s}", "launcher", report->launcher);
-    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
-        const struct env_value *value = &report->values[key];
-        char name[32];
-        snprintf(name, sizeof name, "%s", env_key_name(key));
-        for (char *space; (space = strchr(name, ' ')) != NULL;) *space = '_';
-        const bool is_number = key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
-        json_t *text = is_number ? json_integer((json_int_t)value->number)
-                                 : json_string(value->text);
-        if (text == NULL) // the name of a device may have bytes that are not UTF-8
-            text = json_string("?");
-        json_object_set_new(object, name,
-                            json_pack("{s:o, s:s}", "value", text, "from", source_of(report, key)));
-    }
-    return ctl_print_json(object);
-}
-
-static void print_table(const struct ctl *ctl, const struct env_report *report)
-{
-    static const char *const headers[] = { "WHAT", "VALUE", "FROM" };
-    struct ctl_table *table = ctl_table_open(headers, 3);
-    ctl_table_cell(table, "launcher");
-    ctl_table_cell(table, "%s", report->launcher);
-    ctl_table_cell(table, "%s", source_of(report, CAIRN_ENV_RANK));
-    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
-        ctl_table_cell(table, "%s", env_key_name(key));
-        ctl_table_cell(table, "%s", report->values[key].text);
-        ctl_table_cell(table, "%s", source_of(report, key));
-    }
-    ctl_table_close(table, ctl);
-}
-
-static int run_env(struct ctl *ctl)
-{
-    const struct env_input input = { .get = env_get,
-                                     .given[CAIRN_ENV_ENDPOINT] = { ctl->endpoint, "--endpoint" } };
-    struct env_report report;
-    struct sentence why;
-    cairn_status status = env_find_cluster(&input, &report, &why);
-    if (status == CAIRN_OK) status = env_find_process(&input, &report, &why);
-    if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
-    if (ctl->json) return print_json_env(&report);
-    print_table(ctl, &report);
-    return 0;
+    char words[256], *rest = words;
+    int done = -1;
+    ProtobufCMessage *request = must(malloc(q->request->sizeof_message));
+    q->request->message_init(request);
+    snprintf(words, sizeof words, "%s", q->fill);
+    asked = ctl;
+    for (char *word; done < 0 && (word = strsep(&rest, " ")) != NULL && word[0] != '\0';)
+        done = fill_field(ctl, request, word);
+    if (done < 0 && q->fill_by != NULL) done = q->fill_by(ctl, request);
+    if (done < 0) done = ask_by(ctl, q, request);
+    free(request);
+    return done;
 }
 
 /* ==== watch ==== */
@@ -801,51 +909,3 @@ int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
         poll(NULL, 0, (int)(ctl->every_s * 1000));
     }
 }
-
-/* ==== capabilities ==== */
-
-/* cairn capabilities: what this version supports, from the table that validates specs. Needs no
- * coordinator. */
-
-static int print_json_capabilities(const struct capability *rows, size_t count)
-{
-    json_t *list = json_array();
-    for (size_t i = 0; i < count; i++)
-        json_array_append_new(list,
-                              json_pack("{s:s, s:i, s:s, s:b, s:s?}", "field",
-                                        capability_field_name(rows[i].field), "value",
-                                        rows[i].value, "name", rows[i].value_name, "supported",
-                                        (int)rows[i].supported, "instead", rows[i].instead));
-    return ctl_print_json(json_pack("{s:o}", "capabilities", list));
-}
-
-static int run_capabilities(struct ctl *ctl)
-{
-    static const char *const headers[] = { "FIELD", "VALUE", "NAME", "SUPPORTED" };
-    size_t count;
-    const struct capability *rows = capability_table(&count);
-    if (ctl->json) return print_json_capabilities(rows, count);
-    struct ctl_table *table = ctl_table_open(headers, 4);
-    for (size_t i = 0; i < count; i++) {
-        ctl_table_cell(table, "%s", capability_field_name(rows[i].field));
-        ctl_table_cell(table, "%d", rows[i].value);
-        ctl_table_cell(table, "%s", rows[i].value_name);
-        if (rows[i].supported)
-            ctl_table_cell(table, "yes");
-        else
-            ctl_table_cell(table, "no: %s", rows[i].instead != NULL ? rows[i].instead : "refused");
-    }
-    ctl_table_close(table, ctl);
-    return 0;
-}
-
-/* ==== commands ==== */
-
-const struct ctl_row ctl_env_rows[] = {
-    { "env", "", "", "what the environment says of this process, and which variable says it", 0, 0,
-      "endpoint output no-headers ", CTL_RUN(run_env) },
-    { "capabilities", "", "",
-      "what a job may ask for: every choice of its spec, and whether this version supports it", 0,
-      0, "output no-headers ", CTL_RUN(run_capabilities) },
-    { .noun = NULL },
-};

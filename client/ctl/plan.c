@@ -1,5 +1,6 @@
 /* cairn job plan: the memory that a job needs on its shards, computed by the same functions by which the
- * servers admit a job. */
+ * servers admit a job. cairn job top: what took the time of its steps. cairn env, cairn capabilities: what
+ * this process finds in its environment, and what a job may ask for. */
 #include <inttypes.h>
 #include <errno.h>
 #include <stdio.h>
@@ -8,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "client/ctl/ctl.h"
+#include "client/env.h"
 #include "proto/base/text.h"
 #include "proto/plan/plan.h"
 #include "proto/safetensors/safetensors.h"
@@ -476,9 +478,110 @@ static int run_job_top(struct ctl *ctl)
     return ctl_watch(ctl, show_top);
 }
 
+/* ==== env ==== */
+
+/* cairn env */
+
+static const char *source_of(const struct env_report *report, enum env_key key)
+{
+    const char *source = report->values[key].source;
+    return source != NULL ? source : "default";
+}
+
+/* {"rank": {"value": 0, "from": "RANK"}, ...} */
+static int print_json_env(const struct env_report *report)
+{
+    json_t *object = json_pack("{s:s}", "launcher", report->launcher);
+    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
+        const struct env_value *value = &report->values[key];
+        char name[32];
+        snprintf(name, sizeof name, "%s", env_key_name(key));
+        for (char *space; (space = strchr(name, ' ')) != NULL;) *space = '_';
+        const bool is_number = key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
+        json_t *text = is_number ? json_integer((json_int_t)value->number)
+                                 : json_string(value->text);
+        if (text == NULL) // the name of a device may have bytes that are not UTF-8
+            text = json_string("?");
+        json_object_set_new(object, name,
+                            json_pack("{s:o, s:s}", "value", text, "from", source_of(report, key)));
+    }
+    return ctl_print_json(object);
+}
+
+static void print_table_env(const struct ctl *ctl, const struct env_report *report)
+{
+    static const char *const headers[] = { "WHAT", "VALUE", "FROM" };
+    struct ctl_table *table = ctl_table_open(headers, 3);
+    ctl_table_cell(table, "launcher");
+    ctl_table_cell(table, "%s", report->launcher);
+    ctl_table_cell(table, "%s", source_of(report, CAIRN_ENV_RANK));
+    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
+        ctl_table_cell(table, "%s", env_key_name(key));
+        ctl_table_cell(table, "%s", report->values[key].text);
+        ctl_table_cell(table, "%s", source_of(report, key));
+    }
+    ctl_table_close(table, ctl);
+}
+
+static int run_env(struct ctl *ctl)
+{
+    const struct env_input input = { .get = env_get,
+                                     .given[CAIRN_ENV_ENDPOINT] = { ctl->endpoint, "--endpoint" } };
+    struct env_report report;
+    struct sentence why;
+    cairn_status status = env_find_cluster(&input, &report, &why);
+    if (status == CAIRN_OK) status = env_find_process(&input, &report, &why);
+    if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
+    if (ctl->json) return print_json_env(&report);
+    print_table_env(ctl, &report);
+    return 0;
+}
+
+/* ==== capabilities ==== */
+
+/* cairn capabilities: what this version supports, from the table that validates specs. Needs no
+ * coordinator. */
+
+static int print_json_capabilities(const struct capability *rows, size_t count)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(list,
+                              json_pack("{s:s, s:i, s:s, s:b, s:s?}", "field",
+                                        capability_field_name(rows[i].field), "value",
+                                        rows[i].value, "name", rows[i].value_name, "supported",
+                                        (int)rows[i].supported, "instead", rows[i].instead));
+    return ctl_print_json(json_pack("{s:o}", "capabilities", list));
+}
+
+static int run_capabilities(struct ctl *ctl)
+{
+    static const char *const headers[] = { "FIELD", "VALUE", "NAME", "SUPPORTED" };
+    size_t count;
+    const struct capability *rows = capability_table(&count);
+    if (ctl->json) return print_json_capabilities(rows, count);
+    struct ctl_table *table = ctl_table_open(headers, 4);
+    for (size_t i = 0; i < count; i++) {
+        ctl_table_cell(table, "%s", capability_field_name(rows[i].field));
+        ctl_table_cell(table, "%d", rows[i].value);
+        ctl_table_cell(table, "%s", rows[i].value_name);
+        if (rows[i].supported)
+            ctl_table_cell(table, "yes");
+        else
+            ctl_table_cell(table, "no: %s", rows[i].instead != NULL ? rows[i].instead : "refused");
+    }
+    ctl_table_close(table, ctl);
+    return 0;
+}
+
 /* ==== commands ==== */
 
 const struct ctl_row ctl_plan_rows[] = {
+    { "env", "", "", "what the environment says of this process, and which variable says it", 0, 0,
+      "endpoint output no-headers ", CTL_RUN(run_env) },
+    { "capabilities", "", "",
+      "what a job may ask for: every choice of its spec, and whether this version supports it", 0,
+      0, "output no-headers ", CTL_RUN(run_capabilities) },
     { "job", "top", "JOB [--every SECONDS] [--once]",
       "where the last steps went: each worker's and shard's time by phase, and who is slow", 1, 1,
       CTL_ASKS "no-headers every ", CTL_RUN(run_job_top) },

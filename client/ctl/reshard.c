@@ -13,29 +13,6 @@
 
 /* Prints a re-sharding: before it starts, while it runs, and after it ends. */
 
-static double seconds(uint64_t ms)
-{
-    return (double)ms / 1e3;
-}
-
-static double percent_longer(double ratio)
-{
-    return (ratio - 1) * 100;
-}
-
-/* ---- for people ---- */
-
-/* The number of pieces in a fresh layout is known only if the plan was compared with a fresh layout. A plan
- * that was asked to move only the minimum is not compared with one. */
-static void print_pieces(const Cairn__ReshardJob *job)
-{
-    char fresh[64] = "";
-    if (job->pieces_fresh > 0)
-        snprintf(fresh, sizeof fresh, "; a fresh layout has %" PRIu64, job->pieces_fresh);
-    ctl_line("pieces", "%" PRIu64 " of its tensors on shards, then %" PRIu64 "%s",
-             job->pieces_before, job->pieces_after, fresh);
-}
-
 static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
 {
     static const struct ctl_column columns[] = { { "FROM", "from", NULL },
@@ -46,66 +23,45 @@ static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
     ctl_table_print(ctl, CTL_COLUMNS(columns), job->pairs, job->n_pairs);
 }
 
-/* Prints all of a re-sharding: the moves from shard to shard, and the expected or measured times. */
+/* Prints all of a re-sharding: the moves from shard to shard, and the expected or measured times. The number
+ * of pieces in a fresh layout is known only if the plan was compared with a fresh layout. A plan that was
+ * asked to move only the minimum is not compared with one. */
 static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
 {
-    ctl_line("job", "%s", job->name);
-    ctl_line("state", "%s%s%s", job->state, job->text[0] != '\0' ? ": " : "", job->text);
-    ctl_line("shards", "%u, then %u", job->shards_before, job->shards_after);
-    ctl_line("moves", "%s in %u slice%s; the least that levels the shards is %s",
-             ctl_bytes(job->all_bytes), job->slices, job->slices == 1 ? "" : "s",
-             ctl_bytes(job->least_bytes));
+    ctl_lines(job, "job|{name}\n"
+                   "state|{state}[: {text}]\n"
+                   "shards|{shards_before}, then {shards_after}\n"
+                   "moves|{all_bytes/bytes} in {slices} slice{slices/plural}; the least that "
+                   "levels the shards is {least_bytes/bytes}");
     if (job->afresh > 0 && job->all_bytes > job->least_bytes)
         ctl_line("", "%s more than the least, since %u tensor%s would lie in too many pieces",
                  ctl_bytes(job->all_bytes - job->least_bytes), job->afresh,
                  job->afresh == 1 ? "" : "s");
-    if (job->moved_bytes > 0) ctl_line("moved", "%s", ctl_bytes(job->moved_bytes));
-    ctl_line("heaviest shard", "%.2f of the mean, then %.2f", job->heaviest_before,
-             job->heaviest_after);
-    if (job->pieces_after > 0) print_pieces(job);
-    if (job->expected_s > 0) ctl_line("expected", "%.1f s", job->expected_s);
-    if (job->expected_pause_s > 0)
-        ctl_line("longest step", "%.3f s longer (expected)", job->expected_pause_s);
-    if (job->elapsed_ms > 0) ctl_line("took", "%.1f s", seconds(job->elapsed_ms));
-    if (job->worst_step > 0)
-        ctl_line("longest step", "%.1f %% longer than the median before",
-                 percent_longer(job->worst_step));
+    ctl_lines(job, "moved|{moved_bytes/bytes?}\n"
+                   "heaviest shard|{heaviest_before/%.2f} of the mean, then {heaviest_after/%.2f}\n"
+                   "pieces|{pieces_before} of its tensors on shards, then {pieces_after?}[; a "
+                   "fresh layout has {pieces_fresh}]\n"
+                   "expected|{expected_s/%.1f?} s\n"
+                   "longest step|{expected_pause_s/%.3f?} s longer (expected)\n"
+                   "took|{elapsed_ms/1000%.1f?} s\n"
+                   "longest step|{worst_step/longer%.1f?} % longer than the median before");
     print_pairs(ctl, job);
 }
 
-static void add_slice(struct ctl_table *table, const void *message)
-{
-    const Cairn__ReshardJob *job = message;
-    ctl_table_cell(table, "%u of %u", job->slice, job->slices);
-}
-
-static void add_time(struct ctl_table *table, const void *message)
-{
-    ctl_table_cell(table, "%.1f s", seconds(((const Cairn__ReshardJob *)message)->elapsed_ms));
-}
-
-static void add_longest(struct ctl_table *table, const void *message)
-{
-    const Cairn__ReshardJob *job = message;
-    if (job->worst_step > 0)
-        ctl_table_cell(table, "%+.1f %%", percent_longer(job->worst_step));
-    else
-        ctl_table_cell(table, "-");
-}
-
 /* Prints the progress of the re-shardings, one line each. */
-static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
+static void reshard_list(struct ctl *ctl, const void *reply)
 {
     static const struct ctl_column columns[] = {
         { "JOB", "name", NULL },
         { "STATE", "state", NULL },
-        { "SLICE", NULL, add_slice },
+        { "SLICE", "{slice} of {slices}", NULL },
         { "MOVED", "moved_bytes/bytes", NULL },
         { "OF", "all_bytes/bytes", NULL },
-        { "FOR", NULL, add_time },
-        { "LONGEST STEP", NULL, add_longest },
+        { "FOR", "{elapsed_ms/1000%.1f} s", NULL },
+        { "LONGEST STEP", "{?worst_step}{worst_step/longer%+.1f} %", NULL },
         { "", "text", NULL },
     };
+    const Cairn__ReshardTold *told = reply;
     ctl_table_print(ctl, CTL_COLUMNS(columns), told->jobs, told->n_jobs);
 }
 
@@ -207,12 +163,11 @@ static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufC
 
 /* ==== reshard ==== */
 
-/* A request with its lists: the message only points to the lists, which are stored here. */
-struct question {
-    Cairn__ReshardAsk ask;
+/* The lists of a request, which only points to them. */
+static struct lists {
     Cairn__ShardWeight weights[CTL_NAMES_MAX], *weight_list[CTL_NAMES_MAX];
     char *add[CTL_NAMES_MAX], *drain[CTL_NAMES_MAX];
-};
+} lists;
 
 static void copy_names(const struct ctl_names *names, char **out)
 {
@@ -231,28 +186,28 @@ static int name_jobs(const struct ctl *ctl, Cairn__ReshardAsk *ask, bool optiona
     return -1;
 }
 
-static int fill_question(const struct ctl *ctl, struct question *q, uint32_t op)
+/* Fills in the request. -1: continue. */
+static int fill_ask(const struct ctl *ctl, Cairn__ReshardAsk *ask, uint32_t op)
 {
     const struct ctl_reshard *r = &ctl->reshard;
-    cairn__reshard_ask__init(&q->ask);
-    q->ask.op = op;
-    q->ask.shards = ctl->shards;
-    q->ask.pause = r->pause;
-    copy_names(&r->add, q->add);
-    copy_names(&r->drain, q->drain);
-    q->ask.add = q->add;
-    q->ask.n_add = r->add.count;
-    q->ask.drain = q->drain;
-    q->ask.n_drain = r->drain.count;
+    ask->op = op;
+    ask->shards = ctl->shards;
+    ask->pause = r->pause;
+    copy_names(&r->add, lists.add);
+    copy_names(&r->drain, lists.drain);
+    ask->add = lists.add;
+    ask->n_add = r->add.count;
+    ask->drain = lists.drain;
+    ask->n_drain = r->drain.count;
     for (size_t i = 0; i < r->weight.count; i++) {
-        cairn__shard_weight__init(&q->weights[i]);
-        q->weights[i].name = wire_text(r->weight.names[i]);
-        q->weights[i].weight = r->weight.weights[i];
-        q->weight_list[i] = &q->weights[i];
+        cairn__shard_weight__init(&lists.weights[i]);
+        lists.weights[i].name = wire_text(r->weight.names[i]);
+        lists.weights[i].weight = r->weight.weights[i];
+        lists.weight_list[i] = &lists.weights[i];
     }
-    q->ask.weights = q->weight_list;
-    q->ask.n_weights = r->weight.count;
-    return name_jobs(ctl, &q->ask, op == CAIRN_RESHARD_STATUS);
+    ask->weights = lists.weight_list;
+    ask->n_weights = r->weight.count;
+    return name_jobs(ctl, ask, op == CAIRN_RESHARD_STATUS);
 }
 
 /* -1: continue. */
@@ -269,8 +224,9 @@ static bool is_refused(const Cairn__ReshardJob *job)
     return strcmp(job->state, "refused") == 0;
 }
 
-static void print_plans(const struct ctl *ctl, const Cairn__ReshardTold *told)
+static void print_plans(struct ctl *ctl, const void *reply)
 {
+    const Cairn__ReshardTold *told = reply;
     size_t printed = 0;
     for (size_t i = 0; i < told->n_jobs; i++) {
         if (is_refused(told->jobs[i])) continue;
@@ -281,9 +237,11 @@ static void print_plans(const struct ctl *ctl, const Cairn__ReshardTold *told)
 
 /* Returns the exit status that belongs to the worst job; a failure is printed with the text that the job
  * reports. */
-static int say_ends(const Cairn__ReshardTold *told)
+static int say_ends(struct ctl *ctl, const void *reply)
 {
+    const Cairn__ReshardTold *told = reply;
     int worst = 0;
+    (void)ctl;
     for (size_t i = 0; i < told->n_jobs; i++) {
         const Cairn__ReshardJob *job = told->jobs[i];
         if (strcmp(job->state, "canceled") == 0)
@@ -294,61 +252,52 @@ static int say_ends(const Cairn__ReshardTold *told)
     return worst;
 }
 
-/* Sends the request and shows the answer, as JSON or by `print`; `check` reports what is wrong with the
- * answer. */
-static int ask_and_show(struct ctl *ctl, uint32_t op,
-                        void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told),
-                        int (*check)(const Cairn__ReshardTold *told))
+static void print_canceled(struct ctl *ctl, const void *reply)
 {
-    struct question q;
-    ProtobufCMessage *reply;
-    int done = fill_question(ctl, &q, op);
-    if (done < 0) done = ask_reshard(ctl, &q.ask, &reply);
-    if (done >= 0) return done;
-    const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
-    if (ctl->json)
-        ctl_print_json(ctl_json(told));
-    else
-        print(ctl, told);
-    done = check == NULL ? 0 : check(told);
-    message_free(reply);
-    return done;
-}
-
-static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told)
-{
-    for (size_t i = 0; i < told->n_jobs && !ctl->quiet; i++) {
-        if (is_refused(told->jobs[i])) continue;
-        ctl_line("canceled", "job %s: its move ends after slice %u of %u; %s have moved",
-                 told->jobs[i]->name, told->jobs[i]->slice, told->jobs[i]->slices,
-                 ctl_bytes(told->jobs[i]->moved_bytes));
-    }
+    const Cairn__ReshardTold *told = reply;
+    (void)ctl;
+    for (size_t i = 0; i < told->n_jobs; i++)
+        if (!is_refused(told->jobs[i]))
+            ctl_lines(told->jobs[i], "canceled|job {name}: its move ends after slice {slice} of "
+                                     "{slices}; {moved_bytes/bytes} have moved");
 }
 
 /* A cancel for all jobs ends the running re-shardings. The command fails only if no re-sharding is
  * running. */
-static int check_canceled(const Cairn__ReshardTold *told)
+static int check_canceled(struct ctl *ctl, const void *reply)
 {
+    const Cairn__ReshardTold *told = reply;
     size_t refused = 0;
+    (void)ctl;
     while (refused < told->n_jobs && is_refused(told->jobs[refused])) refused++;
     if (refused < told->n_jobs) return 0;
     return ctl_fail(CAIRN_ERR_NOT_FOUND, "no re-sharding is under way: there is nothing to cancel");
 }
 
-static int run_reshard_plan(struct ctl *ctl)
+static int fill_plan(struct ctl *ctl, void *ask)
 {
-    return ask_and_show(ctl, CAIRN_RESHARD_PLAN, print_plans, say_ends);
+    return fill_ask(ctl, ask, CAIRN_RESHARD_PLAN);
 }
 
-static int run_reshard_status(struct ctl *ctl)
+static int fill_status(struct ctl *ctl, void *ask)
 {
-    return ask_and_show(ctl, CAIRN_RESHARD_STATUS, reshard_list, NULL);
+    return fill_ask(ctl, ask, CAIRN_RESHARD_STATUS);
 }
 
-static int run_reshard_cancel(struct ctl *ctl)
+static int fill_cancel(struct ctl *ctl, void *ask)
 {
-    return ask_and_show(ctl, CAIRN_RESHARD_CANCEL, print_canceled, check_canceled);
+    return fill_ask(ctl, ask, CAIRN_RESHARD_CANCEL);
 }
+
+static const struct ctl_question
+    plan_question = CTL_QUESTION(RESHARD_ASK, reshard_ask, "", RESHARD_TOLD, .fill_by = fill_plan,
+                                 .print = print_plans, .is_quiet_too = true, .check = say_ends),
+    status_question = CTL_QUESTION(RESHARD_ASK, reshard_ask, "", RESHARD_TOLD,
+                                   .fill_by = fill_status, .print = reshard_list,
+                                   .is_quiet_too = true),
+    cancel_question = CTL_QUESTION(RESHARD_ASK, reshard_ask, "", RESHARD_TOLD,
+                                   .fill_by = fill_cancel, .print = print_canceled,
+                                   .check = check_canceled);
 
 /* ---- apply ---- */
 
@@ -367,39 +316,39 @@ static void keep_refused(Cairn__ReshardTold *begun, Cairn__ReshardTold *ended)
 
 /* For a single job the plan is shown first. The plan's hash then ensures that only this plan is applied.
  * -1: continue. */
-static int show_plan(struct ctl *ctl, struct question *q)
+static int show_plan(struct ctl *ctl, Cairn__ReshardAsk *ask)
 {
     ProtobufCMessage *reply;
-    if (q->ask.all) return -1;
-    q->ask.op = CAIRN_RESHARD_PLAN;
-    const int done = ask_reshard(ctl, &q->ask, &reply);
+    if (ask->all) return -1;
+    ask->op = CAIRN_RESHARD_PLAN;
+    const int done = ask_reshard(ctl, ask, &reply);
     if (done >= 0) return done;
     const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
-    if (told->n_jobs == 1) q->ask.layout_hash = told->jobs[0]->layout_hash;
+    if (told->n_jobs == 1) ask->layout_hash = told->jobs[0]->layout_hash;
     if (!ctl->json && !ctl->quiet) {
         print_plans(ctl, told);
         printf("\n");
         fflush(stdout);
     }
     message_free(reply);
-    q->ask.op = CAIRN_RESHARD_APPLY;
+    ask->op = CAIRN_RESHARD_APPLY;
     return -1;
 }
 
 static int run_reshard_apply(struct ctl *ctl)
 {
-    struct question q;
+    Cairn__ReshardAsk ask = CAIRN__RESHARD_ASK__INIT;
     ProtobufCMessage *begun, *ended;
-    int done = fill_question(ctl, &q, CAIRN_RESHARD_APPLY);
-    if (done < 0) done = show_plan(ctl, &q);
-    if (done < 0) done = ask_reshard(ctl, &q.ask, &begun);
+    int done = fill_ask(ctl, &ask, CAIRN_RESHARD_APPLY);
+    if (done < 0) done = show_plan(ctl, &ask);
+    if (done < 0) done = ask_reshard(ctl, &ask, &begun);
     if (done >= 0) return done;
-    const char *which = q.ask.all ? "--all" : q.ask.job;
+    const char *which = ask.all ? "--all" : ask.job;
     ctl_on_interrupt("\ncairn: the move goes on: `cairn reshard status%s%s` says how far it is, "
                      "`cairn reshard cancel %s` ends it after the current slice\n",
-                     q.ask.all ? "" : " ", q.ask.all ? "" : which, which);
-    q.ask.op = CAIRN_RESHARD_STATUS;
-    done = reshard_wait(ctl, &q.ask, &ended);
+                     ask.all ? "" : " ", ask.all ? "" : which, which);
+    ask.op = CAIRN_RESHARD_STATUS;
+    done = reshard_wait(ctl, &ask, &ended);
     if (done < 0) {
         Cairn__ReshardTold *told = (Cairn__ReshardTold *)ended;
         keep_refused((Cairn__ReshardTold *)begun, told);
@@ -407,7 +356,7 @@ static int run_reshard_apply(struct ctl *ctl)
             ctl_print_json(ctl_json(told));
         else if (!ctl->quiet)
             reshard_list(ctl, told);
-        done = say_ends(told);
+        done = say_ends(ctl, told);
         message_free(ended);
     }
     message_free(begun);
@@ -416,17 +365,11 @@ static int run_reshard_apply(struct ctl *ctl)
 
 /* ---- a complete shard ---- */
 
-static void print_drained(struct ctl *ctl, const void *reply)
-{
-    (void)reply;
-    ctl_line("drained", "%s, which ends and is forgotten", ctl->argv[0]);
-}
-
 static const struct ctl_question member_drain_question = CTL_QUESTION(
     MEMBER_DRAIN, member_drain, "name=@0 wait=1", DONE, .timeout_ms = DRAIN_TIMEOUT_MS,
     .farewell = "\ncairn: the drain goes on: `cairn reshard status` says how far it is, `cairn "
                 "reshard cancel --all` ends it\n",
-    .print = print_drained, .fields = "drained=@0");
+    .lines = "drained|{@0}, which ends and is forgotten", .fields = "drained=@0");
 
 /* ==== commands ==== */
 
@@ -439,15 +382,15 @@ const struct ctl_row ctl_reshard_rows[] = {
     { "reshard", "plan",
       "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]...",
       "what would move from where to where, how long it would take, and what a step would feel", 0,
-      1, RESHARDS, CTL_RUN(run_reshard_plan) },
+      1, RESHARDS, CTL_ASK(plan_question) },
     { "reshard", "apply",
       "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]... [--pause P%]",
       "spread a job over other shards while it trains, and wait for the end", 0, 1,
       RESHARDS "quiet pause ", CTL_RUN(run_reshard_apply) },
     { "reshard", "status", "[JOB]", "how far the move is, or how the last ended", 0, 1,
-      CTL_ASKS "no-headers watch ", CTL_RUN(run_reshard_status) },
+      CTL_ASKS "no-headers watch ", CTL_ASK(status_question) },
     { "reshard", "cancel", "JOB|--all",
       "end the move after the current slice: what has moved stays where it is", 0, 1,
-      CTL_ASKS "quiet all ", CTL_RUN(run_reshard_cancel) },
+      CTL_ASKS "quiet all ", CTL_ASK(cancel_question) },
     { .noun = NULL },
 };

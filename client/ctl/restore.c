@@ -18,15 +18,6 @@
 
 /* cairn key show | list | trust | untrust: whose signatures of snapshots are trusted. */
 
-static void add_whose(struct ctl_table *table, const void *message)
-{
-    const Cairn__Key *key = message;
-    ctl_table_cell(table, "%s",
-                   key->signs ? "this cluster's"
-                   : key->own ? "this cluster's, before"
-                              : "another's");
-}
-
 static void add_since(struct ctl_table *table, const void *message)
 {
     const uint64_t since = ((const Cairn__Key *)message)->since_unix_ms;
@@ -35,10 +26,14 @@ static void add_since(struct ctl_table *table, const void *message)
 
 static void print_keys(struct ctl *ctl, const void *reply)
 {
-    static const struct ctl_column columns[] = { { "ID", "id", NULL },
-                                                 { "WHOSE", NULL, add_whose },
-                                                 { "SINCE", NULL, add_since },
-                                                 { "KEY", "line", NULL } };
+    static const struct ctl_column columns[] = {
+        { "ID", "id", NULL },
+        { "WHOSE",
+          "[{?signs}this cluster's][{!signs}{?own}this cluster's, before][{!signs}{!own}another's]",
+          NULL },
+        { "SINCE", NULL, add_since },
+        { "KEY", "line", NULL }
+    };
     const Cairn__Keys *keys = reply;
     ctl_table_print(ctl, CTL_COLUMNS(columns), keys->keys, keys->n_keys);
 }
@@ -121,32 +116,31 @@ static int key_ring(struct ctl *ctl, struct key_ring *out)
     return -1;
 }
 
-static int change_trust(struct ctl *ctl, char *key, bool untrust)
+/* With -q nothing is printed, even with -o json. */
+static int be_silent(struct ctl *ctl, void *request)
 {
-    static const struct ctl_question question = { .type = CAIRN_MSG_KEY_TRUST,
-                                                  .reply_type = CAIRN_MSG_KEYS,
-                                                  .print = print_keys };
-    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
-    trust.key = key;
-    trust.untrust = untrust;
+    (void)request;
     if (ctl->quiet) ctl->json = false;
-    return ctl_ask_by(ctl, &question, &trust);
+    return -1;
 }
 
-static int run_key_trust(struct ctl *ctl)
+static int fill_trust(struct ctl *ctl, void *request)
 {
-    char line[CAIRN_KEY_LINE_BYTES];
+    static char line[CAIRN_KEY_LINE_BYTES];
     struct public_key key;
     const int done = key_read(ctl->argv[0], &key);
     if (done >= 0) return done;
     public_key_line(&key, line);
-    return change_trust(ctl, line, false);
+    ((Cairn__KeyTrust *)request)->key = line;
+    return be_silent(ctl, request);
 }
 
-static int run_key_untrust(struct ctl *ctl)
-{
-    return change_trust(ctl, ctl->argv[0], true);
-}
+static const struct ctl_question key_trust_question = CTL_QUESTION(KEY_TRUST, key_trust, "", KEYS,
+                                                                   .fill_by = fill_trust,
+                                                                   .print = print_keys),
+                                 key_untrust_question = CTL_QUESTION(
+                                     KEY_TRUST, key_trust, "key=@0 untrust=1", KEYS,
+                                     .fill_by = be_silent, .print = print_keys);
 
 /* ==== restore ==== */
 
@@ -188,11 +182,10 @@ static void print_restore(const Cairn__SnapshotStatus *s)
 {
     struct sentence members;
     ctl_snapshot_print(s);
-    ctl_line("restored", "job %s, generation %" PRIu64, s->job, s->restored_generation);
+    ctl_lines(s, "restored|job {job}, generation {restored_generation}");
     if (s->replaced == NULL) return;
     admin_members(s->replaced, &members);
-    ctl_version_line("replaced", s->replaced->generation, s->replaced->step,
-                     s->replaced->version_unknown);
+    ctl_lines(s->replaced, CTL_VERSION_LINES("replaced"));
     ctl_line("must open again", "%s", members.text);
 }
 
@@ -311,9 +304,7 @@ static int run_job_create(struct ctl *ctl)
     if (called != CAIRN_OK) return status_exit((int)called);
     if (!ctl->json && !ctl->quiet) {
         ctl_snapshot_print(plan);
-        if (plan->replaced != NULL)
-            ctl_version_line("replaces", plan->replaced->generation, plan->replaced->step,
-                             plan->replaced->version_unknown);
+        if (plan->replaced != NULL) ctl_lines(plan->replaced, CTL_VERSION_LINES("replaces"));
     }
     message_free(&plan->base);
     ctl->argv = (char **)(uintptr_t)argument;
@@ -502,9 +493,9 @@ const struct ctl_row ctl_restore_rows[] = {
       CTL_ASKS "no-headers ", CTL_ASK(key_list_question) },
     { "key", "trust", "FILE|KEY",
       "trust snapshots that another cluster signed: give what `cairn key show` prints there", 1, 1,
-      CTL_ASKS "no-headers quiet ", CTL_RUN(run_key_trust) },
+      CTL_ASKS "no-headers quiet ", CTL_ASK(key_trust_question) },
     { "key", "untrust", "ID|KEY", "trust that key no more", 1, 1, CTL_ASKS "no-headers quiet ",
-      CTL_RUN(run_key_untrust) },
+      CTL_ASK(key_untrust_question) },
     { "job", "create", "[NAME] --from JOB/ID|FOLDER [--set KEY=VALUE]... [--dry-run] [--yes]",
       "a job out of a snapshot, over the shards there are, with other terms where --set says so; "
       "asks before it replaces one",

@@ -91,12 +91,6 @@ static void add_check(const Cairn__SnapshotStatus *s, struct sentence *out)
                                       : "d");
 }
 
-void ctl_damaged_line(uint64_t nonfinite, const char *tensors)
-{
-    ctl_line("damaged", "the last update left a non-finite result in %" PRIu64 " elements: %s",
-             nonfinite, tensors);
-}
-
 void ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
 {
     if (s->nonfinite == 0)
@@ -114,18 +108,16 @@ void ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
 
 void ctl_snapshot_print(const Cairn__SnapshotStatus *s)
 {
-    ctl_line("snapshot", "%s", s->id);
-    ctl_line("job", "%s", s->job);
-    ctl_line("state", "%s", s->state);
-    ctl_line("version", "generation %" PRIu64 ", step %" PRIu64, s->generation, s->step);
-    if (s->files > 0)
-        ctl_line("size", "%s in %u files of %u shards", ctl_bytes(s->bytes), s->files, s->shards);
-    if (s->content_root.len > 0) ctl_line("content root", "%s", ctl_hex(s->content_root));
-    if (s->created_unix_ms > 0) ctl_line("created", "%s", ctl_time(s->created_unix_ms));
-    if (s->periodic) ctl_line("periodic", "yes");
-    if (s->signature[0] != '\0') ctl_line("signature", "%s", s->signature);
-    if (s->nonfinite > 0) ctl_damaged_line(s->nonfinite, s->nonfinite_tensors);
-    if (s->path[0] != 0) ctl_line("path", "%s", s->path);
+    ctl_lines(s, "snapshot|{id}\n"
+                 "job|{job}\n"
+                 "state|{state}\n"
+                 "version|generation {generation}, step {step}\n"
+                 "size|{bytes/bytes} in {files?} files of {shards} shards\n"
+                 "content root|{content_root?}\n"
+                 "created|{created_unix_ms/time?}\n"
+                 "periodic|{?periodic}yes\n"
+                 "signature|{signature?}\n" CTL_DAMAGED_LINE "\n"
+                 "path|{path?}");
 }
 
 static void print_snapshot(struct ctl *ctl, const void *reply)
@@ -151,59 +143,31 @@ static const struct ctl_question snapshot_create_question = CTL_QUESTION(
     .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .awaits = true, .print = print_snapshot,
     .is_quiet_too = true, .json = created_json);
 
-static const char *canceled_kind(const Cairn__SnapshotCanceled *canceled)
-{
-    return canceled->digest ? "digest" : "snapshot";
-}
-
 static json_t *canceled_json(struct ctl *ctl, const void *reply)
 {
     const Cairn__SnapshotCanceled *canceled = reply;
     (void)ctl;
-    return json_pack("{s:s, s:s, s:s}", "job", canceled->job, "what", canceled_kind(canceled), "id",
-                     canceled->id);
-}
-
-static void print_canceled(struct ctl *ctl, const void *reply)
-{
-    const Cairn__SnapshotCanceled *canceled = reply;
-    (void)ctl;
-    ctl_line("given up", "%s %s%sof job %s", canceled_kind(canceled), canceled->id,
-             canceled->id[0] != '\0' ? " " : "", canceled->job);
+    return json_pack("{s:s, s:s, s:s}", "job", canceled->job, "what",
+                     canceled->digest ? "digest" : "snapshot", "id", canceled->id);
 }
 
 static const struct ctl_question snapshot_cancel_question = CTL_QUESTION(
     SNAPSHOT_CANCEL, snapshot_cancel, "job=@0 id=@1", SNAPSHOT_CANCELED, .awaits = true,
-    .print = print_canceled, .json = canceled_json);
+    .lines = "given up|[{?digest}digest][{!digest}snapshot] {id}[{?id} ]of job {job}",
+    .json = canceled_json);
 
-/* "running: 3.0 MB of 10.0 MB, 2.0 MB/s, 4 s left". */
-static void add_state(const Cairn__SnapshotStatus *s, struct sentence *out)
+static void add_checked(struct ctl_table *table, const void *message)
 {
-    sentence_set(out, "%s", s->state);
-    if (s->total_bytes == 0) return;
-    sentence_add(out, ": %s of ", ctl_bytes(s->done_bytes));
-    sentence_add(out, "%s", ctl_bytes(s->total_bytes));
-    if (s->bytes_per_s > 0)
-        sentence_add(out, ", %s/s, %" PRIu64 " s left", ctl_bytes(s->bytes_per_s), s->left_s);
+    const Cairn__SnapshotStatus *s = message;
+    struct sentence text = { "-" };
+    if (s->files > 0) add_check(s, &text);
+    ctl_table_cell(table, "%s", text.text);
 }
 
-static void add_snapshot_row(struct ctl_table *table, const Cairn__SnapshotStatus *s, bool running)
+static void add_all_names(struct ctl_table *table, const void *message)
 {
     struct sentence text;
-    ctl_table_cell(table, "%s", s->job);
-    ctl_table_cell(table, "%s", s->id[0] != '\0' ? s->id : "-");
-    ctl_table_cell(table, "%" PRIu64, s->generation);
-    ctl_table_cell(table, "%" PRIu64, s->step);
-    ctl_table_cell(table, "%s", running ? "-" : ctl_bytes(s->bytes));
-    ctl_table_cell(table, "%u", s->shards);
-    ctl_table_cell(table, "%s", s->created_unix_ms > 0 ? ctl_time(s->created_unix_ms) : "-");
-    ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
-    ctl_table_cell(table, "%s", s->nonfinite > 0 || s->check_failed ? "yes" : "no");
-    add_check(s, &text);
-    ctl_table_cell(table, "%s", running ? "-" : text.text);
-    add_names(s, &text);
-    ctl_table_cell(table, "%s", text.text);
-    add_state(s, &text);
+    add_names(message, &text);
     ctl_table_cell(table, "%s", text.text);
 }
 
@@ -236,20 +200,36 @@ static json_t *list_json(struct ctl *ctl, const void *reply)
     return object;
 }
 
+/* A running snapshot has no files yet. */
 static void print_list(struct ctl *ctl, const void *reply)
 {
-    static const char *const headers[] = { "JOB",     "ID",      "GENERATION", "STEP",
-                                           "SIZE",    "SHARDS",  "CREATED",    "PERIODIC",
-                                           "DAMAGED", "CHECKED", "NAMES",      "STATE" };
+    static const struct ctl_column columns[] = {
+        { "JOB", "job", NULL },
+        { "ID", "id?", NULL },
+        { "GENERATION", "generation", NULL },
+        { "STEP", "step", NULL },
+        { "SIZE", "bytes/bytes?files", NULL },
+        { "SHARDS", "shards", NULL },
+        { "CREATED", "created_unix_ms/time?", NULL },
+        { "PERIODIC", "periodic/yes", NULL },
+        { "DAMAGED",
+          "[{?nonfinite}yes][{!nonfinite}{?check_failed}yes]"
+          "[{!nonfinite}{!check_failed}no]",
+          NULL },
+        { "CHECKED", NULL, add_checked },
+        { "NAMES", NULL, add_all_names },
+        { "STATE",
+          "{state}[{?total_bytes}: {done_bytes/bytes} of {total_bytes/bytes}[{?bytes_per_s}, "
+          "{bytes_per_s/bytes}/s, {left_s} s left]]",
+          NULL },
+    };
     const Cairn__SnapshotList *list = reply;
     if (ctl->quiet) { // ids that can be restored, verified, shown
         for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);
     } else {
-        struct ctl_table *table = ctl_table_open(headers, 12);
-        for (size_t i = 0; i < list->n_running; i++)
-            add_snapshot_row(table, list->running[i], true);
-        for (size_t i = 0; i < list->n_snapshots; i++)
-            add_snapshot_row(table, list->snapshots[i], false);
+        struct ctl_table *table = ctl_table_of(CTL_COLUMNS(columns));
+        ctl_table_rows(table, list->running, list->n_running);
+        ctl_table_rows(table, list->snapshots, list->n_snapshots);
         ctl_table_close(table, ctl);
         for (size_t i = 0; i < list->n_snapshots; i++)
             if (list->snapshots[i]->check_failed)
@@ -264,18 +244,11 @@ static const struct ctl_question snapshot_list_question = CTL_QUESTION(
 
 /* ==== rm ==== */
 
-static void print_removed(struct ctl *ctl, const void *reply)
-{
-    const Cairn__SnapshotRemoved *removed = reply;
-    (void)ctl;
-    ctl_line("removed", "%s of job %s", removed->id, removed->job);
-    ctl_line("size", "%s in %u files", ctl_bytes(removed->bytes), removed->files);
-}
-
 static const struct ctl_question snapshot_rm_question = CTL_QUESTION(
     SNAPSHOT_REMOVE, snapshot_remove, "job=@0 id=@1 force=@force", SNAPSHOT_REMOVED,
     .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .confirm = "The snapshot's files",
-    .print = print_removed);
+    .lines = "removed|{id} of job {job}\n"
+             "size|{bytes/bytes} in {files} files");
 
 /* ==== advise ==== */
 
@@ -300,68 +273,30 @@ static json_t *advice_json(struct ctl *ctl, const void *reply)
     return object;
 }
 
-static void print_assumed(const Cairn__SnapshotAdvice *a)
-{
-    if (a->measured > 0)
-        ctl_line("cost", "%.3f s of training a snapshot, which takes %.3f s (median of %u)",
-                 (double)a->cost_us * 1e-6, (double)a->write_us * 1e-6, a->measured);
-    else
-        ctl_line("cost", "not measured yet");
-    if (a->step_us > 0) ctl_line("step", "%.6f s", (double)a->step_us * 1e-6);
-    ctl_line("faults", "%" PRIu64 " of shards, %" PRIu64 " of workers, in %" PRIu64 " s",
-             a->shard_faults, a->worker_faults, a->observed_s);
-    if (a->mtbf_s > 0)
-        ctl_line("between faults", "%" PRIu64 " s (%s)", a->mtbf_s,
-                 a->mtbf_given ? "given" : "seen");
-}
-
 static void print_advice(struct ctl *ctl, const void *reply)
 {
     const Cairn__SnapshotAdvice *a = reply;
     (void)ctl;
-    ctl_line("job", "%s", a->job);
-    print_assumed(a);
-    if (a->interval_s == 0) {
-        ctl_line("advice", "none: %s", a->note);
-        return;
-    }
-    if (a->interval_steps > 0)
-        ctl_line("advice", "every %" PRIu64 " s, that is %" PRIu64 " steps", a->interval_s,
-                 a->interval_steps);
-    else
-        ctl_line("advice", "every %" PRIu64 " s", a->interval_s);
-    if (a->note[0] != '\0') ctl_line("note", "%s", a->note);
-    ctl_line("set it by", "%s", advised_command(a));
+    ctl_lines(a, "job|{job}\n"
+                 "cost|{cost_us/us%.3f} s of training a snapshot, which takes {write_us/us%.3f} s "
+                 "(median of {measured?})\n"
+                 "cost|{!measured}not measured yet\n"
+                 "step|{step_us/us%.6f?} s\n"
+                 "faults|{shard_faults} of shards, {worker_faults} of workers, in {observed_s} s\n"
+                 "between faults|{mtbf_s?} s ([{?mtbf_given}given][{!mtbf_given}seen])\n"
+                 "advice|{!interval_s}none: {note}\n"
+                 "advice|every {interval_s?} s[, that is {interval_steps} steps]\n"
+                 "note|{?interval_s}{?note}{note}");
+    if (a->interval_s > 0) ctl_line("set it by", "%s", advised_command(a));
 }
 
-static int run_snapshot_advise(struct ctl *ctl)
-{
-    static const struct ctl_question question = { .type = CAIRN_MSG_SNAPSHOT_ADVISE,
-                                                  .reply_type = CAIRN_MSG_SNAPSHOT_ADVICE,
-                                                  .print = print_advice,
-                                                  .is_quiet_too = true,
-                                                  .json = advice_json };
-    Cairn__SnapshotAdvise ask = CAIRN__SNAPSHOT_ADVISE__INIT;
-    ask.job = ctl->argv[0];
-    ask.mtbf_s = ctl->mtbf_s;
-    return ctl_ask_by(ctl, &question, &ask);
-}
+static const struct ctl_question snapshot_advise_question = CTL_QUESTION(
+    SNAPSHOT_ADVISE, snapshot_advise, "job=@0 mtbf_s=@mtbf", SNAPSHOT_ADVICE, .print = print_advice,
+    .json = advice_json);
 
 /* ==== prune ==== */
 
 /* cairn snapshot prune | tag */
-
-static void add_fate(struct ctl_table *table, const void *message)
-{
-    const Cairn__SnapshotFate *fate = message;
-    ctl_table_cell(table, "%s", fate->goes ? "goes" : "stays");
-}
-
-static void add_fate_if(struct ctl_table *table, const void *message)
-{
-    const Cairn__SnapshotFate *fate = message;
-    ctl_table_cell(table, "%s", fate->goes ? "would go" : "stays");
-}
 
 static void print_pruned(struct ctl *ctl, const void *reply)
 {
@@ -370,7 +305,9 @@ static void print_pruned(struct ctl *ctl, const void *reply)
         { "ID", "id", NULL },
         { "STEP", "step", NULL },
         { "SIZE", "bytes/bytes", NULL },
-        { "FATE", NULL, ctl->rules.dry_run ? add_fate_if : add_fate },
+        { "FATE",
+          ctl->rules.dry_run ? "[{?goes}would go][{!goes}stays]" : "[{?goes}goes][{!goes}stays]",
+          NULL },
         { "REASON", "reason", NULL },
     };
     if (!ctl->quiet) ctl_table_print(ctl, CTL_COLUMNS(columns), pruned->fates, pruned->n_fates);
@@ -378,32 +315,17 @@ static void print_pruned(struct ctl *ctl, const void *reply)
         if (pruned->fates[i]->goes) printf("%s\n", pruned->fates[i]->id);
 }
 
-static int run_snapshot_prune(struct ctl *ctl)
-{
-    static const struct ctl_question question = { .type = CAIRN_MSG_SNAPSHOT_PRUNE,
-                                                  .reply_type = CAIRN_MSG_SNAPSHOT_PRUNED,
-                                                  .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS,
-                                                  .print = print_pruned,
-                                                  .is_quiet_too = true,
-                                                  .fields =
-                                                      "job=@0 dry_run=@dry-run snapshots=fates" };
-    const struct ctl_rules *rules = &ctl->rules;
-    Cairn__SnapshotPrune prune = CAIRN__SNAPSHOT_PRUNE__INIT;
-    prune.job = ctl->argv[0];
-    prune.plan = rules->dry_run;
-    prune.has_rules = ctl_is_given(ctl, "keep-last keep-every keep-within max-bytes");
-    prune.keep_last = rules->keep_last;
-    prune.keep_every = rules->keep_every;
-    prune.keep_within_s = rules->keep_within_s;
-    prune.max_bytes = rules->max_bytes;
-    return ctl_ask_by(ctl, &question, &prune);
-}
+static const struct ctl_question snapshot_prune_question = CTL_QUESTION(
+    SNAPSHOT_PRUNE, snapshot_prune,
+    "job=@0 plan=@dry-run has_rules=@keep-last,keep-every,keep-within,max-bytes "
+    "keep_last=@keep-last "
+    "keep_every=@keep-every keep_within_s=@keep-within max_bytes=@max-bytes",
+    SNAPSHOT_PRUNED, .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .print = print_pruned,
+    .is_quiet_too = true, .fields = "job=@0 dry_run=@dry-run snapshots=fates");
 
 static void print_tagged(struct ctl *ctl, const void *reply)
 {
-    const Cairn__SnapshotTagged *tagged = reply;
-    ctl_line(ctl->deletes ? "tag off" : "tagged", "%s of job %s: %s", tagged->id, tagged->job,
-             tagged->name);
+    ctl_line_of(ctl->deletes ? "tag off" : "tagged", reply, "{id} of job {job}: {name}");
 }
 
 static const struct ctl_question snapshot_tag_question = CTL_QUESTION(
@@ -429,10 +351,10 @@ const struct ctl_row ctl_snapshot_rows[] = {
       "JOB [--dry-run] [--keep-last N] [--keep-every N] [--keep-within TIME] [--max-bytes N]",
       "remove periodic snapshots that no rule keeps (the job's, or those given), and what a crash "
       "left; says of each why",
-      1, 1, CTL_ASKS "no-headers quiet keeping ", CTL_RUN(run_snapshot_prune) },
+      1, 1, CTL_ASKS "no-headers quiet keeping ", CTL_ASK(snapshot_prune_question) },
     { "snapshot", "advise", "JOB [--mtbf TIME]",
       "how often to take snapshots, from what they cost and how often something fails (Young's "
       "rule)",
-      1, 1, CTL_ASKS "mtbf ", CTL_RUN(run_snapshot_advise) },
+      1, 1, CTL_ASKS "mtbf ", CTL_ASK(snapshot_advise_question) },
     { .noun = NULL },
 };

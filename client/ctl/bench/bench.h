@@ -298,9 +298,8 @@ double bench_now(void);
 double bench_used_s(pid_t pid);
 /* Bytes of host memory that a process uses now, shared memory included; 0: there is no such process. */
 uint64_t bench_process_bytes(pid_t pid);
-/* The peak of bench_process_bytes since the process began, or since the last bench_process_peak_forget. */
+/* The peak of bench_process_bytes since the process began, or since the last call. */
 uint64_t bench_process_peak(pid_t pid);
-void bench_process_peak_forget(pid_t pid);
 /* The number of cores that this process may use, and the memory that is available now. */
 uint32_t bench_core_count(void);
 uint64_t bench_memory_bytes(void);

@@ -193,7 +193,7 @@ static const struct kind {
 
 static void forget_peaks(const struct local *local)
 {
-    for (int s = 1; s < local->daemon_count; s++) bench_process_peak_forget(local->daemons[s].pid);
+    for (int s = 1; s < local->daemon_count; s++) (void)bench_process_peak(local->daemons[s].pid);
 }
 
 static void take_peaks(const struct local *local, struct bench_interval *interval)

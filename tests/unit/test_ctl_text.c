@@ -1,0 +1,59 @@
+/* Texts with fields of a message, as commands print them (client/ctl/output.c). */
+#include <check.h>
+#include <stdlib.h>
+
+#include "client/ctl/ctl.h"
+#include "tests/support/suite.h"
+
+static void expect(const void *message, const char *text, const char *expected)
+{
+    char *made = ctl_text_of(message, text);
+    if (expected == NULL)
+        ck_assert_ptr_null(made);
+    else
+        ck_assert_str_eq(made, expected);
+    free(made);
+}
+
+TEST(a_field_is_printed_as_it_is_or_as_a_cell_has_it)
+{
+    Cairn__JobStatus job = CAIRN__JOB_STATUS__INIT;
+    Cairn__BytesTold bytes = CAIRN__BYTES_TOLD__INIT;
+    job.name = wire_text("toy");
+    job.step = 7;
+    job.state_bytes = 2048;
+    job.stepped_ms_ago = 2340;
+    job.last_grad_norm = 0.5;
+    bytes.pushed_a_step = 3072.7;
+    expect(&job, "{name} at {step}", "toy at 7");
+    expect(&job, "{state_bytes/bytes}, {stepped_ms_ago/s}", "2.0 KiB, 2 s");
+    expect(&job, "{stepped_ms_ago/1000%.1f} s, {last_grad_norm/%g}", "2.3 s, 0.5");
+    expect(&job, "{step} step{step/plural}", "7 steps");
+    expect(&bytes, "{pushed_a_step/bytes}", "3.0 KiB");
+}
+
+TEST(a_text_is_left_out_by_its_conditions)
+{
+    Cairn__JobStatus job = CAIRN__JOB_STATUS__INIT;
+    expect(&job, "waits for {awaited?}", NULL);
+    expect(&job, "{?straggler}held up by {straggler.text}", NULL);
+    expect(&job, "{!version_unknown}known", "known");
+    job.version_unknown = true;
+    expect(&job, "{step!version_unknown}", NULL);
+    job.awaited = wire_text("w1");
+    expect(&job, "waits for {awaited?}", "waits for w1");
+}
+
+TEST(a_part_is_left_out_by_itself)
+{
+    Cairn__JobStatus job = CAIRN__JOB_STATUS__INIT;
+    job.state = wire_text("running");
+    expect(&job, "{state}[: {awaited}], [{?stepped}a step][{!stepped}none]", "running, none");
+    job.awaited = wire_text("w1");
+    job.stepped = true;
+    expect(&job, "{state}[: {awaited}], [{?stepped}a step][{!stepped}none]", "running: w1, a step");
+    expect(&job, "{state}[{?stepped}, {restores} restores[, {skips} skips]]",
+           "running, 0 restores");
+}
+
+SUITE(30);
