@@ -192,6 +192,7 @@ int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
 /* A table: rows of cells, columns as wide as their widest cell. Cells are copied. */
 struct ctl_table;
 struct ctl_table *ctl_table_open(const char *const *headers, size_t column_count);
+/* Adds the cells of the text: a tab in `fmt` ends one. */
 void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 /* Prints the table (with headers unless --no-headers was given) and frees it. */

@@ -528,13 +528,9 @@ static void print_pairs(const struct ctl *ctl, const struct diff *d)
         for (uint32_t p = 0; p < CAIRN_PLANE_COUNT; p++) {
             const struct ctl_difference *x = &pair_at(d, t, p)->difference;
             if (x->elems == 0) continue;
-            ctl_table_cell(table, "%s", spec_a(d)->tensors[t].name);
-            ctl_table_cell(table, "%s", plane_name((int)p));
-            ctl_table_cell(table, "%" PRIu64, x->elems);
-            ctl_table_cell(table, "%" PRIu64, x->first_elem);
-            ctl_table_cell(table, "%.6g", x->max);
-            ctl_table_cell(table, "%.6g", ctl_difference_relative(x));
-            ctl_table_cell(table, "%" PRIu64, x->unlike);
+            ctl_table_cell(table, "%s\t%s\t%" PRIu64 "\t%" PRIu64 "\t%.6g\t%.6g\t%" PRIu64,
+                           spec_a(d)->tensors[t].name, plane_name((int)p), x->elems, x->first_elem,
+                           x->max, ctl_difference_relative(x), x->unlike);
         }
     }
     ctl_table_close(table, ctl);
@@ -751,14 +747,12 @@ static void print_tensors(const struct ctl *ctl, const struct job_spec_data *spe
             if (is_stored(spec, i, plane))
                 sentence_add(&planes, "%s%s", planes.text[0] != '\0' ? " " : "", plane_name(plane));
         if (t->alias_of != NULL)
-            sentence_set(&planes, "%s %s", t->alias_box != NULL ? "a part of" : "as", t->alias_of);
-        ctl_table_cell(table, "%s", t->name);
-        ctl_table_cell(table, "%s",
-                       t->alias_of != NULL ? "alias"
-                                           : capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind));
-        ctl_table_cell(table, "%s", t->alias_of != NULL ? "" : dtype_label((int)t->master));
-        ctl_table_cell(table, "%s", t->alias_of != NULL ? "" : ctl_shape(&t->shape, shape));
-        ctl_table_cell(table, "%s", planes.text);
+            ctl_table_cell(table, "%s\talias\t\t\t%s %s", t->name,
+                           t->alias_box != NULL ? "a part of" : "as", t->alias_of);
+        else
+            ctl_table_cell(table, "%s\t%s\t%s\t%s\t%s", t->name,
+                           capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind),
+                           dtype_label((int)t->master), ctl_shape(&t->shape, shape), planes.text);
     }
     ctl_table_close(table, ctl);
 }
@@ -768,17 +762,13 @@ static void print_stats_of(struct ctl_table *table, const struct show *show, siz
 {
     const struct tensor_spec *t = &show->spec->tensors[tensor];
     const struct ctl_stats *s = stats_at(show, 0, tensor, plane);
-    const double figures[] = { (double)s->min, (double)s->max, stats_mean(s), stats_norm(s) };
     char shape[CTL_SHAPE_BYTES];
-    ctl_table_cell(table, "%s", t->name);
-    ctl_table_cell(table, "%s", plane_name(plane));
-    ctl_table_cell(table, "%s", ctl_shape(&t->shape, shape));
-    for (size_t f = 0; f < sizeof figures / sizeof *figures; f++) {
-        if (s->finite > 0)
-            ctl_table_cell(table, "%.6g", figures[f]);
-        else
-            ctl_table_cell(table, "-");
-    }
+    ctl_table_cell(table, "%s\t%s\t%s", t->name, plane_name(plane), ctl_shape(&t->shape, shape));
+    if (s->finite > 0)
+        ctl_table_cell(table, "%.6g\t%.6g\t%.6g\t%.6g", (double)s->min, (double)s->max,
+                       stats_mean(s), stats_norm(s));
+    else
+        ctl_table_cell(table, "-\t-\t-\t-");
     ctl_table_cell(table, "%" PRIu64, s->nonfinite);
 }
 

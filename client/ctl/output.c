@@ -52,16 +52,27 @@ struct ctl_table *ctl_table_open(const char *const *headers, size_t column_count
     return table;
 }
 
+#define CELL_END "\x1f"
+
+static void add_cell(struct ctl_table *table, const char *text)
+{
+    const bool has_room = ctl_grow(&table->cells, &table->capacity, table->cell_count + 1,
+                                   sizeof *table->cells);
+    table->cells[table->cell_count++] = must(has_room ? strdup(text) : NULL);
+}
+
 void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
 {
     va_list arguments;
-    char *text = NULL;
+    char *format = must(strdup(fmt)), *text = NULL, *rest;
+    for (char *tab; (tab = strchr(format, '\t')) != NULL;) *tab = CELL_END[0];
     va_start(arguments, fmt);
-    if (vasprintf(&text, fmt, arguments) < 0) text = NULL;
+    if (vasprintf(&text, format, arguments) < 0) text = NULL;
     va_end(arguments);
-    const bool has_room = ctl_grow(&table->cells, &table->capacity, table->cell_count + 1,
-                                   sizeof *table->cells);
-    table->cells[table->cell_count++] = must(has_room ? text : NULL);
+    rest = must(text);
+    for (char *cell; (cell = strsep(&rest, CELL_END)) != NULL;) add_cell(table, cell);
+    free(format);
+    free(text);
 }
 
 static const char *header_of(const struct ctl_table *table, size_t column)
@@ -563,7 +574,7 @@ void ctl_lines(const void *message, const char *lines)
     free(all);
 }
 
-static void add_cell(struct ctl_table *table, const void *message, const char *field)
+static void add_field(struct ctl_table *table, const void *message, const char *field)
 {
     char *cell = NULL;
     size_t bytes;
@@ -595,7 +606,7 @@ void ctl_table_rows(struct ctl_table *table, const void *messages, size_t count)
             if (c->add != NULL)
                 c->add(table, list[i]);
             else
-                add_cell(table, list[i], c->field);
+                add_field(table, list[i], c->field);
 }
 
 void ctl_table_print(const struct ctl *ctl, const struct ctl_column *columns, size_t column_count,

@@ -355,7 +355,7 @@ static json_t *entry_json(const Cairn__JobStatus *job, const Cairn__StepTimes *t
         snprintf(key, sizeof key, "%s_ms", names[p]);
         json_object_set_new(entry, key, t->steps > 0 ? json_real(ms(phase_us(t, p))) : json_null());
     }
-    json_object_set_new(entry, "step_ms", t->steps > 0 ? json_real(ms(t->step_us)) : json_null());
+    ctl_json_add(entry, t, "step_ms=step_us/1000?steps");
     uint64_t memory = 0;
     const bool is_known = memory_of(job, t, &memory);
     json_object_set_new(entry, "memory_bytes",
@@ -384,15 +384,11 @@ static void print_json(const Cairn__JobStatus *job)
 
 static void add_times(struct ctl_table *table, const Cairn__StepTimes *t)
 {
-    for (size_t p = 0; p < PHASES; p++)
-        if (t->steps > 0)
-            ctl_table_cell(table, "%.1f", ms(phase_us(t, p)));
-        else
-            ctl_table_cell(table, "-");
     if (t->steps > 0)
-        ctl_table_cell(table, "%.1f", ms(t->step_us));
+        ctl_table_cell(table, "%.1f\t%.1f\t%.1f\t%.1f\t%.1f", ms(phase_us(t, 0)),
+                       ms(phase_us(t, 1)), ms(phase_us(t, 2)), ms(phase_us(t, 3)), ms(t->step_us));
     else
-        ctl_table_cell(table, "-");
+        ctl_table_cell(table, "-\t-\t-\t-\t-");
     ctl_table_cell(table, "%u", t->steps);
 }
 
@@ -416,13 +412,11 @@ static void print_workers(const struct ctl *ctl, const Cairn__JobStatus *job)
         const Cairn__BytesTold *bytes = bytes_of(job, t->number);
         ctl_table_cell(table, "%u", t->number);
         add_times(table, t);
-        ctl_table_cell(table, "%s",
-                       bytes != NULL ? ctl_bytes((uint64_t)bytes->pushed_a_step) : "-");
-        ctl_table_cell(table, "%s",
+        ctl_table_cell(table, "%s\t%s",
+                       bytes != NULL ? ctl_bytes((uint64_t)bytes->pushed_a_step) : "-",
                        bytes != NULL ? ctl_bytes((uint64_t)bytes->fetched_a_step) : "-");
         add_memory(table, job, t);
-        ctl_table_cell(table, "%s", t->name);
-        ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
+        ctl_table_cell(table, "%s\t%s", t->name, t->slowest ? "<- slowest" : "");
     }
     ctl_table_close(table, ctl);
 }
@@ -445,10 +439,9 @@ static void print_shards(const struct ctl *ctl, const Cairn__JobStatus *job)
 
 static void print_job(const struct ctl *ctl, const Cairn__JobStatus *job)
 {
-    printf("job %s: %s", job->name, job->state);
-    if (!job->version_unknown) printf(", step %" PRIu64, job->step);
-    if (job->awaited[0] != '\0') printf(", waits for %s", job->awaited);
-    printf("; medians of the last steps, in milliseconds\n\n");
+    ctl_line_of(NULL, job,
+                "job {name}: {state}[, step {step!version_unknown}][, waits for {awaited}]; "
+                "medians of the last steps, in milliseconds\n");
     print_workers(ctl, job);
     printf("\n");
     print_shards(ctl, job);
@@ -512,14 +505,10 @@ static void print_table_env(const struct ctl *ctl, const struct env_report *repo
 {
     static const char *const headers[] = { "WHAT", "VALUE", "FROM" };
     struct ctl_table *table = ctl_table_open(headers, 3);
-    ctl_table_cell(table, "launcher");
-    ctl_table_cell(table, "%s", report->launcher);
-    ctl_table_cell(table, "%s", source_of(report, CAIRN_ENV_RANK));
-    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
-        ctl_table_cell(table, "%s", env_key_name(key));
-        ctl_table_cell(table, "%s", report->values[key].text);
-        ctl_table_cell(table, "%s", source_of(report, key));
-    }
+    ctl_table_cell(table, "launcher\t%s\t%s", report->launcher, source_of(report, CAIRN_ENV_RANK));
+    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++)
+        ctl_table_cell(table, "%s\t%s\t%s", env_key_name(key), report->values[key].text,
+                       source_of(report, key));
     ctl_table_close(table, ctl);
 }
 
@@ -561,15 +550,12 @@ static int run_capabilities(struct ctl *ctl)
     const struct capability *rows = capability_table(&count);
     if (ctl->json) return print_json_capabilities(rows, count);
     struct ctl_table *table = ctl_table_open(headers, 4);
-    for (size_t i = 0; i < count; i++) {
-        ctl_table_cell(table, "%s", capability_field_name(rows[i].field));
-        ctl_table_cell(table, "%d", rows[i].value);
-        ctl_table_cell(table, "%s", rows[i].value_name);
-        if (rows[i].supported)
-            ctl_table_cell(table, "yes");
-        else
-            ctl_table_cell(table, "no: %s", rows[i].instead != NULL ? rows[i].instead : "refused");
-    }
+    for (size_t i = 0; i < count; i++)
+        ctl_table_cell(table, "%s\t%d\t%s\t%s%s", capability_field_name(rows[i].field),
+                       rows[i].value, rows[i].value_name, rows[i].supported ? "yes" : "no: ",
+                       rows[i].supported         ? ""
+                       : rows[i].instead != NULL ? rows[i].instead
+                                                 : "refused");
     ctl_table_close(table, ctl);
     return 0;
 }
