@@ -1,5 +1,6 @@
 #include "client/ctl/snapshot.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,21 +101,6 @@ static void ctl_say(struct ctl_torch_file *t, const char *text)
     put_text(t, text);
 }
 
-/* Writes the opcodes in `sentence`; the parts between apostrophes are texts. */
-static void say_all_of(struct ctl_torch_file *t, const char *sentence)
-{
-    for (bool is_text = false; *sentence != '\0'; is_text = !is_text) {
-        char part[64];
-        const size_t length = strcspn(sentence, "'");
-        snprintf(part, sizeof part, "%.*s", (int)length, sentence);
-        if (is_text)
-            ctl_say(t, part);
-        else
-            put_text(t, part);
-        sentence += length + (sentence[length] != '\0');
-    }
-}
-
 static void say_number(struct ctl_torch_file *t, uint64_t value)
 {
     const bool is_small = value <= INT32_MAX;
@@ -137,6 +123,34 @@ static void say_flag(struct ctl_torch_file *t, bool value)
     put_text(t, value ? "\x88" : "\x89");
 }
 
+/* Writes opcodes; the parts between apostrophes are texts. %s: a text; %t: opcodes, as a text; %u: a number,
+ * uint64_t; %g: a global, which was stored under this number, int. */
+static void say(struct ctl_torch_file *t, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    for (const char *at = format; *at != '\0'; at++) {
+        char text[64];
+        if (*at == '\'') {
+            const size_t length = strcspn(at + 1, "'");
+            snprintf(text, sizeof text, "%.*s", (int)length, at + 1);
+            ctl_say(t, text);
+            at += length + 1;
+        } else if (*at != '%') {
+            ctl_put(t, at, 1);
+        } else if (*++at == 's') {
+            ctl_say(t, va_arg(arguments, const char *));
+        } else if (*at == 't') {
+            put_text(t, va_arg(arguments, const char *));
+        } else if (*at == 'u') {
+            say_number(t, va_arg(arguments, uint64_t));
+        } else {
+            ctl_put(t, (uint8_t[]) { 'h', (uint8_t)va_arg(arguments, int) }, 2);
+        }
+    }
+    va_end(arguments);
+}
+
 /* Writes a tensor that uses all of a storage, or a box of the storage. `first_of_archive` is the store that
  * is data/0. */
 static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
@@ -150,22 +164,15 @@ static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_a
         if (box != NULL) first += box->start[d] * stride;
     }
     snprintf(key, sizeof key, "%zu", store - first_of_archive);
-    say_all_of(t, "ctorch._utils\n_rebuild_tensor_v2\n(('storage'ctorch\n");
-    put_text(t, s->type->storage);
-    put_text(t, "\n");
-    ctl_say(t, key);
-    ctl_say(t, "cpu");
-    say_number(t, s->bytes / s->type->bytes);
-    put_text(t, "tQ"); // a reference to data beside the pickle
-    say_number(t, first);
-    put_text(t, "(");
+    // Q: a reference to data beside the pickle
+    say(t, "ctorch._utils\n_rebuild_tensor_v2\n(('storage'ctorch\n%t\n%s'cpu'%utQ%u(",
+        s->type->storage, key, s->bytes / s->type->bytes, first);
     for (uint32_t d = 0; d < shape->rank; d++)
         say_number(t, box != NULL ? box->extent[d] : shape->dim[d]);
     put_text(t, "t(");
     for (uint32_t d = 0; d < shape->rank; d++) say_number(t, strides[d]);
-    put_text(t, "t");
-    say_flag(t, false);
-    put_text(t, "ccollections\nOrderedDict\n)RtR");
+    say(t, "t\x89"
+           "ccollections\nOrderedDict\n)RtR");
 }
 
 static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store store)
@@ -625,21 +632,35 @@ static void say_plane(struct planning *p, size_t tensor, uint32_t plane, const c
     if (!p->t->failed) say_tensor(p->t, store, 0, shape, NULL);
 }
 
+/* A plane of the optimizer's state, as torch calls it. */
+struct state {
+    uint32_t plane;
+    const char *name;
+};
+
+/* Returns how many there are: none without a moment, like torch's SGD, whose steps torch does not count. */
+static size_t state_of(const struct planning *p, size_t tensor, struct state out[static 3])
+{
+    const uint32_t planes = spec_planes(p->spec, tensor);
+    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return 0;
+    if ((planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) == 0) {
+        out[0] = (struct state) { CAIRN_PLANE_EXP_AVG, "momentum_buffer" };
+        return 1;
+    }
+    out[0] = (struct state) { p->wish->step_plane, "step" };
+    out[1] = (struct state) { CAIRN_PLANE_EXP_AVG, "exp_avg" };
+    out[2] = (struct state) { CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq" };
+    return 3;
+}
+
 static void say_state(void *context, size_t tensor, size_t number)
 {
     struct planning *p = context;
-    const uint32_t planes = spec_planes(p->spec, tensor);
-    const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
-    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return; // no moment, like torch's SGD
-    say_number(p->t, number);
-    put_text(p->t, "}(");
-    if (has_square) {
-        say_plane(p, tensor, p->wish->step_plane, "step");
-        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg");
-        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq");
-    } else {
-        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
-    }
+    struct state state[3];
+    const size_t count = state_of(p, tensor, state);
+    if (count == 0) return;
+    say(p->t, "%u}(", (uint64_t)number);
+    for (size_t i = 0; i < count; i++) say_plane(p, tensor, state[i].plane, state[i].name);
     put_text(p->t, "u");
 }
 
@@ -675,12 +696,9 @@ static void say_groups(struct planning *p)
         const size_t group = p->order.groups[i];
         put_text(p->t, "}(");
         say_options(p, group);
-        ctl_say(p->t, "params");
-        put_text(p->t, "](");
+        say(p->t, "'params'](");
         const size_t end = torch_walk(&p->order, group, next, say_its_number, p);
-        put_text(p->t, "e");
-        ctl_say(p->t, "param_names");
-        put_text(p->t, "](");
+        say(p->t, "e'param_names'](");
         torch_walk(&p->order, group, next, say_its_name, p);
         put_text(p->t, "eu");
         next = end;
@@ -692,17 +710,14 @@ static void say_all(struct planning *p)
 {
     struct ctl_torch_file *t = p->t;
     size_t next = 0;
-    ctl_put(t, "\x80\x02}(", 4);
-    ctl_say(t, "model");
+    say(t, "\x80\x02}('model'");
     say_model(p);
-    say_all_of(t, "'optimizer'}('state'}(");
+    say(t, "'optimizer'}('state'}(");
     for (size_t i = 0; i < p->spec->group_count && !t->failed; i++)
         next = torch_walk(&p->order, p->order.groups[i], next, say_state, p);
-    say_all_of(t, "u'param_groups'");
+    say(t, "u'param_groups'");
     say_groups(p);
-    say_all_of(t, "u'step'");
-    say_number(t, p->order.manifest->step);
-    put_text(t, "u.");
+    say(t, "u'step'%uu.", p->order.manifest->step);
 }
 
 /* ==== torch folder ==== */
@@ -786,28 +801,18 @@ static void add_alias(struct planning *p, size_t tensor)
     add_item(p, item);
 }
 
-static void pack_plane(struct planning *p, size_t tensor, uint32_t plane, const char *what)
-{
-    const struct tensor_spec *t = &p->spec->tensors[tensor];
-    struct item item = { .name = t->name, .last = what, .type = ctl_number_type(CAIRN_F32) };
-    if (plane != p->wish->step_plane) item.shape = t->shape;
-    pack_tensor(p, tensor, plane, CAIRN_F32, item);
-}
-
 static void pack_state(struct planning *p, size_t tensor)
 {
     const struct tensor_spec *t = &p->spec->tensors[tensor];
-    if (!torch_is_whole(t)) return;
-    const uint32_t planes = spec_planes(p->spec, tensor);
-    const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
-    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return;
-    if (!has_square) { // SGD: torch does not count its steps
-        pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
-        return;
+    struct state state[3];
+    const size_t count = torch_is_whole(t) ? state_of(p, tensor, state) : 0;
+    for (size_t i = 0; i < count; i++) {
+        struct item item = { .name = t->name,
+                             .last = state[i].name,
+                             .type = ctl_number_type(CAIRN_F32) };
+        if (state[i].plane != p->wish->step_plane) item.shape = t->shape;
+        pack_tensor(p, tensor, state[i].plane, CAIRN_F32, item);
     }
-    pack_plane(p, tensor, p->wish->step_plane, "step");
-    pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg");
-    pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq");
 }
 
 static void pack_group(struct planning *p, size_t number)
@@ -856,99 +861,48 @@ static const char *const globals[] = {
 };
 enum { TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, ENCODING, STORAGE, SIZE, STRIDED, GLOBALS };
 
-/* Writes a reference to one of these globals; the global was stored before. */
-static void say_global(struct planning *p, uint8_t which)
-{
-    ctl_put(p->t, (uint8_t[]) { 'h', which }, 2);
-}
-
-/* Begins an object of a class; its attributes follow. */
-static void say_object(struct planning *p, uint8_t which)
-{
-    say_global(p, which);
-    put_text(p->t, ")\x81}(");
-}
-
-static void end_object(struct planning *p)
-{
-    put_text(p->t, "ub");
-}
+#define OBJECT "%g)\x81}(" // of a class; its attributes follow, then "ub"
 
 static void say_size(struct planning *p, const struct shape *shape, bool zeros)
 {
-    say_global(p, SIZE);
-    put_text(p->t, "(");
+    say(p->t, "%g(", SIZE);
     for (uint32_t d = 0; d < shape->rank; d++) say_number(p->t, zeros ? 0 : shape->dim[d]);
-    put_text(p->t, "t\x85R");
+    say(p->t, "t\x85R");
 }
 
 static void say_tensor_metadata(struct planning *p, const struct item *item)
 {
-    say_object(p, TENSOR);
-    ctl_say(p->t, "properties");
-    say_global(p, PROPERTIES);
-    put_text(p->t, ")\x81(ctorch\n");
-    put_text(p->t, item->type->torch);
-    put_text(p->t, "\n");
-    say_global(p, STRIDED);
-    say_flag(p->t, false);
-    say_global(p, ENCODING);
-    say_number(p->t, 0);
-    put_text(p->t, "\x85R");
-    say_flag(p->t, false);
-    say_all_of(p->t, "tb'size'");
+    say(p->t, OBJECT "'properties'%g)\x81(ctorch\n%t\n%g\x89%g%u\x85R\x89tb'size'", TENSOR,
+        PROPERTIES, item->type->torch, STRIDED, ENCODING, UINT64_C(0));
     say_size(p, &item->shape, false);
-    say_all_of(p->t, "'chunks'](");
-    say_object(p, CHUNK);
-    ctl_say(p->t, "offsets");
+    say(p->t, "'chunks'](" OBJECT "'offsets'", CHUNK);
     say_size(p, &item->shape, true);
-    ctl_say(p->t, "sizes");
+    say(p->t, "'sizes'");
     say_size(p, &item->shape, false);
-    end_object(p);
-    put_text(p->t, "e");
-    end_object(p);
+    say(p->t, "ubeub");
 }
 
 /* Writes the path of the key in the state dict before it was flattened. */
 static void say_path(struct planning *p, const struct item *item)
 {
-    put_text(p->t, "(");
-    ctl_say(p->t, item->last == NULL ? "model" : "optim");
-    if (item->last != NULL) ctl_say(p->t, item->name != NULL ? "state" : "param_groups");
-    if (item->name != NULL)
-        ctl_say(p->t, item->name);
+    if (item->last == NULL)
+        say(p->t, "('model'%st", item->name);
+    else if (item->name != NULL)
+        say(p->t, "('optim''state'%s%st", item->name, item->last);
     else
-        say_number(p->t, item->group);
-    if (item->last != NULL) ctl_say(p->t, item->last);
-    put_text(p->t, "t");
+        say(p->t, "('optim''param_groups'%u%st", (uint64_t)item->group, item->last);
 }
 
 static void say_place(struct planning *p, const struct item *item)
 {
-    const bool is_tensor = item->type != NULL;
-    say_object(p, INDEX);
-    ctl_say(p->t, "fqn");
-    ctl_say(p->t, item->key);
-    ctl_say(p->t, "offset");
-    if (is_tensor)
+    say(p->t, OBJECT "'fqn'%s'offset'", INDEX, item->key);
+    if (item->type != NULL)
         say_size(p, &item->shape, true);
     else
         put_text(p->t, "N");
-    ctl_say(p->t, "index");
-    if (is_tensor)
-        say_number(p->t, 0);
-    else
-        put_text(p->t, "N");
-    end_object(p);
-    say_object(p, STORAGE);
-    ctl_say(p->t, "relative_path");
-    ctl_say(p->t, CTL_TORCH_FOLDER_FILE);
-    ctl_say(p->t, "offset");
-    say_number(p->t, item->at);
-    ctl_say(p->t, "length");
-    say_number(p->t, item->bytes);
-    say_all_of(p->t, "'transform_descriptors'N");
-    end_object(p);
+    say(p->t, item->type != NULL ? "'index'%uub" : "'index'Nub", UINT64_C(0));
+    say(p->t, OBJECT "'relative_path'%s'offset'%u'length'%u'transform_descriptors'Nub", STORAGE,
+        CTL_TORCH_FOLDER_FILE, item->at, item->bytes);
 }
 
 static uint8_t *metadata_of(struct planning *p, size_t *bytes_out)
@@ -957,28 +911,24 @@ static uint8_t *metadata_of(struct planning *p, size_t *bytes_out)
     const size_t from = begin_pickle(p);
     for (uint8_t i = 0; i < GLOBALS; i++) {
         put_text(t, globals[i]);
-        ctl_put(t, (uint8_t[]) { 'q', i, '0' },
-                3); // stored under that number, and popped
+        ctl_put(t, (uint8_t[]) { 'q', i, '0' }, 3); // stored under that number, and popped
     }
-    put_text(t, METADATA "Metadata\n)\x81}(");
-    say_all_of(t, "'state_dict_metadata'}(");
+    say(t, METADATA "Metadata\n)\x81}('state_dict_metadata'}(");
     for (size_t i = 0; i < p->item_count; i++) {
         ctl_say(t, p->items[i].key);
-        if (p->items[i].type != NULL) {
+        if (p->items[i].type != NULL)
             say_tensor_metadata(p, &p->items[i]);
-        } else {
-            say_object(p, BYTES);
-            end_object(p);
-        }
+        else
+            say(t, OBJECT "ub", BYTES);
     }
-    say_all_of(t, "u'planner_data'}(");
+    say(t, "u'planner_data'}(");
     for (size_t i = 0; i < p->item_count; i++) {
         ctl_say(t, p->items[i].key);
         say_path(p, &p->items[i]);
     }
-    say_all_of(t, "u'storage_data'}(");
+    say(t, "u'storage_data'}(");
     for (size_t i = 0; i < p->item_count; i++) say_place(p, &p->items[i]);
-    say_all_of(t, "u'storage_meta'N'version'Nub.");
+    say(t, "u'storage_meta'N'version'Nub.");
     return torch_take_text(t, from, bytes_out);
 }
 

@@ -28,12 +28,6 @@
 /* The reference for the bench of moves: memcpy of the same number of bytes, by one thread or by one thread
  * per core. The destination is memory that was written before, or fresh memory. */
 
-/* Two areas of memory; zero: not allocated yet. */
-struct bench_copier {
-    char *to, *from; /* owned: mapped, [bytes] */
-    size_t bytes;
-};
-
 #define THREADS_MAX 64
 
 /* The part of the areas that one thread copies. */
@@ -50,39 +44,6 @@ static char *map_area(size_t bytes)
     return memory != MAP_FAILED ? memory : NULL;
 }
 
-static void unmap_area(char *memory, size_t bytes)
-{
-    if (memory != NULL) munmap(memory, bytes);
-}
-
-static void bench_copier_release(struct bench_copier *copier)
-{
-    unmap_area(copier->to, copier->bytes);
-    unmap_area(copier->from, copier->bytes);
-    *copier = (struct bench_copier) { .to = NULL };
-}
-
-static bool make_areas(struct bench_copier *copier, size_t bytes, bool is_fresh)
-{
-    if (copier->bytes != bytes) {
-        bench_copier_release(copier);
-        copier->bytes = bytes;
-        copier->from = map_area(bytes);
-        if (copier->from != NULL) memset(copier->from, 1, bytes);
-    }
-    if (is_fresh) {
-        unmap_area(copier->to, bytes);
-        copier->to = NULL;
-    }
-    if (copier->to == NULL) {
-        copier->to = map_area(bytes);
-        if (!is_fresh && copier->to != NULL) memset(copier->to, 1, bytes);
-    }
-    if (copier->from != NULL && copier->to != NULL) return true;
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory to copy %s", ctl_bytes(2 * bytes));
-    return false;
-}
-
 static void *copy_copy(void *context)
 {
     struct part *part = context;
@@ -91,22 +52,18 @@ static void *copy_copy(void *context)
     return NULL;
 }
 
-/* Returns GB/s. Returns 0 after printing the error if there is no memory, or no thread could be started.
- * `is_fresh`: the destination's pages are allocated during the copy. Areas are reallocated when their size
- * changes. */
-static double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh)
+/* Copies one area to another by threads, and returns GB/s; 0 after printing the error. */
+static double copy_areas(char *to, const char *from, size_t bytes, uint32_t threads)
 {
     struct part parts[THREADS_MAX];
     uint32_t begun = 0;
-    if (!make_areas(copier, bytes, is_fresh)) return 0;
-    if (threads > THREADS_MAX) threads = THREADS_MAX;
     const double begin = bench_now();
     for (; begun < threads; begun++) {
         struct part *part = &parts[begun];
         const size_t at = bytes / threads * begun;
         *part = (struct part) {
-            .to = copier->to + at,
-            .from = copier->from + at,
+            .to = to + at,
+            .from = from + at,
             .bytes = begun + 1 < threads ? bytes / threads : bytes - at,
         };
         if (pthread_create(&part->thread, NULL, copy_copy, part) != 0) break;
@@ -115,6 +72,24 @@ static double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t thr
     if (begun == threads) return (double)bytes * 1e-9 / (bench_now() - begin);
     (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
     return 0;
+}
+
+/* Returns GB/s; 0 after printing the error. `is_fresh`: the destination's pages are allocated during the
+ * copy; else it was written before. */
+static double bench_copy(size_t bytes, uint32_t threads, bool is_fresh)
+{
+    char *to = map_area(bytes), *from = map_area(bytes);
+    double speed = 0;
+    if (to != NULL && from != NULL) {
+        memset(from, 1, bytes);
+        if (!is_fresh) memset(to, 1, bytes);
+        speed = copy_areas(to, from, bytes, threads < THREADS_MAX ? threads : THREADS_MAX);
+    } else {
+        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory to copy %s", ctl_bytes(2 * bytes));
+    }
+    if (to != NULL) munmap(to, bytes);
+    if (from != NULL) munmap(from, bytes);
+    return speed;
 }
 
 /* ==== move ==== */
@@ -268,7 +243,6 @@ struct reshard_bench {
     struct bench_move last, rest; /* the last move; the sum of those at rest */
     uint32_t rests;               /* moves at rest */
     double moved, least, memory;  /* over all moves: bytes, bytes, the worst ratio */
-    struct bench_copier copier;
     double longest[2], median[2]; /* for a backward that sleeps, and one that computes; seconds */
 };
 
@@ -325,7 +299,7 @@ static double move_at_rest(void *bench)
 static double copy_reshard(void *bench)
 {
     struct reshard_bench *b = bench;
-    return bench_copy(&b->copier, (size_t)b->last.state_bytes, bench_core_count(), false);
+    return bench_copy((size_t)b->last.state_bytes, bench_core_count(), false);
 }
 
 /* Returns the median of several copies. Returns 0 after printing the error if one of them failed. */
@@ -333,7 +307,7 @@ static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_
 {
     double values[COPIES];
     for (int i = 0; i < COPIES; i++) {
-        values[i] = bench_copy(&b->copier, (size_t)b->last.state_bytes, threads, is_fresh);
+        values[i] = bench_copy((size_t)b->last.state_bytes, threads, is_fresh);
         if (!(values[i] > 0)) return 0;
     }
     return bench_spread_of(values, COPIES).median;
@@ -489,13 +463,6 @@ static int prepare_reshard(void *bench)
     return done >= 0 ? done : bench_step_share(&b->plan);
 }
 
-static void close_reshard(void *bench)
-{
-    struct reshard_bench *b = bench;
-    bench_copier_release(&b->copier);
-    bench_step_release(bench);
-}
-
 const struct bench_row bench_reshard = {
     .name = "reshard",
     .unit = "GB/s",
@@ -513,7 +480,7 @@ const struct bench_row bench_reshard = {
     .run = move_at_rest,
     .reference = copy_reshard,
     .report = report_reshard,
-    .close = close_reshard,
+    .close = bench_step_release,
 };
 
 /* ==== layout ==== */
