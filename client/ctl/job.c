@@ -183,57 +183,19 @@ static void groups_print(const Cairn__JobStatus *j)
 
 /* Prints a job's snapshot rules for `cairn job show`. */
 
-/* "90 s", "10 min", "7 d": in the greatest unit that divides the time. */
-static void add_time(struct sentence *out, uint32_t seconds)
-{
-    static const struct {
-        const char *name;
-        uint32_t seconds;
-    } units[] = { { "d", 86400 }, { "h", 3600 }, { "min", 60 }, { "s", 1 } };
-    size_t i = 0;
-    while (seconds % units[i].seconds != 0) i++;
-    sentence_add(out, "%u %s", seconds / units[i].seconds, units[i].name);
-}
-
-static void print_periodic(const Cairn__JobSpec *s)
-{
-    struct sentence text = { "every " };
-    if (s->snapshot_every > 0)
-        sentence_add(&text, "%" PRIu64 " step%s", s->snapshot_every,
-                     s->snapshot_every == 1 ? "" : "s");
-    else
-        add_time(&text, s->snapshot_every_s);
-    if (s->snapshot_keep > 0) sentence_add(&text, ", the newest %" PRIu64, s->snapshot_keep);
-    if (s->snapshot_keep_every > 0)
-        sentence_add(&text, ", the first of every %" PRIu64 " steps", s->snapshot_keep_every);
-    if (s->snapshot_keep_within_s > 0) {
-        sentence_add(&text, ", those of the last ");
-        add_time(&text, s->snapshot_keep_within_s);
-    }
-    const bool has_rule = s->snapshot_keep > 0 || s->snapshot_keep_every > 0 ||
-                          s->snapshot_keep_within_s > 0;
-    sentence_add(&text, "%s are kept", has_rule ? "" : ", all");
-    if (s->snapshot_max_bytes > 0)
-        sentence_add(&text, ", at most %s of all", ctl_bytes(s->snapshot_max_bytes));
-    ctl_line("snapshots", "%s", text.text);
-}
-
 static void print_rules(const Cairn__JobSpec *s)
 {
-    struct sentence text = { "" };
-    if (s->snapshot_every > 0 || s->snapshot_every_s > 0) print_periodic(s);
+    if (s->snapshot_every > 0 || s->snapshot_every_s > 0)
+        ctl_lines(s, "snapshots|every [{snapshot_every} step{snapshot_every/plural}]"
+                     "[{!snapshot_every}{snapshot_every_s/span}][, the newest {snapshot_keep}]"
+                     "[, the first of every {snapshot_keep_every} steps]"
+                     "[, those of the last {snapshot_keep_within_s/span}]"
+                     "[{!snapshot_keep}{!snapshot_keep_every}{!snapshot_keep_within_s}, all]"
+                     " are kept[, at most {snapshot_max_bytes/bytes} of all]");
     ctl_line("staging", "%s", capability_name(CAIRN_CAPABILITY_STAGING, (int)s->snapshot_staging));
-    if (s->snapshot_durable_within_s > 0) {
-        add_time(&text, s->snapshot_durable_within_s);
-        ctl_line("durable within", "%s", text.text);
-        text.text[0] = '\0';
-    }
-    if (s->snapshot_scrub_every_s > 0) {
-        add_time(&text, s->snapshot_scrub_every_s);
-        ctl_line("scrubbed every", "%s", text.text);
-    }
-    if (s->snapshot_fallback)
-        ctl_line("fallback", "a damaged snapshot: the newest good one before it");
+    ctl_lines(s, "durable within|{snapshot_durable_within_s/span?}\n"
+                 "scrubbed every|{snapshot_scrub_every_s/span?}\n"
+                 "fallback|{?snapshot_fallback}a damaged snapshot: the newest good one before it");
 }
 
 /* ==== job ==== */
@@ -345,28 +307,16 @@ static const struct ctl_question job_list_question = CTL_QUESTION(
 
 static void print_group(const Cairn__GroupSpec *g)
 {
-    ctl_line("group", "%s: %s lr %g betas %g %g eps %g weight_decay %g momentum %g%s%s", g->name,
-             g->optimizer, g->lr, g->beta1, g->beta2, g->eps, g->weight_decay, g->momentum,
-             g->nesterov ? " nesterov" : "", g->frozen ? ", frozen" : "");
+    ctl_lines(g, "group|{name}: {optimizer} lr {lr/%g} betas {beta1/%g} {beta2/%g} eps {eps/%g} "
+                 "weight_decay {weight_decay/%g} momentum {momentum/%g}[{?nesterov} nesterov]"
+                 "[{?frozen}, frozen]");
     if (g->schedule == CAIRN_SCHEDULE_CONSTANT && g->warmup_steps == 0) return;
-    char text[200];
-    int used = snprintf(text, sizeof text, "%s", schedule_name((int)g->schedule));
-    const struct {
-        const char *name;
-        uint64_t steps;
-    } parts[] = { { "warm-up", g->warmup_steps },
-                  { "total", g->total_steps },
-                  { "decay", g->decay_steps } };
-    for (size_t i = 0; i < 3; i++) {
-        if (parts[i].steps == 0) continue;
-        used += snprintf(text + used, sizeof text - (size_t)used, " %s %" PRIu64, parts[i].name,
-                         parts[i].steps);
-    }
-    if (g->n_points > 0)
-        used += snprintf(text + used, sizeof text - (size_t)used, " %zu points", g->n_points / 2);
-    if (g->lr_min > 0) snprintf(text + used, sizeof text - (size_t)used, " to %g", g->lr_min);
+    char *steps = ctl_text_of(g, "[ warm-up {warmup_steps}][ total {total_steps}]"
+                                 "[ decay {decay_steps}][ {points/2%.0f} points][ to {lr_min/%g}]");
     const bool driven = g->schedule == CAIRN_SCHEDULE_DRIVEN; // the trainer sets the next value
-    ctl_line("", "  %s; lr of the %s round %g", text, driven ? "last" : "next", g->lr_now);
+    ctl_line("", "  %s%s; lr of the %s round %g", schedule_name((int)g->schedule), steps,
+             driven ? "last" : "next", g->lr_now);
+    free(steps);
 }
 
 /* With global_batch, the number of micro-batches in a round counts those of all workers together. */
@@ -382,10 +332,9 @@ static void print_stage(const Cairn__JobSpec *s)
 static void print_spec(const Cairn__JobSpec *s)
 {
     print_stage(s);
-    if (s->clip_norm > 0) ctl_line("clip norm", "%g", s->clip_norm);
-    if (s->offload_fraction > 0)
-        ctl_line("offload", "%g of the state in host memory, where a shard has a GPU",
-                 s->offload_fraction);
+    ctl_lines(
+        s, "clip norm|{clip_norm/%g?}\n"
+           "offload|{offload_fraction/%g?} of the state in host memory, where a shard has a GPU");
     ctl_line("not finite", "%s", capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
     print_rules(s);
     const char *loss = capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)s->on_shard_loss);
@@ -400,8 +349,7 @@ static void print_spec(const Cairn__JobSpec *s)
                  s->worker_loss_wait_s > 0 ? s->worker_loss_wait_s : CAIRN_SPEC_LOSS_WAIT_S);
     else
         ctl_line("on worker loss", "%s", loss);
-    if (s->revision > 0)
-        ctl_line("amended", "%" PRIu64 " time%s", s->revision, s->revision == 1 ? "" : "s");
+    ctl_lines(s, "amended|{revision?} time{revision/plural}");
 }
 
 static void print_loss_scale(const Cairn__JobStatus *j)

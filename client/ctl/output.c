@@ -326,6 +326,20 @@ static const char *seconds_text(uint64_t ms)
     return text;
 }
 
+/* "90 s", "10 min", "7 d": in the greatest unit that divides the time. */
+static const char *span_text(uint64_t seconds)
+{
+    static const struct {
+        const char *name;
+        uint64_t seconds;
+    } units[] = { { "d", 86400 }, { "h", 3600 }, { "min", 60 }, { "s", 1 } };
+    static char text[32];
+    size_t i = 0;
+    while (seconds % units[i].seconds != 0) i++;
+    snprintf(text, sizeof text, "%" PRIu64 " %s", seconds / units[i].seconds, units[i].name);
+    return text;
+}
+
 static const char *role_text(uint64_t role)
 {
     return role_name((uint32_t)role);
@@ -347,18 +361,17 @@ static const struct {
     const char *(*text)(uint64_t number);
 } texts[] = { { "bytes", ctl_bytes },    { "hex", hex_text },   { "instant", instant_text },
               { "plural", plural_text }, { "role", role_text }, { "s", seconds_text },
-              { "time", ctl_time },      { "yes", yes_text } };
+              { "span", span_text },     { "time", ctl_time },  { "yes", yes_text } };
 
 /* Converts a number before it is printed by a format: the value is divided, then `less` is subtracted, and
  * the rest multiplied. */
 static const struct {
     const char *name;
     double divisor, less, factor;
-} scales[] = { { "", 1, 0, 1 },
-               { "1000", 1e3, 0, 1 },
-               { "us", 1e6, 0, 1 },
-               { "1+", 1, -1, 1 },
-               { "longer", 1, 1, 100 } }; // percent above a ratio of 1
+} scales[] = {
+    { "", 1, 0, 1 },     { "1000", 1e3, 0, 1 }, { "2", 2, 0, 1 },
+    { "us", 1e6, 0, 1 }, { "1+", 1, -1, 1 },    { "longer", 1, 1, 100 }
+}; // percent above a ratio of 1
 
 static json_t *without_json(uint64_t without)
 {
