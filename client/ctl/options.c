@@ -126,27 +126,22 @@ bool ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
 
 /* All functions return -1 to continue, or else the exit status after printing the error. */
 
-/* Reads a number from `least` to `most`, followed by `unit`. */
-static bool read_real(const char *text, const char *unit, double least, double most, double *out)
+/* Reads a number from `least` to `most`, followed by `unit`; an error says what is allowed. */
+static int parse_double(const char *name, const char *text, const char *unit, double least,
+                        double most, const char *allowed, double *out)
 {
     char *end;
     errno = 0;
     *out = strtod(text, &end);
-    return errno == 0 && end != text && strcmp(end, unit) == 0 && *out >= least && *out <= most;
+    if (errno == 0 && end != text && strcmp(end, unit) == 0 && *out >= least && *out <= most)
+        return -1;
+    return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: %s allowed", name, text, allowed);
 }
 
 static int parse_seconds(const char *name, const char *text, double *out)
 {
-    if (read_real(text, "", DBL_TRUE_MIN, 1e6, out)) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID,
-                    "--%s %s: seconds, more than 0 and at most 1000000, are allowed", name, text);
-}
-
-static int parse_milliseconds(const char *name, const char *text, double *out)
-{
-    if (read_real(text, "", 0, 1e6, out)) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: milliseconds, 0 to 1000000, are allowed", name,
-                    text);
+    return parse_double(name, text, "", DBL_TRUE_MIN, 1e6,
+                        "seconds, more than 0 and at most 1000000, are", out);
 }
 
 /* Reads a number from 1 to max; K, M, G or T multiplies by powers of a thousand. */
@@ -185,21 +180,18 @@ static int parse_count_or_none(const char *name, const char *text, uint64_t max,
 
 static int parse_real(const char *name, const char *text, double max, double *out)
 {
-    if (!read_real(text, "", 0, 1e30, out))
-        return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a number of at least 0 is allowed", name,
-                        text);
-    if (max == 0 || *out <= max) return -1;
+    const int done = parse_double(name, text, "", 0, 1e30, "a number of at least 0 is", out);
+    if (done >= 0 || max == 0 || *out <= max) return done;
     return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: 0 to %g is allowed", name, text, max);
 }
 
 static int parse_percent(const char *name, const char *text, double most, double *out)
 {
-    const bool is_percent = read_real(text, "%", DBL_TRUE_MIN, most, out);
+    char allowed[64];
+    snprintf(allowed, sizeof allowed, "a percentage above 0 and up to %.0f, as 10%%, is", most);
+    const int done = parse_double(name, text, "%", DBL_TRUE_MIN, most, allowed, out);
     *out /= 100;
-    if (is_percent) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID,
-                    "--%s %s: a percentage above 0 and up to %.0f, as 10%%, is allowed", name, text,
-                    most);
+    return done;
 }
 
 /* Reads "90", in seconds, or a number followed by s, m, min, h or d; 0 is allowed. */
@@ -707,7 +699,8 @@ static int parse_value(struct ctl *ctl, const struct option_row *row, char *text
     case REAL: return parse_real(name, text, (double)row->max, to);
     case PERCENT: return parse_percent(name, text, (double)row->max, to);
     case SECONDS: return parse_seconds(name, text, to);
-    case MILLISECONDS: return parse_milliseconds(name, text, to);
+    case MILLISECONDS:
+        return parse_double(name, text, "", 0, 1e6, "milliseconds, 0 to 1000000, are", to);
     case DURATION: return parse_duration(name, text, (uint32_t)row->max, to);
     case FIELD: return parse_field(ctl, row, text);
     case LONGER:

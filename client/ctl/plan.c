@@ -369,15 +369,17 @@ static json_t *entry_json(const Cairn__JobStatus *job, const Cairn__StepTimes *t
     return entry;
 }
 
-static void print_json(const Cairn__JobStatus *job)
+static json_t *top_json(struct ctl *ctl, const void *reply)
 {
+    const Cairn__JobStatus *job = reply;
     json_t *workers = json_array(), *shards = json_array();
+    (void)ctl;
     for (size_t i = 0; i < job->n_times; i++)
         json_array_append_new(job->times[i]->of_shard ? shards : workers,
                               entry_json(job, job->times[i]));
     json_t *object = json_pack("{s:o, s:o}", "workers", workers, "shards", shards);
     ctl_json_add(object, job, "job=name state awaited step!version_unknown");
-    ctl_print_json(object);
+    return object;
 }
 
 /* ---- tables ---- */
@@ -437,8 +439,9 @@ static void print_shards(const struct ctl *ctl, const Cairn__JobStatus *job)
     ctl_table_close(table, ctl);
 }
 
-static void print_job(const struct ctl *ctl, const Cairn__JobStatus *job)
+static void print_job(struct ctl *ctl, const void *reply)
 {
+    const Cairn__JobStatus *job = reply;
     ctl_line_of(NULL, job,
                 "job {name}: {state}[, step {step!version_unknown}][, waits for {awaited}]; "
                 "medians of the last steps, in milliseconds\n");
@@ -449,19 +452,9 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *job)
 
 static int show_top(struct ctl *ctl)
 {
-    Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
-    ProtobufCMessage *reply;
-    message.name = ctl->argv[0];
-    message.times = true;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &message.base,
-                                         CAIRN_MSG_JOB_STATUS, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    if (ctl->json)
-        print_json((const Cairn__JobStatus *)reply);
-    else
-        print_job(ctl, (const Cairn__JobStatus *)reply);
-    message_free(reply);
-    return 0;
+    static const struct ctl_question question = CTL_QUESTION(
+        JOB_SHOW, job_show, "name=@0 times=1", JOB_STATUS, .print = print_job, .json = top_json);
+    return ctl_ask(ctl, &question);
 }
 
 static int run_job_top(struct ctl *ctl)
