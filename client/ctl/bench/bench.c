@@ -305,6 +305,38 @@ bool bench_member_open(struct bench_member *member, const struct bench_model *mo
     return bench_is_ok(status) && bench_member_join(member, model, worker);
 }
 
+struct cairn_mem bench_mem_of(const struct bench_model *model, char *memory, uint32_t i)
+{
+    const size_t bytes = bench_model_bytes(model);
+    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
+                                .ptr = memory + i * bytes,
+                                .dtype = model->wire,
+                                .bytes = bytes,
+                                .device = model->device };
+}
+
+cairn_status bench_push_each(const struct bench_member *member, const struct bench_model *model,
+                             const struct cairn_round *round, uint32_t micro, char *memory)
+{
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++) {
+        const struct cairn_mem mem = bench_mem_of(model, memory, i);
+        status = cairn_push(member->job, round, micro, member->names[i], NULL, &mem, NULL);
+    }
+    return status;
+}
+
+cairn_status bench_fetch_each(const struct bench_member *member, const struct bench_model *model,
+                              struct cairn_version version, char *memory, cairn_op **ops)
+{
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++) {
+        const struct cairn_mem mem = bench_mem_of(model, memory, i);
+        status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &mem, &ops[i]);
+    }
+    return status;
+}
+
 bool bench_step_run(struct bench_step *s, struct bench_report *report)
 {
     struct cairn_result result = { .struct_size = sizeof result };

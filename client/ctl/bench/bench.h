@@ -77,9 +77,9 @@ struct bench_worker {
 };
 /* Sends a report. Order 0, the first, means "ready": every worker answers it once it is ready. */
 bool bench_worker_report(const struct bench_worker *worker, const struct bench_report *report);
+struct bench_member;
 /* Executes orders by `obey`, which returns false after printing the error, until there are no more, and
  * closes the member's session. Returns the exit status. */
-struct bench_member;
 int bench_serve(const struct bench_worker *worker, struct bench_member *member,
                 bool (*obey)(void *own, const struct bench_order *order,
                              struct bench_report *report),
@@ -152,6 +152,14 @@ bool bench_member_open(struct bench_member *member, const struct bench_model *mo
 /* Returns true for CAIRN_OK; else prints this thread's error and returns false. */
 bool bench_is_ok(cairn_status status);
 
+/* The memory of tensor i, of the wire's type, where all tensors lie one after the other. */
+struct cairn_mem bench_mem_of(const struct bench_model *model, char *memory, uint32_t i);
+/* Pushes every tensor, or asks for every one, by a call each: ops[tensors]. */
+cairn_status bench_push_each(const struct bench_member *member, const struct bench_model *model,
+                             const struct cairn_round *round, uint32_t micro, char *memory);
+cairn_status bench_fetch_each(const struct bench_member *member, const struct bench_model *model,
+                              struct cairn_version version, char *memory, cairn_op **ops);
+
 /* The first figures of a report about a step, in seconds; a bench may have more. */
 enum {
     BENCH_FIGURE_ALL,
@@ -213,7 +221,7 @@ struct bench_row {
     uint64_t params;
     cairn_dtype wire;
     double seconds; /* of the alternating runs; 0: as --seconds says */
-    /* In this order; `begin` and those after it, until the workers end, with them. */
+    /* The stages, in this order. The workers are there from `begin` to `report`. */
     bench_stage *all;     /* in place of all those below: a bench that consists of rows */
     bench_stage *prepare; /* judges the options, makes the model */
     bench_stage *open;    /* in the cluster, before the workers */
@@ -221,8 +229,7 @@ struct bench_row {
     bench_stage *begin;
     bench_fn *run, *reference;
     bench_stage *report; /* adds to `parts` and `params` */
-    bench_stage
-        *again; /* with workers of a second cluster like the first, whose shards log their rounds */
+    bench_stage *again;  /* with workers of a second cluster, whose shards log their rounds */
     void (*close)(void *bench); /* also after a stage that failed */
 };
 extern const struct bench_row bench_update, bench_layout, bench_latency, bench_fabric, bench_step,

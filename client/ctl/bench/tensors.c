@@ -70,24 +70,12 @@ struct tensors_worker {
     bool is_singly;
 };
 
-static struct cairn_mem tensor_of(const struct bench_model *model, char *memory, uint32_t i)
-{
-    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
-                                .ptr = memory + i * bench_model_bytes(model),
-                                .dtype = model->wire };
-}
-
 static cairn_status push_all(void *own, const struct cairn_round *round)
 {
     struct tensors_worker *w = own;
     const struct side *side = w->side;
-    cairn_status status = CAIRN_OK;
-    if (!w->is_singly) return cairn_push_many(side->pushes, round, 0, NULL);
-    for (uint32_t i = 0; i < side->model->tensors && status == CAIRN_OK; i++) {
-        const struct cairn_mem mem = tensor_of(side->model, w->grads, i);
-        status = cairn_push(side->member.job, round, 0, side->member.names[i], NULL, &mem, NULL);
-    }
-    return status;
+    return w->is_singly ? bench_push_each(&side->member, side->model, round, 0, w->grads)
+                        : cairn_push_many(side->pushes, round, 0, NULL);
 }
 
 static cairn_status fetch_all(void *own, struct cairn_version version)
@@ -95,13 +83,9 @@ static cairn_status fetch_all(void *own, struct cairn_version version)
     struct tensors_worker *w = own;
     const struct side *side = w->side;
     const uint32_t calls = w->is_singly ? side->model->tensors : 1;
-    cairn_status status = CAIRN_OK;
-    if (!w->is_singly) status = cairn_fetch_many(side->fetches, version, &w->ops[0]);
-    for (uint32_t i = 0; i < calls && w->is_singly && status == CAIRN_OK; i++) {
-        const struct cairn_mem mem = tensor_of(side->model, w->params, i);
-        status = cairn_fetch(side->member.job, version, side->member.names[i], NULL, NULL, &mem,
-                             &w->ops[i]);
-    }
+    cairn_status status = w->is_singly ? bench_fetch_each(&side->member, side->model, version,
+                                                          w->params, w->ops)
+                                       : cairn_fetch_many(side->fetches, version, &w->ops[0]);
     for (uint32_t i = 0; i < calls && status == CAIRN_OK; i++)
         status = cairn_wait(w->ops[i], BENCH_CALL_MS);
     return status;
@@ -128,7 +112,7 @@ static struct cairn_part *parts_of(const struct bench_member *member,
     for (uint32_t i = 0; parts != NULL && i < model->tensors; i++)
         parts[i] = (struct cairn_part) { .struct_size = sizeof *parts,
                                          .tensor = member->names[i],
-                                         .mem = tensor_of(model, memory, i) };
+                                         .mem = bench_mem_of(model, memory, i) };
     return parts;
 }
 

@@ -60,7 +60,6 @@ static void start_helpers(void)
     busy.is_started = true;
 }
 
-/* ---- worker.c ---- */
 static void step_compute_until(double seconds)
 {
     if (!busy.is_started) start_helpers();
@@ -73,7 +72,7 @@ static void step_compute_until(double seconds)
 
 /* ==== worker ==== */
 
-/* The state of a worker of the bench of a step, in the worker's process. worker.c and step.c share it. */
+/* The state of a worker of the bench of a step, in the worker's process. */
 
 /* A unit that was requested, and may not have arrived yet. */
 struct step_asked {
@@ -108,20 +107,6 @@ struct step_worker {
     int acks[2];
     bool acks_ok;
 };
-
-/* ---- step.c ---- */
-
-/* Reports the work of a step's shards, and how much memory shards and workers use, in the bench's own
- * cluster. */
-
-static struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor)
-{
-    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
-                                .ptr = memory + tensor * w->elems * w->elem_bytes,
-                                .dtype = w->plan->b.model.wire,
-                                .bytes = w->elems * w->elem_bytes,
-                                .device = w->plan->card >= 0 ? CAIRN_GPU(w->plan->card) : 0 };
-}
 
 /* ---- spans ---- */
 
@@ -172,7 +157,7 @@ static cairn_status step_push_one(struct step_worker *w, const struct cairn_roun
                                   uint32_t i)
 {
     const bool is_traced = w->plan->is_traced;
-    struct cairn_mem grad = step_tensor_of(w, w->grads, i);
+    struct cairn_mem grad = bench_mem_of(&w->plan->b.model, w->grads, i);
     double begin = bench_now();
     if (w->made != NULL) {
         backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32, w->elems);
@@ -191,13 +176,8 @@ static cairn_status step_push_one(struct step_worker *w, const struct cairn_roun
 static cairn_status step_fetch_all(struct step_worker *w, const struct bench_member *member,
                                    struct cairn_version version)
 {
-    cairn_status status = CAIRN_OK;
     const double begin = bench_now();
-    for (uint32_t i = 0; i < w->plan->b.model.tensors && status == CAIRN_OK; i++) {
-        struct cairn_mem param = step_tensor_of(w, w->params, i);
-        status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &param,
-                             &w->ops[i]);
-    }
+    cairn_status status = bench_fetch_each(member, &w->plan->b.model, version, w->params, w->ops);
     for (uint32_t i = 0; i < w->plan->b.model.tensors && status == CAIRN_OK; i++) {
         status = cairn_wait(w->ops[i], BENCH_CALL_MS);
         if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_FETCH, i, begin);
@@ -247,11 +227,7 @@ static bool step_batch_open(struct step_worker *w, const struct bench_worker *wo
 static cairn_status push_micro(struct step_worker *w, const struct bench_member *member,
                                const struct cairn_round *round, uint32_t micro)
 {
-    cairn_status status = CAIRN_OK;
-    for (uint32_t i = 0; i < w->plan->b.model.tensors && status == CAIRN_OK; i++) {
-        const struct cairn_mem grad = step_tensor_of(w, w->grads, i);
-        status = cairn_push(member->job, round, micro, member->names[i], NULL, &grad, NULL);
-    }
+    const cairn_status status = bench_push_each(member, &w->plan->b.model, round, micro, w->grads);
     return status == CAIRN_OK ? cairn_micro_end(member->job, round, micro) : status;
 }
 
@@ -332,16 +308,12 @@ static bool open_reference(struct step_worker *w, size_t bytes)
 /* Fetches the initial parameters as gradients. */
 static cairn_status fill_gradients(struct step_worker *w)
 {
+    const struct bench_model *model = &w->plan->b.model;
     struct cairn_version newest;
-    const uint32_t tensors = w->plan->b.model.tensors;
     cairn_status status = cairn_version_wait(w->member.job, (struct cairn_version) { 0 },
                                              BENCH_CALL_MS, &newest);
-    for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
-        struct cairn_mem grad = step_tensor_of(w, w->grads, i);
-        status = cairn_fetch(w->member.job, newest, w->member.names[i], NULL, NULL, &grad,
-                             &w->ops[i]);
-    }
-    for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++)
+    if (status == CAIRN_OK) status = bench_fetch_each(&w->member, model, newest, w->grads, w->ops);
+    for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++)
         status = cairn_wait(w->ops[i], BENCH_CALL_MS);
     return status;
 }
