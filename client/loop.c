@@ -160,21 +160,10 @@ static struct ask *next_ask(struct session *s)
     return NULL;
 }
 
-/* Returns the number of the job that a message is about: its first field, `job`. NULL: the message is
- * about no job, or, as in SnapshotCreate, `job` is the job's name. */
-static uint64_t *job_number(ProtobufCMessage *message)
-{
-    const ProtobufCFieldDescriptor *first = message->descriptor->fields;
-    if (message->descriptor->n_fields == 0 || strcmp(first->name, "job") != 0 ||
-        first->type != PROTOBUF_C_TYPE_FIXED64)
-        return NULL;
-    return (void *)((uint8_t *)message + first->offset);
-}
-
 static void send_ask(struct session *s, struct ask *ask)
 {
-    uint64_t *number = job_number(ask->message);
-    if (number != NULL) *number = ask->job->attachment.job; // which is known only now
+    uint64_t *job = message_job(ask->message);
+    if (job != NULL) *job = ask->job->attachment.job; // the number is known only now
     ask->request = ++s->control.last_request;
     control_send(s, ask->call->type, ask->request, ask->message);
     if (ask->call->type == CAIRN_MSG_TILES_DECLARE)
@@ -563,7 +552,7 @@ static struct job *job_of_row(struct session *s, const struct message_row *row, 
 {
     if (row == NULL) return NULL;
     if (row->find != NULL) return row->find(s, request);
-    const uint64_t *number = job_number(message);
+    const uint64_t *number = message_job(message);
     return number != NULL ? find_attached(s, *number) : NULL;
 }
 
@@ -666,7 +655,7 @@ static void on_error(struct session *s, const Cairn__Error *error)
 static void read_before(struct session *s, const struct wire_frame *frame,
                         ProtobufCMessage *message)
 {
-    const uint64_t *first = job_number(message);
+    const uint64_t *first = message_job(message);
     const uint64_t number = frame->type == CAIRN_MSG_ERROR ? ((const Cairn__Error *)message)->job
                             : first != NULL                ? *first
                                                            : 0;

@@ -224,6 +224,7 @@ void asker_open(struct asker *asker, cairn_status (*send)(struct chunk_request *
 {
     *asker = (struct asker) { .send = send };
     TAILQ_INIT(&asker->waiting);
+    TAILQ_INIT(&asker->unanswered);
 }
 
 uint64_t chunk_request_number(const struct chunk_request *request)
@@ -244,6 +245,7 @@ void asker_pump(struct asker *asker)
         struct chunk_request *request = TAILQ_FIRST(&asker->waiting);
         if (asker->send(request) != CAIRN_OK) return;
         TAILQ_REMOVE(&asker->waiting, request, link);
+        TAILQ_INSERT_TAIL(&asker->unanswered, request, link);
         request->state = CAIRN_REQUEST_SENT;
         asker->sent++;
     }
@@ -258,7 +260,10 @@ void asker_retry(struct asker *asker)
 void asker_drop(struct asker *asker, struct chunk_request *request)
 {
     if (request->state == CAIRN_REQUEST_WAITING) TAILQ_REMOVE(&asker->waiting, request, link);
-    if (request->state == CAIRN_REQUEST_SENT) asker->sent--;
+    if (request->state == CAIRN_REQUEST_SENT) {
+        TAILQ_REMOVE(&asker->unanswered, request, link);
+        asker->sent--;
+    }
     request->state = CAIRN_REQUEST_IDLE;
 }
 
@@ -269,6 +274,14 @@ bool asker_answered(struct asker *asker, struct chunk_request *request, uint64_t
     asker_drop(asker, request);
     asker->busy = false;
     return true;
+}
+
+struct chunk_request *asker_take(struct asker *asker, uint64_t number)
+{
+    struct chunk_request *request;
+    TAILQ_FOREACH (request, &asker->unanswered, link)
+        if (asker_answered(asker, request, number)) break;
+    return request;
 }
 
 bool asker_again(struct asker *asker, struct chunk_request *request, uint64_t status)
@@ -287,6 +300,12 @@ bool asker_lost(struct asker *asker, struct chunk_request *request)
     asker_drop(asker, request);
     asker_ask(asker, request);
     return true;
+}
+
+void asker_all_lost(struct asker *asker)
+{
+    while (!TAILQ_EMPTY(&asker->unanswered))
+        (void)asker_lost(asker, TAILQ_FIRST(&asker->unanswered));
 }
 
 bool asker_waits(const struct asker *asker)

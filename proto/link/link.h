@@ -138,7 +138,7 @@ enum chunk_request_state { CAIRN_REQUEST_IDLE = 0, CAIRN_REQUEST_WAITING, CAIRN_
 /* A put or a fetch of one chunk. The asker's user keeps a table of requests, and sets their index and
  * serial; all other fields begin as 0. */
 struct chunk_request {
-    TAILQ_ENTRY(chunk_request) link; /* in the queue of WAITING requests */
+    TAILQ_ENTRY(chunk_request) link; /* in the queue of WAITING or SENT requests */
     enum chunk_request_state state;
     uint32_t index;   /* in the table */
     uint32_t serial;  /* grows with every use: an answer to an earlier use is dropped */
@@ -149,9 +149,11 @@ struct asker {
     /* Sends a request. If the callback does not return CAIRN_OK, the request cannot be sent now, and stays
      * the first of the waiting requests. */
     cairn_status (*send)(struct chunk_request *request);
-    TAILQ_HEAD(, chunk_request) waiting;
-    uint32_t sent; /* how many requests are in the state SENT */
-    bool busy;     /* the shard was busy: nothing is sent before an answer or the next tick */
+    TAILQ_HEAD(chunk_requests, chunk_request) waiting;
+    struct chunk_requests
+        unanswered; /* requests that are SENT, in the order in which they were sent */
+    uint32_t sent;  /* how many requests are in `unanswered` */
+    bool busy;      /* the shard was busy: nothing is sent before an answer or the next tick */
 };
 
 void asker_open(struct asker *asker, cairn_status (*send)(struct chunk_request *));
@@ -170,6 +172,8 @@ void asker_retry(struct asker *asker);
 /* Notes that an answer with this number arrived. Returns false if the answer belongs to a former use of the
  * request, or if the request is answered already. */
 bool asker_answered(struct asker *asker, struct chunk_request *request, uint64_t number);
+/* Does the same for a number alone. Returns the request that was answered; NULL: none was. */
+struct chunk_request *asker_take(struct asker *asker, uint64_t number);
 /* Handles a NAK with this status, which may be any number. If a chunk that was received is damaged, pass
  * CAIRN_ERR_CHECKSUM. Returns true if the request is queued again; false if the refusal is final, or the
  * path to the shard is broken. */
@@ -177,6 +181,8 @@ bool asker_again(struct asker *asker, struct chunk_request *request, uint64_t st
 /* Handles the loss of the connection by which the request was sent. Returns true if the request was
  * unanswered: then it is queued again. */
 bool asker_lost(struct asker *asker, struct chunk_request *request);
+/* Handles the loss for all requests. */
+void asker_all_lost(struct asker *asker);
 /* Drops the request, whatever its state. */
 void asker_drop(struct asker *asker, struct chunk_request *request);
 /* True if a request waits to be sent, or is unanswered. */

@@ -206,6 +206,32 @@ TEST(what_is_unanswered_on_a_lost_connection_is_sent_again_and_nothing_else)
     ck_assert_uint_eq(requests[0].damaged, 0);
 }
 
+TEST(all_that_is_lost_at_once_is_sent_again_in_its_order_before_what_is_asked_later)
+{
+    ask(3);
+    sent_count = 0;
+    ck_assert(answer(1));
+    asker_all_lost(&asker);
+    asker_ask(&asker, &requests[3]);
+    asker_pump(&asker);
+    ck_assert_uint_eq(sent_count, 3);
+    ck_assert_uint_eq(sent[0], 0);
+    ck_assert_uint_eq(sent[1], 2);
+    ck_assert_uint_eq(sent[2], 3);
+}
+
+TEST(an_answer_finds_its_request_by_the_number_once)
+{
+    ask(2);
+    const uint64_t number = chunk_request_number(&requests[1]);
+    ck_assert_ptr_eq(asker_take(&asker, number), &requests[1]);
+    ck_assert_ptr_null(asker_take(&asker, number));
+    requests[1].serial++;
+    asker_ask(&asker, &requests[1]);
+    asker_pump(&asker);
+    ck_assert_ptr_null(asker_take(&asker, number)); // of a former use
+}
+
 TEST(what_is_lost_while_the_shard_had_no_time_waits_for_a_tick_behind_what_waited)
 {
     ask(3);
