@@ -519,8 +519,10 @@ void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind
         go_on(shard, arriving);
 }
 
-void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn__Page *page)
+/* Handles a page of one of these messages, or of a message that was refused. */
+static void on_page(struct shard_daemon *shard, uint32_t request, const void *message)
 {
+    const Cairn__Page *page = message;
     struct arriving *arriving;
     TAILQ_FOREACH (arriving, &shard->arriving, link)
         if (arriving->request == request) break;
@@ -536,6 +538,45 @@ void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn_
     } else if (paged_whole(arriving->paged, CAIRN_ARRIVING_PAGED)) {
         go_on(shard, arriving);
     }
+}
+
+/* Answers a probe: any answer says that this shard is alive. */
+static void on_probe(struct shard_daemon *shard, uint32_t request, const void *message)
+{
+    struct request answered = session_request(shard, request);
+    (void)message;
+    session_answer(shard, &answered, CAIRN_OK, NULL);
+}
+
+const struct shard_module session_module = {
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_PAGE, .on_shard = on_page },
+                                                 { CAIRN_MSG_PROBE, .on_shard = on_probe },
+                                                 { 0 } },
+};
+
+/* ==== modules ==== */
+
+void shard_tell(struct shard_job *job, enum shard_event event)
+{
+    for (size_t i = 0; i < shard_module_count; i++)
+        if (shard_modules[i]->on[event] != NULL) shard_modules[i]->on[event](job);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    const struct shard_daemon *shard = timer->data;
+    const uint64_t now_ms = uv_now(shard->loop);
+    bool waits = false;
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        for (size_t i = 0; i < shard_module_count; i++)
+            if (shard_modules[i]->tick != NULL && shard_modules[i]->tick(job, now_ms)) waits = true;
+    if (!waits) uv_timer_stop(timer);
+}
+
+void shard_wake(struct shard_daemon *shard)
+{
+    if (shard->closing || uv_is_active((uv_handle_t *)&shard->tick_timer)) return;
+    uv_timer_start(&shard->tick_timer, on_tick, CAIRN_SHARD_TICK_MS, CAIRN_SHARD_TICK_MS);
 }
 
 /* ==== job ==== */

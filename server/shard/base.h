@@ -13,6 +13,7 @@
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
 #include "proto/geometry/tensor.h"
+#include "proto/link/link.h"
 #include "proto/loop/loop.h"
 #include "proto/wire/wire.h"
 #include "server/base/daemon.h"
@@ -354,6 +355,109 @@ void member_refuse_for(struct shard_member *member, const struct chunk_header *h
 void member_note_refusal(struct shard_member *member, const struct chunk_header *header,
                          const char *why);
 
+/* ==== neighbours ==== */
+
+/* Neighbours: other shards that this one asks for chunks, or to which it passes sums on. To a neighbour this
+ * shard is a member of the job: a relay (relay.h), or a mover, which receives state (move.h).
+ *
+ *   neighbour_open ─► neighbours_begin ─► HELLO ◄─► HELLO
+ *       ─► asker_ask ── FETCH ──► DATA ─► place, received ─► came
+ *                 ▲                 └─ busy, damaged, lost ─┐ └─► refused
+ *                 └─────────────────────────────────────────┘
+ *       ─► neighbours_end; freed when nothing in flight refers to the neighbours
+ *
+ * The ticks of the modules (shard.h) connect, break silences and repeat requests. Loop thread. */
+
+struct neighbour;
+struct neighbours;
+
+/* A chunk that a neighbour is asked for; part of the user's struct. The user sets index and serial of the
+ * request, and the neighbour. */
+struct neighbour_fetch {
+    struct chunk_request request; /* first */
+    struct neighbour *neighbour;  /* borrowed */
+    uint64_t checksum, came;      /* the checksum that the chunk must have, and the received one */
+};
+
+/* The functions in which the users of neighbours differ. */
+struct neighbour_kind {
+    uint64_t hello_value; /* of a HELLO */
+    bool is_far;          /* chunks are received around the caches: fabric_receive_far */
+    const char *purpose;  /* "take state from": for a refusal */
+    /* Fills in the header of the DATA that is wanted, as far as it tells the chunk and its form. */
+    void (*describe)(const struct neighbour_fetch *fetch, struct chunk_header *header);
+    /* Returns where the chunk is received. */
+    void *(*place)(struct neighbour_fetch *fetch);
+    /* The chunk is in its place, undamaged. */
+    void (*came)(struct neighbour_fetch *fetch);
+    /* The neighbour refused the chunk, and is not asked again: CAIRN_ERR_PROTOCOL if the answer is not about
+     * the chunk; CAIRN_ERR_CHECKSUM if the chunk arrived damaged again and again. */
+    void (*refused)(struct neighbour_fetch *fetch, uint64_t status);
+    /* As in struct chunk_link_callbacks. */
+    void (*down)(struct neighbour *neighbour, cairn_status why);
+    void (*starved)(struct neighbour *neighbour);
+    /* Nothing refers to the neighbours, which have ended: frees them. */
+    void (*free)(struct neighbours *all);
+    /* For a neighbour that is asked for more than chunks; else NULL: true if that is awaited; it is lost;
+     * the neighbour said HELLO, or answered it. */
+    bool (*waits)(const struct neighbour *neighbour);
+    void (*lost)(struct neighbour *neighbour);
+    void (*answered)(struct neighbour *neighbour, const struct chunk_header *header);
+};
+
+/* Another shard, as this one reaches it. */
+struct neighbour {
+    struct neighbours *all; /* borrowed; NULL: not opened */
+    uint32_t index;         /* in the layout */
+    char name[64];
+    uint8_t *address; /* owned */
+    size_t address_bytes;
+    struct chunk_link link;
+    struct asker asker;
+};
+
+/* The neighbours of one user, which are part of its array of structs. */
+struct neighbours {
+    LIST_ENTRY(neighbours) link; /* in job->asked, from _begin to _end */
+    const struct neighbour_kind *kind;
+    struct shard_job *job;   /* borrowed */
+    uint64_t number, token;  /* as which member of the job this shard asks */
+    struct neighbour *first; /* borrowed: [count], `stride` bytes apart, ascending by index */
+    size_t stride;
+    uint32_t count;
+    uint32_t busy; /* operations in flight that refer to the neighbours */
+    bool is_begun, is_leaving;
+};
+
+/* Fills in a zeroed neighbour, to which nothing is sent yet. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status neighbour_open(struct neighbours *all, struct neighbour *neighbour,
+                                             const Cairn__ShardInfo *info, struct sentence *why);
+/* Safe for a neighbour that was not opened. */
+void neighbour_close(struct neighbour *neighbour);
+/* Ends the connection. The next ticks report the loss and connect again, unless the neighbours end. */
+void neighbour_unlink(struct neighbour *neighbour);
+/* Does what is due. Returns true if something is awaited from the neighbour. */
+bool neighbour_tick(struct neighbour *neighbour, uint64_t now_ms);
+
+/* From here on the neighbours' messages are taken. */
+void neighbours_begin(struct neighbours *all);
+/* Nothing is asked or taken any longer. kind->free follows, perhaps at once. */
+void neighbours_end(struct neighbours *all);
+/* Returns the i-th neighbour. */
+struct neighbour *neighbours_at(const struct neighbours *all, uint32_t i);
+/* Returns the neighbour of that index in the layout; NULL: none. */
+struct neighbour *neighbours_find(const struct neighbours *all, uint32_t index);
+/* neighbours_busy counts an operation in flight that began, neighbours_idle one that ended.
+ * neighbours_idle may free the neighbours, and their job. */
+void neighbours_busy(struct neighbours *all);
+void neighbours_idle(struct neighbours *all);
+
+/* Returns the neighbours to which the sender of a message belongs; NULL: none. */
+struct neighbours *neighbours_of(const struct shard_job *job, const struct chunk_header *header);
+/* Takes or drops a message of a neighbour. */
+void neighbours_on_message(struct neighbours *all, const struct chunk_header *header,
+                           struct fabric_message *message);
+
 /* ==== job ==== */
 
 /* How a job is found, how it is kept while something refers to it, and how it is faulted. Loop thread. */
@@ -434,8 +538,6 @@ struct arriving {
 /* Takes over the message, whose pages have `bytes` bytes. If the message is refused, answers it. */
 void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind, uint32_t request,
                     ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED]);
-/* Handles a page of one of these messages, or of a message that was refused. */
-void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn__Page *page);
 /* True if all pages have arrived and the message is prepared. */
 bool arriving_whole(const struct arriving *arriving);
 /* Must be the last call in `whole`: a thread runs the kind's `make`, then `whole` is called once more. */

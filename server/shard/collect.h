@@ -102,8 +102,6 @@ struct chunk_piece {
     uint64_t first, count; /* elements of the box, or of the chunk if held is NULL */
 };
 
-/* Takes ownership of the message. */
-void tiles_on_message(struct shard_daemon *shard, uint32_t request, Cairn__MemberTiles *message);
 /* Replaces the member's tiles by a list that was judged. On CAIRN_ERR_NO_MEMORY and CAIRN_ERR_BUSY the
  * member's tiles do not change. */
 CAIRN_MUST_CHECK cairn_status tiles_set_member(struct shard_member *member,

@@ -1,24 +1,481 @@
-/* The connection to the coordinator: this file connects, sends Hello, receives Welcome, sends heartbeats,
- * and does all of this again after the connection was lost. A loss changes nothing in the jobs: they wait,
- * and the coordinator fences when it is back. */
+/* This shard and its coordinators: which parts it holds and whom it obeys, how it ends when it is unfit or
+ * drained, and the connection. The connection connects, sends Hello, receives Welcome, sends heartbeats, and
+ * does all of this again after it was lost. A loss changes nothing in the jobs: they wait, and the
+ * coordinator fences when it is back. */
 #include <inttypes.h>
 #include <assert.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "proto/link/link.h"
+#include "proto/snapshot/snapshot.h"
 #include "server/base/daemon.h"
 #include "server/base/log.h"
 #include "server/shard/base.h"
 #include "server/shard/jobs.h"
-#include "server/shard/move.h"
-#include "server/shard/relay.h"
 #include "server/shard/shard.h"
+#include "server/shard/part.h"
 #include "server/shard/state.h"
+
+/* ==== held ==== */
+
+/* The parts that a shard holds, and the store to which these parts belong. State outlives the coordinator
+ * that made it: the shard does not obey a coordinator of another store, or one whose store is an older
+ * copy. Such a coordinator may ask which parts are held. If its operator says so, the coordinator may adopt
+ * these parts or have them dropped. */
+
+/* True if the job counts as held. A faulted job does not count, because nobody can use it. */
+static bool is_held(const struct shard_job *job)
+{
+    return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
+}
+
+/* Counts the parts that are held. If no part is held, the shard obeys any coordinator. */
+static size_t held_jobs_count(const struct shard_daemon *shard)
+{
+    size_t count = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        count += is_held(job);
+    return count;
+}
+
+/* Fills in the fields for which a Hello has no room. */
+static void fill_more(const struct shard_job *job, Cairn__HeldJob *out)
+{
+    const struct cairn_version version = step_version(job->collector.step);
+    out->name = job->spec.name;
+    out->shard_index = job->view->table.map.shard;
+    out->shard_count = job->view->layout->shard_count;
+    out->version_generation = version.generation;
+    out->version_step = version.step;
+    out->base_step = job->base_step;
+    out->serving = job->state == CAIRN_JOB_SERVING;
+    out->bytes = memory_sum(&job->memory);
+    out->spec_hash = (ProtobufCBinaryData) { sizeof job->terms.digest.byte,
+                                             (uint8_t *)(uintptr_t)job->terms.digest.byte };
+}
+
+/* Fills in the layout that is prepared, if there is one. */
+static void fill_next(const struct shard_job *job, Cairn__HeldJob *out)
+{
+    const struct move_part *next = job->move.next;
+    if (next == NULL || !next->is_ready || next->is_unwanted) return;
+    memcpy(&out->next_layout_hash, next->view->layout->hash, sizeof out->next_layout_hash);
+    out->next_layout_version = next->view->layout->version;
+}
+
+/* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
+static size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *out, bool full)
+{
+    size_t count = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        if (!is_held(job)) continue;
+        Cairn__HeldJob *held = &out[count++];
+        cairn__held_job__init(held);
+        held->job = job->number;
+        held->generation = job->generation;
+        memcpy(&held->layout_hash, job->view->layout->hash, sizeof held->layout_hash);
+        held->layout_version = job->view->layout->version;
+        fill_next(job, held);
+        held->epoch = step_epoch(job->collector.step);
+        held->revision = job->terms.revision;
+        held->round = step_round_seen(job->collector.step);
+        held->unsettled = !job->terms.settled;
+        held->staged = job->staged;
+        held->parked = job->park.is_parked || job->park.is_under_way;
+        if (full) fill_more(job, held);
+    }
+    return count;
+}
+
+/* Sends HeldJobs, as the answer to `request` if that is not 0. */
+static void tell_held(struct shard_daemon *shard, uint32_t request)
+{
+    Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
+    Cairn__HeldJob *list[CAIRN_SHARD_JOBS_MAX];
+    Cairn__HeldJobs message = CAIRN__HELD_JOBS__INIT;
+    message.n_held = held_jobs_list(shard, held, true);
+    message.held = list;
+    for (size_t i = 0; i < message.n_held; i++) list[i] = &held[i];
+    message.keys = shard->keys;
+    session_send(shard, CAIRN_MSG_HELD_JOBS, request, &message.base);
+}
+
+/* Returns a copy of the message, which the caller owns; NULL if there are no keys, or no memory. */
+static Cairn__Keys *copy_keys(const Cairn__Keys *keys)
+{
+    if (keys == NULL || keys->n_keys > CAIRN_KEYS_MAX) return NULL;
+    const size_t bytes = cairn__keys__get_packed_size(keys);
+    uint8_t *packed = malloc(bytes + 1);
+    if (packed == NULL) return NULL;
+    (void)cairn__keys__pack(keys, packed);
+    Cairn__Keys *copy = cairn__keys__unpack(NULL, bytes, packed);
+    free(packed);
+    return copy;
+}
+
+/* Handles the keys that a coordinator trusts; NULL: it reports none. If the shard obeys that coordinator,
+ * it keeps the keys for the coordinator that adopts the held parts. */
+static void held_keys(struct shard_daemon *shard, const Cairn__Keys *keys)
+{
+    Cairn__Keys *copy = shard->session.standing == CAIRN_STANDING_GOOD ? copy_keys(keys) : NULL;
+    if (copy == NULL) return;
+    held_keys_release(shard);
+    shard->keys = copy;
+}
+
+void held_keys_release(struct shard_daemon *shard)
+{
+    if (shard->keys != NULL) cairn__keys__free_unpacked(shard->keys, NULL);
+    shard->keys = NULL;
+}
+
+/* Obeys the coordinator of this session from now on. */
+static void obey_coordinator(struct shard_daemon *shard)
+{
+    shard->session.standing = CAIRN_STANDING_GOOD;
+    shard->seen = shard->session.coordinator;
+}
+
+/* A coordinator identified itself: notes whether the shard obeys it. */
+static void held_judge(struct shard_daemon *shard, const char *cluster)
+{
+    struct coordinator_session *session = &shard->session;
+    const struct coordinator_id *theirs = &session->coordinator;
+    const size_t count = held_jobs_count(shard);
+    session->standing = count == 0 ? CAIRN_STANDING_GOOD : standing_of(theirs, &shard->seen);
+    if (count > 0) tell_held(shard, 0);
+    if (session->standing == CAIRN_STANDING_GOOD) {
+        obey_coordinator(shard);
+        return;
+    }
+    log_error("shard %s holds %zu jobs of store %016" PRIx64 " (start %" PRIu64
+              ") and does not obey the coordinator of cluster %s, which has store %016" PRIx64
+              " (start %" PRIu64
+              "): give the coordinator the store.path that it had, or take what the shards "
+              "hold into the new store with `cairn cluster adopt`",
+              shard->name, count, shard->seen.store, shard->seen.incarnation, cluster,
+              theirs->store, theirs->incarnation);
+}
+
+/* ---- the operator's word ---- */
+
+static void refuse_request(struct shard_daemon *shard, uint32_t request, cairn_status status,
+                           const char *text)
+{
+    struct request answered = session_request(shard, request);
+    struct sentence why;
+    sentence_set(&why, "%s", text);
+    session_answer(shard, &answered, status, &why);
+}
+
+/* Sends the spec and the layout of a part, as this shard received them. */
+static void send_part(struct shard_daemon *shard, uint32_t request, const struct shard_job *job)
+{
+    const bool amended = job->terms.amended.have_bytes > 0;
+    struct packed *spec = amended
+                              ? packed_copy(job->terms.amended.bytes, job->terms.amended.have_bytes)
+                              : packed_spec(&job->spec);
+    struct packed *layout = packed_layout(job->view->layout);
+    if (spec == NULL || layout == NULL) {
+        refuse_request(shard, request, CAIRN_ERR_NO_MEMORY,
+                       "out of memory to send the spec of a job");
+    } else {
+        Cairn__Part part = CAIRN__PART__INIT;
+        part.spec_bytes = spec->size;
+        part.layout_bytes = layout->size;
+        session_send(shard, CAIRN_MSG_PART, request, &part.base);
+        session_send_pages(shard, request, CAIRN_PAGE_SPEC, spec);
+        session_send_pages(shard, request, CAIRN_PAGE_LAYOUT, layout);
+    }
+    packed_release(spec);
+    packed_release(layout);
+}
+
+static void on_part_get(struct shard_daemon *shard, uint32_t request, const void *body)
+{
+    const Cairn__PartGet *message = body;
+    if (message->job == 0) {
+        tell_held(shard, request);
+        return;
+    }
+    const struct shard_job *job = shard_job_find_part(shard, message->job, message->generation);
+    if (job == NULL)
+        refuse_request(shard, request, CAIRN_ERR_NOT_FOUND, "it is not held any more");
+    else
+        send_part(shard, request, job);
+}
+
+static void on_part_drop(struct shard_daemon *shard, uint32_t request, const void *body)
+{
+    const Cairn__PartDrop *message = body;
+    struct request answered = session_request(shard, request);
+    struct shard_job *job = shard_job_find_part(shard, message->job, message->generation);
+    if (job == NULL) {
+        session_answer(shard, &answered, CAIRN_OK, NULL);
+        return;
+    }
+    log_warn("job %s, generation %" PRIu64 ", is dropped: the coordinator's operator asked for it",
+             job->spec.name, job->generation);
+    job->dropping = answered; // the request is answered when the job's memory is given back
+    shard_job_leave(job);
+    tell_held(shard, 0);
+    // The shard no longer holds anything for anyone: it begins anew, with any coordinator.
+    if (shard->session.standing != CAIRN_STANDING_GOOD && held_jobs_count(shard) == 0)
+        session_refuse(shard, CAIRN_ERR_FENCED, "the state of this shard was forgotten");
+}
+
+/* Marks adopted parts as settled. A coordinator drops parts that are not settled, because such parts are
+ * leftovers of its own work. Adopted parts were made for another coordinator, and nobody knows any more
+ * whether that coordinator's store had them. */
+static void settle_adopted(struct shard_daemon *shard)
+{
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        job->terms.settled = true;
+}
+
+/* Obeys the store that adopted this shard's state. No shard has seen that store before, so numbers begin
+ * anew. */
+static void on_adopted(struct shard_daemon *shard, uint32_t request, const void *body)
+{
+    const Cairn__StoreAdopted *message = body;
+    struct request answered = session_request(shard, request);
+    struct coordinator_session *session = &shard->session;
+    session->coordinator.store = message->store;
+    session->coordinator.incarnation = message->incarnation;
+    if (session->standing != CAIRN_STANDING_GOOD) settle_adopted(shard);
+    obey_coordinator(shard);
+    log_warn("store %016" PRIx64 " (start %" PRIu64
+             ") has adopted this shard's state: the shard obeys no other store any more",
+             message->store, message->incarnation);
+    session_answer(shard, &answered, CAIRN_OK, NULL);
+}
+
+static void on_heartbeat(struct shard_daemon *shard, uint32_t request, const void *message)
+{
+    (void)request;
+    held_keys(shard, ((const Cairn__Heartbeat *)message)->keys);
+}
+
+/* ==== unfit ==== */
+
+/* The number of heartbeats for which an unfit shard stays. Meanwhile the coordinator gives up the jobs that
+ * lay on the device. If the shard ended at once, the coordinator would wait for these jobs. */
+#define BEATS 5
+
+/* Counts the jobs that can continue without the device. */
+static size_t count_others(const struct shard_daemon *shard)
+{
+    size_t count = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        count += job->state != CAIRN_JOB_FAULTED && job->state != CAIRN_JOB_LEAVING &&
+                 job->memory.device == 0;
+    return count;
+}
+
+void unfit_look(struct shard_daemon *shard)
+{
+    struct home *home = shard->device.home;
+    const char *failure = home != NULL ? home_failure(home) : NULL;
+    if (failure == NULL || shard->closing || shard->events.on_unfit == NULL) return;
+    if (!shard->unfit.is_told) {
+        log_error("this shard is unfit: %s", failure);
+        stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
+        return;
+    }
+    const size_t others = count_others(shard);
+    if (others > 0 && !shard->unfit.is_said) {
+        shard->unfit.is_said = true;
+        log_error("this shard is unfit, and goes on serving only jobs with nothing on its device "
+                  "(%zu), until the coordinator has brought them to other shards, if there are "
+                  "any; it ends with the last of them: `cairn cluster status` says how far that is",
+                  others);
+    }
+    if (others > 0 || ++shard->unfit.beats < BEATS) return;
+    log_error("this shard is unfit and ends, since nothing that it holds is whole: %s", failure);
+    shard->events.on_unfit(shard, shard->events.context);
+}
+
+/* ==== drain ==== */
+
+#define LEASE_MS      5000 /* used until a coordinator has told its lease */
+#define DRAIN_REQUEST 1    /* the only request that a shard sends to a coordinator */
+
+/* Ends the drain. The caller may not use the shard afterwards, because the callback may close it. */
+static void end_drain(struct shard_daemon *shard)
+{
+    shard->drain.is_wanted = false;
+    uv_timer_stop(&shard->drain.timer);
+    if (shard->events.on_drained != NULL && !shard->closing)
+        shard->events.on_drained(shard, shard->events.context);
+}
+
+/* True if the coordinator of this session was asked to drain the shard, and is doing so. */
+static bool is_asked(const struct shard_daemon *shard)
+{
+    return shard->session.welcome && shard->drain.asked == shard->session.serial;
+}
+
+static void on_time(uv_timer_t *timer)
+{
+    struct shard_daemon *shard = timer->data;
+    if (is_asked(shard))
+        log_error("the time to drain this shard is over: it ends, and its parts of %zu jobs are "
+                  "lost with it; give it more time (shard.drain_seconds, and TimeoutStopSec of its "
+                  "unit), or drain it before it is stopped: `cairn member drain %s`",
+                  held_jobs_count(shard), shard->name);
+    else
+        log_error("%s: nobody brings this shard's state elsewhere, so it ends, and its parts of "
+                  "%zu jobs are lost with it; stop shards while their coordinator runs",
+                  shard->session.welcome
+                      ? "the connected coordinator is not the one that this state belongs to"
+                      : "no coordinator is here",
+                  held_jobs_count(shard));
+    end_drain(shard);
+}
+
+/* Waits until the time for the drain is over. If no coordinator can be asked, the shard waits only as long
+ * as it takes to start a coordinator again. */
+static void wait_on(struct shard_daemon *shard)
+{
+    const uint64_t now_ms = uv_now(shard->loop);
+    uint64_t left_ms = now_ms < shard->drain.due_ms ? shard->drain.due_ms - now_ms : 0;
+    const uint64_t lease_ms = shard->session.lease_ms != 0 ? shard->session.lease_ms : LEASE_MS;
+    if (!is_asked(shard) && left_ms > 2 * lease_ms) left_ms = 2 * lease_ms;
+    uv_timer_start(&shard->drain.timer, on_time, left_ms, 0);
+}
+
+static void ask_to_drain(struct shard_daemon *shard)
+{
+    struct coordinator_session *session = &shard->session;
+    Cairn__DrainMe message = CAIRN__DRAIN_ME__INIT;
+    const uint64_t now_ms = uv_now(shard->loop);
+    if (!session->welcome || session->standing != CAIRN_STANDING_GOOD) return;
+    if (shard->drain.asked == session->serial) return;
+    shard->drain.asked = session->serial;
+    message.seconds = now_ms < shard->drain.due_ms
+                          ? (uint32_t)((shard->drain.due_ms - now_ms + 999) / 1000)
+                          : 1;
+    session_send(shard, CAIRN_MSG_DRAIN_ME, DRAIN_REQUEST, &message.base);
+}
+
+void shard_drain(struct shard_daemon *shard, uint32_t seconds)
+{
+    if (shard->drain.is_wanted) return;
+    shard->drain.is_wanted = true;
+    if (held_jobs_count(shard) == 0) {
+        end_drain(shard);
+        return;
+    }
+    uv_update_time(shard->loop);
+    shard->drain.due_ms = uv_now(shard->loop) + 1000ull * seconds;
+    log_info(
+        "asked to end: the parts of %zu jobs here are to go to other shards first, within %u s",
+        held_jobs_count(shard), seconds);
+    ask_to_drain(shard);
+    wait_on(shard);
+}
+
+/* A session began: asks its coordinator, unless it was asked before. */
+static void drain_on_welcome(struct shard_daemon *shard)
+{
+    if (!shard->drain.is_wanted) return;
+    ask_to_drain(shard);
+    if (is_asked(shard)) wait_on(shard);
+}
+
+/* A welcomed session ended: waits for the next session, at most two leases. */
+static void drain_on_lost(struct shard_daemon *shard)
+{
+    if (shard->drain.is_wanted) wait_on(shard);
+}
+
+/* ---- the coordinator's word; the shard may be closed afterwards ---- */
+
+static bool is_answer(const struct shard_daemon *shard, uint32_t request)
+{
+    return shard->drain.is_wanted && is_asked(shard) && request == DRAIN_REQUEST;
+}
+
+static void on_done(struct shard_daemon *shard, uint32_t request, const void *message)
+{
+    (void)message;
+    if (!is_answer(shard, request)) return;
+    log_info("this shard's state is on other shards now: it ends");
+    end_drain(shard);
+}
+
+static void on_error(struct shard_daemon *shard, uint32_t request, const void *message)
+{
+    const Cairn__Error *error = message;
+    if (is_answer(shard, request)) {
+        log_error("this shard ends without bringing its parts of %zu jobs to other shards: %s",
+                  held_jobs_count(shard), error->text);
+        end_drain(shard);
+    } else if (error->status == CAIRN_ERR_FENCED && error->job == 0) {
+        session_fenced(shard, error->text);
+    } else {
+        log_warn("the coordinator says: %s (%s)", error->text, status_code_name(error->status));
+    }
+}
+
+static void on_member_end(struct shard_daemon *shard, uint32_t request, const void *message)
+{
+    (void)request;
+    log_info("this shard holds nothing and is known no more: it ends (%s)",
+             ((const Cairn__MemberEnd *)message)->why);
+    end_drain(shard);
+}
+
+static const struct shard_message messages[] = {
+    { CAIRN_MSG_PART_GET, .from_any = true, .on_shard = on_part_get },
+    { CAIRN_MSG_PART_DROP, .from_any = true, .on_shard = on_part_drop },
+    { CAIRN_MSG_STORE_ADOPTED, .from_any = true, .on_shard = on_adopted },
+    { CAIRN_MSG_HEARTBEAT, .from_any = true, .on_shard = on_heartbeat },
+    { CAIRN_MSG_DONE, .from_any = true, .on_shard = on_done },
+    { CAIRN_MSG_ERROR, .from_any = true, .on_shard = on_error },
+    { CAIRN_MSG_MEMBER_END, .on_shard = on_member_end },
+    { 0 },
+};
+const struct shard_module held_module = { .messages = messages };
+
+/* ==== unheard ==== */
+
+/* Neighbours that are silent on the data path although this shard waits for them. This shard's heartbeats
+ * name them, as a worker's heartbeats do. Loop thread. */
+
+#define CAIRN_UNHEARD_MAX 16
+
+struct unheard {
+    char *names[CAIRN_UNHEARD_MAX]; /* borrowed, each once */
+    size_t count;
+};
+
+/* Adds the neighbour if it has been silent for long. A shard on this host is not added: the end of its
+ * process is noticed anyway, and there is no network to it that could fail. */
+static void look_unheard(struct unheard *list, struct neighbour *neighbour)
+{
+    const struct shard_daemon *shard = neighbour->all->job->shard;
+    char *name = neighbour->name;
+    size_t i = 0;
+    if (chunk_link_silent_ms(&neighbour->link, uv_now(shard->loop)) < shard->unheard_ms ||
+        chunk_link_shares(&neighbour->link))
+        return;
+    while (i < list->count && strcmp(list->names[i], name) != 0) i++;
+    if (i == list->count && i < CAIRN_UNHEARD_MAX) list->names[list->count++] = name;
+}
+
+static void unheard_list(const struct shard_daemon *shard, struct unheard *list_out)
+{
+    const struct neighbours *all;
+    list_out->count = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        LIST_FOREACH (all, &job->asked, link)
+            for (uint32_t i = 0; i < all->count; i++) look_unheard(list_out, neighbours_at(all, i));
+}
+
+/* ==== connection ==== */
 
 #define CONNECT_TIMEOUT_MS 5000
 #define WELCOME_TIMEOUT_MS 5000
@@ -34,16 +491,7 @@ static const struct frame_limits limits_after = { .type_min = CAIRN_MSG_WELCOME,
                                                   .type_max = CAIRN_MSG_MAX,
                                                   .frame_bytes = CAIRN_FRAME_BYTES_MAX };
 
-#define CAIRN_UNHEARD_MAX 16
-
-struct unheard {
-    char *names[CAIRN_UNHEARD_MAX]; /* borrowed, each once */
-    size_t count;
-};
-
 static void on_timer(uv_timer_t *timer);
-
-static void unheard_list(const struct shard_daemon *shard, struct unheard *list_out);
 
 void device_tell(struct shard_daemon *shard, Cairn__Home *out)
 {
@@ -264,7 +712,6 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
         shard->up->stream_closed(shard);
         return;
     }
-    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) reports_drop(job);
     const bool news = session->welcome || status == CAIRN_ERR_REFUSED;
     log_limited(&session->down, news ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
                 "no coordinator: %s (%s); trying again in %u ms", why,
@@ -273,10 +720,8 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
     session->welcome = false;
     session->serial++; // requests of the lost session get no answer
     arriving_drop_all(shard);
-    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        job->move.fence.epoch = 0; // the layout that the next Hello reports stays in force
-        pin_session_ended(job);
-    }
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        shard_tell(job, SHARD_SESSION_ENDED);
     if (was_welcome) drain_on_lost(shard);
     uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);
     session->backoff_ms = session->backoff_ms * 2 < BACKOFF_MAX_MS ? session->backoff_ms * 2
@@ -349,173 +794,4 @@ void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed)
     assert(shard->closing);
     if (session->stream != NULL) stream_close(session->stream, CAIRN_OK, "shard stops");
     uv_close((uv_handle_t *)&session->timer, on_timer_closed);
-}
-
-/* ==== addresses ==== */
-
-#define LOOK_MS 500
-#define SAY_MS  60000
-
-/* True if this host has the device: a name like "mlx5_0:1" is a card, any other a device of the kernel. */
-static bool is_device(const char *name)
-{
-    char path[CAIRN_PLACE_DEVICES_BYTES + 64];
-    const size_t length = strcspn(name, ":");
-    if (name[length] != ':') return if_nametoindex(name) != 0;
-    snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", (int)length, name);
-    return access(path, F_OK) == 0;
-}
-
-bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
-{
-    for (const char *at = devices; *at != '\0';) {
-        const size_t length = strcspn(at, ",;");
-        snprintf(out, CAIRN_PLACE_DEVICES_BYTES, "%.*s", (int)length, at);
-        if (!is_device(out)) return true;
-        at += length + (at[length] != '\0');
-    }
-    return false;
-}
-
-/* True if UCX's tcp can use the device: it has an IP and is up, and its cable's other end is up, too. */
-static bool is_usable(const struct ifaddrs *one, const char *device, size_t length)
-{
-    const unsigned up = IFF_UP | IFF_RUNNING;
-    char ip[INET6_ADDRSTRLEN];
-    return strcspn(one->ifa_name, ":") == length && strncmp(one->ifa_name, device, length) == 0 &&
-           (one->ifa_flags & up) == up && ip_print(one->ifa_addr, ip);
-}
-
-/* True if one device of the network is usable; a card ("mlx5_0:1") is opened even without an IP. */
-static bool is_there(const char *network, const struct ifaddrs *all)
-{
-    if (strchr(network, ':') != NULL) return true;
-    for (const char *at = network; *at != '\0';) {
-        const size_t length = strcspn(at, ",");
-        for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next)
-            if (is_usable(one, at, length)) return true;
-        at += length + (at[length] == ',');
-    }
-    return false;
-}
-
-/* Finds the devices of the first network that lacks an address, and writes them with ',' between them.
- * Returns false if no network lacks an address. */
-static bool find_lacking(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
-{
-    struct ifaddrs *all;
-    bool lacks = false;
-    if (getifaddrs(&all) != 0) return false;
-    for (const char *at = devices; *at != '\0' && !lacks;) {
-        const size_t length = strcspn(at, ";");
-        snprintf(out, CAIRN_PLACE_DEVICES_BYTES, "%.*s", (int)length, at);
-        at += length + (at[length] == ';');
-        lacks = length > 0 && !is_there(out, all);
-    }
-    freeifaddrs(all);
-    return lacks;
-}
-
-static void say(struct addresses *addresses, const char *device, bool is_absent)
-{
-    char status[CAIRN_PLACE_DEVICES_BYTES + 64];
-    const uint64_t now_ms = uv_now(addresses->timer.loop);
-    if (addresses->said_ms != 0 && addresses->said_absent == is_absent &&
-        now_ms - addresses->said_ms < SAY_MS)
-        return;
-    addresses->said_ms = now_ms + 1; // 0 means that nothing was said yet
-    addresses->said_absent = is_absent;
-    snprintf(status, sizeof status, "waits for device %s: %s", device,
-             is_absent ? "it is not there" : "no address, or not up");
-    notify_status(status);
-    if (is_absent)
-        log_warn("this host has no device %s: this shard waits for it; `ip link` and "
-                 "/sys/class/infiniband list those it has, and fabric.device names it",
-                 device);
-    else
-        log_warn("device %s has no address yet, or is not up: this shard waits for that; "
-                 "`ip -br addr` shows what it has, and fabric.device names it",
-                 device);
-}
-
-static void look_addresses(uv_timer_t *timer)
-{
-    struct addresses *addresses = timer->data;
-    char lacking[CAIRN_PLACE_DEVICES_BYTES];
-    const bool is_absent = addresses_find_absent(addresses->devices, lacking);
-    if (is_absent || find_lacking(addresses->devices, lacking)) {
-        say(addresses, lacking, is_absent);
-        uv_timer_start(timer, look_addresses, LOOK_MS, 0);
-        return;
-    }
-    addresses_close(addresses);
-    addresses->on_there(addresses->context);
-}
-
-void addresses_await(struct addresses *addresses, uv_loop_t *loop, const char *devices,
-                     void (*on_there)(void *context), void *context)
-{
-    addresses->devices = devices;
-    addresses->said_ms = 0;
-    addresses->on_there = on_there;
-    addresses->context = context;
-    uv_timer_init(loop, &addresses->timer);
-    addresses->timer.data = addresses;
-    look_addresses(&addresses->timer);
-}
-
-void addresses_close(struct addresses *addresses)
-{
-    uv_handle_t *handle = (uv_handle_t *)&addresses->timer;
-    if (handle->loop != NULL && !uv_is_closing(handle)) uv_close(handle, NULL);
-}
-
-/* ==== unheard ==== */
-
-/* Shards that are silent on the data path although this shard waits for them: shards that give state to
- * this shard (move.h), and shards to which it relays or from which it reads (relay.h). This shard's
- * heartbeats name them, as a worker's heartbeats do. Loop thread. */
-
-/* Adds the shard at the other end of the link if it has been silent for long. A shard on this host is not
- * added: the end of its process is noticed anyway, and there is no network to it that could fail. */
-static void look_unheard(struct unheard *list, const struct shard_daemon *shard,
-                         const struct chunk_link *link, char *name)
-{
-    size_t i = 0;
-    if (chunk_link_silent_ms(link, uv_now(shard->loop)) < shard->unheard_ms ||
-        chunk_link_shares(link))
-        return;
-    while (i < list->count && strcmp(list->names[i], name) != 0) i++;
-    if (i == list->count && i < CAIRN_UNHEARD_MAX) list->names[list->count++] = name;
-}
-
-/* Returns the link to the i-th sender, and the sender's name (borrowed). Returns NULL if there is no such
- * sender, or if nothing is asked of the senders. */
-static const struct chunk_link *receiver_link(struct receiver *receiver, uint32_t i,
-                                              char **name_out)
-{
-    if (!receiver->is_begun || receiver->is_leaving || i >= receiver->sender_count) return NULL;
-    *name_out = receiver->senders[i].name;
-    return &receiver->senders[i].link;
-}
-
-static void look_at_senders(struct unheard *list, const struct shard_daemon *shard,
-                            struct receiver *receiver)
-{
-    const struct chunk_link *link;
-    char *name;
-    for (uint32_t i = 0; (link = receiver_link(receiver, i, &name)) != NULL; i++)
-        look_unheard(list, shard, link, name);
-}
-
-static void unheard_list(const struct shard_daemon *shard, struct unheard *list_out)
-{
-    list_out->count = 0;
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        struct relay *relay = job_relay(job);
-        if (job->move.now != NULL && job->move.now->receiver != NULL)
-            look_at_senders(list_out, shard, job->move.now->receiver);
-        for (uint32_t i = 0; relay != NULL && i < relay->owner_count; i++)
-            look_unheard(list_out, shard, &relay->owners[i].link, relay->owners[i].name);
-    }
 }

@@ -236,7 +236,7 @@ static void published_return(struct shard_job *job, const struct published_copy 
     if (job->state != CAIRN_JOB_SERVING) return;
     if (job->shard->closing) return; // the threads have ended, so no waiting reply may begin
     published_trim(job);
-    job->shard->up->copies_ended(job);
+    shard_tell(job, SHARD_COPIES_ENDED);
 }
 
 static void on_sent(void *arg, cairn_status status)

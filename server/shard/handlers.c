@@ -11,56 +11,6 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-/* Answers a probe: any answer says that this shard is alive. */
-static void on_probe(struct shard_daemon *shard, uint32_t request)
-{
-    struct request answered = session_request(shard, request);
-    session_answer(shard, &answered, CAIRN_OK, NULL);
-}
-
-/* Returns CAIRN_OK if every chunk was put; on CAIRN_ERR_NOT_READY `why` names the missing tensors. */
-static cairn_status puts_are_whole(const struct shard_job *job, struct sentence *why)
-{
-    size_t missing = 0;
-    uint32_t last = UINT32_MAX;
-    struct sentence names = { "" };
-    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
-        const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
-        const bool is_put = (job->puts.have[c] & CAIRN_PUT_HAS(CAIRN_PLANE_PARAM)) != 0;
-        if (tensor == last || is_put || tiles_put_whole(job, c)) continue;
-        last = tensor;
-        if (++missing <= 5)
-            sentence_add(&names, "%s%s", missing > 1 ? ", " : "", job->spec.tensors[tensor].name);
-    }
-    if (missing == 0) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_NOT_READY,
-                     "shard %s has no whole initial state of %zu tensors: %s%s; put them first",
-                     job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
-}
-
-static void on_job_seal(struct shard_daemon *shard, uint32_t request, struct shard_job *job,
-                        const ProtobufCMessage *seal)
-{
-    const uint64_t moments_of = ((const Cairn__JobSeal *)seal)->moments_of;
-    struct request answered = session_request(shard, request);
-    struct sentence why;
-    cairn_status status = CAIRN_OK;
-    const bool is_put = job->state == CAIRN_JOB_INITIALIZING,
-               serves = job->state == CAIRN_JOB_SERVING;
-    if (job->load.at_work != NULL && job->load.at_work->puts_follow)
-        status = fail_with(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
-    if (is_put) status = puts_are_whole(job, &why);
-    // A refused seal counts no moments, because another member may be putting its own moments.
-    if (status == CAIRN_OK && (is_put || serves)) put_count_moments(job, moments_of);
-    if (serves) status = put_judge_again(job, &why);
-    if (status != CAIRN_OK || serves) {
-        session_answer(shard, &answered, status, &why);
-        return;
-    }
-    job->load.asked = answered; // the request is answered when LOADING or SEALING is done
-    if (is_put) pass_seal(job);
-}
-
 /* ---- rounds ---- */
 
 /* Reads a decision off the wire; returns false if it is invalid. `out` borrows from the message. */
@@ -138,8 +88,10 @@ static void frozen_note(struct frozen *frozen, const struct job_spec_data *spec,
     }
 }
 
-static void on_round_open(struct shard_job *job, const Cairn__RoundOpen *message)
+static void on_round_open(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__RoundOpen *message = body;
+    (void)request;
     if (job->state != CAIRN_JOB_SERVING || message->n_members > UINT32_MAX) {
         shard_job_fault(job,
                         "a round is too large, or was opened before the initial state is complete");
@@ -165,8 +117,10 @@ static void on_round_open(struct shard_job *job, const Cairn__RoundOpen *message
     if (relay_on_open(job, message) != CAIRN_OK) tell_no_relay(job, message);
 }
 
-static void on_fence(struct shard_job *job, const Cairn__Fence *message)
+static void on_fence(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__Fence *message = body;
+    (void)request;
     const bool newer = message->epoch > step_epoch(job->collector.step); // else the core refuses it
     if (newer && move_on_fence(job, message->epoch, message->layout)) return;
     own_step(job, &(struct step_event) {
@@ -176,37 +130,20 @@ static void on_fence(struct shard_job *job, const Cairn__Fence *message)
     if (newer) relay_on_fence(job, message->epoch);
 }
 
-static void on_relay_set(struct shard_daemon *shard, uint32_t request, struct shard_job *job,
-                         const Cairn__RelaySet *message)
+static void on_decide(struct shard_job *job, uint32_t request, const void *message)
 {
-    struct request answered = session_request(shard, request);
-    struct sentence why;
-    const cairn_status status = relay_on_set(job, message, &why);
-    if (status != CAIRN_OK) log_error("job %s cannot be relayed: %s", job->spec.name, why.text);
-    if (request != 0) session_answer(shard, &answered, status, &why);
+    const Cairn__Decide *decide = message;
+    (void)request;
+    on_decision(job, CAIRN_STEP_DECIDE, decide->epoch, 0, decide->decision);
 }
 
-static void on_member_join(struct shard_daemon *shard, uint32_t request, struct shard_job *job,
-                           const Cairn__MemberJoin *message)
+static void on_resolve(struct shard_job *job, uint32_t request, const void *message)
 {
-    struct request answered = session_request(shard, request);
-    struct sentence why;
-    cairn_status status = members_join(job, message, &why);
-    if (status == CAIRN_OK) {
-        admit_member(job, message->member, answered);
-        return;
-    }
-    log_warn("member %s of job %s refused: %s", message->name, job->spec.name, why.text);
-    session_answer(shard, &answered, status, &why);
-}
-
-static void on_lease_keep(struct shard_daemon *shard, uint32_t request, struct shard_job *job,
-                          const Cairn__LeaseKeep *message)
-{
-    struct request answered = session_request(shard, request);
-    struct sentence why;
-    const cairn_status status = shard_lease_keep(job, message, &why);
-    session_answer(shard, &answered, status, &why);
+    const Cairn__Resolve *resolve = message;
+    (void)request;
+    on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->round, resolve->decision);
+    relay_on_resolve(job, resolve->epoch);
+    move_on_resolve(job, resolve->epoch);
 }
 
 /* ---- whom a round waits for ---- */
@@ -238,8 +175,10 @@ static void add_core(struct list *list, const struct step_machine *core, uint32_
     }
 }
 
-static void tell_lacks(struct shard_job *job, const Cairn__LacksGet *message)
+static void on_lacks_get(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__LacksGet *message = body;
+    (void)request;
     struct list *list = calloc(1, sizeof *list);
     const struct relay *relay = job_relay(job);
     Cairn__Lacks lacks = CAIRN__LACKS__INIT;
@@ -260,183 +199,82 @@ static void tell_lacks(struct shard_job *job, const Cairn__LacksGet *message)
     free(list);
 }
 
-/* ---- dispatch ---- */
+static const struct shard_message messages[] = {
+    { CAIRN_MSG_ROUND_OPEN, .on_job = on_round_open }, { CAIRN_MSG_DECIDE, .on_job = on_decide },
+    { CAIRN_MSG_RESOLVE, .on_job = on_resolve },       { CAIRN_MSG_FENCE, .on_job = on_fence },
+    { CAIRN_MSG_LACKS_GET, .on_job = on_lacks_get },   { 0 },
+};
+const struct shard_module round_module = { .messages = messages };
 
-/* Returns the number of the job that the message is about; 0 if it is about no job. */
-static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
+/* ==== dispatch ==== */
+
+/* Returns NULL if a shard has no handler for the type. */
+static const struct shard_message *find_row(uint16_t type)
 {
-    switch (type) {
-    case CAIRN_MSG_JOB_SEAL: return ((const Cairn__JobSeal *)message)->job;
-    case CAIRN_MSG_MEMBER_JOIN: return ((const Cairn__MemberJoin *)message)->job;
-    case CAIRN_MSG_MEMBER_LEAVE: return ((const Cairn__MemberLeave *)message)->job;
-    case CAIRN_MSG_RELAY_SET: return ((const Cairn__RelaySet *)message)->job;
-    case CAIRN_MSG_ROUND_OPEN: return ((const Cairn__RoundOpen *)message)->job;
-    case CAIRN_MSG_DECIDE: return ((const Cairn__Decide *)message)->job;
-    case CAIRN_MSG_FENCE: return ((const Cairn__Fence *)message)->job;
-    case CAIRN_MSG_RESOLVE: return ((const Cairn__Resolve *)message)->job;
-    case CAIRN_MSG_PIN: return ((const Cairn__Pin *)message)->job;
-    case CAIRN_MSG_PIN_PREPARE: return ((const Cairn__PinPrepare *)message)->job;
-    case CAIRN_MSG_LACKS_GET: return ((const Cairn__LacksGet *)message)->job;
-    case CAIRN_MSG_PIN_FOLDER: return ((const Cairn__PinFolder *)message)->job;
-    case CAIRN_MSG_SNAPSHOT_PART_NEXT: return ((const Cairn__SnapshotPartNext *)message)->job;
-    case CAIRN_MSG_LEASE_KEEP: return ((const Cairn__LeaseKeep *)message)->job;
-    case CAIRN_MSG_LEASE_END: return ((const Cairn__LeaseEnd *)message)->job;
-    case CAIRN_MSG_PART_PARK: return ((const Cairn__PartPark *)message)->job;
-    case CAIRN_MSG_PART_UNPREPARE: return ((const Cairn__PartUnprepare *)message)->job;
-    case CAIRN_MSG_PART_SETTLED: return ((const Cairn__PartSettled *)message)->job;
-    case CAIRN_MSG_PART_PUBLISH: return ((const Cairn__PartPublish *)message)->job;
-    default: return 0;
+    for (size_t i = 0; i < shard_module_count; i++) {
+        const struct shard_message *row = shard_modules[i]->messages;
+        while (row != NULL && row->type != 0 && row->type != type) row++;
+        if (row != NULL && row->type == type) return row;
     }
+    return NULL;
 }
 
-static void on_job_message(struct shard_daemon *shard, uint16_t type, uint32_t request,
-                           struct shard_job *job, const ProtobufCMessage *message)
+/* Ignores a message of the coordinator; if it is a request, answers why. */
+static void refuse_message(struct shard_daemon *shard, const struct wire_frame *frame,
+                           cairn_status status, const struct sentence *why)
 {
-    const Cairn__Decide *decide = (const Cairn__Decide *)message;
-    const Cairn__Resolve *resolve = (const Cairn__Resolve *)message;
-    switch (type) {
-    case CAIRN_MSG_JOB_SEAL: on_job_seal(shard, request, job, message); break;
-    case CAIRN_MSG_MEMBER_JOIN:
-        on_member_join(shard, request, job, (const Cairn__MemberJoin *)message);
-        break;
-    case CAIRN_MSG_MEMBER_LEAVE:
-        members_leave(job, ((const Cairn__MemberLeave *)message)->member);
-        admit_left(job);
-        break;
-    case CAIRN_MSG_ROUND_OPEN: on_round_open(job, (const Cairn__RoundOpen *)message); break;
-    case CAIRN_MSG_DECIDE:
-        on_decision(job, CAIRN_STEP_DECIDE, decide->epoch, 0, decide->decision);
-        break;
-    case CAIRN_MSG_RESOLVE:
-        on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->round, resolve->decision);
-        relay_on_resolve(job, resolve->epoch);
-        move_on_resolve(job, resolve->epoch);
-        break;
-    case CAIRN_MSG_FENCE: on_fence(job, (const Cairn__Fence *)message); break;
-    case CAIRN_MSG_RELAY_SET:
-        on_relay_set(shard, request, job, (const Cairn__RelaySet *)message);
-        break;
-    case CAIRN_MSG_PIN: pin_begin(job, (const Cairn__Pin *)message); break;
-    case CAIRN_MSG_PIN_PREPARE:
-        pin_on_prepare(job, request, (const Cairn__PinPrepare *)message);
-        break;
-    case CAIRN_MSG_LACKS_GET: tell_lacks(job, (const Cairn__LacksGet *)message); break;
-    case CAIRN_MSG_PIN_FOLDER: pin_on_folder(job, (const Cairn__PinFolder *)message); break;
-    case CAIRN_MSG_SNAPSHOT_PART_NEXT:
-        report_next(job, ((const Cairn__SnapshotPartNext *)message)->snapshot);
-        break;
-    case CAIRN_MSG_LEASE_KEEP:
-        on_lease_keep(shard, request, job, (const Cairn__LeaseKeep *)message);
-        break;
-    case CAIRN_MSG_LEASE_END:
-        shard_lease_end(job, ((const Cairn__LeaseEnd *)message)->lease);
-        break;
-    case CAIRN_MSG_PART_PARK:
-        park_on_message(job, request, (const Cairn__PartPark *)message);
-        break;
-    case CAIRN_MSG_PART_UNPREPARE:
-        move_on_unprepare(job, (const Cairn__PartUnprepare *)message);
-        break;
-    case CAIRN_MSG_PART_SETTLED: move_on_settled(job, (const Cairn__PartSettled *)message); break;
-    case CAIRN_MSG_PART_PUBLISH:
-        move_on_publish(job, request, (const Cairn__PartPublish *)message);
-        break;
-    default: break; // the caller passes no other type
-    }
+    struct request answered = session_request(shard, frame->request);
+    if (frame->request != 0) session_answer(shard, &answered, status, why);
 }
 
-static void on_message_of_job(struct shard_daemon *shard, uint16_t type, uint32_t request,
-                              const ProtobufCMessage *message)
+static void on_message_of_job(struct shard_daemon *shard, const struct shard_message *row,
+                              const struct wire_frame *frame, ProtobufCMessage *message)
 {
-    const uint64_t number = job_number(type, message);
+    const uint64_t number = *message_job(message);
     struct shard_job *job = shard_job_find(shard, number);
     if (job != NULL && job->state != CAIRN_JOB_FAULTED) {
-        on_job_message(shard, type, request, job, message);
+        row->on_job(job, frame->request, message);
         return;
     }
     struct sentence why;
     sentence_set(&why, "shard %s %s job %016" PRIx64 ": create it in a higher generation",
                  shard->name, job == NULL ? "does not hold" : "stopped", number);
-    log_warn("%s ignored: %s", message_name(type), why.text);
-    struct request answered = session_request(shard, request);
-    if (request != 0) session_answer(shard, &answered, CAIRN_ERR_NOT_FOUND, &why);
+    log_warn("%s ignored: %s", message_name(frame->type), why.text);
+    refuse_message(shard, frame, CAIRN_ERR_NOT_FOUND, &why);
 }
 
-static void on_error(struct shard_daemon *shard, const Cairn__Error *error)
+/* Ignores a message of a coordinator that this shard does not obey. */
+static void on_message_of_stranger(struct shard_daemon *shard, const struct wire_frame *frame)
 {
-    if (error->status == CAIRN_ERR_FENCED && error->job == 0) {
-        session_fenced(shard, error->text);
-        return;
-    }
-    log_warn("the coordinator says: %s (%s)", error->text, status_code_name(error->status));
+    struct sentence why;
+    sentence_set(&why, "this shard holds state of another store, or of a newer coordinator; see "
+                       "`cairn cluster adopt`");
+    log_warn("ignored %s of a coordinator that is not obeyed", message_name(frame->type));
+    refuse_message(shard, frame, CAIRN_ERR_REFUSED, &why);
 }
 
-/* Returns NULL if the frame is malformed; then the session ends. */
-static ProtobufCMessage *unpack_frame(struct shard_daemon *shard, const struct wire_frame *frame)
+void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 {
     const ProtobufCMessageDescriptor *type = message_type(frame->type);
+    const struct shard_message *row = find_row(frame->type);
+    const bool is_obeyed = shard->session.standing == CAIRN_STANDING_GOOD;
     ProtobufCMessage *message = NULL;
     if (type != NULL) message = message_unpack(type, frame->payload, frame->payload_bytes);
     if (message == NULL)
         session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s of %zu bytes",
                        message_name(frame->type), frame->payload_bytes);
-    return message;
-}
-
-void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
-{
-    ProtobufCMessage *message = unpack_frame(shard, frame);
-    if (message == NULL) return;
-    if (drain_on_message(shard, frame, message) || held_on_message(shard, frame, message)) {
-        message_free(message);
-        return;
-    }
-    switch (frame->type) {
-    case CAIRN_MSG_JOB_CREATE:
-        create_on_message(shard, frame->request, (Cairn__JobCreate *)message);
-        return; // the callee owns the message
-    case CAIRN_MSG_MEMBER_TILES:
-        tiles_on_message(shard, frame->request, (Cairn__MemberTiles *)message);
-        return; // the same
-    case CAIRN_MSG_JOB_TERMS:
-        terms_on_message(shard, frame->request, (Cairn__JobTerms *)message);
-        return; // the same
-    case CAIRN_MSG_PART_PREPARE:
-        move_on_prepare(shard, frame->request, (Cairn__PartPrepare *)message);
-        return; // the same
-    case CAIRN_MSG_PAGE:
-        arriving_on_page(shard, frame->request, (const Cairn__Page *)message);
-        break;
-    case CAIRN_MSG_JOB_DROP:
-        create_on_drop(shard, frame->request, (const Cairn__JobDrop *)message);
-        break;
-    case CAIRN_MSG_PROBE: on_probe(shard, frame->request); break;
-    case CAIRN_MSG_JOB_SWITCH: create_on_switch(shard, (const Cairn__JobSwitch *)message); break;
-    case CAIRN_MSG_JOB_SEAL:
-    case CAIRN_MSG_MEMBER_JOIN:
-    case CAIRN_MSG_MEMBER_LEAVE:
-    case CAIRN_MSG_RELAY_SET:
-    case CAIRN_MSG_ROUND_OPEN:
-    case CAIRN_MSG_DECIDE:
-    case CAIRN_MSG_FENCE:
-    case CAIRN_MSG_RESOLVE:
-    case CAIRN_MSG_PIN:
-    case CAIRN_MSG_PIN_PREPARE:
-    case CAIRN_MSG_LACKS_GET:
-    case CAIRN_MSG_PIN_FOLDER:
-    case CAIRN_MSG_SNAPSHOT_PART_NEXT:
-    case CAIRN_MSG_LEASE_KEEP:
-    case CAIRN_MSG_PART_PARK:
-    case CAIRN_MSG_PART_UNPREPARE:
-    case CAIRN_MSG_PART_SETTLED:
-    case CAIRN_MSG_PART_PUBLISH:
-    case CAIRN_MSG_LEASE_END: on_message_of_job(shard, frame->type, frame->request, message); break;
-    case CAIRN_MSG_ERROR: on_error(shard, (const Cairn__Error *)message); break;
-    case CAIRN_MSG_HEARTBEAT:
-    case CAIRN_MSG_DONE: break; // these messages only renew the lease
-    default:
+    else if (!is_obeyed && (row == NULL || !row->from_any))
+        on_message_of_stranger(shard, frame);
+    else if (row == NULL)
         session_refuse(shard, CAIRN_ERR_PROTOCOL, "%s is not for a shard",
                        message_name(frame->type));
+    else if (row->on_job != NULL)
+        on_message_of_job(shard, row, frame, message);
+    else if (row->on_shard != NULL)
+        row->on_shard(shard, frame->request, message); // the shard may be closed now
+    else {
+        row->takes(shard, frame->request, message);
+        return;
     }
     message_free(message);
 }
@@ -589,8 +427,10 @@ static void on_micro_end(struct shard_member *member, const struct chunk_header 
     }
 }
 
-static void on_commit(struct shard_member *member, const struct chunk_header *header)
+static void on_commit(struct shard_member *member, const struct chunk_header *header,
+                      struct fabric_message *message)
 {
+    fabric_drop(message);
     if (header->tensor != 0) {
         relay_on_commit(member, header);
         return;
@@ -599,29 +439,7 @@ static void on_commit(struct shard_member *member, const struct chunk_header *he
     own_step(member->job, &event);
 }
 
-/* ---- all messages ---- */
-
-static void on_round_message(struct shard_member *member, const struct chunk_header *header,
-                             struct fabric_message *message)
-{
-    if (member->role != CAIRN_ROLE_WIRE_WORKER) {
-        refuse_chunk(member, header, CAIRN_ERR_REFUSED, "a reader only fetches");
-    } else if (header->kind == CAIRN_CHUNK_PUT) {
-        put_on_message(member, header, message);
-        return;
-    } else if (member->job->state != CAIRN_JOB_SERVING) {
-        refuse_chunk(member, header, CAIRN_ERR_NOT_READY, "the job is not ready");
-    } else if (header->kind == CAIRN_CHUNK_PUSH) {
-        on_push(member, header, message);
-        return;
-    } else if (header->kind == CAIRN_CHUNK_MICRO_END) {
-        on_micro_end(member, header, message);
-        return;
-    } else {
-        on_commit(member, header);
-    }
-    fabric_drop(message);
-}
+/* ---- fetches ---- */
 
 static bool begins_in(const struct shard_view *view, const struct chunk_header *header)
 {
@@ -649,39 +467,91 @@ static bool is_of_another(const struct shard_member *member, const struct chunk_
            layout_find(member->job->view->layout, header->tensor, header->first_leaf) != NULL;
 }
 
+static void on_fetch(struct shard_member *member, const struct chunk_header *header,
+                     struct fabric_message *message)
+{
+    if (is_of_another(member, header))
+        relay_fetch(member, header, message);
+    else
+        fetch_on_message(member, header, message);
+}
+
+/* ---- all messages ---- */
+
+static void on_hello(struct shard_member *member, const struct chunk_header *header,
+                     struct fabric_message *message)
+{
+    fabric_drop(message);
+    member_hello(member, header->request);
+}
+
+/* Who takes a kind of message. */
+struct chunk_row {
+    bool of_neighbour; /* a neighbour may send it: neighbour.c takes it then */
+    bool of_worker;    /* a member must be a worker to send it .. */
+    bool in_round;     /* .. and the job must serve */
+    /* Takes or drops a member's message; NULL: a member must not send it. */
+    void (*on_member)(struct shard_member *member, const struct chunk_header *header,
+                      struct fabric_message *message);
+};
+
+static const struct chunk_row chunk_rows[CAIRN_CHUNK_KIND_COUNT] = {
+    [CAIRN_CHUNK_HELLO] = { .of_neighbour = true, .on_member = on_hello },
+    [CAIRN_CHUNK_PUSH] = { .of_worker = true, .in_round = true, .on_member = on_push },
+    [CAIRN_CHUNK_MICRO_END] = { .of_worker = true, .in_round = true, .on_member = on_micro_end },
+    [CAIRN_CHUNK_COMMIT] = { .of_worker = true, .in_round = true, .on_member = on_commit },
+    [CAIRN_CHUNK_PUT] = { .of_worker = true, .on_member = put_on_message },
+    [CAIRN_CHUNK_FETCH] = { .on_member = on_fetch },
+    [CAIRN_CHUNK_DATA] = { .of_neighbour = true },
+    [CAIRN_CHUNK_GRANT] = { .of_neighbour = true },
+    [CAIRN_CHUNK_ACK] = { .of_neighbour = true },
+    [CAIRN_CHUNK_NAK] = { .of_neighbour = true },
+    [CAIRN_CHUNK_MICRO_ACK] = { .of_neighbour = true },
+};
+
 static void on_member_message(struct shard_member *member, const struct chunk_header *header,
                               struct fabric_message *message)
 {
-    if (header->kind == CAIRN_CHUNK_HELLO) {
-        member_hello(member, header->request);
-        fabric_drop(message);
+    const struct chunk_row *row = &chunk_rows[header->kind];
+    if (header->kind != CAIRN_CHUNK_HELLO) member_heard(member);
+    if (row->on_member == NULL) {
+        refuse_chunk(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
+    } else if (row->of_worker && member->role != CAIRN_ROLE_WIRE_WORKER) {
+        refuse_chunk(member, header, CAIRN_ERR_REFUSED, "a reader only fetches");
+    } else if (row->in_round && member->job->state != CAIRN_JOB_SERVING) {
+        refuse_chunk(member, header, CAIRN_ERR_NOT_READY, "the job is not ready");
+    } else {
+        row->on_member(member, header, message);
         return;
-    }
-    member_heard(member);
-    switch (header->kind) {
-    case CAIRN_CHUNK_PUSH:
-    case CAIRN_CHUNK_PUT:
-    case CAIRN_CHUNK_MICRO_END:
-    case CAIRN_CHUNK_COMMIT: on_round_message(member, header, message); return;
-    case CAIRN_CHUNK_FETCH:
-        if (is_of_another(member, header))
-            relay_fetch(member, header, message);
-        else
-            fetch_on_message(member, header, message);
-        return;
-    default: refuse_chunk(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
     }
     fabric_drop(message);
 }
 
-/* Returns the member that sent the message; NULL if no member did. */
-static struct shard_member *find_sender(struct shard_daemon *shard,
-                                        const struct chunk_header *header)
+/* True if a neighbour may have sent the message. A relay that is a neighbour of itself says HELLO with
+ * CAIRN_CHUNK_OF_RELAY set. */
+static bool may_be_of_neighbour(const struct chunk_header *header)
+{
+    return chunk_rows[header->kind].of_neighbour &&
+           (header->kind != CAIRN_CHUNK_HELLO || (header->value & CAIRN_CHUNK_OF_RELAY) == 0);
+}
+
+/* Passes a message to the neighbour or to the member that sent it. Returns false if nobody did. */
+static bool route(struct shard_daemon *shard, const struct chunk_header *header,
+                  struct fabric_message *message)
 {
     struct shard_job *job = shard_job_find(shard, header->job);
-    if (job == NULL || job->state == CAIRN_JOB_FAULTED) return NULL;
+    if (job == NULL || job->state == CAIRN_JOB_FAULTED) return false;
+    struct neighbours *all = may_be_of_neighbour(header) ? neighbours_of(job, header) : NULL;
+    if (all != NULL) {
+        neighbours_on_message(all, header, message);
+        return true;
+    }
     struct shard_member *member = member_find(job, header->member);
-    return member != NULL && member->token == header->token ? member : NULL;
+    if (member == NULL || member->token != header->token) return false;
+    shard_job_busy(job);
+    on_member_message(member, header, message);
+    shard_job_idle(job);
+    return true;
 }
 
 void landing_on_message(void *arg, const void *header_bytes, size_t header_size,
@@ -690,21 +560,11 @@ void landing_on_message(void *arg, const void *header_bytes, size_t header_size,
     struct shard_daemon *shard = arg;
     struct chunk_header header;
     cairn_status status = chunk_decode(header_bytes, header_size, payload_bytes, &header);
-    struct shard_member *member = NULL;
-    if (status == CAIRN_OK && relay_on_message(shard, &header, message)) return;
-    if (status == CAIRN_OK && receiver_on_message(shard, &header, message)) return;
-    if (status == CAIRN_OK) member = find_sender(shard, &header);
-    if (member == NULL) {
-        shard->stats.chunks_refused++;
-        log_limited(&shard->strangers, CAIRN_LOG_WARN, "dropped a message of %zu + %zu bytes: %s",
-                    header_size, payload_bytes,
-                    status == CAIRN_OK ? "no member has that job, session and token"
-                                       : status_text((int)status));
-        fabric_drop(message);
-        return;
-    }
-    struct shard_job *job = member->job;
-    shard_job_busy(job);
-    on_member_message(member, &header, message);
-    shard_job_idle(job);
+    if (status == CAIRN_OK && route(shard, &header, message)) return;
+    shard->stats.chunks_refused++;
+    log_limited(&shard->strangers, CAIRN_LOG_WARN, "dropped a message of %zu + %zu bytes: %s",
+                header_size, payload_bytes,
+                status == CAIRN_OK ? "no member has that job, session and token"
+                                   : status_text((int)status));
+    fabric_drop(message);
 }

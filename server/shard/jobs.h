@@ -17,34 +17,9 @@
 
 enum { CAIRN_CREATE_SPEC, CAIRN_CREATE_LAYOUT }; /* the parts of a JobCreate that arrive in pages */
 
-/* Takes ownership of the message. */
-void create_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobCreate *message);
-void create_on_switch(struct shard_daemon *shard, const Cairn__JobSwitch *message);
-void create_on_drop(struct shard_daemon *shard, uint32_t request, const Cairn__JobDrop *message);
 /* Called when memory, or a held part of a job, was given back: creates that waited for this memory
  * continue, if nothing more is being given back. */
 void create_on_memory_back(struct shard_daemon *shard);
-
-/* ==== held ==== */
-
-/* Which parts a shard holds, to which store they belong, and the facts that a coordinator needs to adopt
- * these parts. */
-
-/* Counts the parts that are held. If no part is held, the shard obeys any coordinator. */
-size_t held_jobs_count(const struct shard_daemon *shard);
-/* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
-size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *out, bool full);
-/* Called when a coordinator identifies itself: notes whether the shard obeys it. */
-void held_judge(struct shard_daemon *shard, const char *cluster);
-/* Handles the keys that a coordinator trusts; NULL: it reports none. If the shard obeys that coordinator,
- * it keeps the keys for the coordinator that adopts the held parts. */
-void held_keys(struct shard_daemon *shard, const Cairn__Keys *keys);
-void held_keys_release(struct shard_daemon *shard);
-/* Handles the messages that a coordinator may send even if this shard does not obey it, and refuses all
- * other messages of a coordinator that this shard does not obey. False: the message is left to the
- * caller. */
-bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
-                     const ProtobufCMessage *message);
 
 /* ==== members ==== */
 
@@ -54,8 +29,6 @@ bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
 CAIRN_MUST_CHECK cairn_status members_join(struct shard_job *job, const Cairn__MemberJoin *message,
                                            struct sentence *why);
 void members_leave(struct shard_job *job, uint64_t number);
-/* Frees all members of a job that leaves or is freed. */
-void members_release(struct shard_job *job);
 /* Call when a message of the member arrived: connects the member if it is not connected. */
 void member_heard(struct shard_member *member);
 
@@ -164,8 +137,6 @@ CAIRN_MUST_CHECK cairn_status shard_job_switch(struct shard_job *job, struct sha
 /* The work that the core asks for. */
 void pass_reduce(struct shard_job *job);
 void pass_update(struct shard_job *job, const struct decision *decision);
-/* Called when sends out of a published copy have ended: an update that waits for these sends may begin. */
-void pass_copies_ended(struct shard_job *job);
 /* SEALING: publishes the parameters as version {job's generation, core's step}; then the job is SERVING. */
 void pass_seal(struct shard_job *job);
 /* Writes the newest version once more, by the view in force. `done` is called afterwards, except when the
@@ -210,8 +181,6 @@ CAIRN_MUST_CHECK cairn_status report_keep_payload(struct report *report, struct 
  * report. */
 void report_send(struct report *report, struct cairn_version version, cairn_status status,
                  const struct sentence *why);
-/* Called when the coordinator has taken the last batch that was sent. */
-void report_next(struct shard_job *job, uint64_t snapshot);
 /* Drops the reports: the job leaves, the session ended, or another report is asked for. */
 void reports_drop(struct shard_job *job);
 

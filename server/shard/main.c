@@ -1,5 +1,8 @@
 /* cairn-shard: the daemon. */
 #include <ctype.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -8,6 +11,145 @@
 #include "proto/spec/spec.h"
 #include "server/base/daemon.h"
 #include "server/shard/shard.h"
+
+/* ==== addresses ==== */
+
+/* The devices that carry bulk data, and their addresses. At boot a device may appear late (a bond, a
+ * virtual function), or its address may appear late (DHCP, a slow switch). Until then UCX cannot be opened
+ * on the device. A supervisor would give up a daemon that ended for this reason again and again, so the
+ * daemon waits, and logs the reason. Loop thread. */
+
+#define LOOK_MS 500
+#define SAY_MS  60000
+
+struct addresses {
+    uv_timer_t timer;
+    const char *devices; /* borrowed: as in fabric.device */
+    uint64_t said_ms;    /* uv_now */
+    bool said_absent;    /* at said_ms a device was missing, and not an address */
+    void (*on_there)(void *context);
+    void *context;
+};
+
+/* Safe to call again. on_there is not called afterwards. */
+static void addresses_close(struct addresses *addresses)
+{
+    uv_handle_t *handle = (uv_handle_t *)&addresses->timer;
+    if (handle->loop != NULL && !uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+/* True if this host has the device: a name like "mlx5_0:1" is a card, any other a device of the kernel. */
+static bool is_device(const char *name)
+{
+    char path[CAIRN_PLACE_DEVICES_BYTES + 64];
+    const size_t length = strcspn(name, ":");
+    if (name[length] != ':') return if_nametoindex(name) != 0;
+    snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", (int)length, name);
+    return access(path, F_OK) == 0;
+}
+
+/* Finds the first of these devices that is missing on this host. */
+static bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
+{
+    for (const char *at = devices; *at != '\0';) {
+        const size_t length = strcspn(at, ",;");
+        snprintf(out, CAIRN_PLACE_DEVICES_BYTES, "%.*s", (int)length, at);
+        if (!is_device(out)) return true;
+        at += length + (at[length] != '\0');
+    }
+    return false;
+}
+
+/* True if UCX's tcp can use the device: it has an IP and is up, and its cable's other end is up, too. */
+static bool is_usable(const struct ifaddrs *one, const char *device, size_t length)
+{
+    const unsigned up = IFF_UP | IFF_RUNNING;
+    char ip[INET6_ADDRSTRLEN];
+    return strcspn(one->ifa_name, ":") == length && strncmp(one->ifa_name, device, length) == 0 &&
+           (one->ifa_flags & up) == up && ip_print(one->ifa_addr, ip);
+}
+
+/* True if one device of the network is usable; a card ("mlx5_0:1") is opened even without an IP. */
+static bool is_there(const char *network, const struct ifaddrs *all)
+{
+    if (strchr(network, ':') != NULL) return true;
+    for (const char *at = network; *at != '\0';) {
+        const size_t length = strcspn(at, ",");
+        for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next)
+            if (is_usable(one, at, length)) return true;
+        at += length + (at[length] == ',');
+    }
+    return false;
+}
+
+/* Finds the devices of the first network that lacks an address, and writes them with ',' between them.
+ * Returns false if no network lacks an address. */
+static bool find_lacking(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
+{
+    struct ifaddrs *all;
+    bool lacks = false;
+    if (getifaddrs(&all) != 0) return false;
+    for (const char *at = devices; *at != '\0' && !lacks;) {
+        const size_t length = strcspn(at, ";");
+        snprintf(out, CAIRN_PLACE_DEVICES_BYTES, "%.*s", (int)length, at);
+        at += length + (at[length] == ';');
+        lacks = length > 0 && !is_there(out, all);
+    }
+    freeifaddrs(all);
+    return lacks;
+}
+
+static void say(struct addresses *addresses, const char *device, bool is_absent)
+{
+    char status[CAIRN_PLACE_DEVICES_BYTES + 64];
+    const uint64_t now_ms = uv_now(addresses->timer.loop);
+    if (addresses->said_ms != 0 && addresses->said_absent == is_absent &&
+        now_ms - addresses->said_ms < SAY_MS)
+        return;
+    addresses->said_ms = now_ms + 1; // 0 means that nothing was said yet
+    addresses->said_absent = is_absent;
+    snprintf(status, sizeof status, "waits for device %s: %s", device,
+             is_absent ? "it is not there" : "no address, or not up");
+    notify_status(status);
+    if (is_absent)
+        log_warn("this host has no device %s: this shard waits for it; `ip link` and "
+                 "/sys/class/infiniband list those it has, and fabric.device names it",
+                 device);
+    else
+        log_warn("device %s has no address yet, or is not up: this shard waits for that; "
+                 "`ip -br addr` shows what it has, and fabric.device names it",
+                 device);
+}
+
+static void look_addresses(uv_timer_t *timer)
+{
+    struct addresses *addresses = timer->data;
+    char lacking[CAIRN_PLACE_DEVICES_BYTES];
+    const bool is_absent = addresses_find_absent(addresses->devices, lacking);
+    if (is_absent || find_lacking(addresses->devices, lacking)) {
+        say(addresses, lacking, is_absent);
+        uv_timer_start(timer, look_addresses, LOOK_MS, 0);
+        return;
+    }
+    addresses_close(addresses);
+    addresses->on_there(addresses->context);
+}
+
+/* Calls on_there when this host has all of these devices, and each network device is up and has an address.
+ * Calls it at once if this is already so, else from the loop. */
+static void addresses_await(struct addresses *addresses, uv_loop_t *loop, const char *devices,
+                            void (*on_there)(void *context), void *context)
+{
+    addresses->devices = devices;
+    addresses->said_ms = 0;
+    addresses->on_there = on_there;
+    addresses->context = context;
+    uv_timer_init(loop, &addresses->timer);
+    addresses->timer.data = addresses;
+    look_addresses(&addresses->timer);
+}
+
+/* ==== the program ==== */
 
 struct values {
     char *name, *coordinator, *import_folders, *on_sigterm;

@@ -25,6 +25,8 @@
  * first. */
 #define AGAIN_MS 40
 
+static void admit_member(struct shard_job *job, uint64_t member, struct request answer);
+
 /* ---- connections ---- */
 
 static void tell_core(struct shard_member *member, enum step_event_kind kind)
@@ -246,7 +248,29 @@ void members_leave(struct shard_job *job, uint64_t number)
     member_free(member);
 }
 
-void members_release(struct shard_job *job)
+static void on_member_join(struct shard_job *job, uint32_t request, const void *body)
+{
+    const Cairn__MemberJoin *message = body;
+    struct request answered = session_request(job->shard, request);
+    struct sentence why;
+    cairn_status status = members_join(job, message, &why);
+    if (status == CAIRN_OK) {
+        admit_member(job, message->member, answered);
+        return;
+    }
+    log_warn("member %s of job %s refused: %s", message->name, job->spec.name, why.text);
+    session_answer(job->shard, &answered, status, &why);
+}
+
+static void on_member_leave(struct shard_job *job, uint32_t request, const void *message)
+{
+    (void)request;
+    members_leave(job, ((const Cairn__MemberLeave *)message)->member);
+    admit_left(job);
+}
+
+/* Frees all members of a job that leaves or is freed. */
+static void release_members(struct shard_job *job)
 {
     for (size_t i = 0; i < job->members.capacity; i++) {
         if (job->members.list[i] == NULL) continue;
@@ -258,6 +282,16 @@ void members_release(struct shard_job *job)
     job->members.list = NULL;
     job->members.count = job->members.capacity = 0;
 }
+
+static const struct shard_message messages[] = {
+    { CAIRN_MSG_MEMBER_JOIN, .on_job = on_member_join },
+    { CAIRN_MSG_MEMBER_LEAVE, .on_job = on_member_leave },
+    { 0 },
+};
+const struct shard_module member_module = {
+    .messages = messages,
+    .on = { [SHARD_JOB_LEAVES] = release_members, [SHARD_JOB_FREED] = release_members },
+};
 
 /* ==== own ==== */
 
@@ -603,7 +637,7 @@ void own_settle(struct shard_job *job)
         if (job->members.cut) close_cut(job);
     }
     job->pass.settling = false;
-    if (job->move.fence.epoch != 0) job->shard->up->rests(job);
+    if (job->move.fence.epoch != 0) shard_tell(job, SHARD_JOB_MAY_REST);
     if (job->landing.extra) admit_left(job);
 }
 
@@ -683,7 +717,9 @@ static void on_slots_taken(const struct reserve_request *request, cairn_status s
     session_answer(job->shard, &answered, status, why);
 }
 
-void admit_member(struct shard_job *job, uint64_t member, struct request answer)
+/* A member joined: answers when all joined workers have their landing slots. If there is no room for the
+ * member, it leaves. */
+static void admit_member(struct shard_job *job, uint64_t member, struct request answer)
 {
     const struct reserve_request request = { .job = job,
                                              .what = "landing memory of the workers",

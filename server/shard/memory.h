@@ -184,10 +184,7 @@ struct shared_span {
  * requests may get the same addresses. Takes ownership of the malloc'ed list. If there is no memory to do
  * this, the pages stay. */
 void reserve_give(struct shard_job *job, struct shared_span *spans, size_t span_count);
-/* Called when the job leaves: `done` of its requests follows soon. */
-void reserve_cancel(struct shard_job *job);
-/* Call reserves_stop before the shard's pool is closed, and reserves_free after it. */
-void reserves_stop(struct shard_daemon *shard);
+/* Call it after the shard's pool is closed. */
 void reserves_free(struct shard_daemon *shard);
 
 /* ==== plane ==== */

@@ -28,6 +28,7 @@ static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shar
                                   const struct shard_view *beside);
 static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
                                   const struct shard_view *retained, struct reserve *reserve);
+static void may_rest(struct shard_job *job);
 
 static const Cairn__PartPrepare *message_of(const struct arriving *arriving)
 {
@@ -374,10 +375,14 @@ static const struct arriving_kind kind = {
     .whole = prepare_is_whole,
 };
 
-void move_on_prepare(struct shard_daemon *shard, uint32_t request, Cairn__PartPrepare *message)
+/* Answers Done when the memory for arriving state is taken. Otherwise answers Error, and nothing has
+ * changed. */
+static void on_prepare(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *message)
 {
-    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->layout_bytes };
-    arriving_begin(shard, &kind, request, &message->base, bytes);
+    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = {
+        ((const Cairn__PartPrepare *)message)->layout_bytes
+    };
+    arriving_begin(shard, &kind, request, message, bytes);
 }
 
 /* Ends the PartPrepares that still wait and are for the message's layout. */
@@ -393,16 +398,16 @@ static void end_waiting(struct shard_daemon *shard, const Cairn__PartUnprepare *
     }
 }
 
-void move_on_unprepare(struct shard_job *job, const Cairn__PartUnprepare *message)
+static void on_unprepare(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__PartUnprepare *message = body;
     const struct move_part *part = job->move.next;
+    (void)request;
     end_waiting(job->shard, message);
     if (part != NULL && part->view->layout->version == message->layout) move_forget(job);
 }
 
 /* ==== part ==== */
-
-#define TICK_MS 20
 
 /* ---- bytes ---- */
 
@@ -451,30 +456,15 @@ static void move_settle(struct shard_job *job)
     move_go_on(job->shard, job->number);
 }
 
-/* Returns true if the job waits for something. */
-static bool tick_job(struct shard_job *job, uint64_t now_ms)
+static bool tick_move(struct shard_job *job, uint64_t now_ms)
 {
     bool waits = false;
+    if (job->state != CAIRN_JOB_SERVING) return false;
     if (job->move.now != NULL && job->move.now->receiver != NULL)
         waits = receiver_tick(job->move.now->receiver, now_ms);
-    move_rests(job);
+    may_rest(job);
     if (job->move.is_settling) move_settle(job);
     return waits || job->move.is_settling || job->move.fence.epoch != 0;
-}
-
-static void on_tick(uv_timer_t *timer)
-{
-    const struct shard_daemon *shard = timer->data;
-    bool waits = false;
-    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        if (job->state == CAIRN_JOB_SERVING && tick_job(job, uv_now(shard->loop))) waits = true;
-    if (!waits) uv_timer_stop(timer);
-}
-
-void move_wake(struct shard_daemon *shard)
-{
-    if (shard->closing || uv_is_active((uv_handle_t *)&shard->move_timer)) return;
-    uv_timer_start(&shard->move_timer, on_tick, TICK_MS, TICK_MS);
 }
 
 /* ==== shift ==== */
@@ -622,11 +612,11 @@ void move_on_resolve(struct shard_job *job, uint64_t epoch)
         return;
     if (now == NULL || now->receiver == NULL) {
         tell_moved(job);
-    } else if (!now->receiver->is_begun) {
+    } else if (!now->receiver->neighbours.is_begun) {
         log_debug("job %s: layout %" PRIu64 ": what comes is asked for", job->spec.name,
                   version_of(now));
         receiver_begin(now->receiver, step_version(job->collector.step), on_taken);
-        move_wake(job->shard);
+        shard_wake(job->shard);
     }
 }
 
@@ -740,12 +730,13 @@ bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
     pins_hurry(job);  // the Fence waits for them
     write_close(job); // the write belongs to a round that is void
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_GIVE_UP });
-    move_rests(job);
-    if (job->move.fence.epoch != 0) move_wake(job->shard);
+    may_rest(job);
+    if (job->move.fence.epoch != 0) shard_wake(job->shard);
     return true;
 }
 
-void move_rests(struct shard_job *job)
+/* The collector may rest, and a Fence may wait for that. */
+static void may_rest(struct shard_job *job)
 {
     if (job->move.fence.epoch != 0 && !pins_rest(job) &&
         uv_now(job->shard->loop) - job->move.fence.since_ms > PINS_MS)
@@ -758,9 +749,11 @@ void move_rests(struct shard_job *job)
 
 /* ---- what was given is forgotten ---- */
 
-void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
+static void on_settled(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__PartSettled *message = body;
     struct move_part *now = job->move.now;
+    (void)request;
     if (now == NULL || now->view->layout->version != message->layout) return; // settled already
     if (now->receiver != NULL) {
         session_refuse(
@@ -775,7 +768,7 @@ void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
     now->mover_count = 0;
     job->move.is_settling = true;
     move_settle(job);
-    if (job->move.is_settling) move_wake(job->shard);
+    if (job->move.is_settling) shard_wake(job->shard);
 }
 
 /* ---- the newest version, by the layout in force ---- */
@@ -785,8 +778,10 @@ static void on_published(struct shard_job *job)
     session_answer(job->shard, &job->move.publishing, CAIRN_OK, NULL);
 }
 
-void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartPublish *message)
+/* Answers when the newest version can be fetched by the layout in force. */
+static void on_publish(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__PartPublish *message = body;
     struct request asked = session_request(job->shard, request);
     struct sentence why;
     cairn_status status = CAIRN_OK;
@@ -813,7 +808,7 @@ void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartP
 
 /* ---- the end ---- */
 
-void move_leave(struct shard_job *job)
+static void end_moves(struct shard_job *job)
 {
     if (job->move.now != NULL) {
         receiver_leave(job->move.now->receiver);
@@ -832,7 +827,7 @@ static void receiver_free_leaving(struct shard_job *job)
     }
 }
 
-void move_release(struct shard_job *job)
+static void free_moves(struct shard_job *job)
 {
     struct move *move = &job->move;
     receiver_free_leaving(job);
@@ -841,6 +836,28 @@ void move_release(struct shard_job *job)
     shard_view_unref(move->before);
     *move = (struct move) { .next = NULL };
 }
+
+/* The layout that the next Hello reports stays in force. */
+static void forget_fence(struct shard_job *job)
+{
+    job->move.fence.epoch = 0;
+}
+
+static const struct shard_message messages[] = {
+    { CAIRN_MSG_PART_PREPARE, .takes = on_prepare },
+    { CAIRN_MSG_PART_UNPREPARE, .on_job = on_unprepare },
+    { CAIRN_MSG_PART_SETTLED, .on_job = on_settled },
+    { CAIRN_MSG_PART_PUBLISH, .on_job = on_publish },
+    { 0 },
+};
+const struct shard_module move_module = {
+    .messages = messages,
+    .on = { [SHARD_JOB_STOPS] = end_moves,
+            [SHARD_JOB_FREED] = free_moves,
+            [SHARD_JOB_MAY_REST] = may_rest,
+            [SHARD_SESSION_ENDED] = forget_fence },
+    .tick = tick_move,
+};
 
 /* ==== piece ==== */
 

@@ -67,8 +67,7 @@ void pieces_release(struct state_pieces *pieces);
  * (PartPrepare). A complete chunk is received directly in its place in the planes. Nobody reads that place
  * before all state has arrived, and a damaged chunk is requested again. A chunk that is cut is received in
  * staging, and the needed part is copied from there. The same is done with every chunk of a job with state
- * on a device; the slots are then fewer, and pinned. A request is sent again if the sender does not answer,
- * or if the connection is lost during the answer. Loop thread, except for the copies. */
+ * on a device; the slots are then fewer, and pinned. Loop thread, except for the copies. */
 
 struct receiver;
 
@@ -89,12 +88,7 @@ void receiver_leave(struct receiver *receiver);
  * Frees the job's leaving receivers, too. */
 void receiver_free(struct receiver *receiver);
 
-/* Takes or drops a sender's message for a receiver of one of our jobs. False: the message is not from a
- * sender, and is left to the caller. */
-bool receiver_on_message(struct shard_daemon *shard, const struct chunk_header *header,
-                         struct fabric_message *message);
-/* The periodic tick: connects, breaks silent connections, and repeats requests. Returns true if the
- * receiver waits for something. */
+/* The periodic tick. Returns true if the receiver waits for something. */
 bool receiver_tick(struct receiver *receiver, uint64_t now_ms);
 
 /* ---- inside: receiver.c, and its tests ---- */
@@ -105,12 +99,11 @@ struct sender;
 struct receiver_slot {
     struct work_run run; /* first: the copy */
     struct sender *sender;
-    struct chunk_request request;    /* numbered as sender->slots */
+    struct neighbour_fetch fetch;    /* numbered as sender->slots */
     const struct state_piece *piece; /* NULL: the slot is free */
     /* borrowed: [receiver->staged.bytes]; NULL: the piece is received directly in its place */
     uint8_t *staging;
-    void *to;                /* where in the planes the piece belongs */
-    uint64_t checksum, came; /* the checksum that the chunk must have, and the received one */
+    void *to; /* where in the planes the piece belongs */
 };
 
 /* The staging: memory for chunks that are received outside the planes and then copied into them. */
@@ -124,32 +117,24 @@ struct receiver_staging {
 
 /* A shard from which state arrives. */
 struct sender {
-    struct receiver *receiver; /* borrowed */
-    uint32_t index;            /* in the layouts */
-    char name[64];
-    uint8_t *address; /* owned */
-    size_t address_bytes;
-    struct chunk_link link;
-    struct asker asker;
+    struct neighbour neighbour;  /* first */
+    struct receiver *receiver;   /* borrowed */
     struct receiver_slot *slots; /* owned: [receiver->staged.of_each] */
     size_t next, end;            /* the range of its pieces that were not requested yet */
 };
 
 struct receiver {
+    struct neighbours neighbours; /* first: the senders */
     LIST_ENTRY(receiver) leaving; /* once the receiver leaves */
     struct shard_job *job;        /* borrowed */
     struct shard_view *view;      /* counted: the view by which the pieces lie here */
-    uint64_t number, token;       /* of the mover as which this shard asks */
     struct cairn_version version;
     struct state_pieces pieces; /* owned */
-    struct sender *senders;     /* owned: [sender_count] by index */
-    uint32_t sender_count;
+    struct sender *senders;     /* owned: [neighbours.count] by index */
     struct receiver_staging staged;
     struct arena staging;  /* owned: for the slots that have staging */
     size_t left;           /* pieces that have not arrived */
     uint64_t begun_ns, us; /* us: the duration, once left is 0 */
-    uint32_t busy;         /* loans and copies that refer to the receiver */
-    bool is_begun, is_leaving;
     void (*done)(struct receiver *receiver);
 };
 
@@ -190,22 +175,6 @@ struct move {
     LIST_HEAD(, receiver) leaving; /* owned: receivers to which something in flight still refers */
 };
 
-/* Starts the timer of changes, which ticks as long as something waits. */
-void move_wake(struct shard_daemon *shard);
-
-/* ==== give ==== */
-
-/* Once the layout is settled, forgets the state that this shard gave to other shards. Publishes the newest
- * version by the layout in force. Loop thread. */
-
-void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message);
-/* Answers when the newest version can be fetched by the layout in force. */
-void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartPublish *message);
-
-/* Callbacks in shard->up. move_leave: the job stops all work. move_release: the job is freed. */
-void move_leave(struct shard_job *job);
-void move_release(struct shard_job *job);
-
 /* ==== force ==== */
 
 /* Brings a prepared layout into force, and takes the state that arrives with it. Loop thread. */
@@ -217,16 +186,5 @@ void move_release(struct shard_job *job);
 bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout);
 /* Called when all shards use the layout in force, after the core was told so. */
 void move_on_resolve(struct shard_job *job, uint64_t epoch);
-/* Callback in shard->up: the collector may rest, and a Fence waits for it. */
-void move_rests(struct shard_job *job);
-
-/* ==== prepare ==== */
-
-/* Prepares the next layout of a job while the present one stays in force. Loop thread. */
-
-/* Takes ownership of the message. Answers Done when the memory for arriving state is taken. Otherwise
- * answers Error, and nothing has changed. */
-void move_on_prepare(struct shard_daemon *shard, uint32_t request, Cairn__PartPrepare *message);
-void move_on_unprepare(struct shard_job *job, const Cairn__PartUnprepare *message);
 
 #endif

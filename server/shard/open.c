@@ -401,32 +401,13 @@ static cairn_status job_open(struct shard_daemon *shard, struct shard_draft *dra
 
 /* ---- the end ---- */
 
-/* Drops fetches whose chunks were being copied to host memory: the threads have ended, so fetch_brought
- * will not be called. */
-static void bring_drop(struct shard_job *job)
-{
-    while (job->replies.coming != NULL) {
-        struct reply *reply = job->replies.coming;
-        job->replies.coming = reply->next;
-        reply_end(reply);
-    }
-}
-
 static void free_job(struct shard_job *job, const struct request *request)
 {
     struct shard_job **link = &job->shard->jobs;
     while (*link != job) link = &(*link)->next;
     *link = job->next;
 
-    relay_free_all(job);
-    job->shard->up->moves_free(job);
-    pin_release(job);
-    reports_drop(job);
-    load_release(job);
-    write_close(job);
-    if (job->shard->closing) bring_drop(job);
-    replies_release(job);
-    members_release(job);
+    shard_tell(job, SHARD_JOB_FREED);
     free_body(job, request);
 }
 
@@ -456,14 +437,9 @@ void shard_job_leave(struct shard_job *job)
     }
     shard_job_busy(job); // keeps the job until this function ends
     job->state = CAIRN_JOB_LEAVING;
-    relay_leave(job);
-    job->shard->up->moves_end(job);
-    reserve_cancel(job);
-    pin_cancel(job);
-    load_cancel(job);
-    members_release(job);
-    if (job->shard->closing) bring_drop(job);
-    replies_release(job);
+    shard_tell(job, SHARD_JOB_STOPS);
+    shard_tell(job, SHARD_JOB_CANCELS);
+    shard_tell(job, SHARD_JOB_LEAVES);
     collector_leave(&job->collector);
     shard_job_idle(job);
 }
@@ -473,8 +449,7 @@ void shard_job_stop(struct shard_job *job, const char *why)
     if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
     job->state = CAIRN_JOB_FAULTED;
     collector_leave(&job->collector);
-    relay_leave(job);
-    job->shard->up->moves_end(job);
+    shard_tell(job, SHARD_JOB_STOPS);
     log_error("job %s is stopped here, at version %" PRIu64 ".%" PRIu64 ": %s; restore a snapshot",
               job->spec.name, job->generation, step_version(job->collector.step).step, why);
     // The Hello of the next session no longer names the job, so the coordinator sees that it is lost here.
@@ -582,6 +557,22 @@ void admit_loaded(struct shard_job *job, cairn_status status, const struct sente
         await_puts(job);
     else
         pass_seal(job);
+}
+
+static void on_job_seal(struct shard_job *job, uint32_t request, const void *seal)
+{
+    struct request answered = session_request(job->shard, request);
+    struct sentence why;
+    const bool is_put = job->state == CAIRN_JOB_INITIALIZING,
+               serves = job->state == CAIRN_JOB_SERVING;
+    const cairn_status status = put_judge_seal(job, ((const Cairn__JobSeal *)seal)->moments_of,
+                                               &why);
+    if (status != CAIRN_OK || serves) {
+        session_answer(job->shard, &answered, status, &why);
+        return;
+    }
+    job->load.asked = answered; // the request is answered when LOADING or SEALING is done
+    if (is_put) pass_seal(job);
 }
 
 /* Makes a job that was just opened LOADING: takes its memory, then loads or makes its state
@@ -822,12 +813,13 @@ void create_on_memory_back(struct shard_daemon *shard)
     }
 }
 
-void create_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobCreate *message)
+static void on_create(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *body)
 {
+    const Cairn__JobCreate *message = (const Cairn__JobCreate *)body;
     const uint64_t bytes[] = {
         [CAIRN_CREATE_SPEC] = message->spec_bytes, [CAIRN_CREATE_LAYOUT] = message->layout_bytes
     };
-    arriving_begin(shard, &create_kind, request, &message->base, bytes);
+    arriving_begin(shard, &create_kind, request, body, bytes);
 }
 
 /* Ends the job's creates that wait, or whose pages are still being received. */
@@ -843,8 +835,9 @@ static void end_creates(struct shard_daemon *shard, uint64_t number)
     }
 }
 
-void create_on_drop(struct shard_daemon *shard, uint32_t request, const Cairn__JobDrop *message)
+static void on_drop(struct shard_daemon *shard, uint32_t request, const void *body)
 {
+    const Cairn__JobDrop *message = body;
     struct request answered = session_request(shard, request);
     end_creates(shard, message->job);
     struct shard_job *job = held_job(shard, message->job);
@@ -857,9 +850,11 @@ void create_on_drop(struct shard_daemon *shard, uint32_t request, const Cairn__J
     leave_all(shard, message->job, newest, NULL);
 }
 
-void create_on_switch(struct shard_daemon *shard, const Cairn__JobSwitch *message)
+static void on_switch(struct shard_daemon *shard, uint32_t request, const void *body)
 {
+    const Cairn__JobSwitch *message = body;
     struct shard_job *stays = shard->jobs;
+    (void)request;
     while (stays != NULL &&
            (stays->number != message->job || stays->generation != message->generation ||
             stays->state == CAIRN_JOB_LEAVING))
@@ -875,3 +870,10 @@ void create_on_switch(struct shard_daemon *shard, const Cairn__JobSwitch *messag
     stays->staged = false;
     log_info("job %s: generation %" PRIu64 " serves", stays->spec.name, stays->generation);
 }
+
+static const struct shard_message messages[] = { { CAIRN_MSG_JOB_CREATE, .takes = on_create },
+                                                 { CAIRN_MSG_JOB_DROP, .on_shard = on_drop },
+                                                 { CAIRN_MSG_JOB_SEAL, .on_job = on_job_seal },
+                                                 { CAIRN_MSG_JOB_SWITCH, .on_shard = on_switch },
+                                                 { 0 } };
+const struct shard_module create_module = { .messages = messages };

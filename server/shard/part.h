@@ -36,9 +36,6 @@ struct terms {
     struct hash digest;   /* of the bytes of that spec, as received */
 };
 
-/* Handles JobTerms; takes ownership of the message. */
-void terms_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobTerms *message);
-
 /* ==== pass ==== */
 
 /* A pass: the same work for each of a job's chunks, in the home where the chunk lies. A job with chunks on
@@ -149,12 +146,6 @@ struct park {
     uint64_t host_bytes;        /* counted in memory.state, while the job is parked */
 };
 
-/* Parks the job, or brings it back, and answers when that is done. If nothing of the job is on a device,
- * answers at once. If a move to the same place is under way, answers at the end of that move, whoever began
- * it. CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is working, or moves the other way: ask again;
- * CAIRN_ERR_NO_MEMORY, with the numbers: the job stays where it is; CAIRN_ERR_IO: the device failed. */
-void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartPark *message);
-
 /* ==== admit ==== */
 
 /* Makes memory before anything relies on it. Loop thread. */
@@ -179,9 +170,6 @@ uint64_t landing_at(const struct job_landing *landing, uint32_t slot);
 /* Callback in shard->up (`loaded`): seals the job, awaits puts, or makes the job leave. */
 void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
                   bool puts_follow);
-/* Called when a member joined: answers when all joined workers have their landing slots. If there is no
- * room for the member, it leaves. */
-void admit_member(struct shard_job *job, uint64_t member, struct request request);
 /* Called when workers may have left: gives back the landing slots of workers that are no longer present, if
  * no round uses these slots. Gives back at most CAIRN_GIVE_MAX_BYTES in one loop iteration. Until all these
  * slots are given back, job->landing.extra is set, and this function is called again. */

@@ -57,7 +57,7 @@ static void pin_free(struct pin *pin)
     free(pin);
 }
 
-void pin_release(struct shard_job *job)
+static void release_pins(struct shard_job *job)
 {
     job->pins.saving_count = 0;
     while (!LIST_EMPTY(&job->pins.list)) pin_free(LIST_FIRST(&job->pins.list));
@@ -176,8 +176,11 @@ static void give_up(struct pin *pin)
     go_on(pin);
 }
 
-void pin_on_folder(struct shard_job *job, const Cairn__PinFolder *message)
+/* Handles the message that names the pin's folder, or gives the pin up. */
+static void on_folder(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__PinFolder *message = body;
+    (void)request;
     struct pin *pin = LIST_FIRST(&job->pins.list);
     while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended))
         pin = LIST_NEXT(pin, link);
@@ -194,7 +197,8 @@ void pin_on_folder(struct shard_job *job, const Cairn__PinFolder *message)
         go_on(pin);
 }
 
-void pin_session_ended(struct shard_job *job)
+/* Pins that wait for a folder will not get one. */
+static void on_session_ended(struct shard_job *job)
 {
     pins_unprepare(job);
     for (struct pin *pin = LIST_FIRST(&job->pins.list); pin != NULL; pin = LIST_NEXT(pin, link))
@@ -409,8 +413,10 @@ static struct pin *pin_new(struct shard_job *job, uint64_t snapshot, struct sent
     return pin;
 }
 
-void pin_on_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPrepare *message)
+/* Makes the staging of a pin that is soon to begin. Answers when the staging's pages are made. */
+static void on_prepare(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__PinPrepare *message = body;
     struct request asked = session_request(job->shard, request);
     struct sentence why;
     cairn_status status = judge_pin(job, &why);
@@ -438,9 +444,11 @@ static struct pin *prepared_of(const struct shard_job *job, uint64_t snapshot)
     return pin;
 }
 
-void pin_begin(struct shard_job *job, const Cairn__Pin *message)
+static void on_pin(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__Pin *message = body;
     struct sentence why;
+    (void)request;
     struct pin *pin = prepared_of(job, message->snapshot);
     cairn_status status = pin == NULL ? judge_pin(job, &why) : CAIRN_OK;
     if (status == CAIRN_OK)
@@ -461,6 +469,17 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
     else
         pin_stands(pin);
 }
+
+static const struct shard_message messages[] = { { CAIRN_MSG_PIN, .on_job = on_pin },
+                                                 { CAIRN_MSG_PIN_PREPARE, .on_job = on_prepare },
+                                                 { CAIRN_MSG_PIN_FOLDER, .on_job = on_folder },
+                                                 { 0 } };
+const struct shard_module pin_module = {
+    .messages = messages,
+    .on = { [SHARD_JOB_CANCELS] = pin_cancel,
+            [SHARD_JOB_FREED] = release_pins,
+            [SHARD_SESSION_ENDED] = on_session_ended },
+};
 
 /* ==== pin write ==== */
 

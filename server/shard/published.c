@@ -435,8 +435,10 @@ static cairn_status begin_lease(struct shard_job *job, const Cairn__LeaseKeep *m
     return CAIRN_OK;
 }
 
-cairn_status shard_lease_keep(struct shard_job *job, const Cairn__LeaseKeep *message,
-                              struct sentence *why)
+/* Keeps a version, or renews the lease. On CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NOT_READY, CAIRN_ERR_BUSY (the
+ * maximum number of leases exists) and CAIRN_ERR_NO_MEMORY (with the numbers) nothing changes. */
+static cairn_status keep_lease(struct shard_job *job, const Cairn__LeaseKeep *message,
+                               struct sentence *why)
 {
     const struct cairn_version wanted = { message->generation, message->step };
     cairn_status status = judge_keep(job, message, why);
@@ -454,9 +456,19 @@ cairn_status shard_lease_keep(struct shard_job *job, const Cairn__LeaseKeep *mes
     return CAIRN_OK;
 }
 
-void shard_lease_end(struct shard_job *job, uint64_t number)
+static void on_lease_keep(struct shard_job *job, uint32_t request, const void *message)
 {
+    struct request answered = session_request(job->shard, request);
+    struct sentence why;
+    const cairn_status status = keep_lease(job, message, &why);
+    session_answer(job->shard, &answered, status, &why);
+}
+
+static void on_lease_end(struct shard_job *job, uint32_t request, const void *message)
+{
+    const uint64_t number = ((const Cairn__LeaseEnd *)message)->lease;
     struct shard_lease *lease = number != 0 ? find_lease(job, number) : NULL;
+    (void)request;
     if (lease == NULL) return;
     *lease = (struct shard_lease) { .number = 0 };
     published_trim(job);
@@ -635,8 +647,22 @@ void reply_end(struct reply *reply)
     }
 }
 
-void replies_release(struct shard_job *job)
+/* Drops fetches whose chunks were being copied to host memory: the threads have ended, so fetch_brought
+ * will not be called. */
+static void bring_drop(struct shard_job *job)
 {
+    while (job->replies.coming != NULL) {
+        struct reply *reply = job->replies.coming;
+        job->replies.coming = reply->next;
+        reply_end(reply);
+    }
+}
+
+/* Frees the replies of a job that leaves. Replies that are still being sent are freed by a later call, after
+ * they are returned. */
+static void release_replies(struct shard_job *job)
+{
+    if (job->shard->closing) bring_drop(job);
     while (job->replies.deferred != NULL) {
         struct reply *reply = job->replies.deferred;
         job->replies.deferred = reply->next;
@@ -648,6 +674,14 @@ void replies_release(struct shard_job *job)
         reply_free(reply);
     }
 }
+
+static const struct shard_message messages[] = { { CAIRN_MSG_LEASE_KEEP, .on_job = on_lease_keep },
+                                                 { CAIRN_MSG_LEASE_END, .on_job = on_lease_end },
+                                                 { 0 } };
+const struct shard_module published_module = {
+    .messages = messages,
+    .on = { [SHARD_JOB_LEAVES] = release_replies, [SHARD_JOB_FREED] = release_replies },
+};
 
 /* ==== copies ==== */
 

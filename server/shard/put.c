@@ -148,7 +148,8 @@ static void *state_of(const struct shard_job *job, const struct chunk_put *put)
 
 #define MOMENTS (CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG) | CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG_SQ))
 
-void put_count_moments(struct shard_job *job, uint64_t member)
+/* Notes that from now on this member's moments count, and that moments put by other members are stale. */
+static void count_moments(struct shard_job *job, uint64_t member)
 {
     if (job->puts.moments_of == member) return;
     job->puts.moments_of = member;
@@ -166,11 +167,13 @@ static void note_put(struct shard_job *job, const struct chunk_put *put)
         *have = (uint8_t)(*have | CAIRN_PUT_HAS(plane));
         return;
     }
-    put_count_moments(job, put->header.member);
+    count_moments(job, put->header.member);
     *have = (uint8_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
 }
 
-cairn_status put_judge_again(const struct shard_job *job, struct sentence *why)
+/* For a job that was sealed before, while another shard's part was missing. All sealed moments count, so
+ * the member whose moments count must have put these moments, or must put them again. CAIRN_ERR_EXISTS. */
+static cairn_status judge_again(const struct shard_job *job, struct sentence *why)
 {
     uint64_t c = 0;
     while (c < job->view->table.map.chunk_count &&
@@ -184,6 +187,41 @@ cairn_status put_judge_again(const struct shard_job *job, struct sentence *why)
         "drop the job and begin anew",
         job->shard->name, job->spec.tensors[tensor].name);
 }
+
+/* Returns CAIRN_OK if every chunk was put; on CAIRN_ERR_NOT_READY `why` names the missing tensors. */
+static cairn_status puts_are_whole(const struct shard_job *job, struct sentence *why)
+{
+    size_t missing = 0;
+    uint32_t last = UINT32_MAX;
+    struct sentence names = { "" };
+    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
+        const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
+        const bool is_put = (job->puts.have[c] & CAIRN_PUT_HAS(CAIRN_PLANE_PARAM)) != 0;
+        if (tensor == last || is_put || tiles_put_whole(job, c)) continue;
+        last = tensor;
+        if (++missing <= 5)
+            sentence_add(&names, "%s%s", missing > 1 ? ", " : "", job->spec.tensors[tensor].name);
+    }
+    if (missing == 0) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_NOT_READY,
+                     "shard %s has no whole initial state of %zu tensors: %s%s; put them first",
+                     job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
+}
+
+cairn_status put_judge_seal(struct shard_job *job, uint64_t moments_of, struct sentence *why)
+{
+    const bool is_put = job->state == CAIRN_JOB_INITIALIZING,
+               serves = job->state == CAIRN_JOB_SERVING;
+    cairn_status status = CAIRN_OK;
+    if (job->load.at_work != NULL && job->load.at_work->puts_follow)
+        status = fail_with(why, CAIRN_ERR_NOT_READY, "its initial state is being made");
+    if (is_put) status = puts_are_whole(job, why);
+    // A refused seal counts no moments, because another member may be putting its own moments.
+    if (status == CAIRN_OK && (is_put || serves)) count_moments(job, moments_of);
+    return serves ? judge_again(job, why) : status;
+}
+
+const struct shard_module put_module = { .on = { [SHARD_JOB_FREED] = write_close } };
 
 /* True if a sealed chunk is put again with the values that it has; such a chunk counts as put. A member
  * puts again if another shard's part was found missing after this shard's part had been sealed. The

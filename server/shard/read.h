@@ -34,13 +34,6 @@ struct shard_lease {
     uint64_t coordinator; /* the incarnation that last asked for the lease */
 };
 
-/* Keeps a version, or renews the lease. On CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NOT_READY, CAIRN_ERR_BUSY (the
- * maximum number of leases exists) and CAIRN_ERR_NO_MEMORY (with the numbers) nothing changes. */
-CAIRN_MUST_CHECK cairn_status shard_lease_keep(struct shard_job *job,
-                                               const Cairn__LeaseKeep *message,
-                                               struct sentence *why);
-void shard_lease_end(struct shard_job *job, uint64_t number);
-
 /* ==== published ==== */
 
 /* The published copies of a job: which memory holds which version, which copy is written next, and which
@@ -236,9 +229,6 @@ void reply_forget(struct shard_member *member);
 struct reply *reply_open(struct shard_member *member, const struct chunk_header *header);
 /* Call when the fetch is over, however it ended. */
 void reply_end(struct reply *reply);
-/* The job leaves: frees its replies. Replies that are still being sent are freed by a later call, after
- * they are returned. */
-void replies_release(struct shard_job *job);
 
 /* ==== copies ==== */
 

@@ -14,10 +14,7 @@ enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
  * unanswered requests, and some more for chunks that are being copied meanwhile. */
 enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
-static cairn_status sender_open(struct receiver *receiver, struct sender *sender,
-                                const Cairn__ShardInfo *info, struct sentence *why);
-static void sender_on_message(struct sender *sender, const struct chunk_header *header,
-                              struct fabric_message *message);
+static const struct neighbour_kind sender_kind;
 
 /* ---- sizes ---- */
 
@@ -69,21 +66,42 @@ static const Cairn__ShardInfo *info_of(Cairn__ShardInfo *const *shards, size_t c
     return NULL;
 }
 
+static cairn_status open_slots(struct sender *sender, struct sentence *why)
+{
+    struct receiver *receiver = sender->receiver;
+    const struct receiver_staging *staged = &receiver->staged;
+    const size_t first = (size_t)(sender - receiver->senders) * staged->each;
+    sender->slots = calloc(staged->of_each, sizeof *sender->slots);
+    if (sender->slots == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to take state from shard %s",
+                         sender->neighbour.name);
+    for (uint32_t i = 0; i < staged->of_each; i++) {
+        struct receiver_slot *slot = &sender->slots[i];
+        slot->sender = sender;
+        slot->fetch.neighbour = &sender->neighbour;
+        slot->fetch.request.index = i;
+        if (i < staged->each) slot->staging = receiver->staging.base + (first + i) * staged->bytes;
+    }
+    return CAIRN_OK;
+}
+
 /* Opens a sender whose pieces begin at *at, and moves *at to their end. */
 static cairn_status open_sender(struct receiver *receiver, struct sender *sender, size_t *at,
                                 Cairn__ShardInfo *const *shards, size_t shard_count,
                                 struct sentence *why)
 {
     const struct state_pieces *pieces = &receiver->pieces;
-    sender->index = pieces->list[*at].sender;
+    const uint32_t index = pieces->list[*at].sender;
+    sender->receiver = receiver;
     sender->next = *at;
-    while (*at < pieces->count && pieces->list[*at].sender == sender->index) ++*at;
+    while (*at < pieces->count && pieces->list[*at].sender == index) ++*at;
     sender->end = *at;
-    const Cairn__ShardInfo *info = info_of(shards, shard_count, sender->index);
+    const Cairn__ShardInfo *info = info_of(shards, shard_count, index);
     if (info == NULL)
         return fail_with(why, CAIRN_ERR_MALFORMED,
-                         "state comes from shard %u, whose address was not given", sender->index);
-    return sender_open(receiver, sender, info, why);
+                         "state comes from shard %u, whose address was not given", index);
+    CAIRN_TRY(neighbour_open(&receiver->neighbours, &sender->neighbour, info, why));
+    return open_slots(sender, why);
 }
 
 static cairn_status open_senders(struct receiver *receiver, Cairn__ShardInfo *const *shards,
@@ -98,8 +116,9 @@ static cairn_status open_senders(struct receiver *receiver, Cairn__ShardInfo *co
     if (status == CAIRN_OK && receiver->senders == NULL)
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to take state");
     if (status != CAIRN_OK) return status;
-    receiver->sender_count = receiver->pieces.sender_count;
-    for (uint32_t i = 0; i < receiver->sender_count && status == CAIRN_OK; i++)
+    receiver->neighbours.first = &receiver->senders[0].neighbour;
+    receiver->neighbours.count = receiver->pieces.sender_count;
+    for (uint32_t i = 0; i < receiver->neighbours.count && status == CAIRN_OK; i++)
         status = open_sender(receiver, &receiver->senders[i], &at, shards, shard_count, why);
     return status;
 }
@@ -116,8 +135,11 @@ cairn_status receiver_open(struct shard_job *job, struct shard_view *view,
     }
     receiver->job = job;
     receiver->view = shard_view_ref(view);
-    receiver->number = mover->member;
-    receiver->token = mover->token;
+    receiver->neighbours = (struct neighbours) { .kind = &sender_kind,
+                                                 .job = job,
+                                                 .number = mover->member,
+                                                 .token = mover->token,
+                                                 .stride = sizeof *receiver->senders };
     receiver->staging = CAIRN_ARENA_NONE;
     receiver->pieces = *pieces;
     *pieces = (struct state_pieces) { .list = NULL };
@@ -133,26 +155,12 @@ cairn_status receiver_open(struct shard_job *job, struct shard_view *view,
 
 /* ---- the end ---- */
 
-/* Ends the connection to the sender. A receiver that is leaving asks for nothing more. */
-static void sender_unlink(struct sender *sender)
-{
-    if (sender->receiver == NULL) return; // the sender was not opened
-    if (sender->receiver->job->shard->closing)
-        chunk_link_forget(&sender->link);
-    else
-        chunk_link_close(&sender->link);
-}
-
-static void sender_close(struct sender *sender)
-{
-    sender_unlink(sender);
-    free(sender->address);
-    free(sender->slots);
-}
-
 void receiver_free(struct receiver *receiver)
 {
-    for (uint32_t i = 0; i < receiver->sender_count; i++) sender_close(&receiver->senders[i]);
+    for (uint32_t i = 0; i < receiver->neighbours.count; i++) {
+        neighbour_close(&receiver->senders[i].neighbour);
+        free(receiver->senders[i].slots);
+    }
     free(receiver->senders);
     arena_close(&receiver->staging);
     pieces_release(&receiver->pieces);
@@ -160,34 +168,18 @@ void receiver_free(struct receiver *receiver)
     free(receiver);
 }
 
-/* Notes that something in flight refers to the receiver. receiver_idle ends this, and may free the receiver
- * and its job. */
-static void receiver_busy(struct receiver *receiver)
+static void free_left(struct neighbours *all)
 {
-    receiver->busy++;
-    shard_job_busy(receiver->job);
-}
-
-static void receiver_idle(struct receiver *receiver)
-{
-    struct shard_job *job = receiver->job;
-    assert(receiver->busy > 0);
-    receiver->busy--;
-    if (receiver->busy == 0 && receiver->is_leaving && !job->shard->closing) {
-        LIST_REMOVE(receiver, leaving);
-        receiver_free(receiver);
-    }
-    shard_job_idle(job);
+    struct receiver *receiver = (struct receiver *)all;
+    LIST_REMOVE(receiver, leaving);
+    receiver_free(receiver);
 }
 
 void receiver_leave(struct receiver *receiver)
 {
     if (receiver == NULL) return;
-    receiver_busy(receiver); // keeps the receiver until this function ends
-    receiver->is_leaving = true;
     LIST_INSERT_HEAD(&receiver->job->move.leaving, receiver, leaving);
-    for (uint32_t i = 0; i < receiver->sender_count; i++) sender_unlink(&receiver->senders[i]);
-    receiver_idle(receiver);
+    neighbours_end(&receiver->neighbours);
 }
 
 /* ---- what comes ---- */
@@ -204,34 +196,23 @@ static void sender_feed(struct sender *sender)
             continue;
         slot->piece = piece;
         sender->next++;
-        slot->request.serial++;
-        slot->request.damaged = 0;
-        asker_ask(&sender->asker, &slot->request);
+        slot->fetch.request.serial++;
+        slot->fetch.request.damaged = 0;
+        asker_ask(&sender->neighbour.asker, &slot->fetch.request);
     }
-    asker_pump(&sender->asker);
-}
-
-static bool sender_tick(struct sender *sender, uint64_t now_ms)
-{
-    struct shard_daemon *shard = sender->receiver->job->shard;
-    if (sender->link.peer != NULL) asker_retry(&sender->asker);
-    chunk_link_tick(&sender->link, sender->receiver->is_leaving ? NULL : shard->fabric,
-                    sender->address, sender->address_bytes, now_ms);
-    return asker_waits(&sender->asker);
+    asker_pump(&sender->neighbour.asker);
 }
 
 void receiver_begin(struct receiver *receiver, struct cairn_version version,
                     void (*done)(struct receiver *receiver))
 {
-    assert(!receiver->is_begun && receiver->left > 0);
-    receiver->is_begun = true;
+    assert(!receiver->neighbours.is_begun && receiver->left > 0);
+    neighbours_begin(&receiver->neighbours);
     receiver->version = version;
     receiver->done = done;
     receiver->begun_ns = uv_hrtime();
-    for (uint32_t i = 0; i < receiver->sender_count; i++) {
-        sender_feed(&receiver->senders[i]);
-        sender_tick(&receiver->senders[i], uv_now(receiver->job->shard->loop)); // connects
-    }
+    for (uint32_t i = 0; i < receiver->neighbours.count; i++) sender_feed(&receiver->senders[i]);
+    (void)receiver_tick(receiver, uv_now(receiver->job->shard->loop)); // connects
 }
 
 static void is_here(struct receiver_slot *slot)
@@ -265,11 +246,11 @@ static void piece_copied(struct work_run *run)
     struct receiver_slot *slot = (struct receiver_slot *)run;
     struct receiver *receiver = slot->sender->receiver;
     const bool has_failed = shard_job_run_failed(receiver->job, run); // if so, the receiver leaves
-    if (receiver->is_leaving || has_failed)
+    if (receiver->neighbours.is_leaving || has_failed)
         slot->piece = NULL;
     else
         is_here(slot);
-    receiver_idle(receiver);
+    neighbours_idle(&receiver->neighbours);
 }
 
 static uint64_t local_elem_of(const struct receiver_slot *slot)
@@ -280,19 +261,44 @@ static uint64_t local_elem_of(const struct receiver_slot *slot)
     return extent->local_elem + (piece->first_elem - extent->first_elem);
 }
 
+/* ---- the callbacks ---- */
+
+static struct receiver_slot *slot_of(const struct neighbour_fetch *fetch)
+{
+    return (struct receiver_slot *)((char *)(uintptr_t)fetch -
+                                    offsetof(struct receiver_slot, fetch));
+}
+
+static void describe_piece(const struct neighbour_fetch *fetch, struct chunk_header *header)
+{
+    const struct receiver_slot *slot = slot_of(fetch);
+    const struct receiver *receiver = slot->sender->receiver;
+    const struct state_piece *piece = slot->piece;
+    const struct form *form = &receiver->view->forms[piece->extent];
+    header->plane = (uint8_t)piece->plane;
+    header->tensor = receiver->view->table.map.extents[piece->extent].tensor;
+    header->first_leaf = piece->first_leaf;
+    header->leaf_count = piece->leaf_count;
+    header->generation = receiver->version.generation;
+    header->step = receiver->version.step;
+    header->dtype = (uint8_t)form_dtype(form, piece->plane);
+    header->payload_bytes = form_bytes(form, piece->plane, piece->chunk_elems);
+}
+
 /* Returns the memory in which the slot's chunk is received: its place in the planes, or staging if the
  * piece is staged. */
-static void *slot_memory(struct receiver_slot *slot)
+static void *place_of_piece(struct neighbour_fetch *fetch)
 {
+    struct receiver_slot *slot = slot_of(fetch);
     const struct state_piece *piece = slot->piece;
     slot->to = planes_at(&slot->sender->receiver->job->planes, piece->plane, piece->extent,
                          local_elem_of(slot));
     return piece_is_staged(slot->sender->receiver, piece) ? slot->staging : slot->to;
 }
 
-/* Continues with a slot whose chunk has been received undamaged. */
-static void slot_came(struct receiver_slot *slot)
+static void piece_came(struct neighbour_fetch *fetch)
 {
+    struct receiver_slot *slot = slot_of(fetch);
     struct receiver *receiver = slot->sender->receiver;
     if (!piece_is_staged(receiver, slot->piece)) {
         is_here(slot);
@@ -304,294 +310,66 @@ static void slot_came(struct receiver_slot *slot)
         .describe = describe_copy,
         .done = piece_copied,
     };
-    receiver_busy(receiver);
+    neighbours_busy(&receiver->neighbours);
     compute_submit(&slot->run);
 }
 
-/* ---- from senders ---- */
-
-static struct receiver *find_receiver(struct shard_daemon *shard, const struct chunk_header *header)
+/* Asks again if the sender does not use the new layout yet, or, over another connection, if the chunk is
+ * damaged again and again. If the sender does not have the state that it is to give, the job is faulted. */
+static void piece_refused(struct neighbour_fetch *fetch, uint64_t status)
 {
-    struct shard_job *job = shard_job_find(shard, header->job);
-    if (job == NULL || job->state != CAIRN_JOB_SERVING) return NULL;
-    struct receiver *receiver = job->move.now != NULL ? job->move.now->receiver : NULL;
-    const bool ours = receiver != NULL && receiver->is_begun &&
-                      receiver->number == header->member && receiver->token == header->token;
-    return ours ? receiver : NULL;
+    struct neighbour *neighbour = fetch->neighbour;
+    struct shard_job *job = neighbour->all->job;
+    struct sentence why;
+    if (status == CAIRN_ERR_NOT_READY) {
+        (void)asker_again(&neighbour->asker, &fetch->request, CAIRN_ERR_BUSY);
+    } else if (status == CAIRN_ERR_CHECKSUM) {
+        log_warn("job %s: state from shard %s is damaged again and again: connecting anew",
+                 job->spec.name, neighbour->name);
+        fetch->request.damaged = 0;
+        asker_ask(&neighbour->asker, &fetch->request);
+        chunk_link_close(&neighbour->link);
+    } else {
+        sentence_set(&why, "shard %s, which is to give state to this one, says %s", neighbour->name,
+                     status_text((int)status));
+        shard_job_fault(job, why.text);
+    }
 }
 
-bool receiver_on_message(struct shard_daemon *shard, const struct chunk_header *header,
-                         struct fabric_message *message)
+static void sender_down(struct neighbour *neighbour, cairn_status why)
 {
-    struct receiver *receiver = find_receiver(shard, header);
-    if (receiver == NULL) return false;
-    uint32_t i = 0;
-    while (i < receiver->sender_count && receiver->senders[i].index != header->tile) i++;
-    receiver_busy(receiver);
-    if (i < receiver->sender_count)
-        sender_on_message(&receiver->senders[i], header, message);
-    else
-        fabric_drop(message);
-    receiver_idle(receiver);
-    return true;
-}
-
-bool receiver_tick(struct receiver *receiver, uint64_t now_ms)
-{
-    bool waits = false;
-    if (!receiver->is_begun || receiver->is_leaving) return false;
-    receiver_busy(receiver);
-    for (uint32_t i = 0; i < receiver->sender_count; i++)
-        waits = sender_tick(&receiver->senders[i], now_ms) || waits;
-    receiver_idle(receiver);
-    return waits;
-}
-
-/* ==== sender ==== */
-
-/* Asks a sender for chunks, and takes its answers (proto/link/link.h). */
-
-static struct sender *sender_of(const struct chunk_link *link)
-{
-    return (struct sender *)((char *)(uintptr_t)link - offsetof(struct sender, link));
-}
-
-/* ---- the connection ---- */
-
-static void sign(const struct chunk_link *link, struct chunk_header *header)
-{
-    const struct receiver *receiver = sender_of(link)->receiver;
-    header->job = receiver->job->number;
-    header->member = receiver->number;
-    header->token = receiver->token;
-}
-
-static bool waits(const struct chunk_link *link)
-{
-    return asker_waits(&sender_of(link)->asker);
-}
-
-/* Asks again for everything that was asked for on the lost connection or at the lost endpoint. */
-static void ask_all_again(struct sender *sender)
-{
-    for (uint32_t i = 0; i < sender->receiver->staged.of_each; i++)
-        asker_lost(&sender->asker, &sender->slots[i].request);
-}
-
-static void lost(struct chunk_link *link)
-{
-    ask_all_again(sender_of(link));
-}
-
-static void down(struct chunk_link *link, cairn_status why)
-{
-    const struct sender *sender = sender_of(link);
     log_info("job %s: lost shard %s, whose state comes here: %s; connecting again",
-             sender->receiver->job->spec.name, sender->name, status_text((int)why));
+             neighbour->all->job->spec.name, neighbour->name, status_text((int)why));
 }
 
-static void starved(struct chunk_link *link)
+static void sender_starved(struct neighbour *neighbour)
 {
-    const struct sender *sender = sender_of(link);
     log_warn(
         "job %s: out of memory to ask shard %s, whose state comes here: raise the limits of this "
         "process (ulimit -v, memory.max, vm.max_map_count)",
-        sender->receiver->job->spec.name, sender->name);
+        neighbour->all->job->spec.name, neighbour->name);
 }
 
-static void loan(struct chunk_link *link)
-{
-    receiver_busy(sender_of(link)->receiver);
-}
-
-static void loan_back(struct chunk_link *link)
-{
-    receiver_idle(sender_of(link)->receiver);
-}
-
-static const struct chunk_link_callbacks hands = {
-    .sign = sign,
-    .waits = waits,
-    .lost = lost,
-    .down = down,
-    .starved = starved,
-    .loan = loan,
-    .loan_back = loan_back,
+static const struct neighbour_kind sender_kind = {
+    .is_far = true,
+    .purpose = "take state from",
+    .describe = describe_piece,
+    .place = place_of_piece,
+    .came = piece_came,
+    .refused = piece_refused,
+    .down = sender_down,
+    .starved = sender_starved,
+    .free = free_left,
 };
 
-/* ---- the questions ---- */
-
-static cairn_status send_fetch(struct chunk_request *request)
+bool receiver_tick(struct receiver *receiver, uint64_t now_ms)
 {
-    const struct receiver_slot *slot =
-        (struct receiver_slot *)((char *)request - offsetof(struct receiver_slot, request));
-    struct sender *sender = slot->sender;
-    const struct state_piece *piece = slot->piece;
-    struct chunk_header header = {
-        .kind = CAIRN_CHUNK_FETCH,
-        .plane = (uint8_t)piece->plane,
-        .tile = CAIRN_TILE_WHOLE,
-        .table_hash = CAIRN_TABLE_HASH_WHOLE,
-        .tensor = sender->receiver->view->table.map.extents[piece->extent].tensor,
-        .first_leaf = piece->first_leaf,
-        .leaf_count = piece->leaf_count,
-        .generation = sender->receiver->version.generation,
-        .step = sender->receiver->version.step,
-        .request = chunk_request_number(request),
-    };
-    // Before the sender's HELLO, nobody here knows by which of its endpoints the sender will answer.
-    if (!chunk_link_is_up(&sender->link)) return CAIRN_ERR_CLOSED;
-    return chunk_link_send(&sender->link, &header, NULL, 0, NULL, NULL);
-}
-
-/* Asks once more for the slot's piece, after an answer with this status. */
-static void ask_slot_again(struct receiver_slot *slot, uint64_t status)
-{
-    struct sender *sender = slot->sender;
-    if (asker_again(&sender->asker, &slot->request, status)) return;
-    log_warn("job %s: state from shard %s is damaged again and again: connecting anew",
-             sender->receiver->job->spec.name, sender->name);
-    slot->request.damaged = 0;
-    asker_ask(&sender->asker, &slot->request);
-    chunk_link_close(&sender->link);
-}
-
-/* ---- the answers ---- */
-
-static void on_received(void *arg, cairn_status status)
-{
-    struct receiver_slot *slot = arg;
-    struct sender *sender = slot->sender;
-    if (sender->receiver->is_leaving)
-        slot->piece = NULL;
-    else if (status != CAIRN_OK)
-        asker_ask(&sender->asker, &slot->request); // the connection is lost
-    else if (slot->came != slot->checksum)
-        ask_slot_again(slot, CAIRN_ERR_CHECKSUM);
-    else
-        slot_came(slot);
-    if (!sender->receiver->is_leaving) asker_pump(&sender->asker);
-    chunk_link_loan_back(&sender->link);
-}
-
-static bool is_answer_to(const struct chunk_header *header, const struct receiver_slot *slot)
-{
-    const struct receiver *receiver = slot->sender->receiver;
-    const struct state_piece *piece = slot->piece;
-    const struct form *form = &receiver->view->forms[piece->extent];
-    return header->kind == CAIRN_CHUNK_DATA &&
-           header->tensor == receiver->view->table.map.extents[piece->extent].tensor &&
-           header->first_leaf == piece->first_leaf && header->leaf_count == piece->leaf_count &&
-           header->plane == (uint8_t)piece->plane &&
-           header->dtype == (uint8_t)form_dtype(form, piece->plane) &&
-           header->payload_bytes == form_bytes(form, piece->plane, piece->chunk_elems) &&
-           header->generation == receiver->version.generation &&
-           header->step == receiver->version.step;
-}
-
-static void receive_piece(struct receiver_slot *slot, const struct chunk_header *header,
-                          struct fabric_message *message)
-{
-    struct sender *sender = slot->sender;
-    slot->checksum = header->checksum;
-    if (fabric_receive_far(message, slot_memory(slot), (size_t)header->payload_bytes, &slot->came,
-                           on_received, slot) == CAIRN_OK) {
-        chunk_link_loan(&sender->link);
-        return;
-    }
-    fabric_drop(message);
-    ask_slot_again(slot, CAIRN_ERR_BUSY);
-}
-
-/* Handles a refusal. The sender is asked again if it is busy or does not use the new layout yet. If the
- * sender does not have the state that it is to give, the job is faulted. */
-static void piece_refused(struct receiver_slot *slot, uint64_t status)
-{
-    const struct sender *sender = slot->sender;
-    struct sentence why;
-    if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
-        ask_slot_again(slot, CAIRN_ERR_BUSY);
-    } else if (status == CAIRN_ERR_CHECKSUM) {
-        ask_slot_again(slot, status);
-    } else {
-        sentence_set(&why, "shard %s, which is to give state to this one, says %s", sender->name,
-                     status_text((int)status));
-        shard_job_fault(sender->receiver->job, why.text);
-    }
-}
-
-/* Returns the slot that the answer is for, and notes that its request is no longer in flight. Returns NULL
- * if the answer belongs to a former use or connection. */
-static struct receiver_slot *slot_answered(struct sender *sender, const struct chunk_header *header)
-{
-    const uint32_t index = (uint32_t)header->request;
-    if (index >= sender->receiver->staged.of_each) return NULL;
-    struct receiver_slot *slot = &sender->slots[index];
-    return asker_answered(&sender->asker, &slot->request, header->request) ? slot : NULL;
-}
-
-static void on_answer(struct sender *sender, const struct chunk_header *header,
-                      struct fabric_message *message)
-{
-    struct receiver_slot *slot = slot_answered(sender, header);
-    if (slot != NULL && message != NULL && is_answer_to(header, slot)) {
-        receive_piece(slot, header, message);
-        message = NULL;
-    } else if (slot != NULL) {
-        piece_refused(slot, header->kind == CAIRN_CHUNK_NAK ? header->value : CAIRN_ERR_PROTOCOL);
-    }
-    fabric_drop(message);
-    if (!sender->receiver->is_leaving) asker_pump(&sender->asker);
-}
-
-static void sender_on_message(struct sender *sender, const struct chunk_header *header,
-                              struct fabric_message *message)
-{
-    const bool is_heard = chunk_link_heard(&sender->link) && !sender->receiver->is_leaving;
-    if (is_heard && header->kind != CAIRN_CHUNK_HELLO) {
-        on_answer(sender, header, message);
-        return;
-    }
-    fabric_drop(message);
-    if (!is_heard) return;
-    if (chunk_link_on_hello(&sender->link, header->request)) ask_all_again(sender);
-    asker_retry(&sender->asker);
-}
-
-/* ---- from beginning to end ---- */
-
-static cairn_status open_slots(struct sender *sender)
-{
-    struct receiver *receiver = sender->receiver;
-    const struct receiver_staging *staged = &receiver->staged;
-    const size_t first = (size_t)(sender - receiver->senders) * staged->each;
-    sender->slots = calloc(staged->of_each, sizeof *sender->slots);
-    if (sender->slots == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < staged->of_each; i++) {
-        struct receiver_slot *slot = &sender->slots[i];
-        slot->sender = sender;
-        slot->request.index = i;
-        if (i < staged->each) slot->staging = receiver->staging.base + (first + i) * staged->bytes;
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status sender_open(struct receiver *receiver, struct sender *sender,
-                                const Cairn__ShardInfo *info, struct sentence *why)
-{
-    sender->receiver = receiver;
-    sender->link.callbacks = &hands;
-    asker_open(&sender->asker, send_fetch);
-    if (info->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX)
-        return fail_with(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",
-                         info->fabric_address.len, info->name);
-    snprintf(sender->name, sizeof sender->name, "%s", info->name);
-    sender->address_bytes = info->fabric_address.len;
-    sender->address = malloc(sender->address_bytes + 1);
-    if (sender->address == NULL || open_slots(sender) != CAIRN_OK)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to take state from shard %s",
-                         info->name);
-    if (sender->address_bytes > 0)
-        memcpy(sender->address, info->fabric_address.data, sender->address_bytes);
-    return CAIRN_OK;
+    struct neighbours *senders = &receiver->neighbours;
+    bool waits = false;
+    if (!senders->is_begun) return false;
+    neighbours_busy(senders);
+    for (uint32_t i = 0; i < senders->count; i++)
+        waits = neighbour_tick(neighbours_at(senders, i), now_ms) || waits;
+    neighbours_idle(senders);
+    return waits;
 }

@@ -11,29 +11,23 @@
 #include "proto/base/text.h"
 #include "proto/link/link.h"
 
-#define TICK_MS       20
 #define SILENT_MAX_MS 15000 /* how long an owner may be silent */
 
 static void relay_sums_void(struct relay *relay);
 static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *owner,
                                      const Cairn__ShardInfo *info, struct sentence *why);
 static cairn_status relay_sums_open(struct relay *relay, struct sentence *why);
-static void relay_link_tick(struct relay_owner *owner, uint64_t now_ms);
-static void relay_link_open(struct relay_owner *owner);
 
 /* ---- one in use ---- */
 
 struct relay *job_relay(const struct shard_job *job)
 {
-    return job->relays != NULL && !job->relays->leaving ? job->relays : NULL;
+    return job->relays != NULL && !job->relays->neighbours.is_leaving ? job->relays : NULL;
 }
 
 struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index)
 {
-    const size_t low = lower_bound(relay->owners, relay->owner_count, sizeof *relay->owners,
-                                   offsetof(struct relay_owner, index), index);
-    return low < relay->owner_count && relay->owners[low].index == index ? &relay->owners[low]
-                                                                         : NULL;
+    return (struct relay_owner *)neighbours_find(&relay->neighbours, index);
 }
 
 /* Returns the owner of a chunk of the grid; NULL if that shard is not an owner of this relay. */
@@ -53,7 +47,7 @@ static void relay_owner_close(struct relay_owner *owner)
 {
     collector_close(&owner->collector);
     relay_forward_close(owner);
-    free(owner->address);
+    neighbour_close(&owner->neighbour);
     free(owner->buffers.sums);
     chunk_table_close(&owner->table);
 }
@@ -69,7 +63,7 @@ static void relay_sums_close(struct relay *relay)
     free(sums->pool.buffers);
 }
 
-static void relay_free(struct relay *relay)
+void relay_free(struct relay *relay)
 {
     struct relay **at = &relay->job->relays;
     while (*at != relay) at = &(*at)->next;
@@ -77,7 +71,6 @@ static void relay_free(struct relay *relay)
     relay_fetch_close(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         if (relay->owners[i].relay == NULL) continue; // the owner was not opened
-        relay_link_close(&relay->owners[i]);
         relay_owner_close(&relay->owners[i]);
     }
     relay_sums_close(relay);
@@ -88,36 +81,17 @@ static void relay_free(struct relay *relay)
     free(relay);
 }
 
-void relay_busy(struct relay *relay)
-{
-    relay->busy++;
-    shard_job_busy(relay->job);
-}
-
-void relay_idle(struct relay *relay)
-{
-    struct shard_job *job = relay->job;
-    assert(relay->busy > 0);
-    relay->busy--;
-    if (relay->busy == 0 && relay->leaving && !job->shard->closing) relay_free(relay);
-    shard_job_idle(job);
-}
-
 static void leave(struct relay *relay)
 {
-    if (relay->leaving) return;
-    relay_busy(relay); // keeps the relay until this function ends
-    relay->leaving = true;
+    if (relay->neighbours.is_leaving) return;
+    neighbours_busy(&relay->neighbours); // keeps the relay until this function ends
     relay->round = 0;
-    for (uint32_t i = 0; i < relay->owner_count; i++) {
-        struct relay_owner *owner = &relay->owners[i];
-        relay_forward_end(owner);
-        relay_link_close(owner);
-    }
+    for (uint32_t i = 0; i < relay->owner_count; i++) relay_forward_end(&relay->owners[i]);
+    neighbours_end(&relay->neighbours);
     relay_sums_void(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++) collector_leave(&relay->owners[i].collector);
-    relay_fetch_close(relay);
-    relay_idle(relay);
+    relay_fetch_leave(relay);
+    neighbours_idle(&relay->neighbours);
 }
 
 void relay_leave(struct shard_job *job)
@@ -128,7 +102,7 @@ void relay_leave(struct shard_job *job)
     }
 }
 
-void relay_free_all(struct shard_job *job)
+static void free_relays(struct shard_job *job)
 {
     while (job->relays != NULL) relay_free(job->relays);
 }
@@ -160,6 +134,13 @@ static cairn_status fill_relay(struct relay *relay, const Cairn__RelaySet *messa
     memcpy(relay->members, message->members, message->n_members * sizeof *relay->members);
     relay->member_count = (uint32_t)message->n_members;
     relay->owner_count = (uint32_t)message->n_owners;
+    relay->neighbours = (struct neighbours) { .kind = &relay_owner_kind,
+                                              .job = relay->job,
+                                              .number = message->relay,
+                                              .token = message->token,
+                                              .first = &relay->owners[0].neighbour,
+                                              .stride = sizeof *relay->owners,
+                                              .count = relay->owner_count };
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; status == CAIRN_OK && i < relay->owner_count; i++)
         status = relay_owner_open(relay, &relay->owners[i], message->owners[i], why);
@@ -179,8 +160,9 @@ static void begin_epoch(struct relay *relay)
     }
 }
 
-cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
-                          struct sentence *why)
+/* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: the job has no relay then. */
+static cairn_status set_relay(struct shard_job *job, const Cairn__RelaySet *message,
+                              struct sentence *why)
 {
     relay_leave(job);
     if (message->n_members == 0) return CAIRN_OK;
@@ -190,8 +172,6 @@ cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
     relay->job = job;
     relay->view = shard_view_ref(job->view);
     relay->shard = job->view->table.map.shard;
-    relay->number = message->relay;
-    relay->token = message->token;
     relay->silent_max_ms = SILENT_MAX_MS;
     relay->sums.arena = CAIRN_ARENA_NONE;
     relay->next = job->relays;
@@ -201,11 +181,21 @@ cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
         relay_free(relay);
         return status;
     }
+    neighbours_begin(&relay->neighbours);
     begin_epoch(relay);
     log_info("job %s: relays %u workers of this host to %u shards", job->spec.name,
              relay->member_count, relay->owner_count);
-    relay_wake(job->shard);
+    shard_wake(job->shard);
     return CAIRN_OK;
+}
+
+static void on_relay_set(struct shard_job *job, uint32_t request, const void *message)
+{
+    struct request answered = session_request(job->shard, request);
+    struct sentence why;
+    const cairn_status status = set_relay(job, message, &why);
+    if (status != CAIRN_OK) log_error("job %s cannot be relayed: %s", job->spec.name, why.text);
+    if (request != 0) session_answer(job->shard, &answered, status, &why);
 }
 
 /* ---- rounds ---- */
@@ -221,23 +211,23 @@ void relay_on_fence(struct shard_job *job, uint64_t epoch)
 {
     struct relay *relay = job_relay(job);
     if (relay == NULL) return;
-    relay_busy(relay);
+    neighbours_busy(&relay->neighbours);
     end_round(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         collector_step(&relay->owners[i].collector,
                        &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
     }
     relay_sums_void(relay);
-    relay_idle(relay);
+    neighbours_idle(&relay->neighbours);
 }
 
 static void tell_all(struct relay *relay, const struct step_event *event)
 {
     if (relay == NULL) return;
-    relay_busy(relay);
+    neighbours_busy(&relay->neighbours);
     for (uint32_t i = 0; i < relay->owner_count; i++)
         collector_step(&relay->owners[i].collector, event);
-    relay_idle(relay);
+    neighbours_idle(&relay->neighbours);
 }
 
 void relay_on_resolve(struct shard_job *job, uint64_t epoch)
@@ -247,9 +237,9 @@ void relay_on_resolve(struct shard_job *job, uint64_t epoch)
 
 static void open_round(struct relay *relay, const Cairn__RoundOpen *message)
 {
-    relay_busy(relay);
+    neighbours_busy(&relay->neighbours);
     relay->round = message->round;
-    for (uint32_t i = 0; i < relay->owner_count && !relay->leaving; i++) {
+    for (uint32_t i = 0; i < relay->owner_count && !relay->neighbours.is_leaving; i++) {
         struct relay_owner *owner = &relay->owners[i];
         relay_forward_begin(owner, message->epoch, message->round);
         collector_step(&owner->collector, &(struct step_event) {
@@ -260,8 +250,8 @@ static void open_round(struct relay *relay, const Cairn__RoundOpen *message)
                                               .member_count = relay->member_count,
                                           });
     }
-    relay_wake(relay->job->shard);
-    relay_idle(relay);
+    shard_wake(relay->job->shard);
+    neighbours_idle(&relay->neighbours);
 }
 
 cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message)
@@ -269,7 +259,7 @@ cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *messag
     struct relay *relay = job_relay(job);
     if (relay != NULL) end_round(relay); // the round before is resolved
     if (message->relay == 0) return CAIRN_OK;
-    if (relay == NULL || relay->number != message->relay) return CAIRN_ERR_PROTOCOL;
+    if (relay == NULL || relay->neighbours.number != message->relay) return CAIRN_ERR_PROTOCOL;
     open_round(relay, message);
     return CAIRN_OK;
 }
@@ -280,74 +270,6 @@ void relay_on_peer(struct shard_member *member, enum step_event_kind kind)
              &(struct step_event) { .kind = kind, .member = member->number });
 }
 
-/* ---- from owners ---- */
-
-static struct relay *find_relay(struct shard_daemon *shard, const struct chunk_header *header)
-{
-    struct shard_job *job = shard_job_find(shard, header->job);
-    struct relay *relay = job != NULL && job->state != CAIRN_JOB_FAULTED ? job_relay(job) : NULL;
-    const bool ours = relay != NULL && relay->number == header->member &&
-                      relay->token == header->token;
-    return ours ? relay : NULL;
-}
-
-/* True for a message that only a shard sends, not a worker. A HELLO that we send to ourselves has
- * CAIRN_CHUNK_OF_RELAY set. */
-static bool of_owner(const struct chunk_header *header)
-{
-    switch (header->kind) {
-    case CAIRN_CHUNK_GRANT:
-    case CAIRN_CHUNK_ACK:
-    case CAIRN_CHUNK_NAK:
-    case CAIRN_CHUNK_MICRO_ACK:
-    case CAIRN_CHUNK_DATA: return true;
-    case CAIRN_CHUNK_HELLO: return (header->value & CAIRN_CHUNK_OF_RELAY) == 0;
-    default: return false;
-    }
-}
-
-/* Handles a HELLO that was judged to be from that owner. */
-static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_header *header)
-{
-    struct pusher *pusher = &owner->forward.pusher;
-    if (chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
-    push_on_hello(pusher->push, 0, header->request, &pusher->actions);
-    relay_forward_act(owner);
-}
-
-static void dispatch_message(struct relay_owner *owner, const struct chunk_header *header,
-                             struct fabric_message *message)
-{
-    const bool of_fetch = header->kind == CAIRN_CHUNK_DATA ||
-                          (header->request & CAIRN_REQUEST_OF_ASKER) != 0;
-    if (!chunk_link_heard(&owner->link)) {
-        // the message belongs to a connection that is lost
-    } else if (header->kind == CAIRN_CHUNK_HELLO) {
-        relay_link_on_hello(owner, header);
-    } else if (of_fetch && header->kind != CAIRN_CHUNK_GRANT) {
-        relay_fetch_on_answer(owner, header, message);
-        return;
-    } else {
-        relay_forward_on_answer(owner, header);
-    }
-    fabric_drop(message);
-}
-
-bool relay_on_message(struct shard_daemon *shard, const struct chunk_header *header,
-                      struct fabric_message *message)
-{
-    struct relay *relay = of_owner(header) ? find_relay(shard, header) : NULL;
-    if (relay == NULL) return false;
-    struct relay_owner *owner = relay_owner_find(relay, header->tile);
-    relay_busy(relay);
-    if (owner != NULL)
-        dispatch_message(owner, header, message);
-    else
-        fabric_drop(message);
-    relay_idle(relay);
-    return true;
-}
-
 /* ---- what cannot go on ---- */
 
 void relay_give_up(struct relay *relay, const char *format, ...)
@@ -355,14 +277,14 @@ void relay_give_up(struct relay *relay, const char *format, ...)
     struct sentence why;
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
     va_list arguments;
-    if (relay->given_up || relay->leaving) return;
+    if (relay->given_up || relay->neighbours.is_leaving) return;
     relay->given_up = true;
     va_start(arguments, format);
     vsnprintf(why.text, sizeof why.text, format, arguments);
     va_end(arguments);
     log_error("job %s: the relay of this host is given up: %s", relay->job->spec.name, why.text);
     fault.job = relay->job->number;
-    fault.member = relay->number;
+    fault.member = relay->neighbours.number;
     fault.text = why.text;
     session_send(relay->job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
 }
@@ -380,62 +302,54 @@ static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
                       "there is no room for sums to shard %s, and its workers push in orders "
                       "that are far apart: raise memory.limit of shard %s, give its host "
                       "more memory, or push in one order",
-                      owner->name, relay->job->shard->name);
+                      owner->neighbour.name, relay->job->shard->name);
 }
 
-/* True if the owner has not answered something yet. */
-static bool relay_link_waits(const struct relay_owner *owner)
+/* Gives the relay up if the owner is silent for long. The coordinator itself notices an owner that no
+ * longer responds. If the coordinator hears the owner and we do not, the path between us and the owner is
+ * broken, and the workers may have another path. */
+static void judge_silence(struct relay_owner *owner, uint64_t now_ms)
 {
-    return push_waits(owner->forward.pusher.push, 0) || relay_fetch_waits(owner);
+    if (chunk_link_silent_ms(&owner->neighbour.link, now_ms) < owner->relay->silent_max_ms) return;
+    relay_give_up(owner->relay, "shard %s does not answer shard %s", owner->neighbour.name,
+                  owner->relay->job->shard->name);
 }
 
-/* True if the relay waits for something. */
-static bool tick_relay(struct relay *relay, uint64_t now_ms)
+static bool tick_relay(struct shard_job *job, uint64_t now_ms)
 {
+    struct relay *relay = job_relay(job);
     bool waits = false;
+    if (relay == NULL) return false;
     relay_sums_advance(relay); // the shard's budget may have room again
+    relay_fetch_serve(relay);  // likewise
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         struct relay_owner *owner = &relay->owners[i];
-        relay_link_tick(owner, now_ms);
+        const bool awaits = neighbour_tick(&owner->neighbour, now_ms);
+        judge_silence(owner, now_ms);
         relay_sums_tick(owner, now_ms);
-        waits = waits || owner->link.peer == NULL || relay_link_waits(owner) ||
+        waits = waits || awaits || owner->neighbour.link.peer == NULL ||
                 owner->buffers.waiting != NULL;
     }
     return waits;
 }
 
-static void on_tick(uv_timer_t *timer)
-{
-    const struct shard_daemon *shard = timer->data;
-    bool waits = false;
-    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        struct relay *relay = job_relay(job);
-        if (relay != NULL && tick_relay(relay, uv_now(shard->loop))) waits = true;
-    }
-    if (!waits) uv_timer_stop(timer);
-}
-
-void relay_wake(struct shard_daemon *shard)
-{
-    if (shard->closing || uv_is_active((uv_handle_t *)&shard->relay_timer)) return;
-    uv_timer_start(&shard->relay_timer, on_tick, TICK_MS, TICK_MS);
-}
+const struct shard_module relay_module = {
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_RELAY_SET, .on_job = on_relay_set },
+                                                 { 0 } },
+    .on = { [SHARD_JOB_STOPS] = relay_leave, [SHARD_JOB_FREED] = free_relays },
+    .tick = tick_relay,
+};
 
 /* ==== owner ==== */
 
 /* An owner, as its relay sees it: its map, the core that collects for it, and the machine that
  * sends to it. */
 
-static cairn_status fail_memory(const struct relay_owner *owner, struct sentence *why)
-{
-    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to relay to shard %s", owner->name);
-}
-
 static cairn_status make_tables(struct relay_owner *owner)
 {
     const struct shard_job *job = owner->relay->job;
     cairn_status status = shard_map_init(&owner->table.map, owner->relay->view->layout,
-                                         owner->index, job->spec.chunk_leaves);
+                                         owner->neighbour.index, job->spec.chunk_leaves);
     if (status == CAIRN_OK) status = chunk_table_number(&owner->table, &job->spec);
     if (status != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
     const size_t chunks = owner->table.trained_count;
@@ -448,22 +362,13 @@ static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *ow
                                      const Cairn__ShardInfo *info, struct sentence *why)
 {
     owner->relay = relay;
-    relay_link_open(owner);
-    owner->index = info->index;
-    snprintf(owner->name, sizeof owner->name, "%s", info->name);
-    if (info->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
-        return fail_with(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",
-                         info->fabric_address.len, owner->name);
-    }
-    owner->address = malloc(info->fabric_address.len + 1);
-    if (owner->address == NULL) return fail_memory(owner, why);
-    owner->address_bytes = info->fabric_address.len;
-    if (owner->address_bytes > 0)
-        memcpy(owner->address, info->fabric_address.data, owner->address_bytes);
+    CAIRN_TRY(neighbour_open(&relay->neighbours, &owner->neighbour, info, why));
     cairn_status status = make_tables(owner);
     if (status == CAIRN_OK) status = relay_forward_open(owner);
     if (status == CAIRN_OK) status = relay_collect(owner);
-    return status == CAIRN_OK ? CAIRN_OK : fail_memory(owner, why);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to relay to shard %s",
+                     owner->neighbour.name);
 }
 
 /* ==== sums ==== */
@@ -541,7 +446,7 @@ static bool relay_fold_place(struct fold *fold)
                                           .chunk = fold->chunk,
                                           .begins = fold->first };
     if (buffer_pool_claim(&relay->sums.pool, &fold->claim)) return true;
-    relay_wake(relay->job->shard);
+    shard_wake(relay->job->shard);
     return false;
 }
 
@@ -616,115 +521,6 @@ static cairn_status relay_sums_open(struct relay *relay, struct sentence *why)
     return CAIRN_OK;
 }
 
-/* ==== link ==== */
-
-/* Connections of a relay to the owners (proto/link/link.h); an owner may be this very shard. */
-
-static struct relay_owner *owner_of(const struct chunk_link *link)
-{
-    return (struct relay_owner *)((char *)link - offsetof(struct relay_owner, link));
-}
-
-static struct shard_daemon *shard_of(const struct relay_owner *owner)
-{
-    return owner->relay->job->shard;
-}
-
-/* ---- callbacks ---- */
-
-static void sign(const struct chunk_link *link, struct chunk_header *header)
-{
-    const struct relay *relay = owner_of(link)->relay;
-    header->job = relay->job->number;
-    header->member = relay->number;
-    header->token = relay->token;
-    if (header->kind == CAIRN_CHUNK_HELLO) header->value = CAIRN_CHUNK_OF_RELAY;
-}
-
-static bool waits(const struct chunk_link *link)
-{
-    return relay_link_waits(owner_of(link));
-}
-
-static void lost(struct chunk_link *link)
-{
-    struct relay_owner *owner = owner_of(link);
-    struct pusher *pusher = &owner->forward.pusher;
-    owner->forward.grant = (struct chunk_header) { 0 };
-    push_on_lost(pusher->push, 0, &pusher->actions);
-    relay_forward_act(owner);
-    relay_fetch_lost(owner);
-}
-
-static void down(struct chunk_link *link, cairn_status why)
-{
-    const struct relay_owner *owner = owner_of(link);
-    log_info("job %s: the relay lost shard %s: %s", owner->relay->job->spec.name, owner->name,
-             status_text((int)why));
-    relay_wake(shard_of(owner));
-}
-
-static void starved(struct chunk_link *link)
-{
-    const struct relay_owner *owner = owner_of(link);
-    log_warn("job %s: the relay has no memory to send to shard %s (%zu bytes at a time): raise the "
-             "limits of this process (ulimit -v, memory.max, vm.max_map_count)",
-             owner->relay->job->spec.name, owner->name, link->starved.bytes);
-}
-
-static void loan(struct chunk_link *link)
-{
-    relay_busy(owner_of(link)->relay);
-}
-
-static void loan_back(struct chunk_link *link)
-{
-    relay_idle(owner_of(link)->relay);
-}
-
-static const struct chunk_link_callbacks hands = {
-    .sign = sign,
-    .waits = waits,
-    .lost = lost,
-    .down = down,
-    .starved = starved,
-    .loan = loan,
-    .loan_back = loan_back,
-};
-
-static void relay_link_open(struct relay_owner *owner)
-{
-    owner->link.callbacks = &hands;
-}
-
-void relay_link_close(struct relay_owner *owner)
-{
-    if (shard_of(owner)->closing)
-        chunk_link_forget(&owner->link);
-    else
-        chunk_link_close(&owner->link);
-    relay_wake(shard_of(owner)); // a tick reports the loss and connects again
-}
-
-/* Gives the relay up if the owner is silent for long. The coordinator itself notices an owner that no
- * longer responds. If the coordinator hears the owner and we do not, the path between us and the owner is
- * broken, and the workers may have another path. */
-static void judge_silence(struct relay_owner *owner, uint64_t now_ms)
-{
-    if (chunk_link_silent_ms(&owner->link, now_ms) < owner->relay->silent_max_ms) return;
-    relay_give_up(owner->relay, "shard %s does not answer shard %s", owner->name,
-                  shard_of(owner)->name);
-}
-
-/* Connects, retries and breaks a silence; a loss is reported to the sends and fetches in relay_cache.c. */
-static void relay_link_tick(struct relay_owner *owner, uint64_t now_ms)
-{
-    if (owner->link.peer != NULL) relay_fetch_tick(owner);
-    chunk_link_tick(&owner->link, owner->relay->leaving ? NULL : shard_of(owner)->fabric,
-                    owner->address, owner->address_bytes, now_ms);
-    judge_silence(owner, now_ms);
-}
-
 /* ==== collect ==== */
 
 /* Collects what workers contribute through a relay: the owners' collectors and their callbacks. Whatever is
@@ -743,7 +539,7 @@ static void refuse_fetch_or_push(struct shard_member *member, const struct chunk
     struct chunk_header echoed = *header;
     if (header->kind != CAIRN_CHUNK_PUSH) echoed.tensor = 0;
     member_refuse_for(member, &echoed, status,
-                      owner != NULL ? owner->index : member->job->view->table.map.shard);
+                      owner != NULL ? owner->neighbour.index : member->job->view->table.map.shard);
 }
 
 /* ---- contributions ---- */
@@ -838,11 +634,11 @@ void relay_on_micro_end(struct shard_member *member, const struct chunk_header *
     struct relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
     struct relay *relay = owner->relay;
-    relay_busy(relay);
+    neighbours_busy(&relay->neighbours);
     struct step_event event = step_event_of(header);
     event.absent = count_absent(owner, tensors, count);
     collector_step(&owner->collector, &event);
-    relay_idle(relay);
+    neighbours_idle(&relay->neighbours);
 }
 
 void relay_on_commit(struct shard_member *member, const struct chunk_header *header)
@@ -850,10 +646,10 @@ void relay_on_commit(struct shard_member *member, const struct chunk_header *hea
     struct relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
     struct relay *relay = owner->relay;
-    relay_busy(relay);
+    neighbours_busy(&relay->neighbours);
     const struct step_event event = step_event_of(header);
     collector_step(&owner->collector, &event);
-    relay_idle(relay);
+    neighbours_idle(&relay->neighbours);
 }
 
 static bool is_ours(const struct relay *relay, uint64_t member)
@@ -869,9 +665,9 @@ bool relay_on_push(struct shard_member *member, const struct chunk_header *heade
     struct relay *relay = job_relay(member->job);
     if (relay == NULL || relay->round == 0 || message == NULL || !is_ours(relay, member->number))
         return false;
-    relay_busy(relay);
+    neighbours_busy(&relay->neighbours);
     on_push(relay, member, header, message);
-    relay_idle(relay);
+    neighbours_idle(&relay->neighbours);
     return true;
 }
 
@@ -880,8 +676,9 @@ bool relay_on_push(struct shard_member *member, const struct chunk_header *heade
 static bool takes_events(const struct collector *collector)
 {
     const struct shard_job *job = collector->job;
-    return !relay_owner_of(collector)->relay->leaving && job->state != CAIRN_JOB_FAULTED &&
-           job->state != CAIRN_JOB_LEAVING && !job->shard->closing;
+    return !relay_owner_of(collector)->relay->neighbours.is_leaving &&
+           job->state != CAIRN_JOB_FAULTED && job->state != CAIRN_JOB_LEAVING &&
+           !job->shard->closing;
 }
 
 static void do_owner_action(struct collector *collector, const struct step_action *action)
@@ -906,7 +703,7 @@ static void send_for_owner(const struct collector *collector, struct shard_membe
 {
     if (header->kind == CAIRN_CHUNK_GRANT)
         header->tensor = 1 + relay_owner_of(collector)->relay->shard;
-    member_send_for(member, header, relay_owner_of(collector)->index);
+    member_send_for(member, header, relay_owner_of(collector)->neighbour.index);
 }
 
 static cairn_status judge_piece(const struct collector *collector,
@@ -950,12 +747,12 @@ static void no_page(struct collector *collector)
 
 static void busy(struct collector *collector)
 {
-    relay_busy(relay_owner_of(collector)->relay);
+    neighbours_busy(&relay_owner_of(collector)->relay->neighbours);
 }
 
 static void idle(struct collector *collector)
 {
-    relay_idle(relay_owner_of(collector)->relay);
+    neighbours_idle(&relay_owner_of(collector)->relay->neighbours);
 }
 
 static struct compute *on_host(const struct collector *collector, uint32_t chunk)
@@ -996,7 +793,7 @@ cairn_status relay_collect(struct relay_owner *owner)
                                                  .callbacks = &for_owner,
                                                  .job = relay->job,
                                                  .table = &owner->table,
-                                                 .shard_name = owner->name,
+                                                 .shard_name = owner->neighbour.name,
                                                  .step = &config,
                                                  .actions = &relay->collect.actions,
                                              });

@@ -76,10 +76,6 @@ void relay_forward_end(struct relay_owner *owner);
 void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t micro);
 void relay_forward_micro_end(struct relay_owner *owner, uint32_t micro);
 void relay_forward_commit(struct relay_owner *owner, uint64_t weight);
-/* Carries out the machine's actions. Called after each call of the machine. */
-void relay_forward_act(struct relay_owner *owner);
-/* Handles GRANT, ACK, NAK and MICRO_ACK. */
-void relay_forward_on_answer(struct relay_owner *owner, const struct chunk_header *header);
 
 /* ==== owner ==== */
 
@@ -90,26 +86,14 @@ struct relay;
 
 /* A shard to which the relay passes sums on. */
 struct relay_owner {
-    struct relay *relay; /* borrowed */
-    uint32_t index;      /* in the relay's layout */
-    char name[64];
-    struct chunk_table table; /* owned: of the owner's part */
-
-    uint8_t *address; /* owned */
-    size_t address_bytes;
-    struct chunk_link link;
-    struct asker asker; /* while relay->fetches exists: its requests are the cache's */
+    struct neighbour neighbour; /* first; its fetches are the cache's */
+    struct relay *relay;        /* borrowed */
+    struct chunk_table table;   /* owned: of the owner's part */
 
     struct collector collector;
     struct buffer_owner buffers; /* of the sums; buffers.sums is owned */
     struct relay_forward forward;
 };
-
-/* ==== link ==== */
-
-/* Connections of a relay to the owners (proto/link/link.h); this very shard may be one of the owners. */
-
-void relay_link_close(struct relay_owner *owner);
 
 /* ==== sums ==== */
 
@@ -157,8 +141,7 @@ CAIRN_MUST_CHECK cairn_status relay_collect(struct relay_owner *owner);
 
 /* ==== fetch ==== */
 
-/* Published chunks of owners, fetched once for the host: fetch.c serves the workers, relay_cache.c asks the
- * owners. */
+/* Published chunks of owners, fetched once for the host. */
 
 struct relay_fetches;
 
@@ -166,8 +149,9 @@ struct relay_fetches;
  * cache's bound. Without room for a chunk there is no cache, and every FETCH is told to ask the owner.
  * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status relay_fetch_open(struct relay *relay, struct sentence *why);
-/* Tells the waiting workers to ask the owner. Frees the fetches if nothing is in flight, or the fabric is
- * closed; otherwise the next call frees them. */
+/* The relay leaves: tells the waiting workers to ask the owner. */
+void relay_fetch_leave(struct relay *relay);
+/* Call when nothing is in flight, or the fabric is closed. */
 void relay_fetch_close(struct relay *relay);
 /* Handles a member's FETCH for a chunk that another shard owns. Takes or drops the message (the box of a
  * CAIRN_TILE_BOX fetch). Answers NAK NOT_FOUND if there is no relay, or the relay does not serve this
@@ -177,17 +161,9 @@ void relay_fetch(struct shard_member *member, const struct chunk_header *header,
 /* Called when the member left: it no longer waits for anything. */
 void relay_fetch_forget(struct relay *relay, uint64_t member);
 
-/* ---- relay_cache.c ---- */
-/* Handles the DATA or NAK for one of our FETCHes (request has CAIRN_REQUEST_OF_ASKER set). Takes or drops
- * the message. */
-void relay_fetch_on_answer(struct relay_owner *owner, const struct chunk_header *header,
-                           struct fabric_message *message);
-/* Called by relay.c while the owner is connected: repeats requests that the owner had no time for. */
-void relay_fetch_tick(struct relay_owner *owner);
-/* Called when the connection to the owner, or the owner's connection to us, is lost: repeats the unanswered
- * requests. */
-void relay_fetch_lost(struct relay_owner *owner);
-bool relay_fetch_waits(const struct relay_owner *owner);
+/* Serves the members' fetches that can be served, in their order of arrival. Called when a place may have
+ * come to rest or become free. */
+void relay_fetch_serve(struct relay *relay);
 
 /* ==== relay ==== */
 
@@ -196,15 +172,13 @@ struct relay {
     struct shard_job *job;   /* borrowed */
     struct shard_view *view; /* counted: its layout numbers the owners */
     uint32_t shard;          /* our own index in that layout */
-    uint64_t number, token;
+    struct neighbours neighbours;
     uint64_t *members; /* owned: [member_count] by rank */
     uint32_t member_count;
     struct relay_owner *owners; /* owned: [owner_count] by index */
     uint32_t owner_count;
     uint64_t round; /* the round that it relays; 0: none */
-    bool leaving;
-    bool given_up; /* the coordinator was told that the relay cannot continue */
-    uint32_t busy; /* folds, loans and messages that refer to the relay */
+    bool given_up;  /* the coordinator was told that the relay cannot continue */
     /* if an owner does not answer for this time, the relay is given up */
     uint64_t silent_max_ms;
 
@@ -213,9 +187,6 @@ struct relay {
     struct relay_fetches *fetches; /* owned; NULL: they are closed */
 };
 
-/* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: the job has no relay then. */
-CAIRN_MUST_CHECK cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
-                                           struct sentence *why);
 /* The job's active relay; NULL: none. */
 struct relay *job_relay(const struct shard_job *job);
 struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index);
@@ -225,23 +196,17 @@ void relay_on_resolve(struct shard_job *job, uint64_t epoch);
 CAIRN_MUST_CHECK cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message);
 /* Called when a worker's connection is UP or DOWN. */
 void relay_on_peer(struct shard_member *member, enum step_event_kind kind);
-/* Handles a message that an owner sent to a relay, and takes or drops it. False: the message is not for one
- * of these relays, and is left to the caller. */
-bool relay_on_message(struct shard_daemon *shard, const struct chunk_header *header,
-                      struct fabric_message *message);
 /* Ends all relays of a job. */
 void relay_leave(struct shard_job *job);
-/* Frees all relays of a job; nothing may be in flight, unless the fabric and the pools are closed. */
-void relay_free_all(struct shard_job *job);
+/* Frees a relay; nothing may be in flight, unless the fabric and the pools are closed. */
+void relay_free(struct relay *relay);
 /* Gives the relay up: the relay's sums of the round cannot be passed on, now or later. The coordinator is
  * told once and continues without the relay, because otherwise all workers would wait for the silent
  * relay. */
 void relay_give_up(struct relay *relay, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* Starts the ticks, when there is something to wait for. */
-void relay_wake(struct shard_daemon *shard);
-void relay_busy(struct relay *relay);
-void relay_idle(struct relay *relay); /* may free it, and its job */
+/* How the relay reaches the owners; this very shard may be one of them. */
+extern const struct neighbour_kind relay_owner_kind;
 
 /* ==== cache ==== */
 
@@ -288,7 +253,7 @@ struct relay_entry {
     TAILQ_ENTRY(relay_entry) link; /* in the list of entries at rest, or of free entries */
     struct relay_entry *next;      /* in its bucket */
     enum relay_entry_state state;
-    struct chunk_request request; /* to the chunk's owner, while the entry is COMING */
+    struct neighbour_fetch fetch; /* from the chunk's owner, while the entry is COMING */
     bool is_had;                  /* every member has had the entry; at rest it is in cache->had */
     uint32_t sends;               /* sends under way */
     struct relay_owner *owner;    /* borrowed */
@@ -296,7 +261,6 @@ struct relay_entry {
     struct cairn_version version;
     cairn_dtype dtype;
     size_t byte_count;
-    uint64_t checksum;
     struct relay_wants wants; /* waiting until the entry is HERE */
 };
 TAILQ_HEAD(relay_entries, relay_entry);
@@ -344,14 +308,13 @@ void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry);
 
 /* ==== fetches ==== */
 
-/* Shared by fetch.c and relay_cache.c. Private to them. */
+/* Private to relay_cache.c. */
 
 struct relay_fetches {
     struct relay *relay; /* borrowed */
     struct relay_cache cache;
     struct relay_want *wants; /* owned: [want_count] enough for all members */
     uint32_t want_count;
-    uint32_t under_way; /* sends and receives */
     struct relay_wants wants_free, without_place;
 };
 

@@ -12,7 +12,6 @@
 static void relay_fetch_refuse_all(struct relay_fetches *fetches, struct relay_entry *entry,
                                    cairn_status status);
 static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_entry *entry);
-static void relay_fetch_serve(struct relay_fetches *fetches);
 
 /* ---- the table ---- */
 
@@ -21,7 +20,7 @@ static struct relay_entry **bucket_of(const struct relay_cache *cache,
                                       struct cairn_version version)
 {
     const uint64_t odd = 0x9e3779b97f4a7c15ull;
-    uint64_t hash = (chunk + 1) * odd ^ (uint64_t)owner->index;
+    uint64_t hash = (chunk + 1) * odd ^ (uint64_t)owner->neighbour.index;
     hash = (hash ^ hash >> 29) * odd + version.step;
     hash = (hash ^ hash >> 32) * odd + version.generation;
     return &cache->buckets[(hash ^ hash >> 31) & (cache->bucket_count - 1)];
@@ -175,8 +174,9 @@ struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_own
     *entry = (struct relay_entry) {
         .next = *bucket,
         .state = CAIRN_RELAY_ENTRY_COMING,
-        .request = { .index = (uint32_t)(entry - cache->entries),
-                     .serial = entry->request.serial + 1 },
+        .fetch = { .request = { .index = (uint32_t)(entry - cache->entries),
+                                .serial = entry->fetch.request.serial + 1 },
+                   .neighbour = &owner->neighbour },
         .owner = owner,
         .chunk = chunk,
         .version = version,
@@ -195,7 +195,8 @@ struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_own
 static void relay_cache_forget(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(entry->sends == 0 && STAILQ_EMPTY(&entry->wants));
-    assert(entry->state == CAIRN_RELAY_ENTRY_COMING && entry->request.state == CAIRN_REQUEST_IDLE);
+    assert(entry->state == CAIRN_RELAY_ENTRY_COMING);
+    assert(entry->fetch.request.state == CAIRN_REQUEST_IDLE);
     unlink_entry(cache, entry);
     entry->state = CAIRN_RELAY_ENTRY_FREE;
     TAILQ_INSERT_HEAD(&cache->free, entry, link);
@@ -212,7 +213,7 @@ static uint64_t measure(const struct relay *relay, size_t *largest_out)
     *largest_out = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         const struct shard_map *map = &relay->owners[i].table.map;
-        if (relay->owners[i].index == job->view->table.map.shard) continue;
+        if (relay->owners[i].neighbour.index == job->view->table.map.shard) continue;
         count += map->chunk_count;
         for (size_t e = 0; e < map->extent_count; e++) {
             if (map->extents[e].chunk_count == 0) continue;
@@ -289,151 +290,56 @@ void relay_cache_release(struct relay_cache *cache)
 
 /* ==== ask ==== */
 
-/* Asks the owners, by one asker for each, for the chunks that the workers of this host want.
+/* Asks the owners for the chunks that the workers of this host want (neighbour.h).
  *
  * Only a chunk's owner knows the state of a version, so NOT_READY and VERSION_GONE are passed on to all
  * workers that wait. Any other refusal may be meant for the relay and not for the worker; then the worker
  * is told to ask the owner itself (NOT_FOUND). */
 
-/* Called by the owners' askers: sends the FETCH of an entry to its owner. */
-static cairn_status relay_ask_send(struct chunk_request *request)
+static struct relay_entry *entry_of(const struct neighbour_fetch *fetch)
 {
-    const struct relay_entry *entry = (struct relay_entry *)((char *)request -
-                                                             offsetof(struct relay_entry, request));
-    const struct chunk_place place = shard_map_chunk(&entry->owner->table.map, entry->chunk);
-    struct chunk_header header = {
-        .kind = CAIRN_CHUNK_FETCH,
-        .plane = CAIRN_PLANE_WIRE,
-        .tile = CAIRN_TILE_WHOLE,
-        .table_hash = CAIRN_TABLE_HASH_WHOLE,
-        .tensor = place.tensor,
-        .first_leaf = place.first_leaf,
-        .leaf_count = (uint32_t)place.leaf_count,
-        .generation = entry->version.generation,
-        .step = entry->version.step,
-        .request = chunk_request_number(request),
-    };
-    // Before the owner's HELLO, nobody here knows by which of its endpoints the owner will answer.
-    if (!chunk_link_is_up(&entry->owner->link)) return CAIRN_ERR_CLOSED;
-    return chunk_link_send(&entry->owner->link, &header, NULL, 0, NULL, NULL);
+    return (struct relay_entry *)((char *)(uintptr_t)fetch - offsetof(struct relay_entry, fetch));
 }
 
-/* ---- answers ---- */
-
-/* Asks for the entry again, or refuses it to all workers that wait for it. */
-static void refused_ask(struct relay_entry *entry, uint64_t status)
+static void describe_entry(const struct neighbour_fetch *fetch, struct chunk_header *header)
 {
+    const struct relay_entry *entry = entry_of(fetch);
+    const struct chunk_place place = shard_map_chunk(&entry->owner->table.map, entry->chunk);
+    header->plane = CAIRN_PLANE_WIRE;
+    header->tensor = place.tensor;
+    header->first_leaf = place.first_leaf;
+    header->leaf_count = (uint32_t)place.leaf_count;
+    header->generation = entry->version.generation;
+    header->step = entry->version.step;
+    header->dtype = (uint8_t)entry->dtype;
+    header->payload_bytes = entry->byte_count;
+}
+
+static void *place_of_entry(struct neighbour_fetch *fetch)
+{
+    const struct relay_entry *entry = entry_of(fetch);
+    return relay_cache_used(&entry->owner->relay->fetches->cache, entry);
+}
+
+static void entry_came(struct neighbour_fetch *fetch)
+{
+    struct relay_entry *entry = entry_of(fetch);
+    struct relay *relay = entry->owner->relay;
+    relay_cache_arrived(&relay->fetches->cache, entry);
+    relay_fetch_send_all(relay->fetches, entry);
+    relay_fetch_serve(relay);
+    shard_job_settle(relay->job);
+}
+
+static void entry_refused(struct neighbour_fetch *fetch, uint64_t status)
+{
+    struct relay_entry *entry = entry_of(fetch);
+    struct relay *relay = entry->owner->relay;
     const bool is_of_version = status == CAIRN_ERR_NOT_READY || status == CAIRN_ERR_VERSION_GONE;
-    if (asker_again(&entry->owner->asker, &entry->request, status)) return;
-    relay_fetch_refuse_all(entry->owner->relay->fetches, entry,
+    relay_fetch_refuse_all(relay->fetches, entry,
                            is_of_version ? (cairn_status)status : CAIRN_ERR_NOT_FOUND);
-}
-
-static void on_received(void *arg, cairn_status status)
-{
-    struct relay_entry *entry = arg;
-    struct relay_owner *owner = entry->owner;
-    struct relay_fetches *fetches = owner->relay->fetches;
-    const uint8_t *bytes = relay_cache_used(&fetches->cache, entry);
-    fetches->under_way--;
-    if (status == CAIRN_OK && chunk_checksum(bytes, entry->byte_count) == entry->checksum) {
-        relay_cache_arrived(&fetches->cache, entry);
-        relay_fetch_send_all(fetches, entry);
-    } else if (owner->link.lost) {
-        asker_ask(&owner->asker, &entry->request);
-    } else {
-        refused_ask(entry, CAIRN_ERR_CHECKSUM);
-    }
-    asker_pump(&owner->asker);
-    relay_fetch_serve(fetches);
-    shard_job_settle(owner->relay->job);
-    chunk_link_loan_back(&owner->link);
-}
-
-static bool is_answer_to(const struct chunk_header *header, const struct relay_entry *entry)
-{
-    const struct chunk_place place = shard_map_chunk(&entry->owner->table.map, entry->chunk);
-    return header->kind == CAIRN_CHUNK_DATA && header->tensor == place.tensor &&
-           header->first_leaf == place.first_leaf && header->leaf_count == place.leaf_count &&
-           header->plane == CAIRN_PLANE_WIRE && header->dtype == entry->dtype &&
-           header->payload_bytes == entry->byte_count &&
-           header->generation == entry->version.generation && header->step == entry->version.step;
-}
-
-static void receive_entry(struct relay_fetches *fetches, struct relay_entry *entry,
-                          const struct chunk_header *header, struct fabric_message *message)
-{
-    entry->checksum = header->checksum;
-    const cairn_status status = fabric_receive(message, relay_cache_used(&fetches->cache, entry),
-                                               fetches->cache.place_bytes, on_received, entry);
-    if (status == CAIRN_OK) {
-        fetches->under_way++;
-        chunk_link_loan(&entry->owner->link);
-        return;
-    }
-    fabric_drop(message);
-    refused_ask(entry, CAIRN_ERR_BUSY);
-}
-
-/* Returns the entry that the answer is for, and notes that its request is no longer in flight. Returns NULL
- * if the answer belongs to a former use or connection. */
-static struct relay_entry *entry_answered(struct relay_owner *owner,
-                                          const struct chunk_header *header)
-{
-    const struct relay_cache *cache = &owner->relay->fetches->cache;
-    const uint32_t index = (uint32_t)header->request;
-    if (index >= cache->entry_count) return NULL;
-    struct relay_entry *entry = &cache->entries[index];
-    const bool is_its = entry->owner == owner &&
-                        asker_answered(&owner->asker, &entry->request, header->request);
-    return is_its ? entry : NULL;
-}
-
-void relay_fetch_on_answer(struct relay_owner *owner, const struct chunk_header *header,
-                           struct fabric_message *message)
-{
-    struct relay_fetches *fetches = owner->relay->fetches;
-    struct relay_entry *entry = NULL;
-    if (fetches != NULL && !owner->relay->leaving) entry = entry_answered(owner, header);
-    if (entry != NULL && message != NULL && is_answer_to(header, entry)) {
-        receive_entry(fetches, entry, header, message);
-        message = NULL;
-    } else if (entry != NULL && header->kind == CAIRN_CHUNK_NAK) {
-        refused_ask(entry, header->value);
-    } else if (entry != NULL) {
-        relay_fetch_refuse_all(fetches, entry, CAIRN_ERR_NOT_FOUND);
-    }
-    fabric_drop(message);
-    if (entry == NULL) return;
-    asker_pump(&owner->asker);
-    relay_fetch_serve(fetches);
-    shard_job_settle(owner->relay->job);
-}
-
-/* ---- losses ---- */
-
-void relay_fetch_tick(struct relay_owner *owner)
-{
-    struct relay_fetches *fetches = owner->relay->fetches;
-    if (fetches == NULL) return;
-    asker_retry(&owner->asker);
-    relay_fetch_serve(fetches); // memory may be free again
-}
-
-void relay_fetch_lost(struct relay_owner *owner)
-{
-    struct relay_fetches *fetches = owner->relay->fetches;
-    if (fetches == NULL || owner->relay->leaving) return;
-    for (uint32_t i = 0; i < fetches->cache.entry_count; i++) {
-        struct relay_entry *entry = &fetches->cache.entries[i];
-        if (entry->owner == owner) asker_lost(&owner->asker, &entry->request);
-    }
-    asker_retry(&owner->asker);
-}
-
-bool relay_fetch_waits(const struct relay_owner *owner)
-{
-    return owner->relay->fetches != NULL && asker_waits(&owner->asker);
+    relay_fetch_serve(relay);
+    shard_job_settle(relay->job);
 }
 
 /* ==== fetch ==== */
@@ -470,7 +376,8 @@ static void want_end(struct relay_fetches *fetches, struct relay_want *want)
 static void want_refuse(struct relay_fetches *fetches, struct relay_want *want, cairn_status status)
 {
     struct shard_member *member = member_find(fetches->relay->job, want->header.member);
-    if (member != NULL) member_refuse_for(member, &want->header, status, want->owner->index);
+    if (member != NULL)
+        member_refuse_for(member, &want->header, status, want->owner->neighbour.index);
     want_end(fetches, want);
 }
 
@@ -480,15 +387,14 @@ static void on_sent(void *arg, cairn_status status)
     struct relay *relay = want->owner->relay;
     struct relay_fetches *fetches = relay->fetches;
     uint32_t rank = UINT32_MAX;
-    fetches->under_way--;
     if (status == CAIRN_OK) {
         rank = rank_of(relay, want->header.member);
         bytes_fetched(relay->job, want->header.member, want->entry->byte_count, want->path);
     }
     relay_cache_return(&fetches->cache, want->entry, rank, relay->member_count);
     want_end(fetches, want);
-    relay_fetch_serve(fetches);
-    relay_idle(relay);
+    relay_fetch_serve(relay);
+    neighbours_idle(&relay->neighbours);
 }
 
 /* Returns the header of an answer: the header of the worker's request, with the data of the entry. */
@@ -497,11 +403,11 @@ static struct chunk_header data_header(const struct relay_want *want,
 {
     struct chunk_header header = want->header;
     header.kind = CAIRN_CHUNK_DATA;
-    header.tile = want->owner->index;
+    header.tile = want->owner->neighbour.index;
     header.value = 0; // not the request's value: data that was received here has a checksum
     header.dtype = (uint8_t)entry->dtype;
     header.payload_bytes = entry->byte_count;
-    header.checksum = entry->checksum;
+    header.checksum = entry->fetch.checksum;
     return header;
 }
 
@@ -524,8 +430,7 @@ static void want_send(struct relay_fetches *fetches, struct relay_want *want,
     }
     if (status == CAIRN_OK) {
         want->state = CAIRN_RELAY_WANT_SENT;
-        fetches->under_way++;
-        relay_busy(relay);
+        neighbours_busy(&relay->neighbours);
         return;
     }
     relay_cache_return(&fetches->cache, entry, UINT32_MAX, relay->member_count);
@@ -551,16 +456,15 @@ static bool serve_want(struct relay_fetches *fetches, struct relay_want *want)
     want->state = CAIRN_RELAY_WANT_ENTRY;
     want->entry = entry;
     STAILQ_INSERT_TAIL(&entry->wants, want, link);
-    if (is_new) asker_ask(&want->owner->asker, &entry->request);
-    asker_pump(&want->owner->asker);
+    if (is_new) asker_ask(&want->owner->neighbour.asker, &entry->fetch.request);
+    asker_pump(&want->owner->neighbour.asker);
     return true;
 }
 
-/* Serves the wants that can be served, in their order of arrival. Called when a place may have come to rest
- * or become free. */
-static void relay_fetch_serve(struct relay_fetches *fetches)
+void relay_fetch_serve(struct relay *relay)
 {
-    if (fetches->relay->leaving || fetches->relay->job->shard->closing) return;
+    struct relay_fetches *fetches = relay->fetches;
+    if (fetches == NULL || relay->neighbours.is_leaving || relay->job->shard->closing) return;
     struct relay_wants waiting = STAILQ_HEAD_INITIALIZER(waiting);
     STAILQ_CONCAT(&waiting, &fetches->without_place);
     while (!STAILQ_EMPTY(&waiting)) {
@@ -604,7 +508,8 @@ static cairn_status judge_fetch(const struct relay *relay, const struct shard_me
     if (relay == NULL || relay->fetches == NULL || relay->fetches->cache.entry_max == 0 ||
         job->state != CAIRN_JOB_SERVING || rank_of(relay, member->number) == UINT32_MAX)
         return CAIRN_ERR_NOT_FOUND;
-    if (owner == NULL || owner->index == job->view->table.map.shard) return CAIRN_ERR_NOT_FOUND;
+    if (owner == NULL || owner->neighbour.index == job->view->table.map.shard)
+        return CAIRN_ERR_NOT_FOUND;
     if (header->plane != CAIRN_PLANE_WIRE || header->tile != CAIRN_TILE_WHOLE ||
         header->table_hash != member->tiles_hash)
         return CAIRN_ERR_NOT_FOUND;
@@ -655,14 +560,14 @@ void relay_fetch(struct shard_member *member, const struct chunk_header *header,
     struct relay_fetches *fetches = relay->fetches;
     struct relay_want *want = want_open(fetches, member, owner, chunk, header);
     STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
-    relay_fetch_serve(fetches);
+    relay_fetch_serve(relay);
     // Without any entry the relay cannot serve: the shard's memory is used up by others, perhaps for a long
     // time.
     if (want->state == CAIRN_RELAY_WANT_PLACE && fetches->cache.entry_count == 0) {
         STAILQ_REMOVE(&fetches->without_place, want, relay_want, link);
         want_refuse(fetches, want, CAIRN_ERR_NOT_FOUND);
     }
-    relay_wake(job->shard);
+    shard_wake(job->shard);
     shard_job_settle(job);
 }
 
@@ -678,8 +583,9 @@ static void want_detach(struct relay_fetches *fetches, struct relay_want *want)
         return;
     }
     STAILQ_REMOVE(&entry->wants, want, relay_want, link);
-    if (entry->request.state != CAIRN_REQUEST_WAITING || !STAILQ_EMPTY(&entry->wants)) return;
-    asker_drop(&entry->owner->asker, &entry->request);
+    struct chunk_request *request = &entry->fetch.request;
+    if (request->state != CAIRN_REQUEST_WAITING || !STAILQ_EMPTY(&entry->wants)) return;
+    asker_drop(&entry->owner->neighbour.asker, request);
     relay_cache_forget(&fetches->cache, entry);
 }
 
@@ -698,11 +604,13 @@ void relay_fetch_forget(struct relay *relay, uint64_t member)
         want_detach(fetches, want);
         want_end(fetches, want);
     }
-    relay_fetch_serve(fetches);
+    relay_fetch_serve(relay);
 }
 
-static void refuse_waiting(struct relay_fetches *fetches)
+void relay_fetch_leave(struct relay *relay)
 {
+    struct relay_fetches *fetches = relay->fetches;
+    if (fetches == NULL || relay->job->shard->closing) return;
     for (uint32_t i = 0; i < fetches->want_count; i++) {
         struct relay_want *want = &fetches->wants[i];
         if (!want_waits(want)) continue;
@@ -733,8 +641,6 @@ cairn_status relay_fetch_open(struct relay *relay, struct sentence *why)
         relay_fetch_close(relay);
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a relay");
     }
-    for (uint32_t i = 0; i < relay->owner_count; i++)
-        asker_open(&relay->owners[i].asker, relay_ask_send);
     for (uint32_t i = 0; i < fetches->want_count; i++)
         STAILQ_INSERT_TAIL(&fetches->wants_free, &fetches->wants[i], link);
     return CAIRN_OK;
@@ -744,8 +650,6 @@ void relay_fetch_close(struct relay *relay)
 {
     struct relay_fetches *fetches = relay->fetches;
     if (fetches == NULL) return;
-    if (!relay->job->shard->closing) refuse_waiting(fetches);
-    if (fetches->under_way > 0 && !relay->job->shard->closing) return;
     relay_cache_release(&fetches->cache);
     free(fetches->wants);
     free(fetches);
@@ -766,7 +670,7 @@ static uint32_t buffer_of(uint64_t cookie)
     return (uint32_t)(cookie - 1);
 }
 
-/* ---- the machine's actions ---- */
+/* ---- the actions of the machine ---- */
 
 static void on_chunk_sent(void *arg, cairn_status status)
 {
@@ -776,7 +680,7 @@ static void on_chunk_sent(void *arg, cairn_status status)
     struct relay *relay = owner->relay;
     buffer_pool_return(&relay->sums.pool, (uint32_t)(buffer - relay->sums.pool.buffers));
     if (!relay->job->shard->closing) relay_sums_advance(relay);
-    chunk_link_sent(&owner->link, status);
+    chunk_link_sent(&owner->neighbour.link, status);
 }
 
 static cairn_status send_chunk(struct relay_owner *owner, const struct push_action *action,
@@ -792,7 +696,7 @@ static cairn_status send_chunk(struct relay_owner *owner, const struct push_acti
     header->table_hash = CAIRN_TABLE_HASH_WHOLE;
     buffer_pool_loan(&relay->sums.pool, number);
     const cairn_status status = chunk_link_send(
-        &owner->link, header, relay_buffer_at(relay, number),
+        &owner->neighbour.link, header, relay_buffer_at(relay, number),
         (size_t)place.elem_count * sizeof(float), on_chunk_sent, &relay->sums.pool.buffers[number]);
     if (status != CAIRN_OK) buffer_pool_return(&relay->sums.pool, number);
     return status;
@@ -804,13 +708,12 @@ static cairn_status send_micro_end(struct relay_owner *owner, struct chunk_heade
     while (note != NULL && note->micro != header->micro) note = note->next;
     // Without a note, the micro-batch had something of every tensor.
     const size_t count = note != NULL ? note->count : 0;
-    struct chunk_absent *absent = chunk_absent_new(&owner->link, count);
+    struct chunk_absent *absent = chunk_absent_new(&owner->neighbour.link, count);
     if (absent == NULL) return CAIRN_ERR_NO_MEMORY;
     if (count > 0) memcpy(absent->tensors, note->tensors, count * sizeof *note->tensors);
     return chunk_absent_send(absent, header, count);
 }
 
-/* If the link refuses a send, whatever the reason, a new connection sends the message again. */
 static void send_forward(struct relay_owner *owner, const struct push_action *action)
 {
     struct chunk_header header = pusher_header(&owner->forward.pusher, action);
@@ -818,8 +721,11 @@ static void send_forward(struct relay_owner *owner, const struct push_action *ac
                                     ? send_chunk(owner, action, &header)
                                 : action->kind == CAIRN_PUSH_SEND_MICRO_END
                                     ? send_micro_end(owner, &header)
-                                    : chunk_link_send(&owner->link, &header, NULL, 0, NULL, NULL);
-    if (status != CAIRN_OK) relay_link_close(owner);
+                                    : chunk_link_send(&owner->neighbour.link, &header, NULL, 0,
+                                                      NULL, NULL);
+    if (status == CAIRN_OK) return;
+    neighbour_unlink(&owner->neighbour);
+    shard_wake(owner->relay->job->shard); // a tick reports the loss and connects again
 }
 
 /* Gives the relay up after a refusal, because a refusal is a fault of the owner or of this shard. The
@@ -828,10 +734,10 @@ static void refused_forward(struct relay_owner *owner, cairn_status status)
 {
     if (status == CAIRN_ERR_STALE || status == CAIRN_ERR_FENCED) return;
     relay_give_up(owner->relay, "shard %s refuses what is relayed in round %" PRIu64 ": %s",
-                  owner->name, owner->forward.pusher.round, status_text((int)status));
+                  owner->neighbour.name, owner->forward.pusher.round, status_text((int)status));
 }
 
-void relay_forward_act(struct relay_owner *owner)
+static void act_on_push(struct relay_owner *owner)
 {
     struct push_actions *actions = &owner->forward.pusher.actions;
     for (size_t i = 0; i < actions->count; i++) {
@@ -865,14 +771,14 @@ cairn_status relay_forward_open(struct relay_owner *owner)
 static void give_grant(struct relay_owner *owner)
 {
     struct pusher *pusher = &owner->forward.pusher;
+    struct chunk_link *link = &owner->neighbour.link;
     const struct chunk_header *grant = &owner->forward.grant;
     if (!pusher_takes(pusher, grant)) return;
-    push_on_grant(pusher->push, 0, grant->request,
-                  grant_window(grant, chunk_link_shares(&owner->link)), &pusher->actions);
-    relay_forward_act(owner);
-    // A HELLO may have overtaken the GRANT.
-    push_on_hello(pusher->push, 0, owner->link.way, &pusher->actions);
-    relay_forward_act(owner);
+    push_on_grant(pusher->push, 0, grant->request, grant_window(grant, chunk_link_shares(link)),
+                  &pusher->actions);
+    act_on_push(owner);
+    push_on_hello(pusher->push, 0, link->way, &pusher->actions); // it may have overtaken the GRANT
+    act_on_push(owner);
 }
 
 void relay_forward_begin(struct relay_owner *owner, uint64_t epoch, uint64_t round)
@@ -912,12 +818,12 @@ static void judge_queued(struct relay_owner *owner, cairn_status status)
 {
     if (status == CAIRN_ERR_BUSY)
         relay_give_up(owner->relay, "its workers are more than %d micro-batches ahead of shard %s",
-                      MICROS_AHEAD, owner->name);
+                      MICROS_AHEAD, owner->neighbour.name);
     else if (status != CAIRN_OK && status != CAIRN_ERR_EPOCH_CHANGED)
-        relay_give_up(owner->relay, "data for shard %s cannot be passed on: %s", owner->name,
-                      status_text((int)status));
+        relay_give_up(owner->relay, "data for shard %s cannot be passed on: %s",
+                      owner->neighbour.name, status_text((int)status));
     if (status != CAIRN_OK) owner->collector.spoiled_round = owner->forward.pusher.round;
-    relay_wake(owner->relay->job->shard);
+    shard_wake(owner->relay->job->shard);
 }
 
 static bool is_sent(const struct relay_owner *owner)
@@ -941,7 +847,7 @@ void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t mic
             .cookie = ((uint64_t)buffer + 1),
         };
         status = push_chunk(pusher->push, 0, micro, next, &pusher->actions);
-        relay_forward_act(owner);
+        act_on_push(owner);
     }
     if (status != CAIRN_OK) buffer_pool_end(pool, buffer);
     judge_queued(owner, status);
@@ -979,7 +885,7 @@ void relay_forward_micro_end(struct relay_owner *owner, uint32_t micro)
     if (is_sent(owner))
         status = note_absent(owner, micro) ? push_micro_end(pusher->push, micro, &pusher->actions)
                                            : CAIRN_ERR_NO_MEMORY;
-    relay_forward_act(owner);
+    act_on_push(owner);
     memset(owner->forward.sent, 0, owner->table.trained_count * sizeof *owner->forward.sent);
     judge_queued(owner, status);
 }
@@ -989,23 +895,80 @@ void relay_forward_commit(struct relay_owner *owner, uint64_t weight)
     struct pusher *pusher = &owner->forward.pusher;
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner)) status = push_commit(pusher->push, weight, &pusher->actions);
-    relay_forward_act(owner);
+    act_on_push(owner);
     judge_queued(owner, status);
 }
 
 /* ---- what the owner says ---- */
 
-void relay_forward_on_answer(struct relay_owner *owner, const struct chunk_header *header)
+static void on_answered(struct neighbour *neighbour, const struct chunk_header *header)
 {
-    if (header->kind == CAIRN_CHUNK_GRANT) {
+    struct relay_owner *owner = (struct relay_owner *)neighbour;
+    struct pusher *pusher = &owner->forward.pusher;
+    switch (header->kind) {
+    case CAIRN_CHUNK_HELLO:
+        push_on_hello(pusher->push, 0, header->request, &pusher->actions);
+        act_on_push(owner);
+        break;
+    case CAIRN_CHUNK_GRANT:
         if (!grant_is_newer(&owner->forward.grant, header)) return;
         owner->forward.grant = *header;
         give_grant(owner);
-        return;
+        break;
+    default:
+        if (pusher_takes(pusher, header)) pusher_on_answer(pusher, 0, header);
+        act_on_push(owner);
+        relay_sums_advance(owner->relay);
     }
-    if (pusher_takes(&owner->forward.pusher, header)) {
-        pusher_on_answer(&owner->forward.pusher, 0, header);
-        relay_forward_act(owner);
-    }
-    relay_sums_advance(owner->relay);
 }
+
+/* ---- the connection ---- */
+
+static bool owner_waits(const struct neighbour *neighbour)
+{
+    return push_waits(((const struct relay_owner *)neighbour)->forward.pusher.push, 0);
+}
+
+static void owner_lost(struct neighbour *neighbour)
+{
+    struct relay_owner *owner = (struct relay_owner *)neighbour;
+    struct pusher *pusher = &owner->forward.pusher;
+    owner->forward.grant = (struct chunk_header) { 0 };
+    push_on_lost(pusher->push, 0, &pusher->actions);
+    act_on_push(owner);
+}
+
+static void owner_down(struct neighbour *neighbour, cairn_status why)
+{
+    const struct shard_job *job = neighbour->all->job;
+    log_info("job %s: the relay lost shard %s: %s", job->spec.name, neighbour->name,
+             status_text((int)why));
+    shard_wake(job->shard);
+}
+
+static void owner_starved(struct neighbour *neighbour)
+{
+    log_warn("job %s: the relay has no memory to send to shard %s (%zu bytes at a time): raise the "
+             "limits of this process (ulimit -v, memory.max, vm.max_map_count)",
+             neighbour->all->job->spec.name, neighbour->name, neighbour->link.starved.bytes);
+}
+
+static void owners_free(struct neighbours *all)
+{
+    relay_free((struct relay *)((char *)all - offsetof(struct relay, neighbours)));
+}
+
+const struct neighbour_kind relay_owner_kind = {
+    .hello_value = CAIRN_CHUNK_OF_RELAY,
+    .purpose = "relay to",
+    .describe = describe_entry,
+    .place = place_of_entry,
+    .came = entry_came,
+    .refused = entry_refused,
+    .down = owner_down,
+    .starved = owner_starved,
+    .free = owners_free,
+    .waits = owner_waits,
+    .lost = owner_lost,
+    .answered = on_answered,
+};

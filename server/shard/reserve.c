@@ -271,17 +271,14 @@ cairn_status reserve_begin(const struct reserve_request *request, struct sentenc
     return CAIRN_OK;
 }
 
-void reserve_cancel(struct shard_job *job)
+/* Makes `done` of the job's requests follow soon. */
+static void cancel_reserves(struct shard_job *job)
 {
     for (struct reserve *r = job->shard->memory.reserves; r != NULL; r = r->next)
         if (r->request.job == job) atomic_store(&r->canceled, true);
 }
 
-void reserves_stop(struct shard_daemon *shard)
-{
-    for (struct reserve *r = shard->memory.reserves; r != NULL; r = r->next)
-        atomic_store(&r->canceled, true);
-}
+const struct shard_module reserve_module = { .on = { [SHARD_JOB_CANCELS] = cancel_reserves } };
 
 void reserves_free(struct shard_daemon *shard)
 {

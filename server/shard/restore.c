@@ -555,9 +555,12 @@ void report_send(struct report *report, struct cairn_version version, cairn_stat
     send_some(report);
 }
 
-void report_next(struct shard_job *job, uint64_t snapshot)
+/* Sends the next batch: the coordinator has taken the last batch that was sent. */
+static void on_next(struct shard_job *job, uint32_t request, const void *message)
 {
+    const uint64_t snapshot = ((const Cairn__SnapshotPartNext *)message)->snapshot;
     struct report *report;
+    (void)request;
     LIST_FOREACH (report, &job->pins.reports, link)
         if (report->snapshot == snapshot) break;
     if (report != NULL) send_some(report);
@@ -766,18 +769,28 @@ void loader_end(struct loader *loader)
     shard_job_idle(job);
 }
 
-void load_cancel(struct shard_job *job)
+static void cancel_load(struct shard_job *job)
 {
     if (job->load.at_work != NULL) atomic_store(&job->load.at_work->canceled, true);
     made_pages_end(&job->load.made, false);
 }
 
-void load_release(struct shard_job *job)
+static void release_load(struct shard_job *job)
 {
+    reports_drop(job);
     if (job->load.at_work != NULL) loader_free(job->load.at_work);
     free(job->load.path);
     made_pages_close(&job->load.made);
 }
+
+const struct shard_module restore_module = {
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_SNAPSHOT_PART_NEXT,
+                                                   .on_job = on_next },
+                                                 { 0 } },
+    .on = { [SHARD_JOB_CANCELS] = cancel_load,
+            [SHARD_JOB_FREED] = release_load,
+            [SHARD_SESSION_ENDED] = reports_drop },
+};
 
 void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk)
 {

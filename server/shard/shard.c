@@ -55,6 +55,16 @@ static void on_part_closed(void *context)
     handle_closed(context);
 }
 
+/* The timers that live as long as the shard. */
+#define TIMERS 5
+static uv_timer_t *timer_of(struct shard_daemon *shard, size_t i)
+{
+    uv_timer_t *const timers[TIMERS] = { &shard->connects.again, &shard->lease_timer,
+                                         &shard->tick_timer, &shard->memory.give_timer,
+                                         &shard->drain.timer };
+    return timers[i];
+}
+
 void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context)
 {
     assert(!shard->closing);
@@ -63,23 +73,17 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
     shard->end.context = context;
     shard->end.handles = 1;
     arriving_drop_all(shard);
-    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        pin_cancel(job);
-        load_cancel(job);
-    }
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        shard_tell(job, SHARD_JOB_CANCELS);
     if (shard->session.timer.data != NULL) {
         // The stream frees itself in its on_close, which still reads the shard. So this awaits both the
         // timer and the stream.
         shard->end.handles += 1 + (shard->session.stream != NULL);
         connection_close(shard, on_timer_closed);
     }
-    uv_timer_t *const timers[] = { &shard->connects.again, &shard->lease_timer,
-                                   &shard->relay_timer,    &shard->memory.give_timer,
-                                   &shard->drain.timer,    &shard->move_timer };
-    for (size_t i = 0; i < sizeof timers / sizeof *timers; i++) {
-        if (timers[i]->data == NULL) continue;
+    for (size_t i = 0; i < TIMERS; i++) {
         shard->end.handles++;
-        uv_close((uv_handle_t *)timers[i], on_timer_closed);
+        uv_close((uv_handle_t *)timer_of(shard, i), on_timer_closed);
     }
     if (shard->poll.fabric != NULL) {
         shard->end.handles++;
@@ -98,7 +102,6 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
         pool_close(shard->snapshots, on_part_closed, shard);
     }
     if (storage_watch_close(&shard->storage, on_part_closed, shard)) shard->end.handles++;
-    reserves_stop(shard);
     if (shard->memory.pool != NULL) {
         shard->end.handles++;
         pool_close(shard->memory.pool, on_part_closed, shard);
@@ -175,15 +178,18 @@ static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_o
     return CAIRN_OK;
 }
 
+const struct shard_module *const shard_modules[] = {
+    &session_module, &held_module, &create_module,  &round_module,   &relay_module,
+    &move_module,    &park_module, &reserve_module, &restore_module, &pin_module,
+    &put_module,     &tile_module, &update_module,  &member_module,  &published_module,
+};
+const size_t shard_module_count = sizeof shard_modules / sizeof *shard_modules;
+
 static const struct shard_up up = {
     .unused = shard_job_unused,
     .fault = shard_job_stop,
     .settle = own_settle,
     .loaded = admit_loaded,
-    .copies_ended = pass_copies_ended,
-    .rests = move_rests,
-    .moves_end = move_leave,
-    .moves_free = move_release,
     .memory_back = create_on_memory_back,
     .stream_closed = handle_closed,
 };
@@ -222,18 +228,10 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
     shard->up = &up;
     TAILQ_INIT(&shard->arriving);
     TAILQ_INIT(&shard->arriving_dropped);
-    uv_timer_init(loop, &shard->connects.again);
-    shard->connects.again.data = shard;
-    uv_timer_init(loop, &shard->lease_timer);
-    shard->lease_timer.data = shard;
-    uv_timer_init(loop, &shard->relay_timer);
-    shard->relay_timer.data = shard;
-    uv_timer_init(loop, &shard->memory.give_timer);
-    shard->memory.give_timer.data = shard;
-    uv_timer_init(loop, &shard->move_timer);
-    shard->move_timer.data = shard;
-    uv_timer_init(loop, &shard->drain.timer);
-    shard->drain.timer.data = shard;
+    for (size_t i = 0; i < TIMERS; i++) {
+        uv_timer_init(loop, timer_of(shard, i));
+        timer_of(shard, i)->data = shard;
+    }
     shard->memory.give_max_bytes = CAIRN_GIVE_MAX_BYTES;
     shard->memory.budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;

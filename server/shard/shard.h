@@ -75,15 +75,6 @@ struct drain {
 /* Begins the drain, once. shard->events.on_drained follows, perhaps at once: when the shard's parts are on
  * other shards, or `seconds` (at least 1) have passed, or the coordinator refused. */
 void shard_drain(struct shard_daemon *shard, uint32_t seconds);
-/* Called when a session began: asks its coordinator, unless it was asked before. */
-void drain_on_welcome(struct shard_daemon *shard);
-/* Called when a welcomed session ended: waits for the next session, at most two leases. */
-void drain_on_lost(struct shard_daemon *shard);
-/* Handles a frame of the coordinator. True: the frame was the answer to DrainMe, or MemberEnd; the shard
- * may now be closed. */
-bool drain_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
-                      const ProtobufCMessage *message);
-
 /* ==== unfit ==== */
 
 /* A shard whose device has failed is unfit: no state on the device can be trusted, and every restore on
@@ -208,7 +199,8 @@ struct shard_job {
     struct job_puts puts;
     struct replies replies;
     struct pins pins;
-    struct relay *relays; /* owned: the first may be active */
+    struct relay *relays;          /* owned: the first may be active */
+    LIST_HEAD(, neighbours) asked; /* borrowed: the other shards whose messages are taken */
 };
 
 /* The calls from lower modules to higher ones. There is one such table, in shard.c. */
@@ -221,13 +213,6 @@ struct shard_up {
     /* The load of a LOADING job has ended. */
     void (*loaded)(struct shard_job *job, cairn_status status, const struct sentence *why,
                    bool puts_follow);
-    /* Sends out of a published copy have ended. An UPDATE may be waiting for that. */
-    void (*copies_ended)(struct shard_job *job);
-    /* The collector may be at rest, and a Fence waits for that: job->move.fence. */
-    void (*rests)(struct shard_job *job);
-    /* The job stops all work (moves_end), or is being freed (moves_free): its moves end. */
-    void (*moves_end)(struct shard_job *job);
-    void (*moves_free)(struct shard_job *job);
     /* Memory that was released is unmapped. */
     void (*memory_back)(struct shard_daemon *shard);
     /* The session's stream has closed, while the shard closes. */
@@ -280,9 +265,8 @@ struct shard_daemon {
         uint32_t made;    /* endpoints to members so far: the number of the last one */
         uv_timer_t again; /* the next try to connect members with `again` set */
     } connects;
-    uv_timer_t relay_timer;     /* while a relay waits for something */
+    uv_timer_t tick_timer;      /* while a module waits for something */
     uv_timer_t lease_timer;     /* at the next end of a lease: published.c */
-    uv_timer_t move_timer;      /* while a move waits for something: move.c */
     struct log_limit strangers; /* messages that belong to no member */
     struct log_limit fabric_refusals;
 
@@ -294,6 +278,54 @@ struct shard_daemon {
     } end; /* while closing */
 };
 
+/* ==== modules ==== */
+
+/* A message that the coordinator may send to a shard. One of the handlers is set. */
+struct shard_message {
+    uint16_t type; /* 0: the end of a table */
+    bool from_any; /* handled even if this shard does not obey the coordinator */
+    /* The message is about a job that this shard holds, and that is not faulted. */
+    void (*on_job)(struct shard_job *job, uint32_t request, const void *message);
+    void (*on_shard)(struct shard_daemon *shard, uint32_t request, const void *message);
+    /* Like on_shard, but takes ownership of the message. */
+    void (*takes)(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *message);
+};
+
+/* Events of a job that concern several modules. */
+enum shard_event {
+    SHARD_JOB_STOPS,   /* it does no more work: it is faulted, or leaves */
+    SHARD_JOB_CANCELS, /* it leaves, or the shard closes: work on threads is to end soon */
+    SHARD_JOB_LEAVES,  /* the above has happened */
+    SHARD_JOB_FREED,   /* nothing refers to it, or the fabric and the pools are closed */
+    SHARD_JOB_MAY_REST, /* the collector may be at rest: a Fence may wait for that (job->move.fence) */
+    SHARD_COPIES_ENDED,  /* sends out of a published copy: an UPDATE may wait for that */
+    SHARD_SESSION_ENDED, /* the session with the coordinator */
+    SHARD_EVENTS
+};
+
+/* A module: the code of one subject, as the files that serve all subjects see it. */
+struct shard_module {
+    const struct shard_message *messages;                  /* NULL: none */
+    void (*const on[SHARD_EVENTS])(struct shard_job *job); /* NULL: nothing follows */
+    /* Called every CAIRN_SHARD_TICK_MS, as long as it returns true for a job; shard_wake begins that. */
+    bool (*tick)(struct shard_job *job, uint64_t now_ms);
+};
+#define CAIRN_SHARD_TICK_MS 20
+
+extern const struct shard_module create_module, held_module, member_module, move_module,
+    park_module, pin_module, published_module, put_module, relay_module, reserve_module,
+    restore_module, round_module, session_module, tile_module, update_module;
+
+/* All modules, in the order in which they are told of events: a relay and a move end before the members
+ * leave, and the members before the replies that they keep. */
+extern const struct shard_module *const shard_modules[];
+extern const size_t shard_module_count;
+
+/* Tells all modules, in their order. */
+void shard_tell(struct shard_job *job, enum shard_event event);
+/* Starts the ticks, when a module has something to wait for. */
+void shard_wake(struct shard_daemon *shard);
+
 /* ==== connection ==== */
 
 /* The connection to the coordinator: opens a session and, after a loss, the next one. Loop thread. */
@@ -301,36 +333,13 @@ struct shard_daemon {
 CAIRN_MUST_CHECK cairn_status connection_open(struct shard_daemon *shard, const char *coordinator,
                                               struct sentence *why);
 void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed);
+/* Forgets the keys that the coordinator trusts. */
+void held_keys_release(struct shard_daemon *shard);
 /* Sends a heartbeat now. */
 void connection_beat(struct shard_daemon *shard);
 
 /* handlers.c: handles the coordinator's messages. */
 void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame);
-
-/* ==== addresses ==== */
-
-/* The devices that carry bulk data, and their addresses. At boot a device may appear late (a bond, a
- * virtual function), or its address may appear late (DHCP, a slow switch). Until then UCX cannot be opened
- * on the device. A supervisor would give up a daemon that ended for this reason again and again, so the
- * daemon waits, and logs the reason. Loop thread. */
-
-struct addresses {
-    uv_timer_t timer;
-    const char *devices; /* borrowed: as in fabric.device */
-    uint64_t said_ms;    /* uv_now */
-    bool said_absent;    /* at said_ms a device was missing, and not an address */
-    void (*on_there)(void *context);
-    void *context;
-};
-
-/* Finds the first of these devices that is missing on this host. */
-bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES]);
-/* Calls on_there when this host has all of these devices, and each network device is up and has an address.
- * Calls it at once if this is already so, else from the loop. */
-void addresses_await(struct addresses *addresses, uv_loop_t *loop, const char *devices,
-                     void (*on_there)(void *context), void *context);
-/* Safe to call again. on_there is not called afterwards. */
-void addresses_close(struct addresses *addresses);
 
 /* ==== device ==== */
 

@@ -202,9 +202,6 @@ struct loader *loader_of(struct work_run *run);
 /* Called when the loader has ended, with loader->status: frees the loader. shard->up->loaded then continues
  * with the job, and may free the job. */
 void loader_end(struct loader *loader);
-/* Called when the job leaves: makes the loader end soon. */
-void load_cancel(struct shard_job *job);
-void load_release(struct shard_job *job);
 
 /* Fills a chunk of the parameters with the tensor's initializer. Any thread. */
 void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk);
@@ -246,11 +243,10 @@ struct job_puts {
 
 void put_on_message(struct shard_member *member, const struct chunk_header *header,
                     struct fabric_message *message);
-/* Notes that from now on this member's moments count, and that moments put by other members are stale. */
-void put_count_moments(struct shard_job *job, uint64_t member);
-/* For a job that was sealed before, while another shard's part was missing. All sealed moments count, so
- * the member whose moments count must have put these moments, or must put them again. CAIRN_ERR_EXISTS. */
-CAIRN_MUST_CHECK cairn_status put_judge_again(const struct shard_job *job, struct sentence *why);
+/* Judges a JobSeal, and counts the moments that the member has put. CAIRN_ERR_NOT_READY: `why` names the
+ * tensors that nobody has put; CAIRN_ERR_EXISTS: the job serves already, with other moments. */
+CAIRN_MUST_CHECK cairn_status put_judge_seal(struct shard_job *job, uint64_t moments_of,
+                                             struct sentence *why);
 /* Called when the job serves: gives back the buffers of puts. */
 void job_puts_end(struct shard_job *job);
 
@@ -296,15 +292,8 @@ struct pins {
     uint64_t last_us; /* when the last UPDATE was published; 0: none was */
 };
 
-/* Makes the staging of a pin that is soon to begin. Answers when the staging's pages are made. */
-void pin_on_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPrepare *message);
 /* Gives back the staging of the pins that have not begun: the planes are about to move. */
 void pins_unprepare(struct shard_job *job);
-void pin_begin(struct shard_job *job, const Cairn__Pin *message);
-/* Handles the message that names the pin's folder, or gives the pin up. */
-void pin_on_folder(struct shard_job *job, const Cairn__PinFolder *message);
-/* Called when the session ended: pins that wait for a folder will not get one. */
-void pin_session_ended(struct shard_job *job);
 /* pins_updating: call when the pass of an UPDATE is about to begin. pin_updated: call when the UPDATE is
  * published; the pins that waited then begin. */
 void pins_updating(struct shard_job *job);
@@ -325,7 +314,6 @@ void pins_hurry(const struct shard_job *job);
 bool pins_rest(const struct shard_job *job);
 /* Call when the job leaves, or nobody waits for the pins: makes work on the snapshots thread end soon. */
 void pin_cancel(struct shard_job *job);
-void pin_release(struct shard_job *job);
 
 /* ==== pin write ==== */
 

@@ -534,8 +534,13 @@ static void take_over(struct shard_job *job, struct request asked)
     job->park.asked = asked;
 }
 
-void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartPark *message)
+/* Parks the job, or brings it back, and answers when that is done. If nothing of the job is on a device,
+ * answers at once. If a move to the same place is under way, answers at the end of that move, whoever began
+ * it. CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is working, or moves the other way: ask again;
+ * CAIRN_ERR_NO_MEMORY, with the numbers: the job stays where it is; CAIRN_ERR_IO: the device failed. */
+static void on_park(struct shard_job *job, uint32_t request, const void *body)
 {
+    const Cairn__PartPark *message = body;
     struct request asked = session_request(job->shard, request);
     struct sentence why;
     cairn_status status = CAIRN_OK;
@@ -562,6 +567,11 @@ void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartP
     job->park.asked = asked;
     (message->parked ? park_part : unpark_part)(job);
 }
+
+const struct shard_module park_module = {
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_PART_PARK, .on_job = on_park },
+                                                 { 0 } },
+};
 
 /* ---- what a job takes of a device ---- */
 

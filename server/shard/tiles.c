@@ -644,7 +644,7 @@ static void tiling_whole(struct shard_daemon *shard, struct arriving *tiling)
     arriving_end(shard, tiling, status, &why);
 }
 
-void tiles_on_message(struct shard_daemon *shard, uint32_t request, Cairn__MemberTiles *message)
+static void on_tiles(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *message)
 {
     static const struct arriving_kind kind = {
         .name = "a list of a member's tiles",
@@ -652,6 +652,13 @@ void tiles_on_message(struct shard_daemon *shard, uint32_t request, Cairn__Membe
         .may_be_empty = true,
         .whole = tiling_whole,
     };
-    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->tiles_bytes };
-    arriving_begin(shard, &kind, request, &message->base, bytes);
+    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = {
+        ((const Cairn__MemberTiles *)message)->tiles_bytes
+    };
+    arriving_begin(shard, &kind, request, message, bytes);
 }
+
+const struct shard_module tile_module = {
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_MEMBER_TILES, .takes = on_tiles },
+                                                 { 0 } },
+};

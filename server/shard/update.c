@@ -371,6 +371,16 @@ static void begin_update(struct shard_job *job)
         pass_submit(job, true, next->stale, &update);
 }
 
+/* Begins the update, or the writing, that waits, unless parts of the copy to be written are being sent. */
+static void begin_when_unsent(struct shard_job *job)
+{
+    if (!job->pass.update_waits || job->versions.copies[job->versions.writing].sends > 0) return;
+    if (job->pass.republished != NULL)
+        begin_republish(job);
+    else
+        begin_update(job);
+}
+
 void pass_update(struct shard_job *job, const struct decision *decision)
 {
     job->pass.update_writes = decision->kind == CAIRN_DECISION_WRITE;
@@ -386,16 +396,7 @@ void pass_update(struct shard_job *job, const struct decision *decision)
     // newest.
     published_begin(job);
     job->pass.update_waits = true;
-    pass_copies_ended(job);
-}
-
-void pass_copies_ended(struct shard_job *job)
-{
-    if (!job->pass.update_waits || job->versions.copies[job->versions.writing].sends > 0) return;
-    if (job->pass.republished != NULL)
-        begin_republish(job);
-    else
-        begin_update(job);
+    begin_when_unsent(job);
 }
 
 /* ---- the newest version once more ---- */
@@ -442,7 +443,7 @@ cairn_status pass_republish(struct shard_job *job, void (*done)(struct shard_job
     job->pass.republished = done;
     job->pass.update_waits = true;
     published_begin(job);
-    pass_copies_ended(job);
+    begin_when_unsent(job);
     return CAIRN_OK;
 }
 
@@ -776,7 +777,7 @@ static void terms_whole(struct shard_daemon *shard, struct arriving *terms)
     arriving_end(shard, terms, status, &why);
 }
 
-void terms_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobTerms *message)
+static void on_terms(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *message)
 {
     static const struct arriving_kind kind = {
         .name = "the terms of a job",
@@ -786,8 +787,8 @@ void terms_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobTe
         .unmake = terms_unmake,
         .whole = terms_whole,
     };
-    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->spec_bytes };
-    arriving_begin(shard, &kind, request, &message->base, bytes);
+    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { ((const Cairn__JobTerms *)message)->spec_bytes };
+    arriving_begin(shard, &kind, request, message, bytes);
 }
 
 /* ==== times ==== */
@@ -842,3 +843,9 @@ static void times_updated(struct shard_job *job)
 {
     job->pass.times.updated_us = now_us();
 }
+
+const struct shard_module update_module = {
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_JOB_TERMS, .takes = on_terms },
+                                                 { 0 } },
+    .on = { [SHARD_COPIES_ENDED] = begin_when_unsent },
+};

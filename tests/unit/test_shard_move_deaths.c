@@ -20,7 +20,7 @@ static void end_taking(void)
 TEST(a_connection_that_the_taker_loses_is_made_again)
 {
     stage_begin_taking();
-    struct sender *sender = &stage_job(1)->move.now->receiver->senders[0];
+    struct neighbour *sender = &stage_job(1)->move.now->receiver->senders[0].neighbour;
     const uint32_t connection = sender->link.connection;
     chunk_link_close(&sender->link);
     while (sender->link.connection == connection) scene_settle(&stage.shard[1]);
@@ -35,7 +35,8 @@ static void await_unheard(size_t count)
         const Cairn__Heartbeat *beat = (const Cairn__Heartbeat *)frame.message;
         if (beat->n_unheard != count) continue;
         if (count > 0)
-            ck_assert_str_eq(beat->unheard[0], stage_job(1)->move.now->receiver->senders[0].name);
+            ck_assert_str_eq(beat->unheard[0],
+                             stage_job(1)->move.now->receiver->senders[0].neighbour.name);
         return;
     }
 }
@@ -43,7 +44,7 @@ static void await_unheard(size_t count)
 TEST(a_giver_that_says_nothing_is_named_to_the_coordinator_until_it_does)
 {
     stage_begin_taking();
-    struct sender *sender = &stage_job(1)->move.now->receiver->senders[0];
+    struct neighbour *sender = &stage_job(1)->move.now->receiver->senders[0].neighbour;
     const size_t address_bytes = sender->address_bytes;
     stage.shard[1].shard->unheard_ms = 100;
     await_unheard(0);
@@ -148,7 +149,7 @@ TEST(a_fence_that_waits_ends_with_its_coordinator)
     come_back();
     for (uint32_t i = 0; i < stage.count; i++) {
         stage_job(i)->park.is_under_way = false;
-        move_wake(stage.shard[i].shard);
+        shard_wake(stage.shard[i].shard);
         scene_settle(&stage.shard[i]);
         ck_assert_uint_eq(held_of(i)->layout_version, 1);
         ck_assert_uint_eq(held_of(i)->next_layout_version, 2);

@@ -340,7 +340,7 @@ TEST(a_relay_that_an_owner_does_not_answer_is_given_up)
 TEST(what_cannot_be_sent_for_want_of_a_connection_is_sent_on_the_next)
 {
     open_host(SCENE_CHUNK_LEAVES);
-    struct chunk_link *link = &relay()->owners[1].link;
+    struct chunk_link *link = &relay()->owners[1].neighbour.link;
     struct fabric_peer *peer = link->peer;
     link->peer = NULL; // as before it was made
     link->retry_at_ms = uv_now(scene.shard->loop) + 50;
@@ -365,7 +365,8 @@ TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
         second->forward.pusher.actions.count = 0;
     }
     ck_assert_int_eq(status, CAIRN_ERR_BUSY);
-    for (uint64_t w = 1; w <= WORKERS; w++) end_micro(w, second->index, absent, sizeof absent);
+    for (uint64_t w = 1; w <= WORKERS; w++)
+        end_micro(w, second->neighbour.index, absent, sizeof absent);
     hear_given_up("data for shard second cannot be passed on");
     close_host();
 }

@@ -285,7 +285,7 @@ TEST(what_is_unanswered_on_a_lost_connection_is_asked_on_the_next)
     open_relay(4);
     const uint64_t request = ask(1, 0);
     const struct chunk_header lost = asked();
-    cairn_fabric_mem_cut_one(relay()->owners[0].link.peer);
+    cairn_fabric_mem_cut_one(relay()->owners[0].neighbour.link.peer);
     const struct scene_note *hello = scene_note(&scene, CAIRN_CHUNK_HELLO);
     ck_assert_uint_eq(hello->header.request, 2);
     owner_hello(1, 2);
@@ -304,9 +304,9 @@ TEST(what_was_being_received_when_the_connection_was_lost_is_asked_again_and_not
     for (uint32_t connection = 2; connection < 20; connection++) {
         const struct chunk_header lost = asked();
         begin_giving(&lost, 12345);
-        while (relay()->fetches->under_way == 0)
+        while (relay()->owners[0].neighbour.link.on_loan == 0)
             ck_assert_uint_eq(cairn_fabric_mem_hub_step(scene.hub), 1);
-        cairn_fabric_mem_cut_one(relay()->owners[0].link.peer);
+        cairn_fabric_mem_cut_one(relay()->owners[0].neighbour.link.peer);
         scene_settle(&scene);
         ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_HELLO)->header.request, connection);
         owner_hello(1, connection);
@@ -439,7 +439,9 @@ TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ag
     };
     struct sentence why;
     const uint64_t used = scene.shard->memory.budget.used_bytes;
-    many = (struct relay_owner) { .relay = &host, .index = OWNER, .table = { .map = scene.map } };
+    many = (struct relay_owner) { .relay = &host,
+                                  .neighbour = { .index = OWNER },
+                                  .table = { .map = scene.map } };
     scene.shard->relay_cache_bytes = 1 << 20;
     ck_assert_int_eq(relay_cache_open(&host, &cache, &why), CAIRN_OK);
     scene.shard->relay_cache_bytes = 3 * cache.place_bytes;
