@@ -234,7 +234,7 @@ static bool is_shared(enum bytes_path path)
     return path == BYTES_PATH_SHARED || path == BYTES_PATH_DEVICE;
 }
 
-static void add_pushed(struct bytes *to, uint64_t bytes, enum bytes_path path)
+static void add_pushed(Cairn__BytesTold *to, uint64_t bytes, enum bytes_path path)
 {
     *(is_shared(path) ? &to->pushed_shared : &to->pushed_carried) += bytes;
     if (path == BYTES_PATH_ONE_SIDED) to->pushed_one_sided += bytes;
@@ -242,7 +242,7 @@ static void add_pushed(struct bytes *to, uint64_t bytes, enum bytes_path path)
     if (path == BYTES_PATH_DIRECT) to->pushed_direct += bytes;
 }
 
-static void add_fetched(struct bytes *to, uint64_t bytes, enum bytes_path path)
+static void add_fetched(Cairn__BytesTold *to, uint64_t bytes, enum bytes_path path)
 {
     *(is_shared(path) ? &to->fetched_shared : &to->fetched_carried) += bytes;
     if (path == BYTES_PATH_ONE_SIDED) to->fetched_one_sided += bytes;
@@ -274,24 +274,14 @@ static bool is_told(const struct shard_job *job)
 }
 
 static Cairn__BytesTold *add_bytes(struct bytes_list *out, const struct shard_job *job,
-                                   const struct bytes *bytes)
+                                   const Cairn__BytesTold *bytes)
 {
     Cairn__BytesTold *told = &out->told[out->count];
     out->pointers[out->count++] = told;
-    cairn__bytes_told__init(told);
+    *told = *bytes;
+    told->base.descriptor = &cairn__bytes_told__descriptor;
     told->job = job->number;
     told->steps = job->bytes.steps;
-    told->pushed_shared = bytes->pushed_shared;
-    told->pushed_carried = bytes->pushed_carried;
-    told->fetched_shared = bytes->fetched_shared;
-    told->fetched_carried = bytes->fetched_carried;
-    told->put = bytes->put;
-    told->pushed_one_sided = bytes->pushed_one_sided;
-    told->fetched_one_sided = bytes->fetched_one_sided;
-    told->pushed_device = bytes->pushed_device;
-    told->fetched_device = bytes->fetched_device;
-    told->pushed_direct = bytes->pushed_direct;
-    told->fetched_direct = bytes->fetched_direct;
     return told;
 }
 
@@ -482,21 +472,23 @@ static cairn_status judge_arriving(const struct shard_daemon *shard,
     return fail_with(why, CAIRN_ERR_BUSY, "%s: %zu are on their way already", kind->name, count);
 }
 
-static cairn_status set_paged(struct arriving *arriving, const uint64_t *bytes,
-                              struct sentence *why)
+static cairn_status set_paged(struct arriving *arriving, struct sentence *why)
 {
     const struct arriving_kind *kind = arriving->kind;
-    for (int i = 0; i < CAIRN_ARRIVING_PAGED && kind->what[i] != 0; i++)
-        if ((bytes[i] == 0 && !kind->may_be_empty) ||
-            paged_init(&arriving->paged[i], kind->what[i], bytes[i]) != CAIRN_OK)
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED && kind->what[i] != 0; i++) {
+        uint64_t bytes;
+        memcpy(&bytes, (const char *)arriving->message + kind->bytes_at[i], sizeof bytes);
+        if ((bytes == 0 && !kind->may_be_empty) ||
+            paged_init(&arriving->paged[i], kind->what[i], bytes) != CAIRN_OK)
             return fail_with(why, CAIRN_ERR_INVALID,
-                             "%s with pages of %" PRIu64 " bytes: 1 to %" PRIu64, kind->name,
-                             bytes[i], CAIRN_PAGED_BYTES_MAX);
+                             "%s with pages of %" PRIu64 " bytes: 1 to %" PRIu64, kind->name, bytes,
+                             CAIRN_PAGED_BYTES_MAX);
+    }
     return CAIRN_OK;
 }
 
 void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind, uint32_t request,
-                    ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED])
+                    ProtobufCMessage *message)
 {
     struct sentence why;
     cairn_status status = judge_arriving(shard, kind, &why);
@@ -512,7 +504,7 @@ void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind
     arriving->request = request;
     arriving->message = message;
     TAILQ_INSERT_TAIL(&shard->arriving, arriving, link);
-    status = set_paged(arriving, bytes, &why);
+    status = set_paged(arriving, &why);
     if (status != CAIRN_OK)
         arriving_end(shard, arriving, status, &why);
     else if (paged_whole(arriving->paged, CAIRN_ARRIVING_PAGED))
@@ -520,12 +512,12 @@ void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind
 }
 
 /* Handles a page of one of these messages, or of a message that was refused. */
-static void on_page(struct shard_daemon *shard, uint32_t request, const void *message)
+static void on_page(struct shard_daemon *shard, struct request asked, const void *message)
 {
     const Cairn__Page *page = message;
     struct arriving *arriving;
     TAILQ_FOREACH (arriving, &shard->arriving, link)
-        if (arriving->request == request) break;
+        if (arriving->request == asked.number) break;
     if (arriving == NULL) return; // the page belongs to a message that was refused
     const cairn_status status = arriving->phase == CAIRN_ARRIVING_PAGES
                                     ? paged_add(arriving->paged, CAIRN_ARRIVING_PAGED, page)
@@ -541,16 +533,15 @@ static void on_page(struct shard_daemon *shard, uint32_t request, const void *me
 }
 
 /* Answers a probe: any answer says that this shard is alive. */
-static void on_probe(struct shard_daemon *shard, uint32_t request, const void *message)
+static void on_probe(struct shard_daemon *shard, struct request asked, const void *message)
 {
-    struct request answered = session_request(shard, request);
     (void)message;
-    session_answer(shard, &answered, CAIRN_OK, NULL);
+    session_answer(shard, &asked, CAIRN_OK, NULL);
 }
 
 const struct shard_module session_module = {
-    .messages = (const struct shard_message[]) { { CAIRN_MSG_PAGE, .on_shard = on_page },
-                                                 { CAIRN_MSG_PROBE, .on_shard = on_probe },
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_PAGE, .ask_shard = on_page },
+                                                 { CAIRN_MSG_PROBE, .ask_shard = on_probe },
                                                  { 0 } },
 };
 

@@ -39,18 +39,10 @@ enum bytes_path {
 /* Returns the path with this name (proto/fabric/fabric.h). */
 enum bytes_path bytes_path_of(const char *path);
 
-/* Bytes by path. Shared bytes pass through memory of this host or of its cards; `device` counts those
- * shared bytes that the host did not see. Carried bytes take any other path; `one_sided` and `direct` count
- * some of the carried bytes. */
-struct bytes {
-    uint64_t pushed_shared, pushed_carried, fetched_shared, fetched_carried, put;
-    uint64_t pushed_one_sided, fetched_one_sided;
-    uint64_t pushed_device, fetched_device;
-    uint64_t pushed_direct, fetched_direct;
-    /* in a job's counts: the steps updated here, without writes; in a member's counts: the job's value when
-     * the member joined */
-    uint64_t steps;
-};
+/* Bytes by path are counted in the message that tells them. Shared bytes pass through memory of this host or
+ * of its cards; `device` counts those shared bytes that the host did not see. Carried bytes take any other
+ * path; `one_sided` and `direct` count some of the carried bytes. In a job's counts `steps` are those updated
+ * here, without writes; in a member's counts, the job's value when the member joined. */
 
 /* The member may have left; then only the job's counts grow. */
 void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path);
@@ -266,9 +258,13 @@ struct coordinator_session {
     uint64_t heard_ms;    /* uv_now of the last frame */
     uint64_t roll_due_ms; /* when members that this session has not named are dropped; 0: done */
     struct coordinator_id coordinator; /* the coordinator whose Welcome arrived */
+    struct coordinator_id seen; /* the newest coordinator that was obeyed, for the held jobs */
+    Cairn__Keys *keys;          /* owned: the keys that it trusts; NULL: it has reported none */
+    uint64_t unheard_ms; /* how long a link may be silent before a heartbeat names its shard */
     /* the coordinator's standing to the jobs that we hold: whether we obey it */
     enum standing standing;
     struct log_limit down;
+    struct wall wall;
 };
 
 void session_send(struct shard_daemon *shard, uint16_t type, uint32_t request,
@@ -318,7 +314,7 @@ struct shard_member {
     size_t tile_count;
     /* chunks of trained tensors on this shard in which the member holds no element */
     uint64_t untouched;
-    struct bytes bytes; /* the member's own, since it joined */
+    Cairn__BytesTold bytes; /* the member's own, since it joined */
     struct log_limit refusals;
     size_t address_bytes;
     uint8_t address[]; /* owned: [address_bytes], for the fabric */
@@ -504,7 +500,9 @@ struct arriving;
 struct arriving_kind {
     const char *name;                          /* for a refusal: "a job" */
     enum page_what what[CAIRN_ARRIVING_PAGED]; /* of each paged part; 0: no such part */
-    bool may_be_empty;                         /* a message with 0 bytes of pages is complete */
+    size_t bytes_at
+        [CAIRN_ARRIVING_PAGED]; /* the offset, in the message, of the part's size: uint64_t */
+    bool may_be_empty;          /* a message with 0 bytes of pages is complete */
     /* Runs on a thread when all pages have arrived, and makes `made`. `prepare` reads the message, its
      * pages, and the constant fields of the shard. If the status is not CAIRN_OK, the message is refused
      * with `why`. If `prepare` is NULL, or no bytes were sent, nothing is made. */
@@ -535,9 +533,11 @@ struct arriving {
     struct sentence why;
 };
 
-/* Takes over the message, whose pages have `bytes` bytes. If the message is refused, answers it. */
+TAILQ_HEAD(arriving_list, arriving);
+
+/* Takes over the message. If the message is refused, answers it. */
 void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind, uint32_t request,
-                    ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED]);
+                    ProtobufCMessage *message);
 /* True if all pages have arrived and the message is prepared. */
 bool arriving_whole(const struct arriving *arriving);
 /* Must be the last call in `whole`: a thread runs the kind's `make`, then `whole` is called once more. */

@@ -13,6 +13,7 @@
 #include "server/core/buffer_pool.h"
 #include "server/core/step.h"
 #include "server/shard/base.h"
+#include "server/shard/need.h"
 
 /* ==== chunk table ==== */
 
@@ -199,8 +200,8 @@ struct shard_view {
     struct form *forms;        /* owned: [table.map.extent_count] */
     struct area_place *places; /* owned: likewise, for state on a device (memory.h); or NULL */
     uint64_t wire_bytes;       /* of a published copy */
-    /* what the view takes of the job's memory, as in struct memory_need */
-    uint64_t published_bytes, table_bytes;
+    struct memory_need
+        memory; /* only published and tables: what the view takes of the job's memory */
 };
 
 /* Adds a reference; returns the view. */

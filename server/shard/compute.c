@@ -622,6 +622,6 @@ bool device_goes_directly(const struct shard_daemon *shard, const char **why_out
     *why_out = "no state of this shard lies on a card";
     if (shard->device.home == NULL) return false;
     *why_out = "the card has no memory that others may map (cuMemCreate with POSIX handles)";
-    if (shard->imports.uuid_count == 0) return false;
+    if (shard->links.imports.uuid_count == 0) return false;
     return fabric_takes_device(shard->fabric, why_out);
 }

@@ -98,7 +98,7 @@ static void tell_held(struct shard_daemon *shard, uint32_t request)
     message.n_held = held_jobs_list(shard, held, true);
     message.held = list;
     for (size_t i = 0; i < message.n_held; i++) list[i] = &held[i];
-    message.keys = shard->keys;
+    message.keys = shard->session.keys;
     session_send(shard, CAIRN_MSG_HELD_JOBS, request, &message.base);
 }
 
@@ -122,20 +122,20 @@ static void held_keys(struct shard_daemon *shard, const Cairn__Keys *keys)
     Cairn__Keys *copy = shard->session.standing == CAIRN_STANDING_GOOD ? copy_keys(keys) : NULL;
     if (copy == NULL) return;
     held_keys_release(shard);
-    shard->keys = copy;
+    shard->session.keys = copy;
 }
 
 void held_keys_release(struct shard_daemon *shard)
 {
-    if (shard->keys != NULL) cairn__keys__free_unpacked(shard->keys, NULL);
-    shard->keys = NULL;
+    if (shard->session.keys != NULL) cairn__keys__free_unpacked(shard->session.keys, NULL);
+    shard->session.keys = NULL;
 }
 
 /* Obeys the coordinator of this session from now on. */
 static void obey_coordinator(struct shard_daemon *shard)
 {
     shard->session.standing = CAIRN_STANDING_GOOD;
-    shard->seen = shard->session.coordinator;
+    shard->session.seen = shard->session.coordinator;
 }
 
 /* A coordinator identified itself: notes whether the shard obeys it. */
@@ -144,7 +144,8 @@ static void held_judge(struct shard_daemon *shard, const char *cluster)
     struct coordinator_session *session = &shard->session;
     const struct coordinator_id *theirs = &session->coordinator;
     const size_t count = held_jobs_count(shard);
-    session->standing = count == 0 ? CAIRN_STANDING_GOOD : standing_of(theirs, &shard->seen);
+    session->standing = count == 0 ? CAIRN_STANDING_GOOD
+                                   : standing_of(theirs, &shard->session.seen);
     if (count > 0) tell_held(shard, 0);
     if (session->standing == CAIRN_STANDING_GOOD) {
         obey_coordinator(shard);
@@ -155,33 +156,23 @@ static void held_judge(struct shard_daemon *shard, const char *cluster)
               " (start %" PRIu64
               "): give the coordinator the store.path that it had, or take what the shards "
               "hold into the new store with `cairn cluster adopt`",
-              shard->name, count, shard->seen.store, shard->seen.incarnation, cluster,
-              theirs->store, theirs->incarnation);
+              shard->name, count, shard->session.seen.store, shard->session.seen.incarnation,
+              cluster, theirs->store, theirs->incarnation);
 }
 
 /* ---- the operator's word ---- */
 
-static void refuse_request(struct shard_daemon *shard, uint32_t request, cairn_status status,
-                           const char *text)
-{
-    struct request answered = session_request(shard, request);
-    struct sentence why;
-    sentence_set(&why, "%s", text);
-    session_answer(shard, &answered, status, &why);
-}
-
 /* Sends the spec and the layout of a part, as this shard received them. */
-static void send_part(struct shard_daemon *shard, uint32_t request, const struct shard_job *job)
+static cairn_status send_part(struct shard_daemon *shard, uint32_t request,
+                              const struct shard_job *job)
 {
     const bool amended = job->terms.amended.have_bytes > 0;
     struct packed *spec = amended
                               ? packed_copy(job->terms.amended.bytes, job->terms.amended.have_bytes)
                               : packed_spec(&job->spec);
     struct packed *layout = packed_layout(job->view->layout);
-    if (spec == NULL || layout == NULL) {
-        refuse_request(shard, request, CAIRN_ERR_NO_MEMORY,
-                       "out of memory to send the spec of a job");
-    } else {
+    const bool there_is = spec != NULL && layout != NULL;
+    if (there_is) {
         Cairn__Part part = CAIRN__PART__INIT;
         part.spec_bytes = spec->size;
         part.layout_bytes = layout->size;
@@ -191,34 +182,36 @@ static void send_part(struct shard_daemon *shard, uint32_t request, const struct
     }
     packed_release(spec);
     packed_release(layout);
+    return there_is ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-static void on_part_get(struct shard_daemon *shard, uint32_t request, const void *body)
+static void on_part_get(struct shard_daemon *shard, struct request asked, const void *body)
 {
     const Cairn__PartGet *message = body;
     if (message->job == 0) {
-        tell_held(shard, request);
+        tell_held(shard, asked.number);
         return;
     }
     const struct shard_job *job = shard_job_find_part(shard, message->job, message->generation);
-    if (job == NULL)
-        refuse_request(shard, request, CAIRN_ERR_NOT_FOUND, "it is not held any more");
-    else
-        send_part(shard, request, job);
+    struct sentence why = { "it is not held any more" };
+    cairn_status status = CAIRN_ERR_NOT_FOUND;
+    if (job != NULL) status = send_part(shard, asked.number, job);
+    if (status == CAIRN_ERR_NO_MEMORY)
+        sentence_set(&why, "out of memory to send the spec of a job");
+    if (status != CAIRN_OK) session_answer(shard, &asked, status, &why);
 }
 
-static void on_part_drop(struct shard_daemon *shard, uint32_t request, const void *body)
+static void on_part_drop(struct shard_daemon *shard, struct request asked, const void *body)
 {
     const Cairn__PartDrop *message = body;
-    struct request answered = session_request(shard, request);
     struct shard_job *job = shard_job_find_part(shard, message->job, message->generation);
     if (job == NULL) {
-        session_answer(shard, &answered, CAIRN_OK, NULL);
+        session_answer(shard, &asked, CAIRN_OK, NULL);
         return;
     }
     log_warn("job %s, generation %" PRIu64 ", is dropped: the coordinator's operator asked for it",
              job->spec.name, job->generation);
-    job->dropping = answered; // the request is answered when the job's memory is given back
+    job->dropping = asked; // the request is answered when the job's memory is given back
     shard_job_leave(job);
     tell_held(shard, 0);
     // The shard no longer holds anything for anyone: it begins anew, with any coordinator.
@@ -237,10 +230,9 @@ static void settle_adopted(struct shard_daemon *shard)
 
 /* Obeys the store that adopted this shard's state. No shard has seen that store before, so numbers begin
  * anew. */
-static void on_adopted(struct shard_daemon *shard, uint32_t request, const void *body)
+static void on_adopted(struct shard_daemon *shard, struct request asked, const void *body)
 {
     const Cairn__StoreAdopted *message = body;
-    struct request answered = session_request(shard, request);
     struct coordinator_session *session = &shard->session;
     session->coordinator.store = message->store;
     session->coordinator.incarnation = message->incarnation;
@@ -249,12 +241,11 @@ static void on_adopted(struct shard_daemon *shard, uint32_t request, const void 
     log_warn("store %016" PRIx64 " (start %" PRIu64
              ") has adopted this shard's state: the shard obeys no other store any more",
              message->store, message->incarnation);
-    session_answer(shard, &answered, CAIRN_OK, NULL);
+    session_answer(shard, &asked, CAIRN_OK, NULL);
 }
 
-static void on_heartbeat(struct shard_daemon *shard, uint32_t request, const void *message)
+static void on_heartbeat(struct shard_daemon *shard, const void *message)
 {
-    (void)request;
     held_keys(shard, ((const Cairn__Heartbeat *)message)->keys);
 }
 
@@ -385,12 +376,6 @@ static void drain_on_welcome(struct shard_daemon *shard)
     if (is_asked(shard)) wait_on(shard);
 }
 
-/* A welcomed session ended: waits for the next session, at most two leases. */
-static void drain_on_lost(struct shard_daemon *shard)
-{
-    if (shard->drain.is_wanted) wait_on(shard);
-}
-
 /* ---- the coordinator's word; the shard may be closed afterwards ---- */
 
 static bool is_answer(const struct shard_daemon *shard, uint32_t request)
@@ -398,18 +383,18 @@ static bool is_answer(const struct shard_daemon *shard, uint32_t request)
     return shard->drain.is_wanted && is_asked(shard) && request == DRAIN_REQUEST;
 }
 
-static void on_done(struct shard_daemon *shard, uint32_t request, const void *message)
+static void on_done(struct shard_daemon *shard, struct request asked, const void *message)
 {
     (void)message;
-    if (!is_answer(shard, request)) return;
+    if (!is_answer(shard, asked.number)) return;
     log_info("this shard's state is on other shards now: it ends");
     end_drain(shard);
 }
 
-static void on_error(struct shard_daemon *shard, uint32_t request, const void *message)
+static void on_error(struct shard_daemon *shard, struct request asked, const void *message)
 {
     const Cairn__Error *error = message;
-    if (is_answer(shard, request)) {
+    if (is_answer(shard, asked.number)) {
         log_error("this shard ends without bringing its parts of %zu jobs to other shards: %s",
                   held_jobs_count(shard), error->text);
         end_drain(shard);
@@ -420,21 +405,20 @@ static void on_error(struct shard_daemon *shard, uint32_t request, const void *m
     }
 }
 
-static void on_member_end(struct shard_daemon *shard, uint32_t request, const void *message)
+static void on_member_end(struct shard_daemon *shard, const void *message)
 {
-    (void)request;
     log_info("this shard holds nothing and is known no more: it ends (%s)",
              ((const Cairn__MemberEnd *)message)->why);
     end_drain(shard);
 }
 
 static const struct shard_message messages[] = {
-    { CAIRN_MSG_PART_GET, .from_any = true, .on_shard = on_part_get },
-    { CAIRN_MSG_PART_DROP, .from_any = true, .on_shard = on_part_drop },
-    { CAIRN_MSG_STORE_ADOPTED, .from_any = true, .on_shard = on_adopted },
+    { CAIRN_MSG_PART_GET, .from_any = true, .ask_shard = on_part_get },
+    { CAIRN_MSG_PART_DROP, .from_any = true, .ask_shard = on_part_drop },
+    { CAIRN_MSG_STORE_ADOPTED, .from_any = true, .ask_shard = on_adopted },
     { CAIRN_MSG_HEARTBEAT, .from_any = true, .on_shard = on_heartbeat },
-    { CAIRN_MSG_DONE, .from_any = true, .on_shard = on_done },
-    { CAIRN_MSG_ERROR, .from_any = true, .on_shard = on_error },
+    { CAIRN_MSG_DONE, .from_any = true, .ask_shard = on_done },
+    { CAIRN_MSG_ERROR, .from_any = true, .ask_shard = on_error },
     { CAIRN_MSG_MEMBER_END, .on_shard = on_member_end },
     { 0 },
 };
@@ -459,7 +443,7 @@ static void look_unheard(struct unheard *list, struct neighbour *neighbour)
     const struct shard_daemon *shard = neighbour->all->job->shard;
     char *name = neighbour->name;
     size_t i = 0;
-    if (chunk_link_silent_ms(&neighbour->link, uv_now(shard->loop)) < shard->unheard_ms ||
+    if (chunk_link_silent_ms(&neighbour->link, uv_now(shard->loop)) < shard->session.unheard_ms ||
         chunk_link_shares(&neighbour->link))
         return;
     while (i < list->count && strcmp(list->names[i], name) != 0) i++;
@@ -557,9 +541,9 @@ static void send_hello(struct shard_daemon *shard)
     hello.home = &home;
     shard->unfit.is_told = home.failed[0] != '\0';
     if (held_jobs_count(shard) > 0) {
-        hello.store = shard->seen.store;
-        hello.coordinator_incarnation = shard->seen.incarnation;
-        hello.coordinator_process = shard->seen.process;
+        hello.store = shard->session.seen.store;
+        hello.coordinator_incarnation = shard->session.seen.incarnation;
+        hello.coordinator_process = shard->session.seen.process;
     }
     size_t said = say_hello(shard, &hello, held_list, held_count);
     more.protocol = hello.protocol;
@@ -572,7 +556,7 @@ void connection_beat(struct shard_daemon *shard)
 {
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     char jump[CAIRN_WALL_JUMP_BYTES];
-    wall_watch(&shard->wall, jump);
+    wall_watch(&shard->session.wall, jump);
     shard->stats.state_bytes = 0;
     shard->stats.landing_bytes = 0;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
@@ -709,7 +693,7 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
     struct coordinator_session *session = &shard->session;
     session->stream = NULL;
     if (shard->closing) {
-        shard->up->stream_closed(shard);
+        shard->end.stream_closed(shard);
         return;
     }
     const bool news = session->welcome || status == CAIRN_ERR_REFUSED;
@@ -722,7 +706,7 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
     arriving_drop_all(shard);
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         shard_tell(job, SHARD_SESSION_ENDED);
-    if (was_welcome) drain_on_lost(shard);
+    if (was_welcome && shard->drain.is_wanted) wait_on(shard); // for the next session
     uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);
     session->backoff_ms = session->backoff_ms * 2 < BACKOFF_MAX_MS ? session->backoff_ms * 2
                                                                    : BACKOFF_MAX_MS;

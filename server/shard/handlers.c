@@ -88,10 +88,9 @@ static void frozen_note(struct frozen *frozen, const struct job_spec_data *spec,
     }
 }
 
-static void on_round_open(struct shard_job *job, uint32_t request, const void *body)
+static void on_round_open(struct shard_job *job, const void *body)
 {
     const Cairn__RoundOpen *message = body;
-    (void)request;
     if (job->state != CAIRN_JOB_SERVING || message->n_members > UINT32_MAX) {
         shard_job_fault(job,
                         "a round is too large, or was opened before the initial state is complete");
@@ -117,10 +116,9 @@ static void on_round_open(struct shard_job *job, uint32_t request, const void *b
     if (relay_on_open(job, message) != CAIRN_OK) tell_no_relay(job, message);
 }
 
-static void on_fence(struct shard_job *job, uint32_t request, const void *body)
+static void on_fence(struct shard_job *job, const void *body)
 {
     const Cairn__Fence *message = body;
-    (void)request;
     const bool newer = message->epoch > step_epoch(job->collector.step); // else the core refuses it
     if (newer && move_on_fence(job, message->epoch, message->layout)) return;
     own_step(job, &(struct step_event) {
@@ -130,17 +128,15 @@ static void on_fence(struct shard_job *job, uint32_t request, const void *body)
     if (newer) relay_on_fence(job, message->epoch);
 }
 
-static void on_decide(struct shard_job *job, uint32_t request, const void *message)
+static void on_decide(struct shard_job *job, const void *message)
 {
     const Cairn__Decide *decide = message;
-    (void)request;
     on_decision(job, CAIRN_STEP_DECIDE, decide->epoch, 0, decide->decision);
 }
 
-static void on_resolve(struct shard_job *job, uint32_t request, const void *message)
+static void on_resolve(struct shard_job *job, const void *message)
 {
     const Cairn__Resolve *resolve = message;
-    (void)request;
     on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->round, resolve->decision);
     relay_on_resolve(job, resolve->epoch);
     move_on_resolve(job, resolve->epoch);
@@ -175,10 +171,9 @@ static void add_core(struct list *list, const struct step_machine *core, uint32_
     }
 }
 
-static void on_lacks_get(struct shard_job *job, uint32_t request, const void *body)
+static void on_lacks_get(struct shard_job *job, const void *body)
 {
     const Cairn__LacksGet *message = body;
-    (void)request;
     struct list *list = calloc(1, sizeof *list);
     const struct relay *relay = job_relay(job);
     Cairn__Lacks lacks = CAIRN__LACKS__INIT;
@@ -233,7 +228,10 @@ static void on_message_of_job(struct shard_daemon *shard, const struct shard_mes
     const uint64_t number = *message_job(message);
     struct shard_job *job = shard_job_find(shard, number);
     if (job != NULL && job->state != CAIRN_JOB_FAULTED) {
-        row->on_job(job, frame->request, message);
+        if (row->on_job != NULL)
+            row->on_job(job, message);
+        else
+            row->ask_job(job, session_request(shard, frame->request), message);
         return;
     }
     struct sentence why;
@@ -260,21 +258,23 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
     const bool is_obeyed = shard->session.standing == CAIRN_STANDING_GOOD;
     ProtobufCMessage *message = NULL;
     if (type != NULL) message = message_unpack(type, frame->payload, frame->payload_bytes);
-    if (message == NULL)
+    if (message == NULL) {
         session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s of %zu bytes",
                        message_name(frame->type), frame->payload_bytes);
-    else if (!is_obeyed && (row == NULL || !row->from_any))
+    } else if (!is_obeyed && (row == NULL || !row->from_any)) {
         on_message_of_stranger(shard, frame);
-    else if (row == NULL)
+    } else if (row == NULL) {
         session_refuse(shard, CAIRN_ERR_PROTOCOL, "%s is not for a shard",
                        message_name(frame->type));
-    else if (row->on_job != NULL)
-        on_message_of_job(shard, row, frame, message);
-    else if (row->on_shard != NULL)
-        row->on_shard(shard, frame->request, message); // the shard may be closed now
-    else {
-        row->takes(shard, frame->request, message);
+    } else if (row->pages != NULL) {
+        arriving_begin(shard, row->pages, frame->request, message);
         return;
+    } else if (row->on_job != NULL || row->ask_job != NULL) {
+        on_message_of_job(shard, row, frame, message);
+    } else if (row->on_shard != NULL) {
+        row->on_shard(shard, message); // the shard may be closed now
+    } else {
+        row->ask_shard(shard, session_request(shard, frame->request), message); // likewise
     }
     message_free(message);
 }
@@ -562,7 +562,7 @@ void landing_on_message(void *arg, const void *header_bytes, size_t header_size,
     cairn_status status = chunk_decode(header_bytes, header_size, payload_bytes, &header);
     if (status == CAIRN_OK && route(shard, &header, message)) return;
     shard->stats.chunks_refused++;
-    log_limited(&shard->strangers, CAIRN_LOG_WARN, "dropped a message of %zu + %zu bytes: %s",
+    log_limited(&shard->links.strangers, CAIRN_LOG_WARN, "dropped a message of %zu + %zu bytes: %s",
                 header_size, payload_bytes,
                 status == CAIRN_OK ? "no member has that job, session and token"
                                    : status_text((int)status));

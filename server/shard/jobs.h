@@ -17,10 +17,6 @@
 
 enum { CAIRN_CREATE_SPEC, CAIRN_CREATE_LAYOUT }; /* the parts of a JobCreate that arrive in pages */
 
-/* Called when memory, or a held part of a job, was given back: creates that waited for this memory
- * continue, if nothing more is being given back. */
-void create_on_memory_back(struct shard_daemon *shard);
-
 /* ==== members ==== */
 
 /* How members join, connect, are lost and leave. Loop thread. */
@@ -74,11 +70,6 @@ void shard_job_leave(struct shard_job *job);
 /* Frees the job, whatever is in flight; the fabric and the pools must be closed before. */
 void shard_job_free(struct shard_job *job);
 
-/* Callbacks in shard->up. shard_job_unused is `unused`, which frees a job that is LEAVING. shard_job_stop
- * is `fault`. */
-void shard_job_unused(struct shard_job *job);
-void shard_job_stop(struct shard_job *job, const char *why);
-
 /* ==== switch ==== */
 
 /* Changes the layout in force: a job continues with another view (collect.h), in place.
@@ -124,7 +115,7 @@ CAIRN_MUST_CHECK cairn_status shard_view_next(struct shard_job *job, struct layo
 bool shard_job_rests(const struct shard_job *job);
 /* Makes the job continue with that view, and counts the reference. On CAIRN_ERR_BUSY (the job does not
  * rest) and CAIRN_ERR_NO_MEMORY the job continues as before. Its relays end. If the view needs more
- * published copies and tables (view->published_bytes, table_bytes), the caller must have taken their bytes
+ * published copies and tables (view->memory), the caller must have taken their bytes
  * from the budget before the call, together with the bytes of the incoming state. If the view needs less,
  * this call gives back the difference. Pages of outgoing state stay until shard_view_give. */
 CAIRN_MUST_CHECK cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view,

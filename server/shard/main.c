@@ -513,11 +513,7 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         .fabric_one_sided = one_sided,
         .fabric_device_memory = device_memory,
         .fabric_host = values->fabric_host[0] != '\0' ? values->fabric_host : NULL,
-        .on_ready = on_ready,
-        .on_fenced = on_fenced,
-        .on_drained = on_drained,
-        .on_unfit = on_unfit,
-        .context = program,
+        .events = { on_ready, on_fenced, on_drained, on_unfit, program },
         .build = CAIRN_BUILD,
     };
     return shard_open(&program->daemon.loop, &shard_options, &program->shard, why);

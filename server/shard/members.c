@@ -248,23 +248,21 @@ void members_leave(struct shard_job *job, uint64_t number)
     member_free(member);
 }
 
-static void on_member_join(struct shard_job *job, uint32_t request, const void *body)
+static void on_member_join(struct shard_job *job, struct request asked, const void *body)
 {
     const Cairn__MemberJoin *message = body;
-    struct request answered = session_request(job->shard, request);
     struct sentence why;
     cairn_status status = members_join(job, message, &why);
     if (status == CAIRN_OK) {
-        admit_member(job, message->member, answered);
+        admit_member(job, message->member, asked);
         return;
     }
     log_warn("member %s of job %s refused: %s", message->name, job->spec.name, why.text);
-    session_answer(job->shard, &answered, status, &why);
+    session_answer(job->shard, &asked, status, &why);
 }
 
-static void on_member_leave(struct shard_job *job, uint32_t request, const void *message)
+static void on_member_leave(struct shard_job *job, const void *message)
 {
-    (void)request;
     members_leave(job, ((const Cairn__MemberLeave *)message)->member);
     admit_left(job);
 }
@@ -284,7 +282,7 @@ static void release_members(struct shard_job *job)
 }
 
 static const struct shard_message messages[] = {
-    { CAIRN_MSG_MEMBER_JOIN, .on_job = on_member_join },
+    { CAIRN_MSG_MEMBER_JOIN, .ask_job = on_member_join },
     { CAIRN_MSG_MEMBER_LEAVE, .on_job = on_member_leave },
     { 0 },
 };

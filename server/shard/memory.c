@@ -293,6 +293,46 @@ void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes)
     *kind -= bytes;
 }
 
+uint64_t memory_sum(const struct memory_need *m)
+{
+    return m->state + m->published + m->landing + m->staging + m->tables;
+}
+
+cairn_status shard_job_take_all(struct shard_job *job, const struct memory_need *bytes,
+                                const char *what, struct sentence *why)
+{
+    CAIRN_TRY(budget_take(&job->shard->memory.budget, memory_sum(bytes), what, why));
+    job->memory.state += bytes->state;
+    job->memory.published += bytes->published;
+    job->memory.landing += bytes->landing;
+    job->memory.staging += bytes->staging;
+    job->memory.tables += bytes->tables;
+    return CAIRN_OK;
+}
+
+void shard_job_give_all(struct shard_job *job, const struct memory_need *bytes)
+{
+    shard_job_give(job, &job->memory.state, bytes->state);
+    shard_job_give(job, &job->memory.published, bytes->published);
+    shard_job_give(job, &job->memory.landing, bytes->landing);
+    shard_job_give(job, &job->memory.staging, bytes->staging);
+    shard_job_give(job, &job->memory.tables, bytes->tables);
+}
+
+static uint64_t beyond(uint64_t next, uint64_t now)
+{
+    return next > now ? next - now : 0;
+}
+
+struct memory_need memory_beyond(const struct memory_need *next, const struct memory_need *now)
+{
+    return (struct memory_need) { .state = beyond(next->state, now->state),
+                                  .published = beyond(next->published, now->published),
+                                  .landing = beyond(next->landing, now->landing),
+                                  .staging = beyond(next->staging, now->staging),
+                                  .tables = beyond(next->tables, now->tables) };
+}
+
 /* ==== plane ==== */
 
 static const struct {

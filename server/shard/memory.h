@@ -15,6 +15,7 @@
 #include "proto/geometry/layout.h"
 #include "proto/geometry/tensor.h"
 #include "server/shard/base.h"
+#include "server/shard/need.h"
 
 /* ==== arena ==== */
 
@@ -110,11 +111,20 @@ CAIRN_MUST_CHECK cairn_status budget_take(struct budget *budget, uint64_t bytes,
                                           struct sentence *why);
 void budget_give(struct budget *budget, uint64_t bytes);
 
+/* The sum of all kinds that lie in host memory. */
+uint64_t memory_sum(const struct memory_need *memory);
 /* Takes bytes of the shard's budget, and counts them under `kind`, which points to a field of job->memory.
  * Returns as budget_take. shard_job_give gives the bytes back. The end of the job gives back the rest. */
 CAIRN_MUST_CHECK cairn_status shard_job_take(struct shard_job *job, uint64_t *kind, uint64_t bytes,
                                              const char *what, struct sentence *why);
 void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes);
+/* The same for all kinds that lie in host memory: takes all of these bytes, or none. */
+CAIRN_MUST_CHECK cairn_status shard_job_take_all(struct shard_job *job,
+                                                 const struct memory_need *bytes, const char *what,
+                                                 struct sentence *why);
+void shard_job_give_all(struct shard_job *job, const struct memory_need *bytes);
+/* Returns by how much `next` is more than `now`, for each of these kinds; 0 for a kind that is not more. */
+struct memory_need memory_beyond(const struct memory_need *next, const struct memory_need *now);
 
 /* ==== reserve ==== */
 
@@ -133,10 +143,11 @@ struct reserve;
 struct shard_memory {
     char *lock, *host_root; /* owned: as in shard_options */
     struct budget budget;
-    struct pool *pool;        /* owned: makes pages */
-    struct pool *toucher;     /* owned: makes the pages that nobody waits for, at low priority */
-    struct reserve *reserves; /* the requests for memory, one at a time */
-    struct pool *releaser;    /* owned */
+    uint64_t relay_cache_bytes; /* of the budget, the most for each job's relay */
+    struct pool *pool;          /* owned: makes pages */
+    struct pool *toucher;       /* owned: makes the pages that nobody waits for, at low priority */
+    struct reserve *reserves;   /* the requests for memory, one at a time */
+    struct pool *releaser;      /* owned */
     LIST_HEAD(, arena_release) releases; /* memory that is being unmapped: memory.c */
     uv_timer_t give_timer;   /* for the next loop iteration, while given_bytes > 0: members.c */
     uint64_t given_bytes;    /* landing pages that this iteration gave back */

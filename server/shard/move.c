@@ -109,37 +109,20 @@ static const Cairn__Mover *mover_of(const Cairn__PartPrepare *message)
     return NULL;
 }
 
-static uint64_t more(uint64_t next, uint64_t now)
-{
-    return next > now ? next - now : 0;
-}
-
 /* Takes all of the bytes from the budget, or none. */
 static cairn_status take_budget(struct shard_job *job, struct move_part *part, uint64_t room,
                                 uint64_t staging, struct sentence *why)
 {
     char what[CAIRN_NAME_MAX + 64];
-    const uint64_t published = more(part->view->published_bytes, job->view->published_bytes),
-                   tables = more(part->view->table_bytes, job->view->table_bytes);
+    struct memory_need need = memory_beyond(&part->view->memory, &job->view->memory);
     snprintf(what, sizeof what, "incoming state of job %s in layout %" PRIu64, job->spec.name,
              part->view->layout->version);
-    const uint64_t shifted = shift_bytes(job, part->view, move_retained(job));
-    CAIRN_TRY(budget_take(&job->shard->memory.budget, room + shifted + staging + published + tables,
-                          what, why));
-    job->memory.state += (part->room = room) + (part->shifted = shifted);
-    job->memory.staging += part->staging = staging;
-    job->memory.published += part->published = published;
-    job->memory.tables += part->tables = tables;
+    part->shifted = shift_bytes(job, part->view, move_retained(job));
+    need.state = room + part->shifted;
+    need.staging = staging;
+    CAIRN_TRY(shard_job_take_all(job, &need, what, why));
+    part->taken = need;
     return CAIRN_OK;
-}
-
-/* Gives back the bytes that were taken for a layout that does not come into force, except those of its
- * staging. */
-static void give_budget(struct shard_job *job, const struct move_part *part)
-{
-    shard_job_give(job, &job->memory.state, part->room + part->shifted);
-    shard_job_give(job, &job->memory.published, part->published);
-    shard_job_give(job, &job->memory.tables, part->tables);
 }
 
 static cairn_status open_receiver(struct shard_job *job, struct move_part *part,
@@ -217,7 +200,7 @@ static void move_go_on(struct shard_daemon *shard, uint64_t job)
 }
 
 /* Frees a change of the layout; `part` may be NULL. The shards that take state from here in this change
- * leave, the receiver of the change is no longer awaited, and its staging is given back to the budget. */
+ * leave, the receiver of the change is no longer awaited, and what was taken is given back to the budget. */
 static void move_part_drop(struct shard_job *job, struct move_part *part)
 {
     if (part == NULL) return;
@@ -227,7 +210,7 @@ static void move_part_drop(struct shard_job *job, struct move_part *part)
         receiver_free(part->receiver);
     else
         receiver_leave(part->receiver);
-    shard_job_give(job, &job->memory.staging, part->staging);
+    shard_job_give_all(job, &part->taken);
     shard_view_unref(part->view);
     free(part->movers);
     free(part);
@@ -255,8 +238,7 @@ static void forget_prepared(struct shard_job *job)
     job->move.next = NULL;
     sentence_set(&why, "layout %" PRIu64 " is not wanted any more", part->view->layout->version);
     session_answer(job->shard, &part->asked, CAIRN_ERR_CANCELED, &why);
-    if (part->room > 0) shard_view_give(job, part->view);
-    give_budget(job, part);
+    if (part->taken.state > part->shifted) shard_view_give(job, part->view);
     move_part_drop(job, part);
     move_trim(job);
 }
@@ -343,7 +325,6 @@ static cairn_status begin_prepare(struct shard_job *job, const struct arriving *
         return CAIRN_OK;
     }
     job->move.next = NULL;
-    give_budget(job, part);
     move_part_drop(job, part);
     move_trim(job);
     return status;
@@ -369,21 +350,14 @@ static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arrivi
         arriving_end(shard, arriving, status, &why);
 }
 
+/* Answers Done when the memory for arriving state is taken. Otherwise answers Error, and nothing has
+ * changed. */
 static const struct arriving_kind kind = {
     .name = "a layout",
     .what = { CAIRN_PAGE_LAYOUT },
+    .bytes_at = { offsetof(Cairn__PartPrepare, layout_bytes) },
     .whole = prepare_is_whole,
 };
-
-/* Answers Done when the memory for arriving state is taken. Otherwise answers Error, and nothing has
- * changed. */
-static void on_prepare(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *message)
-{
-    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = {
-        ((const Cairn__PartPrepare *)message)->layout_bytes
-    };
-    arriving_begin(shard, &kind, request, message, bytes);
-}
 
 /* Ends the PartPrepares that still wait and are for the message's layout. */
 static void end_waiting(struct shard_daemon *shard, const Cairn__PartUnprepare *message)
@@ -398,11 +372,10 @@ static void end_waiting(struct shard_daemon *shard, const Cairn__PartUnprepare *
     }
 }
 
-static void on_unprepare(struct shard_job *job, uint32_t request, const void *body)
+static void on_unprepare(struct shard_job *job, const void *body)
 {
     const Cairn__PartUnprepare *message = body;
     const struct move_part *part = job->move.next;
-    (void)request;
     end_waiting(job->shard, message);
     if (part != NULL && part->view->layout->version == message->layout) move_forget(job);
 }
@@ -585,8 +558,8 @@ static void on_taken(struct receiver *receiver)
              " us",
              job->spec.name, version_of(now), now->moved_bytes, now->moved_us);
     now->receiver = NULL;
-    shard_job_give(job, &job->memory.staging, now->staging);
-    now->staging = 0;
+    shard_job_give_all(job, &now->taken); // the staging
+    now->taken = (struct memory_need) { 0 };
     receiver_leave(receiver);
     published_forget_params(job);
     tell_moved(job);
@@ -637,6 +610,7 @@ static void enter_prepared(struct shard_job *job)
         shard_job_fault(job, why.text);
         return;
     }
+    part->taken = (struct memory_need) { .staging = part->taken.staging }; // the rest is the job's
     part->is_back = move->now != NULL;
     move_part_drop(job, move->now); // the change that was given up, if any
     shard_view_unref(move->before);
@@ -749,11 +723,10 @@ static void may_rest(struct shard_job *job)
 
 /* ---- what was given is forgotten ---- */
 
-static void on_settled(struct shard_job *job, uint32_t request, const void *body)
+static void on_settled(struct shard_job *job, const void *body)
 {
     const Cairn__PartSettled *message = body;
     struct move_part *now = job->move.now;
-    (void)request;
     if (now == NULL || now->view->layout->version != message->layout) return; // settled already
     if (now->receiver != NULL) {
         session_refuse(
@@ -779,10 +752,9 @@ static void on_published(struct shard_job *job)
 }
 
 /* Answers when the newest version can be fetched by the layout in force. */
-static void on_publish(struct shard_job *job, uint32_t request, const void *body)
+static void on_publish(struct shard_job *job, struct request asked, const void *body)
 {
     const Cairn__PartPublish *message = body;
-    struct request asked = session_request(job->shard, request);
     struct sentence why;
     cairn_status status = CAIRN_OK;
     log_debug("job %s: layout %" PRIu64 ": the newest version is to be published in it",
@@ -844,10 +816,10 @@ static void forget_fence(struct shard_job *job)
 }
 
 static const struct shard_message messages[] = {
-    { CAIRN_MSG_PART_PREPARE, .takes = on_prepare },
+    { CAIRN_MSG_PART_PREPARE, .pages = &kind },
     { CAIRN_MSG_PART_UNPREPARE, .on_job = on_unprepare },
     { CAIRN_MSG_PART_SETTLED, .on_job = on_settled },
-    { CAIRN_MSG_PART_PUBLISH, .on_job = on_publish },
+    { CAIRN_MSG_PART_PUBLISH, .ask_job = on_publish },
     { 0 },
 };
 const struct shard_module move_module = {

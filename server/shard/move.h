@@ -151,10 +151,12 @@ struct move_part {
     bool is_unwanted; /* the change is to be forgotten as soon as it is ready */
     struct request asked; /* the PartPrepare; answered when the change is ready */
     uint64_t session;     /* the session in which the PartPrepare arrived */
-    /* bytes taken from the budget: for the planes of arriving state, for receiving that state, and for the
-     * additional need of copies and tables */
-    uint64_t room, shifted, staging, published, tables;
-    uint64_t comes;                 /* bytes of arriving state */
+    /* taken, and given back with the change: the planes and the staging of arriving state, and the
+     * additional need of copies and tables; once the change is in force, only the staging */
+    struct memory_need taken;
+    uint64_t
+        shifted;    /* bytes of the planes from which state shifts; given back when it is settled */
+    uint64_t comes; /* bytes of arriving state */
     uint64_t moved_bytes, moved_us; /* of the state that arrived */
 };
 

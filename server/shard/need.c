@@ -14,11 +14,6 @@
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
-uint64_t memory_sum(const struct memory_need *m)
-{
-    return m->state + m->published + m->landing + m->staging + m->tables;
-}
-
 /* ---- the extents ---- */
 
 static cairn_status judge_form(const struct job_spec_data *spec, size_t number, struct form *form,

@@ -39,9 +39,6 @@ struct need {
     size_t slot_bytes, small_bytes, put_bytes, reply_bytes;
 };
 
-/* The sum of all kinds that lie in host memory. */
-uint64_t memory_sum(const struct memory_need *memory);
-
 /* Computes the need of a job to which at most member_max workers are joined at a time. spec_check must have
  * accepted the spec. forms_out: [map->extent_count], zeroed; NULL: not wanted. has_device: the shard's
  * state lies on a device. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: the spec asks for something that is not

@@ -15,6 +15,8 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
+static void on_memory_back(struct shard_daemon *shard);
+
 /* ---- what it is ---- */
 
 cairn_status shard_job_layout(const struct shard_job *job, const struct paged *bytes,
@@ -416,7 +418,8 @@ void shard_job_free(struct shard_job *job)
     free_job(job, NULL);
 }
 
-void shard_job_unused(struct shard_job *job)
+/* Nothing refers to the job any longer: frees it if it leaves. */
+static void job_unused(struct shard_job *job)
 {
     struct shard_daemon *shard = job->shard;
     if (job->state != CAIRN_JOB_LEAVING || shard->closing) return; // shard_close frees it
@@ -424,7 +427,7 @@ void shard_job_unused(struct shard_job *job)
              job->spec.name, job->generation, memory_sum(&job->memory));
     const struct request dropping = job->dropping;
     free_job(job, &dropping);
-    create_on_memory_back(shard);
+    on_memory_back(shard);
 }
 
 void shard_job_leave(struct shard_job *job)
@@ -444,7 +447,8 @@ void shard_job_leave(struct shard_job *job)
     shard_job_idle(job);
 }
 
-void shard_job_stop(struct shard_job *job, const char *why)
+/* shard_job_fault */
+static void stop_job(struct shard_job *job, const char *why)
 {
     if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
     job->state = CAIRN_JOB_FAULTED;
@@ -546,8 +550,9 @@ static void on_state_taken(const struct reserve_request *request, cairn_status s
     give_up(job, status, &failure);
 }
 
-void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
-                  bool puts_follow)
+/* The load has ended: seals the job, awaits puts, or makes the job leave. */
+static void on_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
+                      bool puts_follow)
 {
     if (status != CAIRN_OK)
         give_up(job, status, why);
@@ -559,19 +564,18 @@ void admit_loaded(struct shard_job *job, cairn_status status, const struct sente
         pass_seal(job);
 }
 
-static void on_job_seal(struct shard_job *job, uint32_t request, const void *seal)
+static void on_job_seal(struct shard_job *job, struct request asked, const void *seal)
 {
-    struct request answered = session_request(job->shard, request);
     struct sentence why;
     const bool is_put = job->state == CAIRN_JOB_INITIALIZING,
                serves = job->state == CAIRN_JOB_SERVING;
     const cairn_status status = put_judge_seal(job, ((const Cairn__JobSeal *)seal)->moments_of,
                                                &why);
     if (status != CAIRN_OK || serves) {
-        session_answer(job->shard, &answered, status, &why);
+        session_answer(job->shard, &asked, status, &why);
         return;
     }
-    job->load.asked = answered; // the request is answered when LOADING or SEALING is done
+    job->load.asked = asked; // the request is answered when LOADING or SEALING is done
     if (is_put) pass_seal(job);
 }
 
@@ -797,10 +801,14 @@ static const struct arriving_kind create_kind = {
     .make = create_make,
     .unmake = create_unmake,
     .what = { [CAIRN_CREATE_SPEC] = CAIRN_PAGE_SPEC, [CAIRN_CREATE_LAYOUT] = CAIRN_PAGE_LAYOUT },
+    .bytes_at = { [CAIRN_CREATE_SPEC] = offsetof(Cairn__JobCreate, spec_bytes),
+                  [CAIRN_CREATE_LAYOUT] = offsetof(Cairn__JobCreate, layout_bytes) },
     .whole = create_advance,
 };
 
-void create_on_memory_back(struct shard_daemon *shard)
+/* Called when memory, or a held part of a job, was given back: creates that waited for this memory
+ * continue, if nothing more is being given back. */
+static void on_memory_back(struct shard_daemon *shard)
 {
     struct arriving *create = TAILQ_FIRST(&shard->arriving);
     while (create != NULL && !memory_comes_back(shard)) {
@@ -811,15 +819,6 @@ void create_on_memory_back(struct shard_daemon *shard)
         create = goes_on ? TAILQ_FIRST(&shard->arriving)
                          : TAILQ_NEXT(create, link); // the list changed
     }
-}
-
-static void on_create(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *body)
-{
-    const Cairn__JobCreate *message = (const Cairn__JobCreate *)body;
-    const uint64_t bytes[] = {
-        [CAIRN_CREATE_SPEC] = message->spec_bytes, [CAIRN_CREATE_LAYOUT] = message->layout_bytes
-    };
-    arriving_begin(shard, &create_kind, request, body, bytes);
 }
 
 /* Ends the job's creates that wait, or whose pages are still being received. */
@@ -835,26 +834,24 @@ static void end_creates(struct shard_daemon *shard, uint64_t number)
     }
 }
 
-static void on_drop(struct shard_daemon *shard, uint32_t request, const void *body)
+static void on_drop(struct shard_daemon *shard, struct request asked, const void *body)
 {
     const Cairn__JobDrop *message = body;
-    struct request answered = session_request(shard, request);
     end_creates(shard, message->job);
     struct shard_job *job = held_job(shard, message->job);
     if (job == NULL) {
-        session_answer(shard, &answered, CAIRN_OK, NULL);
+        session_answer(shard, &asked, CAIRN_OK, NULL);
         return;
     }
-    job->dropping = answered; // answered when the job's memory is given back
+    job->dropping = asked; // answered when the job's memory is given back
     const uint64_t newest = newest_held(shard, message->job);
     leave_all(shard, message->job, newest, NULL);
 }
 
-static void on_switch(struct shard_daemon *shard, uint32_t request, const void *body)
+static void on_switch(struct shard_daemon *shard, const void *body)
 {
     const Cairn__JobSwitch *message = body;
     struct shard_job *stays = shard->jobs;
-    (void)request;
     while (stays != NULL &&
            (stays->number != message->job || stays->generation != message->generation ||
             stays->state == CAIRN_JOB_LEAVING))
@@ -871,9 +868,17 @@ static void on_switch(struct shard_daemon *shard, uint32_t request, const void *
     log_info("job %s: generation %" PRIu64 " serves", stays->spec.name, stays->generation);
 }
 
-static const struct shard_message messages[] = { { CAIRN_MSG_JOB_CREATE, .takes = on_create },
-                                                 { CAIRN_MSG_JOB_DROP, .on_shard = on_drop },
-                                                 { CAIRN_MSG_JOB_SEAL, .on_job = on_job_seal },
+static const struct shard_message messages[] = { { CAIRN_MSG_JOB_CREATE, .pages = &create_kind },
+                                                 { CAIRN_MSG_JOB_DROP, .ask_shard = on_drop },
+                                                 { CAIRN_MSG_JOB_SEAL, .ask_job = on_job_seal },
                                                  { CAIRN_MSG_JOB_SWITCH, .on_shard = on_switch },
                                                  { 0 } };
 const struct shard_module create_module = { .messages = messages };
+
+const struct shard_up shard_job_up = {
+    .unused = job_unused,
+    .fault = stop_job,
+    .settle = own_settle,
+    .loaded = on_loaded,
+    .memory_back = on_memory_back,
+};

@@ -167,9 +167,6 @@ struct job_landing {
  * last slot. */
 uint64_t landing_at(const struct job_landing *landing, uint32_t slot);
 
-/* Callback in shard->up (`loaded`): seals the job, awaits puts, or makes the job leave. */
-void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
-                  bool puts_follow);
 /* Called when workers may have left: gives back the landing slots of workers that are no longer present, if
  * no round uses these slots. Gives back at most CAIRN_GIVE_MAX_BYTES in one loop iteration. Until all these
  * slots are given back, job->landing.extra is set, and this function is called again. */

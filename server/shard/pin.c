@@ -177,10 +177,9 @@ static void give_up(struct pin *pin)
 }
 
 /* Handles the message that names the pin's folder, or gives the pin up. */
-static void on_folder(struct shard_job *job, uint32_t request, const void *body)
+static void on_folder(struct shard_job *job, const void *body)
 {
     const Cairn__PinFolder *message = body;
-    (void)request;
     struct pin *pin = LIST_FIRST(&job->pins.list);
     while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended))
         pin = LIST_NEXT(pin, link);
@@ -414,10 +413,9 @@ static struct pin *pin_new(struct shard_job *job, uint64_t snapshot, struct sent
 }
 
 /* Makes the staging of a pin that is soon to begin. Answers when the staging's pages are made. */
-static void on_prepare(struct shard_job *job, uint32_t request, const void *body)
+static void on_prepare(struct shard_job *job, struct request asked, const void *body)
 {
     const Cairn__PinPrepare *message = body;
-    struct request asked = session_request(job->shard, request);
     struct sentence why;
     cairn_status status = judge_pin(job, &why);
     struct pin *pin = status == CAIRN_OK ? pin_new(job, message->snapshot, &why) : NULL;
@@ -444,11 +442,10 @@ static struct pin *prepared_of(const struct shard_job *job, uint64_t snapshot)
     return pin;
 }
 
-static void on_pin(struct shard_job *job, uint32_t request, const void *body)
+static void on_pin(struct shard_job *job, const void *body)
 {
     const Cairn__Pin *message = body;
     struct sentence why;
-    (void)request;
     struct pin *pin = prepared_of(job, message->snapshot);
     cairn_status status = pin == NULL ? judge_pin(job, &why) : CAIRN_OK;
     if (status == CAIRN_OK)
@@ -471,7 +468,7 @@ static void on_pin(struct shard_job *job, uint32_t request, const void *body)
 }
 
 static const struct shard_message messages[] = { { CAIRN_MSG_PIN, .on_job = on_pin },
-                                                 { CAIRN_MSG_PIN_PREPARE, .on_job = on_prepare },
+                                                 { CAIRN_MSG_PIN_PREPARE, .ask_job = on_prepare },
                                                  { CAIRN_MSG_PIN_FOLDER, .on_job = on_folder },
                                                  { 0 } };
 const struct shard_module pin_module = {

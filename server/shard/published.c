@@ -456,19 +456,17 @@ static cairn_status keep_lease(struct shard_job *job, const Cairn__LeaseKeep *me
     return CAIRN_OK;
 }
 
-static void on_lease_keep(struct shard_job *job, uint32_t request, const void *message)
+static void on_lease_keep(struct shard_job *job, struct request asked, const void *message)
 {
-    struct request answered = session_request(job->shard, request);
     struct sentence why;
     const cairn_status status = keep_lease(job, message, &why);
-    session_answer(job->shard, &answered, status, &why);
+    session_answer(job->shard, &asked, status, &why);
 }
 
-static void on_lease_end(struct shard_job *job, uint32_t request, const void *message)
+static void on_lease_end(struct shard_job *job, const void *message)
 {
     const uint64_t number = ((const Cairn__LeaseEnd *)message)->lease;
     struct shard_lease *lease = number != 0 ? find_lease(job, number) : NULL;
-    (void)request;
     if (lease == NULL) return;
     *lease = (struct shard_lease) { .number = 0 };
     published_trim(job);
@@ -675,7 +673,7 @@ static void release_replies(struct shard_job *job)
     }
 }
 
-static const struct shard_message messages[] = { { CAIRN_MSG_LEASE_KEEP, .on_job = on_lease_keep },
+static const struct shard_message messages[] = { { CAIRN_MSG_LEASE_KEEP, .ask_job = on_lease_keep },
                                                  { CAIRN_MSG_LEASE_END, .on_job = on_lease_end },
                                                  { 0 } };
 const struct shard_module published_module = {

@@ -189,13 +189,12 @@ static cairn_status set_relay(struct shard_job *job, const Cairn__RelaySet *mess
     return CAIRN_OK;
 }
 
-static void on_relay_set(struct shard_job *job, uint32_t request, const void *message)
+static void on_relay_set(struct shard_job *job, struct request asked, const void *message)
 {
-    struct request answered = session_request(job->shard, request);
     struct sentence why;
     const cairn_status status = set_relay(job, message, &why);
     if (status != CAIRN_OK) log_error("job %s cannot be relayed: %s", job->spec.name, why.text);
-    if (request != 0) session_answer(job->shard, &answered, status, &why);
+    if (asked.number != 0) session_answer(job->shard, &asked, status, &why);
 }
 
 /* ---- rounds ---- */
@@ -334,7 +333,7 @@ static bool tick_relay(struct shard_job *job, uint64_t now_ms)
 }
 
 const struct shard_module relay_module = {
-    .messages = (const struct shard_message[]) { { CAIRN_MSG_RELAY_SET, .on_job = on_relay_set },
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_RELAY_SET, .ask_job = on_relay_set },
                                                  { 0 } },
     .on = { [SHARD_JOB_STOPS] = relay_leave, [SHARD_JOB_FREED] = free_relays },
     .tick = tick_relay,

@@ -282,8 +282,8 @@ struct relay_cache {
     struct cairn_version newest;    /* the newest version that ever arrived */
 };
 
-/* Opens a cache of up to shard->relay_cache_bytes for the chunks of all the relay's owners except its own
- * shard. entry_max 0: there is no room for a chunk. CAIRN_ERR_NO_MEMORY: nothing is allocated. */
+/* Opens a cache of up to relay_cache_bytes (memory.h) for the chunks of all the relay's owners except its
+ * own shard. entry_max 0: there is no room for a chunk. CAIRN_ERR_NO_MEMORY: nothing is allocated. */
 CAIRN_MUST_CHECK cairn_status relay_cache_open(const struct relay *relay, struct relay_cache *cache,
                                                struct sentence *why);
 void relay_cache_release(struct relay_cache *cache);

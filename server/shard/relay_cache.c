@@ -256,8 +256,9 @@ cairn_status relay_cache_open(const struct relay *relay, struct relay_cache *cac
     TAILQ_INIT(&cache->free);
     TAILQ_INIT(&cache->had);
     TAILQ_INIT(&cache->kept);
-    const uint64_t most = largest == 0 ? 0
-                                       : relay->job->shard->relay_cache_bytes / cache->place_bytes;
+    const uint64_t most = largest == 0
+                              ? 0
+                              : relay->job->shard->memory.relay_cache_bytes / cache->place_bytes;
     if (count > most) count = most;
     if (count > UINT32_MAX / 2) count = UINT32_MAX / 2;
     if (count == 0) return CAIRN_OK;

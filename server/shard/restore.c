@@ -556,11 +556,10 @@ void report_send(struct report *report, struct cairn_version version, cairn_stat
 }
 
 /* Sends the next batch: the coordinator has taken the last batch that was sent. */
-static void on_next(struct shard_job *job, uint32_t request, const void *message)
+static void on_next(struct shard_job *job, const void *message)
 {
     const uint64_t snapshot = ((const Cairn__SnapshotPartNext *)message)->snapshot;
     struct report *report;
-    (void)request;
     LIST_FOREACH (report, &job->pins.reports, link)
         if (report->snapshot == snapshot) break;
     if (report != NULL) send_some(report);

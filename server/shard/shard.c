@@ -69,9 +69,7 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
 {
     assert(!shard->closing);
     shard->closing = true;
-    shard->end.on_closed = on_closed;
-    shard->end.context = context;
-    shard->end.handles = 1;
+    shard->end = (struct shard_end) { 1, handle_closed, on_closed, context };
     arriving_drop_all(shard);
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         shard_tell(job, SHARD_JOB_CANCELS);
@@ -85,9 +83,9 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
         shard->end.handles++;
         uv_close((uv_handle_t *)timer_of(shard, i), on_timer_closed);
     }
-    if (shard->poll.fabric != NULL) {
+    if (shard->links.poll.fabric != NULL) {
         shard->end.handles++;
-        fabric_poll_close(&shard->poll, on_part_closed, shard);
+        fabric_poll_close(&shard->links.poll, on_part_closed, shard);
     }
     // Stopped first, because their threads may be reading the memory of workers.
     if (compute_stop(&shard->device, on_part_closed, shard)) shard->end.handles++;
@@ -126,7 +124,7 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
 static void on_refused(void *arg, const char *what)
 {
     struct shard_daemon *shard = arg;
-    log_limited(&shard->fabric_refusals, CAIRN_LOG_WARN, "%s", what);
+    log_limited(&shard->links.refusals, CAIRN_LOG_WARN, "%s", what);
 }
 
 /* Logs how data on the device is sent to other hosts. Called after the fabric was opened. */
@@ -155,13 +153,13 @@ static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_o
         .one_sided = options->fabric_one_sided,
         .device_memory = options->fabric_device_memory,
         .on_refused = on_refused,
-        .device = shard->imports.uuid_count > 0 ? &shard->imports : NULL,
+        .device = shard->links.imports.uuid_count > 0 ? &shard->links.imports : NULL,
         .hub = options->hub,
     };
     CAIRN_TRY(fabric_open(options->fabric_kind, &fabric_options, &shard->fabric, why));
-    cairn_status status = fabric_poll_init(&shard->poll, shard->loop, shard->fabric, 0);
+    cairn_status status = fabric_poll_init(&shard->links.poll, shard->loop, shard->fabric, 0);
     if (status != CAIRN_OK) {
-        shard->poll.fabric = NULL;
+        shard->links.poll.fabric = NULL;
         return fail_with(why, status, "cannot watch the fabric: %s", status_text((int)status));
     }
     struct sentence without;
@@ -184,15 +182,6 @@ const struct shard_module *const shard_modules[] = {
     &put_module,     &tile_module, &update_module,  &member_module,  &published_module,
 };
 const size_t shard_module_count = sizeof shard_modules / sizeof *shard_modules;
-
-static const struct shard_up up = {
-    .unused = shard_job_unused,
-    .fault = shard_job_stop,
-    .settle = own_settle,
-    .loaded = admit_loaded,
-    .memory_back = create_on_memory_back,
-    .stream_closed = handle_closed,
-};
 
 static cairn_status open_parts(struct shard_daemon *shard, const struct shard_options *options,
                                struct sentence *why)
@@ -225,7 +214,7 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
     struct shard_daemon *shard = calloc(1, sizeof *shard);
     if (shard == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a shard");
     shard->loop = loop;
-    shard->up = &up;
+    shard->up = &shard_job_up;
     TAILQ_INIT(&shard->arriving);
     TAILQ_INIT(&shard->arriving_dropped);
     for (size_t i = 0; i < TIMERS; i++) {
@@ -234,13 +223,9 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
     }
     shard->memory.give_max_bytes = CAIRN_GIVE_MAX_BYTES;
     shard->memory.budget.limit_bytes = options->memory_bytes;
-    shard->relay_cache_bytes = options->relay_cache_bytes;
-    shard->unheard_ms = CAIRN_LINK_SILENT_MS;
-    shard->events.on_ready = options->on_ready;
-    shard->events.on_fenced = options->on_fenced;
-    shard->events.on_drained = options->on_drained;
-    shard->events.on_unfit = options->on_unfit;
-    shard->events.context = options->context;
+    shard->memory.relay_cache_bytes = options->relay_cache_bytes;
+    shard->session.unheard_ms = CAIRN_LINK_SILENT_MS;
+    shard->events = options->events;
     cairn__shard_stats__init(&shard->stats);
     shard->build = options->build != NULL ? options->build : CAIRN_VERSION;
     shard->name = strdup(options->name);
@@ -354,17 +339,17 @@ static void offer_imports(struct shard_daemon *shard)
 {
     const struct home_info *info = home_info(shard->device.home);
     if (!info->exports) return;
-    shard->imports = (struct fabric_device) { .uuid_count = 1,
-                                              .is_reached = info->is_reached,
-                                              .has_dma_buf = info->has_dma_buf,
-                                              .context = shard,
-                                              .import = import,
-                                              .release = release,
-                                              .copy = copy };
-    memcpy(shard->imports.uuids[0], info->uuid, sizeof shard->imports.uuids[0]);
+    shard->links.imports = (struct fabric_device) { .uuid_count = 1,
+                                                    .is_reached = info->is_reached,
+                                                    .has_dma_buf = info->has_dma_buf,
+                                                    .context = shard,
+                                                    .import = import,
+                                                    .release = release,
+                                                    .copy = copy };
+    memcpy(shard->links.imports.uuids[0], info->uuid, sizeof shard->links.imports.uuids[0]);
     for (uint32_t i = 0; i < info->peer_count; i++)
-        memcpy(shard->imports.uuids[shard->imports.uuid_count++], info->peer_uuids[i],
-               sizeof shard->imports.uuids[0]);
+        memcpy(shard->links.imports.uuids[shard->links.imports.uuid_count++], info->peer_uuids[i],
+               sizeof shard->links.imports.uuids[0]);
 }
 
 /* ---- the device ---- */

@@ -6,12 +6,13 @@
  *
  * The headers, from the ground up. No header includes a later header (tests/tree/tidy.py checks that).
  * Earlier headers call later ones through struct shard_up:
- *   base.h        what all others use: the session's sends, works on state, a job's ledger, its members
+ *   need.h        how much memory a job's part takes, to the byte
+ *   base.h        what all others use: the session's sends, works on state, a job's ledger, its members,
+ *                 the other shards that it asks
  *   memory.h      the memory of a job: reserved, made, given back; the planes in which the state lies
  *   collect.h     the contributions of workers: judged, landed, folded; the tiles that workers hold
  *   read.h        the versions that can be fetched, the leased ones, and the fetches
  *   state.h       the initial state (load, put), writes, snapshots and digests (pin)
- *   need.h        how much memory a job's part takes, to the byte
  *   part.h        the terms, times, passes, parking and admission of a job's part
  *   move.h        the state that the part gets and gives when the layout changes
  *   shard.h       the shard itself; its connection, its device, its storage, its draining
@@ -105,6 +106,22 @@ enum {
 
 /* ---- open and close ---- */
 
+/* The owner of a shard is told of these. The callbacks may close the shard; each may be NULL. */
+struct shard_events {
+    /* The first Welcome arrived: the shard serves; the callback may close it. May be NULL. */
+    void (*on_ready)(struct shard_daemon *shard, void *context);
+    /* The coordinator said that this process must end (the log has its message). The callback may close the
+     * shard. NULL: the shard continues to ask for its place. */
+    void (*on_fenced)(struct shard_daemon *shard, void *context);
+    /* The shard must end, because shard_drain is done or the coordinator said so. The callback may close
+     * the shard. NULL: the shard continues. */
+    void (*on_drained)(struct shard_daemon *shard, void *context);
+    /* The shard's device failed, and the shard holds nothing else. The callback may close the shard. NULL:
+     * the shard continues. */
+    void (*on_unfit)(struct shard_daemon *shard, void *context);
+    void *context;
+};
+
 /* Strings are copied; the hub is borrowed until the shard is closed. */
 struct shard_options {
     const char *name;
@@ -126,18 +143,7 @@ struct shard_options {
     enum one_sided fabric_one_sided;
     enum device_memory fabric_device_memory;
     struct fabric_hub *hub; /* mem only */
-    /* The first Welcome arrived: the shard serves; the callback may close it. May be NULL. */
-    void (*on_ready)(struct shard_daemon *shard, void *context);
-    /* The coordinator said that this process must end (the log has its message). The callback may close the
-     * shard. NULL: the shard continues to ask for its place. */
-    void (*on_fenced)(struct shard_daemon *shard, void *context);
-    /* The shard must end, because shard_drain is done or the coordinator said so. The callback may close
-     * the shard. NULL: the shard continues. */
-    void (*on_drained)(struct shard_daemon *shard, void *context);
-    /* The shard's device failed, and the shard holds nothing else. The callback may close the shard. NULL:
-     * the shard continues. */
-    void (*on_unfit)(struct shard_daemon *shard, void *context);
-    void *context;
+    struct shard_events events;
 };
 
 /* Opens the fabric and begins to connect; the shard never stops trying. CAIRN_ERR_CONFIG: a bad address.
@@ -168,7 +174,7 @@ struct shard_job {
     bool staged;
     uint64_t number, generation, base_step;
     struct memory_need memory; /* taken from shard->memory.budget, by kind */
-    struct bytes bytes;        /* of all members so far */
+    Cairn__BytesTold bytes;    /* of all members so far */
     uint32_t busy;             /* receives, sends and tasks that refer to this job */
     struct request dropping;
 
@@ -203,7 +209,7 @@ struct shard_job {
     LIST_HEAD(, neighbours) asked; /* borrowed: the other shards whose messages are taken */
 };
 
-/* The calls from lower modules to higher ones. There is one such table, in shard.c. */
+/* The calls from lower modules to higher ones. There is one such table, in open.c. */
 struct shard_up {
     /* Nothing refers to the job any longer. */
     void (*unused)(struct shard_job *job);
@@ -215,8 +221,30 @@ struct shard_up {
                    bool puts_follow);
     /* Memory that was released is unmapped. */
     void (*memory_back)(struct shard_daemon *shard);
-    /* The session's stream has closed, while the shard closes. */
-    void (*stream_closed)(struct shard_daemon *shard);
+};
+extern const struct shard_up shard_job_up;
+
+/* The connections to members. */
+struct shard_connects {
+    uint32_t made;    /* endpoints to members so far: the number of the last one */
+    uv_timer_t again; /* the next try to connect members with `again` set */
+};
+
+/* The fabric in the loop. */
+struct shard_links {
+    struct fabric_poll poll;
+    /* the calls that the fabric makes to `device`; uuid_count 0: none */
+    struct fabric_device imports;
+    struct log_limit strangers; /* messages that belong to no member */
+    struct log_limit refusals;  /* of the fabric */
+};
+
+/* The end of a shard that is closing. */
+struct shard_end {
+    int handles;                                       /* of libuv, still open */
+    void (*stream_closed)(struct shard_daemon *shard); /* the session's stream is one of them */
+    void (*on_closed)(void *context);
+    void *context;
 };
 
 struct shard_daemon {
@@ -228,54 +256,31 @@ struct shard_daemon {
     struct coordinator_session session;
     struct storage_watch storage;
     struct drain drain;
-    struct wall wall;
     struct fabric *fabric;
-    struct fabric_poll poll;
+    struct shard_links links;
     struct compute host, device; /* device: all 0 if there is none */
-    /* the calls that the fabric makes to `device`; uuid_count 0: none */
-    struct fabric_device imports;
     struct pool *files;
     struct pool *snapshots; /* one thread, with a lower priority than all others: state.h */
     struct shard_memory memory;
-    struct shard_job *jobs; /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
-    /* messages of the coordinator whose pages are still arriving */
-    TAILQ_HEAD(, arriving) arriving;
-    TAILQ_HEAD(, arriving) arriving_dropped; /* dropped messages that a thread still prepares */
-    struct coordinator_id seen; /* the newest coordinator that was obeyed, for the held jobs */
-    Cairn__Keys *keys; /* the keys that this coordinator trusts; NULL: it has reported none */
-    uint64_t relay_cache_bytes; /* the most memory for each job's relay */
-    /* how long a link may be silent before a heartbeat names its shard */
-    uint64_t unheard_ms;
+    struct shard_job *jobs;        /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
+    struct arriving_list arriving; /* messages of the coordinator */
+    struct arriving_list
+        arriving_dropped; /* those that were dropped, and that a thread still prepares */
 
     const struct shard_up *up;
     uint32_t without;          /* bits of enum spec_without */
     struct sentence no_device; /* why there is no device; empty: there is a device */
     struct unfit unfit;        /* the device failed */
     uv_loop_t *loop;           /* borrowed */
-    struct {
-        void (*on_ready)(struct shard_daemon *shard, void *context);
-        void (*on_fenced)(struct shard_daemon *shard, void *context);
-        void (*on_drained)(struct shard_daemon *shard, void *context);
-        void (*on_unfit)(struct shard_daemon *shard, void *context);
-        void *context;
-    } events; /* as in shard_options */
+    struct shard_events events;
 
     Cairn__ShardStats stats;
-    struct {
-        uint32_t made;    /* endpoints to members so far: the number of the last one */
-        uv_timer_t again; /* the next try to connect members with `again` set */
-    } connects;
-    uv_timer_t tick_timer;      /* while a module waits for something */
-    uv_timer_t lease_timer;     /* at the next end of a lease: published.c */
-    struct log_limit strangers; /* messages that belong to no member */
-    struct log_limit fabric_refusals;
+    struct shard_connects connects;
+    uv_timer_t tick_timer;  /* while a module waits for something */
+    uv_timer_t lease_timer; /* at the next end of a lease: published.c */
 
     bool closing;
-    struct {
-        int handles; /* of libuv, still open */
-        void (*on_closed)(void *context);
-        void *context;
-    } end; /* while closing */
+    struct shard_end end; /* while closing */
 };
 
 /* ==== modules ==== */
@@ -284,11 +289,13 @@ struct shard_daemon {
 struct shard_message {
     uint16_t type; /* 0: the end of a table */
     bool from_any; /* handled even if this shard does not obey the coordinator */
+    const struct arriving_kind *pages; /* pages follow: arriving_begin takes the message */
     /* The message is about a job that this shard holds, and that is not faulted. */
-    void (*on_job)(struct shard_job *job, uint32_t request, const void *message);
-    void (*on_shard)(struct shard_daemon *shard, uint32_t request, const void *message);
-    /* Like on_shard, but takes ownership of the message. */
-    void (*takes)(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *message);
+    void (*on_job)(struct shard_job *job, const void *message);
+    void (*on_shard)(struct shard_daemon *shard, const void *message);
+    /* Likewise for a message that is answered. */
+    void (*ask_job)(struct shard_job *job, struct request asked, const void *message);
+    void (*ask_shard)(struct shard_daemon *shard, struct request asked, const void *message);
 };
 
 /* Events of a job that concern several modules. */

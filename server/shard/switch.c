@@ -54,8 +54,8 @@ static cairn_status make_forms(const struct shard_job *job, uint32_t member_max,
     CAIRN_TRY(need_of(&job->spec, &view->table.map, member_max, job->shard->device.home != NULL,
                       view->forms, need, why));
     view->wire_bytes = need->wire_bytes;
-    view->published_bytes = need->memory.published;
-    view->table_bytes = need->memory.tables;
+    view->memory.published = need->memory.published;
+    view->memory.tables = need->memory.tables;
     return CAIRN_OK;
 }
 
@@ -243,19 +243,6 @@ static cairn_status make_ready(struct shard_job *job, const struct shard_view *v
                      view->layout->version, job->spec.name);
 }
 
-static uint64_t less(uint64_t now, uint64_t next)
-{
-    return now > next ? now - next : 0;
-}
-
-static void give_less(struct shard_job *job, const struct shard_view *view)
-{
-    const uint64_t published = less(job->view->published_bytes, view->published_bytes);
-    const uint64_t tables = less(job->view->table_bytes, view->table_bytes);
-    shard_job_give(job, &job->memory.published, published);
-    shard_job_give(job, &job->memory.tables, tables);
-}
-
 cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, struct sentence *why)
 {
     struct ready ready = { .have = NULL };
@@ -266,8 +253,9 @@ cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, st
         return status;
     }
     struct shard_view *before = job->view;
+    const struct memory_need less = memory_beyond(&before->memory, &view->memory);
     relay_leave(job);
-    give_less(job, view);
+    shard_job_give_all(job, &less);
     job->view = shard_view_ref(view);
     job->planes.map = &view->table.map;
     job->planes.forms = view->forms;
@@ -538,10 +526,9 @@ static void take_over(struct shard_job *job, struct request asked)
  * answers at once. If a move to the same place is under way, answers at the end of that move, whoever began
  * it. CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is working, or moves the other way: ask again;
  * CAIRN_ERR_NO_MEMORY, with the numbers: the job stays where it is; CAIRN_ERR_IO: the device failed. */
-static void on_park(struct shard_job *job, uint32_t request, const void *body)
+static void on_park(struct shard_job *job, struct request asked, const void *body)
 {
     const Cairn__PartPark *message = body;
-    struct request asked = session_request(job->shard, request);
     struct sentence why;
     cairn_status status = CAIRN_OK;
     if (job->park.is_under_way && job->park.to_host == message->parked) {
@@ -569,7 +556,7 @@ static void on_park(struct shard_job *job, uint32_t request, const void *body)
 }
 
 const struct shard_module park_module = {
-    .messages = (const struct shard_message[]) { { CAIRN_MSG_PART_PARK, .on_job = on_park },
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_PART_PARK, .ask_job = on_park },
                                                  { 0 } },
 };
 

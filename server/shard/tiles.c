@@ -644,21 +644,15 @@ static void tiling_whole(struct shard_daemon *shard, struct arriving *tiling)
     arriving_end(shard, tiling, status, &why);
 }
 
-static void on_tiles(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *message)
-{
-    static const struct arriving_kind kind = {
-        .name = "a list of a member's tiles",
-        .what = { CAIRN_PAGE_TILES },
-        .may_be_empty = true,
-        .whole = tiling_whole,
-    };
-    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = {
-        ((const Cairn__MemberTiles *)message)->tiles_bytes
-    };
-    arriving_begin(shard, &kind, request, message, bytes);
-}
+static const struct arriving_kind kind = {
+    .name = "a list of a member's tiles",
+    .what = { CAIRN_PAGE_TILES },
+    .bytes_at = { offsetof(Cairn__MemberTiles, tiles_bytes) },
+    .may_be_empty = true,
+    .whole = tiling_whole,
+};
 
 const struct shard_module tile_module = {
-    .messages = (const struct shard_message[]) { { CAIRN_MSG_MEMBER_TILES, .takes = on_tiles },
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_MEMBER_TILES, .pages = &kind },
                                                  { 0 } },
 };

@@ -777,19 +777,15 @@ static void terms_whole(struct shard_daemon *shard, struct arriving *terms)
     arriving_end(shard, terms, status, &why);
 }
 
-static void on_terms(struct shard_daemon *shard, uint32_t request, ProtobufCMessage *message)
-{
-    static const struct arriving_kind kind = {
-        .name = "the terms of a job",
-        .what = { CAIRN_PAGE_SPEC },
-        .may_be_empty = true,
-        .prepare = terms_prepare,
-        .unmake = terms_unmake,
-        .whole = terms_whole,
-    };
-    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { ((const Cairn__JobTerms *)message)->spec_bytes };
-    arriving_begin(shard, &kind, request, message, bytes);
-}
+static const struct arriving_kind terms_kind = {
+    .name = "the terms of a job",
+    .what = { CAIRN_PAGE_SPEC },
+    .bytes_at = { offsetof(Cairn__JobTerms, spec_bytes) },
+    .may_be_empty = true,
+    .prepare = terms_prepare,
+    .unmake = terms_unmake,
+    .whole = terms_whole,
+};
 
 /* ==== times ==== */
 
@@ -845,7 +841,7 @@ static void times_updated(struct shard_job *job)
 }
 
 const struct shard_module update_module = {
-    .messages = (const struct shard_message[]) { { CAIRN_MSG_JOB_TERMS, .takes = on_terms },
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_JOB_TERMS, .pages = &terms_kind },
                                                  { 0 } },
     .on = { [SHARD_COPIES_ENDED] = begin_when_unsent },
 };

@@ -35,8 +35,7 @@ static void open_shard(struct rooms *rooms, uint32_t shard)
                                            .backend = cairn_test_backend(),
                                            .fabric_kind = "mem",
                                            .hub = rooms->hub,
-                                           .on_ready = on_ready,
-                                           .context = rooms };
+                                           .events = { .on_ready = on_ready, .context = rooms } };
     const cairn_status status = shard_open(&rooms->loop, &options, &rooms->shards[shard], &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
 }

@@ -301,8 +301,10 @@ TEST(a_move_takes_no_more_than_what_comes_and_what_was_given_is_the_systems_once
                    taker_pages = resident(1), taker_used = taker->used_bytes;
     stage_prepare(stage_half);
     const struct move_part *next = stage_job(1)->move.next;
-    const uint64_t slice = next->room, mover = reply_memory_bytes(stage_job(1)->replies.bytes);
-    const uint64_t most = slice + next->staging + next->published + next->tables + mover;
+    const uint64_t slice = next->taken.state - next->shifted,
+                   mover = reply_memory_bytes(stage_job(1)->replies.bytes);
+    const uint64_t most = slice + next->taken.staging + next->taken.published + next->taken.tables +
+                          mover;
     ck_assert_uint_le(taker->used_bytes, taker_used + most);
     stage_force(stage_half);
     stage_resolve();

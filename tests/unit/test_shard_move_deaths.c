@@ -46,7 +46,7 @@ TEST(a_giver_that_says_nothing_is_named_to_the_coordinator_until_it_does)
     stage_begin_taking();
     struct neighbour *sender = &stage_job(1)->move.now->receiver->senders[0].neighbour;
     const size_t address_bytes = sender->address_bytes;
-    stage.shard[1].shard->unheard_ms = 100;
+    stage.shard[1].shard->session.unheard_ms = 100;
     await_unheard(0);
     sender->address_bytes = 0; // nothing leads there
     chunk_link_close(&sender->link);

@@ -59,7 +59,7 @@ static void owner_hello(uint32_t endpoint, uint32_t connection)
 static void open_host(uint32_t places)
 {
     scene_open(&scene, "mem", 1, 0);
-    scene.shard->relay_cache_bytes = (uint64_t)places * PLACE;
+    scene.shard->memory.relay_cache_bytes = (uint64_t)places * PLACE;
     scene_serve(&scene, 3, 3);
     ck_assert_int_eq(shard_map_init(&owned, scene.layout, OWNER, SCENE_CHUNK_LEAVES), CAIRN_OK);
 }
@@ -442,9 +442,9 @@ TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ag
     many = (struct relay_owner) { .relay = &host,
                                   .neighbour = { .index = OWNER },
                                   .table = { .map = scene.map } };
-    scene.shard->relay_cache_bytes = 1 << 20;
+    scene.shard->memory.relay_cache_bytes = 1 << 20;
     ck_assert_int_eq(relay_cache_open(&host, &cache, &why), CAIRN_OK);
-    scene.shard->relay_cache_bytes = 3 * cache.place_bytes;
+    scene.shard->memory.relay_cache_bytes = 3 * cache.place_bytes;
     relay_cache_release(&cache);
     ck_assert_int_eq(relay_cache_open(&host, &cache, &why), CAIRN_OK);
     ck_assert_uint_eq(cache.entry_max, 3);

@@ -171,8 +171,8 @@ static struct shard_view *prepare(const struct cut *cuts, size_t count)
     struct shard_view *view;
     ck_assert_msg(shard_view_next(job, layout, 0, job->view, &view, &why) == CAIRN_OK, "%s",
                   why.text);
-    take(&job->memory.published, view->published_bytes, job->view->published_bytes);
-    take(&job->memory.tables, view->table_bytes, job->view->table_bytes);
+    take(&job->memory.published, view->memory.published, job->view->memory.published);
+    take(&job->memory.tables, view->memory.tables, job->view->memory.tables);
     coming = view;
     reserve();
     return view;
@@ -376,7 +376,7 @@ TEST(what_it_takes_of_the_budget_is_as_before_when_it_is_back)
     shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
     train(2);
     ck_assert_uint_eq(job->versions.copies[0].wire.bytes, job->view->wire_bytes);
-    ck_assert_uint_eq(job->memory.published, job->view->published_bytes);
+    ck_assert_uint_eq(job->memory.published, job->view->memory.published);
 }
 
 /* ---- memory ---- */
@@ -450,7 +450,7 @@ TEST(a_leased_version_is_read_by_its_layout_over_many_views)
     scene_say(&scene, CAIRN_MSG_LEASE_END, 0, &end.base);
     scene_settle(&scene);
     ck_assert_uint_eq(job->versions.leased_bytes, 0);
-    ck_assert_uint_eq(job->memory.published, job->view->published_bytes);
+    ck_assert_uint_eq(job->memory.published, job->view->memory.published);
     model_close(&leased);
     train(1);
     check_wire(&now, at);
