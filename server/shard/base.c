@@ -217,9 +217,14 @@ void member_note_refusal(struct shard_member *member, const struct chunk_header 
                 chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
 }
 
-/* ==== bytes ==== */
+void member_refuse_why(struct shard_member *member, const struct chunk_header *header,
+                       cairn_status status, const char *why)
+{
+    member_note_refusal(member, header, why);
+    member_refuse(member, header, status);
+}
 
-/* ---- counting ---- */
+/* ==== bytes ==== */
 
 enum bytes_path bytes_path_of(const char *path)
 {
@@ -264,80 +269,6 @@ void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum 
     job->shard->stats.fetched_bytes += bytes;
     add_fetched(&job->bytes, bytes, path);
     if (m != NULL) add_fetched(&m->bytes, bytes, path);
-}
-
-/* ---- telling ---- */
-
-static bool is_told(const struct shard_job *job)
-{
-    return !job->staged && job->state != CAIRN_JOB_LEAVING;
-}
-
-static Cairn__BytesTold *add_bytes(struct bytes_list *out, const struct shard_job *job,
-                                   const Cairn__BytesTold *bytes)
-{
-    Cairn__BytesTold *told = &out->told[out->count];
-    out->pointers[out->count++] = told;
-    *told = *bytes;
-    told->base.descriptor = &cairn__bytes_told__descriptor;
-    told->job = job->number;
-    told->steps = job->bytes.steps;
-    return told;
-}
-
-static void add_workers(struct bytes_list *out, const struct shard_job *job)
-{
-    for (size_t i = 0; i < job->members.capacity && out->count < CAIRN_BYTES_TOLD_MAX; i++) {
-        const struct shard_member *member = job->members.list[i];
-        if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER) continue;
-        if (member->is_relay) continue; // the relay itself reports what its workers pushed
-        Cairn__BytesTold *told = add_bytes(out, job, &member->bytes);
-        told->steps -= member->bytes.steps;
-        told->of_worker = true;
-        told->rank = member->rank;
-    }
-}
-
-void bytes_list(const struct shard_daemon *shard, struct bytes_list *out)
-{
-    size_t most = 0;
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        most += 1 + job->members.count;
-    if (most > CAIRN_BYTES_TOLD_MAX) most = CAIRN_BYTES_TOLD_MAX; // there are fewer jobs than this
-    *out = (struct bytes_list) { .told = calloc(most + 1, sizeof *out->told),
-                                 .pointers = calloc(most + 1, sizeof *out->pointers) };
-    if (out->told == NULL || out->pointers == NULL) return;
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        if (is_told(job)) add_bytes(out, job, &job->bytes);
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        if (is_told(job)) add_workers(out, job);
-}
-
-_Static_assert(CAIRN_MEMORY_TOLD_JOBS == CAIRN_SHARD_JOBS_MAX, "a place each");
-
-static Cairn__MemoryTold *memory_of(struct memory_list *out, uint64_t job)
-{
-    for (size_t i = 0; i < out->count; i++)
-        if (out->told[i].job == job) return &out->told[i];
-    Cairn__MemoryTold *told = &out->told[out->count];
-    out->pointers[out->count++] = told;
-    cairn__memory_told__init(told);
-    told->job = job;
-    return told;
-}
-
-void memory_list(const struct shard_daemon *shard, struct memory_list *out)
-{
-    out->count = 0;
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        Cairn__MemoryTold *told = memory_of(out, job->number);
-        told->state += job->memory.state;
-        told->published += job->memory.published;
-        told->landing += job->memory.landing;
-        told->staging += job->memory.staging;
-        told->tables += job->memory.tables;
-        told->device += job->memory.device;
-    }
 }
 
 /* ==== arriving ==== */

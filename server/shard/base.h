@@ -48,24 +48,6 @@ enum bytes_path bytes_path_of(const char *path);
 void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path);
 void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path);
 
-struct bytes_list {
-    size_t count;
-    Cairn__BytesTold *told;      /* owned: [count] */
-    Cairn__BytesTold **pointers; /* owned: [count], to the entries of `told` */
-};
-/* Lists an entry for each job, then an entry for each worker of a job, at most CAIRN_BYTES_TOLD_MAX in all.
- * Jobs that are staged or LEAVING are left out. If there is no memory, the list is empty. */
-void bytes_list(const struct shard_daemon *shard, struct bytes_list *out);
-
-#define CAIRN_MEMORY_TOLD_JOBS 1024 /* CAIRN_SHARD_JOBS_MAX */
-struct memory_list {
-    size_t count;
-    Cairn__MemoryTold told[CAIRN_MEMORY_TOLD_JOBS];
-    Cairn__MemoryTold *pointers[CAIRN_MEMORY_TOLD_JOBS];
-};
-/* Lists the memory of each job; the generations of a job are added up. */
-void memory_list(const struct shard_daemon *shard, struct memory_list *out);
-
 /* ==== works ==== */
 
 /* A list of work for a home (gpu/gpu.h), filled by one thread at a time. The list runs when it is full, and
@@ -347,6 +329,9 @@ void member_refuse(struct shard_member *member, const struct chunk_header *heade
                    cairn_status status);
 void member_refuse_for(struct shard_member *member, const struct chunk_header *header,
                        cairn_status status, uint32_t shard);
+/* Counts a refusal, logs it, and sends the NAK. */
+void member_refuse_why(struct shard_member *member, const struct chunk_header *header,
+                       cairn_status status, const char *why);
 /* Counts a refusal, and logs it. */
 void member_note_refusal(struct shard_member *member, const struct chunk_header *header,
                          const char *why);

@@ -424,6 +424,95 @@ static const struct shard_message messages[] = {
 };
 const struct shard_module held_module = { .messages = messages };
 
+/* ==== bytes ==== */
+
+/* The bytes of a heartbeat: payload by job and worker, memory by job. */
+
+struct bytes_list {
+    size_t count;
+    Cairn__BytesTold *told;      /* owned: [count] */
+    Cairn__BytesTold **pointers; /* owned: [count], to the entries of `told` */
+};
+
+static bool is_told(const struct shard_job *job)
+{
+    return !job->staged && job->state != CAIRN_JOB_LEAVING;
+}
+
+static Cairn__BytesTold *add_bytes(struct bytes_list *out, const struct shard_job *job,
+                                   const Cairn__BytesTold *bytes)
+{
+    Cairn__BytesTold *told = &out->told[out->count];
+    out->pointers[out->count++] = told;
+    *told = *bytes;
+    told->base.descriptor = &cairn__bytes_told__descriptor;
+    told->job = job->number;
+    told->steps = job->bytes.steps;
+    return told;
+}
+
+static void add_workers(struct bytes_list *out, const struct shard_job *job)
+{
+    for (size_t i = 0; i < job->members.capacity && out->count < CAIRN_BYTES_TOLD_MAX; i++) {
+        const struct shard_member *member = job->members.list[i];
+        if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER) continue;
+        if (member->is_relay) continue; // the relay itself reports what its workers pushed
+        Cairn__BytesTold *told = add_bytes(out, job, &member->bytes);
+        told->steps -= member->bytes.steps;
+        told->of_worker = true;
+        told->rank = member->rank;
+    }
+}
+
+/* Lists an entry for each job, then an entry for each worker of a job, at most CAIRN_BYTES_TOLD_MAX in all.
+ * Jobs that are staged or LEAVING are left out. If there is no memory, the list is empty. */
+static void bytes_list(const struct shard_daemon *shard, struct bytes_list *out)
+{
+    size_t most = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        most += 1 + job->members.count;
+    if (most > CAIRN_BYTES_TOLD_MAX) most = CAIRN_BYTES_TOLD_MAX; // there are fewer jobs than this
+    *out = (struct bytes_list) { .told = calloc(most + 1, sizeof *out->told),
+                                 .pointers = calloc(most + 1, sizeof *out->pointers) };
+    if (out->told == NULL || out->pointers == NULL) return;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (is_told(job)) add_bytes(out, job, &job->bytes);
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (is_told(job)) add_workers(out, job);
+}
+
+struct memory_list {
+    size_t count;
+    Cairn__MemoryTold told[CAIRN_SHARD_JOBS_MAX];
+    Cairn__MemoryTold *pointers[CAIRN_SHARD_JOBS_MAX];
+};
+
+static Cairn__MemoryTold *memory_of(struct memory_list *out, uint64_t job)
+{
+    for (size_t i = 0; i < out->count; i++)
+        if (out->told[i].job == job) return &out->told[i];
+    Cairn__MemoryTold *told = &out->told[out->count];
+    out->pointers[out->count++] = told;
+    cairn__memory_told__init(told);
+    told->job = job;
+    return told;
+}
+
+/* Lists the memory of each job; the generations of a job are added up. */
+static void memory_list(const struct shard_daemon *shard, struct memory_list *out)
+{
+    out->count = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        Cairn__MemoryTold *told = memory_of(out, job->number);
+        told->state += job->memory.state;
+        told->published += job->memory.published;
+        told->landing += job->memory.landing;
+        told->staging += job->memory.staging;
+        told->tables += job->memory.tables;
+        told->device += job->memory.device;
+    }
+}
+
 /* ==== unheard ==== */
 
 /* Neighbours that are silent on the data path although this shard waits for them. This shard's heartbeats

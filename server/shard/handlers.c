@@ -290,13 +290,6 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 
 /* ---- contributions ---- */
 
-static void refuse_chunk(struct shard_member *member, const struct chunk_header *header,
-                         cairn_status status, const char *why)
-{
-    member_note_refusal(member, header, why);
-    member_refuse(member, header, status);
-}
-
 static void on_push(struct shard_member *member, const struct chunk_header *header,
                     struct fabric_message *message)
 {
@@ -307,7 +300,7 @@ static void on_push(struct shard_member *member, const struct chunk_header *head
     if (relay_on_push(member, header, message)) return;
     cairn_status status = collector_judge(&job->collector, member, header, &chunk, &piece, &why);
     if (status != CAIRN_OK) {
-        refuse_chunk(member, header, status, why.text);
+        member_refuse_why(member, header, status, why.text);
         fabric_drop(message);
         return;
     }
@@ -515,11 +508,11 @@ static void on_member_message(struct shard_member *member, const struct chunk_he
     const struct chunk_row *row = &chunk_rows[header->kind];
     if (header->kind != CAIRN_CHUNK_HELLO) member_heard(member);
     if (row->on_member == NULL) {
-        refuse_chunk(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
+        member_refuse_why(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
     } else if (row->of_worker && member->role != CAIRN_ROLE_WIRE_WORKER) {
-        refuse_chunk(member, header, CAIRN_ERR_REFUSED, "a reader only fetches");
+        member_refuse_why(member, header, CAIRN_ERR_REFUSED, "a reader only fetches");
     } else if (row->in_round && member->job->state != CAIRN_JOB_SERVING) {
-        refuse_chunk(member, header, CAIRN_ERR_NOT_READY, "the job is not ready");
+        member_refuse_why(member, header, CAIRN_ERR_NOT_READY, "the job is not ready");
     } else {
         row->on_member(member, header, message);
         return;

@@ -124,20 +124,18 @@ void pins_unprepare(struct shard_job *job)
     }
 }
 
+static cairn_status write_pin(struct pin *pin, struct sentence *why);
+
 /* ---- on the snapshots thread ---- */
 
 static void run_write(struct task *task, uint32_t item, uint32_t thread)
 {
     struct pin *pin = (struct pin *)task;
-    const struct pin_write write = { .staging = &pin->staging,
-                                     .pace = &pin->pace,
-                                     .report = pin->report,
-                                     .path = pin->writes ? pin->path : NULL };
     (void)item;
     (void)thread;
     pin->status = atomic_load(&pin->canceled)
                       ? fail_with(&pin->why, CAIRN_ERR_CANCELED, "it was given up")
-                      : pin_write(&write, &pin->why);
+                      : write_pin(pin, &pin->why);
 }
 
 /* Called at the end of each of a pin's two tasks. The task that ends last reports. */
@@ -501,7 +499,7 @@ struct plane_later {
 };
 
 struct writing {
-    const struct pin_write *of;
+    struct pin *of;
     const struct shard_job *job;
     const struct shard_view *view;
     bool presses;
@@ -623,7 +621,7 @@ static cairn_status hash_part(struct writing *w, const uint8_t *bytes, uint64_t 
 /* While the deadline presses, no longer lets the thread give way to other threads. */
 static void press_pace(struct writing *w)
 {
-    const bool presses = pace_presses(w->of->pace, uv_hrtime() / 1000);
+    const bool presses = pace_presses(&w->of->pace, uv_hrtime() / 1000);
     if (presses != w->presses) (presses ? thread_press : thread_yield)();
     w->presses = presses;
 }
@@ -631,12 +629,12 @@ static void press_pace(struct writing *w)
 /* Waits until `bytes` more bytes may be written. */
 static cairn_status rest_after(struct writing *w, uint64_t bytes, struct sentence *why)
 {
-    struct staging *staging = w->of->staging;
+    struct staging *staging = &w->of->staging;
     cairn_status status;
     while ((status = staging_check(staging, why)) == CAIRN_OK) {
-        if (atomic_load(&staging->waiting) > 0) atomic_store(&w->of->pace->hurry, true);
+        if (atomic_load(&staging->waiting) > 0) atomic_store(&w->of->pace.hurry, true);
         press_pace(w);
-        const uint64_t us = pace_rest_us(w->of->pace, bytes, uv_hrtime() / 1000);
+        const uint64_t us = pace_rest_us(&w->of->pace, bytes, uv_hrtime() / 1000);
         if (us == 0) return CAIRN_OK;
         usleep((useconds_t)us);
     }
@@ -665,7 +663,7 @@ static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to, s
                        some = left < elems - done ? left : elems - done;
         assert(first < place.elem_count);
         struct compute *home = shard_job_home(w->job, place.local_elem);
-        status = staging_read(w->of->staging, compute_snapshots(home), chunk, w->at.plane, first,
+        status = staging_read(&w->of->staging, compute_snapshots(home), chunk, w->at.plane, first,
                               some, some == left, to + done * elem_bytes(w), why);
         done += some;
     }
@@ -716,7 +714,7 @@ static cairn_status give_bytes(void *context, const struct safetensors_entry *en
 
 /* ---- the files ---- */
 
-static void remove_files(const struct pin_write *of)
+static void remove_files(const struct pin *of)
 {
     const char *file;
     for (size_t i = 0; (file = report_file_at(of->report, i)) != NULL; i++) {
@@ -806,16 +804,18 @@ static cairn_status digest_all(struct writing *w, struct sentence *why)
     return status;
 }
 
-cairn_status pin_write(const struct pin_write *write, struct sentence *why)
+/* Makes digests of the complete version, and files if the pin writes some. If the status is not OK, no files
+ * are left. CAIRN_ERR_CANCELED, or as snapshot_writer_put and staging_read. */
+static cairn_status write_pin(struct pin *pin, struct sentence *why)
 {
     struct writing *w = calloc(1, sizeof *w);
     if (w == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read the state");
-    w->of = write;
-    w->job = write->staging->job;
-    w->view = write->staging->view;
-    if (!pace_is_free(write->pace, uv_hrtime() / 1000))
-        staging_save_ahead(write->staging, write->pace);
-    const cairn_status status = write->path != NULL ? write_files(w, why) : digest_all(w, why);
+    w->of = pin;
+    w->job = pin->staging.job;
+    w->view = pin->staging.view;
+    if (!pace_is_free(&pin->pace, uv_hrtime() / 1000))
+        staging_save_ahead(&pin->staging, &pin->pace);
+    const cairn_status status = pin->writes ? write_files(w, why) : digest_all(w, why);
     for (struct plane_later *later; (later = w->later) != NULL; free(later)) w->later = later->next;
     if (w->presses) thread_yield();
     free(w);

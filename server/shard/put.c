@@ -17,13 +17,6 @@ static cairn_status write_take(struct shard_job *job, const struct chunk_put *pu
                                const uint8_t *bytes, struct sentence *why);
 static bool write_is(const struct shard_job *job, const struct chunk_header *header);
 
-static void refuse_put(struct shard_member *member, const struct chunk_header *header,
-                       cairn_status status, const struct sentence *why)
-{
-    member_note_refusal(member, header, why->text);
-    member_refuse(member, header, status);
-}
-
 /* Finds the chunk that a PUT names, and sets chunk and place of *out. CAIRN_ERR_MALFORMED: the chunk is not
  * on this shard. */
 static cairn_status put_judge_chunk(const struct shard_job *job, const struct chunk_header *header,
@@ -281,17 +274,17 @@ static void finish_put(struct chunk_put *put, struct shard_member *member)
     const size_t bytes = (size_t)put->header.payload_bytes;
     if (job->state != CAIRN_JOB_INITIALIZING && !write_is(job, &put->header)) {
         sentence_set(&why, "its initial state is complete, or the write is over");
-        refuse_put(member, &put->header, CAIRN_ERR_STALE, &why);
+        member_refuse_why(member, &put->header, CAIRN_ERR_STALE, why.text);
         return;
     }
     if (chunk_checksum(buffer_of(job, put), bytes) != put->header.checksum) {
         sentence_set(&why, "its checksum does not match");
-        refuse_put(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
+        member_refuse_why(member, &put->header, CAIRN_ERR_CHECKSUM, why.text);
         return;
     }
     const cairn_status status = keep_put(put, &why);
     if (status != CAIRN_OK) {
-        refuse_put(member, &put->header, status, &why);
+        member_refuse_why(member, &put->header, status, why.text);
         return;
     }
     bytes_put(job, put->header.member, bytes);
@@ -339,7 +332,7 @@ void put_on_message(struct shard_member *member, const struct chunk_header *head
             status = fail_with(&why, CAIRN_ERR_BUSY, "out of memory to receive it");
     }
     if (status != CAIRN_OK) {
-        refuse_put(member, header, status, &why);
+        member_refuse_why(member, header, status, why.text);
         fabric_drop(message);
         return;
     }

@@ -17,6 +17,7 @@ static void relay_sums_void(struct relay *relay);
 static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *owner,
                                      const Cairn__ShardInfo *info, struct sentence *why);
 static cairn_status relay_sums_open(struct relay *relay, struct sentence *why);
+static cairn_status relay_collect(struct relay_owner *owner);
 
 /* ---- one in use ---- */
 
@@ -28,6 +29,13 @@ struct relay *job_relay(const struct shard_job *job)
 struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index)
 {
     return (struct relay_owner *)neighbours_find(&relay->neighbours, index);
+}
+
+uint32_t relay_rank(const struct relay *relay, uint64_t member)
+{
+    uint32_t i = 0;
+    while (i < relay->member_count && relay->members[i] != member) i++;
+    return i < relay->member_count ? i : UINT32_MAX;
 }
 
 /* Returns the owner of a chunk of the grid; NULL if that shard is not an owner of this relay. */
@@ -651,18 +659,12 @@ void relay_on_commit(struct shard_member *member, const struct chunk_header *hea
     neighbours_idle(&relay->neighbours);
 }
 
-static bool is_ours(const struct relay *relay, uint64_t member)
-{
-    for (uint32_t i = 0; i < relay->member_count; i++)
-        if (relay->members[i] == member) return true;
-    return false;
-}
-
 bool relay_on_push(struct shard_member *member, const struct chunk_header *header,
                    struct fabric_message *message)
 {
     struct relay *relay = job_relay(member->job);
-    if (relay == NULL || relay->round == 0 || message == NULL || !is_ours(relay, member->number))
+    if (relay == NULL || relay->round == 0 || message == NULL ||
+        relay_rank(relay, member->number) == UINT32_MAX)
         return false;
     neighbours_busy(&relay->neighbours);
     on_push(relay, member, header, message);
@@ -777,7 +779,9 @@ static const struct collector_callbacks for_owner = {
     .idle = idle,
 };
 
-cairn_status relay_collect(struct relay_owner *owner)
+/* Opens the owner's collector. CAIRN_ERR_NO_MEMORY. A caller that passes an event to the collector must keep
+ * the relay busy. */
+static cairn_status relay_collect(struct relay_owner *owner)
 {
     struct relay *relay = owner->relay;
     const struct step_config config = {

@@ -135,10 +135,6 @@ bool relay_on_push(struct shard_member *member, const struct chunk_header *heade
 void relay_on_micro_end(struct shard_member *member, const struct chunk_header *header,
                         const uint32_t *tensors, size_t count);
 void relay_on_commit(struct shard_member *member, const struct chunk_header *header);
-/* Opens the owner's collector. CAIRN_ERR_NO_MEMORY. A caller that passes an event to the collector must
- * hold the relay (relay_busy). */
-CAIRN_MUST_CHECK cairn_status relay_collect(struct relay_owner *owner);
-
 /* ==== fetch ==== */
 
 /* Published chunks of owners, fetched once for the host. */
@@ -190,6 +186,8 @@ struct relay {
 /* The job's active relay; NULL: none. */
 struct relay *job_relay(const struct shard_job *job);
 struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index);
+/* Returns the rank of a member among those of the relay; UINT32_MAX: it is none of them. */
+uint32_t relay_rank(const struct relay *relay, uint64_t member);
 void relay_on_fence(struct shard_job *job, uint64_t epoch);
 void relay_on_resolve(struct shard_job *job, uint64_t epoch);
 /* Called when a round opens. CAIRN_ERR_PROTOCOL: the message names a relay that does not exist. */

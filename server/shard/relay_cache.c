@@ -356,13 +356,6 @@ static void entry_refused(struct neighbour_fetch *fetch, uint64_t status)
  * A stopped worker pins the places that are being sent to it (at most CAIRN_SHARD_REPLIES_MAX) until its
  * endpoint is cut. Loop thread; nothing is allocated after the relay was opened. */
 
-static uint32_t rank_of(const struct relay *relay, uint64_t member)
-{
-    uint32_t i = 0;
-    while (i < relay->member_count && relay->members[i] != member) i++;
-    return i < relay->member_count ? i : UINT32_MAX;
-}
-
 /* ---- to workers ---- */
 
 /* Ends the want, however it was answered. */
@@ -389,7 +382,7 @@ static void on_sent(void *arg, cairn_status status)
     struct relay_fetches *fetches = relay->fetches;
     uint32_t rank = UINT32_MAX;
     if (status == CAIRN_OK) {
-        rank = rank_of(relay, want->header.member);
+        rank = relay_rank(relay, want->header.member);
         bytes_fetched(relay->job, want->header.member, want->entry->byte_count, want->path);
     }
     relay_cache_return(&fetches->cache, want->entry, rank, relay->member_count);
@@ -507,7 +500,7 @@ static cairn_status judge_fetch(const struct relay *relay, const struct shard_me
 {
     const struct shard_job *job = member->job;
     if (relay == NULL || relay->fetches == NULL || relay->fetches->cache.entry_max == 0 ||
-        job->state != CAIRN_JOB_SERVING || rank_of(relay, member->number) == UINT32_MAX)
+        job->state != CAIRN_JOB_SERVING || relay_rank(relay, member->number) == UINT32_MAX)
         return CAIRN_ERR_NOT_FOUND;
     if (owner == NULL || owner->neighbour.index == job->view->table.map.shard)
         return CAIRN_ERR_NOT_FOUND;

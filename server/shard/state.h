@@ -315,21 +315,6 @@ bool pins_rest(const struct shard_job *job);
 /* Call when the job leaves, or nobody waits for the pins: makes work on the snapshots thread end soon. */
 void pin_cancel(struct shard_job *job);
 
-/* ==== pin write ==== */
-
-/* Reads a pinned version's bytes once, hashes and writes them, on one thread. */
-
-struct pin_write {
-    struct staging *staging; /* borrowed */
-    struct pace *pace;       /* borrowed */
-    struct report *report;   /* borrowed: digests and files are added */
-    const char *path;        /* borrowed: the snapshot's folder; NULL: only digests */
-};
-
-/* Makes digests of the complete version, and files if a folder is given. If the status is not OK, no files
- * are left. CAIRN_ERR_CANCELED, or as snapshot_writer_put and staging_read. */
-CAIRN_MUST_CHECK cairn_status pin_write(const struct pin_write *write, struct sentence *why);
-
 /* ==== origin ==== */
 
 /* Initial state that the shards make themselves. Loop thread. */
