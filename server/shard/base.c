@@ -484,21 +484,22 @@ void shard_tell(struct shard_job *job, enum shard_event event)
         if (shard_modules[i]->on[event] != NULL) shard_modules[i]->on[event](job);
 }
 
+/* The timer runs once, because a module may begin in its tick what another one waits for. */
 static void on_tick(uv_timer_t *timer)
 {
-    const struct shard_daemon *shard = timer->data;
+    struct shard_daemon *shard = timer->data;
     const uint64_t now_ms = uv_now(shard->loop);
     bool waits = false;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         for (size_t i = 0; i < shard_module_count; i++)
             if (shard_modules[i]->tick != NULL && shard_modules[i]->tick(job, now_ms)) waits = true;
-    if (!waits) uv_timer_stop(timer);
+    if (waits) shard_wake(shard);
 }
 
 void shard_wake(struct shard_daemon *shard)
 {
     if (shard->closing || uv_is_active((uv_handle_t *)&shard->tick_timer)) return;
-    uv_timer_start(&shard->tick_timer, on_tick, CAIRN_SHARD_TICK_MS, CAIRN_SHARD_TICK_MS);
+    uv_timer_start(&shard->tick_timer, on_tick, CAIRN_SHARD_TICK_MS, 0);
 }
 
 /* ==== job ==== */

@@ -8,15 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/link/link.h"
 #include "proto/snapshot/snapshot.h"
 #include "server/base/daemon.h"
 #include "server/base/log.h"
-#include "server/shard/base.h"
 #include "server/shard/jobs.h"
 #include "server/shard/shard.h"
-#include "server/shard/part.h"
-#include "server/shard/state.h"
 
 /* ==== held ==== */
 

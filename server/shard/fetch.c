@@ -19,11 +19,199 @@
  * settled. */
 #include <assert.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/base/mutant.h"
 #include "server/shard/read.h"
 #include "server/shard/shard.h"
+
+/* ==== reply ==== */
+
+/* ---- memory ---- */
+
+static struct reply *reply_new(struct shard_job *job, struct sentence *why)
+{
+    const size_t bytes = reply_memory_bytes(job->replies.bytes);
+    if (shard_job_take(job, &job->memory.staging, bytes, "a reply", why) != CAIRN_OK) return NULL;
+    struct reply *reply = malloc(bytes);
+    if (reply == NULL) {
+        shard_job_give(job, &job->memory.staging, bytes);
+        sentence_set(why, "out of memory for a reply");
+        return NULL;
+    }
+    reply->job = job;
+    reply->is_kept = reply->is_used = false;
+    return reply;
+}
+
+static void reply_free(struct reply *reply)
+{
+    struct shard_job *job = reply->job;
+    shard_job_give(job, &job->memory.staging, reply_memory_bytes(job->replies.bytes));
+    free(reply);
+}
+
+/* ---- those that workers keep ---- */
+
+static bool keeps_one(const struct shard_member *member)
+{
+    return member->role == CAIRN_ROLE_WIRE_WORKER || member->is_mover;
+}
+
+/* Counts the members that should keep a reply but have none; *one_out is one of these members, or
+ * NULL. */
+static uint32_t count_without(const struct shard_job *job, struct shard_member **one_out)
+{
+    uint32_t count = 0;
+    *one_out = NULL;
+    for (size_t i = 0; i < job->members.capacity; i++) {
+        struct shard_member *member = job->members.list[i];
+        if (member == NULL || !keeps_one(member) || member->kept != NULL) continue;
+        *one_out = member;
+        count++;
+    }
+    return count;
+}
+
+cairn_status reply_keep(struct shard_member *member, struct sentence *why)
+{
+    const struct shard_job *job = member->job;
+    struct shard_member *one;
+    if (!keeps_one(member) || member->kept != NULL) return CAIRN_OK;
+    member->kept = reply_new(member->job, why);
+    if (member->kept != NULL) member->kept->is_kept = true;
+    return count_without(job, &one) <= job->replies.away ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+void reply_move(struct shard_member *from, struct shard_member *to)
+{
+    to->kept = from->kept;
+    from->kept = NULL;
+}
+
+void reply_forget(struct shard_member *member)
+{
+    struct reply *reply = member->kept;
+    member->kept = NULL;
+    if (reply == NULL) return;
+    if (reply->is_used)
+        member->job->replies.away++;
+    else
+        reply_free(reply);
+}
+
+/* Passes on the reply of a worker that left, because another worker that joined meanwhile may have no
+ * reply. */
+static void hand_over(struct reply *reply)
+{
+    struct shard_job *job = reply->job;
+    struct shard_member *without;
+    assert(job->replies.away > 0);
+    job->replies.away--;
+    if (count_without(job, &without) == 0)
+        reply_free(reply);
+    else
+        without->kept = reply;
+}
+
+/* ---- fetches ---- */
+
+/* Logs the shortage once, until there is room for one more reply. */
+static void say_short(const struct shard_member *member, const char *why)
+{
+    struct shard_job *job = member->job;
+    if (!job->replies.is_short)
+        log_warn("job %s: a fetch of %s waits, as others will: %s; meanwhile %s", job->spec.name,
+                 member->name, why,
+                 member->kept != NULL ? "each worker is sent a chunk at a time"
+                                      : "it is sent nothing, and workers a chunk at a time");
+    job->replies.is_short = true;
+}
+
+static struct reply *reply_another(const struct shard_member *member)
+{
+    struct sentence why;
+    struct reply *reply = reply_new(member->job, &why);
+    if (reply == NULL)
+        say_short(member, why.text);
+    else
+        member->job->replies.is_short = false;
+    return reply;
+}
+
+static struct reply *find_free(struct shard_member *member)
+{
+    struct shard_job *job = member->job;
+    struct reply *reply = job->replies.free;
+    if (member->kept != NULL && !member->kept->is_used) return member->kept;
+    if (reply != NULL) job->replies.free = reply->next;
+    return reply;
+}
+
+/* Opens a reply for a fetch of the member; NULL: no reply is free now; if memory.limit is the reason, this
+ * is logged. */
+static struct reply *reply_open(struct shard_member *member, const struct chunk_header *header)
+{
+    if (member->replies >= CAIRN_SHARD_REPLIES_MAX) return NULL;
+    struct reply *reply = find_free(member);
+    if (reply == NULL) reply = reply_another(member);
+    if (reply == NULL) return NULL;
+    reply->header = *header;
+    reply->boxed = reply->is_given = false;
+    reply->is_used = true;
+    member->replies++;
+    return reply;
+}
+
+/* The fetch is over, however it ended. */
+static void reply_end(struct reply *reply)
+{
+    struct shard_job *job = reply->job;
+    struct shard_member *member = member_find(job, reply->header.member);
+    if (member != NULL && member->replies > 0) member->replies--;
+    reply->is_used = false;
+    if (!reply->is_kept) {
+        reply->next = job->replies.free;
+        job->replies.free = reply;
+    } else if (member == NULL || member->kept != reply) {
+        hand_over(reply);
+    }
+}
+
+/* Drops fetches whose chunks were being copied to host memory: the threads have ended, so fetch_brought
+ * will not be called. */
+static void bring_drop(struct shard_job *job)
+{
+    while (job->replies.coming != NULL) {
+        struct reply *reply = job->replies.coming;
+        job->replies.coming = reply->next;
+        reply_end(reply);
+    }
+}
+
+/* Frees the replies of a job that leaves. Replies that are still being sent are freed by a later call, after
+ * they are returned. */
+static void release_replies(struct shard_job *job)
+{
+    if (job->shard->closing) bring_drop(job);
+    while (job->replies.deferred != NULL) {
+        struct reply *reply = job->replies.deferred;
+        job->replies.deferred = reply->next;
+        reply_end(reply);
+    }
+    while (job->replies.free != NULL) {
+        struct reply *reply = job->replies.free;
+        job->replies.free = reply->next;
+        reply_free(reply);
+    }
+}
+
+const struct shard_module fetch_module = {
+    .on = { [SHARD_JOB_LEAVES] = release_replies, [SHARD_JOB_FREED] = release_replies },
+};
+
+/* ==== fetch ==== */
 
 /* The memory that a fetch reads. */
 struct source {

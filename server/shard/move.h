@@ -15,7 +15,6 @@
 #include <sys/queue.h>
 
 #include "proto/fabric/fabric.h"
-#include "proto/link/link.h"
 #include "proto/wire/wire.h"
 #include "server/shard/base.h"
 #include "server/shard/collect.h"

@@ -224,11 +224,6 @@ CAIRN_MUST_CHECK cairn_status reply_keep(struct shard_member *member, struct sen
 void reply_move(struct shard_member *from, struct shard_member *to);
 /* The member is freed: gives its reply's memory back, now or when the reply has been sent. */
 void reply_forget(struct shard_member *member);
-/* Opens a reply for a fetch of the member; NULL: no reply is free now; if memory.limit is the reason, this
- * is logged. */
-struct reply *reply_open(struct shard_member *member, const struct chunk_header *header);
-/* Call when the fetch is over, however it ended. */
-void reply_end(struct reply *reply);
 
 /* ==== copies ==== */
 

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "proto/base/text.h"
-#include "proto/link/link.h"
 
 #define SILENT_MAX_MS 15000 /* how long an owner may be silent */
 

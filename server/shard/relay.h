@@ -34,7 +34,6 @@
 
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
-#include "proto/link/link.h"
 #include "proto/wire/wire.h"
 #include "server/base/log.h"
 #include "server/core/buffer_pool.h"

@@ -10,15 +10,10 @@
 
 #include "gpu/gpu.h"
 #include "proto/fabric/fabric.h"
-#include "proto/link/link.h"
 #include "proto/store/storage.h"
 #include "server/base/daemon.h"
 #include "server/base/listener.h"
-#include "server/shard/base.h"
 #include "server/shard/jobs.h"
-#include "server/shard/move.h"
-#include "server/shard/part.h"
-#include "server/shard/state.h"
 
 #define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where they lie */
 #define MEMORY_THREADS 4 /* threads that make pages: with more, the kernel is the bottleneck */
@@ -177,9 +172,10 @@ static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_o
 }
 
 const struct shard_module *const shard_modules[] = {
-    &session_module, &held_module, &create_module,  &round_module,   &relay_module,
-    &move_module,    &park_module, &reserve_module, &restore_module, &pin_module,
-    &put_module,     &tile_module, &update_module,  &member_module,  &published_module,
+    &session_module, &held_module,   &create_module, &round_module,
+    &relay_module,   &move_module,   &park_module,   &reserve_module,
+    &restore_module, &pin_module,    &put_module,    &tile_module,
+    &update_module,  &member_module, &fetch_module,  &published_module,
 };
 const size_t shard_module_count = sizeof shard_modules / sizeof *shard_modules;
 

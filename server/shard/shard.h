@@ -319,9 +319,9 @@ struct shard_module {
 };
 #define CAIRN_SHARD_TICK_MS 20
 
-extern const struct shard_module create_module, held_module, member_module, move_module,
-    park_module, pin_module, published_module, put_module, relay_module, reserve_module,
-    restore_module, round_module, session_module, tile_module, update_module;
+extern const struct shard_module create_module, fetch_module, held_module, member_module,
+    move_module, park_module, pin_module, published_module, put_module, relay_module,
+    reserve_module, restore_module, round_module, session_module, tile_module, update_module;
 
 /* All modules, in the order in which they are told of events: a relay and a move end before the members
  * leave, and the members before the replies that they keep. */
