@@ -1,16 +1,12 @@
 #include "tests/e2e/elastic_points.h"
 
-#include <check.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/support/now.h"
 #include "tests/support/points/point.h"
 
 enum { EVERY = 100 /* steps that a run may end at */, AHEAD = 50, TURN_MS = 5 };
@@ -69,7 +65,7 @@ pid_t points_await_stop(struct points *p)
 
 void points_start_worker(struct points *p, uint32_t rank)
 {
-    p->workers[rank] = elastic_start(p->cluster.address, p->model, rank, p->shared);
+    p->workers[rank] = elastic_start(cluster.address, p->model, rank, p->shared);
 }
 
 /* Ended by itself, and not well. */
@@ -82,29 +78,22 @@ static bool has_failed(pid_t pid)
 
 static void all_are_well(struct points *p)
 {
-    bool failed = has_failed(p->cluster.coordinator);
-    for (int i = 0; i < p->cluster.shard_count; i++) failed |= has_failed(p->cluster.shards[i]);
-    ck_assert_msg(!failed, "%s: a daemon has ended", p->cluster.folder);
+    bool failed = has_failed(cluster.coordinator);
+    for (int i = 0; i < cluster.shard_count; i++) failed |= has_failed(cluster.shards[i]);
+    ck_assert_msg(!failed, "%s: a daemon has ended", cluster.folder);
     for (int i = 0; i < POINTS_WORKERS; i++)
         if (p->workers[i] != 0) ck_assert_int_eq(cluster_wait(p->workers[i], 0), -1);
 }
 
-static void tell_of_job(struct points *p, struct cluster_said *said)
-{
-    cluster_cli(&p->cluster, said, "job", "show", p->model->name, NULL);
-}
-
 void points_train(struct points *p, uint64_t rounds)
 {
-    static struct cluster_said said;
     const uint64_t goal = atomic_load(&p->shared->rounds) + rounds;
     const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
     while (atomic_load(&p->shared->rounds) < goal) {
         all_are_well(p);
         if (now_ms() > end_ms) {
-            tell_of_job(p, &said);
-            ck_abort_msg("%s: training does not go on: %s%s", p->cluster.folder, said.out,
-                         said.err);
+            ask("job show %s", p->model->name);
+            ck_abort_msg("%s: training does not go on: %s%s", cluster.folder, said.out, said.err);
         }
         points_pause(TURN_MS);
     }
@@ -112,7 +101,6 @@ void points_train(struct points *p, uint64_t rounds)
 
 uint64_t points_end_training(struct points *p)
 {
-    static struct cluster_said said;
     const uint64_t ahead = atomic_load(&p->shared->step) + AHEAD;
     const uint64_t until = (ahead + EVERY - 1) / EVERY * EVERY;
     atomic_store(&p->shared->until, until);
@@ -120,8 +108,8 @@ uint64_t points_end_training(struct points *p)
         if (p->workers[i] == 0) points_start_worker(p, i);
     for (int i = 0; i < POINTS_WORKERS; i++) {
         const int status = cluster_wait(p->workers[i], CLUSTER_WAIT_MS);
-        if (status == -1) tell_of_job(p, &said);
-        ck_assert_msg(status == 0, "%s: worker %d: %d; %s", p->cluster.folder, i, status, said.out);
+        if (status == -1) ask("job show %s", p->model->name);
+        ck_assert_msg(status == 0, "%s: worker %d: %d; %s", cluster.folder, i, status, said.out);
         p->workers[i] = 0;
     }
     return until;
@@ -131,53 +119,50 @@ uint64_t points_end_training(struct points *p)
 
 void points_start(struct points *p, const char *library, int shards)
 {
-    static const char *const lease[] = { "lease.heartbeat=100ms", "lease.timeout=1s", NULL };
-    static const struct cluster_options options = { .coordinator_set = lease,
-                                                    .log_level = "debug" };
     *p = (struct points) { .model = &elastic_models[1], .shared = elastic_share() };
     atomic_store(&p->shared->until, UINT64_MAX);
     open_point(p, library);
-    cluster_start(&p->cluster, shards, &options);
+    start(shards, .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=1s"),
+          .log_level = "debug");
     for (uint32_t i = 0; i < POINTS_WORKERS; i++) points_start_worker(p, i);
     points_train(p, 2);
-    cluster_says(&p->cluster, 0, "", "snapshot", "create", p->model->name, NULL);
+    says(0, "", "snapshot create %s", p->model->name);
 }
 
 void points_stop(struct points *p)
 {
-    cluster_stop(&p->cluster);
+    stop();
     close_point(p);
     munmap(p->shared, sizeof *p->shared);
 }
 
 /* ---- questions ---- */
 
-pid_t points_ask(struct points *p, const char *const *words)
+pid_t points_ask(const char *line)
 {
-    char log[sizeof p->cluster.folder + 16];
-    const char *argv[16] = { CAIRN_BIN_DIR "/cairn", "--endpoint", p->cluster.address };
-    for (size_t i = 0; words[i] != NULL; i++) argv[3 + i] = words[i];
-    snprintf(log, sizeof log, "%s/cairn.log", p->cluster.folder);
+    char words[128], *rest = words, log[sizeof cluster.folder + 16];
+    const char *argv[16] = { CAIRN_BIN_DIR "/cairn", "--endpoint", cluster.address };
+    snprintf(words, sizeof words, "%s", line);
+    for (size_t i = 3; (argv[i] = strsep(&rest, " ")) != NULL; i++) {}
+    snprintf(log, sizeof log, "%s/cairn.log", cluster.folder);
     return cluster_spawn(argv, log);
 }
 
 bool points_shows(struct points *p, const char *text)
 {
-    static struct cluster_said said;
-    cluster_cli(&p->cluster, &said, "job", "show", p->model->name, "-o", "json", NULL);
+    ask("job show %s -o json", p->model->name);
     return strstr(said.out, text) != NULL;
 }
 
 bool points_stands_still(struct points *p)
 {
-    static struct cluster_said said;
-    cluster_cli(&p->cluster, &said, "reshard", "status", p->model->name, "-o", "json", NULL);
+    ask("reshard status %s -o json", p->model->name);
     return said.status == 0 && strstr(said.out, "\"moving\"") == NULL;
 }
 
 void points_root(struct points *p, char root_out[CLUSTER_WORD_BYTES])
 {
-    cluster_word(&p->cluster, root_out, "job", "digest", "-q", p->model->name, NULL);
+    word_of(root_out, "job digest -q %s", p->model->name);
 }
 
 void points_calm_root(uint64_t step, char root_out[CLUSTER_WORD_BYTES])
@@ -185,10 +170,10 @@ void points_calm_root(uint64_t step, char root_out[CLUSTER_WORD_BYTES])
     static struct points calm;
     calm = (struct points) { .model = &elastic_models[1], .shared = elastic_share() };
     atomic_store(&calm.shared->until, step);
-    cluster_start(&calm.cluster, 1, NULL);
+    start(1);
     points_start_worker(&calm, 0);
     ck_assert_int_eq(cluster_wait(calm.workers[0], CLUSTER_WAIT_MS), 0);
     points_root(&calm, root_out);
-    cluster_stop(&calm.cluster);
+    stop();
     munmap(calm.shared, sizeof *calm.shared);
 }

@@ -4,12 +4,11 @@
 #define CAIRN_E2E_ELASTIC_POINTS_H
 
 #include "tests/e2e/elastic_worker.h"
-#include "tests/support/cluster.h"
+#include "tests/support/scene.h"
 
 enum { POINTS_WORKERS = 2, POINTS_LEASE_MS = 1000 };
 
 struct points {
-    struct cluster cluster;
     struct elastic_shared *shared;
     struct point *point;
     const struct elastic_model *model;
@@ -31,8 +30,8 @@ pid_t points_await_stop(struct points *p);
 
 /* Until workers have ended so many rounds more; no worker ends meanwhile. */
 void points_train(struct points *p, uint64_t rounds);
-/* `cairn WORDS JOB MORE...` in the background, its output in cairn.log. */
-pid_t points_ask(struct points *p, const char *const *words);
+/* `cairn LINE` in the background, its output in cairn.log. */
+pid_t points_ask(const char *line);
 /* What `cairn job show -o json` says has this text. */
 bool points_shows(struct points *p, const char *text);
 /* No re-sharding is under way. */

@@ -10,7 +10,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 static const struct cairn_tensor perceptron[] = {
     TRAINER_MATRIX("fc1.weight", "fc1", 784, 512, 1),
@@ -189,7 +189,7 @@ static cairn_status try_step(struct worker *w)
     return at.step >= atomic_load(&w->shared->until) ? CAIRN_ERR_NOT_FOUND : run_round(w);
 }
 
-static bool train(struct worker *w)
+static bool train_to_the_end(struct worker *w)
 {
     for (;;) {
         const cairn_status status = try_step(w);
@@ -220,7 +220,7 @@ static bool extend(struct worker *w)
 /* ---- children ---- */
 
 /* In the child 0, and the child ends with the test. */
-static pid_t fork_child(void)
+static pid_t fork_worker(void)
 {
     const pid_t parent = getpid(), pid = fork();
     ck_assert_int_ge(pid, 0);
@@ -234,17 +234,51 @@ pid_t elastic_start(const char *address, const struct elastic_model *model, uint
                     struct elastic_shared *shared)
 {
     static struct worker w;
-    const pid_t pid = fork_child();
+    const pid_t pid = fork_worker();
     if (pid > 0) return pid;
     w = (struct worker) { .model = model, .rank = rank, .shared = shared };
-    _exit(take_memory(&w) && open_session(&w, address) && open_job(&w) && train(&w) ? 0 : 1);
+    _exit(take_memory(&w) && open_session(&w, address) && open_job(&w) && train_to_the_end(&w) ? 0
+                                                                                               : 1);
 }
 
 pid_t elastic_extend(const char *address, const struct elastic_model *model)
 {
     static struct worker w;
-    const pid_t pid = fork_child();
+    const pid_t pid = fork_worker();
     if (pid > 0) return pid;
     w = (struct worker) { .model = model, .rank = 7 };
     _exit(open_session(&w, address) && extend(&w) ? 0 : 1);
+}
+
+/* ---- the one worker of a scene ---- */
+
+struct elastic_run elastic_begin(const struct elastic_model *model, uint64_t until)
+{
+    struct elastic_run run = { .model = model, .shared = elastic_share() };
+    atomic_store(&run.shared->until, until);
+    run.worker = elastic_start(cluster.address, model, 0, run.shared);
+    return run;
+}
+
+void elastic_await(const struct elastic_run *run, uint64_t more_steps)
+{
+    const uint64_t goal = atomic_load(&run->shared->step) + more_steps;
+    await(atomic_load(&run->shared->step) >= goal || cluster_wait(run->worker, 0) != -1);
+    ck_assert_msg(atomic_load(&run->shared->step) >= goal, "the worker has ended");
+}
+
+uint64_t elastic_bound(const struct elastic_run *run, uint64_t more_steps)
+{
+    const uint64_t until = atomic_load(&run->shared->step) + more_steps;
+    atomic_store(&run->shared->until, until);
+    return until;
+}
+
+void elastic_end(struct elastic_run *run, char root_out[CLUSTER_WORD_BYTES])
+{
+    enum { STEP_MS = 50 }; // in the mean
+    const int steps = (int)atomic_load(&run->shared->until);
+    ck_assert_int_eq(cluster_wait(run->worker, CLUSTER_WAIT_MS + steps * STEP_MS), 0);
+    word_of(root_out, "job digest -q %s", run->model->name);
+    munmap(run->shared, sizeof *run->shared);
 }

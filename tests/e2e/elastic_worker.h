@@ -10,6 +10,8 @@
 
 #include <cairn.h>
 
+#include "tests/support/cluster.h"
+
 enum { ELASTIC_BATCH = 5, ELASTIC_WAIT_MS = 30000, ELASTIC_MODELS = 2 };
 
 struct elastic_model {
@@ -35,6 +37,19 @@ struct elastic_shared *elastic_share(void);
  * this; no session may be open in this process. */
 pid_t elastic_start(const char *address, const struct elastic_model *model, uint32_t rank,
                     struct elastic_shared *shared);
+/* The one worker of most scenes (tests/support/scene.h), rank 0: it trains until `until`; so many more steps are
+ * waited for; it ends by itself, and the job's content root is asked for. */
+struct elastic_run {
+    const struct elastic_model *model;
+    struct elastic_shared *shared;
+    pid_t worker;
+};
+struct elastic_run elastic_begin(const struct elastic_model *model, uint64_t until);
+void elastic_await(const struct elastic_run *run, uint64_t more_steps);
+/* Until so many steps from now; the last one. */
+uint64_t elastic_bound(const struct elastic_run *run, uint64_t more_steps);
+void elastic_end(struct elastic_run *run, char root_out[CLUSTER_WORD_BYTES]);
+
 /* Forks a worker that adds a tensor to the job, to which nobody contributes, and leaves. Its exit status
  * likewise. */
 pid_t elastic_extend(const char *address, const struct elastic_model *model);

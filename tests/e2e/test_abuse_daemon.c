@@ -1,14 +1,12 @@
 /* What the daemons say to a wrong configuration, folder or address, and the command line to a wrong call. */
 #include <jansson.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "proto/base/status.h"
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/now.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
 #define COORDINATOR CAIRN_BIN_DIR "/cairn-coordinator"
 #define SHARD       CAIRN_BIN_DIR "/cairn-shard"
@@ -245,32 +243,29 @@ TEST(a_folder_that_cannot_be_written_is_named)
 
 TEST(a_folder_of_another_coordinator_is_left_alone)
 {
-    struct cluster cluster;
     char store[160], snapshots[160];
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     snprintf(store, sizeof store, "%s/coordinator", cluster.folder);
     snprintf(snapshots, sizeof snapshots, "%s/s", folder);
     ck_assert_int_eq(run_coordinator(store, snapshots, "127.0.0.1:0"), status_exit(CAIRN_ERR_BUSY));
     abuse_says(output, store);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(a_socket_of_another_coordinator_is_left_alone)
 {
-    struct cluster cluster;
-    struct cluster_said said;
     char store[160], snapshots[160];
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     snprintf(store, sizeof store, "%s/store", folder);
     snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
     ck_assert_int_eq(run_coordinator(store, snapshots, cluster.address),
                      status_exit(CAIRN_ERR_BUSY));
     abuse_says(output, cluster.address);
     abuse_says(output, "another program listens there");
-    cluster_cli(&cluster, &said, "cluster", "status", NULL);
-    ck_assert_int_eq(said.status, 0);
+    ask("cluster status");
+    expect_said(0);
     abuse_says(said.out, "uid=");
-    cluster_stop(&cluster);
+    stop();
     ck_assert_int_ne(access(cluster.address, F_OK), 0);
 }
 
@@ -330,9 +325,8 @@ TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
 /* It has its place in the cluster by then: it leaves that, and says with which status. */
 TEST(a_shard_whose_ready_file_cannot_be_written_ends_with_a_status)
 {
-    struct cluster cluster;
     char log[300], set_coordinator[300], ready[300];
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     snprintf(log, sizeof log, "%s/unready.log", cluster.folder);
     snprintf(ready, sizeof ready, "%s/nowhere/ready", cluster.folder);
     snprintf(set_coordinator, sizeof set_coordinator, "shard.coordinator=%s", cluster.address);
@@ -347,7 +341,7 @@ TEST(a_shard_whose_ready_file_cannot_be_written_ends_with_a_status)
     fclose(file);
     abuse_says(output, "cannot start: ");
     abuse_says(output, "nowhere");
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST_EACH(a_daemon_that_may_open_too_few_files_says_so_and_ends, 0, 2)
@@ -370,45 +364,43 @@ static const char *const subcommands[] = { "cluster status", "job list",        
 
 TEST(the_command_line_exits_as_documented)
 {
-    static struct cluster_said said;
-    struct cluster cluster;
-    cluster_start(&cluster, 1, NULL);
-    cluster_cli(&cluster, &said, "--help", NULL);
-    ck_assert_int_eq(said.status, 0);
+    start(1);
+    ask("--help");
+    expect_said(0);
     for (size_t i = 0; i < sizeof subcommands / sizeof *subcommands; i++)
         abuse_says(said.out, subcommands[i]);
-    cluster_cli(&cluster, &said, "job", "juggle", NULL);
+    ask("job juggle");
     ck_assert_int_eq(said.status, 2);
     abuse_says(said.err, "juggle");
-    cluster_cli(&cluster, &said, "job", "list", "-o", "yaml", NULL);
+    ask("job list -o yaml");
     ck_assert_int_eq(said.status, 2);
     abuse_says(said.err, "json");
-    cluster_cli(&cluster, &said, "snapshot", "list", "nosuch", NULL);
+    ask("snapshot list nosuch");
     ck_assert_int_eq(said.status, 4);
     abuse_says(said.err, "nosuch");
-    cluster_says(&cluster, 0, "", "snapshot", "list", NULL);
-    cluster_cli(&cluster, &said, "snapshot", "show", "tiny", "badid", NULL);
+    says(0, "", "snapshot list");
+    ask("snapshot show tiny badid");
     ck_assert_int_eq(said.status, 2);
     abuse_says(said.err, "\"badid\"");
-    cluster_cli(&cluster, &said, "cluster", "status", NULL);
+    ask("cluster status");
     abuse_says(said.out, "1 shard expected, 0 jobs");
-    cluster_cli(&cluster, &said, "job", "show", "nosuch", NULL);
+    ask("job show nosuch");
     ck_assert_int_eq(said.status, 4);
     abuse_says(said.err, "nosuch");
-    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", "/nosuch/folder", NULL);
+    ask("snapshot restore --path /nosuch/folder");
     ck_assert_int_eq(said.status, 4);
     abuse_says(said.err, "/nosuch/folder");
     kill(cluster.coordinator, SIGSTOP);
-    cluster_cli(&cluster, &said, "--timeout", "0.3", "job", "list", NULL);
+    ask("--timeout 0.3 job list");
     kill(cluster.coordinator, SIGCONT);
     ck_assert_int_eq(said.status, 124);
     abuse_says(said.err, cluster.address);
-    cluster_kill_coordinator(&cluster);
-    cluster_cli(&cluster, &said, "job", "list", NULL);
+    kill_coordinator();
+    ask("job list");
     ck_assert_int_eq(said.status, 10);
     abuse_says(said.err, cluster.address);
-    cluster_restart_coordinator(&cluster);
-    cluster_stop(&cluster);
+    restart_coordinator();
+    stop();
 }
 
 /* One sentence, which names what is wrong and the page to read; never the whole usage. */
@@ -486,34 +478,30 @@ TEST(env_says_what_it_found_and_refuses_nonsense)
     abuse_says(output, "CAIRN_ENDPOINT: \"nowhere\"");
 }
 
-static void check_json(const struct cluster *cluster, const char *noun, const char *verb,
-                       const char *name, const char *key)
+static void check_json(const char *line, const char *key)
 {
-    static struct cluster_said said;
-    cluster_cli(cluster, &said, "-o", "json", noun, verb, name, NULL);
-    ck_assert_msg(said.status == 0, "%s %s: %s", noun, verb, said.err);
+    ask_line(line);
+    expect_said(0);
     json_t *json = json_loads(said.out, 0, NULL);
-    ck_assert_msg(json != NULL, "%s %s is no JSON: %s", noun, verb, said.out);
+    ck_assert_msg(json != NULL, "%s is no JSON: %s", line, said.out);
     ck_assert(json_is_integer(json_object_get(json, "schema_version")));
-    ck_assert_msg(json_object_get(json, key) != NULL, "%s %s has no %s", noun, verb, key);
+    ck_assert_msg(json_object_get(json, key) != NULL, "%s has no %s", line, key);
     json_decref(json);
 }
 
 TEST(what_it_prints_as_json_is_json_with_its_schema_version)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 2, NULL);
-    cairn *session = abuse_session(&cluster, "trainer");
+    start(2);
+    session = abuse_session(&cluster, "trainer");
     const struct cairn_job_spec spec = abuse_spec(0);
     abuse_train(abuse_open(session, &spec), 1);
-    check_json(&cluster, "cluster", "status", NULL, "members");
-    check_json(&cluster, "job", "list", NULL, "jobs");
-    check_json(&cluster, "job", "show", "tiny", "step");
-    check_json(&cluster, "job", "digest", "tiny", "content_root");
-    check_json(&cluster, "snapshot", "create", "tiny", "id");
-    check_json(&cluster, "snapshot", "list", "tiny", "snapshots");
-    cairn_close(session);
-    cluster_stop(&cluster);
+    check_json("-o json cluster status", "members");
+    check_json("-o json job list", "jobs");
+    check_json("-o json job show tiny", "step");
+    check_json("-o json job digest tiny", "content_root");
+    check_json("-o json snapshot create tiny", "id");
+    check_json("-o json snapshot list tiny", "snapshots");
+    stop();
 }
 
 SUITE(40, set_up, tear_down);

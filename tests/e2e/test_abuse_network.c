@@ -3,12 +3,9 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,7 +13,7 @@
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/now.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
 #ifdef __has_feature
 #define HAS_FEATURE(name) __has_feature(name)
@@ -30,27 +27,14 @@ enum { SLACK_BYTES = 4 << 20 };
 #endif
 enum { CONNECTIONS = 1000 };
 
-static const char *const strict[] = { "network.hello_timeout=500ms", NULL };
-static const struct cluster_options options = { .coordinator_set = strict,
-                                                .coordinator_ip = "127.0.0.1",
-                                                .log_level = "error" };
-static struct cluster cluster;
-static cairn *session;
-static cairn_job *job;
-
 static void set_up(void)
 {
     const struct cairn_job_spec spec = abuse_spec(0);
-    cluster_start(&cluster, 2, &options);
+    start(2, .coordinator_set = SETTINGS("network.hello_timeout=500ms"),
+          .coordinator_ip = "127.0.0.1", .log_level = "error");
     session = abuse_session(&cluster, "trainer");
     job = abuse_open(session, &spec);
     abuse_train(job, 5);
-}
-
-static void tear_down(void)
-{
-    cairn_close(session);
-    cluster_stop(&cluster);
 }
 
 /* ---- a trainer in the background ---- */
@@ -59,7 +43,7 @@ static atomic_bool stop_training;
 static atomic_uint rounds;
 static atomic_int training_status;
 
-static void *train(void *arg)
+static void *train_on(void *arg)
 {
     (void)arg;
     struct cairn_result result;
@@ -74,7 +58,7 @@ static void *train(void *arg)
 static pthread_t begin_training(void)
 {
     pthread_t thread;
-    ck_assert_int_eq(pthread_create(&thread, NULL, train, NULL), 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, train_on, NULL), 0);
     return thread;
 }
 
@@ -300,4 +284,4 @@ TEST(an_empty_step_writes_nothing_to_disk)
         ck_assert_uint_eq(abuse_proc_number(pids[i], "io", "write_bytes"), before[i]);
 }
 
-SUITE(40, set_up, tear_down);
+SUITE(40, set_up, stop);

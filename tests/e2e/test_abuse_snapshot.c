@@ -4,21 +4,15 @@
 #include <dirent.h>
 #include <errno.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/e2e/abuse_job.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
-static struct cluster cluster;
-static struct cluster_said said;
-static cairn *session;
-static cairn_job *job;
 static char folder[CAIRN_SCRATCH_BYTES]; /* of the test */
 static char original[256];               /* of the snapshot that open_tiny took */
 
@@ -33,8 +27,7 @@ static void open_tiny(const struct cluster_options *options)
 
 static void close_tiny(void)
 {
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 static int snapshots_in(const char *path)
@@ -78,14 +71,14 @@ TEST(a_full_disk_fails_the_snapshot_alone_and_leaves_nothing)
     const struct cluster_options options = { .snapshots_path = path };
     open_tiny(&options);
     for (int i = 0; i < 2; i++) { // the first one left nothing that the second stumbles over
-        cluster_cli(&cluster, &said, "snapshot", "create", "tiny", "--wait", NULL);
+        ask("snapshot create tiny --wait");
         ck_assert_int_eq(said.status, 1);
         abuse_says(said.err, "shard-");
         abuse_says(said.err, "No space left");
         abuse_says(said.err, "free space");
     }
-    cluster_cli(&cluster, &said, "snapshot", "list", "tiny", "--no-headers", NULL);
-    ck_assert_int_eq(said.status, 0);
+    ask("snapshot list tiny --no-headers");
+    expect_said(0);
     ck_assert_str_eq(said.out, "");
     snprintf(in_job, sizeof in_job, "%s/tiny", path);
     ck_assert_int_eq(snapshots_in(in_job), 0);
@@ -134,7 +127,7 @@ enum { DAMAGE_CASES = sizeof damages / sizeof *damages };
 static void take_snapshot(void)
 {
     char id[64] = "";
-    cluster_cli(&cluster, &said, "snapshot", "create", "tiny", "--wait", "-q", NULL);
+    ask("snapshot create tiny --wait -q");
     ck_assert_msg(said.status == 0 && sscanf(said.out, "%63s", id) == 1, "%s", said.err);
     snprintf(original, sizeof original, "%s/tiny/%s", cluster.snapshots_path, id);
 }
@@ -150,7 +143,7 @@ TEST(a_damaged_snapshot_is_refused_by_name_and_the_job_is_untouched)
         snprintf(copy, sizeof copy, "%s/copy-%d", folder, i);
         shell("cp -r \"$2\" \"$1\"", copy);
         shell(damage->shell, copy);
-        cluster_cli(&cluster, &said, "snapshot", "restore", "--path", copy, "--yes", NULL);
+        ask("snapshot restore --path %s --yes", copy);
         ck_assert_msg(said.status != 0, "%s was restored", damage->what);
         ck_assert_msg(strstr(said.err, damage->says) != NULL, "%s: \"%s\" should say %s",
                       damage->what, said.err, damage->says);
@@ -166,14 +159,13 @@ TEST(an_id_that_is_a_path_is_refused)
     cairn_scratch_make(folder);
     open_tiny(NULL);
     take_snapshot();
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", "../tiny", "--yes", NULL);
+    ask("snapshot restore tiny ../tiny --yes");
     ck_assert_int_eq(said.status, 2);
     abuse_says(said.err, "../tiny");
-    cluster_cli(&cluster, &said, "snapshot", "restore", "../tiny", "step-000000000003-g1", "--yes",
-                NULL);
+    ask("snapshot restore ../tiny step-000000000003-g1 --yes");
     ck_assert_int_eq(said.status, 2);
     abuse_says(said.err, "../tiny");
-    cluster_cli(&cluster, &said, "snapshot", "show", "tiny", "step-000000000099-g1", NULL);
+    ask("snapshot show tiny step-000000000099-g1");
     ck_assert_int_eq(said.status, 4);
     abuse_says(said.err, "cairn snapshot list");
     ck_assert_uint_eq(abuse_train(job, 1), 4);

@@ -2,32 +2,22 @@
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/now.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
-
-static const char *const leases[] = { "lease.heartbeat=100ms", "lease.timeout=2s", NULL };
-static const struct cluster_options options = { .coordinator_set = leases };
-static struct cluster cluster;
-static cairn *session;
-static cairn_job *job;
+#include "tests/support/scene.h"
 
 static void set_up(void)
 {
-    cluster_start(&cluster, 2, &options);
+    start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=2s"));
     session = abuse_session(&cluster, "worker zero");
 }
 
 /* After all the mischief the cluster stops cleanly. */
 static void tear_down(void)
 {
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 static void open_tiny(void)
@@ -220,22 +210,21 @@ TEST(an_absent_coordinator_is_named_and_training_goes_on_when_it_is_back)
 {
     open_tiny();
     struct cairn_result result;
-    cluster_kill_coordinator(&cluster);
+    kill_coordinator();
     ck_assert_int_eq(abuse_round(job, 0.5f, 500, &result), CAIRN_ERR_TIMEOUT);
     abuse_says(cairn_error(), "coordinator");
     abuse_says(cairn_error(), cluster.address);
-    cluster_restart_coordinator(&cluster);
+    restart_coordinator();
     abuse_train(job, 2);
 }
 
 /* The restore command that the error names, with the id of the one snapshot that there is. */
 static void restore_tiny(void)
 {
-    static struct cluster_said said;
-    cluster_cli(&cluster, &said, "snapshot", "list", "tiny", "--no-headers", NULL);
+    ask("snapshot list tiny --no-headers");
     char id[64] = "";
     ck_assert_msg(sscanf(said.out, "tiny %63s", id) == 1, "%s", said.out);
-    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
+    says(0, "", "snapshot restore tiny %s --yes", id);
 }
 
 TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
@@ -243,16 +232,16 @@ TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
     open_tiny();
     struct cairn_result result;
     const struct cairn_job_spec spec = abuse_spec(0);
-    cluster_says(&cluster, 0, "", "snapshot", "create", "tiny", "--wait", NULL);
+    says(0, "", "snapshot create tiny --wait");
     abuse_train(job, 1);
-    cluster_kill_shard(&cluster, 1);
+    kill_shard(1);
     cairn_status status;
     do // the round may have been begun before the shard is missed
         status = abuse_round(job, 0.5f, 1000, &result);
     while (status == CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_int_eq(status, CAIRN_ERR_TIMEOUT);
     abuse_says(cairn_error(), "shard-1");
-    cluster_restart_shard(&cluster, 1);
+    restart_shard(1);
     ck_assert_int_eq(abuse_round(job, 0.5f, ABUSE_WAIT_MS, &result), CAIRN_ERR_JOB_LOST);
     abuse_says(cairn_error(), "shard-1");
     abuse_says(cairn_error(), "cairn snapshot restore tiny");

@@ -176,7 +176,7 @@ static void check_state(const struct cluster *cluster, const struct worker *w,
         }
     }
     amend_reference_root(ref, root);
-    cluster_cli(cluster, &said, "job", "digest", AMEND_JOB, NULL);
+    cluster_cli(cluster, &said, "job digest %s", AMEND_JOB);
     ck_assert_msg(said.status == 0, "%s", said.err);
     ck_assert_msg(strstr(said.out, root) != NULL, "%s is not %s", said.out, root);
 }
@@ -215,8 +215,7 @@ TEST_EACH(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits
 
     cluster_start(&other, shards % 3 + 1, NULL);
     snprintf(path, sizeof path, "%s/%s/%s", cluster.snapshots_path, AMEND_JOB, id);
-    cluster_says(&other, 0, "", "snapshot", "restore", "--path", path, "--yes", "--allow-untrusted",
-                 NULL);
+    cluster_says(&other, 0, "", "snapshot restore --path %s --yes --allow-untrusted", path);
     start(workers, &other, false, MORE_STEP); // both with the spec as it was
     join(workers);
     amend_reference_run(&ref, MORE_STEP);

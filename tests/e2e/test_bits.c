@@ -1,23 +1,20 @@
 /* The same bits whatever the cluster: 50 steps through real daemons and through rooms in memory, and
  * the content root is the reference's and the golden one. `test_bits --print-root` prints the
  * reference's, to compare builds. */
-#include <stdio.h>
-#include <string.h>
 
 #include "proto/plan/plan.h"
 #include "tests/e2e/bits_check.h"
 #include "tests/support/rooms.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
 static void train_on_daemons(int shards, const struct cluster_options *options,
                              struct bits_worker pattern)
 {
-    struct cluster cluster;
     cluster_start(&cluster, shards, options);
     pattern.until_step = BITS_STEPS;
     bits_train_quietly(pattern, cluster.address, 1);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(one_process_without_daemons_comes_to_the_golden_root)
@@ -67,8 +64,7 @@ TEST_EACH(any_number_of_shards_gives_the_same_bits, 0, 5)
 
 TEST(two_compute_threads_give_the_same_bits)
 {
-    static const char *const set[] = { "compute.threads=2", NULL };
-    train_on_daemons(3, &(struct cluster_options) { .shard_set = set },
+    train_on_daemons(3, &(struct cluster_options) { .shard_set = SETTINGS("compute.threads=2") },
                      (struct bits_worker) { .window = 8 });
 }
 

@@ -1,13 +1,11 @@
 /* The same bits when things die: rounds are abandoned and computed again, and the content root is the
  * one of the undisturbed run. `test_bits_faults --worker ENDPOINT RANK DIE_AT` is a worker. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/e2e/bits_check.h"
 #include "tests/support/rooms.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
 /* Each of the two, in its turn, in the middle of a round with one micro-batch and one with three. */
 static const struct death {
@@ -17,8 +15,7 @@ static const struct death {
 TEST_EACH(a_worker_killed_in_mid_round_and_started_again_changes_no_bit, 0, 3)
 {
     const struct death *death = &deaths[_i];
-    struct cluster cluster;
-    cluster_start(&cluster, 3, NULL);
+    start(3);
     const pid_t dying = bits_spawn_worker(&cluster, death->rank, death->step);
     const pid_t other = bits_spawn_worker(&cluster, 1 - death->rank, 0);
     ck_assert_int_eq(cluster_wait(dying, CLUSTER_WAIT_MS), 128 + SIGKILL);
@@ -26,27 +23,25 @@ TEST_EACH(a_worker_killed_in_mid_round_and_started_again_changes_no_bit, 0, 3)
     ck_assert_msg(cluster_wait(again, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
     ck_assert_msg(cluster_wait(other, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(a_coordinator_killed_and_started_again_changes_no_bit)
 {
     static const uint64_t steps[] = { 8, 22, 35 };
-    struct cluster cluster;
     struct bits_run run;
-    cluster_start(&cluster, 3, NULL);
+    start(3);
     bits_run_start(&run,
                    &(struct bits_worker) {
                        .endpoint = cluster.address, .until_step = BITS_STEPS, .shuffle = 99 },
                    BITS_WORKERS);
     for (int i = 0; i < 3; i++) {
         bits_run_await(&run, steps[i]);
-        cluster_kill_coordinator(&cluster);
-        cluster_restart_coordinator(&cluster);
+        restart_coordinator();
     }
     bits_run_join(&run);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST_EACH(connections_that_break_change_no_bit, 0, 3)

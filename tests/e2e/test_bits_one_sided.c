@@ -2,17 +2,16 @@
  * worker dies in the middle of it. `test_bits_one_sided --worker ENDPOINT RANK DIE_AT` is a worker. */
 #include <jansson.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/e2e/bits_check.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
-static const char *const set[] = { "fabric.kind=ucx", "fabric.one_sided=on", "compute.threads=1",
-                                   "memory.limit=256MiB", NULL };
-static const char *const quick[] = { "lease.heartbeat=50ms", NULL };
-static const struct cluster_options options = { .shard_set = set, .coordinator_set = quick };
+static const struct cluster_options options = {
+    .shard_set = SETTINGS("fabric.kind=ucx", "fabric.one_sided=on", "compute.threads=1",
+                          "memory.limit=256MiB"),
+    .coordinator_set = SETTINGS("lease.heartbeat=50ms")
+};
 
 static uint64_t number(const json_t *bytes, const char *what, const char *way)
 {
@@ -20,13 +19,12 @@ static uint64_t number(const json_t *bytes, const char *what, const char *way)
 }
 
 /* Nearly all: what was sent before an endpoint's ends had agreed went as messages. */
-static void check_was_read(const struct cluster *cluster)
+static void check_was_read(void)
 {
-    static struct cluster_said said;
     bool is_read = false;
     for (int i = 0; i < 1000 && !is_read;
          i++) { // shards tell what they counted with their heartbeats
-        cluster_cli(cluster, &said, "job", "show", "-o", "json", BITS_JOB, NULL);
+        ask("job show -o json %s", BITS_JOB);
         ck_assert_msg(said.status == 0, "%s", said.err);
         json_t *show = json_loads(said.out, 0, NULL);
         const json_t *bytes = json_object_get(show, "bytes");
@@ -38,41 +36,37 @@ static void check_was_read(const struct cluster *cluster)
         json_decref(show);
     }
     ck_assert_msg(is_read, "%s", said.out);
-    cluster_cli(cluster, &said, "job", "show", BITS_JOB, NULL);
+    ask("job show %s", BITS_JOB);
     ck_assert_ptr_nonnull(strstr(said.out, "read one-sidedly: pushed"));
-    cluster_cli(cluster, &said, "cluster", "status", NULL);
+    ask("cluster status");
     ck_assert_msg(strstr(said.out, "ucx, one-sided") != NULL, "%s", said.out);
 }
 
 TEST(two_workers_and_two_shards_make_the_bits_of_every_other_way)
 {
-    struct cluster cluster;
     cluster_start(&cluster, 2, &options);
     bits_train_quietly((struct bits_worker) { .until_step = BITS_STEPS, .allocated = true },
                        cluster.address, 1);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
-    check_was_read(&cluster);
-    cluster_stop(&cluster);
+    check_was_read();
+    stop();
 }
 
 /* The one end allows it and the other does not: then everything goes as messages. */
 TEST(workers_that_do_not_allow_it_get_messages_and_the_same_bits)
 {
-    static struct cluster_said said;
-    struct cluster cluster;
     cluster_start(&cluster, 2, &options);
     setenv("CAIRN_FABRIC_ONE_SIDED", "off", 1);
     bits_train_quietly((struct bits_worker) { .until_step = BITS_STEPS, .allocated = true },
                        cluster.address, 1);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
-    cluster_cli(&cluster, &said, "job", "show", BITS_JOB, NULL);
+    ask("job show %s", BITS_JOB);
     ck_assert_ptr_null(strstr(said.out, "one-sided"));
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST_EACH(a_worker_killed_while_its_pushes_are_read_changes_no_bit, 0, 2)
 {
-    struct cluster cluster;
     cluster_start(&cluster, 2, &options);
     const pid_t dying = bits_spawn_worker(&cluster, _i, 20 + _i);
     const pid_t other = bits_spawn_worker(&cluster, 1 - _i, 0);
@@ -81,7 +75,7 @@ TEST_EACH(a_worker_killed_while_its_pushes_are_read_changes_no_bit, 0, 2)
     ck_assert_msg(cluster_wait(again, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
     ck_assert_msg(cluster_wait(other, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
-    cluster_stop(&cluster);
+    stop();
 }
 
 SUITE(60);

@@ -1,16 +1,11 @@
 /* A job is parked while it trains, over a coordinator that dies meanwhile, and taken back: the same bits.
  * With CAIRN_TEST_BACKEND=cuda it leaves the card for that time; in host memory nothing is moved. */
-#include <jansson.h>
-#include <string.h>
 
 #include "tests/e2e/bits_check.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 #include "tests/support/test_backend.h"
 
-enum { SHARDS = 2, TRIES = 1000 };
-
-static struct cluster cluster;
-static struct cluster_said said;
+enum { SHARDS = 2 };
 
 static bool is_on_card(void)
 {
@@ -19,76 +14,61 @@ static bool is_on_card(void)
 
 static void await_on_card(bool wanted)
 {
-    json_int_t device = -1;
-    for (int tries = 0; tries < TRIES && (device > 0) != wanted; tries++) {
-        cluster_cli(&cluster, &said, "job", "show", BITS_JOB, "-o", "json", NULL);
-        json_t *object = json_loads(said.out, 0, NULL);
-        device = json_integer_value(json_object_get(json_object_get(object, "memory"), "device"));
-        json_decref(object);
-    }
-    ck_assert_msg((device > 0) == wanted, "%s", said.out);
+    await((ask("job show " BITS_JOB " -o json"), (said_number("memory.device") > 0) == wanted));
 }
 
 static uint64_t step_shown(void)
 {
-    cluster_cli(&cluster, &said, "job", "show", BITS_JOB, "-o", "json", NULL);
-    json_t *object = json_loads(said.out, 0, NULL);
-    const uint64_t step = (uint64_t)json_integer_value(json_object_get(object, "step"));
-    json_decref(object);
-    return step;
+    ask("job show " BITS_JOB " -o json");
+    return (uint64_t)said_number("step");
 }
 
 TEST(a_job_that_is_parked_while_it_trains_goes_on_with_the_same_bits)
 {
     struct bits_run run;
     const char *note = is_on_card() ? "" : "nothing was moved";
-    cluster_start(&cluster, SHARDS, NULL);
+    start(SHARDS);
     bits_run_start(&run,
                    &(struct bits_worker) { .endpoint = cluster.address, .until_step = BITS_STEPS },
                    BITS_WORKERS);
     bits_run_await(&run, 5);
-    cluster_says(&cluster, 0, "", "job", "park", BITS_JOB, NULL);
-    cluster_cli(&cluster, &said, "job", "park", BITS_JOB, NULL); // is so already
-    ck_assert_msg(said.status == 0 && strstr(said.out, note) != NULL, "%s", said.out);
+    says(0, "", "job park %s", BITS_JOB);
+    ask("job park %s", BITS_JOB); // is so already
+    expect_said(0, note);
     if (is_on_card()) await_on_card(false);
-    cluster_await(&cluster, true, "`cairn job unpark bits`: job bits is parked", "job", "show",
-                  BITS_JOB, NULL);
+    await_said("`cairn job unpark bits`: job bits is parked", "job show %s", BITS_JOB);
     const uint64_t step = step_shown();
     ck_assert_uint_lt(step, BITS_STEPS);
     bits_check_root_at(cluster.address, step);
-    cluster_says(&cluster, 0, "", "snapshot", "create", BITS_JOB, "--wait", NULL);
+    says(0, "", "snapshot create %s --wait", BITS_JOB);
 
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
-    cluster_await(&cluster, true, "`cairn job unpark bits`: job bits is parked", "job", "show",
-                  BITS_JOB, NULL); // the shards say so
+    restart_coordinator();
+    await_said("`cairn job unpark bits`: job bits is parked", "job show %s",
+               BITS_JOB); // the shards say so
     ck_assert_uint_eq(step_shown(), step);
-    for (int tries = 0; tries < TRIES; tries++) {
-        cluster_cli(&cluster, &said, "job", "unpark", BITS_JOB, NULL);
-        if (said.status == 0) break; // before that it is not running yet, or being parked again
-    }
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    // Before that it is not running yet, or being parked again.
+    await((ask("job unpark " BITS_JOB), said.status == 0));
     if (is_on_card()) await_on_card(true);
     bits_run_join(&run);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(a_parked_job_is_dropped_or_restored_as_any_other)
 {
     char id[CLUSTER_WORD_BYTES];
-    cluster_start(&cluster, SHARDS, NULL);
+    start(SHARDS);
     bits_train_quietly((struct bits_worker) { .until_step = 20 }, cluster.address, 1);
-    cluster_says(&cluster, 0, "", "job", "park", BITS_JOB, NULL);
-    cluster_word(&cluster, id, "snapshot", "create", BITS_JOB, "--wait", "-q", NULL);
-    cluster_says(&cluster, 0, "", "snapshot", "restore", BITS_JOB, id, "--yes", NULL);
+    says(0, "", "job park %s", BITS_JOB);
+    word_of(id, "snapshot create %s --wait -q", BITS_JOB);
+    says(0, "", "snapshot restore %s %s --yes", BITS_JOB, id);
     if (is_on_card()) await_on_card(true); // where it lay
     bits_train_quietly((struct bits_worker) { .until_step = BITS_STEPS }, cluster.address, 0);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
-    cluster_says(&cluster, 0, "", "job", "park", BITS_JOB, NULL);
-    cluster_says(&cluster, 0, "", "job", "drop", BITS_JOB, "--yes", NULL);
-    cluster_says(&cluster, 4, "there is no job bits", "job", "unpark", BITS_JOB, NULL);
-    cluster_stop(&cluster);
+    says(0, "", "job park %s", BITS_JOB);
+    says(0, "", "job drop %s --yes", BITS_JOB);
+    says(4, "there is no job bits", "job unpark %s", BITS_JOB);
+    stop();
 }
 
 SUITE(60);

@@ -169,8 +169,7 @@ static struct cairn_version write_blobs(const struct side *s, uint32_t seed)
 
 static void restore(const struct cluster *cluster, const char *id)
 {
-    cluster_says(cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", "--allow-untrusted",
-                 NULL);
+    cluster_says(cluster, 0, "", "snapshot restore tiny %s --yes --allow-untrusted", id);
 }
 
 /* Trains, writes, reads and saves with so many shards; what the content root is after it. */
@@ -192,7 +191,7 @@ static void live_a_life(struct cluster *cluster, char id[64], char root[128])
     train(&worker);
     check_blobs(&reader, newest(&reader), 2);
     good(cairn_snapshot(worker.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
-    cluster_cli(cluster, &said, "job", "show", "tiny", NULL);
+    cluster_cli(cluster, &said, "job show tiny");
     ck_assert_msg(strstr(said.out, "12, 9000 elements") != NULL, "%s", said.out);
     ck_assert_msg(strstr(said.out, "11 of them blobs, 16432 bytes") != NULL, "%s", said.out);
     trainer_digest(cluster, "tiny", root);

@@ -3,12 +3,9 @@
  * pushed. It is the same on every way, also where units are read in published memory; client and job show
  * count the same. */
 #include <jansson.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { SHARDS = 2, TENSORS = 3, STEPS = 4, MICROS = 3, ELEMS_MAX = 300 * 211 };
 
@@ -22,8 +19,6 @@ static const uint64_t psi = 4 * 300 * 211 + 2 * 211 * 200 + 4 * 77;
 /* What was added up in the client is pushed in fp32. */
 static const uint64_t psi_added = 4 * (300 * 211 + 211 * 200 + 77);
 
-static struct cluster cluster;
-static struct cluster_said said;
 static const char *const kinds[] = { "ucx", "auto" };
 
 static struct cairn_mem mem_of(int t, void *memory)
@@ -31,33 +26,33 @@ static struct cairn_mem mem_of(int t, void *memory)
     return trainer_mem(memory, model[t].wire == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32);
 }
 
-static void fetch_all(cairn_job *job, struct cairn_version version)
+static void fetch_all(cairn_job *of, struct cairn_version version)
 {
     static float values[ELEMS_MAX];
     for (int t = 0; t < TENSORS; t++) {
         const struct cairn_mem mem = mem_of(t, values);
         cairn_op *op;
-        good(cairn_fetch(job, version, model[t].name, NULL, NULL, &mem, &op));
+        good(cairn_fetch(of, version, model[t].name, NULL, NULL, &mem, &op));
         good(cairn_wait(op, CLUSTER_WAIT_MS));
     }
 }
 
 /* As a trainer of stage 3 reads: unit by unit, each given back at once. */
-static void map_all(cairn_job *job, struct cairn_version version)
+static void map_all(cairn_job *of, struct cairn_version version)
 {
     static const char *const units[] = { "u", "v" };
     for (int u = 0; u < 2; u++) {
         struct cairn_view views[TENSORS] = { { .struct_size = sizeof views[0] } };
         size_t count = TENSORS;
         cairn_op *op;
-        good(cairn_map(job, version, units[u], views, &count, &op));
+        good(cairn_map(of, version, units[u], views, &count, &op));
         good(cairn_wait(op, CLUSTER_WAIT_MS));
-        good(cairn_unmap(job, &views[0], NULL));
+        good(cairn_unmap(of, &views[0], NULL));
     }
 }
 
 /* gathers: how often a worker reads the model in a step. */
-static void train(cairn_job *job, uint32_t micros, int gathers, bool maps)
+static void train_through(uint32_t micros, int gathers, bool maps)
 {
     static float gradient[ELEMS_MAX];
     for (int step = 0; step < STEPS; step++) {
@@ -74,7 +69,7 @@ static void train(cairn_job *job, uint32_t micros, int gathers, bool maps)
     }
 }
 
-static cairn_job *open_job(cairn *session, const char *name, uint32_t stage, uint32_t micros)
+static cairn_job *open_job(const char *name, uint32_t stage, uint32_t micros)
 {
     struct cairn_job_spec spec = trainer_spec(model, TENSORS);
     spec.chunk_leaves = 4;
@@ -93,8 +88,8 @@ static uint64_t number(const json_t *object, const char *key, const char *way)
 static bool cluster_counts(const char *name, uint64_t pushed, uint64_t fetched, bool shared)
 {
     const char *way = shared ? "shared" : "carried", *other = shared ? "carried" : "shared";
-    cluster_cli(&cluster, &said, "job", "show", "-o", "json", name, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    ask("job show -o json %s", name);
+    expect_said(0);
     json_t *show = json_loads(said.out, 0, NULL);
     const json_t *all = json_object_get(show, "bytes");
     const json_t *worker = json_array_get(json_object_get(all, "workers"), 0);
@@ -132,9 +127,9 @@ static bool check_once(const struct expected *e, int attempt)
     struct cairn_stats stats = { .struct_size = sizeof stats };
     char name[48];
     snprintf(name, sizeof name, "%s-%u-%u-%d-%d", e->kind, e->stage, e->micros, e->maps, attempt);
-    cairn *session = trainer_session(cluster.address, e->kind);
-    cairn_job *job = open_job(session, name, e->stage, e->micros);
-    train(job, e->micros, e->gathers, e->maps);
+    session = trainer_session(cluster.address, e->kind);
+    job = open_job(name, e->stage, e->micros);
+    train_through(e->micros, e->gathers, e->maps);
     good(cairn_job_stats(job, &stats));
     ck_assert_uint_ge(stats.pushed_bytes, e->pushed);
     ck_assert_uint_ge(stats.fetched_bytes, e->fetched);
@@ -143,10 +138,8 @@ static bool check_once(const struct expected *e, int attempt)
         ck_assert_uint_eq(stats.shared_pushed_bytes, e->shared ? e->pushed : 0);
         ck_assert_uint_eq(stats.shared_fetched_bytes, e->shared ? e->fetched : 0);
     }
-    int tries = 0;
-    while (once && !cluster_counts(name, e->pushed, e->fetched, e->shared))
-        ck_assert_msg(++tries < 1000, "job show never said it:\n%s", said.out);
-    cairn_close(session);
+    if (once) await(cluster_counts(name, e->pushed, e->fetched, e->shared));
+    leave();
     return once;
 }
 
@@ -168,14 +161,7 @@ static void check(const char *kind, uint32_t stage, uint32_t micros, uint64_t pu
 
 static void set_up(void)
 {
-    static const char *const quick[] = { "lease.heartbeat=50ms", NULL };
-    const struct cluster_options options = { .coordinator_set = quick, .both_ways = true };
-    cluster_start(&cluster, SHARDS, &options);
-}
-
-static void tear_down(void)
-{
-    cluster_stop(&cluster);
+    start(SHARDS, .coordinator_set = SETTINGS("lease.heartbeat=50ms"), .both_ways = true);
 }
 
 TEST_EACH(stages_0_to_2_move_two_psi_a_step, 0, 2)
@@ -196,18 +182,12 @@ TEST_EACH(stage_3_with_units_mapped_in_forward_and_backward_moves_three_psi, 0, 
 /* What it read last is told with its farewell, and stays in what is said of all. */
 TEST(what_a_worker_read_is_counted_when_it_has_left)
 {
-    cairn *session = trainer_session(cluster.address, NULL);
-    cairn_job *job = open_job(session, "left", 3, 1);
-    train(job, 1, 2, true);
-    cairn_close(session);
-    int tries = 0;
-    for (uint64_t fetched = 0; fetched != STEPS * 2 * psi; tries++) {
-        ck_assert_msg(tries < 1000, "job show never said it:\n%s", said.out);
-        cluster_cli(&cluster, &said, "job", "show", "-o", "json", "left", NULL);
-        json_t *show = json_loads(said.out, 0, NULL);
-        fetched = number(json_object_get(show, "bytes"), "fetched", "shared");
-        json_decref(show);
-    }
+    session = trainer_session(cluster.address, NULL);
+    job = open_job("left", 3, 1);
+    train_through(1, 2, true);
+    leave();
+    await((ask("job show -o json left"),
+           said_number("bytes.fetched.shared") == (int64_t)(STEPS * 2 * psi)));
 }
 
 /* Stages 0 and 1 add micro-batches up and push once; stages 2 and 3 push each. */
@@ -217,4 +197,4 @@ TEST_EACH(micro_batches_that_are_pushed_cost_a_psi_each, 0, 2)
     check(kinds[_i], 2, MICROS, MICROS * psi, 1, false);
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, stop);

@@ -4,13 +4,10 @@
  * optimizer is SGD and the gradient 1, so that a parameter says what was done. */
 #include <math.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "proto/spec/spec.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, EXTRA = 5, WAIT_MS = CLUSTER_WAIT_MS };
 #define LR      0.5f
@@ -28,8 +25,6 @@ struct sample {
     cairn *session;
     cairn_job *job;
 };
-
-static struct cluster cluster;
 
 static struct cairn_tensor tensor(const char *name, uint32_t rank, uint64_t rows, uint64_t columns)
 {
@@ -428,12 +423,11 @@ static void *second_worker(void *of)
 static void show_groups(struct sample *s)
 {
     pthread_t second;
-    struct cluster_said said;
     ck_assert_int_eq(pthread_create(&second, NULL, second_worker, s), 0);
     step(s, 1);
     pthread_join(second, NULL);
     expect_all(s, "w", WEIGHTS, WEIGHT0 - LR * 2);
-    cluster_cli(&cluster, &said, "job", "show", s->name, NULL);
+    ask("job show %s", s->name);
     const bool is_grouped = strstr(said.out, "1 (ranks 0-1 by shard") != NULL;
     ck_assert_msg(is_grouped == (s->row->value == CAIRN_GROUPS_HOST), "%s", said.out);
 }
@@ -450,22 +444,20 @@ static void show_missing(const struct sample *s)
 /* What it comes to when one is lost: e2e.shard_loss, e2e.worker_loss. */
 static void show_policy(const struct sample *s, const char *label)
 {
-    struct cluster_said said;
     char line[64];
     snprintf(line, sizeof line, "%-18s%s", label, s->row->value_name);
-    cluster_cli(&cluster, &said, "job", "show", s->name, NULL);
+    ask("job show %s", s->name);
     ck_assert_msg(strstr(said.out, line) != NULL, "%s", said.out);
 }
 
 static void show_combination(const struct sample *s)
 {
-    struct cluster_said said;
     struct cairn_tile tile = { .struct_size = sizeof tile,
                                .tensor = "w",
                                .box = { 2, { 0, 0 }, { ROWS, COLUMNS } } };
     ck_assert_int_eq(s->row->value, CAIRN_COMBINATION_GROUPS_TILES); // the others are refused
     good(cairn_tiles(s->job, &tile, 1, 1, WAIT_MS));
-    cluster_cli(&cluster, &said, "job", "show", s->name, NULL); // before any round
+    ask("job show %s", s->name); // before any round
     ck_assert_msg(strstr(said.out, "none: the workers hold tiles") != NULL, "%s", said.out);
 }
 
@@ -528,7 +520,7 @@ TEST(every_row_is_refused_or_has_its_effect)
     size_t count;
     struct sample s;
     const struct capability *rows = capability_table(&count);
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     for (size_t r = 0; r < count; r++) {
         describe(&s, &rows[r]);
         choose(&s);
@@ -541,17 +533,16 @@ TEST(every_row_is_refused_or_has_its_effect)
         }
         cairn_close(s.session);
     }
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* ---- what a build or a host lacks ---- */
 
 TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
 {
-    struct cluster_said said;
     setenv("CAIRN_HOST_ISA", "plain", 1);
-    cluster_start(&cluster, 2, NULL);
-    cluster_cli(&cluster, &said, "cluster", "status", NULL);
+    start(2);
+    ask("cluster status");
     const char *text = strstr(said.out, "without ");
     ck_assert_msg(text != NULL, "%s", said.out);
     ck_assert_ptr_nonnull(strstr(text, "GPU (compute.backend"));
@@ -559,13 +550,13 @@ TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
     ck_assert_ptr_nonnull(strstr(text, ": shard-0, shard-1\n"));
     ck_assert_ptr_nonnull(
         strstr(said.out, "shard-1: state lies in host memory (plain): compute.backend is host"));
-    cluster_cli(&cluster, &said, "cluster", "status", "-o", "json", NULL);
+    ask("cluster status -o json");
     ck_assert_ptr_nonnull(strstr(said.out, "\"without\": ["));
     ck_assert_ptr_nonnull(strstr(said.out, "\"AVX-512\""));
-    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "msg=\"without "), 1);
-    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "level=warn"), 0);
-    ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "level=warn"), 0);
-    cluster_stop(&cluster);
+    ck_assert_int_eq(logged("shard-0.log", "msg=\"without "), 1);
+    ck_assert_int_eq(logged("shard-0.log", "level=warn"), 0);
+    ck_assert_int_eq(logged("coordinator.log", "level=warn"), 0);
+    stop();
 }
 
 SUITE(100);

@@ -1,30 +1,21 @@
 /* What is not well is said a line each, and the exit status is that of the worst kind; and who asked for what
  * stands in the events. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { ELEMS = 100 };
 
 static const struct cairn_tensor tensors[] = {
     { .struct_size = sizeof *tensors, .name = "w", .rank = 1, .shape = { ELEMS } },
 };
-static struct cluster cluster;
-static struct cluster_said said;
-static cairn *session;
-static cairn_job *job;
 
 static void set_up(void)
 {
     float values[ELEMS] = { 0 };
-    static const char *const quick[] = { "lease.heartbeat=100ms",
-                                         NULL }; // snapshots are read in time
-    cluster_start(&cluster, 2, &(struct cluster_options) { .coordinator_set = quick });
+    start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
     session = trainer_session(cluster.address, NULL);
     const struct cairn_job_spec spec = trainer_spec(tensors, 1);
     job = trainer_open(session, "run", &spec);
@@ -35,8 +26,7 @@ static void set_up(void)
 
 static void tear_down(void)
 {
-    if (session != NULL) cairn_close(session);
-    cluster_stop(&cluster);
+    if (session != NULL) stop();
 }
 
 static void expect(int status, const char *word)
@@ -47,23 +37,23 @@ static void expect(int status, const char *word)
 
 TEST(each_kind_of_what_is_not_well_has_its_status)
 {
-    cluster_cli(&cluster, &said, "cluster", "status", "--check", NULL);
+    ask("cluster status --check");
     expect(0, "all is well");
-    cluster_cli(&cluster, &said, "job", "check", "run", "--snapshot-age", "1h", NULL);
+    ask("job check run --snapshot-age 1h");
     expect(22, "snapshot: run: has no snapshot");
-    cluster_cli(&cluster, &said, "job", "list", NULL);
+    ask("job list");
     expect(0, "LAST STEP");
     expect(0, " s ago");
-    cluster_kill_shard(&cluster, 1);
+    kill_shard(1);
     do // until its connection is known to be closed
-        cluster_cli(&cluster, &said, "cluster", "status", "--check", "--snapshot-age", "1h", NULL);
+        ask("cluster status --check --snapshot-age 1h");
     while (said.status == 22);
     expect(20, "away for");
     expect(20, "1 of 2 shards are up");
     expect(20, "has no snapshot");
-    cluster_cli(&cluster, &said, "-o", "json", "cluster", "status", "--check", NULL);
+    ask("-o json cluster status --check");
     expect(20, "\"well\": false");
-    cluster_cli(&cluster, &said, "-q", "cluster", "status", "--check", NULL);
+    ask("-q cluster status --check");
     ck_assert_int_eq(said.status, 20);
     ck_assert_str_eq(said.out, "");
 }
@@ -81,32 +71,31 @@ static void corrupt(void)
 
 TEST(what_is_meant_to_be_is_well_and_what_is_damaged_or_lost_is_not)
 {
-    cluster_says(&cluster, 0, "parked", "job", "park", "run", NULL);
-    cluster_says(&cluster, 0, "all is well", "job", "check", "run", NULL);
-    cluster_says(&cluster, 0, "unparked", "job", "unpark", "run", NULL);
-    cluster_says(&cluster, 0, "all is well", "job", "check", "run", NULL);
-    cluster_says(&cluster, 0, "committed", "snapshot", "create", "run", "--wait", NULL);
-    cluster_says(&cluster, 0, "all is well", "job", "check", "run", "--snapshot-age", "1h", NULL);
-    cluster_says(&cluster, 0, "", "job", "amend", "run", "--snapshot-scrub-every", "1s", NULL);
+    says(0, "parked", "job park run");
+    says(0, "all is well", "job check run");
+    says(0, "unparked", "job unpark run");
+    says(0, "all is well", "job check run");
+    says(0, "committed", "snapshot create run --wait");
+    says(0, "all is well", "job check run --snapshot-age 1h");
+    says(0, "", "job amend run --snapshot-scrub-every 1s");
     corrupt();
     do // until it is read again
-        cluster_cli(&cluster, &said, "job", "check", "run", NULL);
+        ask("job check run");
     while (said.status == 0);
     expect(22, "is damaged");
     cairn_close(session); // a job without workers need not go on
     session = NULL;
-    cluster_says(&cluster, 22, "is damaged", "cluster", "status", "--check", NULL);
-    cluster_kill_shard(&cluster, 1);
-    cluster_restart_shard(&cluster, 1);
+    says(22, "is damaged", "cluster status --check");
+    restart_shard(1);
     do // until its part is given up for lost
-        cluster_cli(&cluster, &said, "cluster", "status", "--check", NULL);
+        ask("cluster status --check");
     while (strstr(said.out, "waits: run: is lost: ") == NULL);
     ck_assert_int_eq(said.status, 21);
     char moved[CAIRN_SCRATCH_BYTES + 64];
     snprintf(moved, sizeof moved, "%s.away", cluster.snapshots_path);
     ck_assert(rename(cluster.snapshots_path, moved) == 0); // nobody can list them
     ck_assert(symlink("snapshots", cluster.snapshots_path) == 0);
-    cluster_cli(&cluster, &said, "cluster", "status", "--check", NULL);
+    ask("cluster status --check");
     expect(21, "is lost: "); // which is worse, and not hidden by it
     expect(21, "its snapshots cannot be listed: ");
     ck_assert_str_eq(said.err, ""); // all of it is what was found, in JSON as well
@@ -117,7 +106,7 @@ TEST(every_member_says_which_build_it_is)
     static const char key[] = "\"version\": \"";
     const char *first = NULL;
     size_t count = 0, length = 0;
-    cluster_cli(&cluster, &said, "cluster", "status", "-o", "json", NULL);
+    ask("cluster status -o json");
     for (const char *at = said.out; (at = strstr(at, key)) != NULL; count++) {
         at += sizeof key - 1;
         if (first == NULL) {
@@ -131,11 +120,10 @@ TEST(every_member_says_which_build_it_is)
 
 TEST(an_operators_action_has_its_who_and_from_where)
 {
-    cluster_says(&cluster, 0, "", "job", "amend", "run", "--lr", "0.5", NULL);
-    cluster_cli(&cluster, &said, "job", "amend", "run", "--set", "stage=2", "--workers", "1:3",
-                NULL);
-    cluster_cli(&cluster, &said, "job", "drop", "other", "--yes", NULL);
-    cluster_cli(&cluster, &said, "cluster", "events", "-o", "json", NULL);
+    says(0, "", "job amend run --lr 0.5");
+    ask("job amend run --set stage=2 --workers 1:3");
+    ask("job drop other --yes");
+    ask("cluster events -o json");
     expect(0, "\"asked\"");
     expect(0, "admin cairn job amend, pid ");
     expect(0, " at ");
@@ -178,10 +166,10 @@ TEST(events_are_watched_past_a_coordinator_with_another_store)
     watch_until(log, "job-created");
     snprintf(store, sizeof store, "%s/coordinator", cluster.folder);
     snprintf(lost, sizeof lost, "%s/lost", cluster.folder);
-    cluster_kill_coordinator(&cluster);
+    kill_coordinator();
     ck_assert(rename(store, lost) == 0);
-    cluster_restart_coordinator(&cluster);
-    cluster_says(&cluster, 0, "run", "cluster", "adopt", "--yes", NULL);
+    restart_coordinator();
+    says(0, "run", "cluster adopt --yes");
     watch_until(log, "cluster adopt");
     ck_assert_ptr_nonnull(strstr(strstr(watched, "job-created"), "started"));
     kill(pid, SIGINT);

@@ -72,7 +72,7 @@ TEST(it_belongs_to_the_version_whoever_dies_and_whoever_reads)
     memset(large, 'x', STATE_MAX);
     train(&t, large);
     expect_state(reader, large, 2);
-    cluster_cli(&cluster, &said, "job", "show", "tiny", NULL);
+    cluster_cli(&cluster, &said, "job show tiny");
     ck_assert_msg(strstr(said.out, "65536 bytes, at most 65536") != NULL, "%s", said.out);
     cairn_close(t.session); // a trainer that comes again begins with it
     t = attach(&cluster, "tiny", 0, 1, STATE_MAX);
@@ -93,22 +93,22 @@ TEST(it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards)
     struct trainer a = attach(&one, "tiny", 0, 1, 100), b = attach(&three, "tiny", 0, 1, 100);
     train(&a, "alpha");
     train(&b, "beta");
-    cluster_word(&one, root, "job", "digest", "-q", "tiny", NULL);
-    cluster_word(&three, other, "job", "digest", "-q", "tiny", NULL);
+    cluster_word(&one, root, "job digest -q tiny");
+    cluster_word(&three, other, "job digest -q tiny");
     ck_assert_str_ne(root, other);
     train(&a, "gamma");
     train(&b, "gamma");
-    cluster_word(&one, root, "job", "digest", "-q", "tiny", NULL);
-    cluster_word(&three, other, "job", "digest", "-q", "tiny", NULL);
+    cluster_word(&one, root, "job digest -q tiny");
+    cluster_word(&three, other, "job digest -q tiny");
     ck_assert_str_eq(root, other);
-    cluster_word(&one, id, "snapshot", "create", "-q", "tiny", "--wait", NULL);
-    cluster_cli(&one, &said, "snapshot", "show", "tiny", id, NULL);
+    cluster_word(&one, id, "snapshot create -q tiny --wait");
+    cluster_cli(&one, &said, "snapshot show tiny %s", id);
     const char *at = strstr(said.out, one.snapshots_path);
     ck_assert_ptr_nonnull(at);
     snprintf(path, sizeof path, "%.*s", (int)strcspn(at, "\n"), at);
-    cluster_says(&three, 0, "", "snapshot", "restore", "--path", path, "--job", "twin", "--yes",
-                 "--allow-untrusted", NULL);
-    cluster_word(&three, other, "job", "digest", "-q", "twin", NULL);
+    cluster_says(&three, 0, "", "snapshot restore --path %s --job twin --yes --allow-untrusted",
+                 path);
+    cluster_word(&three, other, "job digest -q twin");
     ck_assert_str_eq(root, other);
     cairn_close(b.session);
     b = attach(&three, "twin", 0, 1, 100);

@@ -6,38 +6,32 @@
 #include <stdlib.h>
 
 #include "tests/support/now.h"
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { ELEMS = 2 << 20 };
 
-static cairn_status open_job(cairn *session, uint32_t workers_min, int timeout_ms, cairn_job **out)
+static cairn_status open_job(uint32_t workers_min, int timeout_ms, cairn_job **out)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.tensor.init.kind = CAIRN_INIT_NONE;
-    tiny.spec.workers_min = workers_min;
-    tiny.spec.chunk_leaves = 16;
-    tiny.spec.window = 4;
-    return cairn_job_open(session, "tiny", &tiny.spec, CAIRN_WORKER, timeout_ms, out);
+    struct tiny_job *tiny = TINY(ELEMS, .workers_min = workers_min, .chunk_leaves = 16,
+                                 .window = 4);
+    tiny->tensor.init.kind = CAIRN_INIT_NONE;
+    return cairn_job_open(session, "tiny", &tiny->spec, CAIRN_WORKER, timeout_ms, out);
 }
 
-static void initialize(cairn_job *job, float *values)
+static void initialize(cairn_job *of, float *values)
 {
-    trainer_put(job, "w", values);
-    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    trainer_put(of, "w", values);
+    good(cairn_init_done(of, NULL, CLUSTER_WAIT_MS));
 }
 
 /* The shard has what was sent to it unread, and a fetch may be half received. */
 TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     float *values = calloc(ELEMS, sizeof *values), *copy = calloc(ELEMS, sizeof *copy);
-    cairn *session = tiny_session(&cluster, NULL);
-    cairn_job *job;
+    session = trainer_session(cluster.address, NULL);
     cairn_op *fetch;
-    ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &job), CAIRN_OK);
+    good(open_job(1, CLUSTER_WAIT_MS, &job));
     initialize(job, values);
     const struct cairn_round round = trainer_begin(job);
     const struct cairn_mem to = trainer_mem(copy, CAIRN_F32);
@@ -46,7 +40,7 @@ TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     kill(cluster.shards[1], SIGSTOP);
     good(cairn_push(job, &round, 0, "w", NULL, &from, NULL));
     const int64_t begin_ms = now_ms();
-    cairn_close(session);
+    leave();
     const int64_t took_ms = now_ms() - begin_ms;
     free(values);
     free(copy);
@@ -54,7 +48,7 @@ TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     ck_assert_msg(took_ms < 2000, "it took %" PRIu64 " ms", took_ms);
     const cairn_status fetched = cairn_wait(fetch, 0); // all had arrived, or not
     ck_assert_msg(fetched == CAIRN_OK || fetched == CAIRN_ERR_CANCELED, "%d", (int)fetched);
-    cluster_stop(&cluster);
+    stop();
 }
 
 struct waiter {
@@ -73,21 +67,18 @@ static void *wait_for_a_round(void *arg)
 
 static void close_beside_a_waiter(bool whole_session)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     float *values = calloc(ELEMS, sizeof *values);
-    cairn *session = tiny_session(&cluster, NULL);
+    session = trainer_session(cluster.address, NULL);
     struct waiter waiter = { .status = CAIRN_OK };
-    ck_assert_int_eq(open_job(session, 2, CLUSTER_WAIT_MS, &waiter.job), CAIRN_OK);
+    good(open_job(2, CLUSTER_WAIT_MS, &waiter.job));
     initialize(waiter.job, values);
-    struct cairn_version version;
     ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_for_a_round, &waiter), 0);
     // Behind it, so that mostly the coordinator has its question by then.
-    good(
-        cairn_version_wait(waiter.job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &version));
+    (void)newest(waiter.job);
     const int64_t begin_ms = now_ms();
     if (whole_session)
-        cairn_close(session);
+        leave();
     else
         cairn_job_close(waiter.job);
     pthread_join(waiter.thread, NULL);
@@ -95,9 +86,8 @@ static void close_beside_a_waiter(bool whole_session)
     ck_assert_msg(waiter.status == CAIRN_ERR_CANCELED || waiter.status == CAIRN_ERR_HANDLE ||
                       waiter.status == CAIRN_ERR_CLOSED,
                   "it heard %d", (int)waiter.status);
-    if (!whole_session) cairn_close(session);
+    stop();
     free(values);
-    cluster_stop(&cluster);
 }
 
 TEST(a_waiting_thread_hears_that_its_job_is_closed)
@@ -113,49 +103,43 @@ TEST(a_waiting_thread_hears_that_its_session_is_closed)
 /* The coordinator must not take the first request's member for a worker. */
 TEST(a_job_given_up_while_it_was_opened_can_be_opened_again)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     float *values = calloc(ELEMS, sizeof *values);
-    cairn *session = tiny_session(&cluster, NULL);
-    cairn_job *job;
+    session = trainer_session(cluster.address, NULL);
     kill(cluster.shards[0], SIGSTOP); // nobody can attach
-    ck_assert_int_eq(open_job(session, 1, 100, &job), CAIRN_ERR_TIMEOUT);
+    ck_assert_int_eq(open_job(1, 100, &job), CAIRN_ERR_TIMEOUT);
     kill(cluster.shards[0], SIGCONT);
-    ck_assert_msg(open_job(session, 1, CLUSTER_WAIT_MS, &job) == CAIRN_OK, "%s", cairn_error());
+    good(open_job(1, CLUSTER_WAIT_MS, &job));
     initialize(job, values);
     const struct cairn_round round = trainer_begin(job);
     ck_assert_uint_eq(round.world, 1);
-    cairn_close(session);
+    stop();
     free(values);
-    cluster_stop(&cluster);
 }
 
 TEST(sessions_open_and_close_again_and_again)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     for (int i = 0; i < 10; i++) {
-        cairn_job *job;
-        cairn *session = tiny_session(&cluster, NULL);
-        ck_assert_msg(open_job(session, 1, CLUSTER_WAIT_MS, &job) == CAIRN_OK, "%s", cairn_error());
+        session = trainer_session(cluster.address, NULL);
+        good(open_job(1, CLUSTER_WAIT_MS, &job));
         if (i % 2 == 0) cairn_job_close(job);
-        cairn_close(session);
+        leave();
     }
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(what_is_done_twice_is_refused)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     float *values = calloc(ELEMS, sizeof *values);
-    cairn *session = tiny_session(&cluster, NULL);
-    cairn_job *job, *again;
+    session = trainer_session(cluster.address, NULL);
+    cairn_job *again;
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
-    ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &job), CAIRN_OK);
-    ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &again), CAIRN_ERR_EXISTS);
+    good(open_job(1, CLUSTER_WAIT_MS, &job));
+    ck_assert_int_eq(open_job(1, CLUSTER_WAIT_MS, &again), CAIRN_ERR_EXISTS);
     initialize(job, values);
     for (uint32_t step = 1; step <= 2; step++) {
         good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
@@ -173,9 +157,8 @@ TEST(what_is_done_twice_is_refused)
     good(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
     good(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
     ck_assert_uint_eq(result.step, 3);
-    cairn_close(session);
+    stop();
     free(values);
-    cluster_stop(&cluster);
 }
 
 SUITE(90);

@@ -213,14 +213,14 @@ static void train_all(const struct cluster *cluster, uint64_t until_step, job_wo
 {
     for (int i = 0; i < job_count; i++) {
         train(cluster, &jobs[i], until_step);
-        cluster_word(cluster, roots_out[i], "job", "digest", "-q", jobs[i].name, NULL);
+        cluster_word(cluster, roots_out[i], "job digest -q %s", jobs[i].name);
     }
 }
 
 static void snapshot_all(const struct cluster *cluster, job_words ids_out)
 {
     for (int i = 0; i < job_count; i++)
-        cluster_word(cluster, ids_out[i], "snapshot", "create", jobs[i].name, "--wait", "-q", NULL);
+        cluster_word(cluster, ids_out[i], "snapshot create %s --wait -q", jobs[i].name);
 }
 
 static void check_roots(const char *what, job_words roots, job_words wanted)
@@ -258,9 +258,9 @@ static void restore_all(const struct cluster *cluster, job_words ids, job_words 
 {
     job_words roots;
     for (int i = 0; i < job_count; i++) {
-        cluster_says(cluster, 0, "", "snapshot", "restore", jobs[i].name, ids[i], "--yes",
-                     "--allow-untrusted", NULL);
-        cluster_word(cluster, roots[i], "job", "digest", "-q", jobs[i].name, NULL);
+        cluster_says(cluster, 0, "", "snapshot restore %s %s --yes --allow-untrusted", jobs[i].name,
+                     ids[i]);
+        cluster_word(cluster, roots[i], "job digest -q %s", jobs[i].name);
     }
     check_roots("what was restored", roots, wanted);
 }

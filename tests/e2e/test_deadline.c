@@ -1,20 +1,14 @@
 /* A worker whose control connection lives while nothing that it pushes arrives: real daemons, a trainer, and
  * beside it a worker that is a framed connection alone. */
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/support/fake_cluster.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { ROWS = 128, COLUMNS = 1024, BIAS = 10, MUTE_RANK = 1 };
 
-static struct cluster cluster;
 static struct fake_cluster fake; /* only to speak to the coordinator */
-static cairn *session;
-static cairn_job *job;
 
 /* The job that fake_spec describes. */
 static void open_job(void)
@@ -33,11 +27,8 @@ static void open_job(void)
     };
     struct cairn_group group = CAIRN_GROUP_INIT;
     group.name = "all";
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = tensors,
-                                         .tensor_count = 2,
-                                         .groups = &group,
-                                         .group_count = 1 };
+    struct cairn_job_spec spec = trainer_spec(tensors, 2);
+    spec.groups = &group;
     session = trainer_session(cluster.address, NULL);
     job = trainer_open(session, "toy", &spec);
 }
@@ -56,7 +47,7 @@ static void initialize(void)
 
 static struct cairn_result result = { .struct_size = sizeof result };
 
-static cairn_status train(void)
+static cairn_status train_round(void)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     cairn_status status = cairn_round_begin(job, CLUSTER_WAIT_MS, &round);
@@ -69,7 +60,7 @@ static cairn_status train(void)
 static char error[512];
 static void *train_beside(void *arg)
 {
-    const cairn_status status = train();
+    const cairn_status status = train_round();
     snprintf(error, sizeof error, "%s", cairn_error());
     (void)arg;
     return (void *)(intptr_t)status;
@@ -94,25 +85,19 @@ static void commit_nothing(struct fake_peer *mute)
 
 TEST(the_worker_whose_data_never_arrives_is_named_and_training_goes_on)
 {
-    static const char *const quick[] = { "round.step_deadline=1s", NULL };
-    const struct cluster_options options = { .coordinator_set = quick,
-                                             .coordinator_ip = "127.0.0.1" };
-    cluster_start(&cluster, 2, &options);
+    start(2, .coordinator_set = SETTINGS("round.step_deadline=1s"), .coordinator_ip = "127.0.0.1");
     snprintf(fake.listen, sizeof fake.listen, "%.31s", cluster.address);
     open_job();
     initialize();
     struct fake_peer mute = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "mute");
     commit_nothing(&mute);
     ck_assert_msg(strstr(error, "worker mute (rank 1) was put out") != NULL, "%s", error);
-    static struct cluster_said said;
-    cluster_cli(&cluster, &said, "job", "show", "toy", NULL);
-    ck_assert_msg(strstr(said.out, "worker mute (rank 1) was put out") != NULL, "%s", said.out);
+    says(0, "worker mute (rank 1) was put out", "job show toy");
     fake_expect_end(&fake, &mute);
     fake_peer_close(&mute);
-    ck_assert_msg(train() == CAIRN_OK, "%s", cairn_error());
+    good(train_round());
     ck_assert_uint_eq(result.version.step, 1);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 SUITE(60);

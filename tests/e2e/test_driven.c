@@ -3,10 +3,8 @@
  * others give. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { ELEMS = 5000, STEPS = 6 };
 #define LR 0.25
@@ -23,34 +21,29 @@ static struct cairn_group group_of(cairn_schedule_kind kind, struct cairn_schedu
     return group;
 }
 
-static cairn_status open_job(const struct cluster *cluster, const char *name, uint32_t rank,
-                             uint32_t workers_min, const struct cairn_group *group,
-                             struct trainer *t)
+static cairn_status open_job(const char *name, uint32_t rank, uint32_t workers_min,
+                             const struct cairn_group *group, struct trainer *t)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.group = *group;
-    tiny.spec.rank = rank;
-    tiny.spec.workers_min = workers_min;
-    t->session = tiny_session(cluster, NULL);
-    return cairn_job_open(t->session, name, &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
+    struct tiny_job *tiny = TINY(ELEMS, .rank = rank, .workers_min = workers_min);
+    tiny->group = *group;
+    t->session = trainer_session(cluster.address, NULL);
+    return cairn_job_open(t->session, name, &tiny->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
 }
 
-static struct trainer attach(const struct cluster *cluster, const char *name, uint32_t rank,
-                             uint32_t workers_min, cairn_schedule_kind kind)
+static struct trainer attach_kind(const char *name, uint32_t rank, uint32_t workers_min,
+                                  cairn_schedule_kind kind)
 {
     struct cairn_schedule_point points[STEPS + 1];
     const struct cairn_group group = group_of(kind, points);
     struct trainer t;
-    good(open_job(cluster, name, rank, workers_min, &group, &t));
+    good(open_job(name, rank, workers_min, &group, &t));
     good(cairn_init_done(t.job, NULL, CLUSTER_WAIT_MS));
     return t;
 }
 
 static cairn_status commit(const struct trainer *t, const struct cairn_round *round, int timeout_ms)
 {
-    struct cairn_result result = { .struct_size = sizeof result };
-    return cairn_commit(t->job, round, 1, NULL, 0, timeout_ms, &result);
+    return trainer_try_commit(t->job, round, NULL, 0, timeout_ms);
 }
 
 /* By step and world alone, so that a step done again is the same. */
@@ -64,8 +57,18 @@ static void push(const struct trainer *t, const struct cairn_round *round, bool 
     trainer_push(t->job, round, "w", gradient);
 }
 
+static void attach_both(struct trainer t[2], const char *name, cairn_schedule_kind kind)
+{
+    for (uint32_t i = 0; i < 2; i++) t[i] = attach_kind(name, i, 2, kind);
+}
+
+static void leave_both(struct trainer t[2])
+{
+    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
+}
+
 /* One step of both; rank 1's learning rate is another, and counts for nothing. */
-static void train(const struct trainer t[2], bool driven, bool is_finite)
+static void train_both(const struct trainer t[2], bool driven, bool is_finite)
 {
     struct cairn_round rounds[2] = { trainer_begin(t[0].job), trainer_begin(t[1].job) };
     for (int i = 0; i < 2; i++) {
@@ -73,76 +76,67 @@ static void train(const struct trainer t[2], bool driven, bool is_finite)
             good(cairn_group_lr(t[i].job, NULL, i == 0 ? ldexp(LR, -(int)rounds[0].step) : 7));
         push(&t[i], &rounds[i], is_finite);
     }
-    for (int ms = 1; ms < CLUSTER_WAIT_MS;
-         ms *= 2) { // a coordinator that is slow has not named anybody yet
+    for (int ms = 1; ms < CLUSTER_WAIT_MS; ms *= 2) { // a slow coordinator has named nobody yet
         ck_assert_int_eq(commit(&t[1], &rounds[1], ms), CAIRN_ERR_TIMEOUT);
         if (strstr(cairn_error(), "rank 0") != NULL) break;
     }
-    ck_assert_msg(strstr(cairn_error(), "rank 0") != NULL, "%s", cairn_error());
+    expect_error("rank 0");
     for (int i = 0; i < 2; i++) good(commit(&t[i], &rounds[i], CLUSTER_WAIT_MS));
 }
 
 static void weights(const struct trainer *t, float out[ELEMS])
 {
-    struct cairn_version version = { 0, 0 };
-    good(cairn_version_wait(t->job, version, CLUSTER_WAIT_MS, &version));
-    trainer_fetch(t->job, version, "w", "param", CAIRN_F32, out);
+    trainer_fetch(t->job, newest(t->job), "w", "param", CAIRN_F32, out);
 }
 
 TEST(a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies)
 {
     static float expected[ELEMS], got[ELEMS];
-    struct cluster cluster;
-    struct cluster_said said;
     char quiet[128], disturbed[128], id[128];
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     struct trainer t[2];
-    for (uint32_t i = 0; i < 2; i++) t[i] = attach(&cluster, "table", i, 2, CAIRN_SCHEDULE_TABLE);
-    for (int k = 0; k < STEPS; k++) train(t, false, true);
+    attach_both(t, "table", CAIRN_SCHEDULE_TABLE);
+    for (int k = 0; k < STEPS; k++) train_both(t, false, true);
     weights(&t[0], expected);
-    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
+    leave_both(t);
 
-    for (uint32_t i = 0; i < 2; i++) t[i] = attach(&cluster, "quiet", i, 2, CAIRN_SCHEDULE_DRIVEN);
-    for (int k = 0; k < STEPS; k++) train(t, true, true);
+    attach_both(t, "quiet", CAIRN_SCHEDULE_DRIVEN);
+    for (int k = 0; k < STEPS; k++) train_both(t, true, true);
     weights(&t[0], got);
     ck_assert_mem_eq(got, expected, sizeof got);
-    cluster_word(&cluster, quiet, "job", "digest", "-q", "quiet", NULL);
-    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
+    word_of(quiet, "job digest -q quiet");
+    leave_both(t);
 
-    for (uint32_t i = 0; i < 2; i++) t[i] = attach(&cluster, "tried", i, 2, CAIRN_SCHEDULE_DRIVEN);
-    train(t, true, true);
+    attach_both(t, "tried", CAIRN_SCHEDULE_DRIVEN);
+    train_both(t, true, true);
     cairn_close(t[0].session); // rank 0 dies, and comes again with another lr in its spec
     struct cairn_group group = CAIRN_GROUP_INIT;
     group.lr = 99;
     group.schedule = CAIRN_SCHEDULE_DRIVEN;
-    good(open_job(&cluster, "tried", 0, 2, &group, &t[0]));
+    good(open_job("tried", 0, 2, &group, &t[0]));
     good(cairn_init_done(t[0].job, NULL, CLUSTER_WAIT_MS));
-    train(t, true, true);
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
-    train(t, true, true);
-    cluster_word(&cluster, id, "snapshot", "create", "-q", "tried", "--wait", NULL);
-    train(t, true, true); // is undone
-    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tried", id, "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    for (uint32_t i = 0; i < 2; i++) t[i] = attach(&cluster, "tried", i, 2, CAIRN_SCHEDULE_DRIVEN);
-    cluster_cli(&cluster, &said, "job", "show", "tried", NULL);
-    ck_assert_msg(strstr(said.out, "driven; lr of the last round 0.0625") != NULL, "%s", said.out);
-    for (int k = 3; k < STEPS; k++) train(t, true, true);
+    train_both(t, true, true);
+    restart_coordinator();
+    train_both(t, true, true);
+    word_of(id, "snapshot create -q tried --wait");
+    train_both(t, true, true); // is undone
+    leave_both(t);
+    says(0, "", "snapshot restore tried %s --yes", id);
+    attach_both(t, "tried", CAIRN_SCHEDULE_DRIVEN);
+    says(0, "driven; lr of the last round 0.0625", "job show tried");
+    for (int k = 3; k < STEPS; k++) train_both(t, true, true);
     weights(&t[0], got);
     ck_assert_mem_eq(got, expected, sizeof got);
-    cluster_word(&cluster, disturbed, "job", "digest", "-q", "tried", NULL);
+    word_of(disturbed, "job digest -q tried");
     ck_assert_str_eq(disturbed, quiet);
-    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
-    cluster_stop(&cluster);
+    leave_both(t);
+    stop();
 }
 
 TEST(what_cannot_be_is_refused)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 1, NULL);
-    struct trainer t = attach(&cluster, "tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
+    start(1);
+    struct trainer t = attach_kind("tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
     struct cairn_round round = trainer_begin(t.job);
     const double bad[] = { NAN, -1, -INFINITY, INFINITY, 1e19 };
     fails(commit(&t, &round, 0), CAIRN_ERR_INVALID,
@@ -160,38 +154,32 @@ TEST(what_cannot_be_is_refused)
                                        .groups = &group,
                                        .group_count = 1 };
     fails(cairn_job_amend(t.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED, "is driven");
-    struct cluster_said said;
-    cluster_cli(&cluster, &said, "job", "amend", "tiny", "--lr", "0.5", NULL);
+    ask("job amend tiny --lr 0.5");
     ck_assert_int_ne(said.status, 0);
-    ck_assert_msg(
-        strstr(said.err, "group default is driven: the trainer sets its lr with each commit") !=
-            NULL,
-        "%s", said.err);
-    struct trainer other = attach(&cluster, "own", 0, 1, CAIRN_SCHEDULE_TABLE);
+    expect_said(said.status, "group default is driven: the trainer sets its lr with each commit");
+    struct trainer other = attach_kind("own", 0, 1, CAIRN_SCHEDULE_TABLE);
     fails(cairn_group_lr(other.job, "default", 1), CAIRN_ERR_REFUSED, "is not driven");
     cairn_close(t.session);
     cairn_close(other.session);
     struct trainer mismatched;
-    fails(open_job(&cluster, "tiny", 0, 1, &group, &mismatched), CAIRN_ERR_MISMATCH,
+    fails(open_job("tiny", 0, 1, &group, &mismatched), CAIRN_ERR_MISMATCH,
           "schedule constant here, driven on the servers");
     cairn_close(mismatched.session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(a_group_at_0_for_100_steps_is_in_the_log_once)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 1, NULL);
-    struct trainer t = attach(&cluster, "tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
+    start(1);
+    struct trainer t = attach_kind("tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
     good(cairn_group_lr(t.job, NULL, 0));
     for (int k = 0; k < 103; k++) {
         const struct cairn_round round = trainer_begin(t.job);
         good(commit(&t, &round, CLUSTER_WAIT_MS));
     }
     cairn_close(t.session);
-    ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "group default does not learn"),
-                     1);
-    cluster_stop(&cluster);
+    ck_assert_int_eq(logged("coordinator.log", "group default does not learn"), 1);
+    stop();
 }
 
 SUITE(90);

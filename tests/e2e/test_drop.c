@@ -1,33 +1,27 @@
 /* Jobs and snapshots that an operator takes away, with real daemons and the command line: their memory is
  * there again, and so is their place among the 64 jobs of a shard. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 #include <uv.h>
 
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 #include "tests/support/test_backend.h"
-#include "tests/support/tiny_job.h"
 
 enum { JOBS_MAX = 64, LARGE = 6 << 20 };
 
-static cairn_status open_job(cairn *session, const char *name, uint64_t elems, cairn_job **job)
+static cairn_status open_job(cairn *of, const char *name, uint64_t elems, cairn_job **job_out)
 {
-    return cairn_job_open(session, name, &TINY(elems, .chunk_leaves = 4)->spec, CAIRN_WORKER,
-                          CLUSTER_WAIT_MS, job);
+    return cairn_job_open(of, name, &TINY(elems, .chunk_leaves = 4)->spec, CAIRN_WORKER,
+                          CLUSTER_WAIT_MS, job_out);
 }
 
 TEST(what_is_dropped_gives_its_memory_and_its_place_back)
 {
-    static const char *const shard_set[] = { "memory.limit=256MiB", "compute.threads=1", NULL };
-    const struct cluster_options options = { .shard_set = shard_set };
-    struct cluster cluster;
     cairn_job *jobs[JOBS_MAX], *large, *last;
     char name[32];
-    cluster_start(&cluster, 1, &options);
-    cairn *session = tiny_session(&cluster, NULL);
-    cairn *second = tiny_session(&cluster, NULL); // one has at most 64 jobs open
+    start(1, .shard_set = SETTINGS("memory.limit=256MiB", "compute.threads=1"));
+    session = trainer_session(cluster.address, NULL);
+    cairn *second = trainer_session(cluster.address, NULL); // one has at most 64 jobs open
 
     good(open_job(session, "large", LARGE, &large));
     good(cairn_init_done(large, NULL, CLUSTER_WAIT_MS));
@@ -36,14 +30,14 @@ TEST(what_is_dropped_gives_its_memory_and_its_place_back)
         printf("note: memory.limit binds no state on a card: no second job is refused there\n");
     else
         ck_assert_int_eq(open_job(session, "other", LARGE, &last), CAIRN_ERR_NO_MEMORY);
-    cluster_says(&cluster, 11, "in use", "job", "drop", "large", "--yes", NULL);
+    says(11, "in use", "job drop large --yes");
     cairn_job_close(large);
-    cluster_says(&cluster, 2, "--yes", "job", "drop", "large", NULL);
-    cluster_says(&cluster, 4, "no job", "job", "drop", "none", "--yes", NULL);
-    cluster_says(&cluster, 0, "\"shards\": 1", "job", "drop", "large", "--yes", "-o", "json", NULL);
+    says(2, "--yes", "job drop large");
+    says(4, "no job", "job drop none --yes");
+    says(0, "\"shards\": 1", "job drop large --yes -o json");
     good(open_job(session, "other", LARGE, &last));
     cairn_job_close(last);
-    cluster_says(&cluster, 0, "given its memory back", "job", "drop", "other", "--yes", NULL);
+    says(0, "given its memory back", "job drop other --yes");
 
     for (int i = 0; i < JOBS_MAX; i++) {
         snprintf(name, sizeof name, "job-%d", i);
@@ -51,59 +45,48 @@ TEST(what_is_dropped_gives_its_memory_and_its_place_back)
     }
     good(open_job(second, "one-more", 10, &last)); // a shard holds many more than a session opens
     cairn_job_close(last);
-    cluster_says(&cluster, 0, "job-7", "job", "drop", "job-7", "--yes", "--force", NULL);
+    says(0, "job-7", "job drop job-7 --yes --force");
     cairn_job_close(jobs[7]);
     good(open_job(second, "one-more", 10, &last));
     good(cairn_init_done(last, NULL, CLUSTER_WAIT_MS));
     cairn_close(second);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* As many as a cluster has, on one shard: with CAIRN_TEST_LONG alone, since it takes half a minute. */
 TEST(a_shard_holds_as_many_jobs_as_the_cluster_may_have)
 {
     enum { MOST = 1024, OF_SESSION = 64 };
-    static const char *const shard_set[] = { "memory.limit=8GiB", "compute.threads=1", NULL };
-    const struct cluster_options options = { .shard_set = shard_set };
-    struct cluster cluster;
     cairn *sessions[MOST / OF_SESSION], *more;
-    cairn_job *job;
     char name[32];
     if (getenv("CAIRN_TEST_LONG") == NULL) return;
-    cluster_start(&cluster, 1, &options);
+    start(1, .shard_set = SETTINGS("memory.limit=8GiB", "compute.threads=1"));
     const uint64_t begin_ns = uv_hrtime();
     for (int i = 0; i < MOST; i++) {
-        if (i % OF_SESSION == 0) sessions[i / OF_SESSION] = tiny_session(&cluster, NULL);
+        if (i % OF_SESSION == 0) sessions[i / OF_SESSION] = trainer_session(cluster.address, NULL);
         snprintf(name, sizeof name, "job-%d", i);
         good(open_job(sessions[i / OF_SESSION], name, 10, &job));
         good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
     }
     printf("%d jobs: %.1f s\n", MOST, (double)(uv_hrtime() - begin_ns) * 1e-9);
-    more = tiny_session(&cluster, NULL);
+    more = trainer_session(cluster.address, NULL);
     fails(open_job(more, "more", 10, &job), CAIRN_ERR_REFUSED, "there are 1024 jobs");
     cairn_close(more);
     for (int i = 0; i < MOST / OF_SESSION; i++) cairn_close(sessions[i]);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
 {
-    struct cluster cluster;
     char id[128];
-    cairn_job *job;
-    cluster_start(&cluster, 1, NULL);
-    cairn *session = trainer_session(cluster.address, NULL);
-    good(open_job(session, "tiny", 10, &job));
-    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
-    cluster_word(&cluster, id, "snapshot", "create", "-q", "tiny", "--wait", NULL);
-    cluster_says(&cluster, 2, "--yes", "snapshot", "rm", "tiny", id, NULL);
-    cluster_says(&cluster, 4, "", "snapshot", "rm", "tiny", "step-000000000077-g1", "--yes", NULL);
-    cluster_says(&cluster, 0, "\"files\": 4", "snapshot", "rm", "tiny", id, "--yes", "--force",
-                 "-ojson", NULL);
-    cluster_says(&cluster, 4, "", "snapshot", "show", "tiny", id, NULL);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    start(1);
+    join("tiny", TINY(10, .chunk_leaves = 4));
+    word_of(id, "snapshot create -q tiny --wait");
+    says(2, "--yes", "snapshot rm tiny %s", id);
+    says(4, "", "snapshot rm tiny step-000000000077-g1 --yes");
+    says(0, "\"files\": 4", "snapshot rm tiny %s --yes --force -ojson", id);
+    says(4, "", "snapshot show tiny %s", id);
+    stop();
 }
 
 /* ---- the same in C ---- */
@@ -112,20 +95,17 @@ TEST(a_program_lists_drops_and_restores_jobs_of_its_cluster)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_job_entry entries[2] = { { .struct_size = sizeof *entries } };
-    struct cluster cluster;
-    struct tiny_job tiny;
     struct cairn_version version;
     char first[64], id[64];
     size_t count = 0;
-    cluster_start(&cluster, 1, NULL);
-    tiny_describe(&tiny, 10);
-    cairn *session = tiny_session(&cluster, NULL);
+    start(1);
+    session = trainer_session(cluster.address, NULL);
     good(cairn_job_list(session, NULL, &count, CLUSTER_WAIT_MS));
     ck_assert_uint_eq(count, 0);
-    cairn_job *job = tiny_open(session, "tiny", &tiny);
-    (void)tiny_step(job);
+    job = tiny_open(session, "tiny", TINY(10));
+    train(1);
     good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, first));
-    (void)tiny_step(job);
+    train(1);
     fails(cairn_job_list(session, NULL, &count, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID, "there are 1");
     ck_assert_uint_eq(count, 1);
     count = 2;
@@ -146,7 +126,7 @@ TEST(a_program_lists_drops_and_restores_jobs_of_its_cluster)
     ck_assert_uint_eq(version.step, 1);
     fails(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_ROLLED_BACK, "");
     cairn_job_close(job);
-    job = tiny_open(session, "tiny", &tiny);
+    job = tiny_open(session, "tiny", TINY(10));
     ck_assert_uint_eq(tiny_step(job), version.step + 1);
 
     good(cairn_job_drop(session, "tiny", CAIRN_DROP_FORCE, CLUSTER_WAIT_MS));
@@ -155,13 +135,14 @@ TEST(a_program_lists_drops_and_restores_jobs_of_its_cluster)
     good(cairn_job_list(session, entries, &count, CLUSTER_WAIT_MS));
     ck_assert_uint_eq(count, 0);
     good(cairn_job_restore(session, "tiny", id, 0, CLUSTER_WAIT_MS, NULL, NULL));
-    cluster_kill_coordinator(&cluster);
+    kill_coordinator();
     fails(cairn_job_list(session, NULL, &count, CLUSTER_WAIT_MS), CAIRN_ERR_UNREACHABLE,
           "is it running");
-    cluster_restart_coordinator(&cluster);
-    cairn_close(session);
-    ck_assert_int_eq(cairn_job_list(session, NULL, &count, 0), CAIRN_ERR_HANDLE);
-    cluster_stop(&cluster);
+    restart_coordinator();
+    cairn *closed = session;
+    leave();
+    ck_assert_int_eq(cairn_job_list(closed, NULL, &count, 0), CAIRN_ERR_HANDLE);
+    stop();
 }
 
 SUITE(110);

@@ -5,16 +5,12 @@
  * `test_dropped worker ADDRESS JOB STOP WAIT_MS` trains, with that timeout, until the file STOP is there, and
  * says which step was the longest, or what went wrong, and when. */
 #include <inttypes.h>
-#include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "tests/support/netns.h"
 #include "tests/support/now.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum {
     WAIT_MS = 30000,
@@ -38,19 +34,18 @@ enum {
 static int64_t joined_ms;
 static int wait_ms;
 
-static int open_job(const char *endpoint, const char *name, cairn_job **job_out)
+static int open_job(const char *endpoint, const char *name)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = endpoint };
     const struct cairn_tensor tensor = TRAINER_MATRIX("w", NULL, 64, ELEMS / 64, 7);
     const struct cairn_job_spec spec = TRAINER_SPEC(&tensor, 1);
-    cairn *session;
     setvbuf(stdout, NULL, _IOLBF, 0);
     joined_ms = now_ms();
     need(cairn_open(&opts, &session));
     printf("data path: %s\n", cairn_data_path(session));
     joined_ms = now_ms();
-    need(cairn_job_open(session, name, &spec, CAIRN_WORKER, wait_ms, job_out));
-    need(cairn_init_done(*job_out, NULL, wait_ms));
+    need(cairn_job_open(session, name, &spec, CAIRN_WORKER, wait_ms, &job));
+    need(cairn_init_done(job, NULL, wait_ms));
     return 0;
 }
 
@@ -62,8 +57,7 @@ static int work(const char *endpoint, const char *name, const char *stop)
     struct cairn_result result = { .struct_size = sizeof result };
     int64_t longest_ms = 0;
     uint64_t steps = 0;
-    cairn_job *job;
-    if (open_job(endpoint, name, &job) != 0) return 1;
+    if (open_job(endpoint, name) != 0) return 1;
     for (; access(stop, F_OK) != 0; steps++) {
         const int64_t begin_ms = joined_ms = now_ms();
         need(cairn_round_begin(job, wait_ms, &round));
@@ -79,7 +73,6 @@ static int work(const char *endpoint, const char *name, const char *stop)
 
 /* ---- the hosts ---- */
 
-static struct cluster cluster;
 static char here[NETNS_NAME_BYTES], there[NETNS_NAME_BYTES];
 static const char *const places[2] = { here, there };
 
@@ -111,16 +104,10 @@ static void drop_hosts(void)
 
 static void start_cluster(int shards)
 {
-    static const char *const coordinator_set[] = { "network.insecure_network=yes",
-                                                   "cluster.shards=1", NULL };
-    static const char *const shard_set[] = { "network.insecure_network=yes", "fabric.device=data0",
-                                             NULL };
     unsetenv("CAIRN_FABRIC_DEVICE");
-    cluster_start(&cluster, shards,
-                  &(struct cluster_options) { .coordinator_set = coordinator_set,
-                                              .shard_set = shard_set,
-                                              .shard_netns = places,
-                                              .coordinator_ip = "10.91.0.1" });
+    start(shards, .shard_netns = places, .coordinator_ip = "10.91.0.1",
+          .coordinator_set = SETTINGS("network.insecure_network=yes", "cluster.shards=1"),
+          .shard_set = SETTINGS("network.insecure_network=yes", "fabric.device=data0"));
 }
 
 static void set_up(void)
@@ -131,29 +118,27 @@ static void set_up(void)
 static void tear_down(void)
 {
     mend_way();
-    cluster_stop(&cluster);
+    stop();
 }
 
-static pid_t start_worker(const char *netns, const char *job, int timeout_ms)
+static pid_t start_worker(const char *netns, const char *name, int timeout_ms)
 {
     char timeout[16], self[512] = "", stop[CAIRN_SCRATCH_BYTES + 32], log[CAIRN_SCRATCH_BYTES + 32];
     ck_assert_int_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
     snprintf(stop, sizeof stop, "%s/stop", cluster.folder);
-    snprintf(log, sizeof log, "%s/%s.log", cluster.folder, job);
+    snprintf(log, sizeof log, "%s/%s.log", cluster.folder, name);
     snprintf(timeout, sizeof timeout, "%d", timeout_ms);
     return cluster_spawn((const char *const[]) { "ip", "netns", "exec", netns, self, "worker",
-                                                 cluster.address, job, stop, timeout, NULL },
+                                                 cluster.address, name, stop, timeout, NULL },
                          log);
 }
 
-static void read_log(const char *name, char *said, size_t said_bytes)
+/* What that worker has said, until the next call. */
+static const char *read_log(const char *name)
 {
     char log[CAIRN_SCRATCH_BYTES + 32];
     snprintf(log, sizeof log, "%s/%s.log", cluster.folder, name);
-    FILE *file = fopen(log, "re");
-    ck_assert_ptr_nonnull(file);
-    said[fread(said, 1, said_bytes - 1, file)] = '\0';
-    fclose(file);
+    return cluster_text(log);
 }
 
 static void stop_workers(void)
@@ -167,42 +152,36 @@ static void stop_workers(void)
 
 static void await_text(const char *name, const char *text)
 {
-    char said[8192] = "";
-    for (const int64_t end_ms = now_ms() + WAIT_MS; strstr(said, text) == NULL; poll(NULL, 0, 10)) {
-        ck_assert_msg(now_ms() < end_ms, "%s: %s", name, said);
-        read_log(name, said, sizeof said);
-    }
+    await(strstr(read_log(name), text) != NULL);
 }
 
 /* The rest of what it said, behind `text`. */
-static const char *need_text(const char *said, const char *text)
+static const char *need_text(const char *words, const char *text)
 {
-    const char *at = strstr(said, text);
-    ck_assert_msg(at != NULL, "\"%s\" is not in: %s", text, said);
+    const char *at = strstr(words, text);
+    ck_assert_msg(at != NULL, "\"%s\" is not in: %s", text, words);
     return at + strlen(text);
 }
 
-static void check_lost(const char *job)
+static void check_lost(const char *name)
 {
-    char said[8192];
-    read_log(job, said, sizeof said);
-    const long ms = strtol(need_text(said, "failed after "), NULL, 10);
-    ck_assert_msg(ms < NAMED_MS, "%s", said);
-    need_text(said, "nothing came from shard shard-0");
-    need_text(said, "from here (10.81.0.2 data0 tcp) to it (10.81.0.1 data0 tcp)");
-    need_text(said, "CAIRN_FABRIC_DEVICE");
+    const char *words = read_log(name);
+    const long ms = strtol(need_text(words, "failed after "), NULL, 10);
+    ck_assert_msg(ms < NAMED_MS, "%s", words);
+    need_text(words, "nothing came from shard shard-0");
+    need_text(words, "from here (10.81.0.2 data0 tcp) to it (10.81.0.1 data0 tcp)");
+    need_text(words, "CAIRN_FABRIC_DEVICE");
 }
 
 static void check_good(void)
 {
-    char said[8192];
     uint64_t steps, version;
     int64_t longest_ms;
-    read_log("good", said, sizeof said);
-    ck_assert_msg(sscanf(need_text(said, "trains\n"),
+    const char *words = read_log("good");
+    ck_assert_msg(sscanf(need_text(words, "trains\n"),
                          "%" SCNu64 " steps, version %" SCNu64 ", the longest %" SCNd64, &steps,
                          &version, &longest_ms) == 3,
-                  "%s", said);
+                  "%s", words);
     ck_assert_uint_eq(version, steps); // nobody took one back
     ck_assert_msg(longest_ms < STEP_MAX_MS, "a step took %" PRId64 " ms", longest_ms);
 }
@@ -224,61 +203,50 @@ TEST(workers_that_nothing_reaches_are_named_and_hold_nobody_up)
     check_good();
 }
 
-/* The coordinator is told of it: its own way to both is not cut. */
-static void await_logged(const char *text)
-{
-    for (const int64_t end_ms = now_ms() + WAIT_MS;
-         cluster_logged(&cluster, "coordinator.log", text) == 0; poll(NULL, 0, 10))
-        ck_assert_msg(now_ms() < end_ms, "the coordinator does not say \"%s\"", text);
-}
-
 /* It is said on standard error when it begins, and first of all by the call that ends in time; and by the
  * coordinator, of both. */
 TEST(a_way_that_is_lost_in_mid_training_is_named_by_who_waits)
 {
     static const char way[] = "nothing has come from shard shard-0 for 5 s and more over the data "
                               "path from here (10.81.0.2 data0 tcp) to it (10.81.0.1 data0 tcp)";
-    char said[8192];
     const pid_t worker = start_worker(there, "cut", SHORT_MS);
     await_text("cut", "trains");
     break_way();
     const int64_t broken_ms = now_ms();
     await_text("cut", way);
-    await_logged(" hears nothing from shard-0 over the data path");
-    cluster_says(&cluster, 0, " hears nothing from shard-0 over the data path: look for a firewall",
-                 "cluster", "status", NULL);
+    await(logged("coordinator.log", " hears nothing from shard-0 over the data path") > 0);
+    says(0, " hears nothing from shard-0 over the data path: look for a firewall",
+         "cluster status");
     ck_assert_int_lt(now_ms() - broken_ms, NAMED_MS);
     ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 1);
-    read_log("cut", said, sizeof said);
-    const char *failed = need_text(said, "failed after ");
-    ck_assert_msg(strtol(failed, NULL, 10) >= SHORT_MS, "%s", said);
+    const char *failed = need_text(read_log("cut"), "failed after ");
+    ck_assert_msg(strtol(failed, NULL, 10) >= SHORT_MS, "%s", failed);
     need_text(failed, way);
 }
 
 /* State of a job that rests is to come to shard-1, on the other host, from shard-0. */
 TEST(a_way_that_is_cut_between_two_shards_is_named_and_what_waits_goes_on_when_it_is_mended)
 {
-    static struct cluster_said said;
     struct cluster_command command;
-    cluster_stop(&cluster);
+    stop();
     start_cluster(2);
     const pid_t worker = start_worker(here, "rests", WAIT_MS);
     await_text("rests", "trains");
     stop_workers();
     ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 0);
     break_way();
-    cluster_cli_begin(&cluster, &command, "reshard", "apply", "rests", "--add", "shard-1", NULL);
-    await_logged("shard-1 hears nothing from shard-0 over the data path, though both reach");
-    cluster_says(&cluster, 0, "shard-1 hears nothing from shard-0", "job", "show", "rests", NULL);
-    cluster_says(&cluster, 0, "data path cut", "job", "list", NULL);
-    cluster_says(&cluster, 0, "path-cut", "cluster", "events", NULL);
-    cluster_says(&cluster, 21, "shard-1: hears nothing from shard-0 over the data path", "cluster",
-                 "status", "--check", NULL);
+    cluster_cli_begin(&cluster, &command, "reshard apply rests --add shard-1");
+    await(logged("coordinator.log",
+                 "shard-1 hears nothing from shard-0 over the data path, though both reach") > 0);
+    says(0, "shard-1 hears nothing from shard-0", "job show rests");
+    says(0, "data path cut", "job list");
+    says(0, "path-cut", "cluster events");
+    says(21, "shard-1: hears nothing from shard-0 over the data path", "cluster status --check");
     mend_way();
-    await_logged("shard-1 hears shard-0 over the data path again");
+    await(logged("coordinator.log", "shard-1 hears shard-0 over the data path again") > 0);
     cluster_cli_end(&command, cluster_wait(command.pid, CLUSTER_WAIT_MS), &said);
     ck_assert_msg(said.status == 0, "%s", said.err);
-    cluster_says(&cluster, 0, "path-whole", "cluster", "events", NULL);
+    says(0, "path-whole", "cluster events");
 }
 
 TEST(a_way_that_leads_there_again_is_trained_over)
@@ -289,7 +257,7 @@ TEST(a_way_that_leads_there_again_is_trained_over)
     await_text("again", "nothing has come from shard shard-0");
     mend_way();
     await_text("again", "shard shard-0 is heard again");
-    await_logged(" hears shard-0 over the data path again");
+    await(logged("coordinator.log", " hears shard-0 over the data path again") > 0);
     stop_workers();
     ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 0);
 }

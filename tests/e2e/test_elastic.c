@@ -3,15 +3,13 @@
  * on one shard that nobody disturbs. CAIRN_TEST_LONG=1 makes 2,000 changes. */
 #include <inttypes.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "tests/e2e/elastic_worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
 enum {
     CHANGES = 10 /* a model */,
@@ -24,7 +22,6 @@ enum {
 };
 
 struct storm {
-    struct cluster cluster;
     const struct elastic_model *model;
     struct elastic_shared *shared;
     pid_t workers[WORKERS];        /* 0: there is none */
@@ -48,7 +45,7 @@ static int changes(void)
 
 static void start_worker(struct storm *s, uint32_t rank)
 {
-    s->workers[rank] = elastic_start(s->cluster.address, s->model, rank, s->shared);
+    s->workers[rank] = elastic_start(cluster.address, s->model, rank, s->shared);
 }
 
 static int worker_count(const struct storm *s)
@@ -80,9 +77,9 @@ static void change_worker(struct storm *s)
 static void stop_for_a_moment(struct storm *s)
 {
     const uint64_t members = 1 + WORKERS + CLUSTER_SHARDS_MAX, n = below(s, members);
-    const pid_t pid = n == 0         ? s->cluster.coordinator
+    const pid_t pid = n == 0         ? cluster.coordinator
                       : n <= WORKERS ? s->workers[n - 1]
-                                     : s->cluster.shards[n - 1 - WORKERS];
+                                     : cluster.shards[n - 1 - WORKERS];
     if (pid == 0) return;
     const struct timespec moment = { .tv_nsec = (long)(1 + below(s, 40)) * 1000000 };
     kill(pid, SIGSTOP);
@@ -111,18 +108,22 @@ static void let_train(struct storm *s)
 
 /* ---- changes ---- */
 
-/* `cairn WORDS` to its end, while things happen. */
-static void command(struct storm *s, const char *const *words)
+/* The suite's time bounds it. */
+static void end_command(struct storm *s, struct cluster_command *command)
 {
-    char log[sizeof s->cluster.folder + 16];
-    const char *argv[16] = { CAIRN_BIN_DIR "/cairn", "--endpoint", s->cluster.address };
-    for (size_t i = 0; words[i] != NULL; i++) argv[3 + i] = words[i];
-    snprintf(log, sizeof log, "%s/cairn.log", s->cluster.folder);
-    const pid_t pid = cluster_spawn(argv, log);
     int status;
-    while ((status = cluster_wait(pid, TURN_MS)) == -1) stir(s); // the suite's time bounds it
-    ck_assert_msg(status == 0, "cairn %s %s %s: %d; see %s", words[0], words[1], words[2], status,
-                  log);
+    while ((status = cluster_wait(command->pid, TURN_MS)) == -1) stir(s);
+    cluster_cli_end(command, status, &said);
+    expect_said(0);
+}
+
+/* `cairn reshard apply` of the job to its end, while things happen. */
+static void apply(struct storm *s, const char *option, const char *shard)
+{
+    struct cluster_command command;
+    cluster_cli_begin(&cluster, &command, "reshard apply %s %s %s -q", s->model->name, option,
+                      shard);
+    end_command(s, &command);
 }
 
 static void add_shard(struct storm *s)
@@ -131,9 +132,8 @@ static void add_shard(struct storm *s)
     char name[16];
     while (s->owns[shard]) shard++;
     snprintf(name, sizeof name, "shard-%d", shard);
-    if (s->cluster.shards[shard] == 0) cluster_add_shard(&s->cluster, shard);
-    const char *const words[] = { "reshard", "apply", s->model->name, "--add", name, "-q", NULL };
-    command(s, words);
+    if (cluster.shards[shard] == 0) cluster_add_shard(&cluster, shard);
+    apply(s, "--add", name);
     s->owns[shard] = true;
     s->shards++;
 }
@@ -147,13 +147,12 @@ static void drain_shard(struct storm *s)
     while (!s->owns[shard]);
     snprintf(name, sizeof name, "shard-%d", shard);
     if (below(s, 2) == 0) {
-        const char *const words[] = { "reshard", "apply", s->model->name, "--drain", name,
-                                      "-q",      NULL };
-        command(s, words);
+        apply(s, "--drain", name);
     } else {
-        const char *const words[] = { "member", "drain", name, "-q", NULL };
-        command(s, words);
-        cluster_await_end_of_shard(&s->cluster, shard);
+        struct cluster_command command;
+        cluster_cli_begin(&cluster, &command, "member drain %s -q", name);
+        end_command(s, &command);
+        cluster_await_end_of_shard(&cluster, shard);
     }
     s->owns[shard] = false;
     s->shards--;
@@ -197,28 +196,28 @@ static void start_run(struct storm *s, const struct elastic_model *model, int sh
     *s = (struct storm) { .model = model, .shards = shards, .seed = 3 };
     s->shared = elastic_share();
     atomic_store(&s->shared->until, until);
-    cluster_start(&s->cluster, shards, NULL);
+    start(shards);
     for (int i = 0; i < shards; i++) s->owns[i] = true;
     start_worker(s, 0);
 }
 
 /* Published copies are read by those of this host where they lie; and no drain was in vain. */
-static void nothing_is_warned_of(const struct storm *s)
+static void nothing_is_warned_of(void)
 {
-    ck_assert_int_eq(cluster_logged(&s->cluster, "coordinator.log", "is not drained"), 0);
-    for (int i = 0; i < s->cluster.shard_count; i++) {
+    ck_assert_int_eq(logged("coordinator.log", "is not drained"), 0);
+    for (int i = 0; i < cluster.shard_count; i++) {
         char log[32];
         snprintf(log, sizeof log, "shard-%d.log", i);
-        ck_assert_int_eq(cluster_logged(&s->cluster, log, "cannot be shared"), 0);
+        ck_assert_int_eq(logged(log, "cannot be shared"), 0);
     }
 }
 
 static void end_run(struct storm *s, char root_out[CLUSTER_WORD_BYTES])
 {
     end_workers(s);
-    nothing_is_warned_of(s);
-    cluster_word(&s->cluster, root_out, "job", "digest", "-q", s->model->name, NULL);
-    cluster_stop(&s->cluster);
+    nothing_is_warned_of();
+    word_of(root_out, "job digest -q %s", s->model->name);
+    stop();
     munmap(s->shared, sizeof *s->shared);
 }
 

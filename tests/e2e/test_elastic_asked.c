@@ -2,61 +2,51 @@
  * for: it goes on, or waits for the slice, and does not fail; nor does the change, but where it ends with the
  * job. CAIRN_TEST_LONG=1: all of it at each point of the slice. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/e2e/elastic_points.h"
-#include "tests/support/now.h"
-#include "tests/support/suite.h"
 
 static const char *const points_of[] = { "a Fence brings layout", "is to be prepared",
                                          "is prepared:", "all that comes is here", "is settled:" };
 enum { POINTS = sizeof points_of / sizeof *points_of };
 
 static const struct asked {
-    const char *words[4];   /* NULL: a tensor more */
-    const char *undoing[2]; /* what comes after it */
-    bool other_bits;        /* it has other tensors then, or is gone */
+    const char *line;    /* "": a tensor more */
+    const char *undoing; /* what comes after it; NULL: nothing */
+    bool other_bits;     /* it has other tensors then, or is gone */
     bool may_end_change, drops;
 } asked_for[] = {
-    { .words = { "snapshot", "create" } },
-    { .words = { "job", "park" }, .undoing = { "job", "unpark" } },
-    { .words = { NULL }, .other_bits = true },
-    { .words = { "job", "digest" } },
-    { .words = { "snapshot", "restore" }, .may_end_change = true },
-    { .words = { "job", "drop" }, .may_end_change = true, .drops = true, .other_bits = true },
+    { .line = "snapshot create transformer" },
+    { .line = "job park transformer", .undoing = "job unpark transformer" },
+    { .line = "", .other_bits = true },
+    { .line = "job digest transformer" },
+    { .line = "snapshot restore transformer latest --yes", .may_end_change = true },
+    { .line = "job drop transformer --force --yes",
+      .may_end_change = true,
+      .drops = true,
+      .other_bits = true },
 };
 enum { ASKED = sizeof asked_for / sizeof *asked_for, QUICK = 3 };
 
 static struct points p;
 
-static pid_t ask(const struct asked *asked)
+static pid_t ask_for(const struct asked *asked)
 {
-    if (asked->words[0] == NULL) return elastic_extend(p.cluster.address, p.model);
-    const bool restores = strcmp(asked->words[1], "restore") == 0;
-    const char *const words[] = { asked->words[0], asked->words[1],
-                                  p.model->name,   restores ? "latest" : "--force",
-                                  "--yes",         NULL };
-    const char *const plain[] = { asked->words[0], asked->words[1], p.model->name, NULL };
-    return points_ask(&p, asked->drops || restores ? words : plain);
+    if (asked->line[0] == '\0') return elastic_extend(cluster.address, p.model);
+    return points_ask(asked->line);
 }
 
 /* The coordinator has taken a connection more than it had. */
 static void await_connection(int before)
 {
-    const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
-    while (cluster_logged(&p.cluster, "coordinator.log", " connected from ") <= before) {
-        ck_assert_int_lt(now_ms(), end_ms);
-        points_pause(1);
-    }
+    await(logged("coordinator.log", " connected from ") > before);
 }
 
 static void expect_end(pid_t pid, bool may_fail, const char *what)
 {
     const int status = cluster_wait(pid, CLUSTER_WAIT_MS);
     ck_assert_msg(status == 0 || (may_fail && status > 0), "%s: %s: %d; see cairn.log",
-                  p.cluster.folder, what, status);
+                  cluster.folder, what, status);
 }
 
 static void check_bits(void)
@@ -85,19 +75,20 @@ static int cell_count(void)
 TEST_EACH(what_is_asked_for_in_the_middle_of_a_slice_goes_on_or_waits, 0, cell_count())
 {
     const struct asked *asked = &asked_for[_i % ASKED];
-    const char *const grow[] = { "reshard", "apply",   elastic_models[1].name,
-                                 "--add",   "shard-3", NULL };
     points_start(&p, CAIRN_POINT_STOP, 3);
-    cluster_add_shard(&p.cluster, 3);
+    cluster_add_shard(&cluster, 3);
     points_arm(&p, points_of[_i / ASKED]);
-    const pid_t change = points_ask(&p, grow), stopped = points_await_stop(&p);
-    const int before = cluster_logged(&p.cluster, "coordinator.log", " connected from ");
-    const pid_t pid = ask(asked);
+    const pid_t change = points_ask("reshard apply transformer --add shard-3"),
+                stopped = points_await_stop(&p);
+    const int before = logged("coordinator.log", " connected from ");
+    const pid_t pid = ask_for(asked);
     await_connection(before);
     kill(stopped, SIGCONT);
-    expect_end(pid, false, asked->words[0] != NULL ? asked->words[1] : "a tensor more");
-    if (asked->undoing[0] != NULL)
-        cluster_says(&p.cluster, 0, "", asked->undoing[0], asked->undoing[1], p.model->name, NULL);
+    expect_end(pid, false, asked->line[0] != '\0' ? asked->line : "a tensor more");
+    if (asked->undoing != NULL) {
+        ask_line(asked->undoing);
+        expect_said(0);
+    }
     expect_end(change, asked->may_end_change, "the change");
     if (asked->drops)
         end_workers();

@@ -5,23 +5,14 @@
 #include <math.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <stdio.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { ELEMS = 20000, BATCH = 5, STEPS = 10, CREW = 3, OVERFLOW_INDEX = 4 };
 
-static struct cluster cluster;
-
 static void open_cluster(void)
 {
-    cluster_start(&cluster, 2, NULL);
-}
-
-static void close_cluster(void)
-{
-    cluster_stop(&cluster);
+    start(2);
 }
 
 /* A worker: it leaves when the job is at step `until`, or in a round of step `abandons`. */
@@ -36,14 +27,6 @@ struct worker {
     uint32_t most; /* workers that it was one of */
     float gradients[BATCH][ELEMS];
 };
-
-static struct trainer attach(const struct worker *w)
-{
-    return tiny_attach(&cluster, w->job,
-                       TINY(ELEMS, .rank = w->rank, .world = w->together, .global_batch = BATCH,
-                            .seed = 5, .clip_norm = 0.25, .loss_scale = 1024,
-                            .client_state_max = 16));
-}
 
 static uint64_t tokens(uint32_t micro)
 {
@@ -109,7 +92,7 @@ static uint64_t train_round(struct worker *w, const struct trainer *t,
     return result.step;
 }
 
-static void await(sem_t *sem)
+static void wait_for(sem_t *sem)
 {
     while (sem_wait(sem) != 0) {}
 }
@@ -117,11 +100,13 @@ static void await(sem_t *sem)
 static void *work(void *arg)
 {
     struct worker *w = arg;
-    const struct trainer t = attach(w);
+    const struct trainer t = attach(
+        w->job, TINY(ELEMS, .rank = w->rank, .world = w->together, .global_batch = BATCH, .seed = 5,
+                     .clip_norm = 0.25, .loss_scale = 1024, .client_state_max = 16));
     sem_post(&w->here);
     for (uint64_t step = 0; step < w->until;) {
         if (step == w->pauses) {
-            await(&w->go);
+            wait_for(&w->go);
             w->pauses = UINT64_MAX;
         }
         const struct cairn_round round = trainer_begin(t.job);
@@ -132,7 +117,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void start(struct worker *w)
+static void begin(struct worker *w)
 {
     if (w->until == 0) w->until = STEPS;
     if (w->abandons == 0) w->abandons = UINT64_MAX;
@@ -149,12 +134,17 @@ static void end(struct worker *w)
     sem_destroy(&w->go);
 }
 
-static void check_same(const char *job, const char *other)
+static void run_alone(struct worker *w)
 {
-    char root[CLUSTER_WORD_BYTES], root_of_other[CLUSTER_WORD_BYTES];
-    cluster_word(&cluster, root, "job", "digest", "-q", job, NULL);
-    cluster_word(&cluster, root_of_other, "job", "digest", "-q", other, NULL);
-    ck_assert_str_eq(root, root_of_other);
+    begin(w);
+    end(w);
+}
+
+static void check_same(const char *one, const char *other)
+{
+    char root[65];
+    trainer_digest(&cluster, one, root);
+    trainer_expect_digest(&cluster, other, root);
 }
 
 TEST(a_run_that_is_disturbed_has_the_content_root_of_one_that_is_not)
@@ -163,35 +153,32 @@ TEST(a_run_that_is_disturbed_has_the_content_root_of_one_that_is_not)
     static struct worker crew[CREW] = { { .job = "crowd", .pauses = 2 },
                                         { .job = "crowd", .rank = 1, .until = 6 },
                                         { .job = "crowd", .rank = 2, .abandons = 8 } };
-    start(&alone);
-    end(&alone);
+    run_alone(&alone);
     ck_assert_uint_eq(alone.most, 1);
     // One, then three, of which one leaves by itself and one in the middle of a round, then one.
-    start(&crew[0]);
-    await(&crew[0].here);
-    for (uint32_t i = 1; i < CREW; i++) start(&crew[i]);
-    for (uint32_t i = 1; i < CREW; i++) await(&crew[i].here);
+    begin(&crew[0]);
+    wait_for(&crew[0].here);
+    for (uint32_t i = 1; i < CREW; i++) begin(&crew[i]);
+    for (uint32_t i = 1; i < CREW; i++) wait_for(&crew[i].here);
     sem_post(&crew[0].go);
     for (uint32_t i = 0; i < CREW; i++) end(&crew[i]);
     ck_assert_uint_eq(crew[0].most, CREW);
     check_same("alone", "crowd");
-    cluster_says(&cluster, 0, "5 micro-batches a round, dealt to the workers", "job", "show",
-                 "crowd", NULL);
+    says(0, "5 micro-batches a round, dealt to the workers", "job show crowd");
 }
 
 TEST(more_workers_than_micro_batches_idle_and_make_the_same_bits)
 {
     enum { MANY = BATCH + 2 };
     static struct worker alone = { .job = "few" }, many[MANY];
-    start(&alone);
-    end(&alone);
+    run_alone(&alone);
     for (uint32_t i = 0; i < MANY; i++) {
         many[i] = (struct worker) { .job = "many", .rank = i, .together = MANY, .pauses = i == 0 };
-        start(&many[i]);
+        begin(&many[i]);
     }
     for (uint32_t i = BATCH; i < MANY; i++) {
-        await(&many[i].here);
-        await(&many[i].here); // at the latest in the round of step 1, which worker 0 holds up
+        wait_for(&many[i].here);
+        wait_for(&many[i].here); // at the latest in the round of step 1, which worker 0 holds up
     }
     sem_post(&many[0].go);
     for (uint32_t i = 0; i < MANY; i++) end(&many[i]);
@@ -204,24 +191,23 @@ TEST(a_run_that_is_restored_over_other_shards_to_other_workers_has_the_same_root
     enum { SAVED_AT = 3 };
     static struct worker alone = { .job = "calm" }, crew[CREW];
     char id[CLUSTER_WORD_BYTES];
-    start(&alone);
-    end(&alone);
+    run_alone(&alone);
     for (uint32_t i = 0; i < 2; i++) {
         crew[i] = (struct worker) { .job = "saved", .rank = i, .together = 2, .until = SAVED_AT };
-        start(&crew[i]);
+        begin(&crew[i]);
     }
     for (uint32_t i = 0; i < 2; i++) end(&crew[i]);
-    cluster_word(&cluster, id, "snapshot", "create", "-q", "saved", "--wait", NULL);
+    word_of(id, "snapshot create -q saved --wait");
     for (int i = 2; i < 4; i++) cluster_add_shard(&cluster, i);
-    cluster_says(&cluster, 0, "", "snapshot", "restore", "saved", id, "--yes", NULL);
-    cluster_says(&cluster, 0, "shards            4,", "job", "show", "saved", NULL);
+    says(0, "", "snapshot restore saved %s --yes", id);
+    says(0, "shards            4,", "job show saved");
     for (uint32_t i = 0; i < CREW; i++) {
         crew[i] = (struct worker) { .job = "saved", .rank = i, .together = CREW };
-        start(&crew[i]);
+        begin(&crew[i]);
     }
     for (uint32_t i = 0; i < CREW; i++) end(&crew[i]);
     ck_assert_uint_eq(crew[0].most, CREW);
     check_same("calm", "saved");
 }
 
-SUITE(60, open_cluster, close_cluster);
+SUITE(60, open_cluster, stop);

@@ -5,14 +5,10 @@
  * CAIRN_TEST_CELLS=grow.taken: those whose names have that. */
 #include <inttypes.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "tests/e2e/elastic_points.h"
-#include "tests/support/now.h"
-#include "tests/support/suite.h"
 
 enum change { GROW, SHRINK, CHANGES };
 enum victim { COORDINATOR, GIVER, TAKER, WORKER, VICTIMS };
@@ -94,30 +90,29 @@ static int shard_of(const struct cell *c)
 
 static pid_t *pid_of(struct points *p, const struct cell *c)
 {
-    if (c->victim == COORDINATOR) return &p->cluster.coordinator;
+    if (c->victim == COORDINATOR) return &cluster.coordinator;
     if (c->victim == WORKER) return &p->workers[1];
-    return &p->cluster.shards[shard_of(c)];
+    return &cluster.shards[shard_of(c)];
 }
 
 static void start_again(struct points *p, const struct cell *c)
 {
     if (c->victim == COORDINATOR)
-        cluster_restart_coordinator(&p->cluster);
+        restart_coordinator();
     else if (c->victim == WORKER)
         points_start_worker(p, 1);
     else
-        cluster_restart_shard(&p->cluster, shard_of(c));
+        restart_shard(shard_of(c));
 }
 
 /* Who cannot go on without a stopped shard says so. */
 static void check_that_it_is_named(struct points *p, const struct cell *c)
 {
-    static struct cluster_said said;
     char name[16];
     const uint64_t rounds = atomic_load(&p->shared->rounds);
     if (c->victim != GIVER && c->victim != TAKER) return;
     snprintf(name, sizeof name, "shard-%d", shard_of(c));
-    cluster_cli(&p->cluster, &said, "job", "show", p->model->name, NULL);
+    ask("job show %s", p->model->name);
     points_pause(STOP_MS);
     if (atomic_load(&p->shared->rounds) > rounds || c->point->rests) return;
     ck_assert_msg(strstr(said.out, name) != NULL, "%s: %s is waited for, and not named: %s%s",
@@ -148,15 +143,11 @@ static void happen(struct points *p, const struct cell *c, pid_t at_point)
 
 /* ---- what comes of it ---- */
 
-static pid_t ask_for_change(struct points *p, const struct cell *c)
+static pid_t ask_for_change(const struct cell *c)
 {
-    const char *const grow[] = {
-        "reshard", "apply", p->model->name, "--add", "shard-3", "-q", NULL
-    };
-    const char *const shrink[] = { "reshard", "apply", p->model->name, "--drain", "shard-3",
-                                   "-q",      NULL };
-    const char *const drain[] = { "member", "drain", "shard-3", "-q", NULL };
-    return points_ask(p, c->change == GROW ? grow : c->point->drains ? drain : shrink);
+    return points_ask(c->change == GROW  ? "reshard apply transformer --add shard-3 -q"
+                      : c->point->drains ? "member drain shard-3 -q"
+                                         : "reshard apply transformer --drain shard-3 -q");
 }
 
 static bool is_changed(struct points *p, const struct cell *c)
@@ -170,21 +161,20 @@ static void await_change(struct points *p, const struct cell *c)
 {
     const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
     while (!is_changed(p, c)) {
-        ck_assert_msg(now_ms() < end_ms, "%s: %s: the change is not made", p->cluster.folder,
-                      c->name);
+        ck_assert_msg(now_ms() < end_ms, "%s: %s: the change is not made", cluster.folder, c->name);
         points_pause(20);
         if (!points_stands_still(p)) continue;
-        const pid_t pid = ask_for_change(p, c);
-        ck_assert_msg(cluster_wait(pid, CLUSTER_WAIT_MS) != -1, "%s: %s: no answer",
-                      p->cluster.folder, c->name);
+        const pid_t pid = ask_for_change(c);
+        ck_assert_msg(cluster_wait(pid, CLUSTER_WAIT_MS) != -1, "%s: %s: no answer", cluster.folder,
+                      c->name);
     }
 }
 
 /* A shard that has been drained has ended; where it was killed a new one has begun. */
-static void await_drained(struct points *p, const struct cell *c)
+static void await_drained(const struct cell *c)
 {
     const bool is_new = c->victim == GIVER && (c->deed == KILL || c->deed == KILL_LONG);
-    if (c->point->drains && !is_new) cluster_await_end_of_shard(&p->cluster, MOVES);
+    if (c->point->drains && !is_new) cluster_await_end_of_shard(&cluster, MOVES);
 }
 
 /* What the death of a shard costs: 0 nothing, 1 the steps since the snapshot, -1 either. */
@@ -205,7 +195,7 @@ static void check_cost(struct points *p, const struct cell *c)
     const uint64_t seen = atomic_load(&p->shared->rolled_back);
     if (expected >= 0)
         ck_assert_msg((seen > 0) == (expected > 0), "%s: %s: rolled back %" PRIu64 " times",
-                      p->cluster.folder, c->name, seen);
+                      cluster.folder, c->name, seen);
 }
 
 /* ---- the undisturbed run ---- */
@@ -220,7 +210,7 @@ static void check_root(struct points *p, const struct cell *c, uint64_t step)
     points_root(p, root);
     if (roots[step / 100][0] == '\0') points_calm_root(step, roots[step / 100]);
     ck_assert_msg(strcmp(root, roots[step / 100]) == 0, "%s: %s: step %" PRIu64 ": %s, not %s",
-                  p->cluster.folder, c->name, step, root, roots[step / 100]);
+                  cluster.folder, c->name, step, root, roots[step / 100]);
 }
 
 static int cell_count(void)
@@ -238,16 +228,16 @@ TEST_EACH(whatever_happens_at_a_point_of_a_slice_training_goes_on_with_the_same_
     if (!is_possible(&c) || !is_wanted(&c)) return;
     const int64_t begun_ms = now_ms();
     points_start(&p, CAIRN_POINT_STOP, c.change == GROW ? 3 : 4);
-    if (c.change == GROW) cluster_add_shard(&p.cluster, MOVES);
+    if (c.change == GROW) cluster_add_shard(&cluster, MOVES);
     if (c.point->rests) points_end_training(&p);
     points_arm(&p, c.point->text);
-    const pid_t asked = ask_for_change(&p, &c);
+    const pid_t asked = ask_for_change(&c);
     happen(&p, &c, points_await_stop(&p));
-    ck_assert_msg(cluster_wait(asked, CLUSTER_WAIT_MS) != -1, "%s: %s: no answer", p.cluster.folder,
+    ck_assert_msg(cluster_wait(asked, CLUSTER_WAIT_MS) != -1, "%s: %s: no answer", cluster.folder,
                   c.name);
     if (!c.point->rests) points_train(&p, 6);
     await_change(&p, &c);
-    await_drained(&p, &c);
+    await_drained(&c);
     check_root(&p, &c, points_end_training(&p));
     check_cost(&p, &c);
     points_stop(&p);

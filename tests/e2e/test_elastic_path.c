@@ -5,22 +5,17 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "tests/e2e/elastic_worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/now.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
 enum { SHARDS = 3, JOBS = 2, ROUNDS = 2, STEP_MAX_MS = 1000, PAUSE_MS = 2 };
 enum { LEASE_MS = 500, OVER_MS = 2000, STOPS_LONG = 60 };
 
-static struct cluster cluster;
 static struct elastic_shared *shared[JOBS];
 static pid_t workers[JOBS]; /* the first one trains */
 
@@ -56,24 +51,26 @@ static void await_steps(uint64_t more)
     }
 }
 
-/* `cairn WORDS...`, which succeeds; one looks on meanwhile. A shard that is drained may end a moment before
- * the re-sharding that took all off it does, during which another one is refused. */
-static void ask(const char *first, const char *second, const char *third)
+static void look_until_end(struct cluster_command *command)
 {
-    static struct cluster_said said;
-    const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
-    int status;
+    int status = -1;
+    for (const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS; status == -1; look()) {
+        ck_assert_int_lt(now_ms(), end_ms);
+        status = cluster_wait(command->pid, 0);
+    }
+    cluster_cli_end(command, status, &said);
+}
+
+/* A command, which succeeds; one looks on meanwhile. A shard that is drained may end a moment before the
+ * re-sharding that took all off it does, during which another one is refused. */
+static void ask_and_look(const char *line)
+{
     do {
         struct cluster_command command;
-        status = -1;
-        cluster_cli_begin(&cluster, &command, first, second, third, NULL);
-        for (; status == -1; look()) {
-            ck_assert_int_lt(now_ms(), end_ms);
-            status = cluster_wait(command.pid, 0);
-        }
-        cluster_cli_end(&command, status, &said);
-    } while (status != 0 && strstr(said.err, "is under way") != NULL);
-    ck_assert_msg(status == 0, "%s %s %s: %d: %s", first, second, third, status, said.err);
+        cluster_cli_begin_line(&cluster, &command, line);
+        look_until_end(&command);
+    } while (said.status != 0 && strstr(said.err, "is under way") != NULL);
+    expect_said(0);
 }
 
 /* ---- connections ---- */
@@ -120,14 +117,12 @@ static void start_shards(bool is_short)
     static const char *const leases[] = { "lease.heartbeat=300ms", "lease.timeout=1500ms", NULL };
     static const char *const short_ones[] = { "lease.heartbeat=100ms", "lease.timeout=500ms",
                                               NULL };
-    static const char *const set[] = { "fabric.kind=ucx", "compute.threads=1",
-                                       "memory.limit=256MiB", NULL };
-    cluster_start(&cluster, SHARDS,
-                  &(struct cluster_options) { .shard_set = set,
-                                              .coordinator_set = is_short ? short_ones : leases });
+    start(SHARDS,
+          .shard_set = SETTINGS("fabric.kind=ucx", "compute.threads=1", "memory.limit=256MiB"),
+          .coordinator_set = is_short ? short_ones : leases);
 }
 
-static void start(void)
+static void start_two_jobs(void)
 {
     start_shards(false);
     for (int j = 0; j < JOBS; j++) shared[j] = elastic_share();
@@ -142,30 +137,28 @@ static void start(void)
     watch.since_ms = now_ms();
 }
 
-static void stop(void)
+static void stop_two_jobs(void)
 {
     cluster_kill(workers[0]);
-    for (int j = 0; j < JOBS; j++)
-        cluster_says(&cluster, 0, "", "job", "drop", "--force", "--yes", elastic_models[j].name,
-                     NULL);
-    cluster_stop(&cluster);
+    for (int j = 0; j < JOBS; j++) says(0, "", "job drop --force --yes %s", elastic_models[j].name);
+    stop();
     for (int j = 0; j < JOBS; j++) munmap(shared[j], sizeof *shared[j]);
 }
 
 TEST(a_re_sharding_of_two_jobs_stops_neither_and_connects_nobody_twice)
 {
-    start();
+    start_two_jobs();
     for (int round = 0; round < ROUNDS; round++) {
-        ask("member", "drain", "shard-1");
+        ask_and_look("member drain shard-1");
         cluster_await_end_of_shard(&cluster, 1);
         cluster_add_shard(&cluster, 1);
-        ask("reshard", "apply", "--all");
+        ask_and_look("reshard apply --all");
         await_steps(5);
         check_connections();
     }
     printf("note: the longest step took %" PRId64 " ms\n", watch.longest_ms);
     ck_assert_int_lt(watch.longest_ms, STEP_MAX_MS);
-    stop();
+    stop_two_jobs();
 }
 
 /* It may be stopped with anything half sent: what a shard has begun to receive of it ends, too. */
@@ -195,8 +188,8 @@ TEST(a_trainer_that_is_stopped_holds_the_others_up_for_a_lease)
         while (atomic_load(&shared[0]->rounds) < rounds + 8) look();
     }
     for (int i = 0; i < JOBS; i++) cluster_kill(workers[i]);
-    cluster_says(&cluster, 0, "", "job", "drop", "--force", "--yes", elastic_models[0].name, NULL);
-    cluster_stop(&cluster);
+    says(0, "", "job drop --force --yes %s", elastic_models[0].name);
+    stop();
     munmap(shared[0], sizeof *shared[0]);
 }
 

@@ -8,9 +8,7 @@
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -18,10 +16,8 @@
 #include <unistd.h>
 
 #include "tests/e2e/elastic_worker.h"
-#include "tests/support/cluster.h"
 #include "tests/support/netns.h"
-#include "tests/support/now.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
 enum {
     SHARDS = 3,
@@ -37,7 +33,6 @@ enum {
 };
 
 static const struct elastic_model *const model = &elastic_models[0];
-static struct cluster cluster;
 static struct elastic_shared *shared;
 static pid_t workers[WORKERS];
 static char here[NETNS_NAME_BYTES], there[NETNS_NAME_BYTES];
@@ -92,7 +87,7 @@ static void mend_wire(void)
 /* ---- workers ---- */
 
 /* With a /sys of its own, in which UCX looks for devices. */
-static void enter(const char *netns)
+static void enter_host(const char *netns)
 {
     char path[64];
     snprintf(path, sizeof path, "/run/netns/%s", netns);
@@ -109,12 +104,10 @@ static void enter(const char *netns)
 /* In a process between, which enters the host. */
 static void start_worker(int rank, const char *netns)
 {
-    const pid_t pid = fork();
-    ck_assert_int_ge(pid, 0);
-    workers[rank] = pid;
-    if (pid > 0) return;
+    workers[rank] = fork_child();
+    if (workers[rank] > 0) return;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    enter(netns);
+    enter_host(netns);
     _exit(cluster_wait(elastic_start(cluster.address, model, (uint32_t)rank, shared), INT_MAX));
 }
 
@@ -166,8 +159,7 @@ static void look_for_ms(int ms)
 
 static void await_logged(const char *log, const char *text, int more_than)
 {
-    for (const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
-         cluster_logged(&cluster, log, text) <= more_than; look())
+    for (const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS; logged(log, text) <= more_than; look())
         ck_assert_int_lt(now_ms(), end_ms);
 }
 
@@ -175,22 +167,13 @@ static void await_logged(const char *log, const char *text, int more_than)
 
 static void set_up(void)
 {
-    static const char *const coordinator_set[] = { "network.insecure_network=yes",
-                                                   "cluster.shards=2", "lease.heartbeat=100ms",
-                                                   "lease.timeout=600ms", NULL };
-    static const char *const shard_set[] = { "network.insecure_network=yes",
-                                             "fabric.device=data0",
-                                             "fabric.kind=ucx",
-                                             "compute.threads=1",
-                                             "memory.limit=256MiB",
-                                             NULL };
     mend_wire(); // a test that failed left it
     setenv("CAIRN_FABRIC_DEVICE", "data0", 1);
-    cluster_start(&cluster, SHARDS,
-                  &(struct cluster_options) { .coordinator_set = coordinator_set,
-                                              .shard_set = shard_set,
-                                              .shard_netns = places,
-                                              .coordinator_ip = "10.83.0.1" });
+    start(SHARDS, .shard_netns = places, .coordinator_ip = "10.83.0.1",
+          .coordinator_set = SETTINGS("network.insecure_network=yes", "cluster.shards=2",
+                                      "lease.heartbeat=100ms", "lease.timeout=600ms"),
+          .shard_set = SETTINGS("network.insecure_network=yes", "fabric.device=data0",
+                                "fabric.kind=ucx", "compute.threads=1", "memory.limit=256MiB"));
     shared = elastic_share();
     atomic_store(&shared->until, UINT64_MAX);
 }
@@ -201,7 +184,7 @@ static void tear_down(void)
     for (int i = 0; i < WORKERS; i++)
         if (workers[i] != 0) cluster_kill(workers[i]);
     for (int i = 0; i < WORKERS; i++) workers[i] = 0;
-    cluster_stop(&cluster);
+    stop();
     munmap(shared, sizeof *shared);
 }
 
@@ -236,25 +219,20 @@ static void come_back(int number)
 /* Once the coordinator has it again: its return over the mended wire is what is waited for. */
 static void give_it_a_part(void)
 {
-    static struct cluster_said said;
-    for (int waited_ms = 0; waited_ms < 20000; waited_ms += 50) {
-        cluster_cli(&cluster, &said, "reshard", "apply", model->name, "--add", "shard-2", NULL);
-        if (strstr(said.err, "is not here") == NULL) break;
-        usleep(50000);
-    }
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    await((ask("reshard apply %s --add shard-2", model->name),
+           strstr(said.err, "is not here") == NULL));
+    expect_said(0);
 }
 
 TEST(a_shard_that_vanishes_and_returns_holds_nobody_up_and_ends_nobody)
 {
     for (int i = 0; i < WORKERS; i++) start_worker(i, here);
     await_rounds(4);
-    cluster_says(&cluster, 0, "", "job", "amend", model->name, "--on-shard-loss", "restore-latest",
-                 "--shard-loss-wait", "1", NULL);
+    says(0, "", "job amend %s --on-shard-loss restore-latest --shard-loss-wait 1", model->name);
     for (int i = 0; i < returns_wanted(); i++) {
-        const int lost = cluster_logged(&cluster, "coordinator.log", "shard shard-2");
+        const int lost = logged("coordinator.log", "shard shard-2");
         give_it_a_part();
-        cluster_says(&cluster, 0, "", "snapshot", "create", model->name, "--wait", NULL);
+        says(0, "", "snapshot create %s --wait", model->name);
         await_rounds(8);
         vanish(LEASE_MS + LOSS_WAIT_MS + OVER_MS);
         begin_watch();
@@ -276,8 +254,7 @@ TEST_EACH(a_trainer_that_was_silent_and_returns_holds_nobody_up, 0, CUTS)
         look_for_ms(LEASE_MS);
         begin_watch();
         mend_wire();
-        await_logged("coordinator.log", "worker ",
-                     cluster_logged(&cluster, "coordinator.log", "worker "));
+        await_logged("coordinator.log", "worker ", logged("coordinator.log", "worker "));
         come_back(i);
     }
 }

@@ -2,28 +2,17 @@
  * what it should or says so and may be made again, no gradient is lost, and its process goes on. Some points
  * are tried; CAIRN_TEST_LONG=1: each one, in two stages (tests/support/nth/nth_scene.c). And processes, of
  * either end, whose addresses are at their limit. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { SCENES_MS = 240000 };
 
-static struct cluster cluster;
-
 static void set_up(void)
 {
-    cluster_start(&cluster, 1, &(struct cluster_options) { .both_ways = true });
-}
-
-static void tear_down(void)
-{
-    cluster_stop(&cluster);
+    start(1, .both_ways = true);
 }
 
 static void live(const char *what, const char *of, const char *first, const char *stride,
@@ -73,7 +62,6 @@ TEST(a_process_that_may_open_no_more_descriptors_is_told_so)
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     const int next = dup(0);
     struct rlimit old;
-    cairn *session;
     close(next);
     ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
     for (rlim_t left = 0; left < 32; left++) {
@@ -85,7 +73,6 @@ TEST(a_process_that_may_open_no_more_descriptors_is_told_so)
     }
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0); // as the sentence says
     good(cairn_open(&opts, &session));
-    cairn_close(session);
 }
 
 /* ---- addresses ---- */
@@ -104,7 +91,7 @@ static void allow_addresses(pid_t pid, struct rlimit *was, rlim_t more)
     ck_assert_int_eq(prlimit(pid, RLIMIT_AS, &low, NULL), 0);
 }
 
-enum { ELEMS = 1 << 16, STEPS = 3, SOME_ADDRESSES = 4 << 20, UNMAPPED_MS = 10000 };
+enum { ELEMS = 1 << 16, STEPS = 3, SOME_ADDRESSES = 4 << 20 };
 
 /* Maps of the shard that are of memory which trainers show. */
 static int maps_of_trainers(pid_t pid)
@@ -121,19 +108,7 @@ static int maps_of_trainers(pid_t pid)
     return count;
 }
 
-/* What a trainer that is gone has left is unmapped soon, and its addresses are free then. */
-static void await_maps(pid_t pid, int most)
-{
-    for (int i = 0; i < UNMAPPED_MS / 10 && maps_of_trainers(pid) > most; i++) usleep(10000);
-    ck_assert_int_le(maps_of_trainers(pid), most);
-}
-
-static struct trainer attach(const char *name)
-{
-    return tiny_attach(&cluster, name, TINY(ELEMS));
-}
-
-static void train(const struct trainer *t, float out[ELEMS])
+static void train_apart(const struct trainer *t, float out[ELEMS])
 {
     struct cairn_result result;
     for (int i = 0; i < STEPS; i++) {
@@ -149,23 +124,23 @@ TEST(a_shard_that_can_map_no_memory_of_a_trainer_reads_it_by_copies_and_says_so_
 {
     static float free_values[ELEMS], values[ELEMS];
     struct rlimit was;
-    const struct trainer bound[] = { attach("bound"), attach("too") };
+    const struct trainer bound[] = { attach("bound", TINY(ELEMS)), attach("too", TINY(ELEMS)) };
     const int maps = maps_of_trainers(cluster.shards[0]);
-    const struct trainer first = attach("free");
-    train(&first, free_values);
-    await_maps(cluster.shards[0], maps);
+    const struct trainer first = attach("free", TINY(ELEMS));
+    train_apart(&first, free_values);
+    await(maps_of_trainers(cluster.shards[0]) <= maps); // its addresses are free then
     allow_addresses(cluster.shards[0], &was, SOME_ADDRESSES);
-    for (int i = 0; i < 2; i++) train(&bound[i], values);
+    for (int i = 0; i < 2; i++) train_apart(&bound[i], values);
     ck_assert_mem_eq(values, free_values, sizeof values);
-    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "cannot be mapped here"), 1);
+    ck_assert_int_eq(logged("shard-0.log", "cannot be mapped here"), 1);
     ck_assert_int_eq(prlimit(cluster.shards[0], RLIMIT_AS, &was, NULL), 0);
 }
 
 static char told[2048];
 
-static bool note_wait(void *context, const char *job, const char *text, int paused_ms)
+static bool note_wait(void *context, const char *of, const char *text, int paused_ms)
 {
-    (void)context, (void)job, (void)paused_ms;
+    (void)context, (void)of, (void)paused_ms;
     snprintf(told, sizeof told, "%s", text);
     return true;
 }
@@ -178,26 +153,23 @@ TEST_EACH(a_trainer_without_addresses_is_told_so_and_no_shard_is_blamed, 0, 2)
                                      .endpoint = cluster.address,
                                      .fabric = fabrics[_i],
                                      .on_wait = note_wait };
-    struct cairn_result result = { .struct_size = sizeof result };
     struct rlimit was;
-    cairn *session;
     good(cairn_open(&opts, &session));
     allow_addresses(getpid(), &was, 0);
-    cairn_job *job = tiny_open(session, fabrics[_i], TINY(ELEMS));
+    job = tiny_open(session, fabrics[_i], TINY(ELEMS));
     const struct cairn_round round = trainer_begin(job);
     tiny_push(job, &round, ELEMS, 1);
-    const cairn_status status = cairn_commit(job, &round, 1, NULL, 0, 1000, &result);
+    const cairn_status status = trainer_try_commit(job, &round, NULL, 0, 1000);
     const bool is_said = strstr(cairn_error(), "this process has no memory to send to shard") !=
                          NULL;
     ck_assert_int_eq(prlimit(0, RLIMIT_AS, &was, NULL), 0);
     ck_assert_msg(status == CAIRN_ERR_TIMEOUT && is_said, "%d %s", (int)status, cairn_error());
-    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result)); // as the sentence says
+    const struct cairn_result result = trainer_result(job, &round); // as the sentence says
     trainer_fetch(job, result.version, "w", NULL, CAIRN_F32, values);
     ck_assert_float_ne(values[ELEMS - 1], 1);
-    cairn_close(session);
 }
 
-SUITE(getenv("CAIRN_TEST_LONG") != NULL ? 300 : 60, set_up, tear_down);
+SUITE(getenv("CAIRN_TEST_LONG") != NULL ? 300 : 60, set_up, stop);
 
 int main(void)
 {

@@ -5,29 +5,17 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
-
-/* The leases are longer than the test. */
-enum { TRIES = 200, TRY_NS = 50 * 1000000 };
-
-static struct cluster cluster;
+#include "tests/support/scene.h"
 
 /* In a process of its own: a step, then a loader that lives until the test closes `loader`; then nothing. */
 static void train_with_loader(int ready, const int loader[2])
 {
-    struct tiny_job tiny;
     char end;
-    tiny_describe(&tiny, 1000);
-    cairn *session = tiny_session(&cluster, NULL);
-    tiny_step(tiny_open(session, "tiny", &tiny));
+    join("tiny", TINY(1000));
+    train(1);
     if (fork() == 0) {
         close(loader[1]);
         _exit(read(loader[0], &end, 1) == 0 ? 0 : 1);
@@ -38,66 +26,51 @@ static void train_with_loader(int ready, const int loader[2])
 
 static bool has_no_worker(void)
 {
-    struct cluster_said said;
-    cluster_cli(&cluster, &said, "job", "list", "--no-headers", "-ojson", NULL);
+    ask("job list --no-headers -ojson");
     return said.status == 0 && strstr(said.out, "\"workers\": 0") != NULL;
 }
 
 TEST(a_killed_trainer_is_missed_though_its_loader_lives)
 {
-    static const char *const lease[] = { "lease.timeout=60s", NULL };
     int ready[2], loader[2];
     char letter;
-    bool missed = false;
-    cluster_start(&cluster, 1, &(struct cluster_options) { .coordinator_set = lease });
+    start(1, .coordinator_set = SETTINGS("lease.timeout=60s")); // longer than the test
     ck_assert(pipe(ready) == 0 && pipe(loader) == 0);
-    const pid_t trainer = fork();
-    ck_assert_int_ge(trainer, 0);
+    const pid_t trainer = fork_child();
     if (trainer == 0) train_with_loader(ready[1], loader);
     close(ready[1]);
     ck_assert_int_eq((int)read(ready[0], &letter, 1), 1);
     ck_assert(!has_no_worker());
     cluster_kill(trainer);
-    for (int i = 0; i < TRIES && !missed; i++) {
-        missed = has_no_worker();
-        if (!missed) nanosleep(&(struct timespec) { 0, TRY_NS }, NULL);
-    }
-    ck_assert(missed);
+    await(has_no_worker());
     close(loader[1]);
     close(loader[0]);
     close(ready[0]);
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* The calls of a child with what its parent has open: told, and not waited in. */
-static bool child_is_told(cairn *session, cairn_job *job)
+static void child_is_told(void)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    int status;
-    const pid_t child = fork();
-    ck_assert_int_ge(child, 0);
+    const pid_t child = fork_child();
     if (child == 0) {
         const bool told = cairn_round_begin(job, 60000, &round) == CAIRN_ERR_HANDLE &&
                           strstr(cairn_error(), "forked") != NULL;
         cairn_close(session);
         _exit(told ? 0 : 1);
     }
-    ck_assert_int_eq(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    ck_assert_int_eq(cluster_wait(child, CLUSTER_WAIT_MS), 0);
 }
 
 TEST(a_child_is_told_that_the_session_is_its_parents)
 {
-    struct tiny_job tiny;
-    cluster_start(&cluster, 1, NULL);
-    tiny_describe(&tiny, 1000);
-    cairn *session = tiny_session(&cluster, NULL);
-    cairn_job *job = tiny_open(session, "tiny", &tiny);
-    tiny_step(job);
-    ck_assert(child_is_told(session, job));
-    tiny_step(job); // the parent trains on
-    cairn_close(session);
-    cluster_stop(&cluster);
+    start(1);
+    join("tiny", TINY(1000));
+    train(1);
+    child_is_told();
+    train(1); // the parent trains on
+    stop();
 }
 
 /* ---- while it is being made ---- */
@@ -136,41 +109,33 @@ static void listen_to_nobody(int fds[1 + FILLERS])
     snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", ntohs(address.sin_port));
 }
 
-static void *open_in_vain(void *session)
+static void *open_in_vain(void *session_out)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = endpoint,
                                      .connect_timeout_ms = OPEN_MS };
-    return (void *)(intptr_t)cairn_open(&opts, session);
+    return (void *)(intptr_t)cairn_open(&opts, session_out);
 }
 
 /* A process that is forked now has more of them than so many. */
 static bool child_keeps(int before)
 {
-    int status;
-    const pid_t child = fork();
-    ck_assert_int_ge(child, 0);
+    const pid_t child = fork_child();
     if (child == 0) _exit(count_asking() == before ? 0 : 1);
-    ck_assert_int_eq(waitpid(child, &status, 0), child);
-    return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+    return cluster_wait(child, CLUSTER_WAIT_MS) != 0;
 }
 
 TEST(a_child_keeps_no_connection_that_is_being_made)
 {
     int fds[1 + FILLERS];
     pthread_t thread;
-    cairn *session = NULL;
     void *opened;
     listen_to_nobody(fds);
     const int before = count_asking();
     ck_assert_int_ge(before, 1); // the queue is full
     ck_assert_int_eq(pthread_create(&thread, NULL, open_in_vain, (void *)&session), 0);
-    for (int i = 0; count_asking() == before; i++) {
-        ck_assert_int_lt(i, OPEN_MS);
-        nanosleep(&(struct timespec) { 0, 1000000 }, NULL);
-    }
-    bool keeps =
-        true; // one that is forked in the moment between making the socket and noting it does
+    await(count_asking() != before);
+    bool keeps = true; // one forked in the moment between making the socket and noting it does
     for (int i = 0; i < 100 && keeps; i++) keeps = child_keeps(before);
     ck_assert_int_eq(pthread_join(thread, &opened), 0);
     ck_assert_int_eq((intptr_t)opened, CAIRN_ERR_UNREACHABLE);

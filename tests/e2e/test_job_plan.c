@@ -47,8 +47,7 @@ static json_t *memory_said(void)
 
 static json_t *planned(const char *what, const char *workers)
 {
-    cluster_cli(&cluster, &said, "job", "plan", what, "--shards", "2", "--workers", workers, "-o",
-                "json", NULL);
+    cluster_cli(&cluster, &said, "job plan %s --shards 2 --workers %s -o json", what, workers);
     return memory_said();
 }
 
@@ -73,7 +72,7 @@ static bool same(const json_t *memory, const json_t *plan)
 static void await_shown(const json_t *plan)
 {
     for (int tries = 0; tries < TRIES; tries++) {
-        cluster_cli(&cluster, &said, "job", "show", "planned", "-o", "json", NULL);
+        cluster_cli(&cluster, &said, "job show planned -o json");
         json_t *memory = memory_said();
         const bool equal = same(memory, plan);
         json_decref(memory);
@@ -95,7 +94,7 @@ static void write_spec(char path[static CAIRN_SCRATCH_BYTES + 16])
 /* The total that `job list` shows is the job's own. */
 static void check_list(const json_t *plan)
 {
-    cluster_cli(&cluster, &said, "job", "list", "-o", "json", NULL);
+    cluster_cli(&cluster, &said, "job list -o json");
     json_t *list = json_loads(said.out, 0, NULL);
     const json_t *job = json_array_get(json_object_get(list, "jobs"), 0);
     ck_assert_int_eq(kind_of(job, "state_bytes"), kind_of(plan, "total"));
@@ -105,7 +104,7 @@ static void check_list(const json_t *plan)
 
 static void check_snapshot(const json_t *plan)
 {
-    cluster_cli(&cluster, &said, "snapshot", "create", "planned", "--wait", "-o", "json", NULL);
+    cluster_cli(&cluster, &said, "snapshot create planned --wait -o json");
     ck_assert_msg(said.status == 0, "%s", said.err);
     json_t *snapshot = json_loads(said.out, 0, NULL);
     char path[512];
@@ -145,7 +144,7 @@ TEST(a_plan_is_what_the_attached_job_then_takes)
     ck_assert(json_equal(own, one));
     json_decref(own);
     check_snapshot(one);
-    cluster_cli(&cluster, &said, "job", "plan", "planned", "--workers", "65", NULL);
+    cluster_cli(&cluster, &said, "job plan planned --workers 65");
     ck_assert_msg(strstr(said.err, "round.workers_max is 64") != NULL, "%s", said.err);
 
     good(cairn_open(&here, &sessions[1]));
@@ -163,18 +162,18 @@ TEST(what_cannot_be_planned_is_said)
 {
     char path[CAIRN_SCRATCH_BYTES + 16];
     cluster_start(&cluster, 1, NULL);
-    cluster_says(&cluster, 4, "no job \"nothing\"", "job", "plan", "nothing", NULL);
-    cluster_cli(&cluster, &said, "job", "plan", "no/where", NULL);
+    cluster_says(&cluster, 4, "no job \"nothing\"", "job plan nothing");
+    cluster_cli(&cluster, &said, "job plan no/where");
     ck_assert_msg(strstr(said.err, "no/where: there is no such file or folder") != NULL, "%s",
                   said.err);
     write_spec(path);
-    cluster_cli(&cluster, &said, "job", "plan", path, "--workers", "65", NULL);
+    cluster_cli(&cluster, &said, "job plan %s --workers 65", path);
     ck_assert_msg(said.status == 0, "%s", said.err); // nobody said that there are fewer
     ck_assert_ptr_nonnull(strstr(said.out, "65, at most 65"));
     FILE *file = fopen(path, "we");
     fputs("{\"tensors\": [{\"name\": \"a\", \"shape\": [4], \"color\": 3}]}", file);
     fclose(file);
-    cluster_cli(&cluster, &said, "job", "plan", path, NULL);
+    cluster_cli(&cluster, &said, "job plan %s", path);
     ck_assert_msg(strstr(said.err, "color") != NULL, "%s", said.err);
     ck_assert_int_ne(said.status, 0);
     cluster_stop(&cluster);
@@ -184,8 +183,9 @@ TEST(what_cannot_be_planned_is_said)
 static json_t *planned_as(const char *path, const char *stage, const char *wire,
                           const char *offload)
 {
-    cluster_cli(&cluster, &said, "job", "plan", path, "--shards", "3", "--stage", stage, "--wire",
-                wire, "--backend", "cuda", "--offload", offload, "-o", "json", NULL);
+    cluster_cli(&cluster, &said,
+                "job plan %s --shards 3 --stage %s --wire %s --backend cuda --offload %s -o json",
+                path, stage, wire, offload);
     return memory_said();
 }
 
@@ -208,11 +208,11 @@ TEST(a_plan_of_gpus_has_the_memory_of_both_for_any_stage_wire_and_fraction)
     ck_assert_uint_eq(json_array_size(json_object_get(one, "shards")), 1); // all of it on one
     json_t *list[] = { none, half, all, wide, one };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) json_decref(list[i]);
-    cluster_cli(&cluster, &said, "job", "plan", path, "--offload", "0.5", NULL);
+    cluster_cli(&cluster, &said, "job plan %s --offload 0.5", path);
     ck_assert_msg(strstr(said.err, "--backend cuda") != NULL, "%s", said.err);
-    cluster_cli(&cluster, &said, "job", "plan", path, "--backend", "cuda", "--offload", "2", NULL);
+    cluster_cli(&cluster, &said, "job plan %s --backend cuda --offload 2", path);
     ck_assert_msg(strstr(said.err, "--offload 2: 0 to 1 is allowed") != NULL, "%s", said.err);
-    cluster_cli(&cluster, &said, "job", "plan", path, "--backend", "cuda", NULL);
+    cluster_cli(&cluster, &said, "job plan %s --backend cuda", path);
     ck_assert_msg(strstr(said.out, "ON DEVICE") != NULL, "%s", said.out);
     cluster_stop(&cluster);
 }

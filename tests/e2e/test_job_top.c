@@ -3,20 +3,14 @@
 #include <jansson.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { SHARDS = 2, WORKERS = 3, SLOW = 1, STEPS = 9, COMPUTE_MS = 4, SLOW_MS = 60, ELEMS = 40000 };
 
 static const struct cairn_tensor model = TRAINER_MATRIX("w", "w", 200, 200, 1);
-
-static struct cluster cluster;
-static struct cluster_said said;
 
 struct worker {
     pthread_t thread;
@@ -38,19 +32,18 @@ static cairn_status step(struct worker *w, float *values)
 {
     const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
     cairn_op *op;
     cairn_status status = cairn_round_begin(w->job, CLUSTER_WAIT_MS, &round);
     if (status == CAIRN_OK) status = cairn_fetch(w->job, round.version, "w", NULL, NULL, &mem, &op);
     if (status == CAIRN_OK) status = cairn_wait(op, CLUSTER_WAIT_MS);
     usleep((w->rank == SLOW ? SLOW_MS : COMPUTE_MS) * 1000); // it computes
     if (status == CAIRN_OK) status = cairn_push(w->job, &round, 0, "w", NULL, &mem, NULL);
-    return status == CAIRN_OK ? cairn_commit(w->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result)
+    return status == CAIRN_OK ? trainer_try_commit(w->job, &round, NULL, 0, CLUSTER_WAIT_MS)
                               : status;
 }
 
 /* Check's asserts are the test thread's. */
-static void *train(void *arg)
+static void *train_rank(void *arg)
 {
     struct worker *w = arg;
     void *values = NULL;
@@ -65,7 +58,7 @@ static void train_all(void)
     for (uint32_t i = 0; i < WORKERS; i++) {
         workers[i].rank = i;
         open_worker(&workers[i]);
-        ck_assert_int_eq(pthread_create(&workers[i].thread, NULL, train, &workers[i]), 0);
+        ck_assert_int_eq(pthread_create(&workers[i].thread, NULL, train_rank, &workers[i]), 0);
     }
     for (int i = 0; i < WORKERS; i++) {
         void *status;
@@ -76,16 +69,14 @@ static void train_all(void)
 
 static void set_up(void)
 {
-    static const char *const quick[] = { "lease.heartbeat=20ms", NULL };
-    const struct cluster_options options = { .coordinator_set = quick };
-    cluster_start(&cluster, SHARDS, &options);
+    start(SHARDS, .coordinator_set = SETTINGS("lease.heartbeat=20ms"));
 }
 
 static void tear_down(void)
 {
     for (int i = 0; i < WORKERS; i++)
         if (workers[i].session != NULL) cairn_close(workers[i].session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 static double real(const json_t *entry, const char *key)
@@ -114,8 +105,8 @@ static void check_worker(const json_t *entry, uint32_t rank)
 static json_t *await_bytes(void)
 {
     for (int tries = 0; tries < 1000; tries++) {
-        cluster_cli(&cluster, &said, "job", "top", "slow", "-o", "json", NULL);
-        ck_assert_msg(said.status == 0, "%s", said.err);
+        ask("job top slow -o json");
+        expect_said(0);
         json_t *top = json_loads(said.out, 0, NULL);
         const json_t *first = json_array_get(json_object_get(top, "workers"), 0);
         const json_t *bytes = json_object_get(first, "pushed_per_step");
@@ -132,7 +123,7 @@ TEST(the_worker_that_computes_slowly_is_marked)
     json_t *top = await_bytes();
     const json_t *list = json_object_get(top, "workers"), *shards = json_object_get(top, "shards");
     ck_assert_uint_eq(json_array_size(list), WORKERS);
-    cluster_says(&cluster, 0, "(rank 1), by its compute", "job", "show", "slow", NULL);
+    says(0, "(rank 1), by its compute", "job show slow");
     for (uint32_t i = 0; i < WORKERS; i++) check_worker(json_array_get(list, i), i);
     ck_assert_uint_eq(json_array_size(shards), SHARDS);
     for (size_t i = 0; i < SHARDS; i++) {
@@ -145,8 +136,8 @@ TEST(the_worker_that_computes_slowly_is_marked)
     }
     json_decref(top);
 
-    cluster_cli(&cluster, &said, "job", "top", "--once", "slow", NULL);
-    ck_assert_int_eq(said.status, 0);
+    ask("job top --once slow");
+    expect_said(0);
     char *mark = strstr(said.out, "<- slowest");
     ck_assert_msg(mark != NULL, "%s", said.out);
     while (mark > said.out && mark[-1] != '\n') mark--;
@@ -156,13 +147,13 @@ TEST(the_worker_that_computes_slowly_is_marked)
 TEST(what_was_not_told_is_not_shown_as_0)
 {
     open_worker(&workers[0]);
-    cluster_cli(&cluster, &said, "job", "top", "slow", "-o", "json", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    ask("job top slow -o json");
+    expect_said(0);
     json_t *top = json_loads(said.out, 0, NULL);
     const json_t *worker = json_array_get(json_object_get(top, "workers"), 0);
     ck_assert_msg(json_is_null(json_object_get(worker, "memory_bytes")), "%s", said.out);
     json_decref(top);
-    cluster_cli(&cluster, &said, "job", "top", "--once", "slow", NULL);
+    ask("job top --once slow");
     ck_assert_msg(strstr(said.out, "MEMORY") != NULL, "%s", said.out);
     ck_assert_msg(strstr(strstr(said.out, "MEMORY"), " - ") != NULL, "%s", said.out);
 }
@@ -177,66 +168,37 @@ static int count(const char *text, const char *what)
 
 TEST(watched_lists_are_printed_again_until_they_are_interrupted)
 {
-    static char text[1 << 16];
-    char log[CAIRN_SCRATCH_BYTES + 16];
-    snprintf(log, sizeof log, "%s/watch.txt", cluster.folder);
-    const char *const argv[] = { CAIRN_BIN_DIR "/cairn",
-                                 "--endpoint",
-                                 cluster.address,
-                                 "job",
-                                 "list",
-                                 "--watch",
-                                 "0.01",
-                                 NULL };
-    const pid_t pid = cluster_spawn(argv, log);
-    for (int tries = 0; count(text, "GENERATION") < 3; tries++) {
-        ck_assert_msg(tries < 30000, "printed: %s", text);
-        FILE *file = fopen(log, "re");
-        const size_t bytes = file != NULL ? fread(text, 1, sizeof text - 1, file) : 0;
-        text[bytes] = '\0';
-        if (file != NULL) fclose(file);
-        usleep(1000);
-    }
-    ck_assert_ptr_nonnull(strstr(text, "\n\nJOB ")); // no terminal: an empty line between
-    ck_assert_ptr_null(strchr(text, '\033'));
-    kill(pid, SIGINT);
-    ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 130);
-    cluster_cli(&cluster, &said, "job", "show", "--watch", "1", "nothing", NULL);
-    ck_assert_msg(strstr(said.err, "does not take --watch") != NULL, "%s", said.err);
+    struct cluster_command list;
+    cluster_cli_begin(&cluster, &list, "job list --watch 0.01");
+    await(count(cluster_cli_printed(&list), "GENERATION") >= 3);
+    kill(list.pid, SIGINT);
+    cluster_cli_end(&list, cluster_wait(list.pid, CLUSTER_WAIT_MS), &said);
+    expect_said(130, "\n\nJOB "); // no terminal: an empty line between
+    ck_assert_ptr_null(strchr(said.out, '\033'));
+    ask("job show --watch 1 nothing");
+    expect_said(said.status, "does not take --watch");
 }
 
 /* It is the program by now, and has a handler of SIGINT. */
 static bool has_handler(pid_t pid)
 {
-    char path[64], line[256], name[32] = "";
-    unsigned long caught = 0;
+    char path[64];
     snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    FILE *file = fopen(path, "re");
-    ck_assert_ptr_nonnull(file);
-    while (fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "Name: %31s", name) != 1 && sscanf(line, "SigCgt: %lx", &caught) == 1)
-            break;
-    fclose(file);
-    return strcmp(name, "cairn") == 0 && (caught >> (SIGINT - 1) & 1) != 0;
+    const char *text = cluster_text(path), *caught = strstr(text, "SigCgt:");
+    return strncmp(text, "Name:\tcairn\n", 12) == 0 && caught != NULL &&
+           (strtoul(caught + 7, NULL, 16) >> (SIGINT - 1) & 1) != 0;
 }
 
 TEST(what_is_watched_is_interrupted_while_the_coordinator_hangs)
 {
-    char log[CAIRN_SCRATCH_BYTES + 16];
-    snprintf(log, sizeof log, "%s/hang.txt", cluster.folder);
-    const char *const argv[] = {
-        CAIRN_BIN_DIR "/cairn", "--endpoint", cluster.address, "job", "list", "--watch", NULL
-    };
+    struct cluster_command list;
     kill(cluster.coordinator, SIGSTOP);
-    const pid_t pid = cluster_spawn(argv, log);
-    for (int tries = 0; !has_handler(pid); tries++) {
-        ck_assert_int_lt(tries, 30000);
-        usleep(1000);
-    }
-    kill(pid, SIGINT);
-    const int status = cluster_wait(pid, 5000);
+    cluster_cli_begin(&cluster, &list, "job list --watch");
+    await(has_handler(list.pid));
+    kill(list.pid, SIGINT);
+    const int status = cluster_wait(list.pid, 5000);
     kill(cluster.coordinator, SIGCONT);
-    if (status == -1) cluster_kill(pid);
+    if (status == -1) cluster_kill(list.pid);
     ck_assert_int_eq(status, 130);
 }
 

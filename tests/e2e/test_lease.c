@@ -2,13 +2,10 @@
  * it; when it ends the version is gone and the memory is back. */
 #include <dirent.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { WAIT_MS = 20000, LONG_MS = 60000, TENSORS = 3, ELEMS_MAX = 129 * 257, SHARDS = 2 };
 
@@ -21,17 +18,15 @@ static const struct tensor {
                      { "fixed", CAIRN_FROZEN, CAIRN_F32, 97, 61 },
                      { "weight", CAIRN_TRAINED, CAIRN_BF16, 129, 257 } };
 
-static struct cluster cluster;
-static struct cluster_said said;
-static cairn *trainer, *evaluator;
-static cairn_job *trains, *reads;
+static cairn *evaluator;
+static cairn_job *reads;
 
 static size_t elems_of(int t)
 {
     return (size_t)(model[t].rows * model[t].columns);
 }
 
-static cairn_job *open_worker(cairn **session_out)
+static void enter(void)
 {
     struct cairn_group adamw = CAIRN_GROUP_INIT;
     struct cairn_tensor tensors[TENSORS];
@@ -45,13 +40,9 @@ static cairn_job *open_worker(cairn **session_out)
                                              .shape = { model[t].rows, model[t].columns },
                                              .init = { CAIRN_INIT_NORMAL, 0, 1, 7 } };
     }
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = tensors,
-                                         .tensor_count = TENSORS,
-                                         .groups = &adamw,
-                                         .group_count = 1 };
-    *session_out = trainer_session(cluster.address, NULL);
-    return trainer_ready(*session_out, "l", &spec);
+    struct cairn_job_spec spec = trainer_spec(tensors, TENSORS);
+    spec.groups = &adamw;
+    join_spec("l", &spec);
 }
 
 static cairn_status open_reader(const char *address, cairn **session_out, cairn_job **job_out)
@@ -66,25 +57,23 @@ static cairn_status open_reader(const char *address, cairn **session_out, cairn_
 
 static void set_up(void)
 {
-    cluster_start(&cluster, SHARDS, NULL);
-    trains = open_worker(&trainer);
+    start(SHARDS);
+    enter();
     good(open_reader(cluster.address, &evaluator, &reads));
 }
 
 static void tear_down(void)
 {
     cairn_close(evaluator);
-    cairn_close(trainer);
-    cluster_stop(&cluster);
+    stop();
 }
 
-static struct cairn_version train(int steps)
+static struct cairn_version advance(int steps)
 {
     struct cairn_result result = { .struct_size = sizeof result };
     for (int i = 0; i < steps; i++) {
-        const struct cairn_round round = trainer_begin(trains);
-        good(cairn_commit(trains, &round, 1, NULL, 0, WAIT_MS, &result));
-        ck_assert(result.applied);
+        const struct cairn_round round = trainer_begin(job);
+        result = trainer_commit(job, &round, 1);
     }
     return result.version;
 }
@@ -94,12 +83,12 @@ struct copy {
     uint8_t bytes[TENSORS][ELEMS_MAX * 4];
 };
 
-static cairn_status read_all(cairn_job *job, struct cairn_version version, struct copy *out)
+static cairn_status read_all(cairn_job *of, struct cairn_version version, struct copy *out)
 {
     for (int t = 0; t < TENSORS; t++) {
         const struct cairn_mem mem = trainer_mem(out->bytes[t], model[t].wire);
         cairn_op *op;
-        cairn_status status = cairn_fetch(job, version, model[t].name, NULL, NULL, &mem, &op);
+        cairn_status status = cairn_fetch(of, version, model[t].name, NULL, NULL, &mem, &op);
         if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
         if (status != CAIRN_OK) return status;
     }
@@ -115,23 +104,20 @@ static void check_same(const struct copy *a, const struct copy *b, bool same)
     }
 }
 
-/* The line of `cairn job show` that begins with `word`, or NULL. */
-static const char *show(const char *word)
+/* `cairn job show` has the word. */
+static bool is_shown(const char *word)
 {
-    cluster_cli(&cluster, &said, "job", "show", "l", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    const char *line = strstr(said.out, word);
-    return line;
+    ask("job show l");
+    expect_said(0);
+    return strstr(said.out, word) != NULL;
 }
 
 /* What the shards hold for their jobs, as they say with each heartbeat. */
-static uint64_t state_bytes(void)
+static int64_t state_bytes(void)
 {
-    cluster_cli(&cluster, &said, "-o", "json", "job", "show", "l", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    const char *at = strstr(said.out, "\"state_bytes\":");
-    ck_assert_ptr_nonnull(at);
-    return strtoull(at + strlen("\"state_bytes\":"), NULL, 10); // null: 0
+    ask("-o json job show l");
+    expect_said(0, "\"state_bytes\":");
+    return said_number("state_bytes");
 }
 
 /* Published copies that the shards have: descriptors of their memfds. */
@@ -154,12 +140,6 @@ static int copies(void)
     return count;
 }
 
-/* The test's own timeout ends it. */
-static void until_copies_are(int count)
-{
-    while (copies() != count) usleep(20000);
-}
-
 static void until_gone(struct cairn_version version, struct copy *copy)
 {
     cairn_status status;
@@ -171,85 +151,83 @@ TEST(a_leased_version_is_read_bit_for_bit_twenty_updates_later)
 {
     static struct copy first, later;
     struct cairn_version leased = { 0, 0 };
-    const struct cairn_version published = train(3);
+    const struct cairn_version published = advance(3);
     const int before = copies();
-    while (state_bytes() == 0) usleep(20000);
-    const uint64_t counted = state_bytes();
+    await(state_bytes() > 0);
+    const int64_t counted = state_bytes();
     good(read_all(reads, published, &first));
     good(cairn_lease(reads, (struct cairn_version) { 0, 0 }, LONG_MS, WAIT_MS, &leased));
     ck_assert_uint_eq(leased.step, published.step);
-    ck_assert_ptr_nonnull(show("lease"));
-    ck_assert_ptr_nonnull(strstr(said.out, "step 3: reader evaluator"));
-    struct cairn_version newest = train(20);
-    ck_assert_uint_eq(newest.step, 23);
+    ck_assert(is_shown("lease"));
+    ck_assert(is_shown("step 3: reader evaluator"));
+    struct cairn_version latest = advance(20);
+    ck_assert_uint_eq(latest.step, 23);
     good(read_all(reads, leased, &later));
     check_same(&first, &later, true);
-    good(read_all(reads, newest, &later)); // and the newest has its frozen tensors
+    good(read_all(reads, latest, &later)); // and the latest has its frozen tensors
     check_same(&first, &later, false);
     ck_assert_int_gt(copies(), before);
-    while (state_bytes() <= counted) usleep(20000); // and it is counted
+    await(state_bytes() > counted); // and it is counted
     good(cairn_lease_end(reads, leased, WAIT_MS));
     until_gone(leased, &later);
-    until_copies_are(before);
+    await(copies() == before);
     good(cairn_lease_end(reads, leased, WAIT_MS)); // there is none
     fails(cairn_lease(reads, leased, LONG_MS, WAIT_MS, &leased), CAIRN_ERR_VERSION_GONE,
           "not kept any more");
-    good(read_all(reads, newest, &later));
+    good(read_all(reads, latest, &later));
 }
 
 TEST(a_lease_that_timed_out_was_not_begun_and_its_error_names_the_shard)
 {
     static struct copy copy;
-    const struct cairn_version newest = { 0, 0 };
-    struct cairn_version leased = train(1);
+    const struct cairn_version latest = { 0, 0 };
+    struct cairn_version leased = advance(1);
     good(read_all(reads, leased, &copy));
     kill(cluster.shards[1], SIGSTOP);
-    const cairn_status status = cairn_lease(reads, newest, LONG_MS, 100, &leased);
-    ck_assert_msg(status == CAIRN_ERR_TIMEOUT && strstr(cairn_error(), "shard-1") != NULL, "%d: %s",
-                  (int)status, cairn_error());
+    fails(cairn_lease(reads, latest, LONG_MS, 100, &leased), CAIRN_ERR_TIMEOUT, "shard-1");
     kill(cluster.shards[1], SIGCONT);
-    ck_assert_ptr_null(show("lease"));
-    train(3);
+    ck_assert(!is_shown("lease"));
+    advance(3);
     until_gone(leased, &copy);
-    good(cairn_lease(reads, newest, LONG_MS, WAIT_MS, &leased));
+    good(cairn_lease(reads, latest, LONG_MS, WAIT_MS, &leased));
     ck_assert_uint_eq(leased.step, 4);
 }
 
 TEST(a_lease_outlives_a_coordinator_if_it_is_renewed)
 {
     static struct copy first, later;
-    struct cairn_version leased = train(1);
+    struct cairn_version leased = advance(1);
     good(read_all(reads, leased, &first));
     good(cairn_lease(reads, leased, LONG_MS, WAIT_MS, &leased));
-    train(5);
-    cluster_kill_coordinator(&cluster);
+    advance(5);
+    kill_coordinator();
     good(read_all(reads, leased, &later));
-    cluster_restart_coordinator(&cluster);
+    restart_coordinator();
     good(cairn_lease(reads, leased, LONG_MS, WAIT_MS, &leased)); // the new one knows of none
-    train(5);
+    advance(5);
     good(read_all(reads, leased, &later));
     check_same(&first, &later, true);
-    ck_assert_ptr_nonnull(show("lease"));
+    ck_assert(is_shown("lease"));
 }
 
 TEST(a_reader_that_is_killed_holds_no_memory)
 {
     static struct copy copy;
-    struct cairn_version leased = train(1);
+    struct cairn_version leased = advance(1);
     const int before = copies();
     good(read_all(reads, leased, &copy));
     const char *const argv[] = { "/proc/self/exe", cluster.address, NULL };
     char log[CAIRN_SCRATCH_BYTES + 16];
     snprintf(log, sizeof log, "%s/reader.log", cluster.folder);
     const pid_t pid = cluster_spawn(argv, log);
-    while (show("lease") == NULL) usleep(20000);
-    train(5);
+    await(is_shown("lease"));
+    advance(5);
     good(read_all(reads, leased, &copy)); // whoever leased it
     ck_assert_int_gt(copies(), before);
     cluster_kill(pid);
     until_gone(leased, &copy);
-    until_copies_are(before);
-    ck_assert_ptr_null(show("lease"));
+    await(copies() == before);
+    ck_assert(!is_shown("lease"));
 }
 
 TEST(a_write_beside_a_lease_leaves_its_version_as_it_was)
@@ -257,15 +235,15 @@ TEST(a_write_beside_a_lease_leaves_its_version_as_it_was)
     static struct copy first, later;
     static float values[ELEMS_MAX];
     const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
-    struct cairn_version leased = train(2), written = { 0, 0 };
+    struct cairn_version leased = advance(2), written = { 0, 0 };
     good(read_all(reads, leased, &first));
     good(cairn_lease(reads, leased, LONG_MS, WAIT_MS, &leased));
-    good(cairn_write_begin(trains, WAIT_MS));
-    good(cairn_put(trains, "fixed", "param", NULL, &mem, NULL)); // zeros
-    good(cairn_write_end(trains, WAIT_MS, &written));
+    good(cairn_write_begin(job, WAIT_MS));
+    good(cairn_put(job, "fixed", "param", NULL, &mem, NULL)); // zeros
+    good(cairn_write_end(job, WAIT_MS, &written));
     for (int i = 0; i < 4; i++) { // in whatever copy the next versions lie
-        const struct cairn_version newest = train(1);
-        good(read_all(reads, newest, &later));
+        const struct cairn_version latest = advance(1);
+        good(read_all(reads, latest, &later));
         ck_assert_mem_eq(later.bytes[1], values, elems_of(1) * sizeof(float));
     }
     good(read_all(reads, leased, &later));
@@ -275,10 +253,10 @@ TEST(a_write_beside_a_lease_leaves_its_version_as_it_was)
 /* What the killed reader of the test above is. */
 static int lease_and_hang(const char *address)
 {
-    const struct cairn_version newest = { 0, 0 };
+    const struct cairn_version latest = { 0, 0 };
     struct cairn_version leased;
     if (open_reader(address, &evaluator, &reads) != CAIRN_OK ||
-        cairn_lease(reads, newest, LONG_MS, WAIT_MS, &leased) != CAIRN_OK)
+        cairn_lease(reads, latest, LONG_MS, WAIT_MS, &leased) != CAIRN_OK)
         return 1;
     for (;;) pause();
 }

@@ -1,15 +1,12 @@
 /* A job of very many small tensors on one shard, with real daemons: trained, saved, digested, restored. Its
  * digests take many messages, and with CAIRN_TEST_LONG its spec passes what may wait for a connection. */
 #include <dirent.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "proto/base/xxh.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 static size_t tensor_count(void)
 {
@@ -90,7 +87,7 @@ static void expect_elsewhere(const char *what, pid_t pid, struct spent before)
     ck_assert_msg(loop_s < 0.5 * all_s, "%s: %.3f s of %.3f s on its loop", what, loop_s, all_s);
 }
 
-static void train(cairn_job *job, const struct many *many)
+static void train_all(const struct many *many)
 {
     float gradient[3] = { 0.5f, -1, 0.25f };
     struct cairn_result result = { .struct_size = sizeof result };
@@ -133,51 +130,40 @@ static void alter(const char *folder)
 
 TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
 {
-    static const char *const shard_set[] = { "memory.limit=4GiB", "compute.threads=1", NULL };
-    const struct cluster_options options = { .shard_set = shard_set };
-    struct cluster cluster;
-    struct cluster_said said;
-    char root[CLUSTER_WORD_BYTES], again[CLUSTER_WORD_BYTES], id[CLUSTER_WORD_BYTES], folder[400];
+    char root[65], id[CLUSTER_WORD_BYTES], folder[400];
     struct many many = make_many(tensor_count());
     const struct cairn_job_spec spec = TRAINER_SPEC(many.tensors, many.count, .workers_min = 1);
-    cairn_job *job;
-    cluster_start(&cluster, 1, &options);
+    start(1, .shard_set = SETTINGS("memory.limit=4GiB", "compute.threads=1"));
     say("");
-    cairn *session = trainer_session(cluster.address, NULL);
+    session = trainer_session(cluster.address, NULL);
     const struct spent coordinator = spent(cluster.coordinator), shard = spent(cluster.shards[0]);
     good(cairn_job_open(session, "many", &spec, CAIRN_WORKER, 4 * CLUSTER_WAIT_MS, &job));
     expect_elsewhere("coordinator", cluster.coordinator, coordinator);
     expect_elsewhere("shard", cluster.shards[0], shard);
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
     say("attach");
-    train(job, &many);
+    train_all(&many);
     say("step");
-    cluster_word(&cluster, root, "job", "digest", "-q", "many", NULL);
+    trainer_digest(&cluster, "many", root);
     say("digest");
-    cluster_word(&cluster, id, "snapshot", "create", "-q", "many", "--wait", "--wait", NULL);
+    word_of(id, "snapshot create -q many --wait --wait");
     say("snapshot");
-    cairn_job_close(job);
-    cairn_close(session);
-    cluster_says(&cluster, 0, "", "snapshot", "restore", "many", id, "--yes", NULL);
+    leave();
+    says(0, "", "snapshot restore many %s --yes", id);
     say("restore");
-    cluster_word(&cluster, again, "job", "digest", "-q", "many", NULL);
-    ck_assert_str_eq(again, root);
+    trainer_expect_digest(&cluster, "many", root);
     say("digest");
 
     snprintf(folder, sizeof folder, "%s/many/%s", cluster.snapshots_path, id);
     alter(folder);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--yes",
-                "--allow-unsigned", NULL);
+    ask("snapshot restore --path %s --yes --allow-unsigned", folder);
     ck_assert_int_ne(said.status, 0);
-    ck_assert_msg(strstr(said.err, "its files have the content root") != NULL, "%s", said.err);
-    cluster_word(&cluster, again, "job", "digest", "-q", "many", NULL);
-    ck_assert_str_eq(again, root); // it was not touched
-    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "other", "--yes",
-                "--allow-unsigned", NULL);
+    expect_said(said.status, "its files have the content root");
+    trainer_expect_digest(&cluster, "many", root); // it was not touched
+    ask("snapshot restore --path %s --job other --yes --allow-unsigned", folder);
     ck_assert_int_ne(said.status, 0);
-    ck_assert_msg(strstr(said.err, "the state the shards loaded has the content root") != NULL,
-                  "%s", said.err);
-    cluster_stop(&cluster);
+    expect_said(said.status, "the state the shards loaded has the content root");
+    stop();
     free(many.names);
     free(many.tensors);
 }

@@ -3,11 +3,9 @@
 #include <signal.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { WAIT_MS = 20000, SHARDS = 3, TENSORS = 3, ELEMS_MAX = 700 * 311 };
 
@@ -17,10 +15,6 @@ static const struct cairn_tensor model[TENSORS] = {
     TRAINER_MATRIX("half", "u", 311, 500, 2, .wire = CAIRN_BF16),
     TRAINER_ONES("small", "v", 77),
 };
-
-static struct cluster cluster;
-static cairn *session;
-static cairn_job *job;
 
 static void open_job(const char *name, const char *fabric)
 {
@@ -35,13 +29,12 @@ static void open_job(const char *name, const char *fabric)
 
 static void set_up(void)
 {
-    cluster_start(&cluster, SHARDS, &(struct cluster_options) { .both_ways = true });
+    start(SHARDS, .both_ways = true);
 }
 
 static void tear_down(void)
 {
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 static void fill(float *to, int t, unsigned seed)
@@ -51,7 +44,7 @@ static void fill(float *to, int t, unsigned seed)
 }
 
 /* Gradients out of memory of the library (or of malloc). */
-static struct cairn_version train(int steps, bool allocated)
+static struct cairn_version train_from(int steps, bool allocated)
 {
     struct cairn_result result = { .struct_size = sizeof result };
     float *memory[TENSORS];
@@ -93,7 +86,7 @@ TEST(every_way_makes_the_same_bits)
     char roots[3][65];
     for (int i = 0; i < 3; i++) {
         open_job(ways[i].name, ways[i].fabric);
-        train(5, ways[i].allocated);
+        train_from(5, ways[i].allocated);
         trainer_digest(&cluster, ways[i].name, roots[i]);
         const struct cairn_stats s = stats();
         const bool shared = strcmp(ways[i].fabric, "auto") == 0;
@@ -129,7 +122,7 @@ TEST(a_map_lends_what_the_shards_published)
 {
     struct cairn_view views[TENSORS];
     open_job("m", "auto");
-    const struct cairn_version version = train(2, true);
+    const struct cairn_version version = train_from(2, true);
     ck_assert_uint_eq(map(version, "u", views), 2);
     is_whole(version, views);
     const struct cairn_stats s = stats();
@@ -147,7 +140,7 @@ TEST(every_version_is_mapped_as_it_is)
     int again = 0;
     open_job("m", "auto");
     for (int i = 0; i < 6; i++) {
-        const struct cairn_version version = train(1, true);
+        const struct cairn_version version = train_from(1, true);
         map(version, "u", views);
         is_whole(version, views);
         again += views[0].ptr == places[i % 2];
@@ -155,9 +148,9 @@ TEST(every_version_is_mapped_as_it_is)
         good(cairn_unmap(job, &views[0], NULL));
     }
     ck_assert_int_eq(again, 4); // two copies take turns
-    map(train(1, true), "u", held);
+    map(train_from(1, true), "u", held);
     for (int i = 0; i < 4; i++) { // one of them in the memory of what is held
-        const struct cairn_version version = train(1, true);
+        const struct cairn_version version = train_from(1, true);
         map(version, "u", views);
         is_whole(version, views);
         ck_assert_ptr_ne(views[0].ptr, held[0].ptr);
@@ -170,12 +163,12 @@ TEST(a_map_that_a_later_version_took_says_so_when_it_is_given_back)
 {
     struct cairn_view views[TENSORS], later[TENSORS];
     open_job("m", "auto");
-    const struct cairn_version version = train(1, false);
+    const struct cairn_version version = train_from(1, false);
     map(version, "u", views);
-    map(train(1, false), "v",
+    map(train_from(1, false), "v",
         later); // the version before is kept while its round's successor is open
     good(cairn_unmap(job, &later[0], NULL));
-    train(2, false);
+    train_from(2, false);
     ck_assert_int_eq(cairn_unmap(job, &views[0], NULL), CAIRN_ERR_VERSION_GONE);
     ck_assert_int_eq(cairn_unmap(job, &views[0], NULL), CAIRN_ERR_INVALID);
     map((struct cairn_version) { version.generation, version.step + 3 }, "u", views);
@@ -186,7 +179,7 @@ TEST(a_job_that_is_closed_takes_its_maps_along)
 {
     struct cairn_view views[TENSORS];
     open_job("m", "auto");
-    map(train(1, true), "u", views);
+    map(train_from(1, true), "u", views);
     cairn_job_close(job);
     ck_assert_int_eq(cairn_unmap(job, &views[0], NULL), CAIRN_ERR_HANDLE);
 }
@@ -210,7 +203,7 @@ TEST(units_are_mapped_while_another_thread_prefetches_them)
     pthread_t thread;
     void *failed;
     open_job("m", "auto");
-    struct cairn_version version = train(1, true);
+    struct cairn_version version = train_from(1, true);
     ck_assert_int_eq(pthread_create(&thread, NULL, prefetch_again_and_again, &version), 0);
     for (int turn = 0; turn < TURNS; turn++) {
         map(version, turn % 2 == 0 ? "u" : "v", views);
@@ -224,7 +217,7 @@ TEST(a_wait_that_times_out_names_the_shard_that_owes_it)
 {
     static float param[ELEMS_MAX];
     open_job("w", "ucx");
-    const struct cairn_version version = train(1, false);
+    const struct cairn_version version = train_from(1, false);
     const struct cairn_mem mem = trainer_mem(param, CAIRN_F32);
     cairn_op *op;
     kill(cluster.shards[1], SIGSTOP);

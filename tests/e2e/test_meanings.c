@@ -2,26 +2,13 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "tests/support/now.h"
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { ELEMS = 100, WORKERS = 2 };
-
-static struct cluster cluster;
-
-static void describe(struct tiny_job *tiny, uint32_t rank)
-{
-    tiny_describe(tiny, ELEMS);
-    tiny->spec.rank = rank;
-    tiny->spec.workers_min = WORKERS;
-}
 
 /* A worker's commit of its round, on a thread of its own. */
 struct part {
@@ -65,12 +52,11 @@ TEST(weights_are_bounded_and_what_a_shard_refuses_is_the_error_of_its_worker)
                                           UINT64_MAX - 2 };
     struct trainer t[WORKERS];
     struct part parts[WORKERS];
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     for (uint32_t i = 0; i < WORKERS; i++) {
-        struct tiny_job tiny;
-        describe(&tiny, i);
-        t[i] = (struct trainer) { .session = tiny_session(&cluster, NULL) };
-        t[i].job = trainer_open(t[i].session, "weights", &tiny.spec);
+        t[i] = (struct trainer) { .session = trainer_session(cluster.address, NULL) };
+        t[i].job = trainer_open(t[i].session, "weights",
+                                &TINY(ELEMS, .rank = i, .workers_min = WORKERS)->spec);
         parts[i] = (struct part) { .job = t[i].job };
     }
     for (int i = 0; i < WORKERS; i++) good(cairn_init_done(t[i].job, NULL, CLUSTER_WAIT_MS));
@@ -112,13 +98,13 @@ TEST(weights_are_bounded_and_what_a_shard_refuses_is_the_error_of_its_worker)
     commit(&parts[0]);
     ck_assert_msg(parts[0].status == CAIRN_OK, "%s", parts[0].why);
     for (int i = 0; i < WORKERS; i++) cairn_close(t[i].session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* In a session of its own, by the flags: CAIRN_OK, or what it was refused for. */
 static cairn_status try_open(const char *name, uint64_t flags, struct trainer *t)
 {
-    t->session = tiny_session(&cluster, NULL);
+    t->session = trainer_session(cluster.address, NULL);
     const cairn_status status = cairn_job_open(t->session, name,
                                                &TINY(ELEMS, .open_flags = flags)->spec,
                                                CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
@@ -129,26 +115,23 @@ static cairn_status try_open(const char *name, uint64_t flags, struct trainer *t
 static void refused(const char *name, uint64_t flags, cairn_status expected, const char *word)
 {
     struct trainer t;
-    ck_assert_int_eq(try_open(name, flags, &t), expected);
-    ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error());
+    fails(try_open(name, flags, &t), expected, word);
     cairn_close(t.session);
 }
 
 /* Whoever does not wait for as long as the other one may be dead hears for whom it waited. */
 static void late_for_the_place(const char *name)
 {
-    cairn_job *job = NULL;
-    cairn *session = tiny_session(&cluster, NULL);
+    session = trainer_session(cluster.address, NULL);
     fails(cairn_job_open(session, name, &TINY(ELEMS)->spec, CAIRN_WORKER, 100, &job),
           CAIRN_ERR_TIMEOUT, "waits for the worker that has rank 0 of job ");
-    cairn_close(session);
+    leave();
 }
 
 /* It has one step more, and ends without a word. */
 static pid_t lone_trainer(const char *name)
 {
-    const pid_t pid = fork();
-    ck_assert_int_ge(pid, 0);
+    const pid_t pid = fork_child();
     if (pid != 0) return pid;
     struct trainer t;
     good(try_open(name, 0, &t));
@@ -157,48 +140,45 @@ static pid_t lone_trainer(const char *name)
     _exit(1);
 }
 
-static struct cairn_job_info info_of(cairn_job *job)
+static struct cairn_job_info info_of(cairn_job *of)
 {
     struct cairn_job_info info = { .struct_size = sizeof info };
-    good(cairn_job_describe(job, &info));
+    good(cairn_job_describe(of, &info));
     return info;
 }
 
 /* A session that let go of the shards' memory holds its own step up, and not the shards. */
-static void late_without_memory(const struct trainer *t, cairn *session)
+static void late_without_memory(const struct trainer *t, cairn *its_session)
 {
-    struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_detach_memory(session, CLUSTER_WAIT_MS));
+    good(cairn_detach_memory(its_session, CLUSTER_WAIT_MS));
     const struct cairn_round round = trainer_begin(t->job);
-    fails(cairn_commit(t->job, &round, 1, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT,
+    fails(trainer_try_commit(t->job, &round, NULL, 0, 100), CAIRN_ERR_TIMEOUT,
           "calls that need the shards wait for its cairn_attach_memory");
-    good(cairn_attach_memory(session, CLUSTER_WAIT_MS));
-    good(cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+    good(cairn_attach_memory(its_session, CLUSTER_WAIT_MS));
+    (void)trainer_result(t->job, &round);
 }
 
 /* Nor do shards hold it up where this process has no descriptor left. */
 static void late_without_descriptors(void)
 {
-    struct cairn_result result = { .struct_size = sizeof result };
     struct rlimit was;
-    cairn *session = tiny_session(&cluster, NULL);
+    session = trainer_session(cluster.address, NULL);
     ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &was), 0);
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &(struct rlimit) { 3, was.rlim_max }), 0);
-    cairn_job *job = trainer_ready(session, "few", &TINY(ELEMS)->spec);
+    join("few", TINY(ELEMS));
     const struct cairn_round round = trainer_begin(job);
-    fails(cairn_commit(job, &round, 1, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT,
+    fails(trainer_try_commit(job, &round, NULL, 0, 100), CAIRN_ERR_TIMEOUT,
           "may open no more descriptors");
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &was), 0);
-    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
-    cairn_close(session);
+    (void)trainer_result(job, &round);
+    leave();
 }
 
 TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
 {
-    static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=400ms", NULL };
     struct trainer first, second, anew;
     struct cairn_round round = { .struct_size = sizeof round };
-    cluster_start(&cluster, 1, &(struct cluster_options) { .coordinator_set = quick });
+    start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=400ms"));
     good(try_open("gpt", CAIRN_OPEN_MUST_NOT_EXIST, &first));
     ck_assert(!info_of(first.job).found);
     tiny_step(first.job);
@@ -234,21 +214,20 @@ TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
     cairn_close(run[1].session);
     cairn_close(first.session);
     cairn_close(second.session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* It needs no flag, and does not wait for a lease. */
 TEST(who_comes_after_a_death_has_the_place_at_once)
 {
-    static const char *const slow[] = { "lease.timeout=30s", NULL };
     struct trainer t;
-    cluster_start(&cluster, 1, &(struct cluster_options) { .coordinator_set = slow });
+    start(1, .coordinator_set = SETTINGS("lease.timeout=30s"));
     for (uint64_t step = 1; step <= 2; step++)
         ck_assert_int_eq(cluster_wait(lone_trainer("dies"), CLUSTER_WAIT_MS), 128 + SIGKILL);
     good(try_open("dies", CAIRN_OPEN_MUST_EXIST, &t));
     ck_assert_uint_eq(info_of(t.job).found_step, 2);
     cairn_close(t.session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* The call ended with TIMEOUT, in its time and little more, and says that word. */
@@ -258,7 +237,7 @@ static void in_time(cairn_status status, int64_t begun_ms, int64_t span_ms, cons
     ck_assert_int_eq(status, CAIRN_ERR_TIMEOUT);
     ck_assert_msg(took_ms >= span_ms && took_ms < span_ms + 400,
                   "%" PRId64 " ms for %" PRId64 ": %s", took_ms, span_ms, cairn_error());
-    ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error());
+    expect_error(word);
 }
 
 TEST(a_timeout_is_kept_and_says_what_it_waited_for)
@@ -267,7 +246,7 @@ TEST(a_timeout_is_kept_and_says_what_it_waited_for)
     struct cairn_version out;
     struct trainer t;
     char id[64];
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     good(try_open("late", 0, &t));
     tiny_step(t.job);
     int64_t begun_ms = now_ms();
@@ -281,42 +260,39 @@ TEST(a_timeout_is_kept_and_says_what_it_waited_for)
     good(cairn_lease(t.job, none, 60000, CLUSTER_WAIT_MS, &out)); // none was left over
     // A job whose opening was not awaited is found by the next call.
     kill(cluster.shards[0], SIGSTOP);
-    struct trainer late = { .session = tiny_session(&cluster, NULL) };
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
+    struct trainer late = { .session = trainer_session(cluster.address, NULL) };
+    struct tiny_job *tiny = TINY(ELEMS);
     begun_ms = now_ms();
-    in_time(cairn_job_open(late.session, "slow", &tiny.spec, CAIRN_WORKER, 300, &late.job),
+    in_time(cairn_job_open(late.session, "slow", &tiny->spec, CAIRN_WORKER, 300, &late.job),
             begun_ms, 300, "open it again to go on");
     kill(cluster.shards[0], SIGCONT);
-    tiny.spec.open_flags = CAIRN_OPEN_MUST_NOT_EXIST; // it is as good as none
-    late.job = trainer_ready(late.session, "slow", &tiny.spec);
+    tiny->spec.open_flags = CAIRN_OPEN_MUST_NOT_EXIST; // it is as good as none
+    late.job = trainer_ready(late.session, "slow", &tiny->spec);
     ck_assert_uint_eq(tiny_step(late.job), 1);
     cairn_close(late.session);
     cairn_close(t.session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(stages_and_micro_batches_have_one_meaning)
 {
-    struct tiny_job tiny;
+    struct tiny_job *tiny = TINY(ELEMS, .micro_batches = 2);
     struct trainer t;
     static float gradient[ELEMS];
     const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
-    cluster_start(&cluster, 1, NULL);
-    t.session = tiny_session(&cluster, NULL);
-    tiny_describe(&tiny, ELEMS);
+    start(1);
+    t.session = trainer_session(cluster.address, NULL);
     for (uint32_t stage = 1; stage <= 4; stage++) {
-        tiny.spec.stage = stage;
+        tiny->spec.stage = stage;
         fails(
-            cairn_job_open(t.session, "stages", &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t.job),
+            cairn_job_open(t.session, "stages", &tiny->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t.job),
             CAIRN_ERR_INVALID, "write CAIRN_STAGE(0)");
     }
     for (uint32_t stage = 0; stage <= 3; stage++) {
         char name[16];
         snprintf(name, sizeof name, "stage%u", stage);
-        tiny.spec.stage = CAIRN_STAGE(stage);
-        tiny.spec.micro_batches = 2;
-        t.job = tiny_open(t.session, name, &tiny);
+        tiny->spec.stage = CAIRN_STAGE(stage);
+        t.job = tiny_open(t.session, name, tiny);
         ck_assert_uint_eq(info_of(t.job).stage, CAIRN_STAGE(stage));
         const struct cairn_round round = trainer_begin(t.job);
         for (uint32_t micro = 0; micro < 2; micro++) {
@@ -328,7 +304,7 @@ TEST(stages_and_micro_batches_have_one_meaning)
         trainer_commit(t.job, &round, 0);
     }
     cairn_close(t.session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* As a supervisor may start them: without standard descriptors. */

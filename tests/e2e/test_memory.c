@@ -5,14 +5,11 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { WAIT_MS = 30000, SHARDS = 2 };
 #define MIB ((uint64_t)1 << 20)
@@ -54,39 +51,27 @@ static void remove_group(void)
     rmdir(group);
 }
 
-static cairn_status open_job(cairn *session, const char *name, uint64_t elems, cairn_job **job_out)
+static cairn_status open_job(const char *name, uint64_t elems)
 {
     struct cairn_group sgd = CAIRN_GROUP_INIT;
     sgd.optimizer = "sgd";
     sgd.lr = 0.5;
     sgd.weight_decay = 0;
-    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                         .name = "w",
-                                         .rank = 2,
-                                         .shape = { 64, elems / 64 },
-                                         .init = { CAIRN_INIT_ZEROS, 0, 0, 0 } };
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &sgd,
-                                         .group_count = 1 };
-    return cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, job_out);
+    struct tiny_job *tiny = TINY(elems);
+    tiny->group = sgd;
+    tiny->tensor.init.kind = CAIRN_INIT_ZEROS;
+    return cairn_job_open(session, name, &tiny->spec, CAIRN_WORKER, WAIT_MS, &job);
 }
 
 /* One step with gradients of 1. */
-static void train(cairn_job *job, uint64_t elems)
+static void train_ones(uint64_t elems)
 {
     float *ones = malloc(elems * sizeof *ones);
     for (uint64_t i = 0; i < elems; i++) ones[i] = 1;
-    struct cairn_mem memory = trainer_mem(ones, CAIRN_F32);
-    cairn_op *op;
     good(cairn_init_done(job, NULL, WAIT_MS));
-    const struct cairn_round round = trainer_begin(job);
-    good(cairn_push(job, &round, 0, "w", NULL, &memory, NULL));
-    const struct cairn_result result = trainer_commit(job, &round, 1);
+    const struct cairn_result result = trainer_step(job, "w", ones);
     ck_assert_uint_eq(result.step, 1);
-    good(cairn_fetch(job, result.version, "w", NULL, NULL, &memory, &op));
-    good(cairn_wait(op, WAIT_MS));
+    trainer_fetch(job, result.version, "w", NULL, CAIRN_F32, ones);
     uint64_t right = 0; // one assertion: each is a system call
     while (right < elems && ones[right] == -0.5f) right++;
     ck_assert_uint_eq(right, elems);
@@ -95,23 +80,17 @@ static void train(cairn_job *job, uint64_t elems)
 
 TEST(what_a_control_group_has_no_room_for_is_refused_and_kills_nobody)
 {
-    static const char *const room[] = { "memory.limit=2GiB", NULL };
-    const struct cluster_options options = { .shard_set = room };
-    struct cluster cluster;
-    cairn_job *job;
-    cluster_start(&cluster, SHARDS, &options);
+    start(SHARDS, .shard_set = SETTINGS("memory.limit=2GiB"));
     for (int i = 0; i < SHARDS; i++)
         ck_assert(write_number(inner, "cgroup.procs", (uint64_t)cluster.shards[i]));
-    cairn *session = trainer_session(cluster.address, NULL);
+    session = trainer_session(cluster.address, NULL);
     // param, sums and two copies, 4 bytes each: 160 MiB a shard. Alone each would fit.
-    fails(open_job(session, "large", 20 * MIB, &job), CAIRN_ERR_NO_MEMORY, group);
-    ck_assert_msg(strstr(cairn_error(), " has 268435456, and the rest is in use") != NULL, "%s",
-                  cairn_error());
+    fails(open_job("large", 20 * MIB), CAIRN_ERR_NO_MEMORY, group);
+    expect_error(" has 268435456, and the rest is in use");
     for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], 0), 0);
-    ck_assert_msg(open_job(session, "fits", 4 * MIB, &job) == CAIRN_OK, "%s", cairn_error());
-    train(job, 4 * MIB);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    good(open_job("fits", 4 * MIB));
+    train_ones(4 * MIB);
+    stop();
 }
 
 SUITE(60);

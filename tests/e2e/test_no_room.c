@@ -2,17 +2,14 @@
  * with which it trains. */
 #include <inttypes.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { WAIT_MS = 20000, WORKERS = 64 /* of whom landing memory is wanted, at once */ };
 
-static cairn_status open_job(cairn *session, const char *name, uint64_t elems,
-                             uint32_t chunk_leaves, uint32_t window, cairn_job **job_out)
+static cairn_status open_job(const char *name, uint64_t elems, uint32_t chunk_leaves,
+                             uint32_t window, cairn_job **job_out)
 {
     return cairn_job_open(
         session, name,
@@ -37,21 +34,18 @@ static uint32_t advised(const char *word)
 /* Refused as it is, there with what the refusal says of `word`, if it does. True: it did. */
 static bool keeps_word(struct wish wish, const char *word, bool by_window)
 {
-    struct cluster cluster;
-    cairn_job *job;
-    cluster_start(&cluster, 1, NULL); // memory.limit=256MiB
-    cairn *session = tiny_session(&cluster, NULL);
-    ck_assert_int_eq(open_job(session, "refused", wish.elems, wish.chunk_leaves, wish.window, &job),
+    start(1); // memory.limit=256MiB
+    session = trainer_session(cluster.address, NULL);
+    ck_assert_int_eq(open_job("refused", wish.elems, wish.chunk_leaves, wish.window, &job),
                      CAIRN_ERR_NO_MEMORY);
     const uint32_t number = advised(word);
     if (number != 0 && by_window) wish.window = number;
     if (number != 0 && !by_window) wish.chunk_leaves = number;
     if (number != 0)
-        ck_assert_msg(open_job(session, "fits", wish.elems, wish.chunk_leaves, wish.window, &job) ==
+        ck_assert_msg(open_job("fits", wish.elems, wish.chunk_leaves, wish.window, &job) ==
                           CAIRN_OK,
                       "%" PRIu64 " elements, %s%u: %s", wish.elems, word, number, cairn_error());
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
     return number != 0;
 }
 
@@ -77,55 +71,45 @@ TEST(odd_jobs_that_are_refused_fit_as_the_refusal_says)
 
 TEST(of_one_whose_state_is_too_large_it_promises_nothing)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 1, NULL);
-    cairn_job *job;
-    cairn *session = trainer_session(cluster.address, NULL);
-    fails(open_job(session, "large", 40 << 20, 0, 0, &job), CAIRN_ERR_NO_MEMORY, "add shards");
-    ck_assert_msg(strstr(cairn_error(), "it fits with") == NULL, "%s", cairn_error());
-    cairn_close(session);
-    cluster_stop(&cluster);
+    start(1);
+    session = trainer_session(cluster.address, NULL);
+    fails(open_job("large", 40 << 20, 0, 0, &job), CAIRN_ERR_NO_MEMORY, "add shards");
+    ck_assert_ptr_null(strstr(cairn_error(), "it fits with"));
+    stop();
 }
 
 /* One shard with so much memory. */
-static void start_with(struct cluster *cluster, uint64_t bytes)
+static void start_with(uint64_t bytes)
 {
     char limit[64];
     snprintf(limit, sizeof limit, "memory.limit=%" PRIu64 "B", bytes);
-    const char *const set[] = { limit, NULL };
-    cluster_start(cluster, 1, &(struct cluster_options) { .shard_set = set, .both_ways = true });
+    start(1, .shard_set = SETTINGS(limit), .both_ways = true);
 }
 
 /* By the network's way: what is fetched needs replies, far more at a time than one. */
 TEST(with_just_the_bytes_that_a_refusal_says_a_job_trains)
 {
     static float values[1 << 16];
-    struct cluster cluster;
-    struct tiny_job tiny;
-    cairn_job *job;
-    tiny_describe(&tiny, 1 << 16);
-    tiny.spec.chunk_leaves = 1;
-    start_with(&cluster, 1 << 20);
-    cairn *session = tiny_session(&cluster, "ucx");
-    ck_assert_int_eq(cairn_job_open(session, "tight", &tiny.spec, CAIRN_WORKER, WAIT_MS, &job),
-                     CAIRN_ERR_NO_MEMORY);
-    const char *says = strstr(cairn_error(), ") needs ");
-    ck_assert_msg(says != NULL, "%s", cairn_error());
-    const uint64_t bytes = strtoull(says + strlen(") needs "), NULL, 10);
-    cairn_close(session);
-    cluster_stop(&cluster);
-
-    start_with(&cluster, bytes);
+    struct tiny_job *tiny = TINY(1 << 16, .chunk_leaves = 1);
+    start_with(1 << 20);
     session = tiny_session(&cluster, "ucx");
-    job = tiny_open(session, "tight", &tiny);
+    ck_assert_int_eq(cairn_job_open(session, "tight", &tiny->spec, CAIRN_WORKER, WAIT_MS, &job),
+                     CAIRN_ERR_NO_MEMORY);
+    const char *needs = strstr(cairn_error(), ") needs ");
+    ck_assert_msg(needs != NULL, "%s", cairn_error());
+    const uint64_t bytes = strtoull(needs + strlen(") needs "), NULL, 10);
+    stop();
+
+    start_with(bytes);
+    session = tiny_session(&cluster, "ucx");
+    job = tiny_open(session, "tight", tiny);
     for (int step = 1; step <= 3; step++) {
         ck_assert_uint_eq(tiny_step(job), (uint64_t)step);
-        const struct cairn_version newest = { 1, (uint64_t)step };
-        trainer_fetch(job, newest, "w", NULL, CAIRN_F32, values);
+        const struct cairn_version its = { 1, (uint64_t)step };
+        trainer_fetch(job, its, "w", NULL, CAIRN_F32, values);
     }
     ck_assert_float_eq(values[1], 1);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 SUITE(60);

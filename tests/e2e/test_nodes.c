@@ -2,14 +2,11 @@
  * reduce groups a node sends the sum of its workers once, and fetches what the other has once.
  *
  * `test_nodes worker ADDRESS RANK JOB STEPS GATHERS GROUPED` is one of the workers. Needs root. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "tests/support/netns.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum {
     WAIT_MS = 30000,
@@ -51,8 +48,7 @@ static void describe(struct cairn_tensor tensors[TENSORS])
         };
 }
 
-static void gather(cairn_job *job, struct cairn_version version, const struct cairn_tensor *tensors,
-                   uint16_t *room)
+static void gather(struct cairn_version version, const struct cairn_tensor *tensors, uint16_t *room)
 {
     cairn_op *ops[TENSORS];
     for (int t = 0; t < TENSORS; t++) {
@@ -62,8 +58,7 @@ static void gather(cairn_job *job, struct cairn_version version, const struct ca
     for (int t = 0; t < TENSORS; t++) need(cairn_wait(ops[t], WAIT_MS));
 }
 
-static void step(cairn_job *job, const struct cairn_tensor *tensors, uint16_t *grads,
-                 struct cairn_result *result)
+static void step(const struct cairn_tensor *tensors, uint16_t *grads, struct cairn_result *result)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     need(cairn_round_begin(job, WAIT_MS, &round));
@@ -78,8 +73,6 @@ static int work(char **argv)
 {
     struct cairn_tensor tensors[TENSORS];
     struct cairn_result result = { .struct_size = sizeof result };
-    cairn *session;
-    cairn_job *job;
     void *grads, *room;
     const int steps = atoi(argv[5]), gathers = atoi(argv[6]);
     describe(tensors);
@@ -94,8 +87,8 @@ static int work(char **argv)
     need(cairn_alloc(session, TENSORS * ELEMS * 2, 0, &room));
     for (size_t i = 0; i < ELEMS; i++) ((uint16_t *)grads)[i] = (uint16_t)(0x3c00 + i % 512);
     for (int i = 0; i < steps; i++) {
-        step(job, tensors, grads, &result);
-        if (gathers != 0) gather(job, result.version, tensors, room);
+        step(tensors, grads, &result);
+        if (gathers != 0) gather(result.version, tensors, room);
     }
     cairn_close(session);
     return 0;
@@ -103,7 +96,6 @@ static int work(char **argv)
 
 /* ---- the nodes ---- */
 
-static struct cluster cluster;
 static char netns[NODES][NETNS_NAME_BYTES];
 static const char *const places[NODES] = { netns[0], netns[1] };
 
@@ -134,7 +126,7 @@ static double sent_bytes(void)
 }
 
 /* Bytes of a step from the first node to the second, in Ψ. */
-static double train(const char *job, bool gathers, bool grouped)
+static double train_on(const char *name, bool gathers, bool grouped)
 {
     pid_t workers[WORKERS];
     char log[CAIRN_SCRATCH_BYTES + 32], self[512] = "";
@@ -153,7 +145,7 @@ static double train(const char *job, bool gathers, bool grouped)
                                      "worker",
                                      cluster.address,
                                      rank,
-                                     job,
+                                     name,
                                      steps,
                                      gathers ? "1" : "0",
                                      grouped ? "1" : "0",
@@ -171,16 +163,13 @@ static void set_up(void)
     static const char *const shard_set[] = { "fabric.device=cairn0", "network.insecure_network=yes",
                                              "memory.limit=2GiB", NULL };
     setenv("CAIRN_FABRIC_DEVICE", "cairn0", 1);
-    cluster_start(&cluster, NODES,
-                  &(struct cluster_options) { .coordinator_set = coordinator_set,
-                                              .shard_set = shard_set,
-                                              .shard_netns = places,
-                                              .coordinator_ip = "10.77.0.1" });
+    start(NODES, .coordinator_set = coordinator_set, .shard_set = shard_set, .shard_netns = places,
+          .coordinator_ip = "10.77.0.1");
 }
 
 static void tear_down(void)
 {
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* False: more, as it may be when a shard says later than a worker waits for it who relays. Then what
@@ -190,8 +179,8 @@ static bool crosses_once(int attempt)
     char pushes[16], gathers[16];
     snprintf(pushes, sizeof pushes, "pushes-%d", attempt);
     snprintf(gathers, sizeof gathers, "gathers-%d", attempt);
-    const double pushed = train(pushes, false, true);
-    const double fetched = train(gathers, true, true) - pushed;
+    const double pushed = train_on(pushes, false, true);
+    const double fetched = train_on(gathers, true, true) - pushed;
     printf("bytes of a step from a node, in Ψ: push %.2f, fetch %.2f\n", pushed, fetched);
     return pushed <= 1.1 * 2 / 2 /* fp32 sums of bf16 */ && fetched <= 1.1 / 2;
 }
@@ -201,7 +190,7 @@ TEST(a_node_sends_one_sum_and_fetches_everything_once)
     int attempt = 0;
     // Half of the model is the other node's: each worker by itself would send Ψ / 2, and fetch as much.
     while (!crosses_once(attempt)) ck_assert_msg(++attempt < ATTEMPTS, "more than once, each time");
-    const double alone = train("alone", true, false);
+    const double alone = train_on("alone", true, false);
     printf("without groups both %.2f\n", alone);
     ck_assert(alone >= 3.5);
 }

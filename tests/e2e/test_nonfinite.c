@@ -2,45 +2,27 @@
  * counted in each version once, whoever is asked again, and under the policy they are the end of it until
  * somebody acts. Gradients are told alike by any number of shards. */
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { ELEMS = 600000, SPOILED = 5 };
 
-static struct cluster cluster;
-static cairn *session;
-static cairn_job *job;
-
-static void start(cairn_nonfinite policy)
+static void start_tiny(cairn_nonfinite policy)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.on_nonfinite = policy;
-    cluster_start(&cluster, 2, NULL);
-    session = tiny_session(&cluster, NULL);
-    job = tiny_open(session, "tiny", &tiny);
-}
-
-static void end(void)
-{
-    cairn_close(session);
-    cluster_stop(&cluster);
+    start(2);
+    join("tiny", TINY(ELEMS, .on_nonfinite = policy));
 }
 
 /* A round with finite gradients. Of `large` ones the square is infinite: two elements at the beginning of the
  * tensor, three at its end, which is on the other shard. */
-static struct cairn_result train(bool large)
+static struct cairn_result train_one(bool large)
 {
     static float gradient[ELEMS];
-    struct cairn_result result = { .struct_size = sizeof result };
     for (int i = 0; i < ELEMS; i++)
         gradient[i] = large && (i < 2 || i >= ELEMS - (SPOILED - 2)) ? 1e25f : 0.5f;
     const struct cairn_round round = trainer_begin(job);
     trainer_push(job, &round, "w", gradient);
-    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+    const struct cairn_result result = trainer_result(job, &round);
     ck_assert(result.applied && result.finite);
     return result;
 }
@@ -62,114 +44,91 @@ static void mend(void)
     good(cairn_write_end(job, CLUSTER_WAIT_MS, &version));
 }
 
-static void restart_coordinator(void)
-{
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
-}
-
 static void expect_halted(void)
 {
-    struct cairn_round round = { .struct_size = sizeof round };
-    fails(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_HALTED,
-          "job tiny is halted at step 2: 5 elements have a non-finite result of "
-          "the update: w (5)");
+    expect_refusal(
+        job, CAIRN_ERR_HALTED,
+        "job tiny is halted at step 2: 5 elements have a non-finite result of the update: "
+        "w (5)");
 }
 
 static bool is_shown(const char *text)
 {
-    struct cluster_said said;
-    cluster_cli(&cluster, &said, "job", "show", "tiny", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    ask("job show tiny");
+    expect_said(0);
     return strstr(said.out, text) != NULL;
 }
 
 TEST(under_skip_each_step_says_what_is_not_finite_and_training_goes_on)
 {
-    start(CAIRN_NONFINITE_SKIP);
-    struct cairn_result result = train(false);
+    start_tiny(CAIRN_NONFINITE_SKIP);
+    struct cairn_result result = train_one(false);
     check(&result, 0, "");
     ck_assert(!is_shown("non-finite result"));
-    result = train(true);
+    result = train_one(true);
     check(&result, SPOILED, "w (5)");
     ck_assert(is_shown("the last update left a non-finite result in 5 elements: w (5)"));
-    const char *said =
-        "job tiny: 5 elements have a non-finite result after the update to step 2: w (5)";
-    ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", said), 1);
-    said = "elements here have a non-finite result after the update to step 2: w";
-    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", said) +
-                         cluster_logged(&cluster, "shard-1.log", said),
-                     2);
+    ck_assert_int_eq(logged("coordinator.log", "job tiny: 5 elements have a non-finite result "
+                                               "after the update to step 2: w (5)"),
+                     1);
+    const char *line = "elements here have a non-finite result after the update to step 2: w";
+    ck_assert_int_eq(logged("shard-0.log", line) + logged("shard-1.log", line), 2);
     restart_coordinator(); // the shards tell it again, and it counts them once
-    result = train(false);
+    result = train_one(false);
     check(&result, SPOILED, "w (5)");
     restart_coordinator();
     good(cairn_version_wait(job, result.version, CLUSTER_WAIT_MS, &result.version));
     ck_assert(is_shown("a non-finite result in 5 elements"));
     mend();
     ck_assert(!is_shown("a non-finite result in 5 elements"));
-    result = train(false);
+    result = train_one(false);
     check(&result, 0, "");
-    end();
+    stop();
 }
 
 TEST(under_fail_no_further_round_opens_until_the_planes_are_written)
 {
-    start(CAIRN_NONFINITE_FAIL);
-    struct cairn_result result = train(false);
+    start_tiny(CAIRN_NONFINITE_FAIL);
+    struct cairn_result result = train_one(false);
     check(&result, 0, "");
-    result = train(true);
+    result = train_one(true);
     check(&result, SPOILED, "w (5)");
     expect_halted();
     ck_assert(is_shown("halted"));
-    ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "job tiny is halted at step 2: "),
-                     1);
+    ck_assert_int_eq(logged("coordinator.log", "job tiny is halted at step 2: "), 1);
     restart_coordinator();
     expect_halted();
     mend();
-    result = train(false);
+    result = train_one(false);
     check(&result, 0, "");
     ck_assert(is_shown("running"));
-    end();
+    stop();
 }
 
 /* ---- snapshots ---- */
 
-/* `cairn snapshot WORD tiny ...`, which succeeds. */
-static void snapshot(struct cluster_said *said, const char *word, const char *id, const char *last)
-{
-    cluster_cli(&cluster, said, "snapshot", word, "tiny", id, last, NULL);
-    ck_assert_msg(said->status == 0, "%s", said->err);
-}
-
-static void says(const char *text, const char *expected)
-{
-    ck_assert_msg(strstr(text, expected) != NULL, "%s", text);
-}
-
 TEST(a_snapshot_of_a_damaged_job_says_so_and_is_restored_by_its_id_alone)
 {
-    struct cluster_said said;
-    start(CAIRN_NONFINITE_SKIP);
-    train(false);
-    snapshot(&said, "create", "--wait", NULL);
+    start_tiny(CAIRN_NONFINITE_SKIP);
+    train_one(false);
+    ask("snapshot create tiny --wait");
+    expect_said(0);
     ck_assert_ptr_null(strstr(said.err, "damaged")); // a busy machine may be told who is waited for
-    train(true);
-    snapshot(&said, "create", "--wait", NULL);
-    says(said.err, "it is damaged, with a non-finite result in 5 elements: w (5)");
-    snapshot(&said, "show", "step-000000000002-g1", NULL);
-    says(said.out, "the last update left a non-finite result in 5 elements: w (5)");
-    snapshot(&said, "restore", "latest", "--yes");
-    says(said.err, "snapshot step-000000000002-g1 of job tiny is passed over");
-    says(said.out, "step-000000000001-g1");
+    train_one(true);
+    says(0, "it is damaged, with a non-finite result in 5 elements: w (5)",
+         "snapshot create tiny --wait");
+    says(0, "the last update left a non-finite result in 5 elements: w (5)",
+         "snapshot show tiny step-000000000002-g1");
+    ask("snapshot restore tiny latest --yes");
+    expect_said(0, "snapshot step-000000000002-g1 of job tiny is passed over",
+                "step-000000000001-g1");
     ck_assert(!is_shown("damaged"));
-    snapshot(&said, "restore", "step-000000000002-g1", "--yes");
+    says(0, "", "snapshot restore tiny step-000000000002-g1 --yes");
     ck_assert(is_shown("the last update left a non-finite result in 5 elements: w (5)"));
     restart_coordinator();
-    cluster_cli(&cluster, &said, "job", "digest", "tiny", NULL); // waits for the shards
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    says(0, "", "job digest tiny"); // waits for the shards
     ck_assert(is_shown("the last update left a non-finite result in 5 elements: w (5)"));
-    end();
+    stop();
 }
 
 /* ---- gradients ---- */
@@ -190,9 +149,8 @@ static void start_many(int shards, cairn_nonfinite policy)
     }
     struct cairn_job_spec spec = trainer_spec(tensors, TENSORS);
     spec.on_nonfinite = policy;
-    cluster_start(&cluster, shards, NULL);
-    session = tiny_session(&cluster, NULL);
-    job = trainer_ready(session, "tiny", &spec);
+    start(shards);
+    join_spec("tiny", &spec);
 }
 
 /* A round that is spoiled at both ends of the first tensor and at the beginning of each other, or not at
@@ -223,8 +181,7 @@ TEST(a_skip_says_which_gradients_are_not_finite_with_any_number_of_shards)
         ck_assert(!result.applied && !result.finite);
         check(&result, 14, SPOILED_TENSORS);
         ck_assert(is_shown(SPOILED_SAID));
-        ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log",
-                                        "of step 0 is skipped, because " SPOILED_SAID),
+        ck_assert_int_eq(logged("coordinator.log", "of step 0 is skipped, because " SPOILED_SAID),
                          1);
         restart_coordinator(); // who has heard no sums of that round
         good(cairn_version_wait(job, result.version, CLUSTER_WAIT_MS, &result.version));
@@ -233,7 +190,7 @@ TEST(a_skip_says_which_gradients_are_not_finite_with_any_number_of_shards)
         ck_assert(result.applied);
         check(&result, 0, "");
         ck_assert(!is_shown("is not finite"));
-        end();
+        stop();
     }
 }
 
@@ -242,11 +199,11 @@ TEST(a_round_that_fails_says_which_gradients_are_not_finite_and_what_to_do)
     struct cairn_result result;
     start_many(2, CAIRN_NONFINITE_FAIL);
     fails(train_many(true, &result), CAIRN_ERR_NONFINITE, SPOILED_SAID);
-    ck_assert_msg(strstr(cairn_error(), "before they are pushed") != NULL, "%s", cairn_error());
+    expect_error("before they are pushed");
     ck_assert(is_shown(SPOILED_SAID));
     good(train_many(false, &result));
     ck_assert(!is_shown("is not finite"));
-    end();
+    stop();
 }
 
 SUITE(90);

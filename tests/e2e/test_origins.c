@@ -311,8 +311,7 @@ TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
     cairn_close(session);
 
     start(&other, 2, cluster.snapshots_path);
-    cluster_says(&other, 0, "", "snapshot", "restore", "model", id, "--yes", "--allow-untrusted",
-                 NULL);
+    cluster_says(&other, 0, "", "snapshot restore model %s --yes --allow-untrusted", id);
     check_root(&other, root);
     session = trainer_session(other.address, NULL);
     job = trainer_ready(session, "model", &spec);

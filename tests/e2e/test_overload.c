@@ -3,9 +3,7 @@
 #include <dirent.h>
 #include <inttypes.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,7 +11,7 @@
 #include "tests/e2e/overload_worker.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/now.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
 enum {
     SHARDS = 2,
@@ -27,19 +25,16 @@ enum {
 #define MIB ((uint64_t)1 << 20)
 
 static const char *const fabrics[] = { "auto", "ucx" };
-static const char *const settings[] = { "round.workers_max=8", NULL };
-static struct cluster cluster;
 
 static void set_up(void)
 {
-    const struct cluster_options options = { .coordinator_set = settings, .both_ways = true };
     signal(SIGPIPE, SIG_IGN); // of a process that ended by itself
-    cluster_start(&cluster, SHARDS, &options);
+    start(SHARDS, .coordinator_set = SETTINGS("round.workers_max=8"), .both_ways = true);
 }
 
 static void tear_down(void)
 {
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* ---- what a shard holds ---- */
@@ -177,7 +172,7 @@ TEST_EACH(what_slow_shards_hold_is_bounded, 0, 2)
 
 /* ---- members that are stopped ---- */
 
-static int64_t train(const struct overload_child *trainer, uint64_t bound)
+static int64_t train_under(const struct overload_child *trainer, uint64_t bound)
 {
     const int64_t begin_ms = now_ms();
     overload_order(trainer);
@@ -210,7 +205,7 @@ TEST_EACH(members_that_are_stopped_hold_nobody_up, 0, 2)
     ck_assert(overload_said(&reader, 'f', CLUSTER_WAIT_MS));
     kill(reader.pid, SIGSTOP); // with fetches under way
     for (int i = 0; i < STEPS; i++) {
-        const int64_t took_ms = train(&trainer, bound);
+        const int64_t took_ms = train_under(&trainer, bound);
         // who waits for a member that is stopped waits until it is taken for lost: 5 s
         ck_assert_msg(took_ms < STEP_MAX_MS, "step %d took %" PRId64 " ms", i, took_ms);
     }
@@ -220,7 +215,7 @@ TEST_EACH(members_that_are_stopped_hold_nobody_up, 0, 2)
     overload_order(&holder);
     overload_end(&reader);
     overload_end(&holder);
-    for (int i = 0; i < STEPS; i++) (void)train(&trainer, bound);
+    for (int i = 0; i < STEPS; i++) (void)train_under(&trainer, bound);
     overload_end(&trainer);
 }
 

@@ -3,15 +3,11 @@
  *
  * `test_paths worker ADDRESS` is the worker: it prints its data path, trains, and says what went wrong. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/support/netns.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { WAIT_MS = 30000, SHARDS = 2, ELEMS = 1 << 19, STEPS = 2 };
 
@@ -25,17 +21,17 @@ enum { WAIT_MS = 30000, SHARDS = 2, ELEMS = 1 << 19, STEPS = 2 };
         }                                          \
     } while (0)
 
-static int train(cairn_job *job, void *values)
+static int train_over(cairn_job *its, void *values)
 {
     const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     cairn_op *op;
     for (int i = 0; i < STEPS; i++) {
-        need(cairn_round_begin(job, WAIT_MS, &round));
-        need(cairn_push(job, &round, 0, "w", NULL, &mem, NULL));
-        need(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
-        need(cairn_fetch(job, result.version, "w", NULL, NULL, &mem, &op));
+        need(cairn_round_begin(its, WAIT_MS, &round));
+        need(cairn_push(its, &round, 0, "w", NULL, &mem, NULL));
+        need(cairn_commit(its, &round, 1, NULL, 0, WAIT_MS, &result));
+        need(cairn_fetch(its, result.version, "w", NULL, NULL, &mem, &op));
         need(cairn_wait(op, WAIT_MS));
     }
     return 0;
@@ -46,8 +42,6 @@ static int work(const char *endpoint)
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = endpoint };
     const struct cairn_tensor tensor = TRAINER_MATRIX("w", NULL, 1024, ELEMS / 1024, 7);
     const struct cairn_job_spec spec = TRAINER_SPEC(&tensor, 1, .chunk_leaves = 16, .window = 2);
-    cairn *session;
-    cairn_job *job;
     void *values;
     setvbuf(stdout, NULL, _IOLBF, 0);
     need(cairn_open(&opts, &session));
@@ -55,7 +49,7 @@ static int work(const char *endpoint)
     need(cairn_job_open(session, "paths", &spec, CAIRN_WORKER, WAIT_MS, &job));
     need(cairn_init_done(job, NULL, WAIT_MS));
     need(cairn_alloc(session, ELEMS * sizeof(float), 0, &values));
-    const int status = train(job, values);
+    const int status = train_over(job, values);
     if (status == 0) printf("trained\n");
     cairn_close(session);
     return status;
@@ -63,7 +57,6 @@ static int work(const char *endpoint)
 
 /* ---- the hosts ---- */
 
-static struct cluster cluster;
 static char coordinator[NETNS_NAME_BYTES], worker[NETNS_NAME_BYTES],
     shards[SHARDS][NETNS_NAME_BYTES];
 static const char *const places[SHARDS] = { shards[0], shards[1] };
@@ -100,28 +93,17 @@ static void drop_hosts(void)
 
 static void set_up(void)
 {
-    static const char *const coordinator_set[] = { "network.insecure_network=yes", NULL };
-    static const char *const shard_set[] = { "network.insecure_network=yes", NULL };
     static const char *const first[] = { "fabric.device=data0", NULL };
     static const char *const second[] = { "fabric.device=data1", NULL };
     static const char *const *const each[SHARDS] = { first, second };
     unsetenv("CAIRN_FABRIC_DEVICE");
-    cluster_start(&cluster, SHARDS,
-                  &(struct cluster_options) { .coordinator_set = coordinator_set,
-                                              .shard_set = shard_set,
-                                              .shard_each = each,
-                                              .shard_netns = places,
-                                              .coordinator_netns = coordinator,
-                                              .coordinator_ip = "10.90.0.1" });
+    start(SHARDS, .coordinator_set = SETTINGS("network.insecure_network=yes"),
+          .shard_set = SETTINGS("network.insecure_network=yes"), .shard_each = each,
+          .shard_netns = places, .coordinator_netns = coordinator, .coordinator_ip = "10.90.0.1");
 }
 
-static void tear_down(void)
-{
-    cluster_stop(&cluster);
-}
-
-/* Runs a program on the worker's host; what it said, and its exit. */
-static int run_there(const char *const *argv, char *said, size_t said_bytes)
+/* Runs a program on the worker's host, to its end: `said`. */
+static void run_there(const char *const *argv)
 {
     const char *all[16] = { "ip", "netns", "exec", worker };
     char log[CAIRN_SCRATCH_BYTES + 32];
@@ -129,72 +111,47 @@ static int run_there(const char *const *argv, char *said, size_t said_bytes)
     while (*argv != NULL) all[n++] = *argv++;
     snprintf(log, sizeof log, "%s/worker.log", cluster.folder);
     const pid_t pid = cluster_spawn(all, log);
-    const int status = cluster_wait(pid, CLUSTER_WAIT_MS);
-    if (status == -1) cluster_kill(pid);
-    FILE *file = fopen(log, "re");
-    ck_assert_ptr_nonnull(file);
-    said[fread(said, 1, said_bytes - 1, file)] = '\0';
-    fclose(file);
-    return status;
+    said.status = cluster_wait(pid, CLUSTER_WAIT_MS);
+    if (said.status == -1) cluster_kill(pid);
+    snprintf(said.out, sizeof said.out, "%s", cluster_text(log));
 }
 
-static int run_worker(char *said, size_t said_bytes)
+static void run_worker(void)
 {
     char self[512] = "";
     ck_assert_int_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
-    return run_there((const char *const[]) { self, "worker", cluster.address, NULL }, said,
-                     said_bytes);
-}
-
-static void need_text(const char *text, const char *part)
-{
-    ck_assert_msg(strstr(text, part) != NULL, "\"%s\" is not in: %s", part, text);
+    run_there((const char *const[]) { self, "worker", cluster.address, NULL });
 }
 
 TEST(a_worker_takes_the_devices_of_the_routes_to_the_shards)
 {
-    char said[8192];
-    const int status = run_worker(said, sizeof said);
-    ck_assert_msg(status == 0, "%d: %s", status, said);
-    need_text(said, "trained");
-    need_text(said, "10.81.0.1 data0 tcp; 10.82.0.1 data1 tcp, chosen by the routes to the shards");
-    ck_assert_msg(strstr(said, "mgmt") == NULL, "%s", said);
+    run_worker();
+    expect_said(0, "trained",
+                "10.81.0.1 data0 tcp; 10.82.0.1 data1 tcp, chosen by the routes to the shards");
+    expect_unsaid("mgmt");
 }
 
 TEST(a_path_that_leads_nowhere_is_named_within_seconds)
 {
-    struct timespec begin, end;
-    char said[8192];
     setenv("CAIRN_FABRIC_DEVICE", "mgmt", 1);
-    clock_gettime(CLOCK_MONOTONIC, &begin);
-    const int status = run_worker(said, sizeof said);
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    ck_assert_msg(status == 1, "%d: %s", status, said);
-    need_text(said, "from here (10.91.0.2 mgmt tcp) to it (10.8");
-    need_text(said, "set CAIRN_FABRIC_DEVICE=data");
-    ck_assert_int_le(end.tv_sec - begin.tv_sec, 10);
+    const int64_t begin_ms = now_ms();
+    run_worker();
+    ck_assert_int_lt(now_ms() - begin_ms, 11000);
+    expect_said(1, "from here (10.91.0.2 mgmt tcp) to it (10.8", "set CAIRN_FABRIC_DEVICE=data");
 }
 
 TEST(the_status_says_where_the_data_of_each_comes_to)
 {
-    char said[8192];
-    const int status = run_there((const char *const[]) { CAIRN_BIN_DIR "/cairn", "--endpoint",
-                                                         cluster.address, "cluster", "status",
-                                                         NULL },
-                                 said, sizeof said);
-    ck_assert_msg(status == 0, "%d: %s", status, said);
-    need_text(said, "10.81.0.2 data0 tcp");
-    need_text(said, "10.82.0.2 data1 tcp");
+    run_there((const char *const[]) { CAIRN_BIN_DIR "/cairn", "--endpoint", cluster.address,
+                                      "cluster", "status", NULL });
+    expect_said(0, "10.81.0.2 data0 tcp", "10.82.0.2 data1 tcp");
 }
 
-static bool log_has(const char *path, const char *part)
+/* The shard says it, and runs. */
+static void await_text(const char *log, pid_t pid, const char *part)
 {
-    static char text[16384];
-    FILE *file = fopen(path, "re");
-    if (file == NULL) return false;
-    text[fread(text, 1, sizeof text - 1, file)] = '\0';
-    fclose(file);
-    return strstr(text, part) != NULL;
+    await(strstr(cluster_text(log), part) != NULL || cluster_wait(pid, 0) != -1);
+    ck_assert_msg(strstr(cluster_text(log), part) != NULL, "%s", cluster_text(log));
 }
 
 /* As a bond that is made after the daemon, and DHCP that comes after that. */
@@ -220,26 +177,22 @@ TEST(a_device_that_is_not_there_or_has_no_address_yet_is_waited_for)
                                  "memory.limit=64MiB",
                                  NULL };
     const pid_t pid = cluster_spawn(argv, log);
-    for (int i = 0; i < 600 && !log_has(log, "this host has no device late"); i++)
-        ck_assert_int_eq(cluster_wait(pid, 10), -1);
-    ck_assert(log_has(log, "this shard waits for it"));
+    await_text(log, pid, "this host has no device late");
+    await_text(log, pid, "this shard waits for it");
     ck_assert(netns_ip("-n %s link add late type veth peer name later", worker));
     ck_assert(netns_ip("-n %s link set late up", worker));
-    for (int i = 0; i < 600 && !log_has(log, "device late has no address yet, or"); i++)
-        ck_assert_int_eq(cluster_wait(pid, 10), -1);
-    ck_assert(log_has(log, "or is not up: this shard waits for that"));
+    await_text(log, pid, "device late has no address yet, or");
+    await_text(log, pid, "or is not up: this shard waits for that");
     ck_assert(netns_ip("-n %s address add 10.95.0.1/24 dev late", worker));
     ck_assert_int_eq(cluster_wait(pid, 600), -1); // it has looked again: there is no carrier
     ck_assert(netns_ip("-n %s link set later up", worker));
-    for (int i = 0; i < 600 && !log_has(log, "msg=ready"); i++)
-        ck_assert_int_eq(cluster_wait(pid, 10), -1);
-    ck_assert(log_has(log, "msg=ready"));
+    await_text(log, pid, "msg=ready");
     kill(pid, SIGTERM);
     ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 0);
     ck_assert(netns_ip("-n %s link delete late", worker));
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, stop);
 
 int main(int argc, char **argv)
 {

@@ -1,17 +1,14 @@
 /* What rounds and waiting do not do: real daemons, watched from outside. */
 #include <fts.h>
 #include <netinet/in.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "tests/support/descriptors.h"
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum {
     SHARDS = 2,
@@ -22,34 +19,17 @@ enum {
     SHARE_MAX = 5 /* a 1000th: 0.5 % of a core */
 };
 
-static cairn_job *open_job(cairn *session, uint32_t workers_min)
+static pid_t daemon_of(int i)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, 65536);
-    tiny.spec.workers_min = workers_min;
-    return tiny_open(session, "tiny", &tiny);
-}
-
-static pid_t daemon_of(const struct cluster *cluster, int i)
-{
-    return i == 0 ? cluster->coordinator : cluster->shards[i - 1];
+    return i == 0 ? cluster.coordinator : cluster.shards[i - 1];
 }
 
 /* ---- disk ---- */
 
-static void run_rounds(cairn_job *job, int count)
+static void run_rounds(int count)
 {
     static float gradient[65536];
-    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
-    for (int i = 0; i < count; i++) {
-        struct cairn_round round = { .struct_size = sizeof round };
-        struct cairn_result result = { .struct_size = sizeof result };
-        cairn_status status = cairn_round_begin(job, CLUSTER_WAIT_MS, &round);
-        if (status == CAIRN_OK) status = cairn_push(job, &round, 0, "w", NULL, &mem, NULL);
-        if (status == CAIRN_OK)
-            status = cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
-        ck_assert_msg(status == CAIRN_OK, "%s", cairn_error());
-    }
+    for (int i = 0; i < count; i++) (void)trainer_step(job, "w", gradient);
 }
 
 /* Bytes that the process had written to a disk, or made dirty for one. */
@@ -88,29 +68,26 @@ static uint64_t folder_state(const char *folder)
 }
 
 /* Rounds are made, and nothing is written meanwhile. */
-static bool is_quiet(const struct cluster *cluster, cairn_job *job)
+static bool is_quiet(void)
 {
     uint64_t written[DAEMONS];
-    const uint64_t state = folder_state(cluster->folder);
+    const uint64_t state = folder_state(cluster.folder);
     bool quiet = true;
-    for (int i = 0; i < DAEMONS; i++) written[i] = written_bytes(daemon_of(cluster, i));
-    run_rounds(job, ROUNDS);
-    for (int i = 0; i < DAEMONS; i++) quiet &= written_bytes(daemon_of(cluster, i)) == written[i];
-    return quiet && folder_state(cluster->folder) == state;
+    for (int i = 0; i < DAEMONS; i++) written[i] = written_bytes(daemon_of(i));
+    run_rounds(ROUNDS);
+    for (int i = 0; i < DAEMONS; i++) quiet &= written_bytes(daemon_of(i)) == written[i];
+    return quiet && folder_state(cluster.folder) == state;
 }
 
 /* What a round writes it writes in every window; a machine that stands still may be logged in one. */
 TEST(rounds_write_nothing_to_disk)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, SHARDS, NULL);
-    cairn *session = tiny_session(&cluster, NULL);
-    cairn_job *job = open_job(session, 1);
-    run_rounds(job, 1);
+    start(SHARDS);
+    join("tiny", TINY(65536, .workers_min = 1));
+    run_rounds(1);
     int windows = 1;
-    while (!is_quiet(&cluster, job)) ck_assert_int_lt(windows++, WINDOWS);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    while (!is_quiet()) ck_assert_int_lt(windows++, WINDOWS);
+    stop();
 }
 
 /* ---- the network ---- */
@@ -118,30 +95,24 @@ TEST(rounds_write_nothing_to_disk)
 /* Its coordinator listens at a socket, so strangers of this host speak to none of its processes. */
 TEST(a_cluster_of_one_host_listens_on_no_port)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, SHARDS, NULL);
-    cairn *session = tiny_session(&cluster, NULL);
-    run_rounds(open_job(session, 1), 2);
-    for (int i = 0; i < DAEMONS; i++)
-        ck_assert_uint_eq(descriptors_listening(daemon_of(&cluster, i)), 0);
+    start(SHARDS);
+    join("tiny", TINY(65536, .workers_min = 1));
+    run_rounds(2);
+    for (int i = 0; i < DAEMONS; i++) ck_assert_uint_eq(descriptors_listening(daemon_of(i)), 0);
     ck_assert_uint_eq(descriptors_listening(getpid()), 0);
-    cluster_says(&cluster, 0, "mapped", "cluster", "status", NULL);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    says(0, "mapped", "cluster status");
+    stop();
 }
 
 /* Who is told of shards that listen on loopback opens ucx there, also where the device was set. */
 TEST_EACH(shards_of_kind_ucx_are_reached_over_loopback, 0, 2)
 {
-    static const char *const ucx[] = { "fabric.kind=ucx", NULL };
-    struct cluster cluster;
     if (_i == 1) setenv("CAIRN_FABRIC_DEVICE", "lo", 1);
-    cluster_start(&cluster, SHARDS, &(struct cluster_options) { .shard_set = ucx });
-    cairn *session = tiny_session(&cluster, NULL);
-    run_rounds(open_job(session, 1), 2);
+    start(SHARDS, .shard_set = SETTINGS("fabric.kind=ucx"));
+    join("tiny", TINY(65536, .workers_min = 1));
+    run_rounds(2);
     ck_assert_uint_eq(descriptors_listening(getpid()), 1);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
     unsetenv("CAIRN_FABRIC_DEVICE");
 }
 
@@ -161,16 +132,13 @@ static unsigned own_port(void)
 
 TEST(a_trainer_listens_on_a_port_of_the_range_that_it_was_given)
 {
-    static const char *const ucx[] = { "fabric.kind=ucx", NULL };
-    struct cluster cluster;
     setenv("CAIRN_FABRIC_PORT_RANGE", "24300-24399", 1);
-    cluster_start(&cluster, 1, &(struct cluster_options) { .shard_set = ucx });
-    cairn *session = tiny_session(&cluster, NULL);
-    run_rounds(open_job(session, 1), 1);
+    start(1, .shard_set = SETTINGS("fabric.kind=ucx"));
+    join("tiny", TINY(65536, .workers_min = 1));
+    run_rounds(1);
     const unsigned port = own_port();
     ck_assert_msg(port >= 24300 && port <= 24399, "port %u", port);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
     unsetenv("CAIRN_FABRIC_PORT_RANGE");
 }
 
@@ -186,10 +154,9 @@ static uint64_t used_ns(pid_t pid)
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-static void note_used(const struct cluster *cluster, uint64_t ns[DAEMONS + 1])
+static void note_used(uint64_t ns[DAEMONS + 1])
 {
-    for (int i = 0; i <= DAEMONS; i++)
-        ns[i] = used_ns(i < DAEMONS ? daemon_of(cluster, i) : getpid());
+    for (int i = 0; i <= DAEMONS; i++) ns[i] = used_ns(i < DAEMONS ? daemon_of(i) : getpid());
 }
 
 /* This process waits in cairn_round_begin for a second worker, who does not come. What a process does again
@@ -197,17 +164,15 @@ static void note_used(const struct cluster *cluster, uint64_t ns[DAEMONS + 1])
  * least of the windows: what a host takes from its virtual machine is counted as used, and was 20 ms once. */
 TEST(what_waits_uses_no_processor)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, SHARDS, NULL);
-    cairn *session = tiny_session(&cluster, NULL);
-    cairn_job *job = open_job(session, 2);
+    start(SHARDS);
+    join("tiny", TINY(65536, .workers_min = 2));
     struct cairn_round round = { .struct_size = sizeof round };
     uint64_t least_ns[DAEMONS + 1], before_ns[DAEMONS + 1], after_ns[DAEMONS + 1];
     memset(least_ns, 0xff, sizeof least_ns);
     for (int window = 0; window < WINDOWS; window++) {
-        note_used(&cluster, before_ns);
+        note_used(before_ns);
         ck_assert_int_eq(cairn_round_begin(job, WINDOW_MS, &round), CAIRN_ERR_TIMEOUT);
-        note_used(&cluster, after_ns);
+        note_used(after_ns);
         for (int i = 0; i <= DAEMONS; i++)
             if (after_ns[i] - before_ns[i] < least_ns[i]) least_ns[i] = after_ns[i] - before_ns[i];
     }
@@ -215,8 +180,7 @@ TEST(what_waits_uses_no_processor)
         ck_assert_msg(least_ns[i] <= (uint64_t)WINDOW_MS * 1000 * SHARE_MAX,
                       "%s %d used %.3f ms in each %d ms in which nothing happened",
                       i < DAEMONS ? "daemon" : "client", i, (double)least_ns[i] * 1e-6, WINDOW_MS);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 SUITE(60);

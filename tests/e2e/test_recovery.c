@@ -2,18 +2,13 @@
  * training goes on is held. Once, and with short leases; with CAIRN_TEST_LONG 100 times, and with
  * CAIRN_KILLS=N so often, with the default leases. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { ELEMS = 10000, KILLS_MAX = 1000, LIMIT_MS = 30000 };
-
-static struct cluster cluster;
 
 /* A worker in a process of its own; its letter comes when its first step is committed. */
 struct second {
@@ -21,7 +16,7 @@ struct second {
     int first_step; /* the reading end of a pipe */
 };
 
-static double now_ms(void)
+static double now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -38,28 +33,19 @@ static uint32_t kills(void)
     return (uint32_t)count;
 }
 
-static struct trainer attach(uint32_t rank)
-{
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.rank = rank;
-    return tiny_attach(&cluster, "tiny", &tiny);
-}
-
 /* How many were in it; 0: it was void. */
 static uint32_t try_step(const struct trainer *t)
 {
-    struct cairn_result result = { .struct_size = sizeof result };
     const struct cairn_round round = trainer_begin(t->job);
     tiny_push(t->job, &round, ELEMS, 1);
-    const cairn_status status = cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+    const cairn_status status = trainer_try_commit(t->job, &round, NULL, 0, CLUSTER_WAIT_MS);
     ck_assert_msg(status == CAIRN_OK || status == CAIRN_ERR_EPOCH_CHANGED, "%s", cairn_error());
     return status == CAIRN_OK ? round.world : 0;
 }
 
 static void train_until_killed(int first_step)
 {
-    const struct trainer t = attach(1);
+    const struct trainer t = attach("tiny", TINY(ELEMS, .rank = 1));
     while (try_step(&t) == 0) {}
     if (write(first_step, "s", 1) != 1) _exit(1);
     for (;;) (void)try_step(&t);
@@ -69,8 +55,7 @@ static struct second start_second(void)
 {
     int ends[2];
     ck_assert_int_eq(pipe(ends), 0);
-    const pid_t pid = fork();
-    ck_assert_int_ge(pid, 0);
+    const pid_t pid = fork_child();
     if (pid == 0) {
         close(ends[0]);
         train_until_killed(ends[1]);
@@ -97,10 +82,10 @@ static double until_one_is_left(const struct trainer *t, int sent)
 {
     struct second second = start_second();
     train_until(t, 2);
-    const double begin = now_ms();
+    const double begin = now();
     ck_assert_int_eq(kill(second.pid, sent), 0);
     train_until(t, 1);
-    const double took = now_ms() - begin;
+    const double took = now() - begin;
     end_second(&second);
     return took;
 }
@@ -118,12 +103,12 @@ static double after_a_stop(const struct trainer *t)
 /* Of a worker that begins anew: from its fork to the first step that it is in. */
 static double until_it_is_back(const struct trainer *t)
 {
-    const double begin = now_ms();
+    const double begin = now();
     struct second second = start_second();
     char letter;
     train_until(t, 2);
     ck_assert_int_eq((int)read(second.first_step, &letter, 1), 1);
-    const double took = now_ms() - begin;
+    const double took = now() - begin;
     end_second(&second);
     train_until(t, 1);
     return took;
@@ -133,11 +118,10 @@ static double until_it_is_back(const struct trainer *t)
 static double after_the_coordinator(const struct trainer *t)
 {
     train_until(t, 1);
-    const double begin = now_ms();
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
+    const double begin = now();
+    restart_coordinator();
     train_until(t, 1);
-    return now_ms() - begin;
+    return now() - begin;
 }
 
 /* ---- all of them ---- */
@@ -163,9 +147,8 @@ TEST_EACH(training_goes_on_after, 0, sizeof figures / sizeof *figures)
     static double took_ms[KILLS_MAX];
     static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=1500ms", NULL };
     const uint32_t asked = kills(), count = asked > 0 ? asked : 1;
-    cluster_start(&cluster, 1,
-                  &(struct cluster_options) { .coordinator_set = asked > 0 ? NULL : quick });
-    const struct trainer t = attach(0);
+    start(1, .coordinator_set = asked > 0 ? NULL : quick);
+    const struct trainer t = attach("tiny", TINY(ELEMS));
     train_until(&t, 1);
     for (uint32_t i = 0; i < count; i++) took_ms[i] = figures[_i].once(&t);
     qsort(took_ms, count, sizeof *took_ms, compare);
@@ -174,7 +157,7 @@ TEST_EACH(training_goes_on_after, 0, sizeof figures / sizeof *figures)
     fflush(stdout);
     ck_assert(took_ms[count - 1] < LIMIT_MS);
     cairn_close(t.session);
-    cluster_stop(&cluster);
+    stop();
 }
 
-SUITE(3600, NULL, NULL);
+SUITE(3600);

@@ -3,11 +3,9 @@
  * what goes between them goes over ucx. With CAIRN_TEST_MEMORY=device gradients lie on the emulated card. */
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/support/emulated.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { WAIT_MS = 20000, TENSORS = 4, STEPS = 4, WORKERS_MAX = 5, HOSTS = 2, ELEMS_MAX = 300 * 411 };
 
@@ -34,8 +32,6 @@ struct worker {
     pthread_t thread;
 };
 
-static struct cluster cluster;
-static struct cluster_said said;
 static struct emulated card; /* if gradients are on it */
 static bool is_on_card;
 static const char *const hosts[HOSTS] = { "host-a", "host-b" };
@@ -162,14 +158,13 @@ static void train_over(const struct world *world, int count, const char *const *
     for (int i = 0; i < count; i++)
         ck_assert_int_eq(pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]), 0);
     for (; *shards != NULL; shards++)
-        cluster_says(&cluster, 0, "done", "reshard", "apply", world->name, "--shards", *shards,
-                     NULL);
+        says(0, "done", "reshard apply %s --shards %s", world->name, *shards);
     for (int i = 0; i < count; i++) pthread_join(workers[i].thread, NULL);
     trainer_digest(&cluster, world->name, root);
     for (int i = 0; i < count; i++) cairn_close(workers[i].session);
 }
 
-static void train(const struct world *world, int count, char root[65])
+static void train_in(const struct world *world, int count, char root[65])
 {
     static const char *const as_they_are[] = { NULL };
     train_over(world, count, as_they_are, root);
@@ -179,14 +174,14 @@ static void set_up(void)
 {
     static const char *const places[] = { "host-a", "host-b", "host-a" };
     is_on_card = getenv("CAIRN_TEST_MEMORY") != NULL;
-    cluster_start(&cluster, 3, &(struct cluster_options) { .shard_hosts = places });
+    start(3, .shard_hosts = places);
     if (is_on_card) card = emulated_open(NULL);
 }
 
 static void tear_down(void)
 {
     unsetenv("CAIRN_HOST");
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST_EACH(the_sum_is_that_of_the_hosts_sums, 0, 2)
@@ -195,11 +190,11 @@ TEST_EACH(the_sum_is_that_of_the_hosts_sums, 0, 2)
     char grouped[65], flat[65];
     const struct world with = { "grouped", 5, micros[_i], true, STEPS };
     const struct world without = { "flat", 5, micros[_i], false, STEPS };
-    train(&with, with.workers, grouped);
-    cluster_cli(&cluster, &said, "job", "show", "grouped", NULL);
+    train_in(&with, with.workers, grouped);
+    ask("job show grouped");
     ck_assert_msg(strstr(said.out, "ranks 0,2,4 by shards shard-0, shard-2") != NULL, "%s",
                   said.out);
-    train(&without, HOSTS, flat);
+    train_in(&without, HOSTS, flat);
     ck_assert_str_eq(grouped, flat);
 }
 
@@ -211,7 +206,7 @@ TEST(the_sum_is_the_same_when_the_shards_change_meanwhile)
     const struct world with = { "grouped", 5, 1, true, 40 }, without = { "flat", 5, 1, false, 40 };
     if (is_on_card) return; // the state is, too, and does not move while its job goes on
     train_over(&with, with.workers, shards, grouped);
-    train(&without, HOSTS, flat);
+    train_in(&without, HOSTS, flat);
     ck_assert_str_eq(grouped, flat);
 }
 

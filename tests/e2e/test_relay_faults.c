@@ -3,13 +3,10 @@
  *
  * `test_relay_faults --worker ADDRESS RANK JOB WORKERS_MIN DIE_AT LEAVE_AT` is one of the workers. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { WAIT_MS = 20000, TENSORS = 2, ELEMS = 90000, WORKERS = 4, STEPS = 7, NEVER = 1000 };
 
@@ -45,7 +42,7 @@ static void make_gradient(uint32_t rank, uint64_t step, int t, float *values)
     }
 }
 
-static cairn_status fetch(cairn_job *job, const struct cairn_round *round, int t, float *values)
+static cairn_status fetch(const struct cairn_round *round, int t, float *values)
 {
     const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     cairn_op *op;
@@ -55,7 +52,7 @@ static cairn_status fetch(cairn_job *job, const struct cairn_round *round, int t
 }
 
 /* CAIRN_ERR_EPOCH_CHANGED: it is to be made again. */
-static cairn_status step(cairn_job *job, float *values, uint64_t die_at, uint64_t *step_out)
+static cairn_status step(float *values, uint64_t die_at, uint64_t *step_out)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
@@ -64,7 +61,7 @@ static cairn_status step(cairn_job *job, float *values, uint64_t die_at, uint64_
         float *const part = values + (size_t)t * ELEMS;
         const struct cairn_mem mem = trainer_mem(part, CAIRN_F32);
         cairn_op *op;
-        status = fetch(job, &round, t, part);
+        status = fetch(&round, t, part);
         if (status != CAIRN_OK) break;
         if (t == 1 && round.version.step == die_at) kill(getpid(), SIGKILL); // "a" is on its way
         make_gradient(round.rank, round.version.step, t, part);
@@ -76,7 +73,7 @@ static cairn_status step(cairn_job *job, float *values, uint64_t die_at, uint64_
     return status;
 }
 
-static void put(cairn_job *job)
+static void put(void)
 {
     static float ones[ELEMS];
     const struct cairn_mem mem = trainer_mem(ones, CAIRN_F32);
@@ -94,18 +91,16 @@ static int be_worker(char **argv)
         .workers_min = (uint32_t)atoi(argv[5]), .reduce_groups = CAIRN_GROUPS_HOST);
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = argv[2] };
     struct cairn_version version;
-    cairn *session;
-    cairn_job *job;
     void *values;
     need(cairn_open(&opts, &session), "cairn_open");
     need(cairn_job_open(session, argv[4], &spec, CAIRN_WORKER, WAIT_MS, &job), "cairn_job_open");
-    if (spec.rank == 0) put(job);
+    if (spec.rank == 0) put();
     need(cairn_init_done(job, NULL, WAIT_MS), "cairn_init_done");
     need(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version),
          "cairn_version_wait");
     need(cairn_alloc(session, TENSORS * ELEMS * sizeof(float), 0, &values), "cairn_alloc");
     for (uint64_t at = version.step; at < STEPS && at != leave_at;) {
-        const cairn_status status = step(job, values, die_at, &at);
+        const cairn_status status = step(values, die_at, &at);
         if (status != CAIRN_ERR_EPOCH_CHANGED) need(status, "a step");
     }
     cairn_close(session);
@@ -114,16 +109,13 @@ static int be_worker(char **argv)
 
 /* ---- the test ---- */
 
-static struct cluster cluster;
-static struct cluster_said said;
-
-static pid_t spawn(const char *job, int rank, int workers_min, int die_at, int leave_at)
+static pid_t spawn(const char *name, int rank, int workers_min, int die_at, int leave_at)
 {
     char numbers[4][16], log[128];
     const int values[4] = { rank, workers_min, die_at, leave_at };
     for (int i = 0; i < 4; i++) snprintf(numbers[i], sizeof numbers[i], "%d", values[i]);
-    snprintf(log, sizeof log, "%s/%s-%d.log", cluster.folder, job, rank);
-    const char *const argv[] = { "/proc/self/exe", "--worker", cluster.address, numbers[0], job,
+    snprintf(log, sizeof log, "%s/%s-%d.log", cluster.folder, name, rank);
+    const char *const argv[] = { "/proc/self/exe", "--worker", cluster.address, numbers[0], name,
                                  numbers[1],       numbers[2], numbers[3],      NULL };
     setenv("CAIRN_HOST", rank % 2 == 0 ? "host-a" : "host-b", 1);
     const pid_t pid = cluster_spawn(argv, log);
@@ -135,72 +127,62 @@ static bool coordinator_dies; // once all have joined
 
 /* Ranks 0, 2 on host A and 1, 3 on host B; rank 2 dies or leaves. Rank 0, which makes the job ready, comes
  * last, so that all take part from the first step on. */
-static void train(const char *job, int workers_min, int die_at, int leave_at, bool comes_back,
-                  char root_out[128])
+static void train_four(const char *name, int workers_min, int die_at, int leave_at, bool comes_back,
+                       char root_out[128])
 {
     pid_t pids[WORKERS];
     char joined[64];
-    snprintf(joined, sizeof joined, " joined job %s ", job);
+    snprintf(joined, sizeof joined, " joined job %s ", name);
     for (int i = WORKERS - 1; i >= 0; i--) {
-        pids[i] = spawn(job, i, workers_min, i == 2 ? die_at : NEVER, i == 2 ? leave_at : NEVER);
-        for (int turn = 0; cluster_logged(&cluster, "coordinator.log", joined) < WORKERS - i;
-             turn++) {
+        pids[i] = spawn(name, i, workers_min, i == 2 ? die_at : NEVER, i == 2 ? leave_at : NEVER);
+        for (int turn = 0; logged("coordinator.log", joined) < WORKERS - i; turn++) {
             ck_assert_msg(turn < 2000, "rank %d does not join: see %s", i, cluster.folder);
             ck_assert_int_eq(cluster_wait(pids[WORKERS - 1], 5), -1); // a pause, if all is well
         }
     }
-    if (coordinator_dies) {
-        cluster_kill_coordinator(&cluster);
-        cluster_restart_coordinator(&cluster);
-    }
+    if (coordinator_dies) restart_coordinator();
     if (die_at != NEVER) ck_assert_int_eq(cluster_wait(pids[2], CLUSTER_WAIT_MS), 128 + SIGKILL);
-    if (comes_back) pids[2] = spawn(job, 2, workers_min, NEVER, NEVER);
+    if (comes_back) pids[2] = spawn(name, 2, workers_min, NEVER, NEVER);
     for (int i = 0; i < WORKERS; i++)
         if (i != 2 || die_at == NEVER || comes_back)
             ck_assert_msg(cluster_wait(pids[i], CLUSTER_WAIT_MS) == 0, "rank %d of %s, see %s", i,
-                          job, cluster.folder);
-    trainer_digest(&cluster, job, root_out);
+                          name, cluster.folder);
+    trainer_digest(&cluster, name, root_out);
 }
 
 static void set_up(void)
 {
     static const char *const hosts[] = { "host-a", "host-b" };
-    cluster_start(&cluster, 2, &(struct cluster_options) { .shard_hosts = hosts });
-}
-
-static void tear_down(void)
-{
-    cluster_stop(&cluster);
+    start(2, .shard_hosts = hosts);
 }
 
 TEST(a_worker_killed_in_mid_round_and_started_again_changes_no_bit)
 {
     char calm[128], killed[128];
-    train("calm", WORKERS, NEVER, NEVER, false, calm);
-    train("killed", WORKERS, 3, NEVER, true, killed);
+    train_four("calm", WORKERS, NEVER, NEVER, false, calm);
+    train_four("killed", WORKERS, 3, NEVER, true, killed);
     ck_assert_str_eq(killed, calm);
 }
 
 TEST(a_coordinator_killed_and_started_again_changes_no_bit)
 {
     char calm[128], killed[128];
-    train("calm", WORKERS, NEVER, NEVER, false, calm);
+    train_four("calm", WORKERS, NEVER, NEVER, false, calm);
     coordinator_dies = true;
-    train("killed", WORKERS, NEVER, NEVER, false, killed);
+    train_four("killed", WORKERS, NEVER, NEVER, false, killed);
     ck_assert_str_eq(killed, calm);
 }
 
 TEST(the_rest_of_a_worker_that_was_killed_is_made_as_if_it_had_left)
 {
     char left[128], killed[128];
-    train("left", WORKERS - 1, NEVER, 3, false, left);
-    train("killed", WORKERS - 1, 3, NEVER, false, killed);
+    train_four("left", WORKERS - 1, NEVER, 3, false, left);
+    train_four("killed", WORKERS - 1, 3, NEVER, false, killed);
     ck_assert_str_eq(killed, left);
-    cluster_cli(&cluster, &said, "job", "show", "killed", NULL);
-    ck_assert_msg(strstr(said.out, "ranks 1,3 by shard shard-1") != NULL, "%s", said.out);
+    says(0, "ranks 1,3 by shard shard-1", "job show killed");
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, stop);
 
 int main(int argc, char **argv)
 {

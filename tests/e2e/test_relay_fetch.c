@@ -2,11 +2,9 @@
  * machine, of one shard and four workers each. */
 #include <jansson.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum {
     TENSORS = 2,
@@ -32,20 +30,18 @@ struct worker {
     float *values[TENSORS]; /* owned: what it fetched last */
 };
 
-static struct cluster cluster;
-static struct cluster_said said;
 static struct worker workers[WORKERS];
 static const char *const hosts[HOSTS] = { "host-a", "host-b" };
 
 static void set_up(void)
 {
-    cluster_start(&cluster, HOSTS, &(struct cluster_options) { .shard_hosts = hosts });
+    start(HOSTS, .shard_hosts = hosts);
 }
 
 static void tear_down(void)
 {
     unsetenv("CAIRN_HOST");
-    cluster_stop(&cluster);
+    stop();
 }
 
 static void open_worker(struct worker *worker, const char *name, int rank)
@@ -95,7 +91,7 @@ static void *run_worker(void *arg)
 
 static uint64_t counted(const char *name, const char *key, const char *way)
 {
-    cluster_cli(&cluster, &said, "job", "show", "-o", "json", name, NULL);
+    ask("job show -o json %s", name);
     ck_assert_msg(said.status == 0, "%s", said.err);
     json_t *show = json_loads(said.out, 0, NULL);
     const json_t *bytes = json_object_get(show, "bytes");

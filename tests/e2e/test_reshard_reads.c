@@ -3,12 +3,9 @@
  * plane, at every step, by every way of reading. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { SHARDS = 4, TENSORS = 4, ELEMS_MAX = 200 * 2048, JOBS = 2 };
 
@@ -22,20 +19,16 @@ static const char *const units[] = { "u", "v", "w" };
 static const char *const names[JOBS] = { "moved", "still" };
 static const char *const planes[] = { "param", "exp_avg", "exp_avg_sq" };
 
-static struct cluster cluster;
-static cairn *session, *reading; // a worker's, a reader's by way of ucx
+static cairn *reading; // a reader's session, by way of ucx
 static cairn_job *jobs[JOBS], *read_jobs[JOBS];
 static float gradients[TENSORS][ELEMS_MAX];
 static uint8_t seen[JOBS][ELEMS_MAX * 4];
 
 static void set_up(void)
 {
-    static const char *const coordinator_set[] = { "cluster.shards=2", NULL };
-    const struct cluster_options options = { .coordinator_set = coordinator_set,
-                                             .both_ways = true };
     struct cairn_job_spec spec = trainer_spec(model, TENSORS);
     spec.chunk_leaves = 4;
-    cluster_start(&cluster, SHARDS, &options);
+    start(SHARDS, .coordinator_set = SETTINGS("cluster.shards=2"), .both_ways = true);
     session = trainer_session(cluster.address, NULL);
     reading = trainer_session(cluster.address, "ucx");
     for (int j = 0; j < JOBS; j++) {
@@ -47,8 +40,7 @@ static void set_up(void)
 static void tear_down(void)
 {
     cairn_close(reading);
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 /* ---- a worker ---- */
@@ -58,19 +50,19 @@ static size_t wire_bytes(int tensor)
     return trainer_elems(&model[tensor]) * (model[tensor].wire == CAIRN_BF16 ? 2 : 4);
 }
 
-static struct cairn_version step(cairn_job *job, unsigned seed)
+static struct cairn_version step(cairn_job *of, unsigned seed)
 {
     struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_round round = trainer_begin(job);
+    const struct cairn_round round = trainer_begin(of);
     for (int t = 0; t < TENSORS; t++) {
         for (size_t i = 0; i < trainer_elems(&model[t]); i++)
             gradients[t][i] = (float)((i * 2654435761u + seed * 97u + (unsigned)t) % 2001) / 1000 -
                               1;
-        trainer_push(job, &round, model[t].name, gradients[t]);
+        trainer_push(of, &round, model[t].name, gradients[t]);
     }
-    const cairn_status status = cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+    const cairn_status status = cairn_commit(of, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
     if (status == CAIRN_ERR_EPOCH_CHANGED)
-        return step(job, seed); // the coordinator was started again
+        return step(of, seed); // the coordinator was started again
     if (status != CAIRN_OK) ck_abort_msg("%s", cairn_error());
     return result.version;
 }
@@ -133,21 +125,21 @@ static void same_mapped(const struct cairn_version versions[JOBS])
 }
 
 /* A part of each plane of each tensor, at a step boundary. */
-static struct cairn_version write_some(cairn_job *job, unsigned seed)
+static struct cairn_version write_some(cairn_job *of, unsigned seed)
 {
     static const float values[3] = { 1.5f, -2.5f, 3.5f };
     struct cairn_version version;
-    good(cairn_write_begin(job, CLUSTER_WAIT_MS));
+    good(cairn_write_begin(of, CLUSTER_WAIT_MS));
     for (int t = 0; t < TENSORS; t++) {
         struct cairn_box box = { .rank = model[t].rank, .extent = { 1, 3 } };
         if (box.rank == 1) box.extent[0] = 3;
         box.start[0] = (seed * 31) % (model[t].shape[0] - 3);
         const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
         for (size_t p = 0; p < sizeof planes / sizeof *planes; p++)
-            good(cairn_put(job, model[t].name, planes[p], &box, &mem, NULL));
+            good(cairn_put(of, model[t].name, planes[p], &box, &mem, NULL));
     }
-    const cairn_status status = cairn_write_end(job, CLUSTER_WAIT_MS, &version);
-    if (status == CAIRN_ERR_EPOCH_CHANGED) return write_some(job, seed); // as a step
+    const cairn_status status = cairn_write_end(of, CLUSTER_WAIT_MS, &version);
+    if (status == CAIRN_ERR_EPOCH_CHANGED) return write_some(of, seed); // as a step
     if (status != CAIRN_OK) ck_abort_msg("%s", cairn_error());
     return version;
 }
@@ -158,7 +150,7 @@ static atomic_bool stopping;
 static atomic_uint steps;
 static pthread_t trainer;
 
-static void *train(void *arg)
+static void *train_on(void *arg)
 {
     (void)arg;
     while (!atomic_load(&stopping)) {
@@ -178,7 +170,7 @@ static void *train(void *arg)
 static void begin_training(void)
 {
     atomic_store(&stopping, false);
-    ck_assert_int_eq(pthread_create(&trainer, NULL, train, NULL), 0);
+    ck_assert_int_eq(pthread_create(&trainer, NULL, train_on, NULL), 0);
 }
 
 static void await_steps(unsigned more)
@@ -201,36 +193,28 @@ static void same_roots(void)
     ck_assert_str_eq(roots[0], roots[1]);
 }
 
-static void reshard(const char *shards)
-{
-    cluster_says(&cluster, 0, "", "reshard", "apply", "moved", "--shards", shards, NULL);
-}
-
 TEST(what_moves_while_it_trains_reads_as_what_stays)
 {
     begin_training();
     await_steps(1);
-    reshard("4");
+    says(0, "", "reshard apply moved --shards 4");
     await_steps(2);
-    reshard("3");
+    says(0, "", "reshard apply moved --shards 3");
     end_training();
     same_roots();
 }
 
 static void drain(int shard)
 {
-    char name[16];
-    snprintf(name, sizeof name, "shard-%d", shard);
-    cluster_says(&cluster, 0, "", "member", "drain", name, NULL);
-    ck_assert_int_eq(cluster_wait(cluster.shards[shard], CLUSTER_WAIT_MS), 0);
-    cluster.shards[shard] = 0;
+    says(0, "", "member drain shard-%d", shard);
+    cluster_await_end_of_shard(&cluster, shard);
 }
 
 /* Both jobs move then, and are told apart by when. */
 TEST(what_goes_off_shards_that_leave_while_it_trains_is_whole_in_every_write)
 {
     begin_training();
-    reshard("4");
+    says(0, "", "reshard apply moved --shards 4");
     drain(1);
     await_steps(2);
     drain(2);
@@ -243,7 +227,7 @@ TEST(what_moves_at_rest_is_read_as_before_when_its_former_shards_have_ended)
 {
     struct cairn_version versions[JOBS];
     for (int j = 0; j < JOBS; j++) versions[j] = step(jobs[j], 1);
-    reshard("4");
+    says(0, "", "reshard apply moved --shards 4");
     same_fetched(read_jobs, versions);
     same_mapped(versions);
     same_state(versions);
@@ -263,27 +247,11 @@ TEST(a_leased_version_is_read_after_its_shards_have_changed)
         versions[j] = step(jobs[j], 1);
         good(cairn_lease(read_jobs[j], versions[j], 60000, CLUSTER_WAIT_MS, &leased[j]));
     }
-    reshard("4");
+    says(0, "", "reshard apply moved --shards 4");
     for (unsigned seed = 2; seed < 7; seed++)
         for (int j = 0; j < JOBS; j++) step(jobs[j], seed);
     same_fetched(read_jobs, leased);
     same_fetched(jobs, leased); // who did not ask for it, and goes by what it finds
-}
-
-static pid_t begin_reshard(const char *shards)
-{
-    static char log[sizeof cluster.folder + 16];
-    snprintf(log, sizeof log, "%s/reshard.log", cluster.folder);
-    const char *const argv[] = { CAIRN_BIN_DIR "/cairn",
-                                 "--endpoint",
-                                 cluster.address,
-                                 "reshard",
-                                 "apply",
-                                 "moved",
-                                 "--shards",
-                                 shards,
-                                 NULL };
-    return cluster_spawn(argv, log);
 }
 
 TEST(a_coordinator_that_dies_in_the_middle_changes_nothing_of_that)
@@ -291,12 +259,13 @@ TEST(a_coordinator_that_dies_in_the_middle_changes_nothing_of_that)
     begin_training();
     await_steps(1);
     for (int i = 0; i < 3; i++) {
-        const pid_t cli = begin_reshard(i % 2 == 0 ? "4" : "2");
+        struct cluster_command command;
+        cluster_cli_begin(&cluster, &command, "reshard apply moved --shards %d",
+                          i % 2 == 0 ? 4 : 2);
         await_steps((unsigned)i % 2);
-        cluster_kill_coordinator(&cluster);
-        cluster_restart_coordinator(&cluster);
-        ck_assert_int_ge(cluster_wait(cli, CLUSTER_WAIT_MS),
-                         0); // it lost its coordinator, or was done
+        restart_coordinator();
+        ck_assert_int_ge(cluster_wait(command.pid, CLUSTER_WAIT_MS),
+                         0); // it lost its coordinator, or not
         await_steps(2);
     }
     end_training();
@@ -308,19 +277,20 @@ TEST(readers_that_come_in_the_middle_read_what_is_there)
 {
     begin_training();
     for (int i = 0; i < 3; i++) {
-        const pid_t cli = begin_reshard(i % 2 == 0 ? "4" : "3");
+        struct cluster_command command;
+        cluster_cli_begin(&cluster, &command, "reshard apply moved --shards %d",
+                          i % 2 == 0 ? 4 : 3);
         cairn *other = trainer_session(cluster.address, i % 2 == 0 ? "auto" : "ucx");
         cairn_job *reader;
-        struct cairn_version newest, leased;
+        struct cairn_version leased;
         good(cairn_job_open(other, "moved", NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader));
-        good(cairn_version_wait(reader, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &newest));
-        good(cairn_lease(reader, newest, 60000, CLUSTER_WAIT_MS, &leased));
+        good(cairn_lease(reader, newest(reader), 60000, CLUSTER_WAIT_MS, &leased));
         static float values[ELEMS_MAX];
         for (int t = 0; t < TENSORS; t++)
             if (model[t].wire != CAIRN_BF16)
                 trainer_fetch(reader, leased, model[t].name, NULL, CAIRN_F32, values);
         cairn_close(other);
-        ck_assert_int_eq(cluster_wait(cli, CLUSTER_WAIT_MS), 0);
+        ck_assert_int_eq(cluster_wait(command.pid, CLUSTER_WAIT_MS), 0);
     }
     end_training();
     same_roots();

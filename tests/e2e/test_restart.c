@@ -2,25 +2,13 @@
  * with 64 M parameters on the servers: nothing is loaded from storage, nothing is put again.
  * `test_restart --worker ENDPOINT DIE` is the trainer; with DIE = 1 it ends by SIGKILL in mid-round. */
 #include <inttypes.h>
-#include <cairn.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/suite.h"
+#include "tests/support/scene.h"
 
 enum { TENSORS = 64, ELEMS = 1 << 20, LIMIT_MS = 2000, WORKER_MS = 80000 /* all that it does */ };
-
-static double now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
 
 /* ---- the trainer ---- */
 
@@ -30,7 +18,7 @@ static int failed(const char *what)
     return 1;
 }
 
-static cairn_status open_job(cairn *session, cairn_job **out)
+static cairn_status open_job(void)
 {
     static char names[TENSORS][16];
     struct cairn_tensor tensors[TENSORS];
@@ -40,17 +28,12 @@ static cairn_status open_job(cairn *session, cairn_job **out)
             .struct_size = sizeof *tensors, .name = names[i], .rank = 2, .shape = { 1024, 1024 }
         };
     }
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = tensors,
-                                         .tensor_count = TENSORS,
-                                         .groups = &group,
-                                         .group_count = 1 };
-    return cairn_job_open(session, "big", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, out);
+    const struct cairn_job_spec spec = trainer_spec(tensors, TENSORS);
+    return cairn_job_open(session, "big", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job);
 }
 
 /* Puts what it takes to begin; a job that is initialized already takes nothing. */
-static cairn_status initialize(cairn_job *job, const struct cairn_mem *mem)
+static cairn_status initialize(const struct cairn_mem *mem)
 {
     for (int i = 0; i < TENSORS; i++) {
         char name[16];
@@ -63,10 +46,9 @@ static cairn_status initialize(cairn_job *job, const struct cairn_mem *mem)
 }
 
 /* One step; with `die` it is killed between its pushes and its commit. */
-static cairn_status train(cairn_job *job, const struct cairn_round *round,
-                          const struct cairn_mem *mem, bool die)
+static cairn_status train_big(const struct cairn_round *round, const struct cairn_mem *mem,
+                              bool die)
 {
-    struct cairn_result result = { .struct_size = sizeof result };
     for (int i = 0; i < TENSORS; i++) {
         char name[16];
         snprintf(name, sizeof name, "block%02d", i);
@@ -74,7 +56,7 @@ static cairn_status train(cairn_job *job, const struct cairn_round *round,
         if (status != CAIRN_OK) return status;
         if (die && i == TENSORS / 2) raise(SIGKILL);
     }
-    return cairn_commit(job, round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+    return trainer_try_commit(job, round, NULL, 0, CLUSTER_WAIT_MS);
 }
 
 static int be_worker(const char *endpoint, bool die)
@@ -83,20 +65,17 @@ static int be_worker(const char *endpoint, bool die)
     float *values = calloc(ELEMS, sizeof *values);
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
     struct cairn_round round = { .struct_size = sizeof round };
-    cairn *session;
-    cairn_job *job;
-    const double begin_ms = now_ms();
+    const int64_t begin_ms = now_ms();
     if (cairn_open(&opts, &session) != CAIRN_OK) return failed("open");
-    if (open_job(session, &job) != CAIRN_OK) return failed("job");
-    if (initialize(job, &mem) != CAIRN_OK) return failed("initial state");
+    if (open_job() != CAIRN_OK) return failed("job");
+    if (initialize(&mem) != CAIRN_OK) return failed("initial state");
     if (cairn_round_begin(job, CLUSTER_WAIT_MS, &round) != CAIRN_OK) return failed("round");
-    const double took_ms = now_ms() - begin_ms;
-    printf("%.0f ms to step %" PRIu64 "\n", took_ms, round.step);
+    printf("%" PRId64 " ms to step %" PRIu64 "\n", now_ms() - begin_ms, round.step);
     fflush(stdout);
     for (int i = 0; i < 2; i++) {
         if (i > 0 && cairn_round_begin(job, CLUSTER_WAIT_MS, &round) != CAIRN_OK)
             return failed("round");
-        if (train(job, &round, &mem, die && i == 1) != CAIRN_OK) return failed("step");
+        if (train_big(&round, &mem, die && i == 1) != CAIRN_OK) return failed("step");
     }
     cairn_close(session);
     free(values);
@@ -105,33 +84,27 @@ static int be_worker(const char *endpoint, bool die)
 
 /* ---- the test ---- */
 
-static int run_worker(const struct cluster *cluster, const char *die, char log[static 160])
+static int run_worker(const char *die, char log[static 160])
 {
-    snprintf(log, 160, "%s/worker-%s.log", cluster->folder, die);
-    const char *const argv[] = { "/proc/self/exe", "--worker", cluster->address, die, NULL };
+    snprintf(log, 160, "%s/worker-%s.log", cluster.folder, die);
+    const char *const argv[] = { "/proc/self/exe", "--worker", cluster.address, die, NULL };
     return cluster_wait(cluster_spawn(argv, log), WORKER_MS);
 }
 
 TEST(a_trainer_that_was_killed_trains_again_within_two_seconds)
 {
-    static const char *const room[] = { "memory.limit=2GiB", NULL };
-    const struct cluster_options options = { .shard_set = room };
-    struct cluster cluster;
     char log[160];
-    cluster_start(&cluster, 2, &options);
-    ck_assert_int_eq(run_worker(&cluster, "1", log), 128 + SIGKILL);
-    ck_assert_msg(run_worker(&cluster, "0", log) == 0, "see %s", log);
-    FILE *file = fopen(log, "r");
-    ck_assert_ptr_nonnull(file);
+    start(2, .shard_set = SETTINGS("memory.limit=2GiB"));
+    ck_assert_int_eq(run_worker("1", log), 128 + SIGKILL);
+    ck_assert_msg(run_worker("0", log) == 0, "see %s", log);
     double took_ms;
     uint64_t step;
-    ck_assert_int_eq(fscanf(file, "%lf ms to step %" PRIu64, &took_ms, &step), 2);
-    fclose(file);
+    ck_assert_int_eq(sscanf(cluster_text(log), "%lf ms to step %" PRIu64, &took_ms, &step), 2);
     printf("note: a trainer killed at 64 M parameters: %.0f ms from cairn_open to round_begin\n",
            took_ms);
     ck_assert_uint_eq(step, 1);
     ck_assert_msg(took_ms < LIMIT_MS, "it took %.0f ms", took_ms);
-    cluster_stop(&cluster);
+    stop();
 }
 
 SUITE(90);

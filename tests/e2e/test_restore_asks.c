@@ -1,51 +1,23 @@
 /* A restore of a job that runs asks for its name before it replaces it, with real daemons and a terminal. */
 #include <pty.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "proto/base/status.h"
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
-static struct cluster cluster;
-static struct cluster_said said;
-static cairn *session;
-static cairn_job *job;
-static char id[64];
-
-static void open_job(void)
-{
-    struct tiny_job tiny;
-    tiny_describe(&tiny, 100);
-    tiny.group.optimizer = "sgd";
-    job = tiny_open(session, "tiny", &tiny);
-}
+static char id[CLUSTER_WORD_BYTES];
 
 /* A job at step 1 with a snapshot of step 0. */
 static void set_up(void)
 {
-    cluster_start(&cluster, 1, NULL);
-    session = tiny_session(&cluster, NULL);
-    open_job();
-    cluster_cli(&cluster, &said, "snapshot", "create", "-q", "tiny", "--wait", NULL);
-    ck_assert_msg(said.status == 0 && sscanf(said.out, "%63s", id) == 1, "%s", said.err);
+    start(1);
+    struct tiny_job *tiny = TINY(100);
+    tiny->group.optimizer = "sgd";
+    join("tiny", tiny);
+    word_of(id, "snapshot create -q tiny --wait");
     ck_assert_uint_eq(tiny_step(job), 1);
 }
-static void tear_down(void)
-{
-    cairn_close(session);
-    cluster_stop(&cluster);
-}
-
-static void says(int status, const char *word)
-{
-    ck_assert_msg(said.status == status, "%d: %s%s", said.status, said.out, said.err);
-    ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL, "%s%s",
-                  said.out, said.err);
-}
-
 /* `cairn snapshot restore tiny ID` with a terminal on which that line is typed when it asks. What it says
  * goes into a pipe: a terminal may lose the end of it with its last process. */
 static void restore_on_terminal(const char *line)
@@ -56,8 +28,7 @@ static void restore_on_terminal(const char *line)
     ck_assert_msg(openpty(&terminal, &keyboard, NULL, NULL, NULL) == 0,
                   "no terminal: is /dev/pts there?");
     ck_assert_int_eq(pipe(told), 0);
-    const pid_t pid = fork();
-    ck_assert_int_ge(pid, 0);
+    const pid_t pid = fork_child();
     if (pid == 0) {
         dup2(keyboard, STDIN_FILENO);
         dup2(told[1], STDOUT_FILENO);
@@ -84,23 +55,24 @@ static void restore_on_terminal(const char *line)
 
 TEST(without_a_terminal_a_job_that_runs_is_replaced_with_yes_only)
 {
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
-    says(2, "Job tiny is running, at generation 1, step 1, and open by 1 worker: what is not in "
-            "the snapshot of step 0 cannot be brought back: without a terminal say --yes");
+    says(2,
+         "Job tiny is running, at generation 1, step 1, and open by 1 worker: what is not in "
+         "the snapshot of step 0 cannot be brought back: without a terminal say --yes",
+         "snapshot restore tiny %s", id);
     ck_assert_uint_eq(tiny_step(job), 2); // nothing happened
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
-    says(0, "restored          job tiny, generation 2\n");
-    says(0, "replaced          generation 1, step 2\n");
-    says(0, "must open again   1 worker\n");
+    ask("snapshot restore tiny %s --yes", id);
+    expect_said(0, "restored          job tiny, generation 2\n");
+    expect_said(0, "replaced          generation 1, step 2\n");
+    expect_said(0, "must open again   1 worker\n");
 }
 
 TEST(on_a_terminal_the_name_of_the_job_is_to_be_typed)
 {
     restore_on_terminal("tinny\n");
-    says(status_exit(CAIRN_ERR_CANCELED), "nothing was done");
+    expect_said(status_exit(CAIRN_ERR_CANCELED), "nothing was done");
     ck_assert_uint_eq(tiny_step(job), 2);
     restore_on_terminal("tiny\n");
-    says(0, "job tiny, generation 2");
+    expect_said(0, "job tiny, generation 2");
 }
 
 TEST(a_folder_may_be_given_as_it_is_seen_from_here_and_another_name_asks_nothing)
@@ -109,12 +81,9 @@ TEST(a_folder_may_be_given_as_it_is_seen_from_here_and_another_name_asks_nothing
     ck_assert_ptr_nonnull(getcwd(here, sizeof here));
     snprintf(folder, sizeof folder, "tiny/%s", id);
     ck_assert_int_eq(chdir(cluster.snapshots_path), 0);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "twin", NULL);
-    says(0, "job twin, generation 2");
-    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "third",
-                "-ojson", NULL);
-    says(0, "\"replaced\": null");
+    says(0, "job twin, generation 2", "snapshot restore --path %s --job twin", folder);
+    says(0, "\"replaced\": null", "snapshot restore --path %s --job third -ojson", folder);
     ck_assert_int_eq(chdir(here), 0);
 }
 
-SUITE(110, set_up, tear_down);
+SUITE(110, set_up, stop);

@@ -3,26 +3,20 @@
  * gives much memory back there. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "tests/support/now.h"
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { WAIT_MS = 60000, ELEMS = 4096, ELEMS_LARGE = 20 << 20 }; // of 2 shards: 40 MiB a plane
 
 static char root[CAIRN_SCRATCH_BYTES], control[CAIRN_SCRATCH_BYTES + 32];
-static struct cluster cluster;
-static struct cluster_said said;
-static cairn *trainer, *other;
-static cairn_job *trains;
+static cairn *other;
 static pthread_t training, opening;
-static atomic_bool stop, opened;
+static atomic_bool stopping, opened;
 static atomic_llong longest_ms, steps;
 static int slow_ms, lease_ms;
 
@@ -54,32 +48,31 @@ static void write_control(const char *name, long number)
 
 static cairn_job *open_job(const char *name, uint64_t elems, cairn **session_out)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, elems);
-    tiny.tensor.init = (struct cairn_init) { CAIRN_INIT_NORMAL, 0, 1, 7 };
-    tiny.group.optimizer = "sgd";
-    *session_out = tiny_session(&cluster, NULL);
-    cairn_job *job;
-    good(cairn_job_open(*session_out, name, &tiny.spec, CAIRN_WORKER, WAIT_MS, &job));
-    good(cairn_init_done(job, NULL, WAIT_MS));
-    return job;
+    struct tiny_job *tiny = TINY(elems);
+    tiny->tensor.init = (struct cairn_init) { CAIRN_INIT_NORMAL, 0, 1, 7 };
+    tiny->group.optimizer = "sgd";
+    *session_out = trainer_session(cluster.address, NULL);
+    cairn_job *opened_job;
+    good(cairn_job_open(*session_out, name, &tiny->spec, CAIRN_WORKER, WAIT_MS, &opened_job));
+    good(cairn_init_done(opened_job, NULL, WAIT_MS));
+    return opened_job;
 }
 
 static void step(void)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_round_begin(trains, WAIT_MS, &round));
-    good(cairn_commit(trains, &round, 1, NULL, 0, WAIT_MS, &result));
+    good(cairn_round_begin(job, WAIT_MS, &round));
+    good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
     ck_assert(result.applied);
     atomic_fetch_add(&steps, 1);
 }
 
-static void *train(void *unused)
+static void *train_on(void *unused)
 {
     int64_t last = now_ms();
     (void)unused;
-    while (!atomic_load(&stop)) {
+    while (!atomic_load(&stopping)) {
         step();
         const int64_t now = now_ms();
         if (now - last > atomic_load(&longest_ms)) atomic_store(&longest_ms, now - last);
@@ -102,28 +95,23 @@ static void set_up(void)
     snprintf(snapshots, sizeof snapshots, "%s/snapshots", root);
     snprintf(heartbeat, sizeof heartbeat, "lease.heartbeat=%dms", lease_ms / 8);
     snprintf(timeout, sizeof timeout, "lease.timeout=%dms", lease_ms);
-    const char *const set[] = { store, heartbeat, timeout, NULL };
-    static const char *const shard_set[] = { "memory.limit=1GiB",
-                                             NULL }; // of the large job once, not twice
-    const struct cluster_options options = { .coordinator_set = set,
-                                             .shard_set = shard_set,
-                                             .snapshots_path = snapshots };
     setenv("CAIRN_SLOW_FOLDER", control, 1);
     setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
     setenv("UCX_MEM_EVENTS", "n", 1); // else UCX puts its own munmap into ours
-    cluster_start(&cluster, 2, &options);
+    start(2, .coordinator_set = SETTINGS(store, heartbeat, timeout), .snapshots_path = snapshots,
+          .shard_set = SETTINGS("memory.limit=1GiB")); // of the large job once, not twice
     unsetenv("LD_PRELOAD");
-    trains = open_job("l", ELEMS, &trainer);
+    job = open_job("l", ELEMS, &session);
     for (int i = 0; i < 3; i++) step(); // everything has been loaded and connected
     write_control("armed", 1);
-    good((cairn_status)pthread_create(&training, NULL, train, NULL));
+    good((cairn_status)pthread_create(&training, NULL, train_on, NULL));
 }
 
 /* No lease was lost, and nobody's loop met a file. */
 static void tear_down(void)
 {
     char line[512], path[sizeof control + 64];
-    atomic_store(&stop, true);
+    atomic_store(&stopping, true);
     pthread_join(training, NULL);
     printf("%lld steps; the longest took %lld ms, a lease %d, a call %d\n", atomic_load(&steps),
            atomic_load(&longest_ms), lease_ms, slow_ms);
@@ -133,11 +121,10 @@ static void tear_down(void)
     if (file != NULL) ck_abort_msg("on a loop: %s", fgets(line, sizeof line, file));
     snprintf(path, sizeof path, "%s/armed", control);
     ck_assert_int_eq(unlink(path), 0); // ending is not training
-    cluster_cli(&cluster, &said, "cluster", "status", NULL);
-    ck_assert_int_eq(said.status, 0);
-    ck_assert_ptr_null(strstr(said.out, "away"));
-    cairn_close(trainer);
-    cluster_stop(&cluster);
+    ask("cluster status");
+    expect_said(0);
+    expect_unsaid("away");
+    stop();
     cairn_scratch_remove(root);
 }
 
@@ -173,7 +160,7 @@ static void create_and_meet(const char *call)
     for (int i = 0; i < TRIES; i++) {
         const int64_t begun = now_ms();
         arm(call);
-        cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "-q", "l", NULL);
+        ask("snapshot create --wait -q l");
         ck_assert_msg(said.status == 0, "%s: %s", call, said.err);
         if (is_met(call, begun)) return;
     }
@@ -182,12 +169,10 @@ static void create_and_meet(const char *call)
 
 static void list_and_meet(const char *call)
 {
-    struct cluster_said listed;
     for (int i = 0; i < TRIES; i++) {
         const int64_t begun = now_ms();
         arm(call);
-        cluster_cli(&cluster, &listed, "snapshot", "list", NULL);
-        ck_assert_int_eq(listed.status, 0);
+        says(0, "", "snapshot list");
         if (is_met(call, begun)) return;
     }
     ck_abort_msg("no list waited for %s", call);
@@ -205,9 +190,7 @@ TEST(snapshots_are_made_listed_and_restored_under_another_name)
     list_and_meet("open");
     const int64_t begun = now_ms();
     arm("realpath");
-    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "again", "--yes",
-                NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    says(0, "", "snapshot restore --path %s --job again --yes", folder);
     check_met("realpath", begun);
 }
 
@@ -218,7 +201,7 @@ TEST(an_amendment_waits_for_the_store_and_training_goes_on)
                                        .clip_norm = 2 };
     const int64_t begun = now_ms();
     arm("fsync");
-    good(cairn_job_amend(trains, &amend, WAIT_MS));
+    good(cairn_job_amend(job, &amend, WAIT_MS));
     check_met("fsync", begun);
     ck_assert_int_gt(atomic_load(&steps), 10);
 }
@@ -238,7 +221,7 @@ TEST(a_job_that_is_made_waits_for_the_store_and_says_so)
     arm("write");
     ck_assert_int_eq(pthread_create(&opening, NULL, open_second, NULL), 0);
     do {
-        cluster_cli(&cluster, &said, "job", "show", "second", NULL);
+        ask("job show second");
         ck_assert_int_lt(now_ms() - begun, WAIT_MS);
     } while (strstr(said.out, "the store's disk") == NULL && !atomic_load(&opened));
     ck_assert_msg(!atomic_load(&opened), "it was opened before anybody said what it waits for");
@@ -249,14 +232,10 @@ TEST(a_job_that_is_made_waits_for_the_store_and_says_so)
 
 TEST(the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop)
 {
+    char id[CLUSTER_WORD_BYTES];
     (void)open_job("large", ELEMS_LARGE, &other);
-    cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "-q", "large", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    said.out[strcspn(said.out, "\n")] = '\0';
-    char id[64];
-    snprintf(id, sizeof id, "%.60s", said.out);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "large", id, "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    word_of(id, "snapshot create --wait -q large");
+    says(0, "", "snapshot restore large %s --yes", id);
     cairn_close(other);
 }
 
@@ -266,30 +245,26 @@ SUITE(200, set_up, tear_down);
 
 TEST(storage_that_hangs_holds_up_no_join_and_is_said)
 {
-    static const char *const set[] = { "lease.heartbeat=100ms", NULL };
     char snapshots[sizeof root + 32];
     cairn_scratch_make(root);
     snprintf(control, sizeof control, "%s/control", root);
     ck_assert_int_eq(mkdir(control, 0700), 0);
     snprintf(snapshots, sizeof snapshots, "%s/snapshots", root);
-    cluster_start(
-        &cluster, 1,
-        &(struct cluster_options) { .coordinator_set = set, .snapshots_path = snapshots });
-    cluster_kill_shard(&cluster, 0);
+    start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms"), .snapshots_path = snapshots);
+    kill_shard(0);
     setenv("CAIRN_SLOW_FOLDER", control, 1);
     setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
     setenv("UCX_MEM_EVENTS", "n", 1);
     slow_ms = 5000;
     arm("open");
     const int64_t begun_ms = now_ms();
-    cluster_restart_shard(&cluster, 0);
+    restart_shard(0);
     unsetenv("LD_PRELOAD");
     ck_assert_int_lt(now_ms() - begun_ms, slow_ms);
-    cluster_await(&cluster, true, "/snapshots has not answered for 3 s or more: its storage hangs",
-                  "cluster", "status", NULL);
-    cluster_await(&cluster, false, "no snapshot can be saved", "cluster", "status", NULL);
+    await_said("/snapshots has not answered for 3 s or more: its storage hangs", "cluster status");
+    await_unsaid("no snapshot can be saved", "cluster status");
     check_met("open", begun_ms);
-    cluster_stop(&cluster);
+    stop();
     cairn_scratch_remove(root);
 }
 

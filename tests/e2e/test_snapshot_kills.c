@@ -8,96 +8,79 @@
  * are tried; CAIRN_TEST_LONG=1: all, until one has run to its end undisturbed. */
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "tests/support/call_fault.h"
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
 enum { ELEMS = 5000, SOME = 5, GOING = 2, GRACE_MS = 20 };
 
 enum victim { COORDINATOR, SHARD, COMMAND };
 static const char *const victim_names[] = { "the coordinator", "a shard", "the command" };
 
-static const char *const quick[] = { "lease.heartbeat=100ms", NULL };
-static struct cluster cluster;
-static struct cluster_said said;
 static char first[CLUSTER_WORD_BYTES], second[CLUSTER_WORD_BYTES], extra[CLUSTER_WORD_BYTES];
 static char first_root[65], second_root[65], what[160]; // the point, for whoever reads a failure
 static char exported[CAIRN_SCRATCH_BYTES + 32], reference[CAIRN_SCRATCH_BYTES + 32];
 
 #define HOLDS(condition) \
     ck_assert_msg((condition), "%s: %s: %s%s", what, #condition, said.out, said.err)
-#define RUNS(...)                                                    \
-    do {                                                             \
-        cluster_cli(&cluster, &said, "snapshot", __VA_ARGS__, NULL); \
-        HOLDS(said.status == 0);                                     \
+#define RUNS(...)                \
+    do {                         \
+        ask(__VA_ARGS__);        \
+        HOLDS(said.status == 0); \
     } while (0)
 
 /* ---- the scene ---- */
 
-static void train(const struct trainer *t, char id_out[CLUSTER_WORD_BYTES], char root_out[65])
+static void train_and_save(char id_out[CLUSTER_WORD_BYTES], char root_out[65])
 {
-    const struct cairn_round round = trainer_begin(t->job);
-    tiny_push(t->job, &round, ELEMS, 0.5F);
-    (void)trainer_commit(t->job, &round, 1);
-    cluster_word(&cluster, id_out, "snapshot", "create", t->name, "--wait", "-q", NULL);
-    trainer_digest(&cluster, t->name, root_out);
+    const struct cairn_round round = trainer_begin(job);
+    tiny_push(job, &round, ELEMS, 0.5F);
+    (void)trainer_commit(job, &round, 1);
+    word_of(id_out, "snapshot create kept --wait -q");
+    bits(root_out);
 }
 
 static void set_up(void)
 {
-    const struct cluster_options options = { .coordinator_set = quick };
-    cluster_start(&cluster, 2, &options);
-    const struct trainer t = tiny_attach(&cluster, "kept", TINY(ELEMS));
-    train(&t, first, first_root);
-    train(&t, second, second_root);
-    cairn_close(t.session);
-    RUNS("tag", "kept", first, "one");
-    RUNS("tag", "kept", second, "two");
+    start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
+    join("kept", TINY(ELEMS));
+    train_and_save(first, first_root);
+    train_and_save(second, second_root);
+    leave();
+    RUNS("snapshot tag kept %s one", first);
+    RUNS("snapshot tag kept %s two", second);
     snprintf(exported, sizeof exported, "%s/exported", cluster.folder);
     snprintf(reference, sizeof reference, "%s/reference", cluster.folder);
-    RUNS("export", "kept", second, "--to", reference);
-}
-
-static void tear_down(void)
-{
-    cluster_stop(&cluster);
+    RUNS("snapshot export kept %s --to %s", second, reference);
 }
 
 /* As soon as a shard that was killed is up again, and no snapshot is being taken. `root`: what the job is
  * then; NULL: whatever. */
 static void a_snapshot_loads(const char *id, const char *root)
 {
-    for (int tries = 0;; tries++) {
-        cluster_cli(&cluster, &said, "snapshot", "restore", "kept", id, "--yes", NULL);
-        if (said.status == 0) break;
-        HOLDS(tries < 500);
-    }
-    cluster_cli(&cluster, &said, "job", "digest", "-q", "kept", NULL);
+    await((ask("snapshot restore kept %s --yes", id), said.status == 0));
+    ask("job digest -q kept");
     HOLDS(said.status == 0);
     HOLDS(root == NULL || strncmp(said.out, root, 64) == 0);
 }
 
 /* ---- what is killed ---- */
 
-#define CREATE "create", "kept", "--wait", "-q"
-#define PRUNE  "prune", "kept", "--keep-last", "1"
+#define CREATE "snapshot create kept --wait -q"
+#define PRUNE  "snapshot prune kept --keep-last 1"
 
 /* The coordinator reads none of them any more, behind which it has nothing to do. */
 static void await_checks(void)
 {
-    do RUNS("list", "kept", "--no-headers");
-    while (strstr(said.out, "never") != NULL);
+    await_unsaid("never", "snapshot list kept --no-headers");
 }
 
 /* What is there before each point: two that have tags, and what the command needs. */
 static void create_one(void)
 {
-    cluster_word(&cluster, extra, "snapshot", CREATE, NULL);
+    word_of(extra, CREATE);
     await_checks();
 }
 
@@ -115,31 +98,31 @@ static int count_of(const char *word, const char *text)
  * `extra`: the newest. */
 static void train_periodic_ones(void)
 {
-    cluster_cli(&cluster, &said, "job", "amend", "kept", "--snapshot-every", "1", NULL);
-    const struct trainer t = tiny_attach(&cluster, "kept", TINY(ELEMS));
+    ask("job amend kept --snapshot-every 1");
+    join("kept", TINY(ELEMS));
     do { // a step has none while that of another is being taken
-        (void)tiny_step(t.job);
-        RUNS(PRUNE, "--dry-run"); // one stays until a newer one is verified
+        train(1);
+        RUNS(PRUNE " --dry-run"); // one stays until a newer one is verified
     } while (count_of("would go", said.out) < GOING);
-    cairn_close(t.session);
+    leave();
     a_snapshot_loads(second, second_root);
     await_checks();
-    cluster_word(&cluster, extra, "snapshot", "list", "kept", "-q", NULL);
+    word_of(extra, "snapshot list kept -q");
 }
 
 struct operation {
     enum victim victim;
-    void (*prepare)(void); /* NULL: there is nothing to do */
-    const char *words[8];  /* behind "snapshot" */
+    void (*prepare)(void);           /* NULL: there is nothing to do */
+    const char *name, *command, *id; /* id NULL: the command has none */
 };
 static const struct operation operations[] = {
-    { COORDINATOR, NULL, { CREATE } },
-    { SHARD, NULL, { CREATE } },
-    { COORDINATOR, NULL, { "restore", "kept", first, "--yes" } },
-    { SHARD, NULL, { "restore", "kept", first, "--yes" } },
-    { COORDINATOR, create_one, { "rm", "kept", extra, "--yes" } },
-    { COORDINATOR, train_periodic_ones, { PRUNE } },
-    { COMMAND, NULL, { "export", "kept", second, "--to", exported } },
+    { COORDINATOR, NULL, "create", CREATE, NULL },
+    { SHARD, NULL, "create", CREATE, NULL },
+    { COORDINATOR, NULL, "restore", "snapshot restore kept ID --yes", first },
+    { SHARD, NULL, "restore", "snapshot restore kept ID --yes", first },
+    { COORDINATOR, create_one, "rm", "snapshot rm kept ID --yes", extra },
+    { COORDINATOR, train_periodic_ones, "prune", PRUNE, NULL },
+    { COMMAND, NULL, "export", "snapshot export kept ID --to ", second },
 };
 enum { OPERATIONS = sizeof operations / sizeof *operations };
 
@@ -148,18 +131,25 @@ static pid_t *victim_of(const struct operation *o)
     return o->victim == COORDINATOR ? &cluster.coordinator : &cluster.shards[0];
 }
 
-static void run(const struct operation *o)
+/* The command with what stands for its ID and, behind all, the folder of an export. */
+static const char *line_of(const struct operation *o)
 {
-    const char *const *w = o->words;
-    cluster_cli(&cluster, &said, "snapshot", w[0], w[1], w[2], w[3], w[4], w[5], NULL);
+    static char line[512];
+    const char *at = o->id != NULL ? strstr(o->command, "ID") : NULL;
+    if (at == NULL) return o->command;
+    snprintf(line, sizeof line, "%.*s%s%s%s", (int)(at - o->command), o->command, o->id, at + 2,
+             o->victim == COMMAND ? exported : "");
+    return line;
 }
 
 /* The command is traced. Its status; 128 + SIGKILL where it was killed. */
 static int run_traced(const struct operation *o, struct call_fault *fault)
 {
-    const char *argv[16] = { CAIRN_BIN_DIR "/cairn", "--endpoint", cluster.address, "snapshot" };
+    const char *argv[16] = { CAIRN_BIN_DIR "/cairn", "--endpoint", cluster.address };
+    char line[512], *rest = line;
     struct tracer tracer;
-    for (size_t i = 0; o->words[i] != NULL; i++) argv[4 + i] = o->words[i];
+    snprintf(line, sizeof line, "%s", line_of(o));
+    for (size_t i = 3; (argv[i] = strsep(&rest, " ")) != NULL; i++) {}
     tracer_start(&tracer, argv, "/dev/null", call_fault_judge, fault);
     const int status = tracer_await(&tracer, tracer.process, CLUSTER_WAIT_MS);
     ck_assert_msg(status != -1, "%s: it hangs", what);
@@ -173,11 +163,10 @@ static char said_first[CLUSTER_WORD_BYTES]; /* and this */
  * words are in `said`. */
 static int run_beside(const struct operation *o, struct call_fault *fault)
 {
-    const char *const *w = o->words;
     struct cluster_command command;
     struct tracer tracer;
     tracer_attach(&tracer, *victim_of(o), call_fault_judge, fault);
-    cluster_cli_begin(&cluster, &command, "snapshot", w[0], w[1], w[2], w[3], w[4], w[5], NULL);
+    cluster_cli_begin_line(&cluster, &command, line_of(o));
     const int status = tracer_await(&tracer, command.pid, CLUSTER_WAIT_MS);
     int end = tracer_await(&tracer, tracer.process, GRACE_MS);
     if (end == -1 && fault->met != NULL && fault->fate == TRACER_KILLS)
@@ -213,15 +202,15 @@ static bool kill_at(const struct operation *o, struct call_fault *fault)
         HOLDS(o->victim == COMMAND || is_done);
         return false;
     }
-    snprintf(what, sizeof what, "%s, %s killed before call %u, %s", o->words[0],
+    snprintf(what, sizeof what, "%s, %s killed before call %u, %s", o->name,
              victim_names[o->victim], fault->nth, fault->met);
     ck_assert_msg(status == 128 + SIGKILL, "%s: it ends with %d", what, status);
     if (o->victim == COMMAND) return true;
     *victim_of(o) = 0;
     if (o->victim == COORDINATOR)
-        cluster_restart_coordinator(&cluster);
+        restart_coordinator();
     else
-        cluster_restart_shard(&cluster, 0);
+        restart_shard(0);
     return true;
 }
 
@@ -238,31 +227,31 @@ static bool is_listed(const char *list, const char *id)
 /* A prune says which go before they do. */
 static void it_verifies_or_is_gone(const char *id)
 {
-    cluster_cli(&cluster, &said, "snapshot", "verify", "kept", id, NULL);
+    ask("snapshot verify kept %s", id);
     if (said.status == 0) return;
     static struct cluster_said now;
-    cluster_cli(&cluster, &now, "snapshot", "list", "-q", "kept", NULL);
+    cluster_cli(&cluster, &now, "snapshot list -q kept");
     HOLDS(now.status == 0 && !is_listed(now.out, id));
 }
 
 static void every_listed_one_verifies(const struct operation *o)
 {
     static char list[sizeof said.out];
-    RUNS("list", "-q", "kept");
+    RUNS("snapshot list -q kept");
     memcpy(list, said.out, sizeof list);
     HOLDS(is_listed(list, first) && is_listed(list, second));
-    HOLDS(strcmp(o->words[0], "prune") != 0 || is_listed(list, extra));
-    HOLDS(strcmp(o->words[0], "create") != 0 || !is_done || is_listed(list, said_first));
-    HOLDS(strcmp(o->words[0], "rm") != 0 || !is_done || !is_listed(list, extra));
+    HOLDS(strcmp(o->name, "prune") != 0 || is_listed(list, extra));
+    HOLDS(strcmp(o->name, "create") != 0 || !is_done || is_listed(list, said_first));
+    HOLDS(strcmp(o->name, "rm") != 0 || !is_done || !is_listed(list, extra));
     for (char *rest = list, *id; (id = strsep(&rest, "\n")) != NULL && *id != '\0';)
         it_verifies_or_is_gone(id);
-    RUNS("verify", "kept", "latest");
+    RUNS("snapshot verify kept latest");
 }
 
 /* What the job is now is one of the two, or nothing that anybody is told is whole. */
 static void the_job_is_whole_or_lost(void)
 {
-    cluster_cli(&cluster, &said, "job", "digest", "-q", "kept", NULL);
+    ask("job digest -q kept");
     HOLDS(said.status != 0 || strncmp(said.out, first_root, 64) == 0 ||
           strncmp(said.out, second_root, 64) == 0);
 }
@@ -279,7 +268,7 @@ static void the_export_is_whole_or_gone(const struct operation *o)
     char temp[sizeof exported + 8];
     snprintf(temp, sizeof temp, "%s.tmp", exported);
     if (access(exported, F_OK) != 0) {
-        run(o);
+        ask_line(line_of(o));
         HOLDS(said.status == 0);
     }
     HOLDS(differs(exported, reference) == 0);
@@ -311,11 +300,11 @@ static void remove_the_others(void)
     static char list[sizeof said.out];
     for (int tries = 0; has_other_files(); tries++) {
         HOLDS(tries < 500);
-        RUNS("list", "-q", "kept");
+        RUNS("snapshot list -q kept");
         memcpy(list, said.out, sizeof list);
         for (char *rest = list, *id; (id = strsep(&rest, "\n")) != NULL && *id != '\0';)
             if (strcmp(id, first) != 0 && strcmp(id, second) != 0) // or it is being removed
-                cluster_cli(&cluster, &said, "snapshot", "rm", "kept", id, "--yes", NULL);
+                ask("snapshot rm kept %s --yes", id);
         RUNS(PRUNE);
     }
 }
@@ -373,7 +362,7 @@ TEST_EACH(whatever_is_killed_what_is_listed_is_whole, 0, OPERATIONS)
         is_met = kill_at(o, &fault);
         all_is_well(o);
     }
-    printf("note: %s: %s killed at %u of %u points, of about %u calls\n", o->words[0],
+    printf("note: %s: %s killed at %u of %u points, of about %u calls\n", o->name,
            victim_names[o->victim], killed, tried, calls);
     ck_assert_uint_ge(2 * killed, tried); // the others: there were fewer calls this time
 }
@@ -404,7 +393,7 @@ static void nothing_is_synced_twice(const struct call_fault *fault)
 /* Whether there is an n-th. */
 static bool fail_sync(const struct operation *o, struct call_fault *fault)
 {
-    snprintf(what, sizeof what, "%s: sync %u of %s fails", o->words[0], fault->nth,
+    snprintf(what, sizeof what, "%s: sync %u of %s fails", o->name, fault->nth,
              victim_names[o->victim]);
     const int status = run_with(o, fault);
     const char *failed = call_fault_unsynced(fault);
@@ -430,12 +419,12 @@ TEST_EACH(an_fsync_that_fails_fails_the_snapshot_and_is_not_tried_again, 0, 3)
         fault = (struct call_fault) { .nth = 1 + failed * stride, .fate = EIO, .syncs_only = true };
         is_met = fail_sync(o, &fault);
     }
-    printf("note: %s: %u syncs of %s failed, of about %u\n", o->words[0], failed,
+    printf("note: %s: %u syncs of %s failed, of about %u\n", o->name, failed,
            victim_names[o->victim], syncs);
     ck_assert_uint_ge(2 * stride * failed, syncs); // the others: of what is not always written
 }
 
-SUITE(900, set_up, tear_down);
+SUITE(900, set_up, stop);
 
 int main(void)
 {

@@ -1,11 +1,8 @@
 /* What a job goes by, on real daemons: schedules, stages, aliases, patterns, buffers, amendments. The
  * optimizer is SGD without momentum and every gradient is 1, so that parameters say what the rates were. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, BIAS = 5, COUNTS = 2 };
 
@@ -56,18 +53,18 @@ static void describe(struct job *j)
                                         .group_count = 2 };
 }
 
-static cairn_status try_open(struct job *j, const struct cluster *cluster, const char *name)
+static cairn_status try_open(struct job *j, const char *name)
 {
-    j->session = trainer_session(cluster->address, NULL);
+    j->session = trainer_session(cluster.address, NULL);
     return cairn_job_open(j->session, name, &j->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &j->job);
 }
 
 /* Opens the job; a new one begins with weights 0 to 11, biases 0 to 4, counts 0 to 1. */
-static void open_job(struct job *j, const struct cluster *cluster, const char *name)
+static void open_job(struct job *j, const char *name)
 {
     float values[WEIGHTS];
     for (int i = 0; i < WEIGHTS; i++) values[i] = (float)i;
-    ck_assert_msg(try_open(j, cluster, name) == CAIRN_OK, "%s", cairn_error());
+    good(try_open(j, name));
     struct cairn_job_info info = { .struct_size = sizeof info };
     good(cairn_job_describe(j->job, &info));
     if (!info.initialized) {
@@ -78,7 +75,7 @@ static void open_job(struct job *j, const struct cluster *cluster, const char *n
     good(cairn_init_done(j->job, NULL, CLUSTER_WAIT_MS));
 }
 
-static void leave(struct job *j)
+static void leave_job(struct job *j)
 {
     cairn_close(j->session);
 }
@@ -91,21 +88,19 @@ static cairn_status push(const struct job *j, const struct cairn_round *round, c
 }
 
 /* A round with both gradients; the learning rate of "body", the first group. */
-static double train(const struct job *j)
+static double train_job(const struct job *j)
 {
     const struct cairn_round round = trainer_begin(j->job);
-    ck_assert_msg(push(j, &round, "body.weight") == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(push(j, &round, "head.bias") == CAIRN_OK, "%s", cairn_error());
+    good(push(j, &round, "body.weight"));
+    good(push(j, &round, "head.bias"));
     return trainer_commit(j->job, &round, 0).lr;
 }
 
 static void fetch(const struct job *j, const char *name, const struct cairn_box *box, float *out)
 {
     const struct cairn_mem mem = trainer_mem(out, CAIRN_F32);
-    struct cairn_version newest;
     cairn_op *op;
-    good(cairn_version_wait(j->job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &newest));
-    good(cairn_fetch(j->job, newest, name, NULL, box, &mem, &op));
+    good(cairn_fetch(j->job, newest(j->job), name, NULL, box, &mem, &op));
     good(cairn_wait(op, CLUSTER_WAIT_MS));
 }
 
@@ -116,85 +111,73 @@ static float first(const struct job *j, const char *name)
     return values[0];
 }
 
-static void expect_said(const struct cluster *cluster, const char *name, const char *word)
-{
-    static struct cluster_said said;
-    cluster_cli(cluster, &said, "job", "show", name, NULL);
-    ck_assert_msg(strstr(said.out, word) != NULL, "\"%s\" is not in\n%s", word, said.out);
-}
-
 TEST(a_restored_job_goes_on_in_the_middle_of_its_schedule)
 {
     const double rates[] = { 0, 0.5, 1, 0.75, 0.5, 0.25, 0 };
-    struct cluster cluster;
     struct job j;
     char id[64], uninterrupted[128];
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     describe(&j);
     j.groups[0].schedule = CAIRN_SCHEDULE_LINEAR;
     j.groups[0].warmup_steps = 2;
     j.groups[0].total_steps = 6;
     j.groups[1].schedule = CAIRN_SCHEDULE_COSINE;
     j.groups[1].total_steps = 7;
-    open_job(&j, &cluster, "tiny");
-    expect_said(&cluster, "tiny", "linear warm-up 2 total 6; lr of the next round 0");
-    for (int k = 0; k < 3; k++) ck_assert(train(&j) == rates[k]);
+    open_job(&j, "tiny");
+    says(0, "linear warm-up 2 total 6; lr of the next round 0", "job show tiny");
+    for (int k = 0; k < 3; k++) ck_assert(train_job(&j) == rates[k]);
     ck_assert(first(&j, "body.weight") == -1.5F);
     good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
-    for (int k = 3; k < 7; k++) ck_assert(train(&j) == rates[k]);
+    restart_coordinator();
+    for (int k = 3; k < 7; k++) ck_assert(train_job(&j) == rates[k]);
     trainer_digest(&cluster, "tiny", uninterrupted);
-    leave(&j);
-    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
-    open_job(&j, &cluster, "tiny");
-    for (int k = 3; k < 7; k++) ck_assert(train(&j) == rates[k]);
+    leave_job(&j);
+    says(0, "", "snapshot restore tiny %s --yes", id);
+    open_job(&j, "tiny");
+    for (int k = 3; k < 7; k++) ck_assert(train_job(&j) == rates[k]);
     trainer_expect_digest(&cluster, "tiny", uninterrupted);
-    leave(&j);
-    cluster_stop(&cluster);
+    leave_job(&j);
+    stop();
 }
 
 TEST(every_stage_gives_the_same_bits_with_one_micro_batch)
 {
     static const char *const names[] = { "stage-0", "stage-1", "stage-2", "stage-3", "default" };
-    struct cluster cluster;
     char roots[5][128];
-    cluster_start(&cluster, 3, NULL);
+    start(3);
     for (uint32_t stage = 0; stage < 5; stage++) {
         struct job j;
         struct cairn_job_info info = { .struct_size = sizeof info };
         describe(&j);
         j.spec.stage = stage < 4 ? CAIRN_STAGE(stage) : 0;
-        open_job(&j, &cluster, names[stage]);
+        open_job(&j, names[stage]);
         good(cairn_job_describe(j.job, &info));
         ck_assert_uint_eq(info.stage, stage < 4 ? CAIRN_STAGE(stage) : CAIRN_STAGE(2));
-        for (int k = 0; k < 3; k++) train(&j);
+        for (int k = 0; k < 3; k++) train_job(&j);
         trainer_digest(&cluster, names[stage], roots[stage]);
         ck_assert_str_eq(roots[stage], roots[0]);
-        leave(&j);
+        leave_job(&j);
     }
-    expect_said(&cluster, "stage-0", "shards            1,");
-    expect_said(&cluster, "stage-1", "shards            3,");
-    expect_said(&cluster, "stage-2", "every micro-batch pushed");
-    cluster_stop(&cluster);
+    says(0, "shards            1,", "job show stage-0");
+    says(0, "shards            3,", "job show stage-1");
+    says(0, "every micro-batch pushed", "job show stage-2");
+    stop();
 }
 
 TEST(jobs_of_stage_0_go_to_the_shard_that_has_least)
 {
     static const char *const names[] = { "one", "two", "three" };
-    struct cluster cluster;
     struct job jobs[3];
-    cluster_start(&cluster, 3, NULL);
+    start(3);
     for (int i = 0; i < 3; i++) {
         describe(&jobs[i]);
         jobs[i].spec.stage = CAIRN_STAGE(0);
-        open_job(&jobs[i], &cluster, names[i]);
+        open_job(&jobs[i], names[i]);
     }
     // Each shard that dies takes one job with it, and no other.
     for (int shard = 0; shard < 3; shard++) {
         int lost = 0;
-        cluster_kill_shard(&cluster, shard);
-        cluster_restart_shard(&cluster, shard);
+        restart_shard(shard);
         for (int i = 0; i < 3; i++) {
             struct cairn_round round = { .struct_size = sizeof round };
             if (jobs[i].session == NULL) continue;
@@ -205,23 +188,22 @@ TEST(jobs_of_stage_0_go_to_the_shard_that_has_least)
                 continue;
             }
             lost++;
-            leave(&jobs[i]);
+            leave_job(&jobs[i]);
             jobs[i].session = NULL;
         }
         ck_assert_int_eq(lost, 1);
     }
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(an_alias_is_its_target_by_another_name)
 {
-    struct cluster cluster;
     struct job j;
     float values[WEIGHTS], part[4];
     const struct cairn_box corner = { 2, { 1, 1 }, { 1, 1 } };
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     describe(&j);
-    open_job(&j, &cluster, "tiny");
+    open_job(&j, "tiny");
     fetch(&j, "body.weight", NULL, values);
     for (int i = 0; i < WEIGHTS; i++) ck_assert(values[i] == (float)i); // "tied" was put
     const struct cairn_round round = trainer_begin(j.job);
@@ -241,34 +223,33 @@ TEST(an_alias_is_its_target_by_another_name)
     good(cairn_job_tensor(j.job, 3, &told)); // by name: "part"
     ck_assert_str_eq(told.alias_of, "body.weight");
     ck_assert(told.rank == 2 && told.shape[0] == 2 && told.shape[1] == 2);
-    leave(&j);
-    cluster_stop(&cluster);
+    leave_job(&j);
+    stop();
 }
 
 TEST(a_buffer_is_put_fetched_and_saved_and_never_trained)
 {
-    struct cluster cluster;
     struct job j;
     float counts[COUNTS];
     char id[64];
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     describe(&j);
     j.groups[1].weight_decay = 0.5;
-    open_job(&j, &cluster, "tiny");
-    for (int k = 0; k < 2; k++) train(&j);
+    open_job(&j, "tiny");
+    for (int k = 0; k < 2; k++) train_job(&j);
     const struct cairn_round round = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &round, "counts"), CAIRN_ERR_INVALID);
     trainer_commit(j.job, &round, 0);
     fetch(&j, "counts", NULL, counts);
     ck_assert(counts[0] == 0 && counts[1] == 1);
     good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
-    leave(&j);
-    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
-    open_job(&j, &cluster, "tiny");
+    leave_job(&j);
+    says(0, "", "snapshot restore tiny %s --yes", id);
+    open_job(&j, "tiny");
     fetch(&j, "counts", NULL, counts);
     ck_assert(counts[0] == 0 && counts[1] == 1);
-    leave(&j);
-    cluster_stop(&cluster);
+    leave_job(&j);
+    stop();
 }
 
 /* One change to a good spec, and a word of the sentence. */
@@ -406,17 +387,16 @@ static const struct spoil spoils[] = {
 
 TEST(what_cannot_be_is_refused_at_attach_with_field_value_and_what_is_allowed)
 {
-    struct cluster cluster;
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     for (size_t i = 0; i < sizeof spoils / sizeof spoils[0]; i++) {
         struct job j;
         describe(&j);
         spoils[i].change(&j);
-        ck_assert_msg(try_open(&j, &cluster, "tiny") == spoils[i].status, "%s", spoils[i].word);
+        ck_assert_msg(try_open(&j, "tiny") == spoils[i].status, "%s", spoils[i].word);
         ck_assert_msg(strstr(cairn_error(), spoils[i].word) != NULL, "%s", cairn_error());
-        leave(&j);
+        leave_job(&j);
     }
-    cluster_stop(&cluster);
+    stop();
 }
 
 static cairn_status amend_group(struct job *j, uint64_t revision, double lr)
@@ -442,7 +422,7 @@ static cairn_status amend_frozen(struct job *j, const char *freeze, const char *
 
 /* The setting that a mismatch gives, done by a worker who says what the job is, makes the job what was
  * wanted. */
-static void follow_the_difference(struct job *j, const struct cluster *cluster)
+static void follow_the_difference(struct job *j)
 {
     struct cairn_difference one = { .struct_size = sizeof one };
     good(cairn_error_difference(0, &one));
@@ -451,88 +431,83 @@ static void follow_the_difference(struct job *j, const struct cluster *cluster)
     snprintf(key, sizeof key, "%s", one.key);
     snprintf(value, sizeof value, "%s", one.value);
     ck_assert_int_eq(cairn_error_difference(1, &one), CAIRN_ERR_NOT_FOUND);
-    leave(j);
+    leave_job(j);
     j->groups[0].lr = 0.5;
-    open_job(j, cluster, "tiny");
+    open_job(j, "tiny");
     const struct cairn_setting setting = { key, value };
     const struct cairn_amend amend = { .struct_size = sizeof amend,
                                        .settings = &setting,
                                        .setting_count = 1 };
     good(cairn_job_amend(j->job, &amend, CLUSTER_WAIT_MS));
-    leave(j);
+    leave_job(j);
     j->groups[0].lr = 0.75;
-    open_job(j, cluster, "tiny");
-    ck_assert(train(j) == 0.75);
-    leave(j);
+    open_job(j, "tiny");
+    ck_assert(train_job(j) == 0.75);
+    leave_job(j);
 }
 
 TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore)
 {
-    struct cluster cluster;
-    struct cluster_said said;
     struct job j;
     char id[64], before[64], path[CAIRN_SCRATCH_BYTES + 128];
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     describe(&j);
-    open_job(&j, &cluster, "tiny");
+    open_job(&j, "tiny");
     const struct cairn_round round = trainer_begin(j.job);
     ck_assert_uint_eq(round.revision, 0);
     ck_assert_uint_eq(round.micro_batches, 1);
     ck_assert_msg(amend_group(&j, 0, 0.125) == CAIRN_OK, "%s", cairn_error());
     ck_assert_int_eq(push(&j, &round, "body.weight"), CAIRN_OK);
     ck_assert(trainer_commit(j.job, &round, 0).lr == 1); // the open round ends by its own terms
-    ck_assert(train(&j) == 0.125);
+    ck_assert(train_job(&j) == 0.125);
     ck_assert(first(&j, "body.weight") == -1.125F);
     ck_assert_int_eq(amend_group(&j, 5, 0.5), CAIRN_ERR_STALE);
     good(cairn_snapshot(j.job, 0, CLUSTER_WAIT_MS, before)); // of 0.125
     ck_assert_msg(amend_group(&j, 1, 0.5) == CAIRN_OK, "%s", cairn_error());
     said.status = 1;
     for (int i = 0; i < 2000 && said.status != 0; i++) // until it is committed
-        cluster_cli(&cluster, &said, "snapshot", "show", "tiny", before, NULL);
+        ask("snapshot show tiny %s", before);
     ck_assert_msg(said.status == 0, "%s", said.err);
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
-    ck_assert(train(&j) == 0.5); // it attached again, with the spec of before both
-    expect_said(&cluster, "tiny", "amended           2 times\n");
+    restart_coordinator();
+    ck_assert(train_job(&j) == 0.5); // it attached again, with the spec of before both
+    says(0, "amended           2 times\n", "job show tiny");
     snprintf(path, sizeof path, "%s/tiny/%s", cluster.snapshots_path, before);
-    cluster_says(&cluster, 0, "", "snapshot", "restore", "--path", path, "--job", "twin", "--yes",
-                 NULL);
-    expect_said(&cluster, "twin", "body: sgd lr 0.125");
-    expect_said(&cluster, "twin", "amended           1 time\n");
+    says(0, "", "snapshot restore --path %s --job twin --yes", path);
+    says(0, "body: sgd lr 0.125", "job show twin");
+    says(0, "amended           1 time\n", "job show twin");
     good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
-    leave(&j);
-    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
+    leave_job(&j);
+    says(0, "", "snapshot restore tiny %s --yes", id);
     const double lrs[] = { 1, 0.125, 0.5 }; // all that it was, and what it is
     for (int i = 0; i < 3; i++) {
         j.groups[0].lr = lrs[i];
-        open_job(&j, &cluster, "tiny");
-        ck_assert(train(&j) == 0.5);
-        leave(&j);
+        open_job(&j, "tiny");
+        ck_assert(train_job(&j) == 0.5);
+        leave_job(&j);
     }
     j.groups[0].lr = 1; // under another name, of before the second amendment
-    open_job(&j, &cluster, "twin");
-    ck_assert(train(&j) == 0.125);
-    leave(&j);
+    open_job(&j, "twin");
+    ck_assert(train_job(&j) == 0.125);
+    leave_job(&j);
     j.groups[0].lr = 0.75; // that it never was
-    fails(try_open(&j, &cluster, "tiny"), CAIRN_ERR_MISMATCH, "lr 0.75 here, 0.5 on the servers");
+    fails(try_open(&j, "tiny"), CAIRN_ERR_MISMATCH, "lr 0.75 here, 0.5 on the servers");
     ck_assert_ptr_nonnull(strstr(cairn_error(), "`cairn job amend tiny --set body.lr=0.75`"));
-    follow_the_difference(&j, &cluster);
-    cluster_stop(&cluster);
+    follow_the_difference(&j);
+    stop();
 }
 
 TEST(a_frozen_group_stays_as_it_is_while_others_train)
 {
-    struct cluster cluster;
     struct job j;
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     describe(&j);
     j.groups[0].weight_decay = 0.5; // must not move what is frozen
-    open_job(&j, &cluster, "tiny");
-    train(&j);
+    open_job(&j, "tiny");
+    train_job(&j);
     float before[WEIGHTS], after[WEIGHTS];
     fetch(&j, "body.weight", NULL, before);
     ck_assert_msg(amend_frozen(&j, "body", NULL) == CAIRN_OK, "%s", cairn_error());
-    expect_said(&cluster, "tiny", "momentum 0, frozen");
+    says(0, "momentum 0, frozen", "job show tiny");
     for (int k = 0; k < 3; k++) { // both published copies
         const struct cairn_round round = trainer_begin(j.job);
         fails(push(&j, &round, "body.weight"), CAIRN_ERR_REFUSED, "group body is frozen");
@@ -545,11 +520,11 @@ TEST(a_frozen_group_stays_as_it_is_while_others_train)
     }
     ck_assert(first(&j, "head.bias") == -1.0F); // 4 rounds of 0.25
     ck_assert_msg(amend_frozen(&j, NULL, "body") == CAIRN_OK, "%s", cairn_error());
-    train(&j);
+    train_job(&j);
     fetch(&j, "body.weight", NULL, after);
     ck_assert(after[0] != before[0]);
-    leave(&j);
-    cluster_stop(&cluster);
+    leave_job(&j);
+    stop();
 }
 
 static cairn_status amend_tensor(struct job *j, const char *freeze, const char *unfreeze)
@@ -564,21 +539,20 @@ static cairn_status amend_tensor(struct job *j, const char *freeze, const char *
 
 TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
 {
-    struct cluster cluster;
     struct job j;
     char id[64];
     float before[WEIGHTS], after[WEIGHTS];
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     describe(&j);
     j.groups[0].weight_decay = 0.5; // must not move what is frozen
-    open_job(&j, &cluster, "tiny");
-    train(&j);
+    open_job(&j, "tiny");
+    train_job(&j);
     fetch(&j, "body.weight", NULL, before);
     const struct cairn_round open = trainer_begin(j.job);
     ck_assert_msg(amend_tensor(&j, "body.weight", NULL) == CAIRN_OK, "%s", cairn_error());
     ck_assert_int_eq(push(&j, &open, "head.bias"), CAIRN_OK); // the open round ends as it began
     trainer_commit(j.job, &open, 0);
-    expect_said(&cluster, "tiny", "frozen tensors    body.weight\n");
+    says(0, "frozen tensors    body.weight\n", "job show tiny");
     fetch(&j, "body.weight", NULL, before);
     for (int k = 0; k < 3; k++) { // both published copies
         const struct cairn_round round = trainer_begin(j.job);
@@ -588,77 +562,71 @@ TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
         fetch(&j, "body.weight", NULL, after);
         ck_assert_mem_eq(before, after, sizeof before);
     }
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
+    restart_coordinator();
     const struct cairn_round after_restart = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &after_restart, "body.weight"), CAIRN_ERR_REFUSED);
     trainer_commit(j.job, &after_restart, 0);
     good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
-    leave(&j);
-    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
-    open_job(&j, &cluster, "tiny"); // with the spec as it was
+    leave_job(&j);
+    says(0, "", "snapshot restore tiny %s --yes", id);
+    open_job(&j, "tiny"); // with the spec as it was
     const struct cairn_round restored = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &restored, "body.weight"), CAIRN_ERR_REFUSED);
     trainer_commit(j.job, &restored, 0);
     ck_assert_msg(amend_tensor(&j, NULL, "body.weight") == CAIRN_OK, "%s", cairn_error());
-    train(&j);
+    train_job(&j);
     fetch(&j, "body.weight", NULL, after);
     ck_assert(after[0] != before[0]);
-    leave(&j);
-    cluster_stop(&cluster);
+    leave_job(&j);
+    stop();
 }
 
 /* The script of a job to which a tensor was added knows nothing of it, nor does it where that job is made
  * anew of its snapshot, twice, with other settings: it says these, and is the job's. */
 TEST(a_script_with_the_new_setting_opens_a_job_that_is_made_of_an_amended_one)
 {
-    struct cluster cluster;
     struct job j;
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     describe(&j);
-    open_job(&j, &cluster, "first");
-    (void)train(&j);
+    open_job(&j, "first");
+    (void)train_job(&j);
     struct cairn_tensor late = tensor("body.late", 1, BIAS, 0);
     late.init.kind = CAIRN_INIT_ONES;
     late.group = "body";
     const struct cairn_amend amend = { .struct_size = sizeof amend, .add = &late, .add_count = 1 };
     good(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS));
-    leave(&j);
-    open_job(&j, &cluster, "first"); // as it was
-    leave(&j);
-    cluster_says(&cluster, 0, "step", "snapshot", "create", "first", "--wait", NULL);
-    cluster_says(&cluster, 0, "second", "job", "create", "second", "--from", "first/latest",
-                 "--set", "stage=0", "--set", "body.lr=2", NULL);
+    leave_job(&j);
+    open_job(&j, "first"); // as it was
+    leave_job(&j);
+    says(0, "step", "snapshot create first --wait");
+    says(0, "second", "job create second --from first/latest --set stage=0 --set body.lr=2");
     j.spec.stage = CAIRN_STAGE(0);
     j.groups[0].lr = 3;
-    ck_assert_int_eq(try_open(&j, &cluster, "second"), CAIRN_ERR_MISMATCH);
-    leave(&j);
+    ck_assert_int_eq(try_open(&j, "second"), CAIRN_ERR_MISMATCH);
+    leave_job(&j);
     j.groups[0].lr = 2;
-    open_job(&j, &cluster, "second");
-    ck_assert(train(&j) == 2);
-    leave(&j);
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
-    cluster_says(&cluster, 0, "step", "snapshot", "create", "second", "--wait", NULL);
-    cluster_says(&cluster, 0, "third", "job", "create", "third", "--from", "second/latest", "--set",
-                 "body.lr=3", NULL);
+    open_job(&j, "second");
+    ck_assert(train_job(&j) == 2);
+    leave_job(&j);
+    restart_coordinator();
+    says(0, "step", "snapshot create second --wait");
+    says(0, "third", "job create third --from second/latest --set body.lr=3");
     j.groups[0].lr = 3;
-    open_job(&j, &cluster, "third");
-    ck_assert(train(&j) == 3);
-    leave(&j);
+    open_job(&j, "third");
+    ck_assert(train_job(&j) == 3);
+    leave_job(&j);
     j.groups[0].lr = 4;
-    ck_assert_int_eq(try_open(&j, &cluster, "third"), CAIRN_ERR_MISMATCH);
-    leave(&j);
-    cluster_stop(&cluster);
+    ck_assert_int_eq(try_open(&j, "third"), CAIRN_ERR_MISMATCH);
+    leave_job(&j);
+    stop();
 }
 
 TEST(an_amendment_that_cannot_be_changes_nothing)
 {
-    struct cluster cluster;
     struct job j;
-    cluster_start(&cluster, 1, NULL);
+    start(1);
     describe(&j);
-    open_job(&j, &cluster, "tiny");
+    open_job(&j, "tiny");
     fails(amend_group(&j, 0, -1), CAIRN_ERR_INVALID, "lr is -1; allowed: 0 to");
     struct cairn_group group = j.groups[0];
     struct cairn_amend amend = { .struct_size = sizeof amend, .groups = &group, .group_count = 1 };
@@ -701,9 +669,9 @@ TEST(an_amendment_that_cannot_be_changes_nothing)
     const struct cairn_round next = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &next, "body.weight"), CAIRN_OK);
     ck_assert(trainer_commit(j.job, &next, 0).clip_scale < 1);
-    leave(&j);
+    leave_job(&j);
     ck_assert_int_eq(cairn_job_amend(j.job, &amend, 0), CAIRN_ERR_HANDLE);
-    cluster_stop(&cluster);
+    stop();
 }
 
 SUITE(60);

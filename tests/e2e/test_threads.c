@@ -2,11 +2,9 @@
  * prefetch and write. Under TSan (tests/run) this shows races of the client library, which tests/unit
  * without a cluster does not. */
 #include <pthread.h>
-#include <stdio.h>
 #include <time.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/support/scene.h"
 
 enum {
     WAIT_MS = 20000,
@@ -17,8 +15,6 @@ enum {
     ELEMS = ROWS * COLUMNS
 };
 
-static cairn *session;
-static cairn_job *job;
 static struct timespec end;
 
 /* One thread: what it does again and again, and how often it went well. */
@@ -48,12 +44,12 @@ static bool is_expected(cairn_status status)
            status == CAIRN_ERR_BUSY || status == CAIRN_ERR_REFUSED || status == CAIRN_ERR_NOT_READY;
 }
 
-static cairn_status newest(struct cairn_version *out)
+static cairn_status take_newest(struct cairn_version *out)
 {
     return cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, out);
 }
 
-static cairn_status train(struct actor *actor, unsigned turn)
+static cairn_status train_round(struct actor *actor, unsigned turn)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
@@ -78,7 +74,7 @@ static cairn_status map_unit(struct cairn_version version, const char *unit)
 static cairn_status map(struct actor *actor, unsigned turn)
 {
     struct cairn_version version;
-    const cairn_status status = newest(&version);
+    const cairn_status status = take_newest(&version);
     (void)actor;
     return status == CAIRN_OK ? map_unit(version, turn % 2 == 0 ? "a" : "b") : status;
 }
@@ -103,7 +99,7 @@ static cairn_status fetch(struct actor *actor, unsigned turn)
     cairn_op *op;
     (void)actor;
     (void)turn;
-    cairn_status status = newest(&version);
+    cairn_status status = take_newest(&version);
     if (status == CAIRN_OK) status = cairn_alloc(session, ELEMS * sizeof(float), 0, &memory);
     if (status != CAIRN_OK) return status;
     const struct cairn_mem mem = trainer_mem(memory, CAIRN_F32);
@@ -153,24 +149,23 @@ static void *run(void *arg)
     return NULL;
 }
 
-static void open_job(const struct cluster *cluster)
+static void open_job(void)
 {
+    static const struct cairn_init uniform = { CAIRN_INIT_UNIFORM, -1, 1, 7 };
     const struct cairn_tensor tensors[] = {
-        { .struct_size = sizeof tensors[0],
+        { .struct_size = sizeof *tensors,
           .name = "a",
           .rank = 1,
           .shape = { ELEMS },
-          .init = { CAIRN_INIT_UNIFORM, -1, 1, 7 } },
-        { .struct_size = sizeof tensors[0],
+          .init = uniform },
+        { .struct_size = sizeof *tensors,
           .name = "b",
           .rank = 2,
           .shape = { ROWS, COLUMNS },
-          .init = { CAIRN_INIT_UNIFORM, -1, 1, 7 } },
+          .init = uniform },
     };
-    const struct cairn_job_spec spec = TRAINER_SPEC(tensors, 2, .client_state_max = 64,
-                                                    .chunk_leaves = 4);
-    session = trainer_session(cluster->address, NULL);
-    job = trainer_ready(session, "threads", &spec);
+    join_spec("threads", &(struct cairn_job_spec)TRAINER_SPEC(tensors, 2, .client_state_max = 64,
+                                                              .chunk_leaves = 4));
 }
 
 static float *memory_of_the_library(void)
@@ -182,12 +177,11 @@ static float *memory_of_the_library(void)
 
 TEST(threads_of_one_handle_do_not_disturb_each_other)
 {
-    struct cluster cluster;
     pthread_t threads[THREADS];
-    cluster_start(&cluster, 2, NULL);
-    open_job(&cluster);
+    start(2);
+    open_job();
     struct actor actors[THREADS] = {
-        { .name = "train", .act = train },       { .name = "map", .act = map },
+        { .name = "train", .act = train_round }, { .name = "map", .act = map },
         { .name = "another map", .act = map },   { .name = "another prefetch", .act = prefetch },
         { .name = "lease", .act = lease },       { .name = "fetch", .act = fetch },
         { .name = "prefetch", .act = prefetch }, { .name = "write", .act = write_plane }
@@ -208,8 +202,7 @@ TEST(threads_of_one_handle_do_not_disturb_each_other)
         printf("note: %s: %u turns\n", actors[i].name, actors[i].well);
         ck_assert_msg(actors[i].well > 0, "%s never went well", actors[i].name);
     }
-    cairn_close(session);
-    cluster_stop(&cluster);
+    stop();
 }
 
 SUITE(60);

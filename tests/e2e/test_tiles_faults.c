@@ -1,14 +1,11 @@
 /* Tiles when ranks, coordinators and connections die: what is declared is declared again, and the bits
  * stay those of the reference. `test_tiles_faults --rank ENDPOINT RANK DIE_AT` is a rank. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/e2e/tiles_check.h"
-#include "tests/support/cluster.h"
+#include "tests/support/scene.h"
 #include "tests/support/rooms.h"
-#include "tests/support/suite.h"
 
 enum { STEPS = 9 };
 static const struct tiles_mesh mesh = { .tp = 2, .dp = 2 };
@@ -28,13 +25,13 @@ TEST_EACH(a_rank_that_comes_again_declares_again_and_goes_on, 0, 2)
 
 /* ---- ranks as processes ---- */
 
-static pid_t spawn_rank(const struct cluster *cluster, uint32_t rank, int die_at)
+static pid_t spawn_rank(uint32_t rank, int die_at)
 {
     char rank_text[16], die_text[16], log[128];
     snprintf(rank_text, sizeof rank_text, "%u", rank);
     snprintf(die_text, sizeof die_text, "%d", die_at);
-    snprintf(log, sizeof log, "%s/rank-%u.log", cluster->folder, rank);
-    const char *const argv[] = { "/proc/self/exe", "--rank", cluster->address,
+    snprintf(log, sizeof log, "%s/rank-%u.log", cluster.folder, rank);
+    const char *const argv[] = { "/proc/self/exe", "--rank", cluster.address,
                                  rank_text,        die_text, NULL };
     return cluster_spawn(argv, log);
 }
@@ -55,34 +52,31 @@ static int be_rank(char **argv)
 
 TEST_EACH(a_rank_killed_in_mid_round_and_started_again_changes_no_bit, 0, 2)
 {
-    struct cluster cluster;
     pid_t ranks[4];
     const uint32_t dying = 1 + (uint32_t)_i;
-    cluster_start(&cluster, 2, NULL);
-    for (uint32_t r = 0; r < 4; r++) ranks[r] = spawn_rank(&cluster, r, r == dying ? 4 : 0);
+    start(2);
+    for (uint32_t r = 0; r < 4; r++) ranks[r] = spawn_rank(r, r == dying ? 4 : 0);
     ck_assert_int_eq(cluster_wait(ranks[dying], CLUSTER_WAIT_MS), 128 + SIGKILL);
-    ranks[dying] = spawn_rank(&cluster, dying, 0);
+    ranks[dying] = spawn_rank(dying, 0);
     for (uint32_t r = 0; r < 4; r++)
         ck_assert_msg(cluster_wait(ranks[r], CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
     tiles_check_state(cluster.address, NULL, mesh, STEPS);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST(a_coordinator_killed_and_started_again_hears_of_the_tiles_again)
 {
-    struct cluster cluster;
     struct tiles_run run;
-    cluster_start(&cluster, 3, NULL);
+    start(3);
     tiles_run_start(&run, &(struct tiles_worker) {
                               .endpoint = cluster.address, .mesh = mesh, .until_step = STEPS });
     for (uint64_t step = 2; step <= 6; step += 4) {
         tiles_run_await(&run, step);
-        cluster_kill_coordinator(&cluster);
-        cluster_restart_coordinator(&cluster);
+        restart_coordinator();
     }
     tiles_run_join(&run);
     tiles_check_state(cluster.address, NULL, mesh, STEPS);
-    cluster_stop(&cluster);
+    stop();
 }
 
 TEST_EACH(connections_that_break_change_no_bit, 0, 2)

@@ -1,11 +1,9 @@
 /* Tensor-parallel tiles: whatever the mesh and the shards, parameters and moments are element by element,
  * bit for bit those of one process that has whole tensors. */
-#include <string.h>
 
 #include "tests/e2e/tiles_check.h"
-#include "tests/support/cluster.h"
+#include "tests/support/scene.h"
 #include "tests/support/rooms.h"
-#include "tests/support/suite.h"
 
 enum { STEPS = 3 };
 
@@ -80,12 +78,11 @@ TEST(ranks_that_declare_another_mesh_go_on_from_there)
 TEST(real_daemons_give_the_same_bits)
 {
     const struct tiles_mesh mesh = { .tp = 2, .dp = 2 };
-    struct cluster cluster;
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     tiles_train(
         &(struct tiles_worker) { .endpoint = cluster.address, .mesh = mesh, .until_step = STEPS });
     tiles_check_state(cluster.address, NULL, mesh, STEPS);
-    cluster_stop(&cluster);
+    stop();
 }
 
 SUITE(60);

@@ -1,46 +1,21 @@
 /* cairn snapshot verify and cairn key, with real daemons. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
-static struct cluster cluster;
-static struct cluster_said said;
-static cairn *session;
-static cairn_job *job;
-static char id[64], folder[256], own_key[128];
+static char id[CLUSTER_WORD_BYTES], folder[320], own_key[CLUSTER_WORD_BYTES];
 
 /* A job at step 1, and a snapshot of that. */
 static void set_up(void)
 {
-    struct tiny_job tiny;
-    cluster_start(&cluster, 1, NULL);
-    session = tiny_session(&cluster, NULL);
-    tiny_describe(&tiny, 100);
-    job = tiny_open(session, "tiny", &tiny);
-    ck_assert_uint_eq(tiny_step(job), 1);
-    cluster_cli(&cluster, &said, "snapshot", "create", "-q", "tiny", "--wait", NULL);
-    ck_assert_msg(said.status == 0 && sscanf(said.out, "%63s", id) == 1, "%s", said.err);
+    start(1);
+    join("tiny", TINY(100));
+    ck_assert_uint_eq(train(1), 1);
+    word_of(id, "snapshot create -q tiny --wait");
     snprintf(folder, sizeof folder, "%s/tiny/%s", cluster.snapshots_path, id);
-    cluster_cli(&cluster, &said, "key", "show", "-q", NULL);
-    ck_assert_msg(said.status == 0 && sscanf(said.out, "%127s", own_key) == 1, "%s", said.err);
-}
-
-static void tear_down(void)
-{
-    cairn_close(session);
-    cluster_stop(&cluster);
-}
-
-static void says(int status, const char *word)
-{
-    ck_assert_msg(said.status == status, "%d: %s%s", said.status, said.out, said.err);
-    ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL, "%s: %s%s",
-                  word, said.out, said.err);
+    word_of(own_key, "key show -q");
 }
 
 /* The last byte of a file of the model. */
@@ -56,29 +31,23 @@ static void damage(void)
 
 TEST(a_whole_one_is_good_and_signed)
 {
-    cluster_cli(&cluster, &said, "snapshot", "verify", "tiny", id, NULL);
-    says(0, "good");
-    says(0, "signed by key");
-    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--quick", NULL);
-    says(0, "not checked");
-    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--key", own_key,
-                "--read-data-subset", "10%", "-o", "json", NULL);
-    says(0, "\"state\": \"good\"");
-    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--quick",
-                "--read-data-subset", "10%", NULL);
-    says(2, "--quick");
+    ask("snapshot verify tiny %s", id);
+    expect_said(0, "good");
+    expect_said(0, "signed by key");
+    says(0, "not checked", "snapshot verify --path %s --quick", folder);
+    says(0, "\"state\": \"good\"",
+         "snapshot verify --path %s --key %s --read-data-subset 10%% -o json", folder, own_key);
+    says(2, "--quick", "snapshot verify --path %s --quick --read-data-subset 10%%", folder);
 }
 
 TEST(damage_is_named_and_ends_with_5)
 {
     damage();
-    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--quick", NULL);
-    says(0, "good"); // sizes and headers are
-    cluster_cli(&cluster, &said, "snapshot", "verify", "tiny", id, NULL);
-    says(5, "model/shard-00001");
-    says(5, "block 0");
-    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "-o", "json", NULL);
-    says(5, "\"state\": \"damaged\"");
+    says(0, "good", "snapshot verify --path %s --quick", folder); // sizes and headers are
+    ask("snapshot verify tiny %s", id);
+    expect_said(5, "model/shard-00001");
+    expect_said(5, "block 0");
+    says(5, "\"state\": \"damaged\"", "snapshot verify --path %s -o json", folder);
 }
 
 TEST(damage_that_verify_finds_is_said_by_list_and_restore)
@@ -88,24 +57,21 @@ TEST(damage_that_verify_finds_is_said_by_list_and_restore)
              cluster.snapshots_path, id);
     ck_assert_int_eq(system(command), 0); // the coordinator has read it, and found it good
     damage();
-    cluster_cli(&cluster, &said, "snapshot", "list", "tiny", NULL);
-    says(0, "s ago");
-    cluster_cli(&cluster, &said, "snapshot", "verify", "tiny", id, NULL);
-    says(5, "block 0");
-    cluster_cli(&cluster, &said, "snapshot", "list", "tiny", NULL);
-    says(0, "damaged, ");
+    says(0, "s ago", "snapshot list tiny");
+    says(5, "block 0", "snapshot verify tiny %s", id);
+    says(0, "damaged, ", "snapshot list tiny");
 }
 
 TEST(a_copy_says_whose_it_is)
 {
-    char root[300], words[400];
+    char root[300], words[512];
     snprintf(root, sizeof root, "%s/copies", cluster.folder);
     ck_assert_int_eq(mkdir(root, 0750), 0);
     if (geteuid() == 0) ck_assert_int_eq(chown(root, 4711, 4711), 0);
-    cluster_cli(&cluster, &said, "snapshot", "copy", "tiny", id, "--to", root, NULL);
-    says(0, "folders 0750, files 0640");
+    ask("snapshot copy tiny %s --to %s", id, root);
+    expect_said(0, "folders 0750, files 0640");
     snprintf(words, sizeof words, "chown -R 4711:4711 %s/tiny/%s", root, id);
-    if (geteuid() == 0) says(0, words);
+    if (geteuid() == 0) expect_said(0, words);
 }
 
 /* As the coordinator notes it, behind its own reading of the new one. */
@@ -117,39 +83,32 @@ TEST(what_was_found_damaged_is_said_by_list_and_is_not_latest)
              "echo damaged 1700000000 >checks/%s",
              cluster.snapshots_path, id, id);
     ck_assert_int_eq(system(command), 0);
-    cluster_cli(&cluster, &said, "snapshot", "list", "tiny", NULL);
-    says(0, "damaged, ");
-    says(0, "is no good one: a full read found it damaged, 2023-11-14");
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", "latest", "--yes", NULL);
-    says(4, "is passed over");
-    says(4, "has only damaged snapshots");
+    ask("snapshot list tiny");
+    expect_said(0, "damaged, ");
+    expect_said(0, "is no good one: a full read found it damaged, 2023-11-14");
+    ask("snapshot restore tiny latest --yes");
+    expect_said(4, "is passed over");
+    expect_said(4, "has only damaged snapshots");
 }
 
 TEST(a_changed_signature_is_damage_and_a_strange_one_is_said)
 {
     static const char other[] = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
     char command[700];
-    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--key", other, NULL);
-    says(0, "not trusted here");
+    says(0, "not trusted here", "snapshot verify --path %s --key %s", folder, other);
     snprintf(command, sizeof command, "sed -i '3s/.$/X/' %s/manifest.json.minisig", folder);
     ck_assert_int_eq(system(command), 0);
-    cluster_cli(&cluster, &said, "snapshot", "verify", "tiny", id, NULL);
-    says(5, "manifest.json.minisig");
+    says(5, "manifest.json.minisig", "snapshot verify tiny %s", id);
 }
 
 TEST(keys_are_shown_trusted_and_untrusted)
 {
     static const char other[] = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
-    cluster_cli(&cluster, &said, "key", "show", NULL);
-    says(0, "untrusted comment: minisign public key ");
-    cluster_cli(&cluster, &said, "key", "trust", other, NULL);
-    says(0, "another's");
-    cluster_cli(&cluster, &said, "key", "list", "-o", "json", NULL);
-    says(0, "E7620F1842B4E81F");
-    cluster_cli(&cluster, &said, "key", "untrust", "E7620F1842B4E81F", "-q", NULL);
-    says(0, "");
-    cluster_cli(&cluster, &said, "key", "trust", "/nosuch/key.pub", NULL);
-    says(2, "is neither a key nor a file of one");
+    says(0, "untrusted comment: minisign public key ", "key show");
+    says(0, "another's", "key trust %s", other);
+    says(0, "E7620F1842B4E81F", "key list -o json");
+    says(0, "", "key untrust E7620F1842B4E81F -q");
+    says(2, "is neither a key nor a file of one", "key trust /nosuch/key.pub");
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, stop);

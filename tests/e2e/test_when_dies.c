@@ -1,21 +1,12 @@
 /* What the README says under "When X dies, do Y", row by row, on real daemons: each command is looked up in
  * its row, and run as it stands there, with the names of this job and shard. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
-#include "tests/support/suite.h"
-#include "tests/support/tiny_job.h"
+#include "tests/support/scene.h"
 
-enum { ELEMS = 2000, WORDS_MAX = 8 };
-
-static const char *const quick[] = { "lease.heartbeat=50ms", "lease.timeout=400ms", NULL };
-static struct cluster cluster;
-static struct trainer t;
-static struct cluster_said said;
+enum { ELEMS = 2000 };
 
 /* ---- the README ---- */
 
@@ -35,50 +26,48 @@ static void find_row(const char *what, char row[4096])
     ck_assert_msg(found, "README has no row %s", begin);
 }
 
+/* The text with what stands for NAME in it, once. */
+static void fill_in(char text[256], const char *name, const char *value)
+{
+    char *at = strstr(text, name), rest[256];
+    if (at == NULL) return;
+    snprintf(rest, sizeof rest, "%s", at + strlen(name));
+    snprintf(at, (size_t)(text + 256 - at), "%s%s", value, rest);
+}
+
 /* Runs `command` of that row, which begins with "cairn"; JOB is the trainer's, NAME a shard. */
 static void run_of(const char *what, const char *command, const char *shard)
 {
-    char row[4096], quoted[256], copy[256], *words[WORDS_MAX + 1] = { NULL };
+    char row[4096], quoted[256], words[256];
     find_row(what, row);
     snprintf(quoted, sizeof quoted, "`%s`", command);
     ck_assert_msg(strstr(row, quoted) != NULL, "README does not say %s: %s", quoted, row);
-    snprintf(copy, sizeof copy, "%s", command);
-    int count = 0;
-    for (char *rest = copy, *word;
-         (word = strtok_r(rest, " ", &rest)) != NULL && count < WORDS_MAX;)
-        words[count++] = strcmp(word, "JOB") == 0    ? (char *)(uintptr_t)t.name
-                         : strcmp(word, "NAME") == 0 ? (char *)(uintptr_t)shard
-                                                     : word;
-    ck_assert_str_eq(words[0], "cairn");
-    cluster_cli(&cluster, &said, words[1], words[2], words[3], words[4], words[5], words[6],
-                words[7], NULL);
+    ck_assert_int_eq(strncmp(command, "cairn ", 6), 0);
+    snprintf(words, sizeof words, "%s", command + 6);
+    fill_in(words, "JOB", "run");
+    fill_in(words, "NAME", shard);
+    ask_line(words);
 }
 
 /* It does what it says. */
 static void follow(const char *what, const char *command, const char *shard)
 {
     run_of(what, command, shard);
-    ck_assert_msg(said.status == 0, "%s: %s%s", command, said.out, said.err);
+    expect_said(0);
 }
 
 /* ---- the job ---- */
 
-static void open_job(uint32_t rank, cairn_worker_loss loss)
+static void enter(uint32_t rank, cairn_worker_loss loss)
 {
-    t.job = tiny_open(t.session, t.name, TINY(ELEMS, .rank = rank, .on_worker_loss = loss));
-}
-
-static void attach(void)
-{
-    t = (struct trainer) { .session = tiny_session(&cluster, NULL), .name = "run" };
-    open_job(0, CAIRN_WORKER_LOSS_REDO);
+    join("run", TINY(ELEMS, .rank = rank, .on_worker_loss = loss));
 }
 
 /* As a trainer that is started again. */
 static void start_again(void)
 {
-    cairn_close(t.session);
-    attach();
+    leave();
+    enter(0, CAIRN_WORKER_LOSS_REDO);
 }
 
 /* Of one worker; a round that is void meanwhile is done again. */
@@ -86,65 +75,47 @@ static void step(void)
 {
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     while (status == CAIRN_ERR_EPOCH_CHANGED) {
-        struct cairn_result result = { .struct_size = sizeof result };
-        const struct cairn_round round = trainer_begin(t.job);
-        status = cairn_commit(t.job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+        const struct cairn_round round = trainer_begin(job);
+        status = trainer_try_commit(job, &round, NULL, 0, CLUSTER_WAIT_MS);
     }
     good(status);
 }
 
 static void take_snapshot(void)
 {
-    cluster_says(&cluster, 0, "step-", "snapshot", "create", t.name, "--wait", NULL);
-}
-
-static void set_up_shards(int count)
-{
-    cluster_start(&cluster, count, &(struct cluster_options) { .coordinator_set = quick });
-    attach();
-    step();
+    says(0, "step-", "snapshot create run --wait");
 }
 
 static void set_up(void)
 {
-    set_up_shards(2);
-}
-
-static void tear_down(void)
-{
-    cairn_close(t.session);
-    cluster_stop(&cluster);
+    start(2, .coordinator_set = SETTINGS("lease.heartbeat=50ms", "lease.timeout=400ms"));
+    enter(0, CAIRN_WORKER_LOSS_REDO);
+    step();
 }
 
 /* ---- the rows ---- */
 
 TEST(a_trainer)
 {
-    cairn_close(t.session);
-    cluster_says(&cluster, 0, "", "job", "drop", "run", "--yes", NULL);
-    const pid_t second = fork();
-    ck_assert_int_ge(second, 0);
-    t = (struct trainer) { .session = tiny_session(&cluster, NULL), .name = "run" };
-    open_job(second == 0, CAIRN_WORKER_LOSS_FAIL);
+    leave();
+    says(0, "", "job drop run --yes");
+    const pid_t second = fork_child();
+    enter(second == 0, CAIRN_WORKER_LOSS_FAIL);
     while (second == 0) step();
     for (uint32_t world = 0; world != 2;) {
-        struct cairn_result result = { .struct_size = sizeof result };
-        const struct cairn_round round = trainer_begin(t.job);
-        world = round.world;
-        const cairn_status ended = cairn_commit(t.job, &round, 1, NULL, 0, CLUSTER_WAIT_MS,
-                                                &result);
-        if (ended != CAIRN_OK) world = 0;
+        const struct cairn_round round = trainer_begin(job);
+        const cairn_status ended = trainer_try_commit(job, &round, NULL, 0, CLUSTER_WAIT_MS);
+        world = ended == CAIRN_OK ? round.world : 0;
     }
     cluster_kill(second);
-    cluster_await(&cluster, true, "was lost", "job", "show", "run", NULL);
+    await_said("was lost", "job show run");
     follow("a trainer", "cairn job amend JOB --on-worker-loss redo", NULL);
     step();
 }
 
 TEST(the_coordinator)
 {
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
+    restart_coordinator();
     step();
 }
 
@@ -153,21 +124,19 @@ TEST(the_coordinators_store)
 {
     char path[CAIRN_SCRATCH_BYTES + 64], moved[CAIRN_SCRATCH_BYTES + 64];
     take_snapshot();
-    cluster_kill_coordinator(&cluster);
+    kill_coordinator();
     snprintf(path, sizeof path, "%s/coordinator", cluster.folder);
     snprintf(moved, sizeof moved, "%s/lost", cluster.folder);
     ck_assert_int_eq(rename(path, moved), 0);
-    cluster_restart_coordinator(&cluster);
-    cluster_await(&cluster, true, "of another store", "cluster", "status", NULL);
+    restart_coordinator();
+    await_said("of another store", "cluster status");
     follow("the coordinator's store", "cairn cluster adopt", NULL);
-    ck_assert_msg(strstr(said.out, "would be trusted here") != NULL, "%s", said.out);
+    expect_said(0, "would be trusted here");
     follow("the coordinator's store", "cairn cluster adopt --yes", NULL);
-    ck_assert_msg(strstr(said.out, "which the lost store trusted, is trusted here") != NULL, "%s",
-                  said.out);
+    expect_said(0, "which the lost store trusted, is trusted here");
     step();
-    cluster_kill_shard(&cluster, 1);
-    cluster_restart_shard(&cluster, 1);
-    cluster_await(&cluster, true, "lost", "job", "list", NULL);
+    restart_shard(1);
+    await_said("lost", "job list");
     follow("a shard", "cairn snapshot restore JOB latest --yes", NULL);
     start_again();
     step();
@@ -176,9 +145,8 @@ TEST(the_coordinators_store)
 TEST(a_shard)
 {
     take_snapshot();
-    cluster_kill_shard(&cluster, 1);
-    cluster_restart_shard(&cluster, 1);
-    cluster_await(&cluster, true, "lost", "job", "list", NULL);
+    restart_shard(1);
+    await_said("lost", "job list");
     follow("a shard", "cairn snapshot restore JOB latest --yes", NULL);
     start_again();
     step();
@@ -187,9 +155,9 @@ TEST(a_shard)
 TEST(a_node_for_good)
 {
     take_snapshot();
-    cluster_kill_shard(&cluster, 1);
+    kill_shard(1);
     cluster_add_shard(&cluster, 2);
-    cluster_await(&cluster, true, "shard-2", "cluster", "status", NULL);
+    await_said("shard-2", "cluster status");
     follow("a node, for good", "cairn snapshot restore JOB latest --yes", NULL);
     start_again();
     step();
@@ -206,12 +174,12 @@ TEST(a_node_as_planned)
 TEST(the_network)
 {
     ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
-    cluster_await(&cluster, true, "away", "cluster", "status", NULL);
+    await_said("away", "cluster status");
     follow("the network", "cairn cluster status", NULL);
     follow("the network", "cairn job show JOB", NULL);
-    ck_assert_msg(strstr(said.out, "shard-1") != NULL, "%s", said.out);
+    expect_said(0, "shard-1");
     follow("the network", "cairn cluster events", NULL);
-    ck_assert_msg(strstr(said.out, "shard-1") != NULL, "%s", said.out);
+    expect_said(0, "shard-1");
     ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
     step();
 }
@@ -225,27 +193,24 @@ TEST(the_snapshots_storage)
     ck_assert_int_eq(mkdir(cluster.snapshots_path, 0750), 0); // it is not mounted
     step();
     run_of("the snapshots' storage", "cairn snapshot create JOB --wait", NULL);
-    ck_assert_msg(said.status != 0, "%s", said.out);
+    ck_assert_int_ne(said.status, 0);
     step();
     ck_assert_int_eq(rename(moved, cluster.snapshots_path), 0);
-    const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
-    do { // daemons see it with their next heartbeat
-        run_of("the snapshots' storage", "cairn snapshot create JOB --wait", NULL);
-        ck_assert_msg(time(NULL) < end, "%s", said.err);
-    } while (said.status != 0);
+    await((run_of("the snapshots' storage", "cairn snapshot create JOB --wait", NULL),
+           said.status == 0)); // daemons see it with their next heartbeat
 }
 
 TEST(everything)
 {
     take_snapshot();
-    cluster_kill_coordinator(&cluster);
-    for (int i = 0; i < 2; i++) cluster_kill_shard(&cluster, i);
-    cluster_restart_coordinator(&cluster);
-    for (int i = 0; i < 2; i++) cluster_restart_shard(&cluster, i);
-    cluster_await(&cluster, true, "lost", "job", "list", NULL);
+    kill_coordinator();
+    for (int i = 0; i < 2; i++) kill_shard(i);
+    restart_coordinator();
+    for (int i = 0; i < 2; i++) restart_shard(i);
+    await_said("lost", "job list");
     follow("everything (power)", "cairn snapshot restore JOB latest --yes", NULL);
     start_again();
     step();
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, stop);

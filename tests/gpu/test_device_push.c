@@ -192,7 +192,7 @@ static void compare_places(bool is_on_card)
         ck_assert_uint_eq(s.packed_bytes, 0); // no copy of a step stays
         ck_assert_str_eq(roots[where], roots[HOST]);
         if (s.device_pushed_bytes > 0)
-            cluster_await(&cluster, true, "from and to a card", "job", "show", names[where], NULL);
+            cluster_await(&cluster, true, "from and to a card", "job show %s", names[where]);
         cairn_close(session);
     }
     expect_no_refusal();
@@ -203,7 +203,7 @@ TEST(gradients_of_the_host_and_of_both_kinds_of_a_card_make_the_same_bits_and_pa
     start("cuda");
     open_card();
     compare_places(true);
-    cluster_says(&cluster, 0, ", device", "cluster", "status", NULL);
+    cluster_says(&cluster, 0, ", device", "cluster status");
     cluster_stop(&cluster);
 }
 

@@ -108,11 +108,11 @@ TEST(cluster_status_says_which_way_and_why)
     const char *const why = has_cuda() ? "transports are tcp" : "was built without CUDA";
     emulated_choose("");
     cluster_start(&cluster, 1, &(struct cluster_options) { .shard_set = set });
-    cluster_cli(&cluster, &said, "cluster", "status", NULL);
+    cluster_cli(&cluster, &said, "cluster status");
     const char *text = strstr(said.out,
                               "shard-0: this state goes to other hosts through host memory: ");
     ck_assert_msg(text != NULL && strstr(text, why) != NULL, "%s%s", said.out, said.err);
-    cluster_cli(&cluster, &said, "cluster", "status", "-o", "json", NULL);
+    cluster_cli(&cluster, &said, "cluster status -o json");
     ck_assert_msg(strstr(said.out, "\"device_memory\": \"host\"") != NULL, "%s", said.out);
     ck_assert_ptr_nonnull(strstr(said.out, "\"device_memory_why\": \""));
     ck_assert_int_eq(
@@ -386,7 +386,7 @@ static void expect_direct(const char *name)
     static struct cluster_said said;
     bool is_direct = false;
     for (int i = 0; i < WAIT_MS / 20 && !is_direct; i++) {
-        cluster_cli(&cluster, &said, "job", "show", "-o", "json", name, NULL);
+        cluster_cli(&cluster, &said, "job show -o json %s", name);
         json_t *show = json_loads(said.out, 0, NULL);
         is_direct = bytes_of(show, "fetched", "direct") > 0 &&
                     2 * bytes_of(show, "pushed", "direct") > bytes_of(show, "pushed", "carried") &&
@@ -395,8 +395,7 @@ static void expect_direct(const char *name)
         if (!is_direct) usleep(20000);
     }
     ck_assert_msg(is_direct, "%s", said.out);
-    cluster_says(&cluster, 0, "of the carried, right from a card: pushed", "job", "show", name,
-                 NULL);
+    cluster_says(&cluster, 0, "of the carried, right from a card: pushed", "job show %s", name);
 }
 
 TEST(gradients_and_parameters_go_right_from_a_card_and_make_the_bits_of_the_host)
@@ -421,8 +420,8 @@ TEST(gradients_and_parameters_go_right_from_a_card_and_make_the_bits_of_the_host
     fetch(&on_card, same, 0, of_card);
     fetch_on_card(&on_card, same, of_card);
     expect_direct("card");
-    cluster_says(&cluster, 0, "goes to other hosts from there: device_memory is device", "cluster",
-                 "status", NULL);
+    cluster_says(&cluster, 0, "goes to other hosts from there: device_memory is device",
+                 "cluster status");
     close_worker(&on_card);
     close_worker(&host);
     cluster_stop(&cluster);

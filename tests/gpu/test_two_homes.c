@@ -47,7 +47,7 @@ static cairn_job *open_job(const char *name, double offload)
     cairn_job *job;
     if (try_open(name, offload, &job) != CAIRN_OK) {
         const char *why = cairn_error();
-        cluster_cli(&cluster, &said, "cluster", "status", NULL); // it counts launches
+        cluster_cli(&cluster, &said, "cluster status"); // it counts launches
         ck_abort_msg("%s (the card: %s, which must come later)\n%s", why,
                      opens_before == NULL ? "no fault" : opens_before, said.out);
     }
@@ -163,7 +163,7 @@ TEST(what_a_shard_whose_card_failed_serves_on_moves_to_the_next_one_that_comes)
     train(beside, 1, 4);
     said.out[0] = '\0';
     for (int i = 0; i < 500 && strstr(said.out, "start another shard: ") == NULL; i++)
-        cluster_cli(&cluster, &said, "cluster", "status", "--check", NULL);
+        cluster_cli(&cluster, &said, "cluster status --check");
     ck_assert_msg(said.status == 20 && strstr(said.out, "is unfit: ") != NULL, "%s", said.out);
     ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", "host", 1), 0);
     cluster_add_shard(&cluster, 1);

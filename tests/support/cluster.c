@@ -18,7 +18,7 @@
 
 #define HOST "here" /* of who may be reached both ways */
 
-enum { ARGS_MAX = 64, PATH_BYTES = 256, READY_POLL_MS = 5, AWAIT_MS = 20 };
+enum { ARGS_MAX = 64, PATH_BYTES = 256, COMMAND_BYTES = 4096, READY_POLL_MS = 5, AWAIT_MS = 20 };
 
 /* ---- children ---- */
 
@@ -107,6 +107,7 @@ static void await_ready(const char *path, pid_t pid, char *line_out, size_t line
 struct arguments {
     const char *argv[ARGS_MAX];
     int argc;
+    char text[COMMAND_BYTES]; /* of the words of a command */
 };
 
 static void add(struct arguments *args, const char *flag, const char *value)
@@ -119,6 +120,45 @@ static void add(struct arguments *args, const char *flag, const char *value)
 static void add_settings(struct arguments *args, const char *const *settings)
 {
     for (; settings != NULL && *settings != NULL; settings++) add(args, "--set", *settings);
+}
+
+/* Appends what stands for the conversion at `format`, and returns its last character. */
+static const char *convert(const char *format, char *text, size_t *at, va_list *list)
+{
+    char *to = text + *at;
+    const size_t room = COMMAND_BYTES - *at;
+    int bytes = 1;
+    switch (*++format) {
+    case 's': bytes = snprintf(to, room, "%s", va_arg(*list, const char *)); break;
+    case 'd': bytes = snprintf(to, room, "%d", va_arg(*list, int)); break;
+    case '%': snprintf(to, room, "%%"); break;
+    default: ck_abort_msg("cluster_cli has no %%%c", *format);
+    }
+    ck_assert_int_lt(bytes, (int)room);
+    *at += (size_t)bytes;
+    return format;
+}
+
+/* list NULL: without conversions. */
+static void add_words(struct arguments *args, const char *format, va_list *list)
+{
+    size_t at = 0;
+    while (*format != '\0') {
+        const size_t begin = at;
+        bool quoted = false;
+        for (; *format != '\0' && (*format != ' ' || quoted); format++) {
+            ck_assert_uint_lt(at + 1, COMMAND_BYTES);
+            if (*format == '\'')
+                quoted = !quoted;
+            else if (*format == '%' && list != NULL)
+                format = convert(format, args->text, &at, list);
+            else
+                args->text[at++] = *format;
+        }
+        args->text[at++] = '\0';
+        add(args, args->text + begin, NULL);
+        if (*format == ' ') format++;
+    }
 }
 
 /* The program, in that network namespace. */
@@ -224,12 +264,27 @@ static void start_shard(struct cluster *cluster, int shard)
     cluster->shards[shard] = start_daemon(cluster, &args, name, own, ready, sizeof ready);
 }
 
+/* The list is the cluster's own from now on. */
+static void keep(const char *const **list, const char *own[CLUSTER_SETTINGS_MAX + 1])
+{
+    if (*list == NULL) return;
+    size_t count = 0;
+    for (; (*list)[count] != NULL; count++) {
+        ck_assert_uint_lt(count, CLUSTER_SETTINGS_MAX);
+        own[count] = (*list)[count];
+    }
+    own[count] = NULL;
+    *list = own;
+}
+
 void cluster_start(struct cluster *cluster, int shard_count, const struct cluster_options *options)
 {
     ck_assert_int_ge(shard_count, 1);
     ck_assert_int_le(shard_count, CLUSTER_SHARDS_MAX);
     memset(cluster, 0, sizeof *cluster);
     if (options != NULL) cluster->options = *options;
+    keep(&cluster->options.coordinator_set, cluster->settings[0]);
+    keep(&cluster->options.shard_set, cluster->settings[1]);
     cluster->shards_expected = cluster->shard_count = shard_count;
     cairn_scratch_make(cluster->folder);
     if (cluster->options.snapshots_path != NULL)
@@ -338,14 +393,15 @@ static int unlinked_file(void)
     return fd;
 }
 
-static void begin_cli(const struct cluster *cluster, struct cluster_command *command, va_list list)
+static void begin_cli(const struct cluster *cluster, struct cluster_command *command,
+                      const char *words, va_list *list)
 {
     char program[PATH_BYTES];
     struct arguments args = { .argc = 0 };
     add_program(&args, home_netns(cluster), program_path(program, "cairn"));
     add(&args, "--endpoint", cluster->address);
     const int first = args.argc;
-    for (const char *arg; (arg = va_arg(list, const char *)) != NULL;) add(&args, arg, NULL);
+    add_words(&args, words, list);
     snprintf(command->name, sizeof command->name, "cairn %s %s", args.argv[first],
              args.argc > first + 1 ? args.argv[first + 1] : "");
     command->out_fd = unlinked_file();
@@ -353,12 +409,27 @@ static void begin_cli(const struct cluster *cluster, struct cluster_command *com
     command->pid = start_child(args.argv, command->out_fd, command->err_fd);
 }
 
-void cluster_cli_begin(const struct cluster *cluster, struct cluster_command *command, ...)
+void cluster_cli_begin(const struct cluster *cluster, struct cluster_command *command,
+                       const char *words, ...)
 {
     va_list list;
-    va_start(list, command);
-    begin_cli(cluster, command, list);
+    va_start(list, words);
+    begin_cli(cluster, command, words, &list);
     va_end(list);
+}
+
+void cluster_cli_begin_line(const struct cluster *cluster, struct cluster_command *command,
+                            const char *line)
+{
+    begin_cli(cluster, command, line, NULL);
+}
+
+const char *cluster_cli_printed(const struct cluster_command *command)
+{
+    static char text[64 * 1024];
+    const ssize_t got = pread(command->out_fd, text, sizeof text - 1, 0);
+    text[got > 0 ? got : 0] = '\0';
+    return text;
 }
 
 void cluster_cli_end(struct cluster_command *command, int status, struct cluster_said *said)
@@ -370,27 +441,29 @@ void cluster_cli_end(struct cluster_command *command, int status, struct cluster
     ck_assert_msg(status != -1, "%s gave no answer in time", command->name);
 }
 
-static void run_cli(const struct cluster *cluster, struct cluster_said *said, va_list list)
+static void run_cli(const struct cluster *cluster, struct cluster_said *said, const char *words,
+                    va_list *list)
 {
     struct cluster_command command;
-    begin_cli(cluster, &command, list);
+    begin_cli(cluster, &command, words, list);
     cluster_cli_end(&command, cluster_wait(command.pid, CLUSTER_WAIT_MS), said);
 }
 
-void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
+void cluster_cli(const struct cluster *cluster, struct cluster_said *said, const char *command, ...)
 {
     va_list list;
-    va_start(list, said);
-    run_cli(cluster, said, list);
+    va_start(list, command);
+    run_cli(cluster, said, command, &list);
     va_end(list);
 }
 
-void cluster_says(const struct cluster *cluster, int status, const char *word, ...)
+void cluster_says(const struct cluster *cluster, int status, const char *word, const char *command,
+                  ...)
 {
     static struct cluster_said said;
     va_list list;
-    va_start(list, word);
-    run_cli(cluster, &said, list);
+    va_start(list, command);
+    run_cli(cluster, &said, command, &list);
     va_end(list);
     ck_assert_msg(said.status == status, "%d instead of %d: %s%s", said.status, status, said.out,
                   said.err);
@@ -398,14 +471,15 @@ void cluster_says(const struct cluster *cluster, int status, const char *word, .
                   "no \"%s\": %s%s", word, said.out, said.err);
 }
 
-void cluster_await(const struct cluster *cluster, bool is_said, const char *word, ...)
+void cluster_await(const struct cluster *cluster, bool is_said, const char *word,
+                   const char *command, ...)
 {
     static struct cluster_said said;
     const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
     va_list list;
     for (;;) {
-        va_start(list, word);
-        run_cli(cluster, &said, list);
+        va_start(list, command);
+        run_cli(cluster, &said, command, &list);
         va_end(list);
         if (said.status == 0 && (strstr(said.out, word) != NULL) == is_said) return;
         ck_assert_msg(now_ms() < end_ms, "%s \"%s\": %s%s", is_said ? "no" : "still", word,
@@ -414,15 +488,25 @@ void cluster_await(const struct cluster *cluster, bool is_said, const char *word
     }
 }
 
-void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTES], ...)
+void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTES],
+                  const char *command, ...)
 {
     static struct cluster_said said;
     va_list list;
-    va_start(list, word_out);
-    run_cli(cluster, &said, list);
+    va_start(list, command);
+    run_cli(cluster, &said, command, &list);
     va_end(list);
     ck_assert_msg(said.status == 0 && sscanf(said.out, "%127s", word_out) == 1, "%d: %s",
                   said.status, said.err);
+}
+
+const char *cluster_text(const char *path)
+{
+    static char text[64 * 1024];
+    FILE *file = fopen(path, "re");
+    text[file != NULL ? fread(text, 1, sizeof text - 1, file) : 0] = '\0';
+    if (file != NULL) fclose(file);
+    return text;
 }
 
 int cluster_logged(const struct cluster *cluster, const char *log, const char *text)

@@ -4,7 +4,7 @@
  *   struct cluster cluster;
  *   cluster_start(&cluster, 3, NULL);
  *   ... cairn_open with .endpoint = cluster.address ...
- *   cluster_cli(&cluster, &said, "job", "digest", "-q", "tiny", NULL);
+ *   cluster_cli(&cluster, &said, "job digest -q %s", name);
  *   cluster_stop(&cluster);
  *
  * The programs are those of this build, or those in the folder that CAIRN_TEST_DAEMONS names.
@@ -22,9 +22,13 @@
 
 #define CLUSTER_SHARDS_MAX 8
 #define CLUSTER_WAIT_MS    30000 /* for any one thing */
+enum { CLUSTER_SETTINGS_MAX = 12 };
 
-/* Zero is the default of each. Lists are of "section.key=value", ended by NULL, borrowed until
- * cluster_stop. */
+/* A list of settings where it is needed: .coordinator_set = SETTINGS("lease.heartbeat=100ms"). */
+#define SETTINGS(...) ((const char *const[]) { __VA_ARGS__, NULL })
+
+/* Zero is the default of each. Lists are of "section.key=value", ended by NULL. The first two are copied; the
+ * others, and the strings of all, are borrowed until cluster_stop. */
 struct cluster_options {
     const char *const *coordinator_set;
     const char *const *shard_set;   /* of each shard; default: 1 compute thread, 256 MiB */
@@ -50,6 +54,7 @@ struct cluster {
     char snapshots_path[CAIRN_SCRATCH_BYTES + 32];
     char address[CAIRN_SCRATCH_BYTES + 32]; /* of the coordinator; the same after a restart */
     struct cluster_options options;
+    const char *settings[2][CLUSTER_SETTINGS_MAX + 1]; /* the coordinator's, the shards' */
     int shards_expected; /* cluster.shards: as many as it was started with */
     int shard_count;
     pid_t coordinator; /* 0: not running */
@@ -86,9 +91,10 @@ struct cluster_said {
     char err[8 * 1024];
 };
 
-/* Runs `cairn --endpoint ADDRESS ARGUMENTS...`, ended by NULL, to its end, where the coordinator is. */
-void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
-    __attribute__((sentinel));
+/* Runs `cairn --endpoint ADDRESS COMMAND` to its end, where the coordinator is. The command is a format with
+ * %s, %d and %%; spaces part its words, unless they are in '...' or in what is filled in. */
+void cluster_cli(const struct cluster *cluster, struct cluster_said *said, const char *command, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* The same in two: in between the caller waits for `pid`, and reaps it. Its status, -1: it still runs. */
 struct cluster_command {
@@ -96,26 +102,33 @@ struct cluster_command {
     int out_fd, err_fd;
     char name[64]; /* for whoever reads that it hangs */
 };
-void cluster_cli_begin(const struct cluster *cluster, struct cluster_command *command, ...)
-    __attribute__((sentinel));
+void cluster_cli_begin(const struct cluster *cluster, struct cluster_command *command,
+                       const char *words, ...) __attribute__((format(printf, 3, 4)));
+/* The same of a text that comes from elsewhere: its words, and no conversions. */
+void cluster_cli_begin_line(const struct cluster *cluster, struct cluster_command *command,
+                            const char *line);
+/* What it has printed by now, in static memory. */
+const char *cluster_cli_printed(const struct cluster_command *command);
 void cluster_cli_end(struct cluster_command *command, int status, struct cluster_said *said);
 
 /* As cluster_cli; it ends with that status, and says that word. */
-void cluster_says(const struct cluster *cluster, int status, const char *word, ...)
-    __attribute__((sentinel));
+void cluster_says(const struct cluster *cluster, int status, const char *word, const char *command,
+                  ...) __attribute__((format(printf, 4, 5)));
 
 /* The same, again and again until it ends with status 0 and says that word, or, without it, says it not. */
-void cluster_await(const struct cluster *cluster, bool is_said, const char *word, ...)
-    __attribute__((sentinel));
+void cluster_await(const struct cluster *cluster, bool is_said, const char *word,
+                   const char *command, ...) __attribute__((format(printf, 4, 5)));
 
 /* The same; it ends with status 0, and this is the first word that it says. */
 enum { CLUSTER_WORD_BYTES = 128 };
-void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTES], ...)
-    __attribute__((sentinel));
+void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTES],
+                  const char *command, ...) __attribute__((format(printf, 3, 4)));
 
 /* Lines with this text in a daemon's log: "coordinator.log", "shard-0.log". */
 int cluster_logged(const struct cluster *cluster, const char *log, const char *text);
 
+/* What is in a file, as far as 64 KiB go, in static memory; "": it is not there. */
+const char *cluster_text(const char *path);
 /* Starts a program with its output appended to the file log_path. */
 pid_t cluster_spawn(const char *const *argv, const char *log_path);
 /* Its exit as in cluster_said.status; -1: it still runs after timeout_ms. */

@@ -75,6 +75,34 @@ struct cairn_result trainer_commit(cairn_job *job, const struct cairn_round *rou
     return result;
 }
 
+struct cairn_result trainer_result(cairn_job *job, const struct cairn_round *round)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    good(cairn_commit(job, round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+    return result;
+}
+
+cairn_status trainer_try_commit(cairn_job *job, const struct cairn_round *round, const void *state,
+                                size_t state_bytes, int timeout_ms)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    return cairn_commit(job, round, 1, state, state_bytes, timeout_ms, &result);
+}
+
+cairn_status trainer_try_step(cairn_job *job, const char *tensor, const float *gradient,
+                              uint64_t *step_out)
+{
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = cairn_round_begin(job, CLUSTER_WAIT_MS, &round);
+    if (status == CAIRN_OK) status = cairn_push(job, &round, 0, tensor, NULL, &mem, NULL);
+    if (status == CAIRN_OK)
+        status = cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+    if (status == CAIRN_OK) *step_out = result.step;
+    return status;
+}
+
 struct cairn_result trainer_step(cairn_job *job, const char *tensor, const float *gradient)
 {
     const struct cairn_round round = trainer_begin(job);
@@ -94,7 +122,7 @@ void trainer_fetch(cairn_job *job, struct cairn_version version, const char *ten
 void trainer_digest(const struct cluster *cluster, const char *name, char root_out[65])
 {
     static struct cluster_said said;
-    cluster_cli(cluster, &said, "job", "digest", "-q", name, NULL);
+    cluster_cli(cluster, &said, "job digest -q %s", name);
     ck_assert_msg(said.status == 0, "%s", said.err);
     snprintf(root_out, 65, "%.64s", said.out);
     ck_assert_uint_eq(strlen(root_out), 64);

@@ -45,8 +45,16 @@ void trainer_push(cairn_job *job, const struct cairn_round *round, const char *t
 /* It is applied. */
 struct cairn_result trainer_commit(cairn_job *job, const struct cairn_round *round,
                                    uint64_t weight);
+/* Its result, whether it is applied or skipped; it is of weight 1. */
+struct cairn_result trainer_result(cairn_job *job, const struct cairn_round *round);
+/* What becomes of a round of weight 1, with this client state. */
+cairn_status trainer_try_commit(cairn_job *job, const struct cairn_round *round, const void *state,
+                                size_t state_bytes, int timeout_ms);
 /* A round of that one gradient, of weight 1. */
 struct cairn_result trainer_step(cairn_job *job, const char *tensor, const float *gradient);
+/* The same, which may fail; the step after it is given where it does not. */
+cairn_status trainer_try_step(cairn_job *job, const char *tensor, const float *gradient,
+                              uint64_t *step_out);
 /* plane NULL: the wire's. */
 void trainer_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
                    const char *plane, cairn_dtype dtype, void *out);

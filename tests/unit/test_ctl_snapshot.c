@@ -50,7 +50,7 @@ static double figure(const json_t *stats, const char *name)
 TEST(show_lists_tensors_without_a_coordinator)
 {
     char *folder = cairn_sample_snapshot(scratch, &spec, 7);
-    cluster_cli(&nobody, &said, "snapshot", "show", "--path", folder, NULL);
+    cluster_cli(&nobody, &said, "snapshot show --path %s", folder);
     ck_assert_msg(said.status == 0, "%s", said.err);
     static const char *const lines[] = {
         "snapshot          step-000000000007-g1\n",
@@ -63,8 +63,8 @@ TEST(show_lists_tensors_without_a_coordinator)
     };
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
         ck_assert_msg(strstr(said.out, lines[i]) != NULL, "%s%s", lines[i], said.out);
-    cluster_says(&nobody, 4, "has no manifest.json", "snapshot", "show", "--path", scratch, NULL);
-    cluster_says(&nobody, 2, "needs JOB ID, or --path FOLDER", "snapshot", "show", "job", NULL);
+    cluster_says(&nobody, 4, "has no manifest.json", "snapshot show --path %s", scratch);
+    cluster_says(&nobody, 2, "needs JOB ID, or --path FOLDER", "snapshot show job");
     free(folder);
 }
 
@@ -73,8 +73,7 @@ TEST(show_has_the_figures_of_every_plane)
     cairn_sample_poke = (struct cairn_sample_poke) { true, 3, CAIRN_PLANE_EXP_AVG, 1499999,
                                                      0x7f800000u };
     char *folder = cairn_sample_snapshot(scratch, &spec, 7);
-    cluster_cli(&nobody, &said, "snapshot", "show", "--path", folder, "--stats", "-o", "json",
-                NULL);
+    cluster_cli(&nobody, &said, "snapshot show --path %s --stats -o json", folder);
     ck_assert_msg(said.status == 0, "%s", said.err);
     json_t *root = json_loads(said.out, 0, NULL);
     ck_assert_ptr_nonnull(root);
@@ -101,11 +100,11 @@ TEST(show_has_the_figures_of_every_plane)
 TEST(diff_says_which_tensors_differ_and_by_how_much)
 {
     char *a = cairn_sample_snapshot(scratch, &spec, 7);
-    cluster_says(&nobody, 0, "the same bits", "snapshot", "diff", "--path", a, "--path", a, NULL);
+    cluster_says(&nobody, 0, "the same bits", "snapshot diff --path %s --path %s", a, a);
     cairn_sample_poke = (struct cairn_sample_poke) { true, 3, CAIRN_PLANE_PARAM, 1499998,
                                                      0x41000000u };
     char *b = cairn_sample_snapshot(scratch, &spec, 9);
-    cluster_cli(&nobody, &said, "snapshot", "diff", "--path", a, "--path", b, "-o", "json", NULL);
+    cluster_cli(&nobody, &said, "snapshot diff --path %s --path %s -o json", a, b);
     ck_assert_msg(said.status == 1, "%d %s", said.status, said.err);
     json_t *root = json_loads(said.out, 0, NULL);
     const json_t *planes = json_object_get(root, "planes"), *only = json_array_get(planes, 0);
@@ -121,8 +120,7 @@ TEST(diff_says_which_tensors_differ_and_by_how_much)
     ck_assert_str_eq(json_string_value(json_array_get(json_object_get(root, "scalars"), 0)),
                      "step: 7 in A, 9 in B");
     json_decref(root);
-    cluster_says(&nobody, 2, "needs JOB A B, or --path twice", "snapshot", "diff", "--path", a,
-                 NULL);
+    cluster_says(&nobody, 2, "needs JOB A B, or --path twice", "snapshot diff --path %s", a);
     free(a);
     free(b);
 }
@@ -135,7 +133,7 @@ TEST(diff_says_in_what_the_specs_differ)
     cairn_sample_tensor(&other, "more", CAIRN_FROZEN, (struct shape) { 1, { 2 } });
     cairn_sample_tensor(&other, "weight", CAIRN_TRAINED, (struct shape) { 2, { 300, 5000 } });
     char *b = cairn_sample_snapshot(scratch, &other, 8);
-    cluster_cli(&nobody, &said, "snapshot", "diff", "--path", a, "--path", b, NULL);
+    cluster_cli(&nobody, &said, "snapshot diff --path %s --path %s", a, b);
     ck_assert_int_eq(said.status, 1);
     static const char *const words[] = { "adamw in A, sgd in B", "weight, exp_avg: in A alone",
                                          "frozen, param: of another shape or dtype",
@@ -153,13 +151,11 @@ TEST(a_copy_is_the_snapshot_and_a_damaged_one_is_not_copied)
     cairn_scratch_file(a, "manifest.json.minisig", "a signature\n", path, sizeof path);
     snprintf(root, sizeof root, "%s/elsewhere", scratch);
     snprintf(path, sizeof path, "%s/job/step-000000000007-g1", root);
-    cluster_says(&nobody, 1, "No such file", "snapshot", "copy", "--path", a, "--to", root, NULL);
+    cluster_says(&nobody, 1, "No such file", "snapshot copy --path %s --to %s", a, root);
     ck_assert_int_eq(mkdir(root, 0700), 0);
-    cluster_says(&nobody, 0, path, "snapshot", "copy", "--path", a, "--to", root, NULL);
-    cluster_says(&nobody, 0, "the same bits", "snapshot", "diff", "--path", a, "--path", path,
-                 NULL);
-    cluster_says(&nobody, 11, "is there already", "snapshot", "copy", "--path", a, "--to", root,
-                 NULL);
+    cluster_says(&nobody, 0, path, "snapshot copy --path %s --to %s", a, root);
+    cluster_says(&nobody, 0, "the same bits", "snapshot diff --path %s --path %s", a, path);
+    cluster_says(&nobody, 11, "is there already", "snapshot copy --path %s --to %s", a, root);
     snprintf(path, sizeof path, "%s/job/step-000000000007-g1/manifest.json.minisig", root);
     ck_assert_int_eq(access(path, R_OK), 0);
     cairn_scratch_remove(root);
@@ -169,8 +165,7 @@ TEST(a_copy_is_the_snapshot_and_a_damaged_one_is_not_copied)
     ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
     ck_assert_int_ne(fputc(0xaa, file), EOF);
     fclose(file);
-    cluster_says(&nobody, 5, "optim/shard-00001", "snapshot", "copy", "--path", a, "--to", root,
-                 NULL);
+    cluster_says(&nobody, 5, "optim/shard-00001", "snapshot copy --path %s --to %s", a, root);
     snprintf(path, sizeof path, "%s/job/step-000000000007-g1", root);
     ck_assert_int_ne(access(path, F_OK), 0);
     free(a);

@@ -1,0 +1,157 @@
+#include "tests/support/scene.h"
+
+#include <jansson.h>
+#include <stdarg.h>
+
+struct cluster cluster;
+struct cluster_said said;
+cairn *session;
+cairn_job *job;
+
+static const char *job_name;
+
+void stop(void)
+{
+    leave();
+    cluster_stop(&cluster);
+}
+
+void join_spec(const char *name, const struct cairn_job_spec *spec)
+{
+    if (session == NULL) session = trainer_session(cluster.address, NULL);
+    job = trainer_ready(session, name, spec);
+    job_name = name;
+}
+
+void join(const char *name, const struct tiny_job *tiny)
+{
+    join_spec(name, &tiny->spec);
+}
+
+void leave(void)
+{
+    if (session != NULL) cairn_close(session);
+    session = NULL;
+    job = NULL;
+}
+
+uint64_t train(int rounds)
+{
+    uint64_t step = 0;
+    for (int i = 0; i < rounds; i++) step = tiny_step(job);
+    return step;
+}
+
+struct trainer attach(const char *name, const struct tiny_job *tiny)
+{
+    return tiny_attach(&cluster, name, tiny);
+}
+
+cairn_job *join_reader(const char *name, cairn **session_out)
+{
+    cairn_job *reader;
+    *session_out = trainer_session(cluster.address, NULL);
+    good(cairn_job_open(*session_out, name, NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader));
+    return reader;
+}
+
+void expect_refusal(cairn_job *of, cairn_status status, const char *word)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    fails(cairn_round_begin(of, CLUSTER_WAIT_MS, &round), status, word);
+}
+
+void expect_error(const char *word)
+{
+    ck_assert_msg(strstr(cairn_error(), word) != NULL, "no \"%s\": %s", word, cairn_error());
+}
+
+struct cairn_version newest(cairn_job *of)
+{
+    struct cairn_version version = { 0, 0 };
+    good(cairn_version_wait(of, version, CLUSTER_WAIT_MS, &version));
+    return version;
+}
+
+void bits(char root_out[65])
+{
+    trainer_digest(&cluster, job_name, root_out);
+}
+
+void expect_bits(const char *root)
+{
+    trainer_expect_digest(&cluster, job_name, root);
+}
+
+void kill_coordinator(void)
+{
+    cluster_kill_coordinator(&cluster);
+}
+
+void restart_coordinator(void)
+{
+    if (cluster.coordinator != 0) kill_coordinator();
+    cluster_restart_coordinator(&cluster);
+}
+
+void kill_shard(int shard)
+{
+    cluster_kill_shard(&cluster, shard);
+}
+
+void restart_shard(int shard)
+{
+    if (cluster.shards[shard] != 0) kill_shard(shard);
+    cluster_restart_shard(&cluster, shard);
+}
+
+void ask_line(const char *line)
+{
+    struct cluster_command command;
+    cluster_cli_begin_line(&cluster, &command, line);
+    cluster_cli_end(&command, cluster_wait(command.pid, CLUSTER_WAIT_MS), &said);
+}
+
+void expect_words(int status, ...)
+{
+    va_list words;
+    ck_assert_msg(said.status == status, "%d instead of %d: %s%s", said.status, status, said.out,
+                  said.err);
+    va_start(words, status);
+    for (const char *word; (word = va_arg(words, const char *)) != NULL;)
+        ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL,
+                      "no \"%s\": %s%s", word, said.out, said.err);
+    va_end(words);
+}
+
+void expect_unsaid(const char *word)
+{
+    ck_assert_msg(strstr(said.out, word) == NULL, "\"%s\": %s", word, said.out);
+}
+
+int64_t said_number(const char *path)
+{
+    json_t *all = json_loads(said.out, 0, NULL);
+    const json_t *at = all;
+    ck_assert_msg(all != NULL, "no JSON: %s%s", said.out, said.err);
+    for (char key[64]; *path != '\0'; path += strcspn(path, ".") + (strchr(path, '.') != NULL)) {
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(path, "."), path);
+        at = json_is_array(at) ? json_array_get(at, strtoul(key, NULL, 10))
+                               : json_object_get(at, key);
+    }
+    const int64_t number = json_integer_value(at);
+    json_decref(all);
+    return number;
+}
+
+int logged(const char *log, const char *text)
+{
+    return cluster_logged(&cluster, log, text);
+}
+
+pid_t fork_child(void)
+{
+    const pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    return pid;
+}
