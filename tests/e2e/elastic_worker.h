@@ -37,7 +37,7 @@ struct elastic_shared *elastic_share(void);
  * this; no session may be open in this process. */
 pid_t elastic_start(const char *address, const struct elastic_model *model, uint32_t rank,
                     struct elastic_shared *shared);
-/* The one worker of most scenes (tests/support/scene.h), rank 0: it trains until `until`; so many more steps are
+/* The one worker of most scenes, rank 0: it trains until `until`; so many more steps are
  * waited for; it ends by itself, and the job's content root is asked for. */
 struct elastic_run {
     const struct elastic_model *model;

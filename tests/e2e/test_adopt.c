@@ -50,6 +50,12 @@ static void advance(int steps, bool frozen)
     }
 }
 
+static void enter_and_train(void)
+{
+    enter();
+    advance(STEPS_BEFORE, false);
+}
+
 static void amend(void)
 {
     static const char *const freeze[] = { "head" };
@@ -77,12 +83,9 @@ enum slip { NONE, LOST, OLDER, VERSION };
 /* A copy of what is in the store now; training goes on. */
 static void back_up(void)
 {
-    char path[CAIRN_SCRATCH_BYTES + 64];
-    snprintf(path, sizeof path, "%s/copy", cluster.folder);
-    ck_assert_int_eq(mkdir(path, 0700), 0);
-    snprintf(path, sizeof path, "%s/copy/coordinator.db", cluster.folder);
-    ask("cluster backup %s", path);
-    expect_said(0, path);
+    const char *path = in_folder("copy/coordinator.db");
+    ck_assert_int_eq(mkdir(in_folder("copy"), 0700), 0);
+    says(0, path, "cluster backup %s", path);
     ask("cluster backup %s", path);
     ck_assert_int_ne(said.status, 0);
     expect_said(said.status, "is there already");
@@ -92,57 +95,45 @@ static void back_up(void)
  * what is done then, but for the start. */
 static void refuse_store(void)
 {
-    static char words[8192];
     const char *argv[64];
     const uint8_t version[4] = { 0, 0, 0, 8 }; // SQLite's header has it at 60
-    char path[CAIRN_SCRATCH_BYTES + 64], moved[CAIRN_SCRATCH_BYTES + 64];
+    char path[64];
     snprintf(path, sizeof path, "/proc/%d/cmdline", (int)cluster.coordinator);
-    FILE *file = fopen(path, "re");
-    ck_assert_ptr_nonnull(file);
-    const char *end = words + fread(words, 1, sizeof words - 1, file);
-    fclose(file);
+    const char *word = cluster_text(path); // words, each ended by a NUL
     size_t argc = 0;
-    for (const char *word = words; word < end && argc < 63; word += strlen(word) + 1)
-        argv[argc++] = word;
+    for (; *word != '\0' && argc < 63; word += strlen(word) + 1) argv[argc++] = word;
     argv[argc] = NULL;
     ck_assert_int_eq(kill(cluster.coordinator, SIGTERM), 0);
     ck_assert_int_eq(cluster_wait(cluster.coordinator, CLUSTER_WAIT_MS), 0);
     cluster.coordinator = 0;
-    snprintf(path, sizeof path, "%s/coordinator/coordinator.db", cluster.folder);
-    file = fopen(path, "r+e");
+    const char *store = in_folder("coordinator/coordinator.db");
+    FILE *file = fopen(store, "r+e");
     ck_assert_ptr_nonnull(file);
     ck_assert_int_eq(fseek(file, 60, SEEK_SET), 0);
     ck_assert_uint_eq(fwrite(version, 1, sizeof version, file), sizeof version);
     ck_assert_int_eq(fclose(file), 0);
-    snprintf(moved, sizeof moved, "%s/coordinator.log", cluster.folder);
-    ck_assert_int_eq(cluster_wait(cluster_spawn(argv, moved), CLUSTER_WAIT_MS), 13);
+    const pid_t next = cluster_spawn(argv, in_folder("coordinator.log"));
+    ck_assert_int_eq(cluster_wait(next, CLUSTER_WAIT_MS), 13);
     ck_assert_int_eq(logged("coordinator.log",
                             "coordinator.db is a store of version 8; this program has "
                             "version 1 and reads no other. Move the file away and start "
                             "again, with an empty store: `cairn cluster adopt --yes` then "
                             "takes its jobs from the shards"),
                      1);
-    snprintf(moved, sizeof moved, "%s/moved.db", cluster.folder);
-    ck_assert_int_eq(rename(path, moved), 0);
+    ck_assert_int_eq(rename(store, in_folder("moved.db")), 0);
 }
 
 /* The coordinator comes back with an empty store, or an older one. */
 static void slip_store(enum slip slip)
 {
-    char path[CAIRN_SCRATCH_BYTES + 64], moved[CAIRN_SCRATCH_BYTES + 64];
-    char copy[CAIRN_SCRATCH_BYTES + 64];
-    if (slip == VERSION) {
-        refuse_store();
-        restart_coordinator();
-        return;
+    if (slip == VERSION) refuse_store();
+    if (slip == LOST) lose_store();
+    if (slip == OLDER) {
+        kill_coordinator();
+        ck_assert_int_eq(rename(in_folder("coordinator"), in_folder("lost")), 0);
+        ck_assert_int_eq(rename(in_folder("copy"), in_folder("coordinator")), 0);
     }
-    kill_coordinator();
-    snprintf(path, sizeof path, "%s/coordinator", cluster.folder);
-    snprintf(moved, sizeof moved, "%s/lost", cluster.folder);
-    snprintf(copy, sizeof copy, "%s/copy", cluster.folder);
-    ck_assert_int_eq(rename(path, moved), 0);
-    if (slip == OLDER) ck_assert_int_eq(rename(copy, path), 0);
-    restart_coordinator();
+    if (slip != LOST) restart_coordinator();
 }
 
 /* The trainer's call says so, and its next ones go on. */
@@ -151,8 +142,7 @@ static void slip_and_adopt(enum slip slip)
     struct cairn_round round = { .struct_size = sizeof round };
     slip_store(slip);
     fails(cairn_round_begin(job, 1500, &round), CAIRN_ERR_TIMEOUT, "cairn cluster adopt");
-    ask("cluster status");
-    expect_said(0, slip == OLDER ? "by a newer coordinator" : "of another store");
+    says(0, slip == OLDER ? "by a newer coordinator" : "of another store", "cluster status");
     ask("job list");
     expect_said(0);
     if (slip != OLDER) expect_said(0, "of jobs that are not acted on: `cairn cluster status`");
@@ -166,8 +156,7 @@ static void root_of(enum slip slip, char root[65])
     size_t bytes = 0;
     struct cairn_version version;
     start(2);
-    enter();
-    advance(STEPS_BEFORE, false);
+    enter_and_train();
     if (slip == OLDER) {
         back_up();
         restart_coordinator(); // a newer one than that of the copy is obeyed
@@ -227,16 +216,14 @@ TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
     char store[64];
     // So long adopt waits for the shard that does not come.
     start(2, .coordinator_set = SETTINGS("lease.heartbeat=200ms", "lease.timeout=1s"));
-    enter();
-    advance(STEPS_BEFORE, false);
+    enter_and_train();
     ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
     slip_store(LOST);
     await(times_said("of another store") == 1);
     snprintf(store, sizeof store, "%.31s", strstr(said.out, "store ")); // its number, and start 1
     says(1, "is on no connected shard", "cluster adopt --yes");
     ask("cluster status");
-    expect_said(0, "of another store");
-    expect_said(0, store);
+    expect_said(0, "of another store", store);
     ask("job list -q");
     expect_unsaid("run");
     ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
@@ -250,14 +237,13 @@ TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
 TEST(a_shard_that_is_stopped_when_it_is_asked_is_named_and_waited_for_no_longer_than_its_lease)
 {
     start(2, .coordinator_set = SETTINGS("lease.heartbeat=200ms", "lease.timeout=1s"));
-    enter();
-    advance(STEPS_BEFORE, false);
+    enter_and_train();
     slip_store(LOST);
     await(times_said("of another store") == 2);
     ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
     ask("cluster adopt --yes");
-    expect_said(1, "these shards do not say what they hold: shard-1");
-    expect_said(1, "shard shard-1 did not say what it holds, and stays as it is");
+    expect_said(1, "these shards do not say what they hold: shard-1",
+                "shard shard-1 did not say what it holds, and stays as it is");
     ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
     await(times_said("of another store") == 2);
     says(0, "run", "cluster adopt --yes");
@@ -268,8 +254,7 @@ TEST(a_shard_that_is_stopped_when_it_is_asked_is_named_and_waited_for_no_longer_
 TEST(what_is_forgotten_is_gone_and_its_name_is_free)
 {
     start(2);
-    enter();
-    advance(STEPS_BEFORE, false);
+    enter_and_train();
     leave();
     slip_store(LOST);
     await(times_said("of another store") == 2);

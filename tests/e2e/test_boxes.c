@@ -13,15 +13,15 @@ static const struct cairn_tensor tensors[] = {
 TEST(parts_of_several_boxes_are_saved_whole_and_restored_onto_other_shards)
 {
     struct cluster two;
-    char before[65], id[64], path[512];
+    char before[65], id[64];
     start(3);
     join_spec("boxes", &(struct cairn_job_spec)TRAINER_SPEC(tensors, 3));
     good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     bits(before);
     leave();
-    snprintf(path, sizeof path, "%s/boxes/%s", cluster.snapshots_path, id);
     cluster_start(&two, 2, NULL);
-    cluster_says(&two, 0, "", "snapshot restore --path %s --yes --allow-untrusted", path);
+    cluster_says(&two, 0, "", "snapshot restore --path %s --yes --allow-untrusted",
+                 snapshot_folder("boxes", id));
     trainer_expect_digest(&two, "boxes", before);
     cluster_stop(&two);
     stop();

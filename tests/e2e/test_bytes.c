@@ -23,7 +23,7 @@ static const char *const kinds[] = { "ucx", "auto" };
 
 static struct cairn_mem mem_of(int t, void *memory)
 {
-    return trainer_mem(memory, model[t].wire == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32);
+    return trainer_mem(memory, trainer_wire(&model[t]));
 }
 
 static void fetch_all(cairn_job *of, struct cairn_version version)

@@ -134,46 +134,19 @@ TEST(an_operators_action_has_its_who_and_from_where)
     ck_assert_ptr_null(strstr(said.out, "\"cluster events")); // who only asks changes nothing
 }
 
-static char watched[1 << 16];
-
-static void watch_until(const char *log, const char *word)
-{
-    for (int tries = 0; strstr(watched, word) == NULL; tries++) {
-        ck_assert_msg(tries < 15000, "no \"%s\" in: %s", word, watched);
-        FILE *file = fopen(log, "re");
-        const size_t bytes = file != NULL ? fread(watched, 1, sizeof watched - 1, file) : 0;
-        watched[bytes] = '\0';
-        if (file != NULL) fclose(file);
-        usleep(1000);
-    }
-}
-
 /* Whose numbers begin anew. What one that was killed had not stored is numbered again, too. */
 TEST(events_are_watched_past_a_coordinator_with_another_store)
 {
-    char log[CAIRN_SCRATCH_BYTES + 16], lost[CAIRN_SCRATCH_BYTES + 16],
-        store[CAIRN_SCRATCH_BYTES + 16];
-    snprintf(log, sizeof log, "%s/watch.txt", cluster.folder);
-    const char *const argv[] = { CAIRN_BIN_DIR "/cairn",
-                                 "--endpoint",
-                                 cluster.address,
-                                 "cluster",
-                                 "events",
-                                 "--watch",
-                                 "0.01",
-                                 NULL };
-    const pid_t pid = cluster_spawn(argv, log);
-    watch_until(log, "job-created");
-    snprintf(store, sizeof store, "%s/coordinator", cluster.folder);
-    snprintf(lost, sizeof lost, "%s/lost", cluster.folder);
-    kill_coordinator();
-    ck_assert(rename(store, lost) == 0);
-    restart_coordinator();
+    struct cluster_command events;
+    cluster_cli_begin(&cluster, &events, "cluster events --watch 0.01");
+    await(strstr(cluster_cli_printed(&events), "job-created") != NULL);
+    lose_store();
     says(0, "run", "cluster adopt --yes");
-    watch_until(log, "cluster adopt");
-    ck_assert_ptr_nonnull(strstr(strstr(watched, "job-created"), "started"));
-    kill(pid, SIGINT);
-    ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 130);
+    await(strstr(cluster_cli_printed(&events), "cluster adopt") != NULL);
+    kill(events.pid, SIGINT);
+    cluster_cli_end(&events, cluster_wait(events.pid, CLUSTER_WAIT_MS), &said);
+    ck_assert_int_eq(said.status, 130);
+    ck_assert_ptr_nonnull(strstr(strstr(said.out, "job-created"), "started"));
 }
 
 SUITE(60, set_up, tear_down);

@@ -91,14 +91,14 @@ TEST(a_shard_that_died_ends_the_snapshot_by_itself_and_the_job_is_restored)
 
 TEST(what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_taken)
 {
-    char id[CLUSTER_WORD_BYTES], folder[CAIRN_SCRATCH_BYTES + 256];
+    char id[CLUSTER_WORD_BYTES];
     start_with_short_lease();
     says(4, "no snapshot or digest of job tiny", "snapshot cancel tiny");
     says(4, "no job", "snapshot cancel none");
     kill(cluster.shards[1], SIGSTOP); // as if its disk hung
     word_of(id, "snapshot create tiny -q");
     ck_assert_ptr_nonnull(strstr(id, "step-"));
-    snprintf(folder, sizeof folder, "%s/tiny/%s", cluster.snapshots_path, id);
+    const char *folder = snapshot_folder("tiny", id);
     ck_assert_int_eq(access(folder, F_OK), 0);
     says(0, id, "snapshot cancel tiny %s", id);
     ck_assert_int_ne(access(folder, F_OK), 0);

@@ -123,22 +123,18 @@ static void tear_down(void)
 
 static pid_t start_worker(const char *netns, const char *name, int timeout_ms)
 {
-    char timeout[16], self[512] = "", stop[CAIRN_SCRATCH_BYTES + 32], log[CAIRN_SCRATCH_BYTES + 32];
-    ck_assert_int_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
-    snprintf(stop, sizeof stop, "%s/stop", cluster.folder);
-    snprintf(log, sizeof log, "%s/%s.log", cluster.folder, name);
-    snprintf(timeout, sizeof timeout, "%d", timeout_ms);
-    return cluster_spawn((const char *const[]) { "ip", "netns", "exec", netns, self, "worker",
-                                                 cluster.address, name, stop, timeout, NULL },
-                         log);
+    char log[64];
+    snprintf(log, sizeof log, "%s.log", name);
+    return run_on(netns, log, "self worker %s %s %s/stop %d", cluster.address, name, cluster.folder,
+                  timeout_ms);
 }
 
 /* What that worker has said, until the next call. */
 static const char *read_log(const char *name)
 {
-    char log[CAIRN_SCRATCH_BYTES + 32];
-    snprintf(log, sizeof log, "%s/%s.log", cluster.folder, name);
-    return cluster_text(log);
+    char log[64];
+    snprintf(log, sizeof log, "%s.log", name);
+    return cluster_log_text(&cluster, log);
 }
 
 static void stop_workers(void)

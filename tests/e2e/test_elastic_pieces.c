@@ -49,10 +49,10 @@ static void move(const char *option, const char *shard, bool last)
 /* Of weights alone: a fresh layout has one a shard. */
 static int count_files(const char *name)
 {
-    char id[CLUSTER_WORD_BYTES], path[sizeof cluster.snapshots_path + 2 * CLUSTER_WORD_BYTES];
+    char id[CLUSTER_WORD_BYTES], path[600];
     int count = 0;
     word_of(id, "snapshot create %s --wait -q", name);
-    snprintf(path, sizeof path, "%s/%s/%s/model", cluster.snapshots_path, name, id);
+    snprintf(path, sizeof path, "%s/model", snapshot_folder(name, id));
     DIR *folder = opendir(path);
     ck_assert_msg(folder != NULL, "no folder %s", path);
     for (const struct dirent *entry; (entry = readdir(folder)) != NULL;)

@@ -10,32 +10,27 @@
 
 enum { SHARDS = 2, WORKERS = 3, SLOW = 1, STEPS = 9, COMPUTE_MS = 4, SLOW_MS = 60, ELEMS = 40000 };
 
-static const struct cairn_tensor model = TRAINER_MATRIX("w", "w", 200, 200, 1);
-
-struct worker {
+static struct worker {
     pthread_t thread;
     uint32_t rank;
     cairn *session;
     cairn_job *job;
-};
-static struct worker workers[WORKERS];
+} workers[WORKERS];
 
 static void open_worker(struct worker *w)
 {
-    const struct cairn_job_spec spec = TRAINER_SPEC(&model, 1, .rank = w->rank,
-                                                    .workers_min = WORKERS);
     w->session = trainer_session(cluster.address, NULL);
-    w->job = trainer_open(w->session, "slow", &spec);
+    w->job = trainer_open(w->session, "slow",
+                          &TINY(ELEMS, .rank = w->rank, .workers_min = WORKERS)->spec);
 }
 
 static cairn_status step(struct worker *w, float *values)
 {
     const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     struct cairn_round round = { .struct_size = sizeof round };
-    cairn_op *op;
     cairn_status status = cairn_round_begin(w->job, CLUSTER_WAIT_MS, &round);
-    if (status == CAIRN_OK) status = cairn_fetch(w->job, round.version, "w", NULL, NULL, &mem, &op);
-    if (status == CAIRN_OK) status = cairn_wait(op, CLUSTER_WAIT_MS);
+    if (status == CAIRN_OK)
+        status = trainer_try_fetch(w->job, round.version, "w", NULL, CAIRN_F32, values);
     usleep((w->rank == SLOW ? SLOW_MS : COMPUTE_MS) * 1000); // it computes
     if (status == CAIRN_OK) status = cairn_push(w->job, &round, 0, "w", NULL, &mem, NULL);
     return status == CAIRN_OK ? trainer_try_commit(w->job, &round, NULL, 0, CLUSTER_WAIT_MS)
@@ -62,8 +57,7 @@ static void train_all(void)
     }
     for (int i = 0; i < WORKERS; i++) {
         void *status;
-        ck_assert_int_eq(pthread_join(workers[i].thread, &status), 0);
-        ck_assert_int_eq((intptr_t)status, CAIRN_OK);
+        ck_assert(pthread_join(workers[i].thread, &status) == 0 && (intptr_t)status == CAIRN_OK);
     }
 }
 
@@ -79,67 +73,48 @@ static void tear_down(void)
     stop();
 }
 
-static double real(const json_t *entry, const char *key)
+static double of(const char *list, uint32_t number, const char *key)
 {
-    const json_t *value = json_object_get(entry, key);
-    ck_assert_msg(json_is_number(value), "%s: %s", key, said.out);
-    return json_number_value(value);
+    char path[64];
+    snprintf(path, sizeof path, "%s.%u.%s", list, number, key);
+    return said_real(path);
 }
 
-static void check_worker(const json_t *entry, uint32_t rank)
+static void check_worker(uint32_t rank)
 {
-    ck_assert_int_eq(json_integer_value(json_object_get(entry, "rank")), rank);
-    ck_assert_int_eq(json_integer_value(json_object_get(entry, "steps")), STEPS - 1);
-    ck_assert_msg(json_is_true(json_object_get(entry, "slowest")) == (rank == SLOW), "%s",
-                  said.out);
-    ck_assert_double_ge(real(entry, "compute_ms"), rank == SLOW ? SLOW_MS : COMPUTE_MS);
+    ck_assert_uint_eq((uint32_t)of("workers", rank, "rank"), rank);
+    ck_assert_int_eq((int)of("workers", rank, "steps"), STEPS - 1);
+    ck_assert_int_eq((int)of("workers", rank, "slowest"), rank == SLOW);
+    ck_assert_double_ge(of("workers", rank, "compute_ms"), rank == SLOW ? SLOW_MS : COMPUTE_MS);
     // A step takes as long for each of them: whoever is quick waits, or pushes behind the slow one.
-    ck_assert_double_ge(real(entry, "step_ms"), SLOW_MS);
-    const double waits = real(entry, "wait_ms") + real(entry, "push_ms");
+    ck_assert_double_ge(of("workers", rank, "step_ms"), SLOW_MS);
+    const double waits = of("workers", rank, "wait_ms") + of("workers", rank, "push_ms");
     if (rank != SLOW) ck_assert_double_ge(waits, (SLOW_MS - COMPUTE_MS) / 2.0);
-    ck_assert_double_ge(real(entry, "fetch_ms"), 0);
-    ck_assert_double_ge(real(entry, "memory_bytes"), ELEMS * sizeof(float));
-}
-
-/* Bytes come with heartbeats, those of the last step perhaps later. */
-static json_t *await_bytes(void)
-{
-    for (int tries = 0; tries < 1000; tries++) {
-        ask("job top slow -o json");
-        expect_said(0);
-        json_t *top = json_loads(said.out, 0, NULL);
-        const json_t *first = json_array_get(json_object_get(top, "workers"), 0);
-        const json_t *bytes = json_object_get(first, "pushed_per_step");
-        if (json_real_value(bytes) == (double)ELEMS * sizeof(float)) return top;
-        json_decref(top);
-    }
-    ck_abort_msg("never told: %s", said.out);
-    return NULL;
+    ck_assert_double_ge(of("workers", rank, "fetch_ms"), 0);
+    ck_assert_double_ge(of("workers", rank, "memory_bytes"), ELEMS * sizeof(float));
 }
 
 TEST(the_worker_that_computes_slowly_is_marked)
 {
     train_all();
-    json_t *top = await_bytes();
-    const json_t *list = json_object_get(top, "workers"), *shards = json_object_get(top, "shards");
-    ck_assert_uint_eq(json_array_size(list), WORKERS);
+    await((ask("job top slow -o json"), // bytes come with heartbeats, those of the last step later
+           said_number("workers.0.pushed_per_step") == (int64_t)(ELEMS * sizeof(float))));
     says(0, "(rank 1), by its compute", "job show slow");
-    for (uint32_t i = 0; i < WORKERS; i++) check_worker(json_array_get(list, i), i);
-    ck_assert_uint_eq(json_array_size(shards), SHARDS);
-    for (size_t i = 0; i < SHARDS; i++) {
-        const json_t *shard = json_array_get(shards, i);
-        ck_assert_int_eq(json_integer_value(json_object_get(shard, "steps")), STEPS);
-        ck_assert_double_ge(real(shard, "collect_ms"), SLOW_MS / 2.0); // it waited, too
-        ck_assert_double_gt(real(shard, "fold_ms") + real(shard, "update_ms"), 0);
-        ck_assert_double_ge(real(shard, "publish_ms"), 0);
-        ck_assert_int_gt(json_integer_value(json_object_get(shard, "memory_bytes")), 0);
+    ck_assert_uint_eq(said_count("workers"), WORKERS);
+    for (uint32_t i = 0; i < WORKERS; i++) check_worker(i);
+    ck_assert_uint_eq(said_count("shards"), SHARDS);
+    for (uint32_t i = 0; i < SHARDS; i++) {
+        ck_assert_int_eq((int)of("shards", i, "steps"), STEPS);
+        ck_assert_double_ge(of("shards", i, "collect_ms"), SLOW_MS / 2.0); // it waited, too
+        ck_assert_double_gt(of("shards", i, "fold_ms") + of("shards", i, "update_ms"), 0);
+        ck_assert_double_ge(of("shards", i, "publish_ms"), 0);
+        ck_assert_double_gt(of("shards", i, "memory_bytes"), 0);
     }
-    json_decref(top);
 
     ask("job top --once slow");
     expect_said(0);
     char *mark = strstr(said.out, "<- slowest");
-    ck_assert_msg(mark != NULL, "%s", said.out);
+    ck_assert_ptr_nonnull(mark);
     while (mark > said.out && mark[-1] != '\n') mark--;
     ck_assert_int_eq(strtol(mark, NULL, 10), SLOW);
 }
@@ -148,13 +123,12 @@ TEST(what_was_not_told_is_not_shown_as_0)
 {
     open_worker(&workers[0]);
     ask("job top slow -o json");
-    expect_said(0);
     json_t *top = json_loads(said.out, 0, NULL);
     const json_t *worker = json_array_get(json_object_get(top, "workers"), 0);
     ck_assert_msg(json_is_null(json_object_get(worker, "memory_bytes")), "%s", said.out);
     json_decref(top);
     ask("job top --once slow");
-    ck_assert_msg(strstr(said.out, "MEMORY") != NULL, "%s", said.out);
+    expect_said(0, "MEMORY");
     ck_assert_msg(strstr(strstr(said.out, "MEMORY"), " - ") != NULL, "%s", said.out);
 }
 

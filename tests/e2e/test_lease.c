@@ -1,49 +1,22 @@
 /* A reader's lease over real daemons: its version is the same bits after many updates, which do not wait for
  * it; when it ends the version is gone and the memory is back. */
-#include <dirent.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tests/support/descriptors.h"
 #include "tests/support/scene.h"
 
 enum { WAIT_MS = 20000, LONG_MS = 60000, TENSORS = 3, ELEMS_MAX = 129 * 257, SHARDS = 2 };
 
-static const struct tensor {
-    const char *name;
-    cairn_kind kind;
-    cairn_dtype wire;
-    uint64_t rows, columns;
-} model[TENSORS] = { { "bias", CAIRN_TRAINED, CAIRN_F32, 1, 5000 },
-                     { "fixed", CAIRN_FROZEN, CAIRN_F32, 97, 61 },
-                     { "weight", CAIRN_TRAINED, CAIRN_BF16, 129, 257 } };
+static const struct cairn_tensor model[TENSORS] = {
+    TRAINER_MATRIX("bias", NULL, 1, 5000, 7),
+    TRAINER_MATRIX("fixed", NULL, 97, 61, 7, .kind = CAIRN_FROZEN),
+    TRAINER_MATRIX("weight", NULL, 129, 257, 7, .wire = CAIRN_BF16),
+};
 
 static cairn *evaluator;
 static cairn_job *reads;
-
-static size_t elems_of(int t)
-{
-    return (size_t)(model[t].rows * model[t].columns);
-}
-
-static void enter(void)
-{
-    struct cairn_group adamw = CAIRN_GROUP_INIT;
-    struct cairn_tensor tensors[TENSORS];
-    adamw.weight_decay = 0.1; // so that gradients of zero move parameters, too
-    for (int t = 0; t < TENSORS; t++) {
-        tensors[t] = (struct cairn_tensor) { .struct_size = sizeof tensors[t],
-                                             .name = model[t].name,
-                                             .kind = model[t].kind,
-                                             .wire = model[t].wire,
-                                             .rank = 2,
-                                             .shape = { model[t].rows, model[t].columns },
-                                             .init = { CAIRN_INIT_NORMAL, 0, 1, 7 } };
-    }
-    struct cairn_job_spec spec = trainer_spec(tensors, TENSORS);
-    spec.groups = &adamw;
-    join_spec("l", &spec);
-}
 
 static cairn_status open_reader(const char *address, cairn **session_out, cairn_job **job_out)
 {
@@ -57,8 +30,12 @@ static cairn_status open_reader(const char *address, cairn **session_out, cairn_
 
 static void set_up(void)
 {
+    struct cairn_group adamw = CAIRN_GROUP_INIT;
+    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
+    adamw.weight_decay = 0.1; // so that gradients of zero move parameters, too
+    spec.groups = &adamw;
     start(SHARDS);
-    enter();
+    join_spec("l", &spec);
     good(open_reader(cluster.address, &evaluator, &reads));
 }
 
@@ -85,21 +62,17 @@ struct copy {
 
 static cairn_status read_all(cairn_job *of, struct cairn_version version, struct copy *out)
 {
-    for (int t = 0; t < TENSORS; t++) {
-        const struct cairn_mem mem = trainer_mem(out->bytes[t], model[t].wire);
-        cairn_op *op;
-        cairn_status status = cairn_fetch(of, version, model[t].name, NULL, NULL, &mem, &op);
-        if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
-        if (status != CAIRN_OK) return status;
-    }
-    return CAIRN_OK;
+    cairn_status status = CAIRN_OK;
+    for (int t = 0; t < TENSORS && status == CAIRN_OK; t++)
+        status = trainer_try_fetch(of, version, model[t].name, NULL, trainer_wire(&model[t]),
+                                   out->bytes[t]);
+    return status;
 }
 
 static void check_same(const struct copy *a, const struct copy *b, bool same)
 {
     for (int t = 0; t < TENSORS; t++) {
-        const size_t bytes = elems_of(t) * (model[t].wire == CAIRN_BF16 ? 2 : 4);
-        const bool equal = memcmp(a->bytes[t], b->bytes[t], bytes) == 0;
+        const bool equal = memcmp(a->bytes[t], b->bytes[t], trainer_wire_bytes(&model[t])) == 0;
         ck_assert_msg(equal == (same || model[t].kind == CAIRN_FROZEN), "%s", model[t].name);
     }
 }
@@ -121,23 +94,10 @@ static int64_t state_bytes(void)
 }
 
 /* Published copies that the shards have: descriptors of their memfds. */
-static int copies(void)
+static unsigned copies(void)
 {
-    int count = 0;
-    for (int i = 0; i < SHARDS; i++) {
-        char path[64], target[128];
-        snprintf(path, sizeof path, "/proc/%d/fd", (int)cluster.shards[i]);
-        DIR *folder = opendir(path);
-        ck_assert_ptr_nonnull(folder);
-        for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
-            const ssize_t n = readlinkat(dirfd(folder), entry->d_name, target, sizeof target - 1);
-            if (n <= 0) continue;
-            target[n] = 0;
-            count += strstr(target, "memfd:cairn-wire-") != NULL;
-        }
-        closedir(folder);
-    }
-    return count;
+    return descriptors_named(cluster.shards[0], "memfd:cairn-wire-") +
+           descriptors_named(cluster.shards[1], "memfd:cairn-wire-");
 }
 
 static void until_gone(struct cairn_version version, struct copy *copy)
@@ -152,7 +112,7 @@ TEST(a_leased_version_is_read_bit_for_bit_twenty_updates_later)
     static struct copy first, later;
     struct cairn_version leased = { 0, 0 };
     const struct cairn_version published = advance(3);
-    const int before = copies();
+    const unsigned before = copies();
     await(state_bytes() > 0);
     const int64_t counted = state_bytes();
     good(read_all(reads, published, &first));
@@ -166,7 +126,7 @@ TEST(a_leased_version_is_read_bit_for_bit_twenty_updates_later)
     check_same(&first, &later, true);
     good(read_all(reads, latest, &later)); // and the latest has its frozen tensors
     check_same(&first, &later, false);
-    ck_assert_int_gt(copies(), before);
+    ck_assert_uint_gt(copies(), before);
     await(state_bytes() > counted); // and it is counted
     good(cairn_lease_end(reads, leased, WAIT_MS));
     until_gone(leased, &later);
@@ -214,16 +174,13 @@ TEST(a_reader_that_is_killed_holds_no_memory)
 {
     static struct copy copy;
     struct cairn_version leased = advance(1);
-    const int before = copies();
+    const unsigned before = copies();
     good(read_all(reads, leased, &copy));
-    const char *const argv[] = { "/proc/self/exe", cluster.address, NULL };
-    char log[CAIRN_SCRATCH_BYTES + 16];
-    snprintf(log, sizeof log, "%s/reader.log", cluster.folder);
-    const pid_t pid = cluster_spawn(argv, log);
+    const pid_t pid = run_on(NULL, "reader.log", "self %s", cluster.address);
     await(is_shown("lease"));
     advance(5);
     good(read_all(reads, leased, &copy)); // whoever leased it
-    ck_assert_int_gt(copies(), before);
+    ck_assert_uint_gt(copies(), before);
     cluster_kill(pid);
     until_gone(leased, &copy);
     await(copies() == before);
@@ -234,17 +191,16 @@ TEST(a_write_beside_a_lease_leaves_its_version_as_it_was)
 {
     static struct copy first, later;
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     struct cairn_version leased = advance(2), written = { 0, 0 };
     good(read_all(reads, leased, &first));
     good(cairn_lease(reads, leased, LONG_MS, WAIT_MS, &leased));
     good(cairn_write_begin(job, WAIT_MS));
-    good(cairn_put(job, "fixed", "param", NULL, &mem, NULL)); // zeros
+    trainer_put(job, "fixed", values); // zeros
     good(cairn_write_end(job, WAIT_MS, &written));
     for (int i = 0; i < 4; i++) { // in whatever copy the next versions lie
         const struct cairn_version latest = advance(1);
         good(read_all(reads, latest, &later));
-        ck_assert_mem_eq(later.bytes[1], values, elems_of(1) * sizeof(float));
+        ck_assert_mem_eq(later.bytes[1], values, trainer_elems(&model[1]) * sizeof(float));
     }
     good(read_all(reads, leased, &later));
     check_same(&first, &later, true);

@@ -130,7 +130,7 @@ static void alter(const char *folder)
 
 TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
 {
-    char root[65], id[CLUSTER_WORD_BYTES], folder[400];
+    char root[65], id[CLUSTER_WORD_BYTES];
     struct many many = make_many(tensor_count());
     const struct cairn_job_spec spec = TRAINER_SPEC(many.tensors, many.count, .workers_min = 1);
     start(1, .shard_set = SETTINGS("memory.limit=4GiB", "compute.threads=1"));
@@ -154,7 +154,7 @@ TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
     trainer_expect_digest(&cluster, "many", root);
     say("digest");
 
-    snprintf(folder, sizeof folder, "%s/many/%s", cluster.snapshots_path, id);
+    const char *folder = snapshot_folder("many", id);
     alter(folder);
     ask("snapshot restore --path %s --yes --allow-unsigned", folder);
     ck_assert_int_ne(said.status, 0);

@@ -129,31 +129,13 @@ static double sent_bytes(void)
 static double train_on(const char *name, bool gathers, bool grouped)
 {
     pid_t workers[WORKERS];
-    char log[CAIRN_SCRATCH_BYTES + 32], self[512] = "";
-    ck_assert_int_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
-    snprintf(log, sizeof log, "%s/workers.log", cluster.folder);
     const double before = sent_bytes();
-    for (int i = 0; i < WORKERS; i++) {
-        char rank[16], steps[16];
-        snprintf(rank, sizeof rank, "%d", i);
-        snprintf(steps, sizeof steps, "%d", STEPS);
-        const char *const argv[] = { "ip",
-                                     "netns",
-                                     "exec",
-                                     netns[i / PER_NODE],
-                                     self,
-                                     "worker",
-                                     cluster.address,
-                                     rank,
-                                     name,
-                                     steps,
-                                     gathers ? "1" : "0",
-                                     grouped ? "1" : "0",
-                                     NULL };
-        workers[i] = cluster_spawn(argv, log);
-    }
     for (int i = 0; i < WORKERS; i++)
-        ck_assert_msg(cluster_wait(workers[i], CLUSTER_WAIT_MS) == 0, "worker %d: see %s", i, log);
+        workers[i] = run_on(netns[i / PER_NODE], "workers.log", "self worker %s %d %s %d %d %d",
+                            cluster.address, i, name, STEPS, gathers, grouped);
+    for (int i = 0; i < WORKERS; i++)
+        ck_assert_msg(cluster_wait(workers[i], CLUSTER_WAIT_MS) == 0, "worker %d: see %s", i,
+                      cluster.folder);
     return (sent_bytes() - before) / STEPS / PSI;
 }
 

@@ -102,30 +102,17 @@ static void set_up(void)
           .shard_netns = places, .coordinator_netns = coordinator, .coordinator_ip = "10.90.0.1");
 }
 
-/* Runs a program on the worker's host, to its end: `said`. */
-static void run_there(const char *const *argv)
+/* Waits for a program on the worker's host: `said`. */
+static void hear(pid_t pid, const char *log)
 {
-    const char *all[16] = { "ip", "netns", "exec", worker };
-    char log[CAIRN_SCRATCH_BYTES + 32];
-    size_t n = 4;
-    while (*argv != NULL) all[n++] = *argv++;
-    snprintf(log, sizeof log, "%s/worker.log", cluster.folder);
-    const pid_t pid = cluster_spawn(all, log);
     said.status = cluster_wait(pid, CLUSTER_WAIT_MS);
     if (said.status == -1) cluster_kill(pid);
-    snprintf(said.out, sizeof said.out, "%s", cluster_text(log));
-}
-
-static void run_worker(void)
-{
-    char self[512] = "";
-    ck_assert_int_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
-    run_there((const char *const[]) { self, "worker", cluster.address, NULL });
+    snprintf(said.out, sizeof said.out, "%s", cluster_log_text(&cluster, log));
 }
 
 TEST(a_worker_takes_the_devices_of_the_routes_to_the_shards)
 {
-    run_worker();
+    hear(run_on(worker, "worker.log", "self worker %s", cluster.address), "worker.log");
     expect_said(0, "trained",
                 "10.81.0.1 data0 tcp; 10.82.0.1 data1 tcp, chosen by the routes to the shards");
     expect_unsaid("mgmt");
@@ -135,58 +122,44 @@ TEST(a_path_that_leads_nowhere_is_named_within_seconds)
 {
     setenv("CAIRN_FABRIC_DEVICE", "mgmt", 1);
     const int64_t begin_ms = now_ms();
-    run_worker();
+    hear(run_on(worker, "worker.log", "self worker %s", cluster.address), "worker.log");
     ck_assert_int_lt(now_ms() - begin_ms, 11000);
     expect_said(1, "from here (10.91.0.2 mgmt tcp) to it (10.8", "set CAIRN_FABRIC_DEVICE=data");
 }
 
 TEST(the_status_says_where_the_data_of_each_comes_to)
 {
-    run_there((const char *const[]) { CAIRN_BIN_DIR "/cairn", "--endpoint", cluster.address,
-                                      "cluster", "status", NULL });
+    hear(run_on(worker, "status.log", "%s/cairn --endpoint %s cluster status", CAIRN_BIN_DIR,
+                cluster.address),
+         "status.log");
     expect_said(0, "10.81.0.2 data0 tcp", "10.82.0.2 data1 tcp");
 }
 
 /* The shard says it, and runs. */
-static void await_text(const char *log, pid_t pid, const char *part)
+static void await_text(pid_t pid, const char *part)
 {
-    await(strstr(cluster_text(log), part) != NULL || cluster_wait(pid, 0) != -1);
-    ck_assert_msg(strstr(cluster_text(log), part) != NULL, "%s", cluster_text(log));
+    await(logged("late.log", part) > 0 || cluster_wait(pid, 0) != -1);
+    ck_assert_int_gt(logged("late.log", part), 0);
 }
 
 /* As a bond that is made after the daemon, and DHCP that comes after that. */
 TEST(a_device_that_is_not_there_or_has_no_address_yet_is_waited_for)
 {
-    char log[300], set_coordinator[300];
-    snprintf(log, sizeof log, "%s/late.log", cluster.folder);
-    snprintf(set_coordinator, sizeof set_coordinator, "shard.coordinator=%s", cluster.address);
-    const char *const argv[] = { "ip",
-                                 "netns",
-                                 "exec",
-                                 worker,
-                                 CAIRN_BIN_DIR "/cairn-shard",
-                                 "--set",
-                                 "shard.name=late",
-                                 "--set",
-                                 set_coordinator,
-                                 "--set",
-                                 "fabric.device=late",
-                                 "--set",
-                                 "network.insecure_network=yes",
-                                 "--set",
-                                 "memory.limit=64MiB",
-                                 NULL };
-    const pid_t pid = cluster_spawn(argv, log);
-    await_text(log, pid, "this host has no device late");
-    await_text(log, pid, "this shard waits for it");
+    const pid_t pid = run_on(worker, "late.log",
+                             "%s/cairn-shard --set shard.name=late --set shard.coordinator=%s "
+                             "--set fabric.device=late --set network.insecure_network=yes "
+                             "--set memory.limit=64MiB",
+                             CAIRN_BIN_DIR, cluster.address);
+    await_text(pid, "this host has no device late");
+    await_text(pid, "this shard waits for it");
     ck_assert(netns_ip("-n %s link add late type veth peer name later", worker));
     ck_assert(netns_ip("-n %s link set late up", worker));
-    await_text(log, pid, "device late has no address yet, or");
-    await_text(log, pid, "or is not up: this shard waits for that");
+    await_text(pid, "device late has no address yet, or");
+    await_text(pid, "or is not up: this shard waits for that");
     ck_assert(netns_ip("-n %s address add 10.95.0.1/24 dev late", worker));
     ck_assert_int_eq(cluster_wait(pid, 600), -1); // it has looked again: there is no carrier
     ck_assert(netns_ip("-n %s link set later up", worker));
-    await_text(log, pid, "msg=ready");
+    await_text(pid, "msg=ready");
     kill(pid, SIGTERM);
     ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 0);
     ck_assert(netns_ip("-n %s link delete late", worker));

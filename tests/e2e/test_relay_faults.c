@@ -111,14 +111,11 @@ static int be_worker(char **argv)
 
 static pid_t spawn(const char *name, int rank, int workers_min, int die_at, int leave_at)
 {
-    char numbers[4][16], log[128];
-    const int values[4] = { rank, workers_min, die_at, leave_at };
-    for (int i = 0; i < 4; i++) snprintf(numbers[i], sizeof numbers[i], "%d", values[i]);
-    snprintf(log, sizeof log, "%s/%s-%d.log", cluster.folder, name, rank);
-    const char *const argv[] = { "/proc/self/exe", "--worker", cluster.address, numbers[0], name,
-                                 numbers[1],       numbers[2], numbers[3],      NULL };
+    char log[128];
+    snprintf(log, sizeof log, "%s-%d.log", name, rank);
     setenv("CAIRN_HOST", rank % 2 == 0 ? "host-a" : "host-b", 1);
-    const pid_t pid = cluster_spawn(argv, log);
+    const pid_t pid = run_on(NULL, log, "self --worker %s %d %s %d %d %d", cluster.address, rank,
+                             name, workers_min, die_at, leave_at);
     unsetenv("CAIRN_HOST");
     return pid;
 }

@@ -84,22 +84,21 @@ static int be_worker(const char *endpoint, bool die)
 
 /* ---- the test ---- */
 
-static int run_worker(const char *die, char log[static 160])
+static int run_worker(const char *die, const char *log)
 {
-    snprintf(log, 160, "%s/worker-%s.log", cluster.folder, die);
-    const char *const argv[] = { "/proc/self/exe", "--worker", cluster.address, die, NULL };
-    return cluster_wait(cluster_spawn(argv, log), WORKER_MS);
+    return cluster_wait(run_on(NULL, log, "self --worker %s %s", cluster.address, die), WORKER_MS);
 }
 
 TEST(a_trainer_that_was_killed_trains_again_within_two_seconds)
 {
-    char log[160];
     start(2, .shard_set = SETTINGS("memory.limit=2GiB"));
-    ck_assert_int_eq(run_worker("1", log), 128 + SIGKILL);
-    ck_assert_msg(run_worker("0", log) == 0, "see %s", log);
+    ck_assert_int_eq(run_worker("1", "first.log"), 128 + SIGKILL);
+    ck_assert_msg(run_worker("0", "second.log") == 0, "see %s", cluster.folder);
     double took_ms;
     uint64_t step;
-    ck_assert_int_eq(sscanf(cluster_text(log), "%lf ms to step %" PRIu64, &took_ms, &step), 2);
+    ck_assert_int_eq(sscanf(cluster_log_text(&cluster, "second.log"), "%lf ms to step %" PRIu64,
+                            &took_ms, &step),
+                     2);
     printf("note: a trainer killed at 64 M parameters: %.0f ms from cairn_open to round_begin\n",
            took_ms);
     ck_assert_uint_eq(step, 1);

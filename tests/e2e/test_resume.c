@@ -124,7 +124,7 @@ TEST(a_coordinator_that_starts_before_the_storage_is_mounted_begins_no_job_anew)
 {
     static const char *const other = "is not the one that snapshots were written to";
     struct trainer t;
-    char id[128], aside[CAIRN_SCRATCH_BYTES + 48];
+    char id[128];
     start(1);
     come(0, 1, &t);
     tiny_step(t.job);
@@ -132,7 +132,7 @@ TEST(a_coordinator_that_starts_before_the_storage_is_mounted_begins_no_job_anew)
     cairn_close(t.session);
     says(0, "", "job drop tiny --yes");
     kill_coordinator();
-    snprintf(aside, sizeof aside, "%s-aside", cluster.snapshots_path);
+    const char *aside = in_folder("aside");
     ck_assert_int_eq(rename(cluster.snapshots_path, aside), 0);
     restart_coordinator();
     await_said(other, "cluster status");

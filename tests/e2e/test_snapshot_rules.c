@@ -67,18 +67,15 @@ TEST(of_twenty_snapshots_those_stay_that_a_rule_or_a_tag_keeps)
 
 TEST(what_reads_a_snapshot_asks_the_coordinator_where_it_is)
 {
-    char to[CAIRN_SCRATCH_BYTES + 32], root[CAIRN_SCRATCH_BYTES + 32];
     start(2);
     enter();
     for (int i = 0; i < 2; i++) {
         (void)step();
         says(0, "step-", "snapshot create kept --wait");
     }
-    snprintf(to, sizeof to, "%s/exported", cluster.folder);
-    snprintf(root, sizeof root, "%s/copied", cluster.folder);
-    ck_assert_int_eq(mkdir(root, 0750), 0);
-    says(0, "", "snapshot export kept latest --to %s", to);
-    says(0, "", "snapshot copy kept latest --to %s", root);
+    ck_assert_int_eq(mkdir(in_folder("copied"), 0750), 0);
+    says(0, "", "snapshot export kept latest --to %s", in_folder("exported"));
+    says(0, "", "snapshot copy kept latest --to %s", in_folder("copied"));
     says(0, "", "snapshot verify kept latest");
     says(0, "MEAN", "snapshot show kept latest --stats");
     says(1, "1 in A, 2 in B", "snapshot diff kept step-000000000001-g1 step-000000000002-g1");

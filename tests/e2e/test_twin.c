@@ -25,22 +25,12 @@ static void train_until_lost(void)
 }
 
 /* Another process as shard-1. */
-static pid_t start_twin(char log[static 160])
+static pid_t start_twin(void)
 {
-    char coordinator[128];
-    snprintf(log, 160, "%s/twin.log", cluster.folder);
-    snprintf(coordinator, sizeof coordinator, "shard.coordinator=%s", cluster.address);
-    const char *const argv[] = {
-        CAIRN_BIN_DIR "/cairn-shard", "--set", "shard.name=shard-1", "--set", coordinator, "--set",
-        "compute.threads=1",          "--set", "memory.limit=64MiB", NULL
-    };
-    return cluster_spawn(argv, log);
-}
-
-static void expect_log(const char *path, const char *sentence)
-{
-    ck_assert_msg(strstr(cluster_text(path), sentence) != NULL, "no \"%s\" in %s", sentence,
-                  cluster_text(path));
+    return run_on(NULL, "twin.log",
+                  "%s/cairn-shard --set shard.name=shard-1 --set shard.coordinator=%s "
+                  "--set compute.threads=1 --set memory.limit=64MiB",
+                  CAIRN_BIN_DIR, cluster.address);
 }
 
 static void set_up(void)
@@ -52,26 +42,25 @@ static void set_up(void)
 
 TEST(a_second_process_of_a_living_shards_name_ends_and_training_goes_on)
 {
-    char log[160];
-    const pid_t twin = start_twin(log);
+    const pid_t twin = start_twin();
     ck_assert_uint_eq(step(), 2);
     ck_assert_int_eq(cluster_wait(twin, CLUSTER_WAIT_MS), EXIT_FENCED);
-    expect_log(log, "lives, and names must be unique");
+    ck_assert_int_gt(logged("twin.log", "lives, and names must be unique"), 0);
     ck_assert_uint_eq(step(), 3);
 }
 
 TEST(a_stopped_shard_takes_its_place_back_from_an_empty_one_and_lost_ends)
 {
-    char log[160], before[65];
+    char before[65];
     bits(before);
     ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
-    const pid_t twin = start_twin(log);
+    const pid_t twin = start_twin();
     train_until_lost();
     expect_error("the job goes on when it is");
     leave();
     ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
     ck_assert_int_eq(cluster_wait(twin, CLUSTER_WAIT_MS), EXIT_FENCED);
-    expect_log(log, "holds parts of jobs and this process none");
+    ck_assert_int_gt(logged("twin.log", "holds parts of jobs and this process none"), 0);
     join("tiny", TINY(ELEMS));
     expect_bits(before);
     ck_assert_uint_eq(step(), 2);
@@ -79,12 +68,12 @@ TEST(a_stopped_shard_takes_its_place_back_from_an_empty_one_and_lost_ends)
 
 TEST(a_shard_whose_job_was_restored_without_it_ends_when_it_wakes)
 {
-    char log[160], id[64] = "";
+    char id[64] = "";
     says(0, "", "snapshot create tiny --wait -q");
     ask("snapshot list tiny --no-headers");
     ck_assert_msg(sscanf(said.out, "tiny %63s", id) == 1, "%s", said.out);
     ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
-    const pid_t twin = start_twin(log);
+    const pid_t twin = start_twin();
     train_until_lost();
     leave();
     says(0, "", "snapshot restore tiny %s --yes", id);

@@ -122,13 +122,8 @@ TEST(the_coordinator)
 /* And then a shard: what was saved before is still the cluster's own. */
 TEST(the_coordinators_store)
 {
-    char path[CAIRN_SCRATCH_BYTES + 64], moved[CAIRN_SCRATCH_BYTES + 64];
     take_snapshot();
-    kill_coordinator();
-    snprintf(path, sizeof path, "%s/coordinator", cluster.folder);
-    snprintf(moved, sizeof moved, "%s/lost", cluster.folder);
-    ck_assert_int_eq(rename(path, moved), 0);
-    restart_coordinator();
+    lose_store();
     await_said("of another store", "cluster status");
     follow("the coordinator's store", "cairn cluster adopt", NULL);
     expect_said(0, "would be trusted here");
@@ -186,9 +181,8 @@ TEST(the_network)
 
 TEST(the_snapshots_storage)
 {
-    char moved[sizeof cluster.snapshots_path + 8];
+    const char *moved = in_folder("moved");
     take_snapshot();
-    snprintf(moved, sizeof moved, "%s-moved", cluster.snapshots_path);
     ck_assert_int_eq(rename(cluster.snapshots_path, moved), 0);
     ck_assert_int_eq(mkdir(cluster.snapshots_path, 0750), 0); // it is not mounted
     step();

@@ -1,23 +1,15 @@
 /* A lost worker: on_worker_loss says whether it is waited for, or ends the run until somebody acts. And one
  * that lives and holds the others up is named. Real daemons. */
-#include <stdlib.h>
-
 #include "tests/support/scene.h"
 
 enum { ELEMS = 1000, SHORT_MS = 300 };
-
-static struct trainer attach_rank(const char *name, uint32_t rank, cairn_worker_loss what)
-{
-    return attach(name, TINY(ELEMS, .rank = rank, .on_worker_loss = what));
-}
 
 /* A worker of rank 1, which trains until it is killed. */
 static pid_t start_second(const char *name, cairn_worker_loss what)
 {
     const pid_t child = fork_child();
     if (child > 0) return child;
-    const struct trainer t = attach_rank(name, 1, what);
-    for (;;) tiny_step(t.job);
+    for (join(name, TINY(ELEMS, .rank = 1, .on_worker_loss = what));;) train(1);
 }
 
 /* How many were in it; 0: it was void. */
@@ -33,7 +25,7 @@ static uint32_t try_step(const struct trainer *t)
 static struct trainer lose_second(const char *name, cairn_worker_loss what)
 {
     const pid_t second = start_second(name, what);
-    const struct trainer t = attach_rank(name, 0, what);
+    const struct trainer t = attach(name, TINY(ELEMS, .on_worker_loss = what));
     while (try_step(&t) != 2) {}
     cluster_kill(second);
     return t;
@@ -78,11 +70,10 @@ TEST(who_is_lost_is_named_and_waited_for_or_ends_the_run_until_somebody_amends)
 
 TEST(who_has_pushed_and_does_not_commit_is_said_to_hold_the_others_up)
 {
-    enum { STEPS = 6 };
     start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
     const pid_t second = start_second("held", CAIRN_WORKER_LOSS_REDO);
-    const struct trainer t = attach_rank("held", 0, CAIRN_WORKER_LOSS_REDO);
-    for (int steps = 0; steps < STEPS;) steps += try_step(&t) == 2;
+    const struct trainer t = attach("held", TINY(ELEMS, .on_worker_loss = CAIRN_WORKER_LOSS_REDO));
+    for (int steps = 0; steps < 6;) steps += try_step(&t) == 2;
     const struct cairn_round round = trainer_begin(t.job);
     tiny_push(t.job, &round, ELEMS, 1);
     await((ask("job show held"), strstr(said.out, "it has not pushed all of it (push") != NULL));

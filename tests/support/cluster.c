@@ -409,6 +409,26 @@ static void begin_cli(const struct cluster *cluster, struct cluster_command *com
     command->pid = start_child(args.argv, command->out_fd, command->err_fd);
 }
 
+pid_t cluster_run(const struct cluster *cluster, const char *netns, const char *log,
+                  const char *words, ...)
+{
+    char path[PATH_BYTES], self[PATH_BYTES] = "";
+    struct arguments args = { .argc = 0 };
+    va_list list;
+    if (netns != NULL) {
+        add(&args, "ip", "netns");
+        add(&args, "exec", netns);
+    }
+    const int program = args.argc;
+    va_start(list, words);
+    add_words(&args, words, &list);
+    va_end(list);
+    ck_assert_int_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
+    if (strcmp(args.argv[program], "self") == 0) args.argv[program] = self;
+    path_in(cluster, path, log, "");
+    return cluster_spawn(args.argv, path);
+}
+
 void cluster_cli_begin(const struct cluster *cluster, struct cluster_command *command,
                        const char *words, ...)
 {
@@ -507,6 +527,13 @@ const char *cluster_text(const char *path)
     text[file != NULL ? fread(text, 1, sizeof text - 1, file) : 0] = '\0';
     if (file != NULL) fclose(file);
     return text;
+}
+
+const char *cluster_log_text(const struct cluster *cluster, const char *log)
+{
+    char path[PATH_BYTES];
+    path_in(cluster, path, log, "");
+    return cluster_text(path);
 }
 
 int cluster_logged(const struct cluster *cluster, const char *log, const char *text)

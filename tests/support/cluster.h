@@ -127,10 +127,16 @@ void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTE
 /* Lines with this text in a daemon's log: "coordinator.log", "shard-0.log". */
 int cluster_logged(const struct cluster *cluster, const char *log, const char *text);
 
-/* What is in a file, as far as 64 KiB go, in static memory; "": it is not there. */
+/* What is in a file, as far as 64 KiB go, in static memory; "": it is not there. `cluster_log_text`: one of the
+ * folder. */
 const char *cluster_text(const char *path);
+const char *cluster_log_text(const struct cluster *cluster, const char *log);
 /* Starts a program with its output appended to the file log_path. */
 pid_t cluster_spawn(const char *const *argv, const char *log_path);
+/* The same on a host, a network namespace (NULL: this one), with its output in that file of the folder. The
+ * words are a format as of cluster_cli; the program of this test is called "self". */
+pid_t cluster_run(const struct cluster *cluster, const char *netns, const char *log,
+                  const char *words, ...) __attribute__((format(printf, 4, 5)));
 /* Its exit as in cluster_said.status; -1: it still runs after timeout_ms. */
 int cluster_wait(pid_t pid, int timeout_ms);
 /* SIGKILL, and reaped. */

@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 /* How many; of this process without the one that reads them. */
@@ -20,6 +21,23 @@ static inline unsigned descriptors_of(pid_t pid)
     while (readdir(folder) != NULL) count++;
     closedir(folder);
     return count - 2 - (pid == getpid()); // "." and ".."
+}
+
+/* Those whose target has that text. */
+static inline unsigned descriptors_named(pid_t pid, const char *text)
+{
+    char path[64], of[512];
+    unsigned count = 0;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *folder = opendir(path);
+    ck_assert_ptr_nonnull(folder);
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        const ssize_t length = readlinkat(dirfd(folder), entry->d_name, of, sizeof of - 1);
+        of[length > 0 ? length : 0] = '\0';
+        count += strstr(of, text) != NULL;
+    }
+    closedir(folder);
+    return count;
 }
 
 static inline unsigned descriptors_here(void)

@@ -94,6 +94,13 @@ void restart_coordinator(void)
     cluster_restart_coordinator(&cluster);
 }
 
+void lose_store(void)
+{
+    if (cluster.coordinator != 0) kill_coordinator();
+    ck_assert_int_eq(rename(in_folder("coordinator"), in_folder("lost")), 0);
+    restart_coordinator();
+}
+
 void kill_shard(int shard)
 {
     cluster_kill_shard(&cluster, shard);
@@ -129,19 +136,43 @@ void expect_unsaid(const char *word)
     ck_assert_msg(strstr(said.out, word) == NULL, "\"%s\": %s", word, said.out);
 }
 
-int64_t said_number(const char *path)
+/* Of what was printed, in *all_out, to be given back; NULL: there is none. */
+static const json_t *said_at(const char *path, json_t **all_out)
 {
-    json_t *all = json_loads(said.out, 0, NULL);
-    const json_t *at = all;
-    ck_assert_msg(all != NULL, "no JSON: %s%s", said.out, said.err);
+    const json_t *at = *all_out = json_loads(said.out, 0, NULL);
+    ck_assert_msg(at != NULL, "no JSON: %s%s", said.out, said.err);
     for (char key[64]; *path != '\0'; path += strcspn(path, ".") + (strchr(path, '.') != NULL)) {
         snprintf(key, sizeof key, "%.*s", (int)strcspn(path, "."), path);
         at = json_is_array(at) ? json_array_get(at, strtoul(key, NULL, 10))
                                : json_object_get(at, key);
     }
-    const int64_t number = json_integer_value(at);
+    return at;
+}
+
+int64_t said_number(const char *path)
+{
+    json_t *all;
+    const int64_t number = (int64_t)json_number_value(said_at(path, &all));
     json_decref(all);
     return number;
+}
+
+double said_real(const char *path)
+{
+    json_t *all;
+    const json_t *at = said_at(path, &all);
+    ck_assert_msg(json_is_number(at) || json_is_boolean(at), "%s: %s", path, said.out);
+    const double number = json_is_boolean(at) ? json_is_true(at) : json_number_value(at);
+    json_decref(all);
+    return number;
+}
+
+size_t said_count(const char *path)
+{
+    json_t *all;
+    const size_t count = json_array_size(said_at(path, &all));
+    json_decref(all);
+    return count;
 }
 
 int logged(const char *log, const char *text)
@@ -154,4 +185,29 @@ pid_t fork_child(void)
     const pid_t pid = fork();
     ck_assert_int_ge(pid, 0);
     return pid;
+}
+
+static char *next_path(void)
+{
+    static char paths[4][512];
+    static int next;
+    return paths[next++ % 4];
+}
+
+const char *in_folder(const char *format, ...)
+{
+    char *path = next_path();
+    const int bytes = snprintf(path, 512, "%s/", cluster.folder);
+    va_list list;
+    va_start(list, format);
+    ck_assert_int_lt(vsnprintf(path + bytes, 512 - (size_t)bytes, format, list), 512 - bytes);
+    va_end(list);
+    return path;
+}
+
+const char *snapshot_folder(const char *name, const char *id)
+{
+    char *path = next_path();
+    ck_assert_int_lt(snprintf(path, 512, "%s/%s/%s", cluster.snapshots_path, name, id), 512);
+    return path;
 }

@@ -63,6 +63,8 @@ void expect_bits(const char *root);
 /* ---- what happens to the daemons ---- */
 
 void kill_coordinator(void);
+/* It is killed, and comes back with an empty store; the other one is in "lost". */
+void lose_store(void);
 /* It is killed, if it runs, and comes back with its store. */
 void restart_coordinator(void);
 void kill_shard(int shard);
@@ -83,10 +85,19 @@ void ask_line(const char *line);
 void expect_words(int status, ...) __attribute__((sentinel));
 /* And this word is not in it. */
 void expect_unsaid(const char *word);
-/* A number of the JSON that was printed: "memory.device", "jobs.0.pieces"; 0 where it has none. */
+/* Of the JSON that was printed: the number at "memory.device" or "jobs.0.pieces", 0 where there is none; the same,
+ * which has to be there (true is 1); the length of a list. */
 int64_t said_number(const char *path);
+double said_real(const char *path);
+size_t said_count(const char *path);
 /* Lines with this text in a log: "coordinator.log", "shard-0.log". */
 int logged(const char *log, const char *text);
+
+/* A path in the scene's folder; a snapshot's folder. Good for the next three calls. */
+const char *in_folder(const char *format, ...) __attribute__((format(printf, 1, 2)));
+const char *snapshot_folder(const char *name, const char *id);
+/* A program beside, as cluster_run. */
+#define run_on(netns, log, ...) cluster_run(&cluster, netns, log, __VA_ARGS__)
 
 /* Until it holds, for as long as one waits for any one thing. */
 #define await(condition)                                                     \

@@ -11,6 +11,16 @@ size_t trainer_elems(const struct cairn_tensor *tensor)
     return elems;
 }
 
+cairn_dtype trainer_wire(const struct cairn_tensor *tensor)
+{
+    return tensor->wire == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32;
+}
+
+size_t trainer_wire_bytes(const struct cairn_tensor *tensor)
+{
+    return trainer_elems(tensor) * (trainer_wire(tensor) == CAIRN_BF16 ? 2 : 4);
+}
+
 struct cairn_job_spec trainer_spec(const struct cairn_tensor *tensors, size_t count)
 {
     return (struct cairn_job_spec)TRAINER_SPEC(tensors, count);
@@ -110,13 +120,19 @@ struct cairn_result trainer_step(cairn_job *job, const char *tensor, const float
     return trainer_commit(job, &round, 1);
 }
 
-void trainer_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
-                   const char *plane, cairn_dtype dtype, void *out)
+cairn_status trainer_try_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
+                               const char *plane, cairn_dtype dtype, void *out)
 {
     const struct cairn_mem mem = trainer_mem(out, dtype);
     cairn_op *op;
-    good(cairn_fetch(job, version, tensor, plane, NULL, &mem, &op));
-    good(cairn_wait(op, CLUSTER_WAIT_MS));
+    const cairn_status status = cairn_fetch(job, version, tensor, plane, NULL, &mem, &op);
+    return status == CAIRN_OK ? cairn_wait(op, CLUSTER_WAIT_MS) : status;
+}
+
+void trainer_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
+                   const char *plane, cairn_dtype dtype, void *out)
+{
+    good(trainer_try_fetch(job, version, tensor, plane, dtype, out));
 }
 
 void trainer_digest(const struct cluster *cluster, const char *name, char root_out[65])

@@ -18,6 +18,9 @@
       .shape = { (elems) }, .init = { CAIRN_INIT_ONES, 0, 0, 0 }, __VA_ARGS__ }
 // clang-format on
 size_t trainer_elems(const struct cairn_tensor *tensor);
+/* What it is published in, fp32 unless the row says bf16; and the bytes of that. */
+cairn_dtype trainer_wire(const struct cairn_tensor *tensor);
+size_t trainer_wire_bytes(const struct cairn_tensor *tensor);
 /* All of them, in one group of AdamW by its defaults. What else the spec has stands behind: .rank = 1. */
 struct cairn_job_spec trainer_spec(const struct cairn_tensor *tensors, size_t count);
 extern const struct cairn_group trainer_adamw;
@@ -58,6 +61,8 @@ cairn_status trainer_try_step(cairn_job *job, const char *tensor, const float *g
 /* plane NULL: the wire's. */
 void trainer_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
                    const char *plane, cairn_dtype dtype, void *out);
+cairn_status trainer_try_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
+                               const char *plane, cairn_dtype dtype, void *out);
 /* The job's content root, as `cairn job digest` prints it. */
 void trainer_digest(const struct cluster *cluster, const char *name, char root_out[65]);
 /* It is this one. */
