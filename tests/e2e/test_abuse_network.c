@@ -30,7 +30,7 @@ enum { CONNECTIONS = 1000 };
 static void set_up(void)
 {
     const struct cairn_job_spec spec = abuse_spec(0);
-    start(2, .coordinator_set = SETTINGS("network.hello_timeout=500ms"),
+    start(2, .coordinator_set = SETTINGS("network.hello_timeout=500ms", "lease.heartbeat=1s"),
           .coordinator_ip = "127.0.0.1", .log_level = "error");
     session = abuse_session(&cluster, "trainer");
     job = abuse_open(session, &spec);
@@ -256,7 +256,7 @@ static uint64_t run_ns(pid_t pid)
  * machine is counted as used. */
 TEST(an_idle_cluster_costs_less_than_one_percent_of_a_core)
 {
-    enum { WINDOWS = 3, WATCH_MS = 2000 };
+    enum { WINDOWS = 3, WATCH_MS = 1000 };
     const pid_t pids[] = { cluster.coordinator, cluster.shards[0], cluster.shards[1] };
     uint64_t before[3], least_us[3] = { UINT64_MAX, UINT64_MAX, UINT64_MAX };
     for (int window = 0; window < WINDOWS; window++) {

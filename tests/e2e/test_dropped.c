@@ -15,7 +15,7 @@
 enum {
     WAIT_MS = 30000,
     LOST = 4,
-    SHORT_MS = 16000,   /* longer than it takes to name the way */
+    SHORT_MS = 11000,   /* longer than it takes to name the way */
     NAMED_MS = 15000,   /* 5 s of silence, and what it takes to join */
     STEP_MAX_MS = 2500, /* one that waits for connect() takes 3 s */
     ELEMS = 1 << 16

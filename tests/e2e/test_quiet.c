@@ -164,7 +164,7 @@ static void note_used(uint64_t ns[DAEMONS + 1])
  * least of the windows: what a host takes from its virtual machine is counted as used, and was 20 ms once. */
 TEST(what_waits_uses_no_processor)
 {
-    start(SHARDS);
+    start(SHARDS, .coordinator_set = SETTINGS("lease.heartbeat=1s"));
     join("tiny", TINY(65536, .workers_min = 2));
     struct cairn_round round = { .struct_size = sizeof round };
     uint64_t least_ns[DAEMONS + 1], before_ns[DAEMONS + 1], after_ns[DAEMONS + 1];

@@ -255,7 +255,7 @@ TEST(storage_that_hangs_holds_up_no_join_and_is_said)
     setenv("CAIRN_SLOW_FOLDER", control, 1);
     setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
     setenv("UCX_MEM_EVENTS", "n", 1);
-    slow_ms = 5000;
+    slow_ms = 4000;
     arm("open");
     const int64_t begun_ms = now_ms();
     restart_shard(0);

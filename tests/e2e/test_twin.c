@@ -35,7 +35,7 @@ static pid_t start_twin(void)
 
 static void set_up(void)
 {
-    start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=3s"));
+    start(2, .coordinator_set = SETTINGS("lease.timeout=1s"));
     join("tiny", TINY(ELEMS));
     ck_assert_uint_eq(step(), 1);
 }
