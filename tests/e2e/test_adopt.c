@@ -58,14 +58,13 @@ static void enter_and_train(void)
 
 static void amend(void)
 {
-    static const char *const freeze[] = { "head" };
     struct cairn_group body = CAIRN_GROUP_INIT;
     body.name = "body";
     body.lr = 0.02;
     const struct cairn_amend amend = { .struct_size = sizeof amend,
                                        .groups = &body,
                                        .group_count = 1,
-                                       .freeze = freeze,
+                                       .freeze = (const char *const[]) { "head" },
                                        .freeze_count = 1 };
     good(cairn_job_amend(job, &amend, CLUSTER_WAIT_MS));
 }

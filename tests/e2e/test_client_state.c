@@ -42,7 +42,7 @@ TEST(it_belongs_to_the_version_whoever_dies_and_whoever_reads)
 {
     start(2);
     struct trainer t = attach_rank(0, 1, STATE_MAX);
-    cairn_job *reader = join_reader("tiny", &session);
+    cairn_job *reader = join_reader("tiny", NULL, &session);
     expect_state(reader, "", 0);
     train_with(&t, "batch 17");
     expect_state(reader, "batch 17", 1);

@@ -140,13 +140,6 @@ static void run_alone(struct worker *w)
     end(w);
 }
 
-static void check_same(const char *one, const char *other)
-{
-    char root[65];
-    trainer_digest(&cluster, one, root);
-    trainer_expect_digest(&cluster, other, root);
-}
-
 TEST(a_run_that_is_disturbed_has_the_content_root_of_one_that_is_not)
 {
     static struct worker alone = { .job = "alone" };
@@ -163,7 +156,7 @@ TEST(a_run_that_is_disturbed_has_the_content_root_of_one_that_is_not)
     sem_post(&crew[0].go);
     for (uint32_t i = 0; i < CREW; i++) end(&crew[i]);
     ck_assert_uint_eq(crew[0].most, CREW);
-    check_same("alone", "crowd");
+    expect_same_bits("alone", "crowd");
     says(0, "5 micro-batches a round, dealt to the workers", "job show crowd");
 }
 
@@ -182,7 +175,7 @@ TEST(more_workers_than_micro_batches_idle_and_make_the_same_bits)
     }
     sem_post(&many[0].go);
     for (uint32_t i = 0; i < MANY; i++) end(&many[i]);
-    check_same("few", "many");
+    expect_same_bits("few", "many");
 }
 
 /* Saved by two workers on two shards, with the overflow still to come; gone on with by three on four. */
@@ -207,7 +200,7 @@ TEST(a_run_that_is_restored_over_other_shards_to_other_workers_has_the_same_root
     }
     for (uint32_t i = 0; i < CREW; i++) end(&crew[i]);
     ck_assert_uint_eq(crew[0].most, CREW);
-    check_same("calm", "saved");
+    expect_same_bits("calm", "saved");
 }
 
 SUITE(60, open_cluster, stop);

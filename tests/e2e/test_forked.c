@@ -13,12 +13,11 @@
 /* In a process of its own: a step, then a loader that lives until the test closes `loader`; then nothing. */
 static void train_with_loader(int ready, const int loader[2])
 {
-    char end;
     join("tiny", TINY(1000));
     train(1);
     if (fork() == 0) {
         close(loader[1]);
-        _exit(read(loader[0], &end, 1) == 0 ? 0 : 1);
+        _exit(read(loader[0], &(char) { 0 }, 1) == 0 ? 0 : 1);
     }
     if (write(ready, "r", 1) == 1) pause();
     _exit(1);

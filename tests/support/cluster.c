@@ -224,7 +224,7 @@ static void start_coordinator(struct cluster *cluster)
     add(&args, "--set", store);
     add(&args, "--set", snapshots);
     add(&args, "--set", "lease.heartbeat=100ms"); // many things are waited for that it brings
-    if (cluster->options.snapshots_path != NULL) // of a cluster that the test had before
+    if (cluster->options.snapshots_path != NULL)  // of a cluster that the test had before
         add(&args, "--set", "snapshots.foreign=yes");
     cluster->coordinator = start_daemon(cluster, &args, "coordinator",
                                         cluster->options.coordinator_set, cluster->address,

@@ -31,7 +31,7 @@ enum { CLUSTER_SETTINGS_MAX = 12 };
  * others, and the strings of all, are borrowed until cluster_stop. */
 struct cluster_options {
     const char *const *coordinator_set; /* default: a heartbeat of 100 ms */
-    const char *const *shard_set;   /* of each shard; default: 1 compute thread, 256 MiB */
+    const char *const *shard_set;       /* of each shard; default: 1 compute thread, 256 MiB */
     const char *const *shard_hosts; /* [shard count] fabric.host of each; default: this host's */
     /* [shard count] network namespaces; the coordinator is in the first, unless in coordinator_netns.
      * Default: ours */

@@ -47,10 +47,10 @@ struct trainer attach(const char *name, const struct tiny_job *tiny)
     return tiny_attach(&cluster, name, tiny);
 }
 
-cairn_job *join_reader(const char *name, cairn **session_out)
+cairn_job *join_reader(const char *name, const char *fabric, cairn **session_out)
 {
     cairn_job *reader;
-    *session_out = trainer_session(cluster.address, NULL);
+    *session_out = trainer_session(cluster.address, fabric);
     good(cairn_job_open(*session_out, name, NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader));
     return reader;
 }
@@ -81,6 +81,13 @@ void bits(char root_out[65])
 void expect_bits(const char *root)
 {
     trainer_expect_digest(&cluster, job_name, root);
+}
+
+void expect_same_bits(const char *name, const char *other)
+{
+    char root[65];
+    trainer_digest(&cluster, name, root);
+    trainer_expect_digest(&cluster, other, root);
 }
 
 void kill_coordinator(void)
@@ -134,6 +141,12 @@ void expect_words(int status, ...)
 void expect_unsaid(const char *word)
 {
     ck_assert_msg(strstr(said.out, word) == NULL, "\"%s\": %s", word, said.out);
+}
+
+void drain_shard(int shard)
+{
+    says(0, "", "member drain shard-%d", shard);
+    cluster_await_end_of_shard(&cluster, shard);
 }
 
 /* Of what was printed, in *all_out, to be given back; NULL: there is none. */

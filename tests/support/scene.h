@@ -46,8 +46,8 @@ void leave(void);
 uint64_t train(int rounds);
 /* One more trainer of the scene. */
 struct trainer attach(const char *name, const struct tiny_job *tiny);
-/* A reader of the job in a session of its own. */
-cairn_job *join_reader(const char *name, cairn **session_out);
+/* A reader of the job in a session of its own, by the data path of that name; NULL: the default. */
+cairn_job *join_reader(const char *name, const char *fabric, cairn **session_out);
 
 /* No round of the job opens: for that reason, with that word. */
 void expect_refusal(cairn_job *of, cairn_status status, const char *word);
@@ -59,6 +59,8 @@ struct cairn_version newest(cairn_job *of);
 /* The content root of the scene's job; it has this one. */
 void bits(char root_out[65]);
 void expect_bits(const char *root);
+/* Two jobs have the same. */
+void expect_same_bits(const char *name, const char *other);
 
 /* ---- what happens to the daemons ---- */
 
@@ -70,6 +72,9 @@ void restart_coordinator(void);
 void kill_shard(int shard);
 /* It is killed, if it runs; an empty one of its name comes. */
 void restart_shard(int shard);
+
+/* It is drained, and ends by itself. */
+void drain_shard(int shard);
 
 /* ---- commands, as in cluster.h ---- */
 
@@ -85,8 +90,8 @@ void ask_line(const char *line);
 void expect_words(int status, ...) __attribute__((sentinel));
 /* And this word is not in it. */
 void expect_unsaid(const char *word);
-/* Of the JSON that was printed: the number at "memory.device" or "jobs.0.pieces", 0 where there is none; the same,
- * which has to be there (true is 1); the length of a list. */
+/* In the JSON that was printed: the number at "memory.device" or "jobs.0.pieces", 0 where there is none; the
+ * same, which has to be there (true is 1); the length of a list. */
 int64_t said_number(const char *path);
 double said_real(const char *path);
 size_t said_count(const char *path);
