@@ -4,7 +4,7 @@
 #define CAIRN_E2E_ELASTIC_POINTS_H
 
 #include "tests/e2e/elastic_worker.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { POINTS_WORKERS = 2, POINTS_LEASE_MS = 1000 };
 

@@ -10,7 +10,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static const struct cairn_tensor perceptron[] = {
     TRAINER_MATRIX("fc1.weight", "fc1", 784, 512, 1),

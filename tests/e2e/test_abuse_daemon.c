@@ -6,29 +6,19 @@
 #include "proto/base/status.h"
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/now.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
+#include "tests/support/scratch_folder.h"
 
 #define COORDINATOR CAIRN_BIN_DIR "/cairn-coordinator"
 #define SHARD       CAIRN_BIN_DIR "/cairn-shard"
 
-static char folder[CAIRN_SCRATCH_BYTES];
 static char output[16 * 1024];
-
-static void set_up(void)
-{
-    cairn_scratch_make(folder);
-}
-
-static void tear_down(void)
-{
-    cairn_scratch_remove(folder);
-}
 
 /* Runs a program to its end; what it says is in `output`. */
 static int run(const char *const *argv)
 {
     char log[128];
-    snprintf(log, sizeof log, "%s/log", folder);
+    snprintf(log, sizeof log, "%s/log", scratch);
     remove(log);
     const pid_t pid = cluster_spawn(argv, log);
     const int status = cluster_wait(pid, ABUSE_WAIT_MS);
@@ -78,7 +68,7 @@ TEST_EACH(a_wrong_configuration_is_refused_with_file_line_value_and_what_is_allo
 {
     const struct config_case *wrong = &config_cases[_i];
     char path[128];
-    cairn_scratch_file(folder, "c.ini", wrong->text, path, sizeof path);
+    cairn_scratch_file(scratch, "c.ini", wrong->text, path, sizeof path);
     const char *const argv[] = { wrong->program, "--config", path, "--check-config", NULL };
     ck_assert_int_eq(run(argv), 2);
     for (int i = 0; i < 4 && wrong->says[i] != NULL; i++) abuse_says(output, wrong->says[i]);
@@ -87,7 +77,7 @@ TEST_EACH(a_wrong_configuration_is_refused_with_file_line_value_and_what_is_allo
 TEST(a_good_configuration_is_good)
 {
     char path[128];
-    cairn_scratch_file(folder, "c.ini", "[cluster]\nshards = 3\n[lease]\ntimeout = 7s\n", path,
+    cairn_scratch_file(scratch, "c.ini", "[cluster]\nshards = 3\n[lease]\ntimeout = 7s\n", path,
                        sizeof path);
     const char *const argv[] = { COORDINATOR, "--config", path, "--check-config", NULL };
     ck_assert_int_eq(run(argv), 0);
@@ -199,7 +189,7 @@ TEST(a_long_line_is_read_whole)
     memset(line, 'x', sizeof line - 1);
     line[sizeof line - 1] = 0;
     snprintf(text, sizeof text, "[log]\nlevel = %s\n", line);
-    cairn_scratch_file(folder, "conf", text, path, sizeof path);
+    cairn_scratch_file(scratch, "conf", text, path, sizeof path);
     const char *const programs[] = { COORDINATOR, SHARD };
     for (size_t i = 0; i < 2; i++) {
         const char *const argv[] = {
@@ -227,9 +217,9 @@ static int run_coordinator(const char *store, const char *snapshots, const char 
 TEST(a_folder_that_cannot_be_written_is_named)
 {
     char file[128], inside[160], good[160];
-    cairn_scratch_file(folder, "file", "not a folder", file, sizeof file);
+    cairn_scratch_file(scratch, "file", "not a folder", file, sizeof file);
     snprintf(inside, sizeof inside, "%s/under", file);
-    snprintf(good, sizeof good, "%s/good", folder);
+    snprintf(good, sizeof good, "%s/good", scratch);
     const char *const bad[][2] = { { file, file }, { inside, file }, { "/proc/cairn", "/proc" } };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ck_assert_int_ne(run_coordinator(bad[i][0], good, "127.0.0.1:0"), 0);
@@ -246,7 +236,7 @@ TEST(a_folder_of_another_coordinator_is_left_alone)
     char store[160], snapshots[160];
     start(1);
     snprintf(store, sizeof store, "%s/coordinator", cluster.folder);
-    snprintf(snapshots, sizeof snapshots, "%s/s", folder);
+    snprintf(snapshots, sizeof snapshots, "%s/s", scratch);
     ck_assert_int_eq(run_coordinator(store, snapshots, "127.0.0.1:0"), status_exit(CAIRN_ERR_BUSY));
     abuse_says(output, store);
     stop();
@@ -256,8 +246,8 @@ TEST(a_socket_of_another_coordinator_is_left_alone)
 {
     char store[160], snapshots[160];
     start(1);
-    snprintf(store, sizeof store, "%s/store", folder);
-    snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
+    snprintf(store, sizeof store, "%s/store", scratch);
+    snprintf(snapshots, sizeof snapshots, "%s/snapshots", scratch);
     ck_assert_int_eq(run_coordinator(store, snapshots, cluster.address),
                      status_exit(CAIRN_ERR_BUSY));
     abuse_says(output, cluster.address);
@@ -272,8 +262,8 @@ TEST(a_socket_of_another_coordinator_is_left_alone)
 TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
 {
     char store[160], snapshots[160], set_store[200], set_snapshots[200], log[160], ready[160];
-    snprintf(store, sizeof store, "%s/store", folder);
-    snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
+    snprintf(store, sizeof store, "%s/store", scratch);
+    snprintf(snapshots, sizeof snapshots, "%s/snapshots", scratch);
     ck_assert_int_eq(run_coordinator(store, snapshots, "0.0.0.0:0"),
                      status_exit(CAIRN_ERR_REFUSED));
     abuse_says(output, "0.0.0.0");
@@ -292,8 +282,8 @@ TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
 
     snprintf(set_store, sizeof set_store, "store.path=%s", store);
     snprintf(set_snapshots, sizeof set_snapshots, "snapshots.path=%s", snapshots);
-    snprintf(log, sizeof log, "%s/open.log", folder);
-    snprintf(ready, sizeof ready, "%s/ready", folder);
+    snprintf(log, sizeof log, "%s/open.log", scratch);
+    snprintf(ready, sizeof ready, "%s/ready", scratch);
     const char *const argv[] = { COORDINATOR,
                                  "--set",
                                  set_store,
@@ -504,4 +494,4 @@ TEST(what_it_prints_as_json_is_json_with_its_schema_version)
     stop();
 }
 
-SUITE(40, set_up, tear_down);
+SUITE(40, scratch_make, scratch_remove);

@@ -13,7 +13,7 @@
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/now.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 #ifdef __has_feature
 #define HAS_FEATURE(name) __has_feature(name)

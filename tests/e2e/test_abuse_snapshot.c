@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "tests/e2e/abuse_job.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static char folder[CAIRN_SCRATCH_BYTES]; /* of the test */
 static char original[256];               /* of the snapshot that open_tiny took */

@@ -6,7 +6,7 @@
 
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/now.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static void set_up(void)
 {

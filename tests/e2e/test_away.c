@@ -1,6 +1,6 @@
 /* A shard is away, with real daemons: what is said of its job; and one that is gone for good is forgotten. */
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static void train_one_step(void)
 {

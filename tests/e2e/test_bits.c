@@ -5,7 +5,7 @@
 #include "proto/plan/plan.h"
 #include "tests/e2e/bits_check.h"
 #include "tests/support/rooms.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static void train_on_daemons(int shards, const struct cluster_options *options,
                              struct bits_worker pattern)

@@ -5,7 +5,7 @@
 
 #include "tests/e2e/bits_check.h"
 #include "tests/support/rooms.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 /* Each of the two, in its turn, in the middle of a round with one micro-batch and one with three. */
 static const struct death {

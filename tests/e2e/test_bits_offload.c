@@ -4,7 +4,7 @@
  * shard says. */
 
 #include "tests/e2e/bits_check.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 #include "tests/support/test_backend.h"
 
 enum { SHARDS = 2, HALFWAY = 20 };

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "tests/e2e/bits_check.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static const struct cluster_options options = {
     .shard_set = SETTINGS("fabric.kind=ucx", "fabric.one_sided=on", "compute.threads=1",

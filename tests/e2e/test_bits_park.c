@@ -2,7 +2,7 @@
  * With CAIRN_TEST_BACKEND=cuda it leaves the card for that time; in host memory nothing is moved. */
 
 #include "tests/e2e/bits_check.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 #include "tests/support/test_backend.h"
 
 enum { SHARDS = 2 };

@@ -4,7 +4,7 @@
 
 #include "proto/snapshot/snapshot.h"
 #include "tests/e2e/bits_check.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 /* ---- a session of the test's own ---- */
 

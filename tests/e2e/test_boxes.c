@@ -1,7 +1,7 @@
 /* Tensors whose rows are so long that a shard's part of them is several boxes, which lie in a file each,
  * with other tensors between: a snapshot has them whole, and restored onto other shards they have the same
  * content root. */
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 /* Rows of more than 2^20 elements are cut. */
 static const struct cairn_tensor tensors[] = {

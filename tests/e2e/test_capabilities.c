@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "proto/spec/spec.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, EXTRA = 5, WAIT_MS = CLUSTER_WAIT_MS };
 #define LR      0.5f

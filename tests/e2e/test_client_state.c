@@ -2,7 +2,7 @@
  * whoever reads, and wherever it is restored. */
 #include <math.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 5000, STATE_MAX = 65536 };
 

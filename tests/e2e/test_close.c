@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "tests/support/now.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 2 << 20 };
 

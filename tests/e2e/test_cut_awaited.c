@@ -3,7 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static void check_named(const char *command, const char *shard)
 {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "tests/support/fake_cluster.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ROWS = 128, COLUMNS = 1024, BIAS = 10, MUTE_RANK = 1 };
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 5000, STEPS = 6 };
 #define LR 0.25

@@ -4,7 +4,7 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 #include "tests/support/test_backend.h"
 
 enum { JOBS_MAX = 64, LARGE = 6 << 20 };

@@ -10,7 +10,7 @@
 
 #include "tests/support/netns.h"
 #include "tests/support/now.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum {
     WAIT_MS = 30000,

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "tests/e2e/elastic_worker.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum {
     CHANGES = 10 /* a model */,
@@ -139,7 +139,7 @@ static void add_shard(struct storm *s)
 }
 
 /* Its process ends, or stays and has nothing of the job. */
-static void drain_shard(struct storm *s)
+static void drain_any(struct storm *s)
 {
     int shard;
     char name[16];
@@ -167,7 +167,7 @@ static void make_changes(struct storm *s)
             if (s->shards < goals[g])
                 add_shard(s);
             else
-                drain_shard(s);
+                drain_any(s);
             let_train(s);
         }
 }

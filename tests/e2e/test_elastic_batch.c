@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 20000, BATCH = 5, STEPS = 10, CREW = 3, OVERFLOW_INDEX = 4 };
 

@@ -4,7 +4,7 @@
 #include <signal.h>
 
 #include "tests/e2e/elastic_worker.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { SHARDS = 3, STEPS_MORE = 5 };
 

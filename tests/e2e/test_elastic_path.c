@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "tests/e2e/elastic_worker.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { SHARDS = 3, JOBS = 2, ROUNDS = 2, STEP_MAX_MS = 1000, PAUSE_MS = 2 };
 enum { LEASE_MS = 500, OVER_MS = 2000, STOPS_LONG = 60 };

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "tests/e2e/elastic_worker.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { CHANGES = 6, CHANGES_LONG = 200, STEPS_MORE = 3 };
 

@@ -17,7 +17,7 @@
 
 #include "tests/e2e/elastic_worker.h"
 #include "tests/support/netns.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum {
     SHARDS = 3,

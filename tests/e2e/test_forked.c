@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 /* In a process of its own: a step, then a loader that lives until the test closes `loader`; then nothing. */
 static void train_with_loader(int ready, const int loader[2])

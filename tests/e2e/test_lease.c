@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "tests/support/descriptors.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { WAIT_MS = 20000, LONG_MS = 60000, TENSORS = 3, ELEMS_MAX = 129 * 257, SHARDS = 2 };
 

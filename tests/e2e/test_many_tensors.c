@@ -6,7 +6,7 @@
 
 #include "proto/base/xxh.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static size_t tensor_count(void)
 {

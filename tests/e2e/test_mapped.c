@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { WAIT_MS = 20000, SHARDS = 3, TENSORS = 3, ELEMS_MAX = 700 * 311 };
 

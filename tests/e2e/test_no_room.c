@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { WAIT_MS = 20000, WORKERS = 64 /* of whom landing memory is wanted, at once */ };
 

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "tests/support/netns.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum {
     WAIT_MS = 30000,

@@ -3,7 +3,7 @@
  * somebody acts. Gradients are told alike by any number of shards. */
 #include <math.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 600000, SPOILED = 5 };
 

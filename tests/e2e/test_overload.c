@@ -11,7 +11,7 @@
 #include "tests/e2e/overload_worker.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/now.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum {
     SHARDS = 2,

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "tests/support/netns.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { WAIT_MS = 30000, SHARDS = 2, ELEMS = 1 << 19, STEPS = 2 };
 

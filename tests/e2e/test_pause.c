@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 4096, SHORT_MS = 1000, PAUSE_MS = 60000 };
 

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "tests/support/descriptors.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum {
     SHARDS = 2,

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 10000, KILLS_MAX = 1000, LIMIT_MS = 30000 };
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "tests/support/emulated.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { WAIT_MS = 20000, TENSORS = 4, STEPS = 4, WORKERS_MAX = 5, HOSTS = 2, ELEMS_MAX = 300 * 411 };
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { WAIT_MS = 20000, TENSORS = 2, ELEMS = 90000, WORKERS = 4, STEPS = 7, NEVER = 1000 };
 

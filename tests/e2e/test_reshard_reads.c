@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { SHARDS = 4, TENSORS = 4, ELEMS_MAX = 200 * 2048, JOBS = 2 };
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { TENSORS = 64, ELEMS = 1 << 20, LIMIT_MS = 2000, WORKER_MS = 80000 /* all that it does */ };
 

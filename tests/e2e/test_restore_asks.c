@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "proto/base/status.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static char id[CLUSTER_WORD_BYTES];
 

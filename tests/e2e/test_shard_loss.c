@@ -2,7 +2,7 @@
  * real daemons: with the bits of a run that lost nothing. */
 #include <inttypes.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 5000, EVERY = 5, KEEP = 2, STEPS = 30, LOST_AT = 18 };
 

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static char snapshots[CAIRN_SCRATCH_BYTES];
 

@@ -2,7 +2,7 @@
  * killed coordinator and into snapshots, and too many of them in a row end it until somebody acts. */
 #include <math.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 5000, MAX = 4 };
 

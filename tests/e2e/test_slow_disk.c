@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "tests/support/now.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { WAIT_MS = 60000, ELEMS = 4096, ELEMS_LARGE = 20 << 20 }; // of 2 shards: 40 MiB a plane
 

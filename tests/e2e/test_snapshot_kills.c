@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "tests/support/call_fault.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 5000, SOME = 5, GOING = 2, GRACE_MS = 20 };
 

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <sys/stat.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 5000, STEPS = 20 };
 

@@ -2,7 +2,7 @@
  * optimizer is SGD without momentum and every gradient is 1, so that parameters say what the rates were. */
 #include <stdlib.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, BIAS = 5, COUNTS = 2 };
 

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <time.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum {
     WAIT_MS = 20000,

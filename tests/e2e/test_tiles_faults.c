@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "tests/e2e/tiles_check.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 #include "tests/support/rooms.h"
 
 enum { STEPS = 9 };

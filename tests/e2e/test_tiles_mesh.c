@@ -2,7 +2,7 @@
  * bit for bit those of one process that has whole tensors. */
 
 #include "tests/e2e/tiles_check.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 #include "tests/support/rooms.h"
 
 enum { STEPS = 3 };

@@ -3,7 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 static char id[CLUSTER_WORD_BYTES], folder[320], own_key[CLUSTER_WORD_BYTES];
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 2000 };
 

@@ -1,6 +1,6 @@
 /* A lost worker: on_worker_loss says whether it is waited for, or ends the run until somebody acts. And one
  * that lives and holds the others up is named. Real daemons. */
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { ELEMS = 1000, SHORT_MS = 300 };
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "proto/geometry/tensor.h"
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 enum { TENSORS = 3, WAIT_MS = 20000, ELEMS_MAX = 129 * 257 };
 

@@ -127,7 +127,7 @@ void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTE
 /* Lines with this text in a daemon's log: "coordinator.log", "shard-0.log". */
 int cluster_logged(const struct cluster *cluster, const char *log, const char *text);
 
-/* What is in a file, as far as 64 KiB go, in static memory; "": it is not there. `cluster_log_text`: one of the
+/* What is in a file, as far as 64 KiB go, in static memory; "": it is not there. cluster_log_text: one of the
  * folder. */
 const char *cluster_text(const char *path);
 const char *cluster_log_text(const struct cluster *cluster, const char *log);

@@ -146,6 +146,12 @@ void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
     free(frame);
 }
 
+void fake_send_page(void *peer, const Cairn__Page *page)
+{
+    struct fake_peer *to = peer;
+    fake_send(to, CAIRN_MSG_PAGE, to->last_request, &page->base);
+}
+
 uint32_t fake_request(struct fake_peer *peer, uint16_t type, const ProtobufCMessage *message)
 {
     fake_send(peer, type, ++peer->last_request, message);

@@ -231,6 +231,8 @@ bool fake_peer_next(struct fake_peer *peer, struct wire_frame *frame_out);
 uint32_t fake_request(struct fake_peer *peer, uint16_t type, const ProtobufCMessage *message);
 void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
                const ProtobufCMessage *message);
+/* For pages_each, with the peer as its context: a page behind its last request. */
+void fake_send_page(void *peer, const Cairn__Page *page);
 /* The next message (a Cairn__ struct) but Heartbeat and Page, of this type and id; freed by the caller. */
 void *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
                   uint32_t request);

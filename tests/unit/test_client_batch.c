@@ -5,11 +5,9 @@
 #include <string.h>
 
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
+#include "tests/support/toy_scene.h"
 
 enum { BATCH = 5, STEPS = 8, CREW_MAX = 7, TRAINED = 4, SEED = 11, OVERFLOW_INDEX = 2 };
-
-static struct rooms rooms;
 
 /* The workers that are there, by rank. */
 static struct worker {
@@ -32,13 +30,7 @@ struct state {
 
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 3, .delay_max_ticks = 3 };
-    rooms_open(&rooms, 2, &fabric);
-}
-
-static void close_rooms(void)
-{
-    rooms_close(&rooms);
+    toy_start(2, .seed = 3, .delay_max_ticks = 3);
 }
 
 static struct cairn_job_spec batch_spec(uint32_t rank)
@@ -271,8 +263,8 @@ TEST(a_buffer_is_written_by_the_worker_of_the_last_micro_batch)
 TEST(tiles_and_a_batch_of_each_worker_do_not_go_with_it)
 {
     struct cairn_job_spec spec = batch_spec(0);
-    cairn *session = toy_session(&rooms, "tiles");
-    cairn_job *job = toy_open(session, "tiles", &spec);
+    cairn *trainer = toy_session(&rooms, "tiles");
+    cairn_job *job = toy_open(trainer, "tiles", &spec);
     struct cairn_job_info info = { .struct_size = sizeof info };
     toy_good(cairn_job_describe(job, &info));
     ck_assert_uint_eq(info.global_batch, BATCH);
@@ -280,9 +272,9 @@ TEST(tiles_and_a_batch_of_each_worker_do_not_go_with_it)
     toy_fails(cairn_tiles(job, NULL, 0, 1, TOY_WAIT_MS), CAIRN_ERR_REFUSED, "global_batch = 5");
     toy_good(cairn_tiles(job, NULL, 0, 0, TOY_WAIT_MS));
     spec.micro_batches = 2;
-    toy_fails(cairn_job_open(session, "both", &spec, CAIRN_WORKER, TOY_WAIT_MS, &job),
+    toy_fails(cairn_job_open(trainer, "both", &spec, CAIRN_WORKER, TOY_WAIT_MS, &job),
               CAIRN_ERR_INVALID, "global_batch is 5 and micro_batches 2");
-    cairn_close(session);
+    cairn_close(trainer);
 }
 
 TEST(seeds_are_of_the_number_whoever_has_it)
@@ -304,4 +296,4 @@ TEST(seeds_are_of_the_number_whoever_has_it)
     ck_assert_uint_eq(cairn_micro_seed(NULL, 4), 0);
 }
 
-SUITE(60, open_rooms, close_rooms);
+SUITE(60, open_rooms, toy_stop);

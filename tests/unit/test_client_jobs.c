@@ -7,24 +7,14 @@
 #include <string.h>
 
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
+#include "tests/support/toy_scene.h"
 
 enum { STEPS = 12 };
 
-static struct rooms rooms;
-static cairn *session;
-
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 10, .delay_max_ticks = 2 };
-    rooms_open(&rooms, 3, &fabric);
+    toy_start(3, .seed = 10, .delay_max_ticks = 2);
     session = toy_session(&rooms, "trainer");
-}
-
-static void close_rooms(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 /* A job and the thread that trains it, until `steps` are done or a call fails. */
@@ -306,4 +296,4 @@ TEST(a_large_job_that_is_given_up_while_it_is_read_disturbs_no_other_one)
     cairn_close(beside);
 }
 
-SUITE(60, open_rooms, close_rooms);
+SUITE(60, open_rooms, toy_stop);

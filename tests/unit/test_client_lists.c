@@ -4,31 +4,22 @@
 #include <string.h>
 
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
+#include "tests/support/toy_scene.h"
 
 enum { TRAINED = 4, FROZEN = 4 }; /* tensors of the toy; and the frozen one */
 
-static struct rooms rooms;
-static cairn *session;
 static cairn_job *job;
 static float grads[TRAINED][TOY_ELEMS];
 static uint8_t fetched[TRAINED][TOY_ELEMS * 4];
 
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 9, .delay_max_ticks = 2 };
     const struct cairn_job_spec spec = toy_spec(0, 1);
-    rooms_open(&rooms, 2, &fabric);
+    toy_start(2, .seed = 9, .delay_max_ticks = 2);
     session = toy_session(&rooms, "trainer");
     job = toy_ready(session, "toy", &spec);
     for (int t = 0; t < TRAINED; t++)
         for (int i = 0; i < TOY_ELEMS; i++) grads[t][i] = (float)(t * 31 + i % 17 - 8) * 0.125f;
-}
-
-static void close_rooms(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 static struct cairn_part part_of(int tensor, void *memory, cairn_dtype dtype)
@@ -328,4 +319,4 @@ TEST(a_push_cannot_be_canceled)
     cairn_list_close(pushes);
 }
 
-SUITE(60, open_rooms, close_rooms);
+SUITE(60, open_rooms, toy_stop);

@@ -11,22 +11,12 @@
 #include "client/base.h"
 #include "client/session.h"
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
-
-static struct rooms rooms;
-static cairn *session;
+#include "tests/support/toy_scene.h"
 
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 6 };
-    rooms_open(&rooms, 2, &fabric);
+    toy_start(2, .seed = 6);
     session = toy_session(&rooms, "trainer");
-}
-
-static void close_rooms(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 /* Regions of ours that this process has mapped. */
@@ -226,4 +216,4 @@ TEST(memory_of_the_caller_is_staged_and_said_to_be)
     toy_fails(cairn_unregister(session, mine), CAIRN_ERR_INVALID, "not registered");
 }
 
-SUITE(60, open_rooms, close_rooms);
+SUITE(60, open_rooms, toy_stop);

@@ -5,22 +5,12 @@
 #include <string.h>
 
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
-
-static struct rooms rooms;
-static cairn *session;
+#include "tests/support/toy_scene.h"
 
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 5 };
-    rooms_open(&rooms, 2, &fabric);
+    toy_start(2, .seed = 5);
     session = toy_session(&rooms, "trainer");
-}
-
-static void close_rooms(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 TEST(a_push_without_a_round_is_told_to_begin_one)
@@ -230,4 +220,4 @@ TEST(after_the_first_update_nothing_is_compared)
     cairn_close(second);
 }
 
-SUITE(60, open_rooms, close_rooms);
+SUITE(60, open_rooms, toy_stop);

@@ -4,24 +4,14 @@
 #include <string.h>
 
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
+#include "tests/support/toy_scene.h"
 
 enum { ROWS = 50, COLUMNS = 30, ELEMS = ROWS * COLUMNS, GATE_ROWS = 20, TENSORS = 5 };
 
-static struct rooms rooms;
-static cairn *session;
-
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 3, .delay_max_ticks = 2 };
-    rooms_open(&rooms, 2, &fabric);
+    toy_start(2, .seed = 3, .delay_max_ticks = 2);
     session = toy_session(&rooms, "parts");
-}
-
-static void close_rooms(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 /* "fused", its rows "gate" and "up", and "middle" of both; another tensor. */
@@ -311,4 +301,4 @@ TEST(a_write_of_a_part_is_of_its_box)
     }
 }
 
-SUITE(30, open_rooms, close_rooms);
+SUITE(30, open_rooms, toy_stop);

@@ -5,13 +5,11 @@
 
 #include "client/base.h"
 #include "client/job.h"
-#include "tests/support/rooms.h"
 #include "tests/support/suite.h"
+#include "tests/support/toy_scene.h"
 
 enum { ELEMS = 30, SHARDS = 2, WAIT_MS = 20000 };
 
-static struct rooms rooms;
-static cairn *session;
 static cairn_job *actor, *critic;
 static float values[ELEMS], copy[ELEMS];
 
@@ -38,27 +36,18 @@ static cairn_job *open_job(const char *name)
                                          .groups = &group,
                                          .group_count = 1 };
     cairn_job *job;
-    ck_assert_msg(cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
-                  "%s", cairn_error());
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    toy_good(cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, &job));
+    toy_good(cairn_init_done(job, NULL, WAIT_MS));
     return job;
 }
 
 static void set_up(void)
 {
-    const struct cairn_fabric_mem_options options = { .seed = 9 };
-    rooms_open(&rooms, SHARDS, &options);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = rooms.address };
-    ck_assert_msg(client_open(&opts, rooms.hub, &session) == CAIRN_OK, "%s", cairn_error());
+    toy_start(SHARDS, .seed = 9);
+    session = toy_session(&rooms, "trainer");
     actor = open_job("actor");
     critic = open_job("critic");
     for (int i = 0; i < ELEMS; i++) values[i] = (float)i;
-}
-
-static void tear_down(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 static void check_refused(cairn_status status, cairn_status wanted, const char *word)
@@ -185,4 +174,4 @@ TEST(a_name_with_control_characters_is_refused_at_once)
     check_refused(cairn_open(&opts, &another), CAIRN_ERR_INVALID, "opts.name");
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, toy_stop);

@@ -5,11 +5,9 @@
 #include <string.h>
 
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
+#include "tests/support/toy_scene.h"
 
 enum { STEPS = 3, MICROS = 3 };
-
-static struct rooms rooms;
 
 /* The state after some steps. */
 struct state {
@@ -19,13 +17,7 @@ struct state {
 
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 8, .delay_max_ticks = 3 };
-    rooms_open(&rooms, 2, &fabric);
-}
-
-static void close_rooms(void)
-{
-    rooms_close(&rooms);
+    toy_start(2, .seed = 8, .delay_max_ticks = 3);
 }
 
 static struct cairn_job_spec spec_of(uint32_t stage, uint32_t micros)
@@ -102,8 +94,8 @@ static void read_state(cairn_job *job, struct cairn_version version, struct stat
 /* A job of its own, for some steps. */
 static void train(const char *name, const struct cairn_job_spec *spec, struct state *out)
 {
-    cairn *session = toy_session(&rooms, name);
-    cairn_job *job = toy_ready(session, name, spec);
+    cairn *trainer = toy_session(&rooms, name);
+    cairn_job *job = toy_ready(trainer, name, spec);
     const uint32_t micros = spec->micro_batches;
     struct cairn_result result = { .struct_size = sizeof result };
     for (int step = 0; step < STEPS; step++) {
@@ -115,7 +107,7 @@ static void train(const char *name, const struct cairn_job_spec *spec, struct st
         result = toy_commit(job, &round);
     }
     read_state(job, result.version, out);
-    cairn_close(session);
+    cairn_close(trainer);
 }
 
 static void check_same(const struct state *a, const struct state *b)
@@ -160,8 +152,8 @@ TEST(what_is_added_up_is_pushed_once_and_is_the_sum_in_order)
     ck_assert_uint_eq(added.stats.pushed_bytes, bytes * STEPS);
 
     spec.micro_batches = 1;
-    cairn *session = toy_session(&rooms, "summed");
-    cairn_job *job = toy_ready(session, "summed", &spec);
+    cairn *trainer = toy_session(&rooms, "summed");
+    cairn_job *job = toy_ready(trainer, "summed", &spec);
     struct cairn_result result = { .struct_size = sizeof result };
     for (int step = 0; step < STEPS; step++) {
         const struct cairn_round round = toy_begin(job);
@@ -169,15 +161,15 @@ TEST(what_is_added_up_is_pushed_once_and_is_the_sum_in_order)
         toy_good(cairn_commit(job, &round, MICROS, NULL, 0, TOY_WAIT_MS, &result));
     }
     read_state(job, result.version, &summed);
-    cairn_close(session);
+    cairn_close(trainer);
     check_same(&added, &summed);
 }
 
 TEST(gradients_of_bf16_are_added_up_in_f32)
 {
     const struct cairn_job_spec spec = spec_of(1, 2);
-    cairn *session = toy_session(&rooms, "narrow");
-    cairn_job *job = toy_ready(session, "narrow", &spec);
+    cairn *trainer = toy_session(&rooms, "narrow");
+    cairn_job *job = toy_ready(trainer, "narrow", &spec);
     uint16_t one = 0x3f80, tiny = 0x3b80; // 1 and 2^-8: their sum is no bf16
     const struct cairn_mem first = toy_mem(&one, CAIRN_BF16), second = toy_mem(&tiny, CAIRN_BF16);
     struct cairn_result result = { .struct_size = sizeof result };
@@ -187,14 +179,14 @@ TEST(gradients_of_bf16_are_added_up_in_f32)
     toy_good(cairn_push(job, &round, 1, "scale", NULL, &second, NULL));
     toy_good(cairn_commit(job, &round, 1, NULL, 0, TOY_WAIT_MS, &result));
     ck_assert_double_eq(result.grad_norm, 1.00390625);
-    cairn_close(session);
+    cairn_close(trainer);
 }
 
 TEST(fewer_micro_batches_than_declared_are_pushed_at_the_commit)
 {
     const struct cairn_job_spec spec = spec_of(0, MICROS);
-    cairn *session = toy_session(&rooms, "fewer");
-    cairn_job *job = toy_ready(session, "fewer", &spec);
+    cairn *trainer = toy_session(&rooms, "fewer");
+    cairn_job *job = toy_ready(trainer, "fewer", &spec);
     float three[1] = { 3 };
     const struct cairn_mem mem = toy_mem(three, CAIRN_F32);
     for (uint32_t micros = 0; micros < MICROS; micros++) {
@@ -207,14 +199,14 @@ TEST(fewer_micro_batches_than_declared_are_pushed_at_the_commit)
         toy_good(cairn_commit(job, &round, 0, NULL, 0, TOY_WAIT_MS, &result));
         ck_assert_double_eq(result.grad_norm, micros > 0 ? 3 : 0); // one of weight a micro-batch
     }
-    cairn_close(session);
+    cairn_close(trainer);
 }
 
 TEST(a_micro_batch_beyond_those_declared_is_refused)
 {
     const struct cairn_job_spec spec = spec_of(1, 2);
-    cairn *session = toy_session(&rooms, "more");
-    cairn_job *job = toy_ready(session, "more", &spec);
+    cairn *trainer = toy_session(&rooms, "more");
+    cairn_job *job = toy_ready(trainer, "more", &spec);
     float one[1] = { 1 };
     const struct cairn_mem mem = toy_mem(one, CAIRN_F32);
     const struct cairn_round round = toy_begin(job);
@@ -228,7 +220,7 @@ TEST(a_micro_batch_beyond_those_declared_is_refused)
               "micro_batches = 2");
     toy_fails(cairn_micro_end(job, &round, 2), CAIRN_ERR_INVALID, "micro_batches");
     ck_assert(toy_commit(job, &round).applied);
-    cairn_close(session);
+    cairn_close(trainer);
 }
 
 TEST(what_was_added_up_in_a_void_round_is_forgotten)
@@ -239,8 +231,8 @@ TEST(what_was_added_up_in_a_void_round_is_forgotten)
     other_spec.rank = 1;
     train("quiet", &spec, &quiet);
 
-    cairn *session = toy_session(&rooms, "disturbed"), *leaver = toy_session(&rooms, "leaver");
-    cairn_job *job = toy_ready(session, "disturbed", &spec);
+    cairn *trainer = toy_session(&rooms, "disturbed"), *leaver = toy_session(&rooms, "leaver");
+    cairn_job *job = toy_ready(trainer, "disturbed", &spec);
     cairn_job *other = toy_ready(leaver, "disturbed", &other_spec);
     struct cairn_result result = { .struct_size = sizeof result };
     struct cairn_round round = toy_begin(job);
@@ -267,8 +259,8 @@ TEST(what_was_added_up_in_a_void_round_is_forgotten)
         result = toy_commit(job, &round);
     }
     read_state(job, result.version, &disturbed);
-    cairn_close(session);
+    cairn_close(trainer);
     check_same(&quiet, &disturbed);
 }
 
-SUITE(60, open_rooms, close_rooms);
+SUITE(60, open_rooms, toy_stop);

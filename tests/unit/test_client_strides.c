@@ -5,24 +5,14 @@
 #include <string.h>
 
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
+#include "tests/support/toy_scene.h"
 
 enum { WEIGHT = 0, ROWS = 60, COLUMNS = 20, SPREAD = 3, FAR = ROWS * COLUMNS * SPREAD };
 
-static struct rooms rooms;
-static cairn *session;
-
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 5, .delay_max_ticks = 2 };
-    rooms_open(&rooms, 2, &fabric);
+    toy_start(2, .seed = 5, .delay_max_ticks = 2);
     session = toy_session(&rooms, "strides");
-}
-
-static void close_rooms(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 /* a.weight as its transpose lies, with unused elements between. */
@@ -248,4 +238,4 @@ TEST(the_struct_of_the_first_release_is_dense_memory_of_the_host)
     for (uint64_t i = 0; i < COLUMNS; i++) ck_assert_float_eq(got[i], toy_initial(1, i));
 }
 
-SUITE(30, open_rooms, close_rooms);
+SUITE(30, open_rooms, toy_stop);

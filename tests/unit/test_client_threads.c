@@ -9,12 +9,10 @@
 #include <string.h>
 
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
+#include "tests/support/toy_scene.h"
 
 enum { PUSHERS = 3, ROUNDS = 60, MICROS = 2, TRAINED = 4, ALL = (1 << TRAINED) - 1 };
 
-static struct rooms rooms;
-static cairn *session;
 static cairn_job *job;
 static float gradients[2][TOY_ELEMS]; // of rounds with an even number, and with an odd one
 
@@ -28,8 +26,7 @@ static struct {
 
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 5, .delay_max_ticks = 40 };
-    rooms_open(&rooms, 2, &fabric);
+    toy_start(2, .seed = 5, .delay_max_ticks = 40);
     session = toy_session(&rooms, "several");
     for (int i = 0; i < TOY_ELEMS; i++) gradients[0][i] = 1, gradients[1][i] = 3;
 }
@@ -40,12 +37,6 @@ static void open_job(uint32_t stage, uint32_t micros)
     spec.stage = CAIRN_STAGE(stage);
     spec.micro_batches = micros;
     job = toy_ready(session, "threads", &spec);
-}
-
-static void close_rooms(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 static void set_round(const struct cairn_round *round, bool is_over)
@@ -191,4 +182,4 @@ TEST(operations_are_looked_at_while_they_fail)
     ck_assert_int_gt(failed, 0);
 }
 
-SUITE(100, open_rooms, close_rooms);
+SUITE(100, open_rooms, toy_stop);

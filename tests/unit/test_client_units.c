@@ -6,30 +6,21 @@
 #include <time.h>
 
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
+#include "tests/support/toy_scene.h"
 
 enum { WINDOW = 2, UNITS = 4 };
 static const char *const units[UNITS] = { "a", "b", "scale", "table" };
 
-static struct rooms rooms;
-static cairn *session;
 static cairn_job *job;
 static struct cairn_version newest;
 
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 9, .delay_max_ticks = 2 };
     const struct cairn_job_spec spec = toy_spec(0, 1);
-    rooms_open(&rooms, 2, &fabric);
+    toy_start(2, .seed = 9, .delay_max_ticks = 2);
     session = toy_session(&rooms, "trainer");
     job = toy_ready(session, "toy", &spec);
     newest = toy_step(job, 1).version;
-}
-
-static void close_rooms(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 static struct cairn_stats stats(void)
@@ -366,4 +357,4 @@ TEST(threads_share_what_is_mapped)
     ck_assert_uint_le(stats().mapped_bytes, WINDOW * (room(0) + room(1)));
 }
 
-SUITE(60, open_rooms, close_rooms);
+SUITE(60, open_rooms, toy_stop);

@@ -5,19 +5,11 @@
 
 #include "client/job.h"
 #include "tests/support/suite.h"
-#include "tests/support/toy.h"
-
-static struct rooms rooms;
+#include "tests/support/toy_scene.h"
 
 static void open_rooms(void)
 {
-    const struct cairn_fabric_mem_options fabric = { .seed = 3 };
-    rooms_open(&rooms, 1, &fabric);
-}
-
-static void close_rooms(void)
-{
-    rooms_close(&rooms);
+    toy_start(1, .seed = 3);
 }
 
 struct heard {
@@ -45,16 +37,16 @@ TEST(a_call_that_waits_long_says_once_for_whom)
                                      .on_wait_context = &heard };
     const struct cairn_job_spec spec = toy_spec(0, 2);
     struct cairn_round round = { .struct_size = sizeof round };
-    cairn *session;
-    toy_good(client_open(&opts, rooms.hub, &session));
-    cairn_job *job = toy_ready(session, "lonely", &spec);
+    cairn *trainer;
+    toy_good(client_open(&opts, rooms.hub, &trainer));
+    cairn_job *job = toy_ready(trainer, "lonely", &spec);
     toy_fails(cairn_round_begin(job, 1000, &round), CAIRN_ERR_TIMEOUT, "1 of 2 attached");
     ck_assert_int_eq(heard.calls, 0); // its error is soon enough
     toy_fails(cairn_round_begin(job, 6000, &round), CAIRN_ERR_TIMEOUT, "1 of 2 attached");
     ck_assert_int_eq(heard.calls, 1);
     ck_assert_int_eq(heard.paused_ms, 0);
     ck_assert_ptr_nonnull(strstr(heard.text, "1 of 2 attached"));
-    cairn_close(session);
+    cairn_close(trainer);
 }
 
-SUITE(60, open_rooms, close_rooms);
+SUITE(60, open_rooms, toy_stop);

@@ -1,6 +1,6 @@
 /* The socket that a coordinator listens on: whom its mode lets in, what it replaces, what it leaves alone. */
 #include "server/base/listener.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 
 #include <check.h>
@@ -16,19 +16,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char folder[CAIRN_SCRATCH_BYTES], path[CAIRN_SCRATCH_BYTES + 16];
+static char path[CAIRN_SCRATCH_BYTES + 16];
 static struct sentence why;
 
 static void set_up(void)
 {
     signal(SIGPIPE, SIG_IGN);
-    cairn_scratch_make(folder);
-    snprintf(path, sizeof path, "%s/sock", folder);
-}
-
-static void tear_down(void)
-{
-    cairn_scratch_remove(folder);
+    scratch_make();
+    snprintf(path, sizeof path, "%s/sock", scratch);
 }
 
 static int connect_to(const char *where)
@@ -109,14 +104,14 @@ TEST(what_is_no_socket_is_refused_and_stays)
 {
     char file[CAIRN_SCRATCH_BYTES + 16];
     int fd = -1;
-    cairn_scratch_file(folder, "sock", "precious", file, sizeof file);
+    cairn_scratch_file(scratch, "sock", "precious", file, sizeof file);
     ck_assert_int_eq(make(&fd), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, "no socket; remove it"));
     ck_assert_int_eq(access(file, F_OK), 0);
     unlink(file);
     ck_assert_int_eq(symlink("/nowhere/at/all", path), 0);
     ck_assert_int_eq(make(&fd), CAIRN_ERR_CONFIG);
-    snprintf(path, sizeof path, "%s/no/sock", folder);
+    snprintf(path, sizeof path, "%s/no/sock", scratch);
     ck_assert_int_eq(make(&fd), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, "its folder cannot be opened: No such file"));
     ck_assert_int_eq(fd, -1);
@@ -257,14 +252,14 @@ TEST(without_an_address_it_is_the_socket_that_peers_look_for)
     struct listener *listener = NULL;
     char expected[CAIRN_ADDRESS_TEXT_BYTES], found[CAIRN_ADDRESS_TEXT_BYTES];
     uv_loop_init(&loop);
-    setenv("XDG_RUNTIME_DIR", folder, 1);
+    setenv("XDG_RUNTIME_DIR", scratch, 1);
     ck_assert_msg(listen_at(&loop, "", &listener) == CAIRN_OK, "%s", why.text);
-    snprintf(expected, sizeof expected, "%s/cairn/coordinator.sock", folder);
+    snprintf(expected, sizeof expected, "%s/cairn/coordinator.sock", scratch);
     ck_assert_str_eq(listener_address(listener), expected);
-    ck_assert(address_find(folder, found));
+    ck_assert(address_find(scratch, found));
     ck_assert_str_eq(found, expected);
     say_hello(&loop, found);
-    snprintf(found, sizeof found, "%s/cairn", folder);
+    snprintf(found, sizeof found, "%s/cairn", scratch);
     ck_assert_uint_eq(mode_of(found) & 0007, 0);
     listener_close(listener, NULL);
     uv_run(&loop, UV_RUN_DEFAULT);
@@ -289,4 +284,4 @@ TEST(one_bad_address_of_several_leaves_nothing_behind)
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, scratch_remove);

@@ -22,12 +22,6 @@ static void lose(void)
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "is lost: s1");
 }
 
-static void send_page(void *context, const Cairn__Page *page)
-{
-    struct fake_peer *peer = context;
-    fake_send(peer, CAIRN_MSG_PAGE, peer->last_request, &page->base);
-}
-
 /* With the wish. */
 static uint32_t ask_open(struct fake_peer *peer, const struct job_spec_data *spec)
 {
@@ -40,7 +34,7 @@ static uint32_t ask_open(struct fake_peer *peer, const struct job_spec_data *spe
     open.resume_latest = true;
     ck_assert_int_eq(spec_pack(spec, &bytes, &open.spec_bytes), CAIRN_OK);
     const uint32_t request = fake_request(peer, CAIRN_MSG_JOB_OPEN, &open.base);
-    pages_each(CAIRN_PAGE_SPEC, bytes, open.spec_bytes, send_page, peer);
+    pages_each(CAIRN_PAGE_SPEC, bytes, open.spec_bytes, fake_send_page, peer);
     free(bytes);
     return request;
 }

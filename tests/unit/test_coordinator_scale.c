@@ -85,12 +85,6 @@ static void attach_all(void)
     }
 }
 
-static void send_page(void *context, const Cairn__Page *page)
-{
-    struct fake_peer *peer = context;
-    fake_send(peer, CAIRN_MSG_PAGE, peer->last_request, &page->base);
-}
-
 /* Its columns of every weight; the bias it holds whole. */
 static uint32_t declare_columns(struct fake_peer *peer, uint32_t rank)
 {
@@ -110,7 +104,7 @@ static uint32_t declare_columns(struct fake_peer *peer, uint32_t rank)
     message.world = worker_count;
     message.tiles_bytes = size;
     const uint32_t request = fake_request(peer, CAIRN_MSG_TILES_DECLARE, &message.base);
-    pages_each(CAIRN_PAGE_TILES, bytes, size, send_page, peer);
+    pages_each(CAIRN_PAGE_TILES, bytes, size, fake_send_page, peer);
     free(bytes);
     tiles_release(&tiles);
     return request;

@@ -79,12 +79,6 @@ static void drop_job(void)
     for (uint32_t i = 0; i < 2; i++) fake.shards[i].terms_request = 0; // of a former coordinator
 }
 
-static void send_page(void *context, const Cairn__Page *page)
-{
-    struct fake_peer *peer = context;
-    fake_send(peer, CAIRN_MSG_PAGE, peer->last_request, &page->base);
-}
-
 static uint32_t ask_resume(void)
 {
     struct job_spec_data spec = fake_spec(1);
@@ -97,7 +91,7 @@ static uint32_t ask_resume(void)
     open.resume_latest = true;
     ck_assert_int_eq(spec_pack(&spec, &bytes, &open.spec_bytes), CAIRN_OK);
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
-    pages_each(CAIRN_PAGE_SPEC, bytes, open.spec_bytes, send_page, &w);
+    pages_each(CAIRN_PAGE_SPEC, bytes, open.spec_bytes, fake_send_page, &w);
     free(bytes);
     spec_release(&spec);
     return request;

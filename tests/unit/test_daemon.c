@@ -1,5 +1,5 @@
 #include "server/base/daemon.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 
 #include <check.h>
@@ -24,7 +24,6 @@ static const struct config_option options[] = {
 static struct values values;
 static struct daemon daemon_under_test;
 static int stop_count;
-static char folder[CAIRN_SCRATCH_BYTES];
 static char path[256];
 
 static void on_stop(struct daemon *daemon, void *context)
@@ -36,15 +35,10 @@ static void on_stop(struct daemon *daemon, void *context)
 
 static void set_up(void)
 {
-    cairn_scratch_make(folder);
+    scratch_make();
     unsetenv("NOTIFY_SOCKET");
     unsetenv("WATCHDOG_USEC");
     unsetenv("WATCHDOG_PID");
-}
-
-static void tear_down(void)
-{
-    cairn_scratch_remove(folder);
 }
 
 // What main would return, or -1 when the daemon would go on. Arguments end with NULL.
@@ -96,7 +90,7 @@ TEST_EACH(a_signal_stops_it_cleanly, 0, 2)
     char ready[256];
     struct sentence why;
     char text[64] = "";
-    snprintf(ready, sizeof ready, "%s/ready", folder);
+    snprintf(ready, sizeof ready, "%s/ready", scratch);
     ck_assert_int_eq(begin((const char *[]) { "--ready-file", ready, NULL }), -1);
     ck_assert_int_ne(access(ready, F_OK), 0); // not before it serves
     ck_assert_int_eq(daemon_ready(&daemon_under_test, "127.0.0.1:7400", &why), CAIRN_OK);
@@ -124,7 +118,7 @@ TEST(a_failed_start_has_the_exit_code_of_its_status)
 
 TEST(the_command_line_wins_over_the_file_in_any_order)
 {
-    cairn_scratch_file(folder, "good.conf", "[shard]\ncount = 3\n", path, sizeof path);
+    cairn_scratch_file(scratch, "good.conf", "[shard]\ncount = 3\n", path, sizeof path);
     ck_assert_int_eq(begin((const char *[]) { "--set", "shard.count=5", "--config", path,
                                               "--check-config", NULL }),
                      0);
@@ -135,7 +129,7 @@ TEST(the_command_line_wins_over_the_file_in_any_order)
 
 TEST(a_bad_command_line_or_file_is_2)
 {
-    cairn_scratch_file(folder, "bad.conf", "[shard]\ncuont = 3\n", path, sizeof path);
+    cairn_scratch_file(scratch, "bad.conf", "[shard]\ncuont = 3\n", path, sizeof path);
     const char *const rows[][4] = {
         { "--config", path, NULL },
         { "--config", path, "--check-config", NULL },
@@ -161,7 +155,7 @@ TEST(help_version_and_sample_are_0)
 static int open_supervisor(char *name_out, size_t name_bytes)
 {
     struct sockaddr_un addr = { .sun_family = AF_UNIX };
-    snprintf(addr.sun_path, sizeof addr.sun_path, "%s/notify", folder);
+    snprintf(addr.sun_path, sizeof addr.sun_path, "%s/notify", scratch);
     snprintf(name_out, name_bytes, "%s", addr.sun_path);
     const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0);
     ck_assert_int_eq(bind(fd, (struct sockaddr *)&addr, sizeof addr), 0);
@@ -223,4 +217,4 @@ TEST(without_a_supervisor_nothing_is_told)
     ck_assert_uint_eq(notify_watchdog_ms(), 0);
 }
 
-SUITE(30, set_up, tear_down);
+SUITE(30, set_up, scratch_remove);

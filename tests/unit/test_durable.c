@@ -1,5 +1,5 @@
 #include "server/base/daemon.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 
 #include <check.h>
@@ -14,19 +14,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char folder[CAIRN_SCRATCH_BYTES];
 static char path[256];
 static struct sentence why;
 
 static void set_up(void)
 {
-    cairn_scratch_make(folder);
-    snprintf(path, sizeof path, "%s/state", folder);
-}
-
-static void tear_down(void)
-{
-    cairn_scratch_remove(folder);
+    scratch_make();
+    snprintf(path, sizeof path, "%s/state", scratch);
 }
 
 static void assert_holds(const char *text)
@@ -88,7 +82,7 @@ TEST(a_file_is_replaced_as_a_whole)
 TEST(what_a_crash_left_behind_is_overwritten)
 {
     char fresh[300];
-    cairn_scratch_file(folder, "state.new", "half of something longer", fresh, sizeof fresh);
+    cairn_scratch_file(scratch, "state.new", "half of something longer", fresh, sizeof fresh);
     ck_assert_int_eq(durable_write(path, "whole", 5, &why), CAIRN_OK);
     assert_holds("whole");
     assert_no_fresh_file();
@@ -110,7 +104,7 @@ TEST(a_failed_write_names_its_step_and_leaves_the_old_file)
 
 TEST(a_missing_folder_is_the_step_creating)
 {
-    snprintf(path, sizeof path, "%s/none/state", folder);
+    snprintf(path, sizeof path, "%s/none/state", scratch);
     ck_assert_int_eq(durable_write(path, "x", 1, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "creating "));
 }
@@ -127,13 +121,13 @@ TEST(folders_are_made_with_their_parents_for_this_user_only)
 {
     struct stat info;
     char deep[200];
-    snprintf(deep, sizeof deep, "%s/a//b/c/", folder);
+    snprintf(deep, sizeof deep, "%s/a//b/c/", scratch);
     ck_assert_msg(durable_folder(deep, 0700, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_int_eq(durable_folder(deep, 0700, &why), CAIRN_OK); // again
     ck_assert_int_eq(stat(deep, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0700);
     ck_assert_int_eq(durable_write(path, "x", 1, &why), CAIRN_OK);
-    snprintf(deep, sizeof deep, "%s/state/b", folder);
+    snprintf(deep, sizeof deep, "%s/state/b", scratch);
     ck_assert_int_eq(durable_folder(deep, 0700, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "state is in the way: it is not a folder"));
 }
@@ -154,7 +148,7 @@ TEST_EACH(a_folder_has_the_mode_asked_for_whatever_the_umask, 0, 3)
     static const mode_t umasks[] = { 0, 027, 077 };
     struct stat info;
     char deep[200];
-    snprintf(deep, sizeof deep, "%s/a", folder);
+    snprintf(deep, sizeof deep, "%s/a", scratch);
     umask(umasks[_i]);
     ck_assert_int_eq(durable_folder(deep, 0750, &why), CAIRN_OK);
     ck_assert_int_eq(stat(deep, &info), 0);
@@ -172,8 +166,8 @@ TEST(the_parent_is_synced_also_where_the_folder_was_there)
 {
     struct stat info;
     char deep[200];
-    snprintf(deep, sizeof deep, "%s/a", folder);
-    ck_assert_int_eq(stat(folder, &info), 0);
+    snprintf(deep, sizeof deep, "%s/a", scratch);
+    ck_assert_int_eq(stat(scratch, &info), 0);
     for (int i = 0; i < 2; i++) {
         synced_count = 0;
         ck_assert_int_eq(durable_folder(deep, 0700, &why), CAIRN_OK);
@@ -188,12 +182,12 @@ TEST(two_daemons_never_share_a_data_folder)
     int second = -1;
     char pid[64];
     snprintf(pid, sizeof pid, "in use by process %ld;", (long)getpid());
-    ck_assert_int_eq(durable_lock(folder, &first, &why), CAIRN_OK);
-    ck_assert_int_eq(durable_lock(folder, &second, &why), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(durable_lock(scratch, &first, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_lock(scratch, &second, &why), CAIRN_ERR_BUSY);
     ck_assert_msg(strstr(why.text, pid) != NULL, "%s", why.text);
     ck_assert_int_eq(second, -1);
     durable_unlock(first);
-    ck_assert_int_eq(durable_lock(folder, &second, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_lock(scratch, &second, &why), CAIRN_OK);
     durable_unlock(second);
 }
 
@@ -205,16 +199,16 @@ TEST(a_killed_daemon_leaves_no_lock)
     ck_assert_int_eq(pipe(ready), 0);
     const pid_t pid = fork();
     if (pid == 0) {
-        if (durable_lock(folder, &fd, NULL) == CAIRN_OK) byte = 'y';
+        if (durable_lock(scratch, &fd, NULL) == CAIRN_OK) byte = 'y';
         if (write(ready[1], &byte, 1) != 1) _exit(1);
         for (;;) pause();
     }
     ck_assert_int_eq(read(ready[0], &byte, 1), 1);
     ck_assert_int_eq(byte, 'y');
-    ck_assert_int_eq(durable_lock(folder, &fd, &why), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(durable_lock(scratch, &fd, &why), CAIRN_ERR_BUSY);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
-    ck_assert_int_eq(durable_lock(folder, &fd, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_lock(scratch, &fd, &why), CAIRN_OK);
     durable_unlock(fd);
 }
 
@@ -226,9 +220,9 @@ TEST(a_data_folder_that_cannot_be_written_says_what_to_do)
     ck_assert_ptr_nonnull(strstr(why.text, "the data folder /proc/self/task cannot be written"));
     ck_assert_ptr_nonnull(strstr(why.text, "give it to the user that runs the daemon"));
     if (geteuid() == 0) return; // root may write anywhere else
-    ck_assert_int_eq(chmod(folder, 0500), 0);
-    ck_assert_int_eq(durable_lock(folder, &fd, &why), CAIRN_ERR_IO);
-    ck_assert_int_eq(chmod(folder, 0700), 0);
+    ck_assert_int_eq(chmod(scratch, 0500), 0);
+    ck_assert_int_eq(durable_lock(scratch, &fd, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(chmod(scratch, 0700), 0);
 }
 
-SUITE(30, set_up, tear_down);
+SUITE(30, set_up, scratch_remove);

@@ -12,24 +12,23 @@
 #include <unistd.h>
 
 #include "server/base/daemon.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 
 #define MIB ((uint64_t)1 << 20)
-
-static char root[CAIRN_SCRATCH_BYTES];
 
 /* Writes root/PATH with its folders. */
 static void put(const char *path, const char *text)
 {
     char whole[512];
-    snprintf(whole, sizeof whole, "%s/%s", root, path);
-    for (char *at = strchr(whole + strlen(root) + 1, '/'); at != NULL; at = strchr(at + 1, '/')) {
+    snprintf(whole, sizeof whole, "%s/%s", scratch, path);
+    for (char *at = strchr(whole + strlen(scratch) + 1, '/'); at != NULL;
+         at = strchr(at + 1, '/')) {
         *at = '\0';
         ck_assert(mkdir(whole, 0700) == 0 || errno == EEXIST);
         *at = '/';
     }
-    cairn_scratch_file(root, path, text, whole, sizeof whole);
+    cairn_scratch_file(scratch, path, text, whole, sizeof whole);
 }
 
 static void put_number(const char *path, uint64_t number)
@@ -42,14 +41,9 @@ static void put_number(const char *path, uint64_t number)
 /* A host of 1,000 MiB, 700 of them available, without control groups. */
 static void set_up(void)
 {
-    cairn_scratch_make(root);
+    scratch_make();
     put("proc/meminfo", "MemTotal:        1024000 kB\nMemFree:          100000 kB\n"
                         "MemAvailable:     716800 kB\nBuffers:             300 kB\n");
-}
-
-static void tear_down(void)
-{
-    cairn_scratch_remove(root);
 }
 
 static void put_v2(const char *group, const char *top)
@@ -68,7 +62,7 @@ static struct headroom headroom(void)
 {
     struct headroom found;
     struct sentence why;
-    ck_assert_msg(headroom_read(root, &found, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(headroom_read(scratch, &found, &why) == CAIRN_OK, "%s", why.text);
     return found;
 }
 
@@ -146,7 +140,7 @@ TEST(a_host_that_does_not_say_is_an_error)
     struct headroom found;
     struct sentence why;
     put("proc/meminfo", "MemTotal: 1000 kB\n");
-    ck_assert_int_eq(headroom_read(root, &found, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(headroom_read(scratch, &found, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "/meminfo"));
 }
 
@@ -174,15 +168,15 @@ TEST(one_at_a_time_has_the_lock_and_the_other_hears_who_does)
     struct sentence why;
     char holder[64];
     int first, second;
-    ck_assert_int_eq(host_lock_take(root, 1000, &canceled, &first, &why), CAIRN_OK);
-    ck_assert_int_eq(host_lock_take(root, 20, &canceled, &second, &why), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(host_lock_take(scratch, 1000, &canceled, &first, &why), CAIRN_OK);
+    ck_assert_int_eq(host_lock_take(scratch, 20, &canceled, &second, &why), CAIRN_ERR_BUSY);
     snprintf(holder, sizeof holder, "process %d ", (int)getpid());
     ck_assert_msg(strstr(why.text, holder) != NULL, "%s", why.text);
     canceled = true;
-    ck_assert_int_eq(host_lock_take(root, 1000, &canceled, &second, &why), CAIRN_ERR_CANCELED);
+    ck_assert_int_eq(host_lock_take(scratch, 1000, &canceled, &second, &why), CAIRN_ERR_CANCELED);
     canceled = false;
     close(first);
-    ck_assert_int_eq(host_lock_take(root, 1000, &canceled, &second, &why), CAIRN_OK);
+    ck_assert_int_eq(host_lock_take(scratch, 1000, &canceled, &second, &why), CAIRN_OK);
     close(second);
 }
 
@@ -195,4 +189,4 @@ TEST(a_lock_that_cannot_be_opened_says_so)
     ck_assert_ptr_nonnull(strstr(why.text, "/nowhere/at/all"));
 }
 
-SUITE(30, set_up, tear_down);
+SUITE(30, set_up, scratch_remove);

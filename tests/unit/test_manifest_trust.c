@@ -7,26 +7,20 @@
 #include <unistd.h>
 
 #include "proto/snapshot/snapshot.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"
 
-static char scratch[CAIRN_SCRATCH_BYTES];
 static struct secret_key own, stranger;
 static struct key_ring ring;
 
 static void set_up(void)
 {
-    cairn_scratch_make(scratch);
+    scratch_make();
     ck_assert_int_ge(sodium_init(), 0);
     secret_key_make(&own);
     secret_key_make(&stranger);
     ring = (struct key_ring) { .keys = { own.public_key }, .count = 1 };
-}
-
-static void tear_down(void)
-{
-    cairn_scratch_remove(scratch);
 }
 
 /* A snapshot of that step, of no tensor; its folder is the caller's. */
@@ -206,4 +200,4 @@ TEST(a_removed_snapshot_leaves_no_signature)
     free(folder);
 }
 
-SUITE(20, set_up, tear_down);
+SUITE(20, set_up, scratch_remove);

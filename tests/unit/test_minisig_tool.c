@@ -6,22 +6,10 @@
 #include <string.h>
 
 #include "tests/support/minisig_sample.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 
 static const char message[] = "a manifest\n";
-
-static char scratch[CAIRN_SCRATCH_BYTES];
-
-static void make_scratch(void)
-{
-    cairn_scratch_make(scratch);
-}
-
-static void remove_scratch(void)
-{
-    cairn_scratch_remove(scratch);
-}
 
 static void write_text(const char *name, const char *text)
 {
@@ -96,7 +84,7 @@ TEST(what_minisign_made_is_read_here)
     ck_assert_mem_eq(&secret.public_key, &key, sizeof key);
 }
 
-SUITE(20, make_scratch, remove_scratch);
+SUITE(20, scratch_make, scratch_remove);
 
 int main(void)
 {

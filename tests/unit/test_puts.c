@@ -6,23 +6,13 @@
 #include <string.h>
 
 #include "client/job.h"
-#include "tests/support/rooms.h"
 #include "tests/support/suite.h"
+#include "tests/support/toy_scene.h"
 
 enum { ELEMS = 30, SHARDS = 2, FIRST_STEP = 7, WAIT_MS = 20000 };
 
-static struct rooms rooms;
-static cairn *session;
 static cairn_job *job;
 static float first[ELEMS], other[ELEMS], copy[ELEMS];
-
-static cairn *open_session(void)
-{
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = rooms.address };
-    cairn *opened;
-    ck_assert_msg(client_open(&opts, rooms.hub, &opened) == CAIRN_OK, "%s", cairn_error());
-    return opened;
-}
 
 static cairn_job *open_job_of(cairn *by, uint32_t rank, const char *name, struct cairn_group group,
                               uint64_t first_step)
@@ -51,20 +41,13 @@ static cairn_job *open_job(cairn *by, uint32_t rank)
 
 static void set_up(void)
 {
-    const struct cairn_fabric_mem_options options = { .seed = 7 };
-    rooms_open(&rooms, SHARDS, &options);
-    session = open_session();
+    toy_start(SHARDS, .seed = 7);
+    session = toy_session(&rooms, "worker");
     job = open_job(session, 0);
     for (int i = 0; i < ELEMS; i++) {
         first[i] = (float)i;
         other[i] = (float)(100 + i);
     }
-}
-
-static void tear_down(void)
-{
-    cairn_close(session);
-    rooms_close(&rooms);
 }
 
 static cairn_status put_plane(cairn_job *by, const char *tensor, const char *plane, float *values)
@@ -232,7 +215,7 @@ TEST(other_moments_than_those_that_are_sealed_in_part_do_not_end_it)
 
 TEST(only_rank_0_puts_moments_and_only_planes_that_there_are)
 {
-    cairn *beside = open_session();
+    cairn *beside = toy_session(&rooms, "worker");
     cairn_job *second = open_job(beside, 1);
     ck_assert_int_eq(put_plane(second, "a", "exp_avg", first), CAIRN_ERR_REFUSED);
     ck_assert_msg(strstr(cairn_error(), "rank 0 puts moments, this is rank 1") != NULL, "%s",
@@ -268,7 +251,7 @@ static void *end_second(void *second)
 
 TEST(with_tiles_rank_0_puts_moments_whole)
 {
-    cairn *beside = open_session();
+    cairn *beside = toy_session(&rooms, "worker");
     cairn_job *second = open_job(beside, 1);
     pthread_t thread;
     ck_assert_int_eq(pthread_create(&thread, NULL, declare_second, second), 0);
@@ -290,4 +273,4 @@ TEST(with_tiles_rank_0_puts_moments_whole)
     cairn_close(beside);
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, toy_stop);

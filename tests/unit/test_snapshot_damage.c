@@ -12,21 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"
-
-static char scratch[CAIRN_SCRATCH_BYTES];
-
-static void make_scratch(void)
-{
-    cairn_scratch_make(scratch);
-}
-
-static void remove_scratch(void)
-{
-    cairn_scratch_remove(scratch);
-}
 
 /* ---- damage ---- */
 
@@ -354,4 +342,4 @@ TEST_EACH(its_files_are_for_owner_and_group_whatever_the_umask, 0, 3)
     free(folder);
 }
 
-SUITE(60, make_scratch, remove_scratch);
+SUITE(60, scratch_make, scratch_remove);

@@ -10,23 +10,11 @@
 #include <unistd.h>
 
 #include "proto/spec/spec.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"
 
 enum { SKIPPED = 77 }; // CTest's word for it, and check_snapshot.py's
-
-static char scratch[CAIRN_SCRATCH_BYTES];
-
-static void make_scratch(void)
-{
-    cairn_scratch_make(scratch);
-}
-
-static void remove_scratch(void)
-{
-    cairn_scratch_remove(scratch);
-}
 
 /* Tensors of 0 to 8 dimensions, some empty, some with one row. */
 static struct job_spec_data random_spec(uint64_t *seed)
@@ -536,7 +524,7 @@ int main(int argc, char **argv)
     const bool readers = argc == 2 && strcmp(argv[1], "readers") == 0;
     TCase *tcase = tcase_create("snapshot_file");
     tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, make_scratch, remove_scratch);
+    tcase_add_checked_fixture(tcase, scratch_make, scratch_remove);
     if (readers)
         tcase_add_test(tcase, others_read_what_we_write);
     else

@@ -8,23 +8,16 @@
 #include <string.h>
 
 #include "tests/support/memory_storage.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"
 
 #define BIG 3000000 /* elements of a tensor: several blocks a file */
 
-static char scratch[CAIRN_SCRATCH_BYTES];
-
 static void enter(void)
 {
-    cairn_scratch_make(scratch);
+    scratch_make();
     cairn_memory_storage_open();
-}
-
-static void leave(void)
-{
-    cairn_scratch_remove(scratch);
 }
 
 /* A job of two tensors on two shards, each with half of both. */
@@ -343,4 +336,4 @@ TEST(damage_concerns_the_block_that_it_is_in)
     release(&s);
 }
 
-SUITE(120, enter, leave);
+SUITE(120, enter, scratch_remove);

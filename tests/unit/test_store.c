@@ -9,25 +9,14 @@
 #include <unistd.h>
 
 #include "server/coordinator/store.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
-
-static char folder[CAIRN_SCRATCH_BYTES];
-
-static void set_up(void)
-{
-    cairn_scratch_make(folder);
-}
-static void tear_down(void)
-{
-    cairn_scratch_remove(folder);
-}
 
 static struct coord_store *open_store(void)
 {
     struct coord_store *store;
     struct sentence why = { "" };
-    ck_assert_msg(store_open(folder, &store, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(store_open(scratch, &store, &why) == CAIRN_OK, "%s", why.text);
     return store;
 }
 
@@ -370,7 +359,7 @@ TEST(a_dropped_job_is_gone_with_its_shards)
 static void write_file(const char *name, const void *bytes, size_t size, off_t at)
 {
     char path[CAIRN_SCRATCH_BYTES + 32];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(path, sizeof path, "%s/%s", scratch, name);
     const int fd = open(path, O_RDWR | O_CREAT, 0600);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(pwrite(fd, bytes, size, at), (ssize_t)size);
@@ -384,7 +373,7 @@ TEST_EACH(it_is_for_this_user_only_whatever_the_umask, 0, 2)
     char path[300];
     umask(umasks[_i]);
     struct coord_store *store = open_store();
-    snprintf(path, sizeof path, "%s/coordinator.db", folder);
+    snprintf(path, sizeof path, "%s/coordinator.db", scratch);
     ck_assert_int_eq(stat(path, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
     store_close(store);
@@ -401,7 +390,7 @@ TEST(a_file_that_is_no_database_is_refused)
     char text[4096];
     memset(text, 'x', sizeof text);
     write_file("coordinator.db", text, sizeof text, 0);
-    ck_assert_int_eq(store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(store_open(scratch, &store, &why), CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "coordinator.db"));
 }
 
@@ -414,7 +403,7 @@ TEST(a_database_of_another_program_is_refused)
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     store_close(store);
     write_file("coordinator.db", id, sizeof id, 68);
-    ck_assert_int_eq(store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(store_open(scratch, &store, &why), CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "not the database of a cairn-coordinator"));
 }
 
@@ -423,7 +412,7 @@ static void change_store(const char *sql)
 {
     char path[CAIRN_SCRATCH_BYTES + 32], journal[sizeof path + 8];
     sqlite3 *db;
-    snprintf(path, sizeof path, "%s/coordinator.db", folder);
+    snprintf(path, sizeof path, "%s/coordinator.db", scratch);
     store_close(open_store());
     ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
     ck_assert_int_eq(sqlite3_db_config(db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL), SQLITE_OK);
@@ -439,9 +428,9 @@ static void expect_version_refused(const char *version)
     struct coord_store *store;
     struct sentence why = { "" };
     char journal[CAIRN_SCRATCH_BYTES + 32];
-    snprintf(journal, sizeof journal, "%s/coordinator.db-wal", folder);
+    snprintf(journal, sizeof journal, "%s/coordinator.db-wal", scratch);
     for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(store_open(folder, &store, &why), CAIRN_ERR_VERSION);
+        ck_assert_int_eq(store_open(scratch, &store, &why), CAIRN_ERR_VERSION);
         ck_assert_msg(strstr(why.text, version) != NULL, "%s", why.text);
         ck_assert_ptr_nonnull(strstr(why.text, "this program has version 1 "));
         ck_assert_ptr_nonnull(strstr(why.text, "Move the file away and start again"));
@@ -547,7 +536,7 @@ TEST(a_damaged_database_is_refused)
     memset(noise, 0xa5, sizeof noise);
     for (off_t page = 1; page < 4; page++)
         write_file("coordinator.db", noise, sizeof noise, page * 4096);
-    ck_assert_int_eq(store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(store_open(scratch, &store, &why), CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "restore"));
 }
 
@@ -567,9 +556,9 @@ TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
     ck_assert_uint_eq(read_all(store).count, 2);
     const uint64_t identity = store_meta(store)->identity;
     store_close(store);
-    tear_down();
-    set_up(); // another folder
-    snprintf(path, sizeof path, "%s/coordinator.db", folder);
+    scratch_remove();
+    scratch_make(); // another folder
+    snprintf(path, sizeof path, "%s/coordinator.db", scratch);
     FILE *file = fopen(path, "we");
     ck_assert_ptr_nonnull(file);
     ck_assert_uint_eq(fwrite(bytes, 1, byte_count, file), byte_count);
@@ -586,4 +575,4 @@ TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
     store_close(store);
 }
 
-SUITE(30, set_up, tear_down);
+SUITE(30, scratch_make, scratch_remove);

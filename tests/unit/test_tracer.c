@@ -12,28 +12,22 @@
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 #include "tests/support/tracer.h"
 
 enum { TURNS = 6, FAILED = 1, SENT = SIGUSR1 };
 
-static char folder[CAIRN_SCRATCH_BYTES];
 static struct tracer tracer;
 
 static void set_up(void)
 {
-    cairn_scratch_make_quick(folder);
-}
-
-static void tear_down(void)
-{
-    cairn_scratch_remove(folder);
+    cairn_scratch_make_quick(scratch);
 }
 
 static void name_of(int turn, char out[CAIRN_SCRATCH_BYTES + 16])
 {
-    snprintf(out, CAIRN_SCRATCH_BYTES + 16, "%s/%d", folder, turn);
+    snprintf(out, CAIRN_SCRATCH_BYTES + 16, "%s/%d", scratch, turn);
 }
 
 static bool is_made(int turn)
@@ -194,7 +188,7 @@ TEST(a_program_is_traced_from_its_beginning)
     struct asked killed = { .nth = 2, .fate = TRACER_KILLS };
     ck_assert_int_eq(run_program(&killed), 128 + SIGKILL);
     ck_assert(is_made(0) && !is_made(1) && !is_made(2));
-    tear_down();
+    scratch_remove();
     set_up();
     struct asked failed = { .nth = 2, .fate = EIO };
     ck_assert_int_eq(run_program(&failed), 1);
@@ -300,7 +294,7 @@ TEST(who_loses_the_tracer_goes_on)
     for (int i = 0; i < TURNS; i++) ck_assert(is_made(i));
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, scratch_remove);
 
 int main(void)
 {

@@ -10,25 +10,20 @@
 
 #include "proto/safetensors/safetensors.h"
 #include "proto/spec/scalars.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
 
-static char folder[CAIRN_SCRATCH_BYTES], root[CAIRN_SCRATCH_BYTES + 16], paths[4][256];
+static char root[CAIRN_SCRATCH_BYTES + 16], paths[4][256];
 static struct weights weights;
 static struct sentence why;
 
 /* FOLDER/models is allowed, FOLDER is not. */
 static void make_folder(void)
 {
-    cairn_scratch_make(folder);
-    snprintf(root, sizeof root, "%s/models", folder);
+    scratch_make();
+    snprintf(root, sizeof root, "%s/models", scratch);
     ck_assert_int_eq(mkdir(root, 0755), 0);
-}
-
-static void remove_folder(void)
-{
-    cairn_scratch_remove(folder);
 }
 
 /* ROOT/name, in a buffer of that number. */
@@ -75,7 +70,7 @@ TEST(a_file_in_an_allowed_folder_is_read)
 TEST(nothing_outside_the_allowed_folders_is_opened)
 {
     char outside[256], roots[512];
-    snprintf(outside, sizeof outside, "%s/models.safetensors", folder);
+    snprintf(outside, sizeof outside, "%s/models.safetensors", scratch);
     sample_weights_write(outside, two, 2);
     check_refused(outside, CAIRN_ERR_REFUSED, "import.folders");
     check_refused(at(0, "../models.safetensors"), CAIRN_ERR_REFUSED, "leads out");
@@ -86,7 +81,7 @@ TEST(nothing_outside_the_allowed_folders_is_opened)
     ck_assert_int_eq(symlink("/", at(0, "slash")), 0);
     check_refused(at(0, "slash/etc/passwd"), CAIRN_ERR_REFUSED, "leads out");
     ck_assert_int_eq(weights_open("", outside, &weights, &why), CAIRN_ERR_REFUSED);
-    snprintf(roots, sizeof roots, "/nowhere:relative:%s/:", folder);
+    snprintf(roots, sizeof roots, "/nowhere:relative:%s/:", scratch);
     ck_assert_int_eq(weights_open(roots, outside, &weights, &why), CAIRN_OK);
     weights_close(&weights);
 }
@@ -342,4 +337,4 @@ TEST(every_tensor_that_does_not_fit_is_named_up_to_twenty)
     spec_release(&spec);
 }
 
-SUITE(30, make_folder, remove_folder);
+SUITE(30, make_folder, scratch_remove);

@@ -1,6 +1,6 @@
 #include "proto/fabric/fabric.h"
 #include "tests/support/netns.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 
 #include <sched.h>
@@ -10,18 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char folder[CAIRN_SCRATCH_BYTES];
 static const struct fabric_place local = { "127.0.0.1", "lo", "tcp" };
-
-static void set_up(void)
-{
-    cairn_scratch_make(folder);
-}
-
-static void tear_down(void)
-{
-    cairn_scratch_remove(folder);
-}
 
 static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
                        struct fabric_message *message)
@@ -126,10 +115,10 @@ TEST(the_device_of_each_route_is_taken_once)
 {
     const struct fabric_place places[] = { local, { "-", "eth7", "tcp" }, local };
     struct choice choice;
-    fabric_choose(places, 3, folder, &choice);
+    fabric_choose(places, 3, scratch, &choice);
     ck_assert_str_eq(choice.devices, "lo");
     ck_assert_ptr_null(choice.transports);
-    fabric_choose(places + 1, 1, folder, &choice);
+    fabric_choose(places + 1, 1, scratch, &choice);
     ck_assert_str_eq(choice.devices, "");
 }
 
@@ -138,7 +127,7 @@ static void make_port(const char *card, const char *state)
     char path[256], file[300];
     static const char *const parts[] = { "", "/ports", "/ports/1" };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        snprintf(path, sizeof path, "%s/%s%s", folder, card, parts[i]);
+        snprintf(path, sizeof path, "%s/%s%s", scratch, card, parts[i]);
         ck_assert_int_eq(mkdir(path, 0755), 0);
     }
     cairn_scratch_file(path, "state", state, file, sizeof file);
@@ -149,14 +138,14 @@ TEST(active_cards_come_first_where_a_shard_takes_them)
     const struct fabric_place places[] = { local, { "127.0.0.1", "mlx5_9:1,lo", "rc,tcp" } };
     struct choice choice;
     make_port("mlx5_0", "1: DOWN\n");
-    fabric_choose(places, 2, folder, &choice); // no card here: it is reached by tcp
+    fabric_choose(places, 2, scratch, &choice); // no card here: it is reached by tcp
     ck_assert_str_eq(choice.devices, "lo");
     ck_assert_ptr_null(choice.transports);
     make_port("mlx5_1", "4: ACTIVE\n");
-    fabric_choose(places, 2, folder, &choice);
+    fabric_choose(places, 2, scratch, &choice);
     ck_assert_str_eq(choice.devices, "mlx5_1:1,lo");
     ck_assert_str_eq(choice.transports, "rc,tcp");
-    fabric_choose(places, 1, folder, &choice); // no shard takes them
+    fabric_choose(places, 1, scratch, &choice); // no shard takes them
     ck_assert_str_eq(choice.devices, "lo");
 }
 
@@ -173,7 +162,7 @@ TEST(of_more_networks_than_a_fabric_takes_the_first_are_chosen)
         places[i] = (struct fabric_place) { .devices = "eth0", .transports = "tcp" };
         snprintf(places[i].ip, sizeof places[i].ip, "10.8.%d.2", i);
     }
-    fabric_choose(places, CAIRN_NETWORKS_MAX + 1, folder, &choice);
+    fabric_choose(places, CAIRN_NETWORKS_MAX + 1, scratch, &choice);
     ck_assert_str_eq(choice.devices, "e0;e1;e2;e3");
 }
 
@@ -204,4 +193,4 @@ TEST(the_device_is_that_of_the_route_and_not_of_its_source)
     ck_assert_str_eq(route.device, "e0");
 }
 
-SUITE(30, set_up, tear_down);
+SUITE(30, scratch_make, scratch_remove);

@@ -10,8 +10,8 @@
  *   stop();
  *
  * There is one in a process, as a test is. Of several clusters: cluster.h; of several trainers: `attach`. */
-#ifndef CAIRN_SUPPORT_SCENE_H
-#define CAIRN_SUPPORT_SCENE_H
+#ifndef CAIRN_E2E_SCENE_H
+#define CAIRN_E2E_SCENE_H
 
 #include <poll.h>
 #include <stdio.h>
@@ -105,13 +105,14 @@ const char *snapshot_folder(const char *name, const char *id);
 #define run_on(netns, log, ...) cluster_run(&cluster, netns, log, __VA_ARGS__)
 
 /* Until it holds, for as long as one waits for any one thing. */
-#define await(condition)                                                     \
-    do {                                                                     \
-        const int64_t await_end_ms = now_ms() + CLUSTER_WAIT_MS;             \
-        while (!(condition)) {                                               \
-            ck_assert_msg(now_ms() < await_end_ms, "never: %s", #condition); \
-            poll(NULL, 0, 2);                                                \
-        }                                                                    \
+#define await(condition)                                                                    \
+    do {                                                                                    \
+        const int64_t await_end_ms = now_ms() + CLUSTER_WAIT_MS;                            \
+        while (!(condition)) {                                                              \
+            ck_assert_msg(now_ms() < await_end_ms, "never: %s; %s%s", #condition, said.out, \
+                          said.err);                                                        \
+            poll(NULL, 0, 2);                                                               \
+        }                                                                                   \
     } while (0)
 
 /* A child of the test, which is in it when 0 is returned. */

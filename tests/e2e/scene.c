@@ -1,4 +1,4 @@
-#include "tests/support/scene.h"
+#include "tests/e2e/scene.h"
 
 #include <jansson.h>
 #include <stdarg.h>
