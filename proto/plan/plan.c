@@ -158,7 +158,7 @@ static cairn_status open_cut(struct plan_cut *cut, const struct plan_request *re
     cut->shards = calloc(request->shard_count, sizeof *cut->shards);
     cut->receivers = calloc(request->shard_count, sizeof *cut->receivers);
     if (cut->geometry == NULL || cut->order == NULL || cut->rank == NULL || cut->unit_of == NULL ||
-        cut->shards == NULL || cut->receivers == NULL)
+        cut->unit_bytes == NULL || cut->shards == NULL || cut->receivers == NULL)
         return CAIRN_ERR_NO_MEMORY;
     return measure(cut);
 }

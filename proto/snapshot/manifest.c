@@ -473,16 +473,19 @@ static int by_name(const void *left, const void *right)
     return strcmp(a, b);
 }
 
-/* Returns a new array, sorted by name. All tensors must have a name. */
+/* Returns a new array, sorted by name. All tensors must have a name. NULL: no memory. */
 static json_t *sorted(json_t *tensors)
 {
     const size_t count = json_array_size(tensors);
     json_t *out = json_array(), **list = calloc(count + 1, sizeof(json_t *));
     for (size_t i = 0; list != NULL && i < count; i++) list[i] = json_array_get(tensors, i);
     if (list != NULL) qsort(list, count, sizeof *list, by_name);
-    for (size_t i = 0; list != NULL && i < count; i++) json_array_append(out, list[i]);
+    bool is_whole = list != NULL && out != NULL;
+    for (size_t i = 0; is_whole && i < count; i++) is_whole = json_array_append(out, list[i]) == 0;
     free(list);
-    return out;
+    if (is_whole) return out;
+    json_decref(out);
+    return NULL;
 }
 
 static cairn_status complete(json_t *root, struct sentence *why)
@@ -499,8 +502,9 @@ static cairn_status complete(json_t *root, struct sentence *why)
         if (!fill_tensor(json_array_get(tensors, i), group != NULL ? group : ""))
             return fail_with(why, CAIRN_ERR_MALFORMED,
                              "tensor %zu is not an object with \"name\" and \"shape\"", i);
-    json_object_set_new(root, "tensors", sorted(tensors));
-    return CAIRN_OK;
+    if (json_object_set_new(root, "tensors", sorted(tensors)) == 0) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for %zu tensors",
+                     json_array_size(tensors));
 }
 
 cairn_status spec_of_json(const char *text, size_t text_bytes, struct job_spec_data *out,

@@ -349,7 +349,7 @@ void packed_release(struct packed *packed); /* NULL is fine */
 /* This part lists the control messages by number, and converts between their fields and the plain data that
  * the cores and the planner use. Message texts, senders and receivers: control.proto. */
 
-#define CAIRN_CONTROL_PROTOCOL 2
+#define CAIRN_CONTROL_PROTOCOL 3
 #define CAIRN_HELD_JOBS_MAX    1024 /* jobs of one shard that Hello and HeldJobs list */
 
 /* X(number, CONSTANT, ProtobufMessage, proto_message) */

@@ -646,7 +646,7 @@ TEST(a_peer_of_another_protocol_is_told_so)
     hello.role = CAIRN_ROLE_WIRE_WORKER;
     hello.name = wire_text("w0");
     const uint32_t request = fake_request(&peer, CAIRN_MSG_HELLO, &hello.base);
-    fake_expect_error(&fake, &peer, request, CAIRN_ERR_VERSION, "protocol 2, not 99");
+    fake_expect_error(&fake, &peer, request, CAIRN_ERR_VERSION, "protocol 3, not 99");
     fake_peer_close(&peer);
 }
 
