@@ -35,13 +35,6 @@ static inline struct tiny_job *tiny_complete(struct tiny_job *tiny, uint64_t ele
 #define TINY(elems, ...) \
     tiny_complete(&(struct tiny_job) { .spec = { .struct_size = 0, __VA_ARGS__ } }, (elems))
 
-/* The same in `tiny`, of which a test changes what is to be different. */
-static inline void tiny_describe(struct tiny_job *tiny, uint64_t elems)
-{
-    tiny->spec = (struct cairn_job_spec) { .struct_size = 0 };
-    (void)tiny_complete(tiny, elems);
-}
-
 /* By the data path of that name; NULL: the default. */
 static inline cairn *tiny_session(const struct cluster *cluster, const char *fabric)
 {
