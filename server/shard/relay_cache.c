@@ -664,7 +664,7 @@ static uint32_t buffer_of(uint64_t cookie)
     return (uint32_t)(cookie - 1);
 }
 
-/* ---- the actions of the machine ---- */
+/* ---- the machine's actions ---- */
 
 static void on_chunk_sent(void *arg, cairn_status status)
 {
@@ -708,6 +708,7 @@ static cairn_status send_micro_end(struct relay_owner *owner, struct chunk_heade
     return chunk_absent_send(absent, header, count);
 }
 
+/* If the link refuses a send, whatever the reason, a new connection sends the message again. */
 static void send_forward(struct relay_owner *owner, const struct push_action *action)
 {
     struct chunk_header header = pusher_header(&owner->forward.pusher, action);
@@ -731,7 +732,8 @@ static void refused_forward(struct relay_owner *owner, cairn_status status)
                   owner->neighbour.name, owner->forward.pusher.round, status_text((int)status));
 }
 
-static void act_on_push(struct relay_owner *owner)
+/* Carries out the machine's actions. Called after each call of the machine. */
+static void act(struct relay_owner *owner)
 {
     struct push_actions *actions = &owner->forward.pusher.actions;
     for (size_t i = 0; i < actions->count; i++) {
@@ -765,14 +767,14 @@ cairn_status relay_forward_open(struct relay_owner *owner)
 static void give_grant(struct relay_owner *owner)
 {
     struct pusher *pusher = &owner->forward.pusher;
-    struct chunk_link *link = &owner->neighbour.link;
     const struct chunk_header *grant = &owner->forward.grant;
     if (!pusher_takes(pusher, grant)) return;
-    push_on_grant(pusher->push, 0, grant->request, grant_window(grant, chunk_link_shares(link)),
-                  &pusher->actions);
-    act_on_push(owner);
-    push_on_hello(pusher->push, 0, link->way, &pusher->actions); // it may have overtaken the GRANT
-    act_on_push(owner);
+    push_on_grant(pusher->push, 0, grant->request,
+                  grant_window(grant, chunk_link_shares(&owner->neighbour.link)), &pusher->actions);
+    act(owner);
+    // A HELLO may have overtaken the GRANT.
+    push_on_hello(pusher->push, 0, owner->neighbour.link.way, &pusher->actions);
+    act(owner);
 }
 
 void relay_forward_begin(struct relay_owner *owner, uint64_t epoch, uint64_t round)
@@ -841,7 +843,7 @@ void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t mic
             .cookie = ((uint64_t)buffer + 1),
         };
         status = push_chunk(pusher->push, 0, micro, next, &pusher->actions);
-        act_on_push(owner);
+        act(owner);
     }
     if (status != CAIRN_OK) buffer_pool_end(pool, buffer);
     judge_queued(owner, status);
@@ -879,7 +881,7 @@ void relay_forward_micro_end(struct relay_owner *owner, uint32_t micro)
     if (is_sent(owner))
         status = note_absent(owner, micro) ? push_micro_end(pusher->push, micro, &pusher->actions)
                                            : CAIRN_ERR_NO_MEMORY;
-    act_on_push(owner);
+    act(owner);
     memset(owner->forward.sent, 0, owner->table.trained_count * sizeof *owner->forward.sent);
     judge_queued(owner, status);
 }
@@ -889,7 +891,7 @@ void relay_forward_commit(struct relay_owner *owner, uint64_t weight)
     struct pusher *pusher = &owner->forward.pusher;
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner)) status = push_commit(pusher->push, weight, &pusher->actions);
-    act_on_push(owner);
+    act(owner);
     judge_queued(owner, status);
 }
 
@@ -899,19 +901,18 @@ static void on_answered(struct neighbour *neighbour, const struct chunk_header *
 {
     struct relay_owner *owner = (struct relay_owner *)neighbour;
     struct pusher *pusher = &owner->forward.pusher;
-    switch (header->kind) {
-    case CAIRN_CHUNK_HELLO:
+    if (header->kind == CAIRN_CHUNK_HELLO) {
         push_on_hello(pusher->push, 0, header->request, &pusher->actions);
-        act_on_push(owner);
-        break;
-    case CAIRN_CHUNK_GRANT:
+        act(owner);
+    } else if (header->kind == CAIRN_CHUNK_GRANT) {
         if (!grant_is_newer(&owner->forward.grant, header)) return;
         owner->forward.grant = *header;
         give_grant(owner);
-        break;
-    default:
-        if (pusher_takes(pusher, header)) pusher_on_answer(pusher, 0, header);
-        act_on_push(owner);
+    } else {
+        if (pusher_takes(pusher, header)) {
+            pusher_on_answer(pusher, 0, header);
+            act(owner);
+        }
         relay_sums_advance(owner->relay);
     }
 }
@@ -929,7 +930,7 @@ static void owner_lost(struct neighbour *neighbour)
     struct pusher *pusher = &owner->forward.pusher;
     owner->forward.grant = (struct chunk_header) { 0 };
     push_on_lost(pusher->push, 0, &pusher->actions);
-    act_on_push(owner);
+    act(owner);
 }
 
 static void owner_down(struct neighbour *neighbour, cairn_status why)
