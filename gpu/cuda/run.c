@@ -213,7 +213,7 @@ static void add_sums(const struct cuda_plan_end *end)
         sums->nonfinite += nonfinite[i];
         if (nonfinite[i] > 0) continue;
         const cairn_status status = exact_add_double(&sums->sum_squares, squares[i]);
-        assert(status == CAIRN_OK); // 2^74 of the largest leaves would fit
+        assert(status == CAIRN_OK); // the sum has room for 2^74 of the largest leaves
         (void)status;
     }
 }

@@ -441,8 +441,8 @@ bool ucx_connects_on_its_own(void);
 
 /* ucx_memory.c */
 /* From 1.14 on a send names the memory handle of its payload. Without a handle UCX registers memory at the
- * first send, and caches the registration by address. For a card UCX may not notice that the address has
- * come to belong to other memory. */
+ * first send, and caches the registration by address. If the memory lies on a card, UCX may not notice that
+ * a cached address now belongs to other memory. */
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
 #define SENDS_BY_HANDLE 1
 #else

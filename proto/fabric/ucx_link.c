@@ -348,8 +348,8 @@ unsigned ucx_links_tend(struct ucx_fabric *ucx)
     if (!ucx->has_lost && !is_due) return 0;
     if (is_due) {
         ucx->due_ms = 0;
-        // The timer is disarmed and not read: if the clock is ahead of the timer's interrupt there is
-        // nothing to read yet, and an expiry after that read would wake the loop for ever.
+        // The timer is disarmed instead of being read. A read may come before the timer's interrupt, when
+        // there is nothing to read yet; the timer then expires after the read, and wakes the loop for ever.
         if (ucx->timer_fd >= 0) timerfd_settime(ucx->timer_fd, 0, &never, NULL);
         judge_flying(ucx, now_ms);
     }

@@ -473,7 +473,7 @@ static void take_back(struct ucx_link *link, const struct ucx_share *share)
     };
     link->shown[slot] = 0;
     const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
-    (void)status; // the next REGION of this slot tells the peer, too
+    (void)status; // if this fails, the next REGION of this slot tells the peer the same
 }
 
 void ucx_region_drop(struct fabric_region *common)

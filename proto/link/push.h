@@ -102,7 +102,7 @@ enum push_lies {
 
 /* One chunk of a push. */
 struct push_chunk {
-    uint32_t chunk; /* the shard's number of the chunk */
+    uint32_t chunk; /* the number by which the shard knows the chunk */
     bool is_small;  /* decided by the payload's size: proto/wire/wire.h */
     enum push_lies lies;
     uint64_t cookie;
@@ -125,7 +125,7 @@ cairn_status push_commit(struct push_round *push, uint64_t weight,
 struct push_window {
     uint32_t chunks; /* at least 1, or 0: not connected */
     uint32_t small;  /* small chunks; 0: small chunks are counted among the others */
-    /* Chunks that the shard reads in place; 0: the shard reads no chunk in place by this path. Chunks with
+    /* in_place: how many chunks the shard may read in place by this path; 0: none. Chunks with
      * numbers below `on_card` are read in place if they lie on a card, the others if they lie in memory of
      * the host. */
     uint32_t in_place;

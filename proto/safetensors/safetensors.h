@@ -34,7 +34,7 @@ struct safetensors_entry {
     /* name of the dtype in the file, such as "F32", in static memory. parse sets it. build sets it if it is
      * NULL. The caller of build may set it for numbers that it passes as bytes (CAIRN_U8) */
     const char *dtype_name;
-    cairn_dtype dtype; /* 0, only after parse: the file has a dtype that Cairn does not have */
+    cairn_dtype dtype; /* 0: Cairn does not have the dtype of the file; only parse sets 0 */
     /* its start is saved_offsets, or all 0 if the file has none; its extent is the shape */
     struct cairn_box box;
     /* position in bytes, counted from the end of the header; parse and build set both */

@@ -659,7 +659,8 @@ struct results {
 void results_add(struct results *results, uint32_t tensor, uint64_t elems);
 /* Adds all of `more`, which may count elements of more tensors than it lists. */
 void results_join(struct results *results, const struct results *more);
-/* "a.weight (3), b (9) and others": elements by tensor, no name is cut; "" if all is finite. */
+/* Lists the tensors that have non-finite elements, each with the number of these elements, such as
+ * "a.weight (3), b (9) and others". No name is cut. The text is "" if all elements are finite. */
 void results_list(const struct results *results, const struct job_spec_data *spec,
                   char out[static CAIRN_RESULTS_BYTES]);
 /* Describes gradients that are not finite, as far as they are known: "the gradient of a.weight (3),
@@ -778,11 +779,12 @@ uint32_t optimizer_planes(const struct group_hyper *hyper);
  * job create --from --set`, cairn_amend's settings, m.amend(stage=3). All of them use the same check.
  *
  *   stage, micro_batches, …        a scalar of the job: a row of spec_fields.h
- *   GROUP.lr, GROUP.schedule, …    a hyper-parameter of a group, or of its schedule; GROUP.points:
- * "0:1,9:0.5"
- *   wire, TENSOR.wire              the dtype in which all tensors (except blobs), or one, are fetched
+ *   GROUP.lr, GROUP.schedule, …    a hyper-parameter of a group, or of its schedule
+ *   GROUP.points                   the points of a schedule: "0:1,9:0.5"
+ *   wire                           the dtype in which all tensors except blobs are fetched
+ *   TENSOR.wire                    the dtype in which this one tensor is fetched
  *
- * A VALUE is a number, a word ("skip", "cosine", "bf16"), or yes and no. Pure. */
+ * A VALUE is a number, a word ("skip", "cosine", "bf16"), yes or no. Pure. */
 
 struct spec_field; /* spec_fields.h */
 

@@ -216,8 +216,8 @@ struct coord_version_waits {
 void coord_members_answer_versions(struct coord_job *job);
 /* Called after an event of the core: tells members the version, if they were last told another one. */
 void coord_members_tell_version(struct coord_job *job);
-/* If the client state of the newest version is known now, sends both to the members that asked for the
- * state. */
+/* If the client state of the newest version is known now, sends this version and its client state to the
+ * members that asked for the state. */
 void coord_members_answer_states(struct coord_job *job);
 
 /* ==== standing ==== */
@@ -437,7 +437,7 @@ struct coord_unheard {
     char text[256]; /* the names, as far as they fit */
 };
 
-/* Takes the shards that the session's heartbeat names as unheard. */
+/* Notes the shards that the session does not hear, as its heartbeat reports them. */
 void coord_unheard_take(struct coord_session *session, char *const *names, size_t count);
 /* Returns the names of the shards that the session does not hear; "": the session does not report any. */
 const char *coord_unheard_text(const struct coord_session *session);

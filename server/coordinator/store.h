@@ -234,8 +234,8 @@ struct store_adoptees { /* borrowed for the length of a call */
 cairn_status store_adopt(struct coord_store *store, const struct store_adoptees *adoptees,
                          struct sentence *why) CAIRN_MUST_CHECK;
 
-/* Makes a picture of the store: *bytes_out, malloc'd, the caller's, has the bytes of a file that can be
- * opened as a store. The file has everything that is in this store now, and the signer.
+/* Makes a picture of the store: the bytes of a file that can be opened as a store. *bytes_out is malloc'd,
+ * and belongs to the caller. The file has everything that is in this store now, and the signer.
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status store_picture(const struct coord_store *store, uint8_t **bytes_out,
                            size_t *byte_count_out, struct sentence *why) CAIRN_MUST_CHECK;
