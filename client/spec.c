@@ -774,7 +774,10 @@ static cairn_status amend_inside(struct job *job, const struct cairn_amend *amen
     CAIRN_TRY(judge_amend(amend));
     CAIRN_TRY(fill_amend(words, amend));
     CAIRN_TRY(ask_coordinator(job, &call, &words->message.base, deadline_ms, NULL));
-    if (amend->set_clip_norm)
+    bool is_named = false; // a setting by name comes after the struct's field
+    for (size_t i = 0; i < amend->setting_count; i++)
+        is_named = is_named || strcmp(amend->settings[i].key, "clip_norm") == 0;
+    if (amend->set_clip_norm && !is_named)
         job_note_clip_norm(job, amend->clip_norm); // before the round that uses it
     return CAIRN_OK;
 }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,6 +83,17 @@ static cairn_status set_field(const struct spec_field *field, void *to, const ch
     return spec_field_check(field, to, subject, why);
 }
 
+/* The decimal point of the trainer's locale may be another one than '.', which all readers expect. */
+static void use_point(char *number)
+{
+    const char *point = localeconv()->decimal_point;
+    char *at = strstr(number, point);
+    if (at == NULL) return;
+    const size_t bytes = strlen(point);
+    *at = '.';
+    memmove(at + 1, at + bytes, strlen(at + bytes) + 1);
+}
+
 void spec_setting_text(const struct spec_field *field, const void *from,
                        char text_out[static CAIRN_SETTING_TEXT_MAX + 1])
 {
@@ -98,6 +110,7 @@ void spec_setting_text(const struct spec_field *field, const void *from,
         int digits = 1;
         do snprintf(text_out, room, "%.*g", digits, number);
         while (strtod(text_out, NULL) != number && ++digits <= 17);
+        use_point(text_out);
     }
 }
 

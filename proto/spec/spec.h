@@ -788,7 +788,9 @@ uint32_t optimizer_planes(const struct group_hyper *hyper);
 
 struct spec_field; /* spec_fields.h */
 
-#define CAIRN_SETTINGS_MAX 1024 /* of one request */
+#define CAIRN_SETTINGS_MAX 1024 /* of one request by name */
+/* the most settings of one message: those by name, and the fields of struct cairn_amend */
+#define CAIRN_SETTINGS_SENT_MAX (CAIRN_SETTINGS_MAX + 32)
 
 /* Sets the field that `key` names in a copy of an existing job's spec; after a failure the copy is
  * half changed. Rules between two fields are checked afterwards, by spec_canonicalize and

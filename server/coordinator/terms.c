@@ -179,7 +179,7 @@ cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *co
                                   struct sentence *why)
 {
     if (count == 0) return CAIRN_OK;
-    if (count > CAIRN_SETTINGS_MAX)
+    if (count > CAIRN_SETTINGS_SENT_MAX)
         return fail_with(why, CAIRN_ERR_INVALID, "%zu settings; allowed: at most %d", count,
                          CAIRN_SETTINGS_MAX);
     for (size_t i = 0; i < count; i++)

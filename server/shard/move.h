@@ -87,7 +87,7 @@ void receiver_leave(struct receiver *receiver);
  * Frees the job's leaving receivers, too. */
 void receiver_free(struct receiver *receiver);
 
-/* The periodic tick. Returns true if the receiver waits for something. */
+/* The periodic tick. Returns true if pieces have still to arrive. */
 bool receiver_tick(struct receiver *receiver, uint64_t now_ms);
 
 /* ---- inside: receiver.c, and its tests ---- */

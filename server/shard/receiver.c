@@ -365,11 +365,13 @@ static const struct neighbour_kind sender_kind = {
 bool receiver_tick(struct receiver *receiver, uint64_t now_ms)
 {
     struct neighbours *senders = &receiver->neighbours;
-    bool waits = false;
+    // Also while all pieces that were asked for are being received, and no request waits: only a tick connects
+    // again after a loss, and asks again after BUSY.
+    const bool lacks_pieces = receiver->left > 0;
     if (!senders->is_begun) return false;
     neighbours_busy(senders);
     for (uint32_t i = 0; i < senders->count; i++)
-        waits = neighbour_tick(neighbours_at(senders, i), now_ms) || waits;
+        (void)neighbour_tick(neighbours_at(senders, i), now_ms);
     neighbours_idle(senders);
-    return waits;
+    return lacks_pieces;
 }

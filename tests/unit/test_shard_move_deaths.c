@@ -27,6 +27,22 @@ TEST(a_connection_that_the_taker_loses_is_made_again)
     end_taking();
 }
 
+/* No request waits for an answer then, and nobody else connects again if the connection ends. */
+TEST(ticks_go_on_while_all_that_was_asked_for_is_being_received)
+{
+    stage_begin_taking();
+    struct receiver *receiver = stage_job(1)->move.now->receiver;
+    struct sender *sender = &receiver->senders[0];
+    for (uint32_t i = 0; i < receiver->staged.of_each; i++)
+        if (sender->slots[i].piece != NULL)
+            asker_drop(&sender->neighbour.asker, &sender->slots[i].fetch.request);
+    ck_assert(receiver_tick(receiver, uv_now(stage.shard[1].shard->loop)));
+    for (uint32_t i = 0; i < receiver->staged.of_each; i++)
+        if (sender->slots[i].piece != NULL)
+            asker_ask(&sender->neighbour.asker, &sender->slots[i].fetch.request);
+    end_taking();
+}
+
 /* So many shards of which the taker says in a heartbeat that it does not hear them. */
 static void await_unheard(size_t count)
 {

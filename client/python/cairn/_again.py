@@ -14,7 +14,7 @@ from .spec import FIELDS, PAIRS, Group, JobSpec, Schedule, Tensor
 
 _RESTORE_S = 3600.0
 _ANEW = ", in a new generation for which every worker attaches anew"
-_LINES, _ROWS = 10, 64  # differences that a sentence lists, and that a Mismatch has
+_LINES, _ROWS, _BYTES = 10, 64, 8192  # differences that a sentence lists; that a Mismatch has, and their texts
 _NAMES = {one.c_name: one.name for one in FIELDS}  # by those of cairn.h
 _HYPER = frozenset("lr beta1 beta2 eps weight_decay momentum nesterov".split())
 _MAKERS = {_c.SCHEDULE_CONSTANT: "constant", _c.SCHEDULE_LINEAR: "linear", _c.SCHEDULE_COSINE: "cosine",
@@ -61,7 +61,10 @@ def _said(name: str, mismatch: Mismatch) -> str:
     differences = mismatch.differences
     if all(one.change != _c.CHANGE_NEVER for one in differences):
         return str(mismatch)
-    left, least = len(differences) - _LINES, "at least " * (len(differences) == _ROWS)
+    words = [word for one in differences for word in (one.text, one.key, one.value, one.tensor, one.field, one.there)]
+    used = sum(len(word.encode()) + 1 for word in words if word is not None)
+    may_lack = len(differences) == _ROWS or used > _BYTES // 2  # the library may have had no room for others
+    left, least = len(differences) - _LINES, "at least " * may_lack
     return "\n".join([f"job {name} differs from this spec: give the job's values, or choose another name, or drop it "
                       "(`cairn job drop`), or change it as the last line says:",
                       *[one.text for one in differences[:_LINES]],

@@ -502,8 +502,13 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
     ties = (_c.Tie * len(a.ties))(*[_c.Tie(text(name), text(target)) for name, target in a.ties.items()])
     thawed = a.unfreeze_tensors if isinstance(a.unfreeze_tensors, Mapping) else dict.fromkeys(a.unfreeze_tensors)
     policy = dict(_rules(a.snapshot_rules) if a.snapshot_rules is not None else {})
-    for pair, values in zip(PAIRS, (a.snapshots, a.shard_loss, a.worker_loss)):
-        policy.update(zip(pair, values or ()))
+    pairs = {"snapshot_every": a.snapshots, "on_shard_loss": a.shard_loss, "on_worker_loss": a.worker_loss}
+    for pair in PAIRS:
+        values = pairs.get(pair[0])
+        if values is None:
+            continue
+        first, second = values or (0, 0)  # neither more nor fewer
+        policy.update({pair[0]: first, pair[1]: second})
     words = {**settings_of(policy), **a.settings}
     settings = (_c.Setting * len(words))(*[_c.Setting(text(key), text(setting(value))) for key, value in words.items()])
     alive += [groups, added, ties, settings]
