@@ -1,10 +1,13 @@
 /* Fields of a spec in words: each row of spec_fields.h is set by its name, and read as it is shown. */
 #include <check.h>
+#include <locale.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
+#include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
 static struct job_spec_data small_spec(void)
@@ -58,6 +61,28 @@ TEST(every_scalar_takes_what_it_is_shown_as_and_that_changes_nothing)
     }
     spec_setting_text(&spec_fields.fields[0], &spec, text);
     ck_assert_str_eq(text, "0.1");
+    spec_release(&spec);
+}
+
+/* A trainer may have chosen a locale that writes 0.1 as 0,1. */
+TEST(a_number_has_a_point_in_every_locale)
+{
+    char folder[CAIRN_SCRATCH_BYTES], command[256], text[CAIRN_SETTING_TEXT_MAX + 1];
+    struct job_spec_data spec = small_spec();
+    spec.clip_norm = 0.1;
+    cairn_scratch_make(folder);
+    snprintf(command, sizeof command, "localedef -i de_DE -f UTF-8 %s/de_DE.UTF-8 >/dev/null 2>&1",
+             folder);
+    if (system(command) == 0 && setenv("LOCPATH", folder, 1) == 0) {
+        ck_assert_ptr_nonnull(setlocale(LC_NUMERIC, "de_DE.UTF-8"));
+        snprintf(text, sizeof text, "%.1f", spec.clip_norm);
+        ck_assert_str_eq(text, "0,1");
+        spec_setting_text(&spec_fields.fields[0], &spec, text);
+        ck_assert_str_eq(text, "0.1");
+    } else {
+        printf("note: this machine has no source of the locale de_DE: not tried\n");
+    }
+    cairn_scratch_remove(folder);
     spec_release(&spec);
 }
 

@@ -260,6 +260,13 @@ class ByASnapshot(Terms):
             self.made("steps=4")
         self.attach(clip_norm=3.0, stage=0).close()  # nothing of it was touched
 
+    def test_a_pair_has_two_values(self):
+        m = self.attach()
+        for pair in ((500,), (500, 3, 1)):
+            with self.assertRaisesRegex(ValueError, "values to unpack"):
+                m.amend(snapshots=pair)
+        m.close()
+
 
 if __name__ == "__main__":
     main()
