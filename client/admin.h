@@ -18,17 +18,18 @@ struct admin {
     const char *build;    /* the version string that Hello reports; NULL: CAIRN_VERSION */
     const char *advice;   /* follows "... cannot be reached: WHY; is it running" */
     int timeout_ms;       /* of one call */
-    /* the job of a snapshot or digest: admin_call asks meanwhile for whom this job waits; else NULL */
+    /* The job of a requested snapshot or digest: while admin_call waits, it also asks for whom this
+     * job waits. NULL: another request */
     const char *cut_of;
     /* Reports for whom the request waits; `is_late` is true after the first report. May be NULL, like
      * `ends`. */
     void (*on_awaited)(void *context, const Cairn__Awaited *awaited, bool is_late);
     bool (*ends)(void *context); /* true: the call must stop waiting (CAIRN_ERR_CLOSED) */
     void *context;
-    /* its own */
+    /* for admin.c only */
     int fd;
     uint64_t deadline_ms;
-    /* for whom the request waited when last reported; "": never reported */
+    /* the last report for whom the request waits; "": no report yet */
     struct sentence awaited;
 };
 

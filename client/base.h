@@ -66,8 +66,9 @@ struct piece {
 cairn_status client_fail(cairn_status status, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Adds a field in which the caller's spec differs from the job's. The rows are kept with the
- * sentence until the next failure. `row` is copied; a row that does not fit is left out. */
+/* Adds a copy of `row`, which names a field in which the caller's spec differs from the job's. This
+ * thread's sentence keeps its rows until the thread's next failure; a row that does not fit is left
+ * out. */
 void client_differ(const Cairn__Difference *row);
 
 /* ==== fork ==== */
@@ -78,7 +79,7 @@ void client_differ(const Cairn__Difference *row);
  * runs out, the child keeps its copy, and the peer learns of this process's death only when the
  * lease expires. */
 void fork_watch(const void *owner, int fd);
-/* The owner's sockets are closed, or about to be. */
+/* Called when the owner's sockets are closed, or about to be closed. */
 void fork_forget(const void *owner);
 
 /* ==== handle ==== */
@@ -125,8 +126,8 @@ cairn_status handle_fail(const void *handle, const char *what);
 
 /* Structs that grow. A caller that was compiled with an older cairn.h, or with a newer one than
  * this library, has a struct that differs only at its end. Fields that an older caller lacks are 0,
- * which is the default; fields that this library does not know must be 0, or they would be ignored
- * in silence. */
+ * which is the default; fields that this library does not know must be 0, because the library would
+ * ignore any other value in silence. */
 
 /* Copies a caller's struct, which begins with its struct_size, into our struct, which has `bytes`
  * bytes. False: `from` is NULL, its size is below least_bytes (the struct of the first release) or
@@ -172,9 +173,9 @@ enum step_phase_times {
 
 struct step_times {
     uint64_t committed_round, committed_us; /* the last commit, where the measurement began */
-    uint64_t pushed_us;                     /* when the last push had completed */
+    uint64_t pushed_us;                     /* the time at which the last push was complete */
     uint64_t us[CAIRN_TIMES];
-    uint32_t reported[CAIRN_TIMES]; /* of the previous step */
+    uint32_t reported[CAIRN_TIMES]; /* the times of the previous step, reported by its commit */
 };
 
 /* Records that a call waited for this phase from from_us until now. */

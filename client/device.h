@@ -12,14 +12,15 @@
 
 /* ==== card ==== */
 
-/* GPUs of this process, by the number that CUDA_VISIBLE_DEVICES gives them, through the driver's
- * interface (gpu/cuda/driver.h): no CUDA runtime is linked, and without a driver everything else
- * works.
+/* GPUs of this process, each named by the number that CUDA_VISIBLE_DEVICES gives it. Only the
+ * driver's interface (gpu/cuda/driver.h) is used: no CUDA runtime is linked, and without a driver
+ * everything that needs no GPU works.
  *
- * A card is opened when it is first named, and stays open until the process ends. It is opened in its
- * primary context, which torch and the CUDA runtime use, too. Each call works in that context and
- * restores the thread's own. Any thread; no call waits for a stream unless its comment says so. A call
- * without a `why` argument sets the calling thread's sentence (cairn_error). */
+ * A card is opened when it is first named, and stays open until the process ends. The library uses
+ * the card's primary context, which torch and the CUDA runtime use, too. Each call switches the
+ * thread to that context, and then back to the context that the thread had. Any thread; no call
+ * waits for a stream unless its comment says so. A call without a `why` argument sets the calling
+ * thread's sentence (cairn_error). */
 
 struct card;
 struct card_event;
@@ -28,9 +29,9 @@ struct card_event;
  * feature; CAIRN_ERR_INVALID: no GPU has this number; CAIRN_ERR_IO, CAIRN_ERR_NO_MEMORY: the card
  * does not open. */
 cairn_status card_get(int number, struct card **card_out) CAIRN_MUST_CHECK;
-/* Finds the card that a caller's `device` names: 0 is the host, and *card_out NULL; CAIRN_GPU(n) is
- * GPU n. `what` is the name of that argument in cairn.h, for the error text. CAIRN_ERR_INVALID: any
- * other number, such as a plain 1 or the -1 of other interfaces. */
+/* Finds the card that a caller's `device` names. 0 names the host: *card_out is then NULL.
+ * CAIRN_GPU(n) names GPU n. `what` is the name of that argument in cairn.h, for the error text.
+ * CAIRN_ERR_INVALID: any other number, such as a plain 1 or the -1 of other interfaces. */
 cairn_status card_of_device(int device, const char *what, struct card **card_out) CAIRN_MUST_CHECK;
 /* Finds the card of the thread's current context (cudaSetDevice). Without a context, returns
  * `other`, or GPU 0 if `other` is NULL. */
@@ -75,8 +76,8 @@ cairn_status card_copy_begin(struct card *card, void *to, const void *from, size
                              struct sentence *why) CAIRN_MUST_CHECK;
 cairn_status card_copy_wait(struct card *card, uint64_t copy,
                             struct sentence *why) CAIRN_MUST_CHECK;
-/* Returns true if the network card may write into the card's memory that is registered with the
- * fabric: CAIRN_FABRIC_PATH_DIRECT. */
+/* Returns true if network cards may write directly into memory of this card that is registered with
+ * the fabric (CAIRN_FABRIC_PATH_DIRECT). */
 bool card_lands(const struct card *card);
 /* Makes the network card's writes visible to all work that the card does from here on. CAIRN_ERR_IO. */
 cairn_status card_landed(const struct card *card, struct sentence *why) CAIRN_MUST_CHECK;
@@ -106,7 +107,7 @@ struct card_word {
     struct card_word *next; /* in the list of its current owner */
     struct card *card;
     uint32_t *value; /* pinned */
-    uint64_t at;     /* the same address, for the card */
+    uint64_t at;     /* the address of the value, for the card */
     uint32_t target; /* the value that the last wait needs */
 };
 struct card_wait {
@@ -125,11 +126,12 @@ cairn_status card_stream_await_word(struct card *card, void *stream,
  * stream nor another thread's call can delay it, and it works even if the card has failed. */
 void card_word_set(struct card_word *word);
 
-/* Calls that map, register or unmap memory belong between card_change_begin and card_change_end: the
- * driver may block such calls until all work of a card is complete, including a stream that waits for a
- * word. A session's thread sets words, so it must not block there: if card_change_begin returns false,
- * some stream of this process waits, and the thread tries again later. Between the two calls no stream
- * begins to wait: a thread that acquires a word sleeps meanwhile. */
+/* Calls that map, register or unmap memory belong between card_change_begin and card_change_end.
+ * The driver may block such calls until all work of a card is complete, including a stream that
+ * waits for a word. A session's thread sets words, so it must not block there. Therefore
+ * card_change_begin returns false while some stream of this process waits, and the thread tries
+ * again later. Between the two calls no stream begins to wait: a thread that acquires a word sleeps
+ * meanwhile. */
 bool card_change_begin(void);
 void card_change_end(void);
 
@@ -140,31 +142,33 @@ void card_change_end(void);
 struct card {
     const struct driver *driver;
     int number, device;
-    int numa_node; /* the nearest node; the card's pinned memory belongs there (proto/base/machine.h) */
+    /* the nearest node, to which the card's pinned memory belongs (proto/base/machine.h) */
+    int numa_node;
     uint8_t uuid[16];
-    bool is_reached;  /* network cards can access its memory (GPUDirect RDMA) */
+    bool is_reached;  /* network cards can access the card's memory (GPUDirect RDMA) */
     bool has_dma_buf; /* the driver exports the memory as a dma-buf for the network cards' driver */
     enum vmm_order order;
-    bool exports; /* its memory can be passed between processes as descriptors */
+    bool exports; /* the card's memory can be passed between processes as descriptors */
     struct CUctx_st *context;
     struct CUstream_st *side; /* the library's own stream, for its copies */
     size_t granularity;       /* of memory allocations */
-    struct card_word *words;  /* free: nobody waits for them */
+    struct card_word *words;  /* the free words, for which nobody waits */
     /* copies in `side`, numbered from 1 in order */
     pthread_mutex_t copies_lock; /* guards what follows */
-    /* recorded after the last copy that was begun; threads wait for it without the lock */
+    /* the event after the last copy that was begun; threads wait for the event without the lock */
     struct CUevent_st *copied;
     uint64_t copies_begun, copies_done;
 };
 
 /* ==== import ==== */
 
-/* Maps the memory that the shards of this host publish on a card, so that this process can read that
- * memory: implements the callbacks that the fabric needs (proto/fabric/fabric.h). The segments of a
- * copy arrive one by one, as the shard shows them (proto/geometry/layout.h), and are mapped side by
- * side, starting with the first segment. While a stream waits for a word, nothing is mapped or
- * unmapped, since the driver may block such a call until the stream is done. The mapping is then
- * postponed; until it is done, the segment has addresses, but no memory. Loop thread. */
+/* Maps the memory that the shards of this host publish on a card, so that this process can read the
+ * memory. These functions are the callbacks that the fabric needs (proto/fabric/fabric.h). The
+ * segments of a copy arrive one by one, as the shard shows them (proto/geometry/layout.h), and are
+ * mapped side by side, starting with the first segment. While a stream waits for a word, nothing is
+ * mapped or unmapped, since the driver may block such a call until the stream is done. The call is
+ * postponed instead; until then, a segment to be mapped has addresses, but no memory. Loop
+ * thread. */
 
 struct card_imports;
 
@@ -178,7 +182,7 @@ void card_imports_turn(struct card_imports *imports);
 /* Returns true if some work is postponed. */
 bool card_imports_wait(const struct card_imports *imports);
 enum card_import { CARD_IMPORT_LATER, CARD_IMPORT_THERE, CARD_IMPORT_REFUSED };
-/* The state of an address that was given to the fabric and is not released. */
+/* Returns the state of an address that was given to the fabric and is not released. */
 enum card_import card_imports_state(const struct card_imports *imports, const void *address);
 /* Returns why the driver refused the segment that last became CARD_IMPORT_REFUSED. */
 const char *card_imports_why(const struct card_imports *imports);

@@ -1,17 +1,17 @@
 /* Reads the environment: the address of the process's cluster, and the process's rank and world.
  *
- * The first source that has a value gives it: the caller, CAIRN_*, torchrun, Slurm, Open MPI, the
- * default. An empty variable counts as not set. Rank and world come from the same launcher: a rank
- * from one and a world from another would name a process that does not exist. Every other value is
- * looked up separately, so that CAIRN_RUN_ID alone renames a run of torchrun, and a process under
- * srun whose RANK was set by hand gets its local rank from Slurm.
+ * Each value comes from the first of these sources that has the value: the caller, CAIRN_*,
+ * torchrun, Slurm, Open MPI, the default. An empty variable counts as not set. Rank and world come
+ * from the same launcher: a rank from one and a world from another would name a process that does
+ * not exist. Every other value is looked up separately. For example, CAIRN_RUN_ID alone renames a
+ * run of torchrun; a process under srun whose RANK was set by hand gets its local rank from Slurm.
  *
  * Rank is not identity. A launcher gives the same rank to the process that replaces a dead one, and
  * another rank to the same work after a change of membership. Members are told apart by the
  * incarnation that every session draws; in a job, a newer incarnation with the same rank fences the
  * older one.
  *
- * Pure, except for `get` and for a check which socket exists. */
+ * Pure, except for `get` and for finding the socket that exists. */
 #ifndef CAIRN_CLIENT_ENV_H
 #define CAIRN_CLIENT_ENV_H
 
@@ -29,8 +29,8 @@ enum env_key {
     CAIRN_ENV_DEVICE,        /* default "": the devices of the routes to the shards (datapath.c) */
     CAIRN_ENV_HOST,          /* the name of this host; default "": the kernel's */
     CAIRN_ENV_TRANSPORTS,    /* UCX's; default "": the fabric's own choice */
-    CAIRN_ENV_ONE_SIDED,     /* auto, on, off: proto/fabric/fabric.h; default auto */
-    CAIRN_ENV_DEVICE_MEMORY, /* auto, host: likewise; default auto */
+    CAIRN_ENV_ONE_SIDED,     /* auto, on or off (proto/fabric/fabric.h); default auto */
+    CAIRN_ENV_DEVICE_MEMORY, /* auto or host (proto/fabric/fabric.h); default auto */
     CAIRN_ENV_PORTS, /* for the process's bulk data, "first-last"; default "": any free ports */
     /* of the process */
     CAIRN_ENV_RANK,       /* default 0 */
@@ -38,19 +38,19 @@ enum env_key {
     CAIRN_ENV_LOCAL_RANK, /* among the processes of its node; default 0 */
     CAIRN_ENV_NODE_RANK,  /* the rank of its node; default 0 */
     CAIRN_ENV_RUN_ID,     /* default "" */
-    CAIRN_ENV_RESTARTS,   /* how often the launcher has restarted it; default 0 */
+    CAIRN_ENV_RESTARTS,   /* how often the launcher has restarted the run; default 0 */
     CAIRN_ENV_KEYS,
-    CAIRN_ENV_PROCESS = CAIRN_ENV_RANK /* the first of them */
+    CAIRN_ENV_PROCESS = CAIRN_ENV_RANK /* the first value of the process */
 };
 
-/* A value that the caller gave itself. This value takes precedence over the environment. */
+/* A value from the caller, which takes precedence over the environment. */
 struct env_given {
     const char *text;   /* NULL: not given */
-    const char *source; /* its name in errors: "--endpoint" */
+    const char *source; /* the name of the value in errors: "--endpoint" */
 };
 
 struct env_input {
-    /* borrowed; the value of a variable, or NULL */
+    /* borrowed; returns the value of a variable; NULL: the variable is not set */
     const char *(*get)(void *context, const char *variable);
     void *context;
     struct env_given given[CAIRN_ENV_KEYS];
@@ -64,13 +64,14 @@ struct env_value {
 
 struct env_report {
     struct env_value values[CAIRN_ENV_KEYS];
-    const char *launcher; /* of rank and world: cairn, torchrun, slurm, openmpi, single */
+    /* the source of rank and world: cairn, torchrun, slurm, openmpi, single */
+    const char *launcher;
 };
 
-/* getenv with a context. */
+/* A `get` function that calls getenv and ignores the context. */
 const char *env_get(void *context, const char *variable);
 
-/* "rank". Never NULL. */
+/* Returns the name of a value for messages, such as "rank". Never NULL. */
 const char *env_key_name(enum env_key key);
 
 /* Fills in one value: the caller's, else the first launcher's, else the default. Not for rank and
@@ -82,7 +83,8 @@ CAIRN_MUST_CHECK cairn_status env_find(const struct env_input *input, enum env_k
  * is then unusable. */
 CAIRN_MUST_CHECK cairn_status env_find_cluster(const struct env_input *input,
                                                struct env_report *report, struct sentence *why);
-/* Fills in the values of the process. CAIRN_ERR_INVALID also if only one of rank and world is set. */
+/* Fills in the values of the process. CAIRN_ERR_INVALID: as for env_find_cluster, or only one of
+ * rank and world is set. */
 CAIRN_MUST_CHECK cairn_status env_find_process(const struct env_input *input,
                                                struct env_report *report, struct sentence *why);
 

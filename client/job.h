@@ -23,8 +23,8 @@
 
 /* ==== attachment ==== */
 
-/* The state of a job's attachment to the coordinator: what the job requests when it attaches, and how
- * far attaching has come. The loop attaches it (client/session.h). */
+/* The state of a job's attachment to the coordinator: what the job requests when it attaches, and
+ * how far attaching has come. The loop thread attaches the job (client/session.h). */
 
 enum job_state { JOB_DETACHED, JOB_ATTACHING, JOB_ATTACHED };
 
@@ -34,7 +34,8 @@ struct attachment {
     uint64_t open_flags;        /* CAIRN_OPEN_* */
     uint32_t start_wait_ms;
     /* lock */
-    /* workers that start together; after a round, its members. 0: unknown */
+    /* the number of workers that start together; after a round, the number of its members. 0:
+     * unknown */
     uint32_t launch;
     bool attached_once;
     struct sentence put_off; /* why the coordinator will be asked again; otherwise empty */
@@ -44,25 +45,27 @@ struct attachment {
     uint32_t request; /* of the JobOpen in progress */
     uint64_t at_ms;   /* the earliest time of the next attempt */
     uint32_t delay_ms;
-    /* with CAIRN_OPEN_RESUME: the client asked again, once, because the job was lost while its shards
-     * were being told of it */
+    /* with CAIRN_OPEN_RESUME, the job was lost while its shards were being told of the job, and the
+     * client asked again; the client does this only once */
     bool lost_under_way;
-    /* the newest epoch in which a round was opened, and that epoch's store; 0: no round yet */
+    /* seen_epoch: the newest epoch in which a round was opened; 0: no round yet. seen_store: the
+     * store of that epoch */
     uint64_t seen_epoch, seen_store;
-    Cairn__Attached *reply;          /* owned: its pages are arriving */
+    Cairn__Attached *reply;          /* owned: the reply whose pages are arriving */
     struct paged parts[CAIRN_PARTS]; /* of the reply */
-    struct reading *reading;         /* owned: reads these pages once all have arrived */
-    Cairn__LayoutChanged *changed;   /* owned: likewise */
-    /* owned: the MISMATCH with its differences; NULL: none. Constant once the job has failed */
+    struct reading *reading;         /* owned: reads these pages after all of them have arrived */
+    Cairn__LayoutChanged *changed;   /* owned: a change of the layout whose pages are arriving */
+    /* owned: the MISMATCH error with its differences; NULL: none. Constant after the job has
+     * failed */
     Cairn__Error *refused;
-    struct paged changed_part; /* its layout */
+    struct paged changed_part; /* the pages of `changed` */
 };
 
 /* Loop thread: frees the reply and its pages, which are processed or void. */
 void attachment_drop_pages(struct attachment *attachment);
-/* Loop thread: the same for a change of the layout. */
+/* Loop thread: frees `changed` and its pages. */
 void attachment_drop_changed(struct attachment *attachment);
-/* Loop thread: the job is no longer attached, and must attach again. */
+/* Loop thread: called when the job is no longer attached, and must attach again. */
 void attachment_lost(struct job *job);
 /* Any thread: sets the reason why the job waits; "": the job does not wait. Not under the lock. */
 void attachment_put_off(struct job *job, const char *why);
@@ -75,7 +78,7 @@ void attachment_put_off(struct job *job, const char *why);
 struct filling {
     uint64_t round;
     struct spec_batch batch; /* of the round, or of a write; a write's batch has no total */
-    bool had_last;        /* this worker had the last micro-batch of the batch in its last round */
+    bool had_last;        /* in its last round, this worker had the last micro-batch of the batch */
     uint32_t micro;       /* the micro-batch being filled: its index among this worker's */
     bool any;             /* something was pushed in this micro-batch */
     bool end_unsent;      /* the end of the previous micro-batch is recorded, but not sent yet */
@@ -83,13 +86,14 @@ struct filling {
     uint64_t weight;      /* of the commit */
     uint8_t *tensors;     /* owned: [tensor_count], enum filled: the micro-batch's tensors */
     bool *frozen_tensors; /* owned: [tensor_count] tensors without a gradient in this round */
-    bool *frozen_groups;  /* owned: [group_count], the same for groups */
+    bool *frozen_groups;  /* owned: [group_count] groups without a gradient in this round */
     double *rates;        /* owned: [group_count] of cairn_group_lr; NaN: not set yet */
     uint32_t adding;      /* pushes that are being added up or copied */
     uint64_t pushes_open; /* pushes that are not done: their buffers are on loan */
     uint64_t void_round;  /* the highest round known to be abandoned */
-    struct sentence void_why; /* why; "" if no reason is known */
-    /* the round that this worker gave up because a shard refused its push, and why; 0: no refusal */
+    struct sentence void_why; /* why that round was abandoned; "": no reason is known */
+    /* refused_round: the round that this worker gave up because a shard refused its push; 0: none.
+     * The next two fields say why */
     uint64_t refused_round;
     cairn_status refused_status;
     struct sentence refused_why;
@@ -105,10 +109,11 @@ enum filled { NOT_PUSHED = 0, PUSHED = 1, PUSHED_IN_PART = 2 };
 #define CAIRN_PUTS_DIGEST_BYTES 32
 
 struct put_note {
-    /* bits 1 << plane */
-    uint8_t put;    /* put completely, without failure */
-    uint8_t failed; /* failed and not put again since: blocks the seal */
-    bool known;     /* the parameter's digest is known */
+    /* `put` and `failed` have bits 1 << plane */
+    uint8_t put; /* the plane was put completely, without failure */
+    /* the plane's put failed, and the plane was not put again since: blocks the seal */
+    uint8_t failed;
+    bool known; /* the parameter's digest is known */
     uint8_t digest[CAIRN_PUTS_DIGEST_BYTES];
 };
 
@@ -116,25 +121,27 @@ struct put_note {
 struct puts {
     struct put_note *notes; /* owned: [tensor_count]; NULL: nothing was put */
     uint64_t open;          /* puts that are not done */
-    bool has_moments;       /* moments were put, even if everything had to be put again since */
-    cairn_status status;    /* the first failure of a put */
+    /* moments were put; stays true even if everything had to be put again since */
+    bool has_moments;
+    cairn_status status; /* the first failure of a put */
     struct sentence why;
 };
 
 /* How many first bytes of each tensor's digest InitDone.held has. */
 #define CAIRN_PUTS_HELD_BYTES 8
 
-/* Under the lock: undoes the claim of a plane that was not put after all. */
+/* Under the lock: undoes the claim of a plane that was not put in the end. */
 void puts_unclaim(struct job *job, size_t tensor, int plane);
 /* Under the lock: records that a put failed; the plane may be put again. */
 void puts_failed(struct job *job, size_t tensor, int plane);
 
 /* ==== shard link ==== */
 
-/* A shard, as the owner of the chunks that the layouts assign to it (client/layouts.h), and the
- * connection to the shard. Owner and connection differ where a relay acts for the owner
- * (proto/wire/wire.h): then pushes to the owner, and some fetches, use the connection of another
- * link, its carrier. Loop thread, unless a comment says otherwise. */
+/* The client's side of one shard. It describes the shard as the owner of the chunks that the
+ * layouts assign to it (client/layouts.h), and the connection to the shard. A relay may act for the
+ * owner (proto/wire/wire.h): pushes to the owner, and some fetches, then use the connection of
+ * another link, which is called the owner's carrier. Loop thread, unless a comment says
+ * otherwise. */
 
 #define CAIRN_CLIENT_SHARDS_MAX 4096
 
@@ -152,20 +159,22 @@ struct shard_link {
     uint64_t grant_deadline_ms; /* until then, fetches wait for a GRANT that names the relay */
     struct asker asker;         /* for puts and fetches */
     struct {
-        TAILQ_HEAD(, parcel) queue; /* of a card's memory: cut, and not copied yet */
-        uint32_t ahead;             /* copied or being copied, and not sent yet */
-    } staging;                      /* parcel.c */
+        TAILQ_HEAD(, parcel) queue; /* pushes of a card's memory that are cut, and not copied yet */
+        uint32_t ahead; /* the number of pushes that are copied or being copied, and not sent yet */
+    } staging;          /* parcel.c */
     /* the connection */
     struct chunk_link conn;
-    uint32_t asked;            /* puts and fetches that were sent over it and are unanswered */
-    bool takes_unsummed;       /* CAIRN_CHUNK_UNSUMMED of its last HELLO */
-    bool relays;               /* it has granted on behalf of other owners */
-    bool reached;              /* something has been received from it, ever */
-    uint64_t unheard_since_ms; /* present and awaited, but not heard since; 0: not checked yet */
-    /* this process lacks the memory to send to the shard: shards.silence reports that */
+    /* the number of unanswered puts and fetches that were sent over this connection */
+    uint32_t asked;
+    bool takes_unsummed; /* CAIRN_CHUNK_UNSUMMED of the shard's last HELLO */
+    bool relays;         /* the shard has granted on behalf of other owners */
+    bool reached;        /* something has ever been received from the shard */
+    /* since when the shard is present and awaited, but not heard; 0: not checked yet */
+    uint64_t unheard_since_ms;
+    /* this process lacks the memory to send to the shard: shards.silence says so */
     bool starves;
-    bool silent;        /* not heard for so long that shards.silence reports it */
-    uint64_t judged_ms; /* when its silence was last checked */
+    bool silent;        /* the shard was not heard for so long that shards.silence says so */
+    uint64_t judged_ms; /* when the shard's silence was last checked */
 };
 
 /* The links of a job to its shards. A shard has the same number in all of the job's layouts. */
@@ -173,8 +182,8 @@ struct job_shards {
     /* loop thread */
     struct shard_link **links; /* owned, each: [count] */
     uint32_t count;
-    /* lock: describes the link on which nothing arrives any more, or nothing is sent for lack of
-     * memory; empty if there is no such link */
+    /* lock: the text about a link on which nothing arrives any more, or on which nothing is sent
+     * for lack of memory; empty if there is no such link */
     struct sentence silence;
 };
 
@@ -187,14 +196,14 @@ struct written;
 /* Under the lock. */
 struct writing {
     struct cairn_round round;   /* of the open write; round.round 0: none */
-    LIST_HEAD(, written) boxes; /* owned: the boxes that were put in it */
+    LIST_HEAD(, written) boxes; /* owned: the boxes that were put in the open write */
 };
 
-void write_release(struct job *job); /* with the job, or under the lock */
+void write_release(struct job *job); /* when the job is released; before that, under the lock */
 
 /* Returns the round of the open write; 0: none. */
 uint64_t api_write_round(struct job *job);
-/* Puts a box of a plane in that write. */
+/* Puts a box of a plane in the open write. */
 cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, const char *plane,
                            const struct cairn_box *box, const struct cairn_mem *given,
                            cairn_op **op_out);
@@ -206,7 +215,8 @@ struct member {
     uint64_t id, token;
     cairn_role role;
     uint32_t rank;
-    uint32_t number; /* of the job in this process: part of the rounds that the job begins */
+    /* the number of the job in this process, which is part of the rounds that the job begins */
+    uint32_t number;
 };
 
 /* Why every call fails from now on; CAIRN_OK: the job has not failed. */
@@ -219,16 +229,17 @@ struct failure {
 struct known_state {
     bool initialized;
     struct cairn_version newest;
-    double clip_norm; /* amendments change it */
-    /* as of the first attach; constant from then on */
-    bool found; /* it had taken steps */
+    double clip_norm; /* the clip norm in effect, which amendments change */
+    /* as of the first attach; constant after it */
+    bool found; /* the job had taken steps */
     uint64_t found_step;
     char made_by[CAIRN_NAME_MAX + 16];
 };
 
 /* The versions that this client asked the coordinator to keep. */
 struct leased {
-    /* kept until until_ms, on this process's clock; 0: no version is kept */
+    /* the oldest kept version. Versions are kept until until_ms, on this process's clock; 0: no
+     * version is kept */
     struct cairn_version oldest;
     uint64_t until_ms;
 };
@@ -237,11 +248,12 @@ struct job {
     struct session *session; /* borrowed */
     struct job *next;        /* loop thread: the session's list */
     /* constant from open on */
-    struct job_spec_data spec; /* canonical. The first attach sets it: for a reader all of it */
+    /* canonical. The first attach completes it; for a reader, the first attach sets all of it */
+    struct job_spec_data spec;
     char *name;
     struct member member;
     void *handle;
-    void (*on_last_unref)(struct job *job); /* frees it */
+    void (*on_last_unref)(struct job *job); /* frees the job */
     atomic_bool closing;
 
     /* lock */
@@ -258,7 +270,7 @@ struct job {
     struct writing writing;
     struct puts puts;
 
-    /* lock and loop thread: see the headers of each */
+    /* lock and loop thread: the header of each struct says which */
     struct attachment attachment;
     struct held_tiles tiles;
     struct push_sums sums;
@@ -269,21 +281,21 @@ struct job {
     struct job_shards shards;
 
     /* loop thread */
-    struct failure broken; /* failure of a card, which fails the job in the next iteration */
+    struct failure broken; /* a failure of a card, which fails the job in the next iteration */
     /* a push waits for the work on its stream, and the pushes after this one wait, too */
     bool awaits_stream;
-    /* the job's first command could not proceed, so its later commands wait; commands of other jobs do
-     * not */
+    /* the job's first command could not proceed, so the later commands of this job wait */
     bool stalled;
     struct parcel_table parcels;
     struct {
         TAILQ_HEAD(, parcel) parcels;
         uint32_t count;
-    } landed; /* parcel.c */
+    } landed; /* received and being copied to a card: parcel.c */
     struct pushing pushing;
     struct {
-        uint64_t none_fetched_ms,
-            none_pushed_ms; /* the last time that nothing was in flight; 0: not checked */
+        /* the last time that no fetch (none_fetched_ms) or no push (none_pushed_ms) was in flight; 0:
+         * not checked */
+        uint64_t none_fetched_ms, none_pushed_ms;
     } flights;
 };
 
@@ -294,16 +306,17 @@ static inline bool job_is_writing(const struct job *job)
 }
 
 void job_ref(struct job *job);   /* not under the lock */
-void job_unref(struct job *job); /* frees it with the last one; not under the lock */
-void job_note_clip_norm(struct job *job, double clip_norm); /* likewise */
+void job_unref(struct job *job); /* frees the job with the last reference; not under the lock */
+void job_note_clip_norm(struct job *job, double clip_norm); /* not under the lock */
 
 /* ==== api ==== */
 
 /* The steps that all calls of a job share: look up the handle, judge the arguments, hand the work
- * to the loop thread. They run on the caller's threads; a failure sets the calling thread's error
- * sentence. */
+ * to the loop thread. These functions run on the caller's threads; a failure sets the calling
+ * thread's error sentence. */
 
-/* Does the work of cairn_open; with a hub (tests), the data path is the mem fabric. Not exported. */
+/* Does the work of cairn_open. `hub`: NULL, or in tests the hub of the mem fabric, which is then
+ * the data path. Not exported. */
 cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub,
                          cairn **out) CAIRN_MUST_CHECK;
 
@@ -315,23 +328,26 @@ void api_leave(struct job **job);
 #define API_JOB(job, handle)                                               \
     __attribute__((cleanup(api_leave))) struct job *job = api_job(handle); \
     if (job == NULL) return CAIRN_ERR_HANDLE
-/* The same; the function also fails if the job has failed, with the job's failure. */
+/* Begins a call like API_JOB; the function also fails if the job has failed, with the job's
+ * failure. */
 #define API_ENTER(job, handle) \
     API_JOB(job, handle);      \
     CAIRN_TRY(api_check(job))
-/* Begins a call of an operation: declares `op`, likewise. */
+/* Begins a call of an operation: declares `op`, looked up by the handle and held until the function
+ * returns. */
 #define API_OP(op, handle)                                                                      \
     __attribute__((cleanup(api_leave_op))) struct op *op = handle_get(CAIRN_HANDLE_OP, handle); \
     if (op == NULL) return handle_fail(handle, "operation")
 void api_leave_op(struct op **op);
-/* The deadline of a call whose timeout begins now, on the clock of monotonic_ms. */
+/* Returns the deadline of a call whose timeout begins now, on the clock of monotonic_ms. */
 uint64_t api_deadline(int timeout_ms);
-/* Validates the arguments that most calls have. CAIRN_ERR_INVALID names the one that is wrong.
+/* Validates the arguments that most calls have. CAIRN_ERR_INVALID names the wrong argument.
  * `out_name` is the name of the caller's `out`; NULL if the call has none. */
 cairn_status api_judge_call(const char *out_name, const void *out, int timeout_ms) CAIRN_MUST_CHECK;
 /* Fails with the job's failure if the job has failed. */
 cairn_status api_check(struct job *job) CAIRN_MUST_CHECK;
-/* Sleeps until *open (puts.open, filling.pushes_open) is 0; `what` names them. */
+/* Sleeps until *open is 0, for example puts.open or filling.pushes_open; `what` names the open
+ * operations. */
 cairn_status api_await_none(struct job *job, const uint64_t *open, const char *what,
                             uint64_t deadline_ms) CAIRN_MUST_CHECK;
 /* The sizes of these structs in the first release, which a caller may have been compiled with. */
@@ -352,19 +368,19 @@ bool batch_is_surplus(const struct job *job);
 /* Checks that this job began the round: rounds of two jobs may have the same number. */
 cairn_status api_judge_begun(const struct job *job,
                              const struct cairn_round *round) CAIRN_MUST_CHECK;
-/* Checks that this worker has the round open. Under the lock. */
+/* Checks that this round is the worker's open round. Under the lock. */
 cairn_status api_judge_round(const struct job *job,
                              const struct cairn_round *round) CAIRN_MUST_CHECK;
-/* Under the lock. Sleeps until no thread is adding up or copying a push; those threads wait for
+/* Under the lock. Sleeps until no thread is adding up or copying a push; such threads wait for
  * nothing. */
 void api_await_added(struct job *job);
-/* Checks that the round is open, that this micro-batch is being filled, and that the tensor is not
- * in it yet; then records the tensor. With CAIRN_API_NO_TENSOR it records the end of the
- * micro-batch, and waits until every push is copied. */
+/* Checks that the round is open, that this micro-batch is being filled, and that the micro-batch
+ * does not have the tensor yet; then records the tensor. With CAIRN_API_NO_TENSOR, records the end
+ * of the micro-batch, and waits until every push is copied. */
 #define CAIRN_API_NO_TENSOR SIZE_MAX
 cairn_status api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
                             size_t tensor) CAIRN_MUST_CHECK;
-/* Pushes tensors that were only pushed in part in the micro-batch that ended, with zeros for the
+/* Pushes tensors of which only parts were pushed in the micro-batch that ended, with zeros for the
  * missing parts. */
 cairn_status api_push_incomplete(struct job *job, const struct cairn_round *round,
                                  uint32_t micro) CAIRN_MUST_CHECK;
@@ -374,47 +390,50 @@ cairn_status api_push_incomplete(struct job *job, const struct cairn_round *roun
 /* Validates what a caller passes for a tensor: name, memory, box, plane. Caller's threads; failures
  * set this thread's sentence. */
 
-/* Finds the tensor and validates everything about the caller's memory that does not depend on the box;
- * *mem_out is that memory. For an alias, *tensor_out is its target; for an alias of a box, *part_out is
- * that box (NULL = all of the tensor). */
+/* Finds the tensor and validates everything about the caller's memory that does not depend on the
+ * box; *mem_out is that memory. For an alias, *tensor_out is the alias's target; for an alias of a
+ * box, *part_out is also that box. NULL: the name stands for all of the tensor. */
 cairn_status api_judge_data(const struct job *job, const char *name, const struct cairn_mem *given,
                             struct cairn_mem *mem_out, size_t *tensor_out,
                             const struct cairn_box **part_out) CAIRN_MUST_CHECK;
-/* The same; if the name is an alias of a box, *box becomes the box of the target, stored in `room`. */
+/* Like api_judge_data; if the name is an alias of a box, *box also becomes the box of the target,
+ * stored in `room`. */
 cairn_status api_judge_boxed(const struct job *job, const char *name, const struct cairn_mem *given,
                              struct cairn_mem *mem_out, size_t *tensor_out,
                              const struct cairn_box **box, struct cairn_box *room) CAIRN_MUST_CHECK;
-/* Validates the box of a put or push, and the memory's pointer. The box must be what this worker
- * holds; NULL means just that. */
+/* Validates the box of a put or push, and the memory's pointer. The box must be exactly the part
+ * that this worker holds; NULL stands for that part. */
 cairn_status api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
                            const struct cairn_mem *mem, struct piece *piece_out) CAIRN_MUST_CHECK;
-/* Validates the box of a fetch or a write, and the memory's pointer. Any box is allowed; NULL means
- * what this worker holds, and needs mem->bytes if that is a tile. */
+/* Validates the box of a fetch or a write, and the memory's pointer. Any box is allowed; NULL
+ * stands for the part that this worker holds, and mem->bytes must be given if that part is a
+ * tile. */
 cairn_status api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
                            const struct cairn_mem *mem, struct piece *piece_out) CAIRN_MUST_CHECK;
 /* Finds the plane of a put: *number_out (enum plane). CAIRN_ERR_UNSUPPORTED: the plane cannot be
  * put; otherwise fails like api_judge_plane. */
 cairn_status api_judge_state(const struct job *job, size_t tensor, const char *plane,
                              int *number_out) CAIRN_MUST_CHECK;
-/* CAIRN_ERR_NOT_FOUND says why the tensor has no such plane (enum plane). */
+/* Checks that the tensor has the plane (enum plane). CAIRN_ERR_NOT_FOUND says why the tensor has no
+ * such plane. */
 cairn_status api_judge_plane(const struct job *job, size_t tensor, int plane) CAIRN_MUST_CHECK;
 
-/* Fails with CAIRN_ERR_INVALID: the dtype of mem is none of those in `allowed`. */
+/* Fails with CAIRN_ERR_INVALID, because `allowed` does not have the dtype of mem. */
 cairn_status api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
                               const char *allowed) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_INVALID: mem does not have the dtype in which the plane of the tensor is put, written
  * and fetched. */
 cairn_status api_judge_dtype(const struct job *job, size_t tensor, int plane,
                              const struct cairn_mem *mem) CAIRN_MUST_CHECK;
-/* Sets whole and piece. CAIRN_ERR_INVALID: the box is not the entire alias's box, or the memory is not
- * valid; CAIRN_ERR_UNSUPPORTED: this worker holds a tile of the target. */
+/* Sets whole and piece. CAIRN_ERR_INVALID: the box is not the entire box of the alias, or the
+ * memory is not valid; CAIRN_ERR_UNSUPPORTED: this worker holds a tile of the target. */
 cairn_status api_judge_portion(struct job *job, const struct cairn_box *part,
                                const struct cairn_box *box,
                                struct portion *portion) CAIRN_MUST_CHECK;
 
 /* ---- memory of a GPU ---- */
 
-/* Finds the card of mem.device; *card_out NULL: the host. */
+/* Finds the card that mem.device names; *card_out NULL: the host. */
 cairn_status api_card(const struct cairn_mem *mem, struct card **card_out) CAIRN_MUST_CHECK;
 /* Waits until the work queued on mem->stream is done, then copies the memory of `piece` to the
  * host. `mem` must have been judged with that piece. On return *mem describes the host memory;
@@ -422,10 +441,11 @@ cairn_status api_card(const struct cairn_mem *mem, struct card **card_out) CAIRN
 cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece,
                        void **copy_out) CAIRN_MUST_CHECK;
 
-/* Prepares the caller's memory for the operation of a pattern whose piece is set; sets the fields of the
- * pattern that describe the memory. Dense memory of a card is used when the caller's stream has reached
- * this point; memory of a card with strides, or with `brings` all memory of a card, is first copied to the
- * host. Until the operation has begun, the caller undoes this by api_unprepare, after a failure, too. */
+/* Prepares the caller's memory for the operation of a pattern whose piece is set; sets the fields
+ * of the pattern that describe the memory. Dense memory of a card is used in place, when the
+ * caller's stream has reached this point. Memory of a card is first copied to the host if it has
+ * strides, or if `brings` is true. Until the operation has begun, the caller must undo this by
+ * api_unprepare, even after a failure. */
 cairn_status api_prepare(struct cairn_mem *mem, bool brings,
                          struct command *pattern) CAIRN_MUST_CHECK;
 void api_unprepare(struct command *pattern);
@@ -433,18 +453,18 @@ void api_unprepare(struct command *pattern);
 /* ==== list ==== */
 
 /* Functions of the calls for single tensors (api_push.c, api_read.c) that the calls for lists
- * (lists.c) use too. They run on the caller's threads; a failure sets the calling thread's
+ * (lists.c) use too. The functions run on the caller's threads; a failure sets the calling thread's
  * error sentence. */
 
 /* ---- api_push.c ---- */
-/* Validates a push of all that this worker holds of a tensor, or of exactly that box.
- * CAIRN_ERR_UNSUPPORTED: the name is an alias of a box. */
+/* Validates a push of all that this worker holds of a tensor, or of a box that must be exactly that
+ * part. CAIRN_ERR_UNSUPPORTED: the name is an alias of a box. */
 cairn_status api_judge_push(struct job *job, const char *tensor, const struct cairn_box *box,
                             const struct cairn_mem *given, size_t *tensor_out,
                             struct piece *piece_out, struct cairn_mem *mem_out) CAIRN_MUST_CHECK;
-/* Does api_judge_fill for several tensors, also checks that none appears twice or is frozen, and
- * records either all or none. *wrong_out: the index of the wrong tensor; `count`: the failure
- * concerns no single tensor. */
+/* Does the work of api_judge_fill for several tensors. Also checks that no tensor appears twice or
+ * is frozen. Records either all tensors or none. *wrong_out: the index of the wrong tensor;
+ * `count`: the failure concerns no single tensor. */
 cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uint32_t micro,
                            const size_t *tensors, size_t count, size_t *wrong_out) CAIRN_MUST_CHECK;
 

@@ -1,8 +1,8 @@
-/* A served layout: a layout, the places where the shards published by that layout, and the versions
- * that it serves. While a job is re-sharded, it has several served layouts, newest first. Each
- * serves the versions from its `since` up to the next layout's: the shard that published its part of a
- * version serves this part, even if another shard owns the part by now. Pushes, writes and the state
- * itself always use the newest layout.
+/* A served layout is a layout, together with the places where the shards published by that layout,
+ * and the versions that the layout serves. While a job is re-sharded, the job has several served
+ * layouts, newest first. Each serves the versions from its `since` up to the `since` of the next
+ * newer layout: the shard that published a part of a version serves this part, even if another
+ * shard owns the part by now. Pushes, writes and the state itself always use the newest layout.
  *
  * Any thread may read the list and the layouts under the lock; the loop thread changes them, under
  * the lock. */
@@ -24,18 +24,20 @@ struct job;
 /* One shard's part in a layout. */
 struct served_part {
     struct shard_map map;
-    /* lock; owned: [map.extent_count], the offset of each extent in a published copy; NULL: not
-     * known yet */
+    /* lock; owned: [map.extent_count], the offset of each extent in a published copy; NULL: the
+     * offsets are not known yet */
     uint64_t *published_at;
-    uint64_t published_bytes; /* lock; of a copy, once published_at is known */
-    bool absent;              /* a hole: it owns nothing and takes no part in rounds */
+    /* lock; the bytes of a published copy, valid if published_at is not NULL */
+    uint64_t published_bytes;
+    bool absent; /* a hole: this shard owns nothing and takes no part in rounds */
 };
 
 struct served_layout {
-    struct served_layout *older; /* of the job's list */
+    struct served_layout *older; /* the next older layout of the job's list */
     uint32_t refs; /* loop thread: held by the list, by commands and by the open round */
     struct cairn_version since;
-    /* found when this member returned to the job, so it may also apply to versions before `since` */
+    /* the layout was found when this member returned to the job, so it may also serve versions
+     * before `since` */
     bool found;
     struct layout *layout;      /* owned */
     struct served_part parts[]; /* [layout->shard_count] */
@@ -52,12 +54,13 @@ void served_layout_put(struct served_layout *served); /* NULL is fine */
 /* Loop thread, not under the lock: makes the layout the job's newest, and takes over the caller's
  * reference. */
 void served_layouts_add(struct job *job, struct served_layout *served);
-/* Likewise: sets the version from which the layout serves. */
+/* Loop thread, not under the lock: sets the version from which the layout serves. */
 void served_layouts_serve_since(struct job *job, struct served_layout *served,
                                 struct cairn_version since);
-/* Likewise: releases the layouts that no fetch uses any more. True if there were any. */
+/* Loop thread, not under the lock: releases the layouts that no fetch uses any more. Returns true
+ * if there were any. */
 bool served_layouts_trim(struct job *job);
-void served_layouts_release(struct job *job); /* likewise: all of them */
+void served_layouts_release(struct job *job); /* Loop thread, not under the lock: all layouts */
 /* Returns the layout for fetching a published version: the newest one that serves the version. There is
  * always such a layout. */
 struct served_layout *served_layout_of_version(const struct job *job, struct cairn_version version);
@@ -82,7 +85,8 @@ struct staged {
     bool on_card;
 };
 
-/* Called when nothing reads the copies any more; their memory is freed with the session's. */
+/* Called when nothing reads the copies any more; the memory of the copies is freed with the
+ * session's. */
 void stage_close_areas(struct session *s);
 
 /* ==== tiles ==== */
@@ -95,17 +99,19 @@ struct declared {
     struct tiles tiles; /* without whole tensors, which are not listed */
     uint64_t hash;
     uint32_t world;
-    struct packed *packed; /* held: the same, packed */
+    struct packed *packed; /* held: `tiles`, packed */
 };
 
 struct held_tiles {
     /* lock */
-    struct declared *declared;  /* owned; in effect. NULL, or world 0: whole tensors */
-    struct declared *declaring; /* of the cairn_tiles call waiting for other ranks; or NULL */
-    bool declaring_holds;       /* `declaring` became `declared` */
+    /* owned: the declaration in effect. NULL, or its world is 0: whole tensors */
+    struct declared *declared;
+    /* the declaration of the cairn_tiles call that waits for other ranks; NULL: none */
+    struct declared *declaring;
+    bool declaring_holds; /* `declaring` became `declared` */
     /* loop thread */
-    /* the request number of a declaration that was repeated after an attach; 0: no such declaration is
-     * unanswered */
+    /* the request number of a declaration that was repeated after an attach; 0: no such declaration
+     * is unanswered */
     uint32_t request;
 };
 

@@ -17,41 +17,43 @@
 
 /* Stages 0 and 1: gradients of several micro-batches, added up by the client. Caller's threads; not
  * under the lock unless a comment says so. Between micro-batches no thread is still adding: the
- * call that ends a micro-batch waits for all of them. */
+ * call that ends a micro-batch waits for all such threads. */
 
 struct assembly;
 struct sum;
 
 struct push_sums {
-    struct sum *of;                   /* owned: [tensor_count]; NULL: nothing was added up */
-    bool ended;                       /* lock: the sums of this round are sent, or about to be */
-    LIST_HEAD(, assembly) assemblies; /* lock; owned: tensors that lack some parts (below) */
+    struct sum *of; /* owned: [tensor_count]; NULL: nothing was added up */
+    bool ended;     /* lock: the sums of this round are sent, or about to be */
+    /* lock; owned: the tensors that still lack some parts (below) */
+    LIST_HEAD(, assembly) assemblies;
 };
 
 bool accumulate_wanted(const struct job *job);
 /* Under the lock, when no push is open or being added: resets the sums, and drops tensors that were pushed
  * in part. */
 void accumulate_new_round(struct job *job);
-/* Adds a gradient, whose memory is the caller's again on return. The caller has incremented
- * filling.adding under the lock; this call decrements filling.adding in any case. */
+/* Adds a gradient. When the call returns, the gradient's memory is the caller's again. The caller
+ * has incremented filling.adding under the lock; this call decrements filling.adding in any
+ * case. */
 cairn_status accumulate_add(struct job *job, const struct cairn_round *round, uint32_t micro,
                             size_t tensor, const struct piece *piece,
                             const struct cairn_mem *mem) CAIRN_MUST_CHECK;
 /* Pushes the sums that are not pushed yet; the caller then sends the end of micro-batch 0. */
 cairn_status accumulate_send(struct job *job, const struct cairn_round *round) CAIRN_MUST_CHECK;
-void accumulate_release(struct job *job); /* with the job */
+void accumulate_release(struct job *job); /* when the job is released */
 
 /* ==== assemble ==== */
 
 /* Assembles a tensor that is put or pushed in parts. The parts are aliases of the tensor's boxes, such
  * as the halves of a fused weight.
  *
- * The servers only know the tensor. So its parts are copied into one dense tensor in the client's
- * memory (cairn_stats.assembled_bytes), which is put or pushed when all of its elements are
- * present: such a contribution is folded in the same order, and with the same bits, as a contribution
- * of the fused tensor. If the micro-batch ends while elements are missing, zeros are pushed for the
- * missing elements; a tensor without any part is absent, as usual. No element may be given twice. Not
- * available to a worker that holds a tile of the tensor.
+ * The servers only know the tensor. So the client copies the parts into one dense tensor in its own
+ * memory (cairn_stats.assembled_bytes), and puts or pushes this tensor when all elements are
+ * present. Such a contribution is folded in the same order, and with the same bits, as a
+ * contribution of the fused tensor. If the micro-batch ends while elements are missing, zeros are
+ * pushed for the missing elements; a tensor without any part is absent, as usual. No element may be
+ * given twice. Not available to a worker that holds a tile of the tensor.
  *
  * Caller's threads. A part is claimed under the lock and copied without it; meanwhile the part counts
  * in filling.adding, and the end of a micro-batch waits until filling.adding is 0. */
@@ -63,9 +65,9 @@ struct portion {
     const char *name; /* the alias */
     uint8_t kind;     /* CAIRN_CHUNK_PUT, _PUSH */
     uint32_t tensor;  /* the alias's target */
-    uint32_t micro;   /* of a push, like round */
+    uint32_t micro;   /* of a push */
     uint64_t round;
-    struct piece whole; /* of the entire target */
+    struct piece whole; /* the entire target */
     struct piece piece; /* the box in the target, and the strides of the caller's memory */
     struct cairn_mem mem;
 };
@@ -83,7 +85,8 @@ cairn_status assemble_claim(struct job *job, const struct portion *portion,
  * claimed. CAIRN_ERR_EPOCH_CHANGED: the portion is of a void round. */
 cairn_status assemble_copy(struct assembly *assembly, const struct portion *portion,
                            bool *whole_out) CAIRN_MUST_CHECK;
-/* Called when the assembly could not be sent: restores the state before this portion was claimed. */
+/* Called when the assembly could not be sent: restores the state from before the claim of this
+ * portion. */
 void assemble_undo(struct assembly *assembly, const struct portion *portion);
 /* Returns the next incomplete tensor of that micro-batch, which the caller then owns; NULL: none is
  * left. */
@@ -92,13 +95,13 @@ struct assembly *assemble_ended(struct job *job, uint64_t round, uint32_t micro)
 /* Called when the assembly could not be sent: the next assemble_ended returns it again. */
 void assemble_put_back(struct assembly *assembly);
 
-/* Fills in the fields of a command that depend on the assembly, and has the assembly freed when the
+/* Fills in the fields of a command that depend on the assembly. The assembly is freed when the
  * command's operation is over. */
 void assemble_pattern(struct assembly *assembly, struct command *pattern);
 struct cairn_mem assemble_mem(const struct assembly *assembly);
 void assemble_free(struct assembly *assembly);
 
-/* CAIRN_ERR_NOT_READY names a tensor of which only parts were put. */
+/* Fails if only parts of some tensor were put: CAIRN_ERR_NOT_READY names the tensor. */
 cairn_status assemble_judge_put(struct job *job) CAIRN_MUST_CHECK;
 
 /* ==== parcel ==== */
@@ -110,11 +113,11 @@ struct op;
 struct target;
 
 /* The part of one chunk that an op sends or fetches. The job owns the parcel and reuses it. A
- * parcel is over when it is answered and the fabric has returned everything that it had on loan. */
+ * parcel is over when it is answered and the fabric has returned all memory that it had on loan. */
 struct parcel {
     struct job *job;
     struct op *op;               /* NULL: free */
-    const struct target *target; /* the target, one of the op's */
+    const struct target *target; /* one of the op's targets */
     struct parcel *next;         /* in the free list */
     /* the request of a put or fetch to the chunk's owner; for a push, only its cookie is used */
     struct chunk_request request;
@@ -123,33 +126,34 @@ struct parcel {
     bool answered;
     cairn_status status;
     uint32_t on_loan; /* sends and receives that the fabric has not completed */
-    uint64_t layout;  /* the version of the layout that it was cut by */
+    uint64_t layout;  /* the version of the layout by which the parcel was cut */
     uint32_t shard;   /* the owner of the chunk in that layout */
-    uint32_t via;     /* the shard whose endpoint it was last sent to; if not the owner, a relay */
-    bool direct;      /* a relay could not answer this fetch */
+    uint32_t via; /* the shard whose endpoint the parcel was last sent to: the owner, or a relay */
+    bool direct;  /* a relay could not answer this fetch */
     struct chunk_place place;
     uint64_t table_hash;
-    /* [byte_count] the piece's part of the chunk: in the caller's buffer, or in `packed`, which is
-     * created on sending; NULL until then */
+    /* [byte_count] the piece's part of the chunk, in the caller's buffer or in `packed`; NULL until
+     * `packed` is created on sending */
     uint8_t *bytes;
-    uint8_t *packed; /* owned; for memory with strides, or after a box */
-    /* of a card's memory: its copy, for shards that cannot read that memory directly */
+    uint8_t *packed; /* owned; used for memory with strides, or for data that follows a box */
+    /* the copy of a card's memory, for shards that cannot read that memory directly */
     struct staged staged;
-    uint64_t copy; /* the number of a copy that was not waited for (device.h); else 0 */
+    uint64_t copy; /* the number of a copy that was not waited for (device.h); 0: none */
     bool is_queued, is_ahead, is_landed; /* parcel.c */
-    TAILQ_ENTRY(parcel) queued; /* of a push: in its owner's queue; of a fetch: in its job's */
-    bool on_card;               /* `bytes` is memory of a card, and is sent by reference */
-    uint64_t first;             /* element of the piece */
+    /* for a push: in its owner's queue; for a fetch: in its job's queue */
+    TAILQ_ENTRY(parcel) queued;
+    bool on_card;   /* `bytes` is memory of a card, and is sent by reference */
+    uint64_t first; /* the first element of the piece's part */
     size_t byte_count;
     size_t head_bytes; /* bytes in `packed` before the data: the box of a put; 0: none */
-    bool lands;        /* the network card writes the received data to the card */
+    bool lands;        /* the network card writes the received data directly to the card */
     /* CAIRN_CHUNK_UNSUMMED: applies to data that is received, or sent from the card */
     bool is_unsummed;
     uint64_t checksum; /* of the data that a fetch receives, as reported by the shard */
-    uint64_t came;     /* the same, as computed from the received data */
+    uint64_t came;     /* the checksum computed from the received data */
     struct cairn_version version;
-    uint64_t round; /* of a put in a write; else 0 */
-    /* until when the shard is asked again, since it does not know the chunk yet; else 0 */
+    uint64_t round; /* the round of a put in a write; else 0 */
+    /* a shard that does not know the chunk yet is asked again until this time; else 0 */
     uint64_t word_by_ms;
 };
 
@@ -179,20 +183,21 @@ void parcel_end(struct parcel *parcel, cairn_status status);
  * that depend on the parcel. */
 cairn_status parcel_send(struct parcel *parcel, uint32_t via,
                          struct chunk_header *header) CAIRN_MUST_CHECK;
-/* Gives the parcel memory of its own if the caller's memory cannot be used: it has strides, belongs
- * to a card (for a fetch), or a box precedes the payload. */
+/* Gives the parcel memory of its own if the caller's memory cannot be used: the caller's memory has
+ * strides, or belongs to a card (for a fetch), or a box precedes the payload. */
 cairn_status parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
 /* Receives the payload of a fetch's answer, and ends the parcel, or asks again for a payload that was damaged
  * or lost. */
 void parcel_receive(struct parcel *parcel, const struct chunk_header *header,
                     struct fabric_message *message);
-/* The parcel's bytes are here: ends the parcel, now or when the card has the bytes. */
+/* Called when the parcel's bytes are here: ends the parcel, either now or when the card has the
+ * bytes. */
 void parcel_arrived(struct parcel *parcel);
 
 /* parcel.c: how far a put, push or fetch has come. */
 
-/* Finds the next chunk, *shard_out and *chunk_out, and skips those without elements of the piece.
- * False: the piece is completely cut. */
+/* Finds the next chunk (*shard_out and *chunk_out) that has elements of the piece. False: the piece
+ * is completely cut. */
 bool command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
 
 /* ==== pushes ==== */
@@ -205,9 +210,11 @@ struct pushing {
     struct pusher pusher;
     /* held: the last round's layout, for which the pusher was created; NULL: none */
     struct served_layout *served;
-    uint8_t **pushed;     /* owned: [micro_count][tensor_count] 1: pushed in that micro-batch */
+    /* owned: [micro_count][tensor_count]; 1: the tensor was pushed in that micro-batch */
+    uint8_t **pushed;
     uint32_t micro_count; /* number of micro-batches begun in this round */
-    uint64_t gives_up;    /* the round to give up after a shard's refusal; 0: none, or reported */
+    /* the round to give up after a shard's refusal; 0: none, or already reported */
+    uint64_t gives_up;
 };
 
 /* Commands of the round. */
@@ -215,19 +222,20 @@ bool pushes_run(struct command *command);
 bool pushes_micro_end_run(struct command *command);
 bool pushes_commit_run(struct command *command);
 
-void pushes_release(struct job *job); /* closes the pusher; also with the job */
+void pushes_release(struct job *job); /* closes the pusher; also called when the job is released */
 
 /* Returns the connection on which the owner's last GRANT arrived. */
 struct shard_link *pushes_granter(struct shard_link *owner);
 void pushes_on_grant(struct shard_link *owner);
 /* Processes ACK, NAK and MICRO_ACK: answers to pushes, puts and fetches. */
 void pushes_on_answer(struct shard_link *owner, const struct chunk_header *header);
-/* The shard sent HELLO on this connection: its answers to pushes over the connection may be lost. */
+/* Called when the shard sent HELLO on this connection: its answers to pushes over the connection
+ * may be lost. */
 void pushes_on_hello(struct shard_link *link, uint64_t way);
 /* Returns true if the open round's state machine still expects something that arrives, or may
  * arrive, on this connection. */
 bool pushes_waits(const struct shard_link *link);
-/* The connection is lost, and so are the grants that arrived on it. */
+/* Called when the connection is lost, and with it the grants that arrived on it. */
 void pushes_lost(struct shard_link *link);
 
 /* ==== recut ==== */
@@ -238,35 +246,35 @@ void pushes_lost(struct shard_link *link);
  * the layout that serves the version, for state the newest layout. */
 struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t plane,
                                    struct cairn_version version);
-/* Handles the answer of a shard that does not know the chunk. True: the parcel continues. Either it is
- * cut again, or the shard is asked once more, because the coordinator's message may not have arrived
- * yet. */
+/* Handles the answer of a shard that does not know the chunk. True: the parcel continues. Either
+ * the parcel is cut again, or the shard is asked again, because the coordinator's message may not
+ * have reached the shard yet. */
 bool recut_refused(struct parcel *parcel, uint64_t status);
-/* The layouts of the job, or the versions from which they serve, have changed. */
+/* Called when the layouts of the job, or the versions from which they serve, have changed. */
 void recut_all(struct job *job);
 
-/* The shard has left the job and no longer exists, so no shard has the data that was requested from
- * this one. */
+/* Called when the shard has left the job and no longer exists: no shard then has the data that was
+ * requested from this shard. */
 void recut_gone(struct shard_link *link);
 
 /* ==== stage ==== */
 
-/* Copies of a card's memory that pass through the host. If a shard cannot read the memory directly, a
- * push to it begins to copy each chunk a few chunks before that chunk is sent. A fetch begins to copy a
- * chunk when the chunk arrives, and ends the chunk a few chunks later. So one wait serves several
- * copies, and the card copies while the shards work. Loop thread. */
+/* Copies of a card's memory that pass through the host. If a shard cannot read the memory directly,
+ * a push to this shard begins to copy each chunk a few chunks before that chunk is sent. A fetch
+ * begins to copy a chunk when the chunk arrives, and waits for the copy a few chunks later. One
+ * wait then serves several copies, and the card copies while the shards work. Loop thread. */
 
-/* The number of chunks of an owner that may be copied ahead of being sent, and of chunks of a job
+/* The number of an owner's chunks that may be copied before they are sent, and of a job's chunks
  * that may be copied after they arrived. */
 #define CAIRN_STAGE_AHEAD 8
 
-/* Queues a push that was just cut, and begins to copy queued pushes to its owner, as many as may be copied
- * ahead; pushes of host memory may be passed, too. */
+/* Queues a push that was just cut, and begins to copy as many queued pushes to the same owner as
+ * may be copied ahead. A push of host memory may be passed, too. */
 void stage_queue(struct parcel *parcel);
 
-/* Before the loop sleeps: if some operation has nothing left but copies to the card, waits for
- * these copies and ends their parcels. If every operation still has other work, the loop waits for that
- * work first, while the card copies. */
+/* Called before the loop sleeps. If some operation has nothing left but copies to the card, waits
+ * for these copies and ends their parcels. If every operation still has other work, returns at
+ * once: the loop waits for that work first, while the card copies. */
 void stage_end_landed(struct job *job);
 
 /* ==== transfer ==== */
@@ -278,9 +286,10 @@ bool transfer_run(struct command *command);
 cairn_status transfer_send(struct chunk_request *request) CAIRN_MUST_CHECK;
 void transfer_on_data(struct shard_link *link, const struct chunk_header *header,
                       struct fabric_message *message);
-/* The connection is lost: requests that were sent over it and are unanswered wait to be sent again. */
+/* Called when the connection is lost: requests that were sent over it and are unanswered will be
+ * sent again. */
 void transfer_lost(struct shard_link *link);
-/* Ends the fetches that their caller has canceled, except for parts already answered. */
+/* Ends the fetches that their callers have canceled, except for parts that are already answered. */
 void transfer_cancel(struct job *job);
 
 /* ==== fail ==== */
@@ -292,7 +301,7 @@ void transfer_cancel(struct job *job);
 void fail_calls(struct job *job, cairn_status status, const char *text);
 /* Detaches the job, and ends everything in progress with `status`. */
 void fail_parcels(struct job *job, cairn_status status);
-/* Does both. */
+/* Does the work of both functions above. */
 void job_fail(struct job *job, cairn_status status, const char *text);
 
 #endif

@@ -18,9 +18,9 @@
 
 /* ==== reading ==== */
 
-/* Reads the contents of the Attached message: the servers' spec, and the layout. A million tensors
- * take a second, so a large message is read by a separate thread, while other jobs of the session
- * continue; a small one is read at once.
+/* Reads the contents of the Attached message: the servers' spec, and the layout. Reading a million
+ * tensors takes a second. So a separate thread reads a large message, while other jobs of the
+ * session continue; a small message is read at once.
  *
  *   reading_begin ─► a thread reads ─► is over (the loop thread is kicked) ─► attach.c takes it
  *
@@ -30,18 +30,18 @@ struct reading {
     const struct job *job;
     pthread_t thread;
     bool has_thread, first, wants_served;
-    atomic_bool is_over; /* all fields below are set */
-    /* of the spec. If not CAIRN_OK, `why` explains it */
+    atomic_bool is_over; /* true: all fields below are set */
+    /* the status of the spec; unless CAIRN_OK, `why` explains it */
     cairn_status spec_status;
     struct sentence why;
-    bool tells_clip_norm; /* clip_norm is the one in effect */
+    bool tells_clip_norm; /* clip_norm is the value in effect */
     double clip_norm;
-    bool takes_spec;           /* `spec` will become the job's */
+    bool takes_spec;           /* `spec` will become the job's spec */
     struct job_spec_data spec; /* owned */
-    /* of the layout, unless the spec failed */
+    /* the status of the layout, unless the spec failed */
     cairn_status layout_status;
     struct layout *layout;        /* owned; NULL: moved to `served` */
-    struct served_layout *served; /* owned: for a job that has none yet; else NULL */
+    struct served_layout *served; /* owned: for a job that has no served layout yet; else NULL */
 };
 
 /* Called when all pages have arrived: creates job->attachment.reading, which may be over on return.
@@ -62,7 +62,7 @@ void reading_await(struct reading *reading);
 /* Called when the job is released: no operation is in progress any more. */
 void cache_release(struct job *job);
 
-/* Under the lock: frees everything that is not on loan. False: something is on loan, or being
+/* Under the lock: frees all units that are not on loan. False: some unit is on loan, or being
  * fetched. */
 bool cache_forget(struct job *job);
 
@@ -76,7 +76,7 @@ struct parcel;
 struct shown {
     struct shown *next;
     struct fabric_mapping *mapping; /* held */
-    uint32_t segment;               /* as in the note */
+    uint32_t segment;               /* the segment's number, from the note */
     enum published_side side;
     bool is_there; /* readable now: a mapping on a card is postponed while a stream waits */
 };
@@ -84,20 +84,22 @@ struct shown {
 /* A copy that a shard shows, as far as it has been shown. Changed under the lock. */
 struct published {
     struct published *next;
-    struct published_note note;        /* of the first of its regions to arrive */
+    struct published_note note;        /* the note of the copy's first region that arrived */
     struct shown *shown;               /* owned */
     const struct published_head *head; /* NULL: not shown yet, or the session is closed */
     /* owned: [bytes] the copy's segments side by side, read-only; NULL: the copy is not is_whole */
     const uint8_t *base;
-    /* the same on the session's card, not a host address; NULL: not complete yet */
+    /* the copy's segments side by side, as an address of the session's card and not of the host;
+     * NULL: not complete yet */
     const uint8_t *on_card;
     size_t bytes;
     uint32_t uses; /* uses by read.c, each ended by unuse_copy */
     bool is_whole; /* all of it has been shown, and is valid */
-    bool gone;     /* the shard withdrew some of it or is gone, or the copy is not valid */
+    bool gone;     /* the shard withdrew part of the copy or is gone, or the copy is not valid */
 };
 
-/* Bytes that a job's member read directly from published memory: no shard counts them. */
+/* Bytes that a job's member read directly from published memory; shards cannot count these
+ * bytes. */
 struct mapped_reads {
     uint64_t bytes; /* lock */
     /* loop thread */
@@ -106,15 +108,15 @@ struct mapped_reads {
     uint64_t reported_before;
 };
 
-/* fabric_options.on_mapping and on_mapping_gone. */
+/* The callbacks fabric_options.on_mapping and on_mapping_gone. */
 void mapped_on_mapping(void *session, struct fabric_mapping *mapping);
 void mapped_on_gone(void *session, struct fabric_mapping *mapping);
 /* Releases copies that are gone and no longer in use. */
 void mapped_sweep(struct session *s);
 /* Called after card_imports_turn: makes the newly mapped segments readable. */
 void mapped_settle(struct session *s);
-/* Called before the fabric is closed. Copies that are in use are freed with their last use; their
- * memory no longer exists by then. */
+/* Called before the fabric is closed. A copy that is in use is freed when its last use ends; the
+ * copy's memory no longer exists by then. */
 void mapped_release(struct session *s);
 /* Copies a fetch's part of a chunk of that layout, if mapped memory has that part. False: the part must
  * be requested from the shard. */
@@ -126,19 +128,19 @@ void mapped_count(struct job *job, uint64_t bytes);
 
 /* ==== stitch ==== */
 
-/* Tensors of several shards as one contiguous range: private address space into which the pages of
- * the shards' copies are mapped one after another (proto/geometry/layout.h). Under the session's
- * lock, any thread.
+/* A stitch shows tensors of several shards as one contiguous range. The range is private address
+ * space into which the pages of the shards' copies are mapped one after another
+ * (proto/geometry/layout.h). Under the session's lock, any thread.
  *
  * The two copies that a shard publishes alternate, so a stitch that was read is needed again two
- * versions later, with the same pages: the stitch is kept, with its page tables, and only the edges
- * between two runs are copied again. Mapping all pages again would cost a fault for every few
- * pages, which is most of the time of reading a tensor. A stitch is released in three cases: a shard
- * withdraws one of the stitch's copies, the job is released, or newer stitches need room because there
- * are more than CAIRN_STITCH_MAPS_MAX maps. */
+ * versions later, with the same pages. The stitch is therefore kept, with its page tables, and only
+ * the edges between two runs are copied again. Mapping all pages again would cost a fault for every
+ * few pages, which is most of the time of reading a tensor. A stitch is released in three cases: a
+ * shard withdraws one of the stitch's copies, the job is released, or newer stitches need room
+ * because there are more than CAIRN_STITCH_MAPS_MAX maps. */
 
-/* The limit of maps in all stitches of a job. Each counts for up to two of the maps that a process
- * may have (65530 by default). */
+/* The limit of maps in all stitches of a job. Each map counts for up to two of the maps that a
+ * process may have (65530 by default). */
 #define CAIRN_STITCH_MAPS_MAX 4096
 
 struct stitch;
@@ -146,7 +148,7 @@ struct stitch;
 /* The stitches of a job. Under the lock. */
 struct stitches {
     LIST_HEAD(, stitch) all; /* owned: in use or kept; the most recently used is first */
-    size_t map_count;        /* of all of them */
+    size_t map_count;        /* of all stitches together */
 };
 
 /* Called when the job is released: no stitch is in use any more. */
@@ -158,10 +160,10 @@ void stitches_release(struct job *job);
  * the pages in which parts of several shards meet are copied (above). Under the session's lock, any
  * thread. */
 
-/* Opens the wire planes of whole tensors at a version, read-only, until published_view_close. On the
- * device side the addresses are the session's card's. NULL: a shard of another host has a part, the
- * version does not exist or no longer exists, there is no address space, or, on the card, several
- * shards have parts of one tensor. */
+/* Opens the wire planes of whole tensors at a version, read-only, until published_view_close. On
+ * the device side, the addresses are addresses of the session's card. NULL: a shard of another host
+ * has a part, the version does not exist or no longer exists, there is no address space, or, on the
+ * card, several shards have parts of one tensor. */
 struct published_view *published_view_open(struct job *job, struct cairn_version version,
                                            enum published_side side, const uint32_t *tensors,
                                            size_t count);

@@ -2,8 +2,8 @@
  *
  * A session has one thread of its own that runs a libuv loop: the control connection to the
  * coordinator, the fabric, timers. The Attached message of a large job is read by a thread that
- * lives only for that (read.h). The caller's threads never touch any of these. The two sides
- * meet at one lock:
+ * lives only for this purpose (read.h). The caller's threads touch neither the connections nor the
+ * timers. The two sides meet at one lock:
  *
  *   asks      (op.h) control requests of the caller's threads. A thread adds an ask and sleeps. The loop
  *             thread sends the ask when the connection is established and the ask's job is attached,
@@ -25,7 +25,7 @@
  *   op.h      the interface between the threads: asks, operations, waiting
  *   push.h    chunks of puts, pushes and fetches in progress
  *   read.h    published memory of this host's shards, and the units that are gathered or viewed
- *   session.h, job.h  what all of these work on; in session.h also the loop thread: connections, attaching,
+ *   session.h, job.h  what all of these work on. session.h also has the loop thread: connections, attaching,
  *             messages, commands
  *   api_*.c, lists.c, open.c, put.c, round.c  the calls of cairn.h: each validates its arguments, hands
  *             the work over, and waits
@@ -59,10 +59,10 @@ struct session_loop {
     pthread_t thread;
     uv_loop_t uv;
     uv_async_t kick;
-    uv_prepare_t rest; /* the last prepare of an iteration: the newest runs first */
+    uv_prepare_t rest; /* the last prepare of an iteration, because the newest prepare runs first */
     uv_timer_t tick;
     uv_timer_t soon; /* wakes the loop again while a push waits for its stream */
-    /* set before `stopping`: from that time on the fabric is closed even if memory is on loan */
+    /* set before `stopping`: from this time on, the fabric is closed even if memory is on loan */
     uint64_t stop_by_ms;
     atomic_bool stopping;
 };
@@ -78,14 +78,14 @@ void loop_stop(struct session *s);
 
 struct control {
     struct stream *stream;  /* NULL: not connected */
-    bool hello_sent, ready; /* ready: Welcome has arrived */
+    bool hello_sent, ready; /* hello_sent: Hello was sent. ready: Welcome has arrived */
     bool is_choosing;       /* this connection was only for learning the places of shards */
     bool was_given_up;      /* the coordinator is the same as before the connection was lost */
     uint64_t incarnation;   /* of the coordinator */
     uint64_t store;         /* the identity of its store */
     uint32_t last_request;
     uint64_t retry_at_ms;
-    uint32_t retry_delay_ms; /* grows while connections end soon after they are established */
+    uint32_t retry_delay_ms; /* grows as long as connections end soon after they were established */
     uint32_t heartbeat_ms, lease_ms;
     uint64_t heard_ms, spoke_ms, welcome_ms;
     uint64_t reads_reported_ms; /* when job->reads were last reported, for all jobs */
@@ -95,20 +95,20 @@ struct control {
 /* The session's connection state to the coordinator, for waiting callers. Under the lock. */
 struct reach {
     bool welcome;
-    bool no_path;        /* status and why describe the data path, and are final */
+    bool no_path;        /* status and why describe the data path, and will not change */
     cairn_status status; /* of the last attempt to connect */
     struct sentence why;
     uint64_t away_since_ms;
 };
 
-/* Sends without an ask; a failure appears as the end of the stream. */
+/* Sends a message without an ask; the loop learns of a failure by the end of the stream. */
 void control_send(struct session *s, uint16_t type, uint32_t request,
                   const ProtobufCMessage *message);
 void control_send_pages(struct session *s, uint32_t request, enum page_what what,
                         struct packed *packed);
-/* Handles a lack of memory for a message from the coordinator (`of`: which one). Drops the
- * connection and connects again: unanswered requests are then repeated, and by then memory may be
- * available. */
+/* Called when memory for a message from the coordinator is lacking; `of` names the message. Drops
+ * the connection and connects again: unanswered requests are then repeated, and by then memory may
+ * be available. */
 void control_starve(struct session *s, const char *of);
 /* Returns how many bytes of published memory the job's member has read since it attached to this
  * coordinator. The caller must send the figure: it counts as reported from here on. */
@@ -116,30 +116,31 @@ uint64_t control_job_read(struct job *job);
 
 /* ==== datapath ==== */
 
-/* The data path of a session: the fabric, the devices that it is opened on, and the errors that are
- * reported if no data gets through, or if data stops getting through. Loop thread. */
+/* The data path of a session: the fabric, the devices that it is opened on, and the errors for data
+ * that never gets through, or that no longer gets through. Loop thread. */
 
 struct shard_link;
 
 struct datapath {
     struct fabric *fabric; /* NULL: the places of the shards are not known yet */
     struct fabric_poll poll;
-    uint64_t asked_ms;               /* since when the coordinator is asked for the places */
-    struct fabric_hub *hub;          /* borrowed; NULL except in tests, where it is the data path */
-    char text[CAIRN_SENTENCE_BYTES]; /* how it was opened; constant once cairn_open has returned */
+    uint64_t asked_ms;      /* since when the client asks the coordinator for the places */
+    struct fabric_hub *hub; /* borrowed; in tests, the hub of the data path; else NULL */
+    /* how the fabric was opened; constant after cairn_open has returned */
+    char text[CAIRN_SENTENCE_BYTES];
 };
 
 /* Opens the fabric, unless its devices are still to be chosen. */
 cairn_status datapath_open(struct session *s, struct sentence *why) CAIRN_MUST_CHECK;
-/* Called while no fabric is open: chooses the devices and opens it, or fails. False: no shard is
- * known yet; ask again. */
+/* Called while no fabric is open: chooses the devices and opens the fabric, or fails. False: no
+ * shard is known yet; call this again later. */
 bool datapath_choose(struct session *s, const Cairn__Welcome *welcome, struct sentence *why,
                      cairn_status *status_out);
 /* Closes the fabric, which returns every loan, including those of a stopped shard. */
 void datapath_close(struct session *s);
 /* Called at each tick. A shard that was never heard fails the job, with the addresses of both ends.
- * A shard that was heard before is reported as silent, until it is heard again, if it is awaited now
- * and the coordinator says that it is present. */
+ * A shard that was heard before is reported as silent if it is awaited now and the coordinator says
+ * that it is present; the report stands until the shard is heard again. */
 void datapath_judge(struct shard_link *link, uint64_t now_ms);
 /* Records that a message of the shard arrived. */
 void datapath_heard(struct shard_link *link);
@@ -151,7 +152,7 @@ void datapath_heard(struct shard_link *link);
 struct detachment {
     /* lock */
     bool is_asked, is_answered;
-    bool wants_off; /* what was requested */
+    bool wants_off; /* true: to detach was requested; false: to attach again */
     cairn_status status;
     struct sentence why;
     /* loop thread */
@@ -165,7 +166,7 @@ struct detachment {
 
 struct message_row {
     uint16_t type; /* enum wire_message; 0 ends the table */
-    bool keeps;    /* the handler owns the message */
+    bool keeps;    /* the handler takes over the message */
     /* Finds the job that waits for the message. NULL: the message names the job by its number. */
     struct job *(*find)(struct session *s, uint32_t request);
     /* CAIRN_ERR_NO_MEMORY: the message had no effect, and must be sent again. */
@@ -182,26 +183,28 @@ extern const struct message_row pushes_rows[]; /* push.c */
 void attach_begin(struct job *job);
 /* A shard refused something of the round (push.c): gives up the round, for all workers. */
 void attach_give_up_round(struct job *job);
-/* The job is closing: leaves it, and removes it from the list once the fabric has none of its
- * memory on loan. */
+/* Called when the job is closing: leaves the job, and removes it from the list when the fabric has
+ * none of its memory on loan any more. */
 void attach_release(struct job *job);
-/* Returns the status of an Error, which is not CAIRN_OK. *text_out, its text, is never empty, since the
- * caller reads it. */
+/* Returns the status of an Error; the status is never CAIRN_OK. *text_out, the text of the Error,
+ * is never empty, since the caller reads it. */
 cairn_status attach_error(const Cairn__Error *error, const char **text_out);
-/* Waits for the thread that reads the pages of `job`, and attaches the job by what it read. */
+/* Called while a thread reads the pages of `job`: waits for the thread, and attaches the job by
+ * what the thread read. */
 void attach_read(struct job *job);
 
-/* In each iteration: releases layouts that no fetch uses any more, and connections to shards that
- * left the job. */
+/* Called in each iteration: releases layouts that no fetch uses any more, and connections to shards
+ * that left the job. */
 void layouts_trim(struct job *job);
 
 /* ==== link ==== */
 
 /* Connections to the shards of a job, and the messages that arrive on them. Loop thread. */
 
-/* Adds links up to at least this count; a link has no address until its shard is heard of. */
+/* Adds links until there are at least `count`; a link has no address until its shard is heard
+ * of. */
 cairn_status links_add(struct job *job, uint32_t count) CAIRN_MUST_CHECK;
-void links_release(struct job *job); /* when none of their memory is on loan */
+void links_release(struct job *job); /* called when none of the links' memory is on loan */
 void link_tick(struct shard_link *link, uint64_t now_ms);
 
 /* ==== memory ==== */
@@ -215,8 +218,8 @@ struct region;
 struct session_memory {
     struct region *regions; /* owned: [count] of capacity, by address */
     size_t count, capacity;
-    bool changed; /* since the fabric was last told of the regions */
-    /* owned: freed by the caller, but still known to the fabric or mapped on a card */
+    bool changed; /* the regions changed since the fabric was last told of them */
+    /* owned: regions that the caller freed, but that the fabric still knows or a card still maps */
     struct gone *gone;
     bool closed;
 };
@@ -234,8 +237,8 @@ void *memory_apart_at(const struct gone *apart);
 /* Under the lock: leaves the memory to be freed in an iteration of the loop thread in which no
  * stream waits. */
 void memory_leave(struct session *s, struct gone *apart);
-/* Waits, for at most a second, until regions that were left before are freed. Not under the lock;
- * on a caller's thread. False if no region was left. */
+/* Waits, for at most a second, until the regions left by memory_leave are freed. Not under the
+ * lock; on a caller's thread. False: no region was left. */
 bool memory_await_left(struct session *s);
 
 /* If the `bytes` at ptr are in a region, lends the region until memory_return(*base_out); otherwise
@@ -244,36 +247,40 @@ bool memory_await_left(struct session *s);
 cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const struct card *card,
                          const void **base_out) CAIRN_MUST_CHECK;
 void memory_return(struct session *s, const void *base); /* NULL is fine */
-/* Loop thread: returns true if the fabric knows the region, so that its data is sent by reference. */
+/* Loop thread: returns true if the fabric knows the region: data of the region is then sent by
+ * reference. */
 bool memory_is_shown(struct session *s, const void *base);
 
 /* Under the lock: returns the bytes of all regions of host memory. */
 size_t memory_host_bytes(const struct session *s);
-/* Loop thread: tells the fabric of new regions, so that pushes from them are read in place, and of
- * freed regions. */
+/* Loop thread: tells the fabric of new regions, so that pushes from these regions are read in
+ * place, and of freed regions. */
 void memory_show(struct session *s);
-/* Called when the session is closed: frees the regions; those on loan are freed when their last
- * loan ends. */
+/* Called when the session is closed: frees the regions that are not on loan; the others are freed
+ * when their last loan ends. */
 void memory_close_session(struct session *s);
 /* Called when the session is freed. */
 void memory_release(struct session *s);
 
 /* ==== streams ==== */
 
-/* Streams of cards that wait for operations, and the thread that releases them when they have
- * waited too long: a stream that hangs blocks the card, and may also block the loop thread, in a
- * driver call. So that thread makes no driver call, and takes no lock that is held during one. */
+/* Streams of cards that wait for operations, and a watching thread, which releases streams that
+ * have waited too long. A stream that hangs blocks the card, and may also block the loop thread in
+ * a driver call. So the watching thread makes no driver call, and takes no lock that is held during
+ * a driver call. */
 
 /* The longest that a stream waits for an operation. */
 #define CAIRN_STREAMS_WAIT_MS 60000
 
 struct stream_waits {
-    pthread_mutex_t lock; /* taken after the session's; guards the fields below, and op.h's */
+    /* taken after the session's lock; guards the fields below, and the fields that op.h names */
+    pthread_mutex_t lock;
     pthread_cond_t changed;
     LIST_HEAD(, op) ops; /* operations that streams wait for */
-    uint64_t close_ms;   /* when the session ends, and with it all waits; 0: it is not ending */
+    /* when the session ends, and with it all waits of streams; 0: the session is not ending */
+    uint64_t close_ms;
     bool is_running, is_over;
-    pthread_t thread; /* from the first wait on */
+    pthread_t thread; /* exists from the first wait on */
 };
 
 /* ==== session ==== */
@@ -307,15 +314,20 @@ struct session {
     struct {
         SLIST_HEAD(, op) ops;
         uint32_t count;
-    } spare;    /* operations that are over, for reuse (op.c) */
-    bool ended; /* the loop accepts nothing more: asks and commands fail, nothing wakes it */
+    } spare; /* operations that are over, for reuse (op.c) */
+    /* the loop accepts nothing more: asks and commands fail, and the loop thread is no longer
+     * woken */
+    bool ended;
     LIST_HEAD(, ask) asks;
     struct command_queue commands;
-    struct job *jobs;            /* changed by the loop thread only */
-    struct published *published; /* copies of shards of this host (read.h), likewise */
+    struct job *jobs; /* changed by the loop thread only */
+    /* copies that shards of this host published (read.h); changed by the loop thread only */
+    struct published *published;
     /* one wake-up for all operations that end within 100 us of one iteration of the loop */
     struct {
-        bool is_due, tells; /* at the iteration's end; also through the event descriptor */
+        /* is_due: to be done at the iteration's end. tells: to be done through the event
+         * descriptor, too */
+        bool is_due, tells;
         uint64_t last_us;
     } wake;
     struct reach reach;
@@ -328,9 +340,11 @@ struct session {
     struct control control;
     struct datapath path;
     struct staging_area *staging_areas; /* owned: parcel.c */
-    /* until then no staging area is made on a card, because a card's memory could not be shown */
+    /* until this time no staging area is made on a card, because a card's memory could not be
+     * shown */
     uint64_t staging_on_host_ms;
-    struct card_imports *imports; /* owned: for cairn_opts.device; NULL: without a device */
+    /* owned: the imports for cairn_opts.device; NULL: no device was given */
+    struct card_imports *imports;
 };
 
 /* Begins a call of a session: declares `s`, looked up by the handle and held until the function
@@ -345,11 +359,11 @@ void session_leave(struct session **s);
 void session_kick(struct session *s);
 /* Writes to stderr that something is slower than it could be, unless the trainer has an on_wait. */
 void session_say(const struct session *s, const char *what);
-/* Loop thread: does the wake-ups that are due. */
+/* Loop thread: wakes the threads whose wake-up is due. */
 void session_wake_due(struct session *s);
 /* Sleeps on `changed` until the deadline; false when it has passed. Under the lock. */
 bool session_sleep(struct session *s, uint64_t deadline_ms);
-/* Appends a command, which the loop thread frees; if the session has ended, the command ends at
+/* Appends a command, which the loop thread frees. If the session has ended, the command ends at
  * once. Any thread. */
 void session_command(struct session *s, struct command *command);
 
