@@ -1,4 +1,4 @@
-/* See admin.h. The connection is a blocking one of its own, with one deadline. */
+/* Implements admin.h. Each request has a blocking connection of its own, with one deadline. */
 #include "client/admin.h"
 
 #include <cairn.h>
@@ -105,8 +105,8 @@ static cairn_status say_late(const struct admin *admin, struct sentence *why)
                      admin->endpoint, admin->timeout_ms);
 }
 
-/* Returns the next frame, and waits for it until `until_ms`. Its payload is valid until the next
- * call. */
+/* Waits until `until_ms` for the next frame, and returns it. The frame's payload is valid until the
+ * next call. */
 static cairn_status next_frame(const struct admin *admin, struct frame_decoder *decoder,
                                uint64_t until_ms, struct wire_frame *frame, struct sentence *why)
 {
@@ -129,8 +129,8 @@ static cairn_status next_frame(const struct admin *admin, struct frame_decoder *
     }
 }
 
-/* Unpacks a message and mends its strings: they come from shards and workers too, and are written
- * to a terminal or into JSON. */
+/* Unpacks a message and mends its strings: these strings come from shards and workers too, and are
+ * written to a terminal or into JSON. */
 static ProtobufCMessage *unpack_frame(const struct wire_frame *frame)
 {
     ProtobufCMessage *message = message_unpack(message_type(frame->type), frame->payload,
@@ -279,7 +279,7 @@ cairn_status admin_call(struct admin *admin, uint16_t type, const ProtobufCMessa
 const Cairn__SnapshotStatus *admin_latest(const Cairn__SnapshotList *list,
                                           admin_passed_fn *on_passed_over)
 {
-    size_t latest = 0; // the newest is first
+    size_t latest = 0; // the newest snapshot is the first of the list
     while (latest < list->n_snapshots && !list->snapshots[latest]->latest) latest++;
     const bool is_named = latest < list->n_snapshots; // older coordinators do not set `latest`
     for (size_t at = 0; at < list->n_snapshots; at++) {
@@ -356,7 +356,8 @@ static cairn_status ask(struct session *s, uint64_t deadline_ms, uint16_t type,
                            .context = s };
     const cairn_status status = admin_call(&admin, type, message, reply_type, reply_out, NULL,
                                            &why);
-    if (status == CAIRN_ERR_CLOSED && has_ended(s)) // else the coordinator's, of a shard, say
+    // else the coordinator reported that something else is closed
+    if (status == CAIRN_ERR_CLOSED && has_ended(s))
         return client_fail(status, "the session was closed");
     return status == CAIRN_OK ? CAIRN_OK : client_fail(status, "%s", why.text);
 }
@@ -379,7 +380,7 @@ static void fill_entry(const Cairn__JobStatus *job, struct cairn_job_entry *out)
     snprintf(out->name, sizeof out->name, "%s", job->name);
     snprintf(out->state, sizeof out->state, "%s", job->state);
     snprintf(out->awaited, sizeof out->awaited, "%s", job->awaited);
-    text_mend(out->awaited, ""); // it may have been truncated in the middle of a character
+    text_mend(out->awaited, ""); // the text may have been truncated in the middle of a character
 }
 
 static cairn_status list_inside(struct session *s, struct cairn_job_entry *entries, size_t *count,

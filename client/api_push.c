@@ -15,7 +15,7 @@
 
 /* global_batch: the micro-batches of a step have numbers that do not depend on the workers present,
  * and the caller uses these numbers. Internally, and on the wire, a micro-batch is identified by
- * its index among this worker's own. */
+ * its index among this worker's own micro-batches. */
 
 static cairn_status refuse_surplus(const struct job *job)
 {
@@ -153,8 +153,8 @@ static cairn_status refuse_after_sums(const char *tensor)
                        tensor);
 }
 
-/* Checks that the tensor is not in the micro-batch that is being filled, and records it there; for
- * CAIRN_API_NO_TENSOR, records the end of the micro-batch. Under the lock. */
+/* Checks that the tensor is not in the micro-batch that is being filled, and records the tensor in
+ * the micro-batch; for CAIRN_API_NO_TENSOR, records the end of the micro-batch. Under the lock. */
 static cairn_status note_filled(struct job *job, uint32_t micro, size_t tensor)
 {
     CAIRN_TRY(judge_micro(job, micro));
@@ -279,9 +279,9 @@ static cairn_status fill_part(struct job *job, const struct cairn_round *round,
     return status;
 }
 
-/* Sends the assembly. On success the caller no longer owns the assembly: the push's operation frees it
- * at its end, or, if its values were added up, it is freed at once. After a failure the caller still
- * owns the assembly. */
+/* Sends the assembly. On success the caller no longer owns the assembly: it is freed at once if its
+ * values were added up, or else at the end of the push's operation. After a failure the caller
+ * still owns the assembly. */
 static cairn_status send_assembly(struct job *job, const struct cairn_round *round, uint32_t micro,
                                   struct assembly *assembly)
 {
@@ -319,7 +319,7 @@ static cairn_status push_brought(struct job *job, const struct cairn_round *roun
     cairn_status status = assemble_copy(assembly, portion, &whole);
     if (status == CAIRN_OK && whole) {
         status = send_assembly(job, round, portion->micro, assembly);
-        if (status != CAIRN_OK) assemble_undo(assembly, portion); // it may be tried again
+        if (status != CAIRN_OK) assemble_undo(assembly, portion); // the caller may try again
     }
     end_part(job, portion, status == CAIRN_OK && whole);
     return status;
@@ -406,7 +406,7 @@ static cairn_status push_piece(struct job *job, struct push *push, cairn_op **op
     return status;
 }
 
-/* Judges the tensor and the dtype of a gradient: only a trained tensor takes one. */
+/* Judges the tensor and the dtype of a gradient: only a trained tensor takes a gradient. */
 static cairn_status judge_gradient(const struct job *job, size_t index, const char *tensor,
                                    const struct cairn_mem *mem)
 {
@@ -561,7 +561,7 @@ static cairn_status offer(struct job *job, struct declared *declared)
     return client_fail(CAIRN_ERR_BUSY, "another thread declares tiles of job %s", job->name);
 }
 
-/* True: the declaration is in effect. */
+/* Ends the offer. Returns true if the declaration is in effect. */
 static bool withdraw(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -579,7 +579,7 @@ static cairn_status declare(struct job *job, struct declared *declared, uint64_t
     Cairn__TilesDeclare message = client_tiles_message(declared);
     CAIRN_TRY(offer(job, declared));
     cairn_status status = ask_coordinator(job, &call, &message.base, deadline_ms, NULL);
-    return withdraw(job) ? CAIRN_OK : status; // it may have taken effect just in time
+    return withdraw(job) ? CAIRN_OK : status; // the declaration may have taken effect just in time
 }
 
 cairn_status cairn_tiles(cairn_job *handle, const struct cairn_tile *tiles, size_t tile_count,

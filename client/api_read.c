@@ -142,7 +142,7 @@ cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity
 struct units {
     const struct job_spec_data *spec; /* borrowed */
     uint32_t *order;                  /* [tensor_count] tensors, by unit, then by index */
-    size_t *first; /* [unit_count + 1] start of each unit in `order`; units by name */
+    size_t *first; /* start of each unit in `order`; the units are sorted by name */
     size_t unit_count;
 };
 
@@ -183,7 +183,7 @@ static struct units *units_open(const struct job_spec_data *spec)
         return NULL;
     }
     for (size_t i = 0; i < spec->tensor_count; i++) units->order[i] = (uint32_t)i;
-    union { // qsort_r passes it on unchanged; compare only reads it
+    union { // qsort_r passes the pointer on unchanged; compare only reads through it
         const struct job_spec_data *in;
         void *out;
     } context = { .in = spec };
@@ -239,7 +239,8 @@ static const uint32_t *units_tensors(const struct units *units, size_t unit, siz
 /* A tensor of a unit as this worker reads it: the part that this worker holds, or the whole tensor; for
  * an alias, the alias's part of the target. */
 struct unit_tensor {
-    uint32_t named, fetched; /* tensors of the spec */
+    /* tensors of the spec: `named` may be an alias, and `fetched` is then its target */
+    uint32_t named, fetched;
     struct piece piece;
     cairn_dtype dtype;
     size_t at, byte_count; /* in the block */
@@ -255,19 +256,20 @@ struct unit_shape {
 
 struct block {
     struct block *next; /* newest first */
-    struct job *job;    /* borrowed: outlives it */
+    struct job *job;    /* borrowed: the job outlives the block */
     struct cairn_version version;
-    struct unit_shape shape;     /* owned */
-    struct card *card;           /* the card whose addresses the views have; NULL: host addresses */
-    struct gone *own;            /* owned: `memory`, if it is of a card */
-    uint8_t *memory;             /* owned; [shape.byte_count]; NULL: the data is in `view` */
-    struct published_view *view; /* owned; where this host's shards published it; or NULL */
-    uint32_t pending;            /* fetches that are not done, plus one while they are begun */
+    struct unit_shape shape; /* owned */
+    struct card *card;       /* the card whose addresses the views have; NULL: host addresses */
+    struct gone *own;        /* owned: holds `memory` if that is memory of a card */
+    uint8_t *memory;         /* owned; [shape.byte_count]; NULL: the data is in `view` */
+    /* owned; shows the unit where this host's shards published it; or NULL */
+    struct published_view *view;
+    uint32_t pending; /* fetches that are not done, plus one while the fetches are begun */
     cairn_status status;
     struct sentence why;
     bool wanted;         /* prefetched, and not mapped since */
     uint64_t call;       /* the last prefetch that wanted it */
-    struct loan *loans;  /* owned */
+    struct loan *loans;  /* the last prefetch that wanted the block */
     struct op *awaiting; /* operations of cairn_map that wait for the block */
 };
 
@@ -423,7 +425,7 @@ static struct published_view *view_whole(struct job *job, struct cairn_version v
     return view;
 }
 
-/* A block on a card takes over `own`, and fails if that is NULL. */
+/* Allocates the block's memory. A block on a card takes over *own; if *own is NULL, this fails. */
 static bool allocate_block(struct block *block, size_t bytes, struct gone **own)
 {
     if (block->card == NULL) {
@@ -437,9 +439,10 @@ static bool allocate_block(struct block *block, size_t bytes, struct gone **own)
     return true;
 }
 
-/* Adds a block, which takes over the shape. Its `pending` is 0 if the data is available at once;
- * otherwise the caller must begin the fetches. NULL: out of memory. A pending block remains valid when
- * the lock is released; a complete block may be given back and freed by another thread. */
+/* Adds a block, which takes over the shape. The block's `pending` is 0 if the data is available at
+ * once; otherwise the caller must begin the fetches. NULL: out of memory. A pending block remains
+ * valid when the lock is released; a complete block may be given back and freed by another
+ * thread. */
 static struct block *add_block(struct job *job, struct cairn_version version, struct card *card,
                                struct unit_shape *shape, struct gone **own)
 {
@@ -504,8 +507,9 @@ static uint64_t cache_new_call(struct job *job, struct cairn_version version)
     return call;
 }
 
-/* The prefetch `call` wants the unit. A new block takes over the shape's tensors, and the caller
- * begins its fetches; NULL: no block was created, or its data is available at once. */
+/* Records that the prefetch `call` wants the unit. Returns a new block, which takes over the
+ * shape's tensors, and whose fetches the caller begins; NULL: no block was created, or its data is
+ * available at once. */
 static struct block *cache_want(struct job *job, struct cairn_version version,
                                 struct unit_shape *shape, uint64_t call)
 {
@@ -585,15 +589,15 @@ static struct block *get(struct job *job, struct cairn_version version, struct c
     if (block != NULL || card == NULL) return block;
     pthread_mutex_unlock(&job->session->lock);
     *own = memory_apart(card, shape->byte_count);
-    if (*own == NULL && memory_await_left(job->session)) // memory of dropped blocks
+    if (*own == NULL && memory_await_left(job->session)) // for the memory of dropped blocks
         *own = memory_apart(card, shape->byte_count);
     pthread_mutex_lock(&job->session->lock);
     return *own != NULL ? find_or_add(job, version, card, shape, own, made_out) : NULL;
 }
 
-/* Lends a block of the unit and version, as views, on the card (NULL: the host); op ends when the
- * data is complete. *made_out: NULL, or a block whose fetches the caller must begin, even if this
- * call fails. */
+/* Lends a block of the unit and version, as views on the card (NULL: on the host). `op` ends when
+ * the data is complete. *made_out: NULL, or a block whose fetches the caller must begin, even if
+ * this call fails. */
 static cairn_status cache_lend(struct job *job, struct cairn_version version, struct card *card,
                                struct unit_shape *shape, struct op *op, struct cairn_view *views,
                                struct block **made_out)
@@ -619,8 +623,8 @@ static cairn_status cache_lend(struct job *job, struct cairn_version version, st
                                    given.byte_count);
 }
 
-/* Records that one fetch of the block, or the beginning of the fetches, is over; the last one
- * completes the operations that wait. */
+/* Records that one fetch of the block, or the beginning of the fetches, is over. When nothing is
+ * pending any more, completes the operations that wait for the block. */
 static void on_fetched(void *context, cairn_status status, const char *why)
 {
     struct block *block = context;
@@ -679,7 +683,7 @@ static cairn_status cache_give_back(struct job *job, uint64_t number)
 void cache_release(struct job *job)
 {
     if (job->cache == NULL) return;
-    pthread_mutex_lock(&job->session->lock); // it guards the session's copies
+    pthread_mutex_lock(&job->session->lock); // the lock guards the session's copies
     while (job->cache->blocks != NULL) drop_cache(job->cache->blocks);
     stitches_release(job);
     pthread_mutex_unlock(&job->session->lock);
@@ -694,7 +698,7 @@ void cache_release(struct job *job)
 /* ---- fetching ---- */
 
 /* Starts the fetches that fill a pending block. Called once for each block, by the call that made
- * it. */
+ * the block. */
 static void begin_block(struct block *block)
 {
     for (size_t i = 0; i < block->shape.count; i++) {
@@ -753,7 +757,7 @@ cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
     return CAIRN_OK;
 }
 
-/* Called once the unit's shape is known and the arguments are validated. */
+/* Called when the unit's shape is known and the arguments are validated. */
 static cairn_status map_shape(struct job *job, struct cairn_version version, struct card *card,
                               struct unit_shape *shape, struct cairn_view *views, cairn_op **op_out)
 {
@@ -885,7 +889,7 @@ static void withdraw(struct job *job, uint64_t key)
     session_command(job->session, command);
 }
 
-/* Keeps the layouts by which the leased version is read until the lease ends. */
+/* Keeps, until the lease ends, the layouts by which the leased version is read. */
 static void note_lease(struct job *job, struct cairn_version version, int ttl_ms)
 {
     const uint64_t now_ms = monotonic_ms(), until_ms = now_ms + (uint64_t)ttl_ms;

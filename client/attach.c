@@ -1,5 +1,5 @@
-/* Attaching to a job, repeating reports to a new coordinator, and the layouts and shards that it
- * names. */
+/* Attaching to a job, repeating reports to a new coordinator, and the layouts and shards that the
+ * coordinator names. */
 #include "client/session.h"
 
 #include <fcntl.h>
@@ -36,7 +36,7 @@ static cairn_status set_address(struct shard_link *link, const Cairn__ShardInfo 
 }
 
 /* Notes the addresses of shards. For a shard that joins, this may be the first message that names
- * it. */
+ * the shard. */
 static cairn_status set_addresses(struct job *job, Cairn__ShardInfo *const *infos,
                                   size_t info_count)
 {
@@ -56,8 +56,8 @@ static bool is_named(uint32_t shard, Cairn__ShardInfo *const *infos, size_t info
     return i < info_count;
 }
 
-/* Marks absent shards. A shard without extents is present if the message names it, as when the shard
- * joins; it is absent once it has left. */
+/* Marks absent shards. A shard without extents is present if the message names it, as when the
+ * shard joins; a shard that has left is absent. */
 static void note_holes(struct served_layout *served, Cairn__ShardInfo *const *infos,
                        size_t info_count)
 {
@@ -93,19 +93,20 @@ static void let_go_of_holes(struct job *job)
     }
 }
 
-/* The job is attached, or its layout has changed: connects to the shards, and continues everything
- * in progress with the new layouts. */
+/* Called when the job is attached, or its layout has changed: connects to the shards, and continues
+ * everything in progress with the new layouts. */
 static void layouts_apply(struct job *job)
 {
     const uint64_t now_ms = monotonic_ms();
-    // Not left to the next tick, which would delay the first messages to new shards.
+    // The links are ticked now, since the next tick of the loop would delay the first messages to
+    // new shards.
     for (uint32_t i = 0; i < job->shards.count; i++) link_tick(job->shards.links[i], now_ms);
     recut_all(job);
     let_go_of_holes(job);
 }
 
-/* Gives up on a message that cannot be applied: the job fails. If only memory was lacking, the
- * connection is established again and the coordinator resends the message. */
+/* Gives up on a message that cannot be applied. If only memory was lacking, the connection is
+ * established again and the coordinator resends the message. Otherwise the job fails. */
 static void give_up_layout(struct job *job, cairn_status status, const char *of, const char *why)
 {
     if (status == CAIRN_ERR_NO_MEMORY)
@@ -128,7 +129,7 @@ static cairn_status on_shards_changed(struct job *job, uint32_t request, Protobu
 
 /* ---- layouts ---- */
 
-/* Takes over `layout` in any case; *served_out becomes the job's newest. */
+/* Takes over `layout` in any case; *served_out becomes the job's newest layout. */
 static cairn_status add_served(struct job *job, struct layout *layout, struct cairn_version since,
                                struct served_layout **served_out)
 {
@@ -166,8 +167,8 @@ static struct served_layout *served_layout_of_number(const struct job *job, uint
     return served;
 }
 
-/* Returns the known layout with that number, or else the newest one if it assigns the same owners.
- * NULL: neither matches. */
+/* Returns the known layout with that number, or else the newest layout if it assigns the same
+ * owners. NULL: neither layout matches. */
 static struct served_layout *find_layout(struct job *job, const struct layout *layout)
 {
     struct served_layout *served = served_layout_of_number(job, layout->version);
@@ -175,7 +176,7 @@ static struct served_layout *find_layout(struct job *job, const struct layout *l
     return is_layout(job->served, layout) ? job->served : NULL;
 }
 
-/* Adds the first layout, as the reading thread built it. Takes it over on success. */
+/* Adds the first layout, as the reading thread built it. On success, takes the layout over. */
 static cairn_status add_first(struct job *job, struct reading *reading,
                               struct served_layout **served_out)
 {
@@ -201,8 +202,8 @@ static cairn_status judge_known(const struct job *job, const struct served_layou
                      in_force, job->name, newest);
 }
 
-/* Applies a later attachment's layout: a known one, or a newer one, unless a restore happened in
- * between. */
+/* Applies the layout of a later attachment: a known layout, or a newer one. Fails if a restore
+ * happened in between. */
 static cairn_status apply_attached(struct job *job, struct layout *layout,
                                    struct served_layout **served_out, struct sentence *why)
 {
@@ -232,8 +233,8 @@ static cairn_status apply_attached(struct job *job, struct layout *layout,
 }
 
 /* Applies the layout of the newest version, as `reading` read it, and the shards in the job's
- * attachment. CAIRN_ERR_ROLLED_BACK: the job was restored onto other shards. `why` is set only if the
- * failure is another one than the caller's text, "not a layout". */
+ * attachment. CAIRN_ERR_ROLLED_BACK: the job was restored onto other shards. `why` is set only if
+ * the caller's text, "not a layout", does not describe the failure. */
 static cairn_status layouts_attached(struct job *job, struct reading *reading, struct sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
@@ -324,7 +325,8 @@ static void on_layout_read(struct job *job)
     session_kick(job->session); // a stalled command may be able to proceed
 }
 
-/* Keeps the message until its pages have arrived. The job fails if the message does not fit it. */
+/* Keeps the message until its pages have arrived. If the message does not fit the job, the job
+ * fails. */
 static cairn_status on_layout_changed(struct job *job, uint32_t request, ProtobufCMessage *message)
 {
     Cairn__LayoutChanged *changed = (Cairn__LayoutChanged *)message;
@@ -386,7 +388,7 @@ static bool is_awaited(const struct job *job, uint32_t request)
 /* Handles the reply to a repeated declaration, or to the declaration of a cairn_tiles call that waits. */
 static cairn_status on_tiles_set(struct job *job, uint32_t request, ProtobufCMessage *message)
 {
-    (void)message; // it only says that the declaration is in effect
+    (void)message; // the message only says that the declaration is in effect
     struct declared *former = NULL;
     if (request == job->tiles.request) {
         job->tiles.request = 0;
@@ -422,9 +424,9 @@ static void again_pause(struct job *job)
     control_send(s, CAIRN_MSG_PAUSE, job->pause.request, &message.base);
 }
 
-/* The job was attached in the middle of a round, which by now is decided or void. Perhaps no shard is
- * left to report the outcome (a shard that never granted the round answers nothing), so this asks the
- * coordinator, which always knows it. */
+/* Called when the job was attached in the middle of a round, which by now is decided or void.
+ * Perhaps no shard is left to report the outcome: a shard that never granted the round answers
+ * nothing. So this asks the coordinator, which always knows the outcome. */
 static void again_ask_round(struct job *job)
 {
     Cairn__RoundCommit ask = CAIRN__ROUND_COMMIT__INIT;
@@ -448,8 +450,8 @@ void attach_give_up_round(struct job *job)
 
 /* ==== attach ==== */
 
-/* The delay after the coordinator answered that it cannot attach the job now: each attempt sends the
- * spec again, which may be large. */
+/* The delay after the coordinator answered that it cannot attach the job now. The delay is needed
+ * because each attempt sends the spec again, which may be large. */
 #define RETRY_MIN_MS 100
 #define RETRY_MAX_MS 1000
 
@@ -470,7 +472,8 @@ void attach_begin(struct job *job)
     open.resume_latest = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0;
     open.must_not_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_NOT_EXIST) != 0;
     open.takeover = (job->attachment.open_flags & CAIRN_OPEN_TAKEOVER) != 0 &&
-                    !job->attachment.attached_once; // it took the place over, or lost it
+                    // a member that was attached took the place over, or lost it
+                    !job->attachment.attached_once;
     open.run = s->run;
     open.restarts = s->restarts;
     open.seen_epoch = job->attachment.seen_epoch;
@@ -487,8 +490,8 @@ void attach_begin(struct job *job)
                            job->attachment.spec_packed);
 }
 
-/* The job existed, and was lost while its shards were being told of this worker. A second request
- * restores the job, so the request is repeated once. */
+/* Returns true if the job existed, and was lost while its shards were being told of this worker. A
+ * second request restores the job, so the caller repeats the request once. */
 static bool was_lost_under_way(struct job *job, cairn_status status)
 {
     const bool resumes = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0 &&
@@ -539,7 +542,8 @@ static cairn_status judge_step(const struct job *job, struct sentence *why)
                      job->name, was, now);
 }
 
-/* Takes over the spec that the reading thread read. Only the first one becomes the job's spec. */
+/* Takes over the spec that the reading thread read. Only the first such spec becomes the job's
+ * spec. */
 static cairn_status adopt_spec(struct job *job, struct reading *reading, struct sentence *why)
 {
     if (reading->tells_clip_norm) job_note_clip_norm(job, reading->clip_norm);
@@ -550,7 +554,7 @@ static cairn_status adopt_spec(struct job *job, struct reading *reading, struct 
     if (reading->takes_spec) {
         const struct job_spec_data was = job->spec;
         job->spec = reading->spec;
-        reading->spec = was; // freed with the reading
+        reading->spec = was; // the job's former spec, freed with the reading
     }
     return CAIRN_OK;
 }
@@ -586,12 +590,13 @@ void attach_read(struct job *job)
     job->attachment.state = JOB_ATTACHED;
     job->attachment.delay_ms = 0;
     if (job->attachment.attached_once && s->control.was_given_up) {
-        // If the coordinator is the same, it considered the member lost and had the shards cut
-        // their endpoints to it: both ends start again. A new coordinator did not: connections and
-        // everything in progress on them continue.
+        // If the coordinator is the same as before, it considered the member lost and had the
+        // shards cut their endpoints to this process: both ends start again. A new coordinator did
+        // not do so: connections and everything in progress on them continue.
         for (uint32_t i = 0; i < job->shards.count; i++)
             chunk_link_restart(&job->shards.links[i]->conn);
-        job->reads.reported_before = job->reads.reported; // counted for the lost member
+        // this part was counted for the lost member
+        job->reads.reported_before = job->reads.reported;
     }
     job->reads.reported = job->reads.reported_before;
     pthread_mutex_lock(&s->lock);
@@ -675,9 +680,9 @@ void attach_release(struct job *job)
         fail_calls(job, CAIRN_ERR_CANCELED, closed.text);
         session_kick(job->session); // answers the asks
     }
-    // A member that is given up while it attaches has no number for a JobLeave. The end of the
-    // connection informs the coordinator, which would otherwise wait for a worker that nobody runs,
-    // and fence the next one of its rank.
+    // A member that is given up while it attaches has no number for a JobLeave, so the end of the
+    // connection informs the coordinator. Otherwise the coordinator would wait for a worker that
+    // nobody runs, and fence the next worker of the same rank.
     if (job->attachment.state == JOB_ATTACHING && job->session->control.stream != NULL)
         stream_close(job->session->control.stream, CAIRN_OK, "job %s was given up", job->name);
     if (job->attachment.state == JOB_ATTACHED) {
@@ -688,7 +693,8 @@ void attach_release(struct job *job)
     }
     fail_parcels(job, CAIRN_ERR_CANCELED);
     for (uint32_t i = 0; i < job->shards.count; i++) chunk_link_close(&job->shards.links[i]->conn);
-    if (!loans_are_back(job)) return; // the fabric returns them soon; the next tick tries again
+    // the fabric returns the loans soon, and the next tick tries again
+    if (!loans_are_back(job)) return;
     served_layouts_release(job);
     pushes_release(job);
     links_release(job);
@@ -719,8 +725,8 @@ static struct job *job_attaching(struct session *s, uint32_t request)
     return job;
 }
 
-/* Returns the job whose pages are arriving: those of the reply to `request`, or of a LayoutChanged, which
- * has no request. */
+/* Returns the job whose pages are arriving. The pages belong to the reply to `request`, or to a
+ * LayoutChanged, which has no request. */
 static struct job *job_of_page(struct session *s, uint32_t request)
 {
     struct job *job = job_attaching(s, request);

@@ -127,8 +127,9 @@ static struct watched *watched_list; /* [count], owned, under the lock */
 static size_t watched_count;
 
 static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER; /* of the handles, below */
-static pid_t process;                                          /* the id of this process */
+/* guards the handles' slots, below */
+static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
+static pid_t process; /* the id of this process */
 
 static void before_fork(void)
 {
@@ -198,7 +199,7 @@ struct slot {
     uint32_t refs;       /* 0: the slot is free */
     enum handle_kind kind;
     int open;
-    pid_t process;    /* of the process that opened it */
+    pid_t process;    /* the process that opened the handle */
     size_t next_free; /* index + 1; 0 = none */
 };
 
@@ -286,7 +287,8 @@ void handle_hold(const void *handle)
     pthread_mutex_unlock(&slots_lock);
 }
 
-/* Releases a reference, and with the last one the slot. Unlocks. */
+/* Releases a reference, and with the last reference the slot. Called under the lock, which this
+ * function releases. */
 static void drop(struct slot *slot)
 {
     void *object = NULL;
@@ -339,7 +341,7 @@ cairn_status handle_fail(const void *handle, const char *what)
 
 /* ==== struct ==== */
 
-#define SIZE_MAX_SANE 65536 /* a larger struct_size was never set by a caller */
+#define SIZE_MAX_SANE 65536 /* no caller sets a larger struct_size */
 
 static size_t size_of(const void *caller)
 {
@@ -443,7 +445,7 @@ cairn_status strides_judge(const int64_t stride[8], const struct cairn_box *box,
 
 bool strides_apart(const struct strides *s)
 {
-    uint64_t spanned = 1; // elements that the dimensions so far span
+    uint64_t spanned = 1; // elements that the dimensions in `done` span
     bool done[8] = { false };
     for (uint32_t n = 0; s->given && n < s->rank; n++) {
         uint32_t least = s->rank;
@@ -505,7 +507,7 @@ static void go_on(struct walk *walk, uint64_t run)
     }
 }
 
-/* Copies `count` elements, at these byte strides. */
+/* Copies `count` elements; `to_step` and `from_step` are byte strides. */
 static void copy_elems(uint8_t *to, size_t to_step, const uint8_t *from, size_t from_step,
                        size_t elem_bytes, uint64_t count)
 {

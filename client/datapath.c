@@ -1,11 +1,11 @@
-/* The data path of a session: the devices that it is opened on, and the errors that are reported if no
- * data gets through, or if data stops getting through.
+/* The data path of a session: the devices that it is opened on, and the errors for data that never
+ * gets through, or that no longer gets through.
  *
- * UCX's devices are fixed when the fabric is opened. Unless the devices are set, they are the devices
- * of the routes to the shards. So the client first asks the coordinator for the shards' places: it
- * sends a Hello without an address, and the Welcome lists the places. Then the connection is
- * established again, with this process's address. The route to the coordinator gives no hint: it may be
- * a management network. */
+ * UCX's devices are fixed when the fabric is opened. Unless the devices are set, they are the
+ * devices of the routes to the shards. So the client first asks the coordinator for the shards'
+ * places: the client sends a Hello without an address, and the Welcome lists the places. Then the
+ * connection is established again, with this process's address. The route to the coordinator gives
+ * no hint, since it may lead through a management network. */
 #include "client/session.h"
 
 #include <inttypes.h>
@@ -19,11 +19,11 @@
 #include "proto/fabric/fabric.h"
 
 #define SHARDS_WAIT_MS 3000       /* for the first shard to join a cluster of several hosts */
-#define SENDS_MAX      (1u << 16) /* windows of all shards */
+#define SENDS_MAX      (1u << 16) /* the sends in the windows of all shards */
 #define SILENCE_MS \
-    CAIRN_LINK_SILENT_MS /* of a shard that already knew us when we first sent to it */
-#define STARVED_MS 5000  /* without memory to send to a shard */
-/* longer than this between two checks: this process did not run, and read nothing */
+    CAIRN_LINK_SILENT_MS /* for a shard that already knew us when we first sent to it */
+#define STARVED_MS 5000  /* the longest time without memory to send to a shard */
+/* if more time passes between two checks, this process did not run, and read nothing */
 #define LATE_MS    1000
 #define INFINIBAND "/sys/class/infiniband"
 
@@ -60,7 +60,8 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
 {
     enum one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
     enum device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
-    (void)one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // validated before
+    // both texts were validated before
+    (void)one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided);
     (void)device_memory_parse(text_of(s, CAIRN_ENV_DEVICE_MEMORY), &device_memory);
     const struct fabric_options options = {
         .on_message = link_on_message,
@@ -163,7 +164,8 @@ static cairn_status open_chosen(struct session *s, const struct fabric_place *pl
         status = open_on(s, choice.devices, set != NULL ? set : choice.transports, loopback, why);
     if (status != CAIRN_OK) {
         fabric_choose(places, device[0] != '\0' ? 0 : count, "", &choice);
-        if (strcmp(text_of(s, CAIRN_ENV_FABRIC), "ucx") == 0) // ucx is one fabric
+        // for ucx, the devices belong to one fabric
+        if (strcmp(text_of(s, CAIRN_ENV_FABRIC), "ucx") == 0)
             for (char *c = choice.devices; *c != '\0'; c++) *c = *c == ';' ? ',' : *c;
         status = open_on(s, device[0] != '\0' ? device : choice.devices, set, loopback, why);
     }
@@ -180,7 +182,7 @@ static bool is_loopback(const char *ip)
     return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0;
 }
 
-/* Returns true if the coordinator, and so most likely its shards, are on this host. */
+/* Returns true if the coordinator is on this host; its shards then most likely are, too. */
 static bool is_local(const struct stream_address *coordinator)
 {
     return coordinator->is_unix || strcmp(coordinator->host, "localhost") == 0 ||
@@ -373,9 +375,10 @@ void datapath_heard(struct shard_link *link)
     link->unheard_since_ms = 0;
 }
 
-/* A shard counts as silent only if it would send: every shard answers the HELLO that breaks a
- * silence. A shard of this host is not checked, since its end is noticed. It is checked only if it has
- * left the job, because its process may then know nothing of the job any more. */
+/* Returns true if the shard would send, so that silence means a failure: every shard answers the
+ * HELLO that breaks a silence. A shard of this host is not checked, since its end is noticed
+ * anyway. The exception is a shard that has left the job, because the shard's process may then know
+ * nothing of the job any more. */
 static bool would_speak(const struct shard_link *link, bool has_left)
 {
     if (link->address_bytes == 0) return false;
@@ -410,8 +413,8 @@ void datapath_judge(struct shard_link *link, uint64_t now_ms)
 
 /* Connections to the shards of a job, and the messages that arrive on them. Loop thread.
  *
- * A shard may act for others (proto/wire/wire.h, "Relays"): the state of the connection is in its
- * own link, the state of chunks in the owner's link. */
+ * A shard may act for other shards (proto/wire/wire.h, "Relays"). The state of its connection is in
+ * the shard's own link; the state of chunks is in the link of the chunks' owner. */
 
 static struct shard_link *link_of(const struct chunk_link *conn)
 {
@@ -513,7 +516,8 @@ static struct shard_link *link_of_header(struct job *job, const struct chunk_hea
     return job->shards.links[h->tile];
 }
 
-/* Returns the shard that sent the header, as far as that can be determined: the one that was asked. */
+/* Returns the shard that sent the header, as far as this can be determined: the shard that was
+ * asked. */
 static struct shard_link *sender_of_header(struct shard_link *owner, const struct chunk_header *h)
 {
     struct job *job = owner->job;

@@ -21,7 +21,7 @@
 static struct {
     pthread_mutex_t lock; /* guards what follows */
     bool is_open;
-    struct driver driver; /* constant once is_open */
+    struct driver driver; /* constant while is_open is true */
     struct card *cards[CARDS_MAX];
 } gpus = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -225,7 +225,7 @@ const uint8_t *card_uuid(const struct card *card)
 
 /* ==== import ==== */
 
-/* The segments of one copy: no shard publishes more on a card. */
+/* The most segments that one copy on a card has. */
 #define SEGMENTS_MAX 4092
 #define LATE_MAX     256 /* segments to be mapped or unmapped later; each may hold a descriptor */
 
@@ -243,7 +243,7 @@ struct slot {
 /* The address range for the segments of a copy. */
 struct span {
     struct span *next;
-    struct published_note note; /* the copy's, with segment 0 */
+    struct published_note note; /* the copy's note, with segment 0 */
     uint64_t at, bytes;
     uint32_t used;       /* slots that are not SLOT_FREE */
     struct slot slots[]; /* [note.segment_count] */
@@ -353,7 +353,7 @@ static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
         card_change_end();
         if (status == CAIRN_OK) {
             set(imports, span, slot, SLOT_MAPPED);
-            close(fd); // an open one keeps the memory allocated
+            close(fd); // an open descriptor keeps the memory allocated
         }
     } else if (imports->late >= LATE_MAX) {
         status = fail_with(why, CAIRN_ERR_NO_MEMORY,
@@ -375,7 +375,7 @@ static struct slot *slot_at(const struct card_imports *imports, const void *addr
 {
     const uint64_t at = (uint64_t)(uintptr_t)address;
     struct span *span = imports->spans;
-    while (at - span->at >= span->bytes) span = span->next; // one of them contains it
+    while (at - span->at >= span->bytes) span = span->next; // one of the spans contains the address
     *span_out = span;
     return &span->slots[(at - span->at) / CAIRN_SEGMENT_BYTES];
 }
@@ -397,7 +397,8 @@ static void unmap_import(struct card_imports *imports, struct span *span, struct
 void card_imports_turn(struct card_imports *imports)
 {
     if (imports == NULL || imports->late == 0) return;
-    if (card_enter(imports->card, NULL) != CAIRN_OK) return; // gone with the context
+    // the mappings are gone with the context
+    if (card_enter(imports->card, NULL) != CAIRN_OK) return;
     for (struct span *span = imports->spans, *next; span != NULL; span = next) {
         next = span->next;
         for (uint32_t i = 0; i < span->note.segment_count; i++) {
@@ -475,9 +476,9 @@ static void release_import(void *context, void *address, uint64_t bytes)
     card_leave(imports->card);
 }
 
-/* Copies published memory to the host for the fabric. If its segment is not mapped yet, this fails,
- * and the fabric has the bytes sent again, through the host. Our shards never send from such
- * memory. */
+/* Copies published memory to the host for the fabric. If the memory's segment is not mapped yet,
+ * this fails, and the fabric then requests the bytes again, through the host. Cairn's shards never
+ * send from such memory. */
 static cairn_status copy_to_host(void *context, void *to_host, const void *from_device,
                                  size_t bytes)
 {
@@ -785,8 +786,9 @@ static cairn_status refuse_stream(const struct card *card, int result, const voi
                        stream, card->number, why.text);
 }
 
-/* Inside the context. Refuses a stream that is being captured into a graph: the graph would run
- * later, with another round's gradient or none, so its calls must neither push nor wait. */
+/* Inside the context. Refuses a stream that is being captured into a graph. The graph would run
+ * later, with another round's gradient or with none, so the calls that it captures must neither
+ * push nor wait. */
 static cairn_status judge_stream(const struct card *card, void *stream)
 {
     int capture = CAIRN_CU_CAPTURES_NOTHING;
@@ -874,8 +876,8 @@ void card_event_free(struct card_event *event)
 
 /* ---- words ---- */
 
-/* Guards the lists of all cards. No driver call is made while it is held: releasing a stream must
- * not wait for a driver call. */
+/* Guards the lists of all cards. No driver call is made while this lock is held, since releasing a
+ * stream must not wait for a driver call. */
 static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t words_changed = PTHREAD_COND_INITIALIZER;
 static uint32_t words_taken; /* words that are not set yet */

@@ -15,8 +15,8 @@ struct launcher {
     const char *variables[CAIRN_ENV_KEYS];
 };
 
-/* The first launcher with a value wins. Open MPI's NODE_RANK is not the number of a node: it counts
- * the processes of a node, and is not used. */
+/* The first launcher with a value wins. Open MPI's NODE_RANK is not used: it numbers the processes
+ * of a node, and not the nodes. */
 static const struct launcher launchers[] = {
     { "cairn",
       { [CAIRN_ENV_ENDPOINT] = "CAIRN_ENDPOINT",

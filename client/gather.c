@@ -18,7 +18,7 @@
 /* ==== judge ==== */
 
 /* Copies the caller's cairn_mem and validates it. For a caller that was compiled before `stride`
- * and the later fields existed, these fields are 0: dense, on the host. */
+ * and the later fields existed, these fields are 0, which means dense memory on the host. */
 static cairn_status copy_mem(const struct cairn_mem *given, struct cairn_mem *out)
 {
     struct cairn_mem mem;
@@ -163,9 +163,9 @@ cairn_status api_judge_own(struct job *job, size_t tensor, const struct cairn_bo
     return status;
 }
 
-/* Checks a call without a box, which concerns the part that this worker holds. A caller that expects
- * the whole tensor passes memory of the whole tensor's size, and would not notice that only a part was
- * read or written. So mem.bytes must confirm the part's size. */
+/* Checks a call without a box; such a call concerns the part that this worker holds. A caller that
+ * expects the whole tensor passes memory of the whole tensor's size, and would not notice that only
+ * a part was read or written. So mem.bytes must confirm the part's size. */
 static cairn_status judge_held(const struct tensor_spec *tensor, const struct piece *own,
                                const struct cairn_mem *mem)
 {
@@ -285,8 +285,9 @@ cairn_status api_judge_dtype(const struct job *job, size_t tensor, int plane,
 
 /* ==== bring ==== */
 
-/* Memory of a GPU that the client itself must read is first copied to host memory: initial state,
- * which it hashes; and gradients that it adds up, or that have strides or come in parts. */
+/* If the client itself must read memory of a GPU, the memory is first copied to the host. The
+ * client reads initial state, which it hashes, and gradients that it adds up, that have strides, or
+ * that come in parts. */
 
 static cairn_status copy_from_card(struct card *card, const struct cairn_mem *mem, size_t bytes,
                                    void *copy)
@@ -351,8 +352,8 @@ void api_unprepare(struct command *pattern)
  *
  * A sum is created when its tensor is first pushed, and kept as long as the job is open. In the
  * last micro-batch a tensor's sum is pushed as soon as it is complete; sums that the last
- * micro-batch did not touch are pushed at its end. A worker that commits with fewer micro-batches
- * than the job declares pushes what it has. */
+ * micro-batch did not touch are pushed at the micro-batch's end. A worker that commits with fewer
+ * micro-batches than the job declares pushes the sums that it has. */
 
 static void void_assemblies(struct job *job);
 static void drop(struct assembly *assembly);
@@ -498,7 +499,7 @@ cairn_status accumulate_add(struct job *job, const struct cairn_round *round, ui
 {
     cairn_status status = add_inside(job, round, micro, tensor, piece, mem);
     pthread_mutex_lock(&job->session->lock);
-    if (status != CAIRN_OK) job->filling.tensors[tensor] = NOT_PUSHED; // it may be tried again
+    if (status != CAIRN_OK) job->filling.tensors[tensor] = NOT_PUSHED; // the caller may try again
     if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
     pthread_mutex_unlock(&job->session->lock);
     return status;
@@ -519,7 +520,7 @@ cairn_status accumulate_send(struct job *job, const struct cairn_round *round)
 
 struct assembly {
     LIST_ENTRY(assembly) next; /* in the job's list, while elements are missing */
-    struct job *job;           /* borrowed: outlives it */
+    struct job *job;           /* borrowed: the job outlives the assembly */
     uint8_t kind;
     uint32_t tensor, micro;
     uint64_t round;
@@ -530,7 +531,7 @@ struct assembly {
     struct cairn_box *boxes; /* owned: [box_count], claimed and disjoint */
     size_t box_count, capacity;
     uint32_t copying; /* portions that are claimed but not copied yet */
-    bool is_void;     /* no longer in the list: the last copy frees it */
+    bool is_void;     /* the assembly is no longer in the list, and the last copy frees it */
 };
 
 /* ---- the list: under the lock ---- */
@@ -586,7 +587,7 @@ static void drop(struct assembly *assembly)
     if (assembly->copying == 0) free_locked(assembly);
 }
 
-/* Another round begins, so the pushes of the previous one are void. */
+/* Called when another round begins, so that the pushes of the previous round are void. */
 static void void_assemblies(struct job *job)
 {
     for (struct assembly *a = LIST_FIRST(&job->sums.assemblies), *next; a != NULL; a = next) {
@@ -675,7 +676,7 @@ cairn_status assemble_claim(struct job *job, const struct portion *portion, stru
 
 /* ---- copying ---- */
 
-/* `from` is the caller's memory; NULL: zeros. */
+/* Copies one portion. `from` is the caller's memory; NULL: zeros. */
 static void copy_portion(const struct assembly *assembly, const struct portion *p,
                          const uint8_t *from)
 {
@@ -755,7 +756,7 @@ struct assembly *assemble_ended(struct job *job, uint64_t round, uint32_t micro)
     while (ended != NULL &&
            (ended->kind != CAIRN_CHUNK_PUSH || ended->round != round || ended->micro != micro))
         ended = LIST_NEXT(ended, next);
-    assert(ended == NULL || ended->copying == 0); // the call that ended it has waited
+    assert(ended == NULL || ended->copying == 0); // the call that ended the micro-batch has waited
     if (ended != NULL) LIST_REMOVE(ended, next);
     pthread_mutex_unlock(&job->session->lock);
     return ended;
@@ -783,7 +784,7 @@ cairn_status assemble_judge_put(struct job *job)
 
 static void on_done(void *assembly, cairn_status status, const char *why)
 {
-    (void)status, (void)why; // the commit, or the end of the initial state, reports it
+    (void)status, (void)why; // the commit, or the end of the initial state, reports the failure
     assemble_free(assembly);
 }
 

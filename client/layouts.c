@@ -107,7 +107,7 @@ static bool is_outlived(const struct job *job, const struct served_layout *serve
                         const struct served_layout *newer)
 {
     const struct cairn_version newest = job->known.newest, since = newer->since;
-    if (version_compare(since, served->since) <= 0) return true; // it serves no version
+    if (version_compare(since, served->since) <= 0) return true; // `served` serves no version
     if (!are_too_much(job)) return false;
     if (job->leased.until_ms > monotonic_ms() && version_compare(job->leased.oldest, since) < 0)
         return false;
@@ -209,8 +209,8 @@ Cairn__TilesDeclare client_tiles_message(const struct declared *declared)
 
 /* ---- the spec ---- */
 
-/* Compares the names, and what an amendment may change of a tensor: its kind, its wire dtype, and
- * whether it is an alias. */
+/* Compares the tensors' names, and those of their properties that an amendment may change: the
+ * kind, the wire dtype, and whether the tensor is an alias. */
 static bool same_tensors(const struct job_spec_data *a, const struct job_spec_data *b)
 {
     if (a->tensor_count != b->tensor_count) return false;
@@ -266,9 +266,9 @@ static cairn_status judge_spec(struct reading *reading)
                      job->name, spec->revision);
 }
 
-/* Reads the servers' spec. The first attach takes it over: a reader has no spec, and a worker's may
- * be older than an amendment. A later attach keeps the job's spec: if the tensors were different,
- * nothing that this member knows of the job would apply any more. */
+/* Reads the servers' spec. The first attach takes this spec over: a reader has no spec, and a
+ * worker's spec may be older than an amendment. A later attach keeps the job's spec: if the tensors
+ * were different, nothing that this member knows of the job would apply any more. */
 static cairn_status read_spec(struct reading *reading)
 {
     const struct job *job = reading->job;

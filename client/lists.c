@@ -46,7 +46,7 @@ static const char *name_of(const struct list *list, size_t index)
 
 /* ---- describing ---- */
 
-/* Puts the entry that is wrong in front of the error. */
+/* Puts the number and name of the wrong entry in front of the error text. */
 static cairn_status refuse_entry(cairn_status status, size_t index, const char *tensor)
 {
     struct sentence why;
@@ -207,8 +207,8 @@ static cairn_status begin_entries(const struct list *list, uint8_t kind, struct 
     return status;
 }
 
-/* Gives each entry an operation of its own, which waits for its stream, and which no caller waits
- * for. The caller's operation, if requested, ends with the last of them. */
+/* Gives each entry an operation of its own, which waits for the entry's stream. No caller waits for
+ * these operations. The caller's operation, if requested, ends with the last of them. */
 static cairn_status post_each(const struct list *list, uint8_t kind, struct command *pattern,
                               cairn_op **op_out)
 {
@@ -264,7 +264,7 @@ static cairn_status fill_list(const struct list *list, const struct cairn_round 
     return status;
 }
 
-/* Decrements filling.adding for a push that is not added after all; the caller may try the push
+/* Decrements filling.adding for a push that is not added in the end; the caller may try the push
  * again. */
 static void accumulate_skip(struct job *job, size_t tensor)
 {
@@ -309,7 +309,7 @@ static cairn_status push_many(const struct list *list, const cairn_list *handle,
     struct command pattern = { .micro = micro, .round = round->round };
     status = post(list, handle, CAIRN_CHUNK_PUSH, &pattern, op_out);
     if (status == CAIRN_OK) return CAIRN_OK;
-    pthread_mutex_lock(&job->session->lock); // it may be tried again
+    pthread_mutex_lock(&job->session->lock); // the caller may try again
     for (size_t i = 0; i < list->count; i++)
         job->filling.tensors[list->targets[i].tensor] = NOT_PUSHED;
     pthread_mutex_unlock(&job->session->lock);

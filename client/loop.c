@@ -21,8 +21,8 @@
 
 /* A process that maps GPU memory which another process owns cannot be restored from a checkpoint. A
  * trainer may therefore detach from such memory for a while: the fabric turns the shards away, and
- * they return once they are admitted again. Meanwhile no round, operation or mapped unit may be open,
- * and published memory that was mapped for reading is gone, as it is when a shard is lost. */
+ * the shards return when they are admitted again. Meanwhile no round, operation or mapped unit may
+ * be open. Published memory that was mapped for reading is gone, as after the loss of a shard. */
 
 static bool has_parcels(const struct job *job)
 {
@@ -146,7 +146,7 @@ static struct ask *next_ask(struct session *s)
 {
     for (struct ask *ask = LIST_FIRST(&s->asks); ask != NULL; ask = LIST_NEXT(ask, next)) {
         if (ask->done) continue;
-        if (ask->job->failure.status != CAIRN_OK) { // sent or not
+        if (ask->job->failure.status != CAIRN_OK) { // whether it was sent or not
             ask->done = true;
             ask->status = ask->job->failure.status;
             ask->why = ask->job->failure.why;
@@ -163,7 +163,7 @@ static struct ask *next_ask(struct session *s)
 static void send_ask(struct session *s, struct ask *ask)
 {
     uint64_t *job = message_job(ask->message);
-    if (job != NULL) *job = ask->job->attachment.job; // the number is known only now
+    if (job != NULL) *job = ask->job->attachment.job; // the job's number is known only now
     ask->request = ++s->control.last_request;
     control_send(s, ask->call->type, ask->request, ask->message);
     if (ask->call->type == CAIRN_MSG_TILES_DECLARE)
@@ -478,8 +478,8 @@ static void beat(struct session *s, uint64_t now_ms, Cairn__BytesTold *read)
     control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
 }
 
-/* Tells the coordinator how much the members have read from published memory, which no shard
- * sees. */
+/* Tells the coordinator how much the members have read from published memory; no shard sees these
+ * reads. */
 static void report_reads(struct session *s, uint64_t now_ms)
 {
     if (!s->control.ready || now_ms - s->control.reads_reported_ms < s->control.heartbeat_ms)
@@ -600,7 +600,7 @@ static void choose_path(struct session *s, const Cairn__Welcome *welcome)
     stream_close(s->control.stream, CAIRN_OK, "the data path is opened first");
 }
 
-/* Called when a connection ends that only asked for the shards' places. */
+/* Called at the end of a connection whose only purpose was to learn the shards' places. */
 static void connect_again(struct session *s)
 {
     s->control.is_choosing = false;
@@ -635,7 +635,8 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     run_turn(s);
 }
 
-/* Handles an Error that answers nothing: about a job, or the whole connection. */
+/* Handles an Error that is no answer to a request: the Error concerns a job, or the whole
+ * connection. */
 static void on_error(struct session *s, const Cairn__Error *error)
 {
     const char *text;
@@ -650,8 +651,8 @@ static void on_error(struct session *s, const Cairn__Error *error)
         if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST) job_fail(job, status, text);
 }
 
-/* If the pages of a message's job are still being read, delays the message until they are read, so that
- * a large job sees its messages in the same order as a small job. */
+/* If the pages of a message's job are still being read, delays the message until the reading is
+ * over, so that a large job sees its messages in the same order as a small job. */
 static void read_before(struct session *s, const struct wire_frame *frame,
                         ProtobufCMessage *message)
 {
@@ -667,7 +668,8 @@ static void read_before(struct session *s, const struct wire_frame *frame,
     }
 }
 
-/* Gives the message, which it takes over, to its handler, and a reply then to the thread that asked. */
+/* Takes the message over. Gives it to its handler, and then, if it is a reply, to the thread that
+ * asked. */
 static void hand_out(struct session *s, const struct wire_frame *frame, ProtobufCMessage *message)
 {
     const struct message_row *row = find_row(frame->type);
@@ -708,13 +710,13 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
     hand_out(s, frame, message);
 }
 
-/* ==== loop ==== */
+/* the most descriptors of a session before its Welcome; 21 were counted */
 
 #define DESCRIPTORS 32 /* the most that a session opens before its Welcome; 21 were counted */
 #define THREADS     2  /* ours, and UCX's */
 #define TICK_MS     50
-#define SOON_MS     1   /* a stream's event wakes nobody */
-#define STOP_MS     300 /* operations may complete for this long */
+#define SOON_MS     1   /* between two checks of a stream's event, which wakes nobody */
+#define STOP_MS     300 /* then no stream waits any more: one could block this thread */
 #define GOODBYE_MS  300
 #define STREAMS_MS  1000 /* then no stream waits: it could block this thread */
 
@@ -768,7 +770,7 @@ static void map_late(struct session *s)
 static void on_kick(uv_async_t *kick)
 {
     struct session *s = kick->data;
-    if (s->ended) return; // only this thread sets it
+    if (s->ended) return; // only this thread sets `ended`
     memory_show(s);
     mapped_sweep(s);
     map_late(s);
@@ -885,7 +887,7 @@ cairn_status loop_start(struct session *s)
     return status;
 }
 
-/* The session has ended: joins the streams' thread. */
+/* Called when the session has ended: joins the streams' thread. */
 static void streams_end(struct session *s)
 {
     pthread_mutex_lock(&s->streams.lock);

@@ -15,23 +15,23 @@
 #include "client/job.h"
 #include "proto/base/machine.h"
 
-/* The bytes of one allocation by the kernel: a call that a signal interrupts frees what it
- * allocated. */
+/* The bytes of one allocation by the kernel. The size is bounded because an allocation that a
+ * signal interrupts frees the bytes that it allocated. */
 #define TAKE_BYTES ((size_t)32 << 20)
 
 struct region {
     uint8_t *base; /* of a card: not to be dereferenced */
     size_t bytes;
-    int fd; /* sealed: its size is fixed and no page can be removed; -1 for a card */
+    int fd; /* sealed: the file's size is fixed and no page can be removed; -1 for a card */
     struct card_memory card;
     uint32_t loans;
-    struct fabric_region *shown; /* the loop thread's; NULL: the fabric does not know it */
-    bool asked;                  /* the fabric was told, or refused it */
+    struct fabric_region *shown; /* the loop thread's; NULL: the fabric does not know the region */
+    bool asked;                  /* the fabric was told of the region, or refused it */
 };
 
-/* Memory that is still to be unmapped: either a region that the loop thread must first withdraw from
- * the fabric; or memory of a card that never was among the session's regions, and is unmapped when no
- * stream waits. */
+/* Memory that is still to be unmapped. Either it is a region that the loop thread must first
+ * withdraw from the fabric, or it is memory of a card that was never among the session's regions,
+ * and is unmapped when no stream waits. */
 struct gone {
     struct gone *next;
     struct region region;
@@ -76,8 +76,8 @@ static struct region remove_region(struct session *s, size_t at)
     return region;
 }
 
-/* Refuses memory whose region is not where the caller says: on the host instead of a card, or on
- * another card, or on a card instead of the host. */
+/* Refuses memory whose region is not where the caller says: the region is on the host or on another
+ * card instead of the named card, or on a card instead of the host. */
 static cairn_status refuse_place(const struct region *region, const void *ptr)
 {
     const struct card *card = region->card.card;
@@ -177,7 +177,7 @@ void memory_show(struct session *s)
         if (region->asked) continue;
         region->asked = true;
         if (show(s->path.fabric, region) != CAIRN_OK)
-            region->shown = NULL; // copied when sent, like other memory
+            region->shown = NULL; // the region is then copied when it is sent, like other memory
     }
     pthread_mutex_unlock(&s->lock);
     while (gone != NULL) {
@@ -234,7 +234,8 @@ void memory_release(struct session *s)
 
 /* ---- taking and giving back ---- */
 
-/* Allocates all pages, large ones where the kernel has them, so that later accesses find memory. */
+/* Allocates all pages, large ones where the kernel has them, so that later accesses need no new
+ * memory. */
 static bool fill_pages(int fd, void *base, size_t bytes)
 {
     (void)pages_back(base, bytes);
@@ -363,8 +364,8 @@ cairn_status memory_free(struct session *s, const void *ptr)
     const bool ours = region != NULL && region->base == ptr;
     const uint32_t loans = ours ? region->loans : 0;
     const bool freed = ours && loans == 0;
-    // The session's thread frees the region later: it withdraws the memory from the fabric first,
-    // and unmaps a card's memory only when no stream waits.
+    // The session's thread frees the region later. It first withdraws the memory from the fabric,
+    // and it unmaps a card's memory only when no stream waits.
     const bool goes_later = freed && (region->shown != NULL || region->card.card != NULL);
     if (freed) *gone = (struct gone) { .next = s->memory.gone, .region = remove_region(s, at) };
     if (goes_later) s->memory.gone = gone;
@@ -388,7 +389,7 @@ cairn_status memory_free(struct session *s, const void *ptr)
 
 /* ==== memory ==== */
 
-/* Refuses more memory than the machine has: the kernel would not reserve the memory, and would kill the
+/* Refuses more memory than the machine has: the kernel would grant such a request, and kill the
  * process later. */
 static cairn_status judge_bytes(size_t bytes)
 {

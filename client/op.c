@@ -31,7 +31,7 @@ static void wake_now(struct session *s)
     s->wake.is_due = s->wake.tells = false;
 }
 
-/* Records that operations ended; `tells`: the event descriptor signals them. Under the lock. */
+/* Records that operations ended; `tells`: the event descriptor signals the end. Under the lock. */
 static void wake(struct session *s, bool tells)
 {
     const uint64_t now_us = monotonic_us();
@@ -197,7 +197,7 @@ static cairn_status streams_await(struct op *op, struct card *card, void *stream
 }
 
 /* Called when the operation is over, under the session's lock: returns the words that streams wait
- * for; the caller sets them after unlocking. */
+ * for. The caller sets these words after unlocking. */
 static struct card_word *end_waits(struct op *op, bool *is_late_out)
 {
     struct stream_waits *waits = &op->session->streams;
@@ -259,7 +259,7 @@ static void op_unref(void *object)
     if (left > 0) return;
     struct job *job = op->job;
     give_op(op);
-    job_unref(job); // may free the session, too
+    job_unref(job); // this may free the session, too
 }
 
 static uint64_t *open_count(struct op *op)
@@ -275,7 +275,7 @@ struct op *op_create(struct job *job, uint8_t kind, bool with_handle)
     op->session = job->session;
     op->job = job;
     op->kind = kind;
-    op->holds = 1; // until it is cut completely
+    op->holds = 1; // until the operation is cut completely
     op->refs = with_handle ? 2 : 1;
     if (with_handle) {
         op->handle = handle_open(CAIRN_HANDLE_OP, op, op_unref);
@@ -296,8 +296,8 @@ void op_hold(struct op *op)
     op->holds++;
 }
 
-/* Under the lock: fails the op, because the stream that was released early may have read incomplete
- * data, or overwritten data that was still being read. */
+/* Under the lock: fails the op if a stream was released early, because the stream may have read
+ * incomplete data, or overwritten data that was still being read. */
 static void judge_late(struct op *op)
 {
     if (op->status != CAIRN_OK) return;
@@ -321,8 +321,8 @@ static void complete(struct op *op)
     free(op->owned);
     op->owned = NULL;
     if (op->list != NULL) handle_put(op->list);
-    // This comes before the op's waiters continue: by then, everything that it holds is given back,
-    // and no longer counted.
+    // This call comes before the op's waiters continue. By then, everything that the op holds is
+    // given back, and is no longer counted.
     if (op->on_done != NULL) op->on_done(op->context, op->status, op_why(op));
     pthread_mutex_lock(&s->lock);
     op->done = true;
@@ -342,7 +342,7 @@ static void complete(struct op *op)
     if (op->handle != NULL || op->on_done != NULL || is_last) wake(s, op->on_done == NULL);
     pthread_mutex_unlock(&s->lock);
     let_go_words(words);
-    if (words != NULL) session_kick(s); // runs what was postponed
+    if (words != NULL) session_kick(s); // the loop thread runs the work that was postponed
     op_unref(op);
 }
 
@@ -350,7 +350,7 @@ void op_let_go(struct op *op, cairn_status status, const char *why)
 {
     if (status != CAIRN_OK && op->status == CAIRN_OK) {
         op->status = status;
-        op->why = why != NULL ? strdup(why) : NULL; // without memory: the status alone
+        op->why = why != NULL ? strdup(why) : NULL; // if memory is lacking, the status must do
     }
     if (--op->holds == 0) complete(op);
 }
@@ -376,7 +376,7 @@ struct command *op_command(struct job *job, bool (*run)(struct command *))
 
 cairn_status op_reserve(struct job *job, uint8_t kind, cairn_op **op_out, struct op **out)
 {
-    *out = op_out != NULL ? op_create(job, kind, true) : NULL; // else nobody waits for it
+    *out = op_out != NULL ? op_create(job, kind, true) : NULL; // else nobody waits for the op
     return *out != NULL || op_out == NULL
                ? CAIRN_OK
                : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too many operations are open");
@@ -386,8 +386,9 @@ cairn_status op_settle(struct op *op, cairn_status status, cairn_op **op_out)
 {
     if (op == NULL) return status;
     void *handle = op->handle;
-    if (status != CAIRN_OK) (void)handle_close(CAIRN_HANDLE_OP, handle); // the caller never gets it
-    op_let_go(op, CAIRN_OK, NULL); // nothing of it is in progress
+    // the caller never gets the handle
+    if (status != CAIRN_OK) (void)handle_close(CAIRN_HANDLE_OP, handle);
+    op_let_go(op, CAIRN_OK, NULL); // nothing of the op is in progress
     if (status == CAIRN_OK) *op_out = handle;
     return status;
 }
@@ -427,7 +428,7 @@ static void describe_op(struct op *op, const struct command *pattern)
     op->may_be_canceled = op->kind == CAIRN_CHUNK_FETCH;
 }
 
-/* Creates a command with its op, whose target is still missing. */
+/* Creates a command with its op, for which lend_target is still to be called. */
 static cairn_status open_command(struct job *job, uint8_t kind, const struct command *pattern,
                                  bool with_handle, struct command **out)
 {
@@ -479,7 +480,7 @@ cairn_status op_begin(struct job *job, uint8_t kind, const struct command *patte
 
 /* ---- lists ---- */
 
-/* Lends all of the list's memory, or none of it. */
+/* Lends all of the list's memory or, after a failure, none of it. */
 static cairn_status lend_targets(struct job *job, const struct op_list *list, const void **regions,
                                  size_t *wrong_out)
 {
@@ -531,7 +532,8 @@ cairn_status op_chain(struct job *job, uint8_t kind, const struct command *patte
     struct command *command;
     CAIRN_TRY(make(job, kind, pattern, false, &command));
     command->op->of = chain->of;
-    // The first command uses the hold that `of` was created with: nothing of it is in progress yet.
+    // The first command uses the hold that `of` was created with, since nothing of `of` is in
+    // progress yet.
     if (chain->of != NULL && !TAILQ_EMPTY(&chain->commands)) op_hold(chain->of);
     if (chain->of != NULL) chain->of->may_be_canceled = command->op->may_be_canceled;
     TAILQ_INSERT_TAIL(&chain->commands, command, next);
@@ -557,7 +559,8 @@ void op_chain_drop(struct command_chain *chain)
 
 /* ---- handing over ---- */
 
-/* Appends commands, which the loop thread frees; if the session has ended, they end at once. */
+/* Appends commands, which the loop thread frees. If the session has ended, the commands end at
+ * once. */
 static void session_commands(struct session *s, struct command_queue *commands)
 {
     pthread_mutex_lock(&s->lock);

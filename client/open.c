@@ -1,4 +1,5 @@
-/* Opening and closing sessions and jobs: a caller's options become a spec, and the loop thread attaches. */
+/* Opening and closing sessions and jobs. A caller's options become a spec, and the loop thread
+ * attaches the job. */
 #include "client/job.h"
 
 #include <assert.h>
@@ -59,7 +60,7 @@ static uint64_t hash_of(const char *text)
 }
 
 /* Records which run this process belongs to, and how often the run was restarted. A run named
- * "none" counts as unnamed, since torchrun gives that name to a run without a name. */
+ * "none" counts as unnamed, since torchrun uses this word for a run without a name. */
 static void note_run(struct session *s)
 {
     const struct env_input input = { .get = env_get };
@@ -147,7 +148,7 @@ static cairn_status await_welcome(struct session *s)
         s->endpoint_text, s->connect_ms, why.text[0] != 0 ? why.text : "no answer");
 }
 
-/* Called before the fabric is opened, as the fabric's address names the card. */
+/* Called before the fabric is opened, because the fabric's address names the card. */
 static cairn_status open_device(struct session *s, int device)
 {
     struct card *card;
@@ -236,8 +237,8 @@ static cairn_job *next_job(struct session *s)
     return handle;
 }
 
-/* Waits, for at most a second, until no stream of another session waits: a call that frees memory could
- * be blocked by such a stream. */
+/* Waits, for at most a second, until no stream of another session waits, because such a stream
+ * could block a call that frees memory. */
 static bool await_change(void)
 {
     enum { TRIES = 100, PAUSE_US = 10000 };
@@ -337,7 +338,7 @@ cairn_status cairn_env_read(struct cairn_env *out)
 
 /* ==== filling ==== */
 
-/* False: out of memory; the caller must release it nevertheless. */
+/* Returns false if memory is lacking; the caller must release `filling` nevertheless. */
 static bool filling_init(struct filling *filling, const struct job_spec_data *spec)
 {
     filling->tensors = calloc(spec->tensor_count + 1, sizeof *filling->tensors);
@@ -347,7 +348,8 @@ static bool filling_init(struct filling *filling, const struct job_spec_data *sp
     if (filling->tensors == NULL || filling->frozen_tensors == NULL ||
         filling->frozen_groups == NULL || filling->rates == NULL)
         return false;
-    filling->had_last = true; // before its first round, it may write what it begins with
+    // before its first round, a worker may write the state with which it begins
+    filling->had_last = true;
     for (size_t g = 0; g < spec->group_count; g++) filling->rates[g] = (double)NAN;
     return true;
 }
@@ -433,7 +435,8 @@ static struct job *new_job(struct session *s, const char *name, cairn_role role)
     return job;
 }
 
-/* The command that puts a job into the session's list: its reference becomes the list's. */
+/* The command that puts a job into the session's list. The command's reference becomes the
+ * list's. */
 static bool list_job_run(struct command *command)
 {
     struct job *job = command->job;
@@ -510,7 +513,8 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
                            : "");
 }
 
-/* Ends the loop thread's work for the job. The wait is bounded, since a stopped fabric keeps loans. */
+/* Ends the loop thread's work for the job. The wait is bounded, since a stopped fabric never
+ * returns its loans. */
 static void leave_job(struct job *job)
 {
     struct session *s = job->session;
@@ -531,9 +535,9 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     if (status == CAIRN_OK && !filling_init(&job->filling, &job->spec))
         status = client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {
-        job_ref(job); // before anyone can close the handle
+        job_ref(job); // taken before anyone can close the handle
         void *handle = handle_open(CAIRN_HANDLE_JOB, job, on_job_handle_free);
-        pthread_mutex_lock(&job->session->lock); // cairn_close reads it
+        pthread_mutex_lock(&job->session->lock); // cairn_close reads job->handle
         job->handle = handle;
         pthread_mutex_unlock(&job->session->lock);
         if (handle == NULL) {
@@ -545,7 +549,7 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     return status;
 }
 
-/* Returns true if the job is open: a control connection can only be used by one member of a job. */
+/* Returns true if the job is open. A control connection can only be used by one member of a job. */
 static bool is_open(struct session *s, const char *name)
 {
     bool found = false;

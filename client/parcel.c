@@ -1,5 +1,5 @@
-/* Parcels of chunks in progress: how operations are cut into them, their copies of a card's memory, and the
- * cut anew when a layout changes. */
+/* Parcels of chunks in progress: how operations are cut into parcels, the parcels' copies of a
+ * card's memory, and the new cut when a layout changes. */
 #include "client/push.h"
 
 #include <assert.h>
@@ -18,8 +18,8 @@
 /* ==== staging ==== */
 
 #define PIECE_LEAST ((size_t)64 << 10)
-#define AREA_BYTES  ((size_t)16 << 20) /* allocated at a time, or four pieces */
-#define PIECES_MAX  32                 /* in an area */
+#define AREA_BYTES  ((size_t)16 << 20) /* the size of an area, or four pieces if that is more */
+#define PIECES_MAX  32                 /* the most pieces in an area */
 
 #define CARDS_AGAIN_MS 60000
 
@@ -27,10 +27,10 @@ struct staging_area {
     struct staging_area *next;
     struct card *card;
     bool on_card;
-    bool may_pin, is_pinned; /* may_pin: not tried yet */
+    bool may_pin, is_pinned; /* may_pin: pinning was not tried yet */
     uint8_t *base;           /* memory of the session */
     size_t piece_bytes;
-    uint32_t count, used; /* used: a bit for each piece that is taken */
+    uint32_t count, used; /* used: one bit for each piece that is taken */
 };
 
 static uint32_t piece_count(size_t piece_bytes)
@@ -51,10 +51,10 @@ static struct staging_area *find_area(struct session *s, const struct card *card
     return area;
 }
 
-/* Frees an area on a card if the area cannot be shown to shards: a push from the area requires that
- * shards map it, and the area cannot replace host memory. If the driver is the reason, this is
- * permanent; if descriptors are lacking, it is temporary. So cards are tried again later, and the
- * reason is reported only once. */
+/* Frees an area on a card if the area cannot be shown to shards. A push from the area requires that
+ * shards map it, so the area cannot replace host memory. The reason may be the driver, which is
+ * permanent, or a lack of descriptors, which is temporary. Therefore cards are tried again later,
+ * and the reason is reported only once. */
 static void refuse_cards(struct session *s, const void *base)
 {
     if (s->staging_on_host_ms == 0)
@@ -62,7 +62,7 @@ static void refuse_cards(struct session *s, const void *base)
             s, "memory of the GPU cannot be shown to other processes (the driver exports none, or "
                "no descriptor is left): pushes from it go through the host until it can be");
     s->staging_on_host_ms = monotonic_ms() + CARDS_AGAIN_MS;
-    if (memory_free(s, base) != CAIRN_OK) return; // it is then freed with the session
+    if (memory_free(s, base) != CAIRN_OK) return; // otherwise the area is freed with the session
 }
 
 /* Called between card_change_begin and _end, or for host memory. */
@@ -82,7 +82,7 @@ static struct staging_area *open_area(struct session *s, struct card *card, bool
         free(area);
         return NULL;
     }
-    memory_show(s); // so that it is sent by reference from the first piece on
+    memory_show(s); // the area is then sent by reference from the first piece on
     if (on_card && !memory_is_shown(s, base)) {
         refuse_cards(s, base);
         free(area);
@@ -232,7 +232,8 @@ static struct parcel *acquire_parcel(struct job *job)
     struct parcel *parcel = job->parcels.first_free;
     if (parcel == NULL) return add_parcel(job);
     job->parcels.first_free = parcel->next;
-    __builtin_prefetch(parcel->next, 1); // taken next, and with thousands not in a cache
+    // this parcel is taken next, and with thousands of parcels it is in no cache
+    __builtin_prefetch(parcel->next, 1);
     return parcel;
 }
 
@@ -255,7 +256,7 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
     const size_t elem_bytes = dtype_size(target->dtype);
     const uint64_t first = elems_before(command, place.first_elem);
     const uint64_t end = elems_before(command, place.first_elem + place.elem_count);
-    // A fetch for a card lands in host memory first, and is copied to the card from there.
+    // A fetch for a card first receives the data in host memory, and then copies it to the card.
     const bool lands = target->card != NULL && command->op->kind == CAIRN_CHUNK_FETCH;
     // A put of a box sends the box before its elements, unless the box contains the entire chunk.
     const bool puts_box = command->op->kind == CAIRN_CHUNK_PUT &&
@@ -322,8 +323,9 @@ cairn_status parcel_open(struct parcel *parcel)
     return CAIRN_OK;
 }
 
-/* Copies the payload into one contiguous buffer if it is not contiguous (strides, a box before it,
- * a card). Done once, even if the parcel is sent several times. */
+/* Copies the payload into one contiguous buffer if it is not contiguous: memory with strides, a
+ * payload after a box, or memory of a card. The copy is made only once, even if the parcel is sent
+ * several times. */
 static cairn_status pack_parcel(struct parcel *parcel, const struct shard_link *via)
 {
     const struct target *target = parcel->target;
@@ -421,8 +423,8 @@ static void on_sent(void *arg, cairn_status status)
     finish_parcel(parcel);
 }
 
-/* Adds the parcel's bytes to the job's statistics; `shared`: sent through memory that both ends
- * have. */
+/* Adds the parcel's bytes to the job's statistics; `shared`: the bytes were sent through memory
+ * that both ends have. */
 static void count_parcel(const struct parcel *parcel, bool shared)
 {
     struct session *s = parcel->job->session;
@@ -444,7 +446,8 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
 {
     struct shard_link *link = parcel->job->shards.links[via];
     const bool is_fetch = parcel->kind == CAIRN_CHUNK_FETCH;
-    // The link that a payload was sent over counts it: no other link is used until every loan is back.
+    // The link counts a payload that is sent over it, so no other link is used until every loan is
+    // back.
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
     const cairn_status opened = is_fetch ? CAIRN_OK : pack_parcel(parcel, link);
     if (opened != CAIRN_OK) {
@@ -465,13 +468,14 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
     header->tensor = parcel->place.tensor;
     header->first_leaf = parcel->place.first_leaf;
     header->leaf_count = (uint32_t)parcel->place.leaf_count;
-    if (parcel->kind == CAIRN_CHUNK_PUT) header->round = parcel->round; // of a write, otherwise 0
+    // the round of a write, otherwise 0
+    if (parcel->kind == CAIRN_CHUNK_PUT) header->round = parcel->round;
     if (is_fetch || parcel->is_unsummed) header->value |= CAIRN_CHUNK_UNSUMMED;
     header->generation = parcel->version.generation;
     header->step = parcel->version.step;
     CAIRN_TRY(chunk_link_send(&link->conn, header, has_payload ? payload : NULL, payload_bytes,
                               has_payload ? on_sent : NULL, parcel));
-    if (has_payload) parcel->on_loan++; // the link counted it
+    if (has_payload) parcel->on_loan++; // the link counted this payload
     count_parcel(parcel, chunk_link_shares(&link->conn));
     return CAIRN_OK;
 }
@@ -614,7 +618,8 @@ static cairn_status await_copy(struct parcel *parcel, struct sentence *why)
     return card_copy_wait(parcel->target->card, copy, why);
 }
 
-/* Returns the staging piece, once no copy between it and the caller's memory is in progress. */
+/* Returns the staging piece when no copy between the piece and the caller's memory is in
+ * progress. */
 static void unstage(struct parcel *parcel)
 {
     struct sentence why;
@@ -625,7 +630,8 @@ static void unstage(struct parcel *parcel)
     parcel_count_packed(parcel->job, 0, parcel->byte_count);
 }
 
-/* The parcel is over, sent or not: ends its staging, after any copy in progress. */
+/* Called when the parcel is over, whether it was sent or not: ends its staging, after any copy in
+ * progress. */
 static void stage_end(struct parcel *parcel)
 {
     unqueue(parcel);
@@ -635,9 +641,9 @@ static void stage_end(struct parcel *parcel)
 
 /* ---- what is pushed ---- */
 
-/* Sends from the caller's memory if the shard knows it and can read it there. Otherwise begins a
- * copy: on the card, if the shard has that card or the network can read from it, or else in host
- * memory. */
+/* Sends from the caller's memory if the shard knows this memory and can read it there. Otherwise
+ * begins a copy. The copy is on the card if the shard has that card or the network can read from
+ * it, and otherwise in host memory. */
 static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link *via,
                                  struct sentence *why)
 {
@@ -645,7 +651,8 @@ static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link 
     const struct fabric_peer *peer = via->conn.peer;
     uint8_t *own = target->ptr + parcel->first * dtype_size(parcel->dtype);
     const char *path = fabric_payload_path(peer, own, parcel->byte_count);
-    // Sent over the network from the card's memory, whose checksum no processor has computed.
+    // The parcel is sent over the network from the card's memory, whose checksum no processor has
+    // computed.
     const bool is_direct = parcel->kind == CAIRN_CHUNK_PUSH && via->takes_unsummed &&
                            parcel->byte_count >= CAIRN_FABRIC_DIRECT_MIN &&
                            fabric_peer_takes_device(peer);
@@ -658,7 +665,7 @@ static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link 
         return CAIRN_OK;
     }
     const bool on_card = is_direct || fabric_peer_imports(peer, card_uuid(target->card));
-    // A copy in host memory suits every shard: the card may have had no room for one.
+    // A copy in host memory suits every shard, and is used if the card had no room for a copy.
     if (parcel->staged.at != NULL && (on_card || !parcel->on_card)) {
         parcel->is_unsummed = is_direct && parcel->on_card;
         return CAIRN_OK;
@@ -674,9 +681,9 @@ static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link 
                            parcel->on_card ? CARD_WITHIN : CARD_TO_HOST, &parcel->copy, why);
 }
 
-/* Begins to copy pushes that are queued for the owner, as many as may be copied ahead. A copy that fails
- * to begin is not reported here: stage_place tries again when the parcel is
- * sent, and reports the error. */
+/* Begins to copy as many pushes queued for the owner as may be copied ahead. If the beginning of a
+ * copy fails, this function does not report it: stage_place tries again when the parcel is sent,
+ * and reports the error. */
 static void stage_fill(struct shard_link *owner)
 {
     const struct shard_link *carrier = owner->carrier != NULL ? owner->carrier : owner;
@@ -703,21 +710,21 @@ void stage_queue(struct parcel *parcel)
     stage_fill(owner_of(parcel));
 }
 
-/* Sets the parcel's bytes to the data for that connection, the memory itself or its copy, and waits
- * until the copy is complete. */
+/* Sets the parcel's bytes for that connection, either to the memory itself or to its copy, and
+ * waits until the copy is complete. */
 static cairn_status stage_place(struct parcel *parcel, const struct shard_link *via)
 {
     struct sentence why = { "" };
-    if (parcel->on_loan > 0) return CAIRN_OK; // sent as before
+    if (parcel->on_loan > 0) return CAIRN_OK; // the parcel is sent from where it was sent before
     if (via->conn.peer == NULL) return CAIRN_ERR_CLOSED;
     unqueue(parcel);
     cairn_status status = stage_parcel(parcel, via, &why);
     const bool is_begun = parcel->staged.at != NULL;
     if (status == CAIRN_OK) status = await_copy(parcel, &why);
     count_sent(parcel);
-    if (status == CAIRN_OK)
-        stage_fill(owner_of(parcel));
-    else if (is_begun) { // reported in the next iteration, since other work is in progress here
+    if (status == CAIRN_OK) stage_fill(owner_of(parcel));
+    // the failure is reported in the next iteration, since other work is in progress here
+    else if (is_begun) {
         unstage(parcel); // the piece contains no gradient
         parcel->job->broken = (struct failure) { status, why };
         session_kick(parcel->job->session);
@@ -773,7 +780,8 @@ void stage_end_landed(struct job *job)
 
 /* Chunks form a grid that restarts at each extent. So if a layout changes, requests that are not
  * answered yet are cut again by the layout that now applies. A new chunk may contain more than the
- * old one did: the elements in which two chunks overlap are the same in both. */
+ * old chunk. This does no harm, because the elements in which two chunks overlap are the same in
+ * both. */
 
 #define WORD_MS 20000 /* the longest wait for the coordinator's message about a layout */
 
@@ -784,7 +792,7 @@ struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t 
     return is_published ? served_layout_of_version(job, version) : job->served;
 }
 
-/* Rebuilds as much of the parcel's command as is needed to cut it by `served`. */
+/* Rebuilds the fields of the parcel's command that are needed to cut the command by `served`. */
 static struct command command_of(const struct parcel *parcel, struct served_layout *served)
 {
     return (struct command) {
@@ -853,7 +861,7 @@ void askers_pump(struct job *job)
 
 void recut_all(struct job *job)
 {
-    const uint32_t count = job->parcels.count; // parcels added after these use the new layout
+    const uint32_t count = job->parcels.count; // parcels that are added later use the new layout
     for (uint32_t i = 0; i < count; i++) {
         struct parcel *parcel = job->parcels.all[i];
         struct served_layout *served = is_asked(parcel) ? layout_in_force_of(parcel) : NULL;
@@ -862,8 +870,8 @@ void recut_all(struct job *job)
     askers_pump(job);
 }
 
-/* Returns true if the layout may be wrong for versions published while this member was away:
- * another layout may have served then, which was never reported to this member. */
+/* Returns true if the layout may be wrong for versions published while this member was away: at
+ * that time another layout, which was never reported to this member, may have served. */
 static bool is_missed(const struct job *job, const struct served_layout *served)
 {
     const struct served_layout *next = job->served;

@@ -18,7 +18,7 @@
  * thread. */
 
 #define GRANT_MAX_MS 300  /* longest wait for a GRANT after RoundOpened */
-#define STARVED_MS   5000 /* how long a command may wait for memory */
+#define STARVED_MS   5000 /* the longest time that a command waits for memory */
 
 /* ---- by whom ---- */
 
@@ -27,8 +27,8 @@ static struct shard_link *carrier_of(struct shard_link *owner)
     return owner->carrier != NULL ? owner->carrier : owner;
 }
 
-/* The range of owners that use a connection: its own shard, or any owner if the shard relays:
- * [*first_out, end). */
+/* Returns the range of owners that use a connection, [*first_out, end): the connection's own shard,
+ * or any owner if the shard relays. */
 static uint32_t owners_of(const struct shard_link *link, uint32_t *first_out)
 {
     *first_out = link->relays ? 0 : link->index;
@@ -69,8 +69,8 @@ static cairn_status send_micro_end(const struct shard_link *owner, struct chunk_
     return chunk_absent_send(absent, header, list_absent(owner, header->micro, absent->tensors));
 }
 
-/* Sends a chunk, an end or a commit. If the carrier refuses a send, whatever the reason, a new connection
- * sends the message again. */
+/* Sends a chunk, an end or a commit. If the carrier refuses a send, for whatever reason, the
+ * message is sent again over a new connection. */
 static void send_pushed(struct job *job, const struct push_action *action)
 {
     const struct shard_link *owner = job->shards.links[action->shard];
@@ -79,7 +79,8 @@ static void send_pushed(struct job *job, const struct push_action *action)
     cairn_status status;
     if (action->kind == CAIRN_PUSH_SEND_CHUNK) {
         struct parcel *parcel = parcel_of_request(job, action->cookie);
-        assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH); // not released yet
+        // the parcel is not released yet
+        assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH);
         status = parcel_send(parcel, via->index, &header);
     } else {
         header.tensor = owner->relayed ? owner->index + 1 : 0;
@@ -106,9 +107,9 @@ static void say_refused(const struct job *job, const struct push_action *action,
                  job->pushing.pusher.round);
 }
 
-/* STALE and FENCED follow from messages that the coordinator has sent or will send. The coordinator
- * does not know of any other refusal, and the shard waits for the data that it refused. So the round is
- * given up, and the worker's calls in the round report why. */
+/* The refusals STALE and FENCED follow from messages that the coordinator has sent or will send.
+ * The coordinator does not know of any other refusal, and the shard waits for the data that it
+ * refused. So the round is given up, and the worker's calls in the round report why. */
 static void note_refused(struct job *job, const struct push_action *action)
 {
     const uint64_t round = job->pushing.pusher.round;
@@ -167,7 +168,7 @@ void pushes_release(struct job *job)
     job->pushing.served = NULL;
 }
 
-/* Opens the pusher for the newest layout, which is the round's. */
+/* Opens the pusher for the newest layout, which is the round's layout. */
 static cairn_status open_pusher(struct job *job)
 {
     uint64_t chunks = 0;
@@ -176,7 +177,8 @@ static cairn_status open_pusher(struct job *job)
     pushes_release(job);
     for (uint32_t i = 0; i < served->layout->shard_count; i++)
         chunks += served->parts[i].map.chunk_count;
-    // Two micro-batches: one being answered, one being filled. More pushes are stalled, not refused.
+    // The queue has room for two micro-batches: one that is being answered, and one that is being
+    // filled. Further pushes are stalled, not refused.
     const uint64_t queue = 2 * chunks + 4 * (uint64_t)served->layout->shard_count;
     if (queue > UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
     const struct push_config config = { .shard_count = served->layout->shard_count,
@@ -195,7 +197,7 @@ static cairn_status on_opened(struct job *job, uint32_t request, ProtobufCMessag
     pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
     job->attachment.seen_epoch = opened->epoch;
     job->attachment.seen_store = job->session->control.store;
-    if (opened->rank >= opened->world) { // surplus: no shard grants it a round
+    if (opened->rank >= opened->world) { // a surplus worker, to which no shard grants the round
         pushes_release(job);
         return CAIRN_OK;
     }
@@ -229,7 +231,7 @@ void pushes_on_grant(struct shard_link *owner)
 }
 
 /* Tells the machine of the HELLO for each owner that is reached over `link`. An owner that has not
- * granted yet is skipped, since it is not known which link reaches this owner. */
+ * granted yet is skipped, since the link to this owner is not known yet. */
 void pushes_on_hello(struct shard_link *link, uint64_t way)
 {
     struct job *job = link->job;
@@ -309,8 +311,8 @@ const struct message_row pushes_rows[] = {
 
 /* ---- commands ---- */
 
-/* The result of cutting a target: it is completely cut, the rest is cut later, or the command is
- * over. */
+/* The result of cutting a target. WHOLE: the target is completely cut. LATER: the rest is cut
+ * later. ENDED: the command is over. */
 enum cut_pushes { CUT_WHOLE, CUT_LATER, CUT_ENDED };
 
 static bool round_is_over(const struct command *command)
@@ -320,9 +322,9 @@ static bool round_is_over(const struct command *command)
            push_voided(job->pushing.pusher.push);
 }
 
-/* Handles a lack of memory: the command is run again in the next iteration, from the point it
- * reached. A push that is cut in part is neither pushed nor absent, so the job fails for this worker if
- * memory stays lacking. True: the job has failed. */
+/* Handles a lack of memory: the command is run again in the next iteration, from the point that it
+ * had reached. A push that is cut in part is neither pushed nor absent, so the job fails for this
+ * worker if memory stays lacking. True: the job has failed. */
 static bool starve_command(struct command *command, const char *doing)
 {
     const uint64_t now_ms = monotonic_ms();
@@ -341,7 +343,7 @@ static uint8_t *pushed_in(struct job *job, uint32_t micro)
 {
     if (micro < job->pushing.micro_count) return job->pushing.pushed[micro];
     if (micro != job->pushing.micro_count)
-        return NULL; // the round was reported twice; do not abort the host process
+        return NULL; // the round was reported twice, which must not abort the host process
     uint8_t **lists = realloc(job->pushing.pushed, (micro + 1) * sizeof *lists);
     if (lists == NULL) return NULL;
     job->pushing.pushed = lists;
@@ -356,8 +358,9 @@ static bool end_command(struct command *command, cairn_status status, const char
     return true;
 }
 
-/* Returns the state of the work that was queued on the command's stream before the command: a push reads
- * what that work writes, and a fetch overwrites what that work reads. `why` is set if the work failed. */
+/* Returns the state of the work that was queued on the command's stream before the command. That
+ * work writes the data that a push reads, or reads the data that a fetch overwrites. `why` is set
+ * if the work failed. */
 static enum card_state state_of_stream(struct command *command, struct sentence *why)
 {
     if (command->event == NULL) return CARD_DONE;
@@ -378,9 +381,9 @@ struct cut_chunk {
     const struct local_extent *local;
 };
 
-/* Where a shard may read the parcel's bytes. Small chunks have a window of their own, and small
- * host memory is copied into the message; memory of a card that is pushed by a list is copied, and
- * the copy is sent. */
+/* Returns where a shard may read the parcel's bytes. Small chunks have a window of their own, and
+ * small host memory is copied into the message. A list copies memory of a card that it pushes, and
+ * sends the copy. */
 static enum push_lies where_lies(const struct command *command, const struct parcel *parcel)
 {
     const struct op *op = command->op;
@@ -431,8 +434,8 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
     return count;
 }
 
-/* Undoes the cut of the i-th chunk and all later ones, for which the pusher has no room: these chunks
- * are cut again later. */
+/* Undoes the cut of the i-th chunk and of all later chunks, for which the pusher has no room. These
+ * chunks are cut again later. */
 static void uncut(struct command *command, const struct cut_chunk *cuts, size_t i, size_t count)
 {
     command->next_extent = cuts[i].next_extent;
@@ -441,8 +444,8 @@ static void uncut(struct command *command, const struct cut_chunk *cuts, size_t 
     while (count > i) parcel_undo(cuts[--count].parcel);
 }
 
-/* Cuts the rest of a target into parcels, some at a time. Parcels that have to be copied before they
- * are sent are queued for the copy as they are cut. */
+/* Cuts the rest of a target into parcels, some at a time. Parcels that have to be copied before
+ * they are sent are queued for the copy when they are cut. */
 static enum cut_pushes cut_target(struct command *command)
 {
     struct job *job = command->job;
@@ -470,7 +473,7 @@ static enum cut_pushes cut_target(struct command *command)
     return starve_command(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
 }
 
-/* Moves on to the command's next target; false: there is none. */
+/* Moves on to the command's next target; false: there is no next target. */
 static bool command_next(struct command *command)
 {
     if (command->targets_left == 0) return false;
@@ -541,14 +544,14 @@ bool pushes_commit_run(struct command *command)
 
 /* ==== transfer ==== */
 
-/* Puts and fetches: cut into chunks, which the asker of each shard sends and resends. If a shard of
- * this host relays for a shard of another host, fetches are sent to the relay (proto/wire/wire.h,
- * "Relays"), and to the owner for data that the relay does not have. Loop thread. */
+/* Puts and fetches are cut into chunks, which the asker of each shard sends and resends. A shard of
+ * this host may relay for a shard of another host (proto/wire/wire.h, "Relays"). Fetches are then
+ * sent to the relay, and for data that the relay does not have, to the owner. Loop thread. */
 
 #define COPIED_MAX ((size_t)8 << 20) /* bytes copied from mapped memory before other work runs */
 
 /* Returns true if the chunk may be requested from a relay: it is a whole chunk of published
- * parameters, and this host shares no memory with its owner. */
+ * parameters, and this host shares no memory with the chunk's owner. */
 static bool may_relay(const struct shard_link *owner, const struct parcel *parcel)
 {
     return parcel->kind == CAIRN_CHUNK_FETCH && parcel->tile == CAIRN_TILE_WHOLE &&
@@ -565,8 +568,8 @@ static struct shard_link *route(struct shard_link *owner, const struct parcel *p
 }
 
 /* Returns true if the fetch must wait for the round's GRANT, which names the relay and may arrive
- * after the coordinator's message. Without this wait, each worker of the host would itself fetch the
- * parameters with which the first round begins. */
+ * after the coordinator's message. Without this wait, each worker of the host would fetch the
+ * parameters of the first round from the owner. */
 static bool awaits_grant(const struct shard_link *owner, const struct parcel *parcel)
 {
     const struct job *job = owner->job;
@@ -582,11 +585,13 @@ cairn_status transfer_send(struct chunk_request *request)
 {
     struct parcel *parcel = (struct parcel *)((char *)request - offsetof(struct parcel, request));
     struct shard_link *owner = parcel->job->shards.links[parcel->shard];
-    if (awaits_grant(owner, parcel)) return CAIRN_ERR_NOT_READY; // until the GRANT, or the tick
+    // the fetch waits for the GRANT, or for the tick
+    if (awaits_grant(owner, parcel)) return CAIRN_ERR_NOT_READY;
     struct shard_link *via = route(owner, parcel);
-    // Before its HELLO, it is not known which of its endpoints the shard will use to answer.
+    // Before the shard's HELLO, it is not known which of its endpoints the shard will use to
+    // answer.
     if (!chunk_link_is_up(&via->conn)) return CAIRN_ERR_CLOSED;
-    // A late answer of the shard that was asked before does not belong to this request.
+    // A late answer of the shard that was asked before must not count for this request.
     if (via->index != parcel->via) request->serial++;
     struct chunk_header header = { .request = chunk_request_number(request) };
     const cairn_status status = parcel_send(parcel, via->index, &header);
@@ -608,7 +613,7 @@ static bool copy_here(struct parcel *parcel, struct served_layout *served, uint6
     return true;
 }
 
-/* Copies an entire tensor on the card to which it is fetched, if shards publish the tensor on that
+/* Copies an entire tensor on the card that fetches it, if shards publish the tensor on that
  * card. */
 static bool copy_on_card(struct command *command)
 {
@@ -668,7 +673,7 @@ bool transfer_run(struct command *command)
     do {
         status = cut_transfer(command, &copied);
     } while (status == CAIRN_OK && command_next(command));
-    if (status == CAIRN_ERR_BUSY) { // messages must be answered meanwhile
+    if (status == CAIRN_ERR_BUSY) { // meanwhile messages must be answered
         session_kick(job->session);
         return false;
     }
@@ -676,8 +681,8 @@ bool transfer_run(struct command *command)
     return end_command(command, status, NULL);
 }
 
-/* Returns the parcel that an answer is for, which is no longer in flight; NULL: the answer is to an
- * earlier use or connection. */
+/* Returns the parcel that was answered, which is no longer in flight; NULL: the answer is to an
+ * earlier use of the parcel or from an earlier connection. */
 static struct parcel *parcel_answered(struct shard_link *link, const struct chunk_header *h)
 {
     struct parcel *parcel = parcel_of_request(link->job, h->request);
@@ -688,8 +693,8 @@ static struct parcel *parcel_answered(struct shard_link *link, const struct chun
     return parcel;
 }
 
-/* Asks the owner for a chunk that a relay refuses for good; returns true if it asked. NOT_FOUND:
- * the relay does not relay this owner's chunks. */
+/* Asks the owner for a chunk that a relay refuses for good; returns true if the owner was asked.
+ * NOT_FOUND: the relay does not relay this owner's chunks. */
 static bool ask_owner(struct shard_link *owner, struct parcel *parcel, uint64_t status)
 {
     if (parcel->via == owner->index || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM)

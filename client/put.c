@@ -14,10 +14,10 @@
  *
  * When a worker puts a tensor, the part that this worker holds is hashed by BLAKE2b-256 over name,
  * dtype, shape and bytes. At cairn_init_done the hashes, in the canonical order of the tensors, are
- * combined into one digest of everything that this rank has put. Rank 0 sends its digest and its state.
- * Any other rank that puts sends only its digest, and none of its tensors; the coordinator reports a
- * digest that differs from rank 0's. With tiles, all ranks put, and the coordinator compares the hashes
- * of ranks that hold the same box. */
+ * combined into one digest of everything that this rank has put. Rank 0 sends its digest and its
+ * state. Any other rank that puts sends only its digest, and no tensors; the coordinator reports a
+ * digest that differs from rank 0's digest. With tiles, all ranks put, and the coordinator compares
+ * the hashes of ranks that hold the same box. */
 
 enum { DIGEST_BYTES = CAIRN_PUTS_DIGEST_BYTES };
 
@@ -64,7 +64,7 @@ static void hash_tensor(const struct tensor_spec *tensor, const struct strides *
     crypto_generichash_final(&state, digest_out, DIGEST_BYTES);
 }
 
-/* Computes the digest of all tensors that were hashed. Returns their number. */
+/* Computes the digest of all tensors that were hashed. Returns the number of these tensors. */
 static size_t puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
 {
     crypto_generichash_state state;
@@ -122,8 +122,8 @@ static cairn_status puts_claim(struct job *job, size_t tensor, int plane)
                : CAIRN_OK;
 }
 
-/* Hashes an entire parameter that was claimed. CAIRN_ERR_INVALID: its memory extends beyond a
- * region of cairn_alloc. */
+/* Hashes an entire parameter that was claimed. CAIRN_ERR_INVALID: the parameter's memory extends
+ * beyond a region of cairn_alloc. */
 static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece *piece,
                               const struct cairn_mem *mem)
 {
@@ -142,7 +142,7 @@ static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece
     return CAIRN_OK;
 }
 
-/* Under the lock: the job has tiles. */
+/* Under the lock: returns true if the job has tiles. */
 static bool client_tiles_hold(const struct job *job)
 {
     return job->tiles.declared != NULL && job->tiles.declared->world > 0;
@@ -154,8 +154,8 @@ static void puts_end(struct job *job, cairn_status status)
 {
     pthread_mutex_lock(&job->session->lock);
     if (status == CAIRN_OK) job->known.initialized = true;
-    // A shard may have been lost with its part: then all tensors may be put again. If replicas have
-    // other values, these can be corrected, too; but rank 0's values are those of the job.
+    // A shard may have been lost with its part; all tensors may then be put again. If replicas have
+    // other values, these can be corrected, too, but rank 0's values are those of the job.
     const bool again = status == CAIRN_ERR_NOT_READY ||
                        (status == CAIRN_ERR_MISMATCH && client_tiles_hold(job));
     for (size_t i = 0; again && job->puts.notes != NULL && i < job->spec.tensor_count; i++)
@@ -181,9 +181,10 @@ static void add_missing(const struct job *job, struct sentence *out)
                  names.text);
 }
 
-/* Adds to this thread's sentence what this worker did not put, before puts_end resets that record. If
- * the initial state is incomplete, adds everything that rank 0 has left out. If only `count` tensors
- * were put, adds their number, the usual reason for a mismatch. */
+/* Adds to this thread's sentence what this worker did not put. This must come before puts_end,
+ * which resets the record of the puts. If the initial state is incomplete, adds everything that
+ * rank 0 has left out. If only `count` tensors were put, adds their number, because this is the
+ * usual reason for a mismatch. */
 static cairn_status puts_explain(struct job *job, cairn_status status, size_t count)
 {
     struct sentence why;
@@ -202,8 +203,9 @@ static cairn_status puts_explain(struct job *job, cairn_status status, size_t co
 
 /* ==== put ==== */
 
-/* Returns true if this rank's puts are the job's state. With tiles, each rank puts what it holds.
- * Without tiles, rank 0 puts everything, and the puts of other ranks are compared with rank 0's. */
+/* Returns true if this rank's puts are the job's state. With tiles, each rank puts the parts that
+ * it holds. Without tiles, rank 0 puts everything, and the puts of other ranks are compared with
+ * rank 0's puts. */
 static bool is_source(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -212,8 +214,8 @@ static bool is_source(struct job *job)
     return job->member.rank == 0 || has_tiles;
 }
 
-/* A job that has its initial state accepts no more puts of it; the values of other ranks are still
- * compared before the first update. */
+/* Refuses puts of the initial state if the job has this state already; the values of other ranks
+ * are still compared before the first update. */
 static cairn_status judge_state(struct job *job)
 {
     const bool source = is_source(job);
@@ -236,8 +238,8 @@ static cairn_status judge_put_box(struct job *job, size_t tensor, const struct c
     return api_judge_own(job, tensor, box, mem, piece_out);
 }
 
-/* The values of the source rank are sent; the values of other ranks are only hashed. Moments have only
- * one source, so there is nothing to compare. *sent_out is true if the memory is on loan. */
+/* Sends the values of the source rank; the values of other ranks are only hashed. Moments come from
+ * only one source, so there is nothing to compare. *sent_out is true if the memory is on loan. */
 static cairn_status put_claimed(struct job *job, const struct command *pattern,
                                 const struct cairn_mem *mem, cairn_op **op_out, bool *sent_out)
 {
@@ -269,7 +271,7 @@ static cairn_status claim_part(struct job *job, const struct portion *portion,
     return status;
 }
 
-/* All elements of the tensor are present: puts it like a tensor that was put whole. */
+/* Called when all elements of the tensor are present: puts it like a tensor that was put whole. */
 static cairn_status put_assembled(struct job *job, struct assembly *assembly)
 {
     struct command pattern = { .plane = CAIRN_PLANE_PARAM };
@@ -277,7 +279,7 @@ static cairn_status put_assembled(struct job *job, struct assembly *assembly)
     const struct cairn_mem mem = assemble_mem(assembly);
     assemble_pattern(assembly, &pattern);
     const cairn_status status = put_claimed(job, &pattern, &mem, NULL, &sent);
-    if (!sent) assemble_free(assembly); // not sent: all its parts must be put again
+    if (!sent) assemble_free(assembly); // nothing was sent, so all parts must be put again
     return status;
 }
 
@@ -339,7 +341,8 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
     return status;
 }
 
-/* SGD's first update begins its momentum, so a momentum that was put would be lost. */
+/* Refuses to put a momentum that SGD's first update would overwrite: this update begins the
+ * momentum. */
 static cairn_status judge_momentum(const struct job *job, size_t tensor, int plane)
 {
     const struct job_spec_data *spec = &job->spec;
@@ -404,7 +407,7 @@ cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeou
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->known.initialized, has_tiles = client_tiles_hold(job);
     const bool has_moments = job->puts.has_moments;
-    // The failure stays until that tensor is put again: without it, the job would be sealed with
+    // The failure stays until that tensor is put again. Otherwise the job would be sealed with
     // other values.
     if (!puts_any_failed(job)) job->puts.status = CAIRN_OK;
     const cairn_status put = job->puts.status;

@@ -23,13 +23,14 @@ static void stitches_sweep(struct job *job);
  *
  * Shards show their published copies to the members of a job (proto/geometry/layout.h), a segment
  * at a time, perhaps before their layout is known. So a copy is validated by its notes and its head
- * when it is first used; then its segments are mapped side by side. Only shards can show a copy, since
- * the coordinator gives this session's address to shards only. It is no error if a copy is overwritten
- * while it is read, has another version, or lacks a segment: the data is then requested from the shard,
- * as over any other path, and the shard reports if it does not have the data, and why. */
+ * when it is first used; its segments are then mapped side by side. Only shards can show a copy,
+ * since the coordinator gives this session's address to shards only. It is no error if a copy is
+ * overwritten while it is read, has another version, or lacks a segment. The data is then requested
+ * from the shard, as over any other path. If the shard does not have the data, the shard reports
+ * why. */
 
-/* Measured: a reader of chunks of a copy this large fetches more than caches hold; for small copies
- * this is not worthwhile. */
+/* The size from which a copy counts as far, as measured: a reader of chunks of such a copy fetches
+ * more data than caches hold. For smaller copies this is not worthwhile. */
 #define FAR_COPY_BYTES   ((uint64_t)32 << 20)
 #define FAR_PARCEL_BYTES ((size_t)256 << 10)
 
@@ -43,7 +44,7 @@ static bool is_same_copy(const struct published *copy, const struct published_no
     return !copy->gone && memcmp(&of_copy, note, sizeof of_copy) == 0;
 }
 
-/* Returns the copy that the note belongs to: a known one, or a new one; NULL: no memory. */
+/* Returns the copy that the note belongs to, which is known or new; NULL: no memory. */
 static struct published *copy_of(struct session *s, const struct published_note *note)
 {
     struct published *copy = s->published;
@@ -64,8 +65,8 @@ static bool has_segment(const struct published *copy, const struct published_not
     return shown != NULL;
 }
 
-/* True if the card may read the segment. If the driver refused to map it, the shard is told to send
- * it through the host. */
+/* Returns true if the card may read the segment. If the driver refused to map the segment, the
+ * shard is told to send it through the host. */
 static bool is_imported(struct session *s, const struct shown *shown)
 {
     size_t bytes;
@@ -95,7 +96,7 @@ static void add_shown(struct session *s, const struct published_note *note,
     if (shown == NULL) return; // the shard is asked instead
     const bool is_head = note->segment == note->segment_count;
     if (has_segment(copy, note) || (is_head && bytes < CAIRN_PUBLISHED_PAGE_BYTES))
-        copy->gone = true; // it is not known which is right
+        copy->gone = true; // it is not known which of the two is right
     else if (is_head)
         copy->head = memory;
     fabric_mapping_hold(mapping);
@@ -127,7 +128,7 @@ void mapped_on_mapping(void *session, struct fabric_mapping *mapping)
 
 /* ---- and take back ---- */
 
-/* Any thread, under the lock: a use of the copy ends. */
+/* Any thread, under the lock: ends one use of the copy. */
 static void unuse_copy(struct published *copy)
 {
     assert(copy->uses > 0);
@@ -149,7 +150,8 @@ static struct shown *unlink_shown(struct published **link)
     return shown;
 }
 
-/* Releases one copy that was withdrawn and is not in use (`all`: any copy). False: there was none. */
+/* Releases one copy that was withdrawn and is not in use (`all`: any copy). False: there was no
+ * such copy. */
 static bool let_go(struct session *s, bool all)
 {
     struct shown *shown = NULL;
@@ -264,7 +266,7 @@ struct part_of {
     const struct job *job;
     const struct served_layout *served;
     uint32_t shard;
-    uint64_t bytes; /* of a copy of it */
+    uint64_t bytes; /* the bytes of a copy of this part */
 };
 
 /* Returns true if this is a copy of that part, and is valid. */
@@ -358,7 +360,7 @@ bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t c
     pthread_mutex_lock(&job->session->lock);
     const struct published *copy = find_copy(job, served, parcel->shard, parcel->version,
                                              CAIRN_PUBLISHED_HOST, &sequence);
-    pthread_mutex_unlock(&job->session->lock); // only this thread removes it
+    pthread_mutex_unlock(&job->session->lock); // only this thread removes copies
     if (copy == NULL) return false;
     const struct local_extent *extent = shard_map_extent(&part->map, chunk_number);
     const size_t elem_bytes = dtype_size(parcel->dtype);
@@ -380,8 +382,8 @@ bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t c
 struct stitch_run {
     struct published *copy;
     uint64_t sequence;  /* the copy's sequence when `at` had the wanted version */
-    uint64_t at;        /* its offset in the copy; equal to `from` modulo the page */
-    uint64_t from, end; /* in the tensor */
+    uint64_t at;        /* the run's offset in the copy; equal to `from` modulo the page */
+    uint64_t from, end; /* the run's place in the tensor */
 };
 
 #define PAGE ((uint64_t)CAIRN_PUBLISHED_PAGE_BYTES)
@@ -389,7 +391,7 @@ struct stitch_run {
 struct stitch {
     LIST_ENTRY(stitch) next; /* the most recently used is first */
     uint32_t tensor;
-    uint32_t uses; /* 0: kept, but not in use */
+    uint32_t uses; /* 0: the stitch is kept, but not in use */
     uint8_t *base; /* owned */
     size_t bytes;
     size_t map_count;
@@ -404,7 +406,7 @@ static uint64_t page_up(uint64_t bytes)
     return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/* Copies bytes [from, end) of the tensor, all in one page: an edge. */
+/* Copies bytes [from, end) of the tensor, which are an edge: all of them lie in one page. */
 static bool copy_edge(uint8_t *base, const struct stitch_run *run, uint64_t from, uint64_t end)
 {
     uint8_t *page = base + from / PAGE * PAGE;
@@ -438,8 +440,8 @@ static bool map_pages(uint8_t *base, const struct stitch_run *run)
     return whole;
 }
 
-/* Returns the most maps that the runs may need: one for each run, and one more for each segment end
- * in it. */
+/* Returns the most maps that the runs may need: one for each run, and one more for each end of a
+ * segment inside a run. */
 static size_t maps_of(const struct stitch_run *runs, size_t count)
 {
     size_t maps = count;
@@ -549,7 +551,7 @@ static struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct 
         for (size_t i = 0; i < count; i++) runs[i].copy->uses++;
     }
     LIST_INSERT_HEAD(&job->stitches.all, stitch, next);
-    if (!renew(stitch, runs)) { // not in use: in use it would have the version
+    if (!renew(stitch, runs)) { // not in use: a stitch in use would have the version
         drop_stitch(job, stitch);
         return NULL;
     }
@@ -603,10 +605,11 @@ struct published_view {
     struct served_layout *served; /* borrowed; serves the version while the view is opened */
     struct cairn_version version;
     enum published_side side;
-    struct source *sources; /* owned: [shard_count]; copy is NULL if no part lies on that shard */
+    /* owned: [shard_count]; an entry's copy is NULL if no part lies on that shard */
+    struct source *sources;
     uint32_t shard_count;
     const uint8_t **at; /* owned: [count] */
-    /* owned: [count], each on loan; an entry is NULL if one shard has the tensor */
+    /* owned: [count], each on loan; an entry is NULL if a single shard has the entire tensor */
     struct stitch **stitches;
     size_t count;
 };
@@ -640,7 +643,7 @@ void published_view_close(struct published_view *view)
     free(view);
 }
 
-/* Returns the shard's copy, the same one for the entire view. */
+/* Returns the shard's copy, which is the same copy for the entire view. */
 static struct published *copy_of_shard(struct published_view *view, uint32_t shard)
 {
     struct source *source = &view->sources[shard];

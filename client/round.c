@@ -37,7 +37,7 @@ ASK_CALL(write_cancel, "WriteCancel", WRITE_CANCEL, DONE);
 
 /* Driven groups: the trainer sets their learning rates, and each commit carries them. */
 
-#define RATE_MAX 1e18 // as for every hyper-parameter
+#define RATE_MAX 1e18 // the limit that every hyper-parameter has
 
 static bool is_driven(const struct job *job, size_t group)
 {
@@ -89,9 +89,10 @@ static cairn_status driven_rates(struct job *job, double *room, double **driven_
 
 /* ==== round ==== */
 
-/* Under the lock, with global_batch: checks that all of this worker's micro-batches are ended, or all
- * except the last. *is_open is true if the last must still be ended. CAIRN_ERR_INVALID: earlier
- * micro-batches are missing. Without global_batch nothing is checked, and *is_open is unchanged. */
+/* Under the lock, with global_batch: checks that all of this worker's micro-batches are ended, or
+ * all except the last one. *is_open is true if the last micro-batch must still be ended.
+ * CAIRN_ERR_INVALID: earlier micro-batches are missing. Without global_batch nothing is checked,
+ * and *is_open is unchanged. */
 static cairn_status batch_judge_commit(const struct job *job, bool *is_open)
 {
     const struct spec_batch *batch = &job->filling.batch;
@@ -118,7 +119,8 @@ static cairn_status await_write(struct job *job, uint64_t deadline_ms)
     const uint64_t open = job_is_writing(job) && !ended ? job->writing.round.round : 0;
     pthread_mutex_unlock(&s->lock);
     const cairn_status status = api_check(job);
-    if (status != CAIRN_OK || open == 0) return status; // closed: the next request reports it
+    // if the session is closed, the next request reports it
+    if (status != CAIRN_OK || open == 0) return status;
     return client_fail(CAIRN_ERR_TIMEOUT,
                        "a write of this worker is open (round %" PRIu64
                        "): no round opens before its cairn_write_end",
@@ -152,7 +154,7 @@ static void note_batch(struct job *job, const Cairn__RoundOpened *opened, bool i
         filling->had_last = batch_place(&filling->batch, filling->batch.total - 1, &place);
 }
 
-/* Returns true if the round can be used: nothing voided it between its reply and now. */
+/* Returns true if the round can be used, because nothing voided it since its reply arrived. */
 static bool open_round(struct job *job, const Cairn__RoundOpened *opened, bool is_write,
                        struct cairn_round *out)
 {
@@ -190,8 +192,8 @@ static bool open_round(struct job *job, const Cairn__RoundOpened *opened, bool i
     return true;
 }
 
-/* Waits until all pushes of this worker are done: first in threads that still add them up (such a
- * thread waits for nothing, and may send its sum), then at the shards. */
+/* Waits until all pushes of this worker are done. First waits for threads that still add pushes up;
+ * such a thread waits for nothing, and may send its sum. Then waits for the shards. */
 static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -200,7 +202,8 @@ static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
     return api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
 }
 
-/* Waits for a round of this worker alone (write_begin) or of all workers (round_begin). */
+/* Waits for the beginning of a round, of this worker alone (write_begin) or of all workers
+ * (round_begin). */
 static cairn_status begin_round(struct job *job, const struct ask_call *call, uint64_t deadline_ms,
                                 struct cairn_round *out)
 {
@@ -212,7 +215,7 @@ static cairn_status begin_round(struct job *job, const struct ask_call *call, ui
                            "job %s: every worker calls cairn_init_done before its first "
                            "round, rank 0 after its cairn_put of each tensor",
                            job->name);
-    // The buffers of a void round are returned before the caller fills them again.
+    // The buffers of a void round are returned first, because the caller fills them again.
     const uint64_t from_us = monotonic_us();
     cairn_status status = await_pushes(job, deadline_ms);
     const bool is_write = call == &write_begin;
@@ -231,8 +234,7 @@ static cairn_status begin_round(struct job *job, const struct ask_call *call, ui
     }
     pthread_mutex_lock(&job->session->lock);
     step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
-    // The remaining workers are those that a new coordinator must wait for when this worker
-    // attaches to it.
+    // After an attach to a new coordinator, this coordinator must wait for the remaining workers.
     if (status == CAIRN_OK && !is_write && job->attachment.launch != 0)
         job->attachment.launch = out->world;
     pthread_mutex_unlock(&job->session->lock);
@@ -267,8 +269,8 @@ static cairn_status send_word(struct job *job, bool (*run)(struct command *),
     return CAIRN_OK;
 }
 
-/* Under the lock. Stages 0 and 1: reserves the sums of the round for this call to send; nothing is
- * added to them from here on. */
+/* Under the lock. Stages 0 and 1: reserves the sums of the round for this call, which sends them;
+ * nothing is added to these sums any more. */
 static bool claim_sums(struct job *job, const struct cairn_round *round)
 {
     const bool mine = accumulate_wanted(job) && !job->sums.ended &&
@@ -279,7 +281,7 @@ static bool claim_sums(struct job *job, const struct cairn_round *round)
 
 /* Sends the sums that this call claimed by claim_sums, and the end of the micro-batches. `status`
  * is the result of the work since the claim. After a failure the claim is undone, so that the
- * caller may try everything again. */
+ * caller may repeat the entire call. */
 static cairn_status send_claimed(struct job *job, const struct cairn_round *round,
                                  cairn_status status)
 {
@@ -300,8 +302,8 @@ static cairn_status send_sums(struct job *job, const struct cairn_round *round)
     return mine ? send_claimed(job, round, CAIRN_OK) : CAIRN_OK;
 }
 
-/* Sends everything that belongs to the end of a micro-batch. The caller has already recorded the end
- * itself. */
+/* Sends everything that belongs to the end of a micro-batch. The caller has already recorded the
+ * end. */
 static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     CAIRN_TRY(api_push_incomplete(job, round, micro));
@@ -309,8 +311,8 @@ static cairn_status send_micro_end(struct job *job, const struct cairn_round *ro
     return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
 }
 
-/* Returns true if this call must send the end of the micro-batch: an earlier call recorded the end
- * but could not send it. */
+/* Returns true if this call must send the end of the micro-batch, because an earlier call recorded
+ * the end but could not send it. */
 static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -321,8 +323,8 @@ static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t
     return mine;
 }
 
-/* Records the end of a micro-batch and sends it. If it cannot be sent, for lack of memory, the
- * repeated call sends it. */
+/* Records the end of a micro-batch and sends it. If memory for sending is lacking, the repeated
+ * call sends the end. */
 static cairn_status end_micro(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     CAIRN_TRY(claim_end(job, round, micro)
@@ -347,7 +349,7 @@ static cairn_status note_committed(struct job *job, const struct cairn_round *ro
 {
     pthread_mutex_lock(&job->session->lock);
     if (job->filling.round == round->round)
-        job->filling.committed = true; // not a write that came in between
+        job->filling.committed = true; // false for a write that came in between
     pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }
@@ -374,7 +376,7 @@ static cairn_status judge_weight(uint64_t weight)
                        weight);
 }
 
-/* Ends the micro-batch being filled, if any, and commits; does nothing if that was done before. */
+/* Ends the micro-batch being filled, if any, and commits; does nothing if this was done before. */
 static cairn_status commit_once(struct job *job, const struct cairn_round *round, uint64_t weight)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -388,12 +390,12 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     if (!is_void && !is_done && status == CAIRN_OK) status = batch_judge_commit(job, &open);
     const bool is_surplus = batch_is_surplus(job), end_unsent = job->filling.end_unsent;
     if (!is_void && !is_done) job->filling.weight = weight;
-    // The claim comes before the micro-batch ends: otherwise a push could slip in between its end
-    // and the sums.
+    // The claim comes before the end of the micro-batch. Otherwise a push could come between this
+    // end and the sums.
     const bool mine = !is_void && !is_done && status == CAIRN_OK && claim_sums(job, round);
     pthread_mutex_unlock(&job->session->lock);
     if (is_void || is_done || status != CAIRN_OK)
-        return status; // the coordinator reports how it ended
+        return status; // the coordinator reports how the round ended
     if (is_surplus) return note_committed(job, round);
     if (end_unsent) status = end_micro(job, round, micro - 1);
     if (status == CAIRN_OK && open) status = end_micro(job, round, micro);
@@ -449,7 +451,8 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
     cairn__worker_memory__init(memory);
     pthread_mutex_lock(&job->session->lock);
     const bool has_times = step_times_commit(&job->times, round, out) &&
-                           !batch_is_surplus(job); // it did nothing to compare others with
+                           // a surplus worker did nothing that could be compared with others
+                           !batch_is_surplus(job);
     memory->shared = memory_host_bytes(job->session);
     memory->sums = job->stats.accumulated_bytes;
     memory->units = job->stats.mapped_bytes;
@@ -459,7 +462,7 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
     return has_times;
 }
 
-/* Commits the round, once, and waits for its end. */
+/* Commits the round once, and waits for the end of the round. */
 static cairn_status commit_round(struct job *job, const struct ask_call *call,
                                  const struct cairn_round *round, uint64_t weight,
                                  const struct commit_words *words, uint64_t deadline_ms,
@@ -533,7 +536,8 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     return CAIRN_OK;
 }
 
-/* Returns CAIRN_OK with *over_out if the round is already void, or if this worker cannot give it up. */
+/* Checks whether this worker can give the round up. Returns CAIRN_OK with *over_out if the round is
+ * already void, or if this worker cannot give it up. */
 static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -604,20 +608,20 @@ uint64_t api_write_round(struct job *job)
     return open_write(job).round;
 }
 
-/* Voids the write, or withdraws the request for one (round 0); keeps this thread's sentence. */
+/* Voids the write, or withdraws the request for a write (round 0); keeps this thread's sentence. */
 static void cancel_write(struct job *job, uint64_t round)
 {
     struct sentence said;
     Cairn__WriteCancel message = CAIRN__WRITE_CANCEL__INIT;
     sentence_set(&said, "%s", cairn_error());
     message.round = round;
-    // Even if this is not answered, the write is void: nobody commits it.
+    // Even if this request is not answered, the write is void, because nobody commits it.
     (void)!ask_coordinator(job, &write_cancel, &message.base, api_deadline(CANCEL_MS), NULL);
     client_fail(CAIRN_OK, "%s", said.text);
 }
 
-/* Gives up the write. No worker will commit this write, so it is void here before the coordinator says
- * so, and the next write may begin. */
+/* Gives up the write. No worker will commit this write. So this process treats it as void before
+ * the coordinator says so, and the next write may begin. */
 static void give_up(struct job *job, uint64_t round)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -713,7 +717,7 @@ static cairn_status claim(struct job *job, const struct command *pattern)
                        theirs);
 }
 
-/* Removes the record of a box that was not put after all. */
+/* Removes the record of a box that was not put in the end. */
 static void unclaim(struct job *job, const struct command *pattern)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -767,7 +771,7 @@ static cairn_status judge_puts(struct job *job)
     const struct sentence why = job->puts.why;
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) return CAIRN_OK;
-    if (status == CAIRN_ERR_STALE) // the write had become void: not the put's fault
+    if (status == CAIRN_ERR_STALE) // the write had become void, which is not the put's fault
         return client_fail(CAIRN_ERR_EPOCH_CHANGED, "nothing was written, begin again: %s",
                            why.text);
     return client_fail(status, "nothing was written, because a put failed: %s", why.text);
@@ -791,7 +795,7 @@ cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_ver
     status = commit_round(job, &write_end, &round, 1, &(struct commit_words) { { 0, NULL }, NULL },
                           deadline_ms, &result);
     if (status == CAIRN_ERR_TIMEOUT || status == CAIRN_ERR_NO_MEMORY)
-        return status; // the call may be repeated to continue
+        return status; // the caller may repeat the call, which then continues
     pthread_mutex_lock(&job->session->lock);
     job->writing.round = (struct cairn_round) { .round = 0 };
     pthread_cond_broadcast(&job->session->changed);

@@ -183,10 +183,10 @@ uint64_t control_job_read(struct job *job)
 
 /* ==== calls that wait ==== */
 
-/* How long a call waits for a worker that is busy with something else, and how a waiting call
- * reports for whom it waits. */
+/* The wait of a call for a worker that is busy with something else, and the reports for whom the
+ * call waits. */
 
-#define QUIET_MS 5000 /* how long a call may wait without a line */
+#define QUIET_MS 5000 /* how long a call may wait without a report */
 #define SAY_MS   60000
 
 struct patience client_patience(struct job *job, uint64_t deadline_ms)
@@ -197,7 +197,7 @@ struct patience client_patience(struct job *job, uint64_t deadline_ms)
                                .say_ms = now_ms + QUIET_MS };
 }
 
-/* False: the caller does not wait any longer. */
+/* Reports the wait if a report is due. Returns false if the caller does not wait any longer. */
 static bool say(struct patience *p, const char *text, uint32_t paused_ms)
 {
     const struct session *s = p->job->session;
@@ -216,16 +216,16 @@ static bool say(struct patience *p, const char *text, uint32_t paused_ms)
 uint64_t client_says_at(const struct patience *p, uint64_t deadline_ms)
 {
     return !p->paused && p->say_ms < deadline_ms ? p->say_ms
-                                                 : deadline_ms; // a pause is reported then
+                                                 : deadline_ms; // a pause is reported at this time
 }
 
 void client_say_wait(struct patience *p, const char *text)
 {
-    (void)say(p, text, 0); // the call has its own deadline
+    (void)say(p, text, 0); // the call has a deadline of its own
 }
 
-/* Called when the call's time is over; `awaited` tells for whom the call waits (NULL: unknown). True:
- * the call continues to wait until *deadline_ms, and then asks again. */
+/* Called when the call's time is over; `awaited` tells for whom the call waits (NULL: unknown).
+ * True: the call continues to wait until the new *deadline_ms, and then asks again. */
 static bool client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
                             uint64_t *deadline_ms)
 {
@@ -241,7 +241,8 @@ static bool client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
     return true;
 }
 
-/* Without a descriptor this process cannot reach any shard, and the shard is not to blame. */
+/* Returns false if this process has no descriptor left. It then cannot reach any shard, and the
+ * shard is not to blame. */
 static bool has_descriptor(const struct session *s)
 {
     const int fd = fcntl(s->event_fd, F_DUPFD_CLOEXEC, 0);
@@ -265,7 +266,7 @@ void client_silence(struct job *job, struct sentence *out)
 
 /* ==== ask ==== */
 
-/* Asks: they wait in the session until they are sent, and their threads wait for the answers. The error
+/* Asks wait in the session until they are sent, and their threads wait for the answers. The error
  * text of a failure names who is awaited. */
 
 #define AWAITED_TIMEOUT_MS 500
@@ -309,7 +310,7 @@ static void delist(struct ask *ask)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Asks for whom the call waits; NULL: no answer by until_ms. */
+/* Asks the coordinator for whom the call waits; NULL: no answer by until_ms. */
 static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_ms)
 {
     static const struct ask_call call = { .type = CAIRN_MSG_WHO_IS_AWAITED };
@@ -336,7 +337,7 @@ static uint64_t away_for_ms(struct session *s)
     return away_ms;
 }
 
-/* Describes what else is awaited, if neither a member nor a shard is. */
+/* Describes what else is awaited if neither a member nor a shard is awaited. */
 static void say_rest(struct job *job, const struct ask_call *call, struct sentence *out)
 {
     sentence_set(out, "waits for %s",
@@ -383,7 +384,7 @@ static struct sentence awaited_text_ask(struct job *job, const struct ask_call *
     return text;
 }
 
-/* NULL: not known. */
+/* Asks for whom a call waits; NULL: not known. */
 static Cairn__Awaited *ask_awaited(struct job *job, uint16_t type, uint64_t until_ms)
 {
     return away_for_ms(job->session) > 0 ? NULL : ask_until(job, type, until_ms);
@@ -409,8 +410,8 @@ static cairn_status fail_late(const struct ask *ask, const Cairn__Awaited *await
     return client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", call.text, text.text);
 }
 
-/* CAIRN_OK: the ask is answered. The ask for who is awaited is sent a little before the deadline, so
- * that the call returns in time even if the coordinator does not answer. */
+/* CAIRN_OK: the ask is answered. The second ask, for whom the call waits, is sent a little before
+ * the deadline, so that the call returns in time even if the coordinator does not answer. */
 static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
 {
     struct patience patience = client_patience(ask->job, deadline_ms);
@@ -442,7 +443,7 @@ cairn_status ask_coordinator(struct job *job, const struct ask_call *call,
     enlist(&ask);
     const cairn_status waited = await_answer(&ask, deadline_ms);
     delist(&ask);
-    if (!ask.done) return waited; // it may have been answered at the last moment
+    if (!ask.done) return waited; // the ask may have been answered at the last moment
     if (ask.status != CAIRN_OK) return client_fail(ask.status, "%s", ask.why.text);
     if (ask.reply_type != call->reply_type) {
         message_free(ask.reply);
@@ -460,7 +461,7 @@ cairn_status ask_coordinator(struct job *job, const struct ask_call *call,
 
 /* cairn_wait: how long a caller waits for an operation, and for which shards. */
 
-#define AWAITED_MS 200 /* for the loop thread to tell for whom a call waits */
+#define AWAITED_MS 200 /* the time that the loop thread has to tell for whom a call waits */
 
 /* Not under the lock: asks the loop thread, which knows the shards that have not answered. */
 static struct sentence awaited_text_wait(struct op *op)
@@ -637,7 +638,7 @@ cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 
 #define AT_MOST_MS 86400000
 
-/* The pause is repeated after an attach, because a new coordinator knows no pauses. */
+/* Records the pause, because it is repeated after an attach: a new coordinator knows no pauses. */
 static void note_pause(struct job *job, const char *what, uint64_t ends_ms)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -657,7 +658,8 @@ static cairn_status tell_pause(struct job *job, const char *what, int at_most_ms
     note_pause(job, what, at_most_ms > 0 ? monotonic_ms() + (uint64_t)at_most_ms : 0);
     const cairn_status status = ask_coordinator(job, at_most_ms > 0 ? &begin : &end, &message.base,
                                                 deadline_ms, NULL);
-    if (status != CAIRN_OK) note_pause(job, "", 0); // a caller whose call failed will not end it
+    // a caller whose call failed will not end the pause
+    if (status != CAIRN_OK) note_pause(job, "", 0);
     return status;
 }
 

@@ -117,7 +117,7 @@ static cairn_status judge_unused(const struct group_spec *group)
     const char *field = "";
     const cairn_status status = group_spec_unused(group, &field);
     if (status == CAIRN_OK || strcmp(field, "optimizer") == 0)
-        return CAIRN_OK; // validated with the rest
+        return CAIRN_OK; // this value is validated with the rest
     return client_fail(status,
                        "group %.64s: %s has no effect with optimizer %s; allowed: 0, or what "
                        "CAIRN_GROUP_INIT says",
@@ -193,7 +193,7 @@ static cairn_status add_tensor(struct job_spec_data *spec, struct groups *groups
                                t->name, t->rank, d, t->shape[d]);
     const bool is_alias = t->alias_of != NULL;
     const cairn_kind kind = t->kind != 0 || is_alias ? t->kind : CAIRN_TRAINED;
-    const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32; // the default
+    const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32; // the default dtype
     const char *group = t->group;
     if (group != NULL && group[0] != '\0' && kind != CAIRN_TRAINED && !is_alias)
         return client_fail(CAIRN_ERR_INVALID,
@@ -306,8 +306,8 @@ static cairn_status settle_alias(const struct job_spec_data *spec, struct tensor
     return CAIRN_OK;
 }
 
-/* Settles all aliases. Every target still has its own shape at that time, since an alias of an alias is
- * refused. */
+/* Settles all aliases. At that time, every target still has its own shape, since an alias of an
+ * alias is refused. */
 static cairn_status settle_aliases(struct job_spec_data *spec)
 {
     cairn_status status = CAIRN_OK;
@@ -328,7 +328,7 @@ static void fill_job(struct job_spec_data *spec, const struct cairn_job_spec *fr
     CAIRN_SPEC_FIELDS(X)
 #undef X
     if (from->stage != 0) spec->stage = from->stage - CAIRN_STAGE(0);
-    // 64-bit fields: 32 bits would use bytes that are padding for older callers
+    // these fields have 64 bits: 32 bits would use bytes that are padding for older callers
     if (from->skips_max != 0) spec->skips_max = (uint32_t)from->skips_max;
     spec->global_batch = (uint32_t)from->global_batch;
 }
@@ -395,7 +395,7 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
         status = client_fail(CAIRN_ERR_INVALID, "CAIRN_OPEN_MUST_NOT_EXIST goes with neither "
                                                 "CAIRN_OPEN_MUST_EXIST nor CAIRN_OPEN_RESUME");
     if (status == CAIRN_OK && own.stage != 0 &&
-        own.stage - CAIRN_STAGE(0) >= CAIRN_STAGE(0)) // not a CAIRN_STAGE(n)
+        own.stage - CAIRN_STAGE(0) >= CAIRN_STAGE(0)) // the value is not a CAIRN_STAGE(n)
         status = client_fail(CAIRN_ERR_INVALID,
                              "stage is %u; write CAIRN_STAGE(0) to CAIRN_STAGE(3), or 0 for "
                              "CAIRN_STAGE(2)",
@@ -414,8 +414,9 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
 
 /* ==== describe ==== */
 
-/* cairn_job_describe and cairn_job_tensor describe the job to a member that opened it: readers have no
- * spec of their own, and trainers compare the job's spec with their own spec. */
+/* cairn_job_describe and cairn_job_tensor describe the job to a member that opened it. Readers need
+ * this because they have no spec of their own; trainers compare the job's spec with their own
+ * spec. */
 
 static void fill_info(struct job *job, struct cairn_job_info *info)
 {
@@ -460,7 +461,8 @@ cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
     return CAIRN_OK;
 }
 
-/* Describes a tensor; an alias is described like its target, or like its box of the target. */
+/* Describes a tensor. An alias is described like its target; an alias of a box is described like
+ * the box. */
 static void fill_tensor(const struct job_spec_data *spec, size_t index, struct cairn_tensor *out)
 {
     const struct tensor_spec *t = &spec->tensors[index];
@@ -503,11 +505,13 @@ cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tens
 
 /* cairn_job_amend: the caller's changes become one request. */
 
-#define AMEND_BYTES_MAX (512 << 10)                                  // the most bytes of a frame
-#define LEAST           offsetof(struct cairn_amend, freeze_tensors) // as in the first release
+#define AMEND_BYTES_MAX (512 << 10) // the most bytes of a frame
+// the struct of the first release
+#define LEAST offsetof(struct cairn_amend, freeze_tensors)
 
-/* The fields of struct cairn_amend that are rows of spec_fields.h, each with the field that tells that it is
- * given. The struct gets no further ones: a newer row is changed by its name, in `settings`. */
+/* The fields of struct cairn_amend that are rows of spec_fields.h, each with the field that tells
+ * whether the row is given. The struct gets no further fields of this kind: a newer row is changed
+ * by its name, in `settings`. */
 #define AMEND_FIELDS(X)                                                                \
     X(set_clip_norm, clip_norm, clip_norm)                                             \
     X(workers_min, workers_min, workers_min)                                           \
@@ -538,7 +542,7 @@ struct words {
     Cairn__JobAmend message;
     struct job_spec_data added; /* only the tensors to add */
     Cairn__Setting *settings;   /* in `owned`: [GIVEN_MAX + setting_count] */
-    /* values of struct cairn_amend's own fields */
+    /* the values of the fields of struct cairn_amend that are rows, as texts */
     char given[GIVEN_MAX][CAIRN_SETTING_TEXT_MAX + 1];
     void *owned[16];
     size_t owned_count;
@@ -550,7 +554,8 @@ static void release_words(struct words *words)
     spec_release(&words->added);
 }
 
-/* Returns zeroed memory of the request; NULL: out of memory, and this thread's sentence says so. */
+/* Returns zeroed memory that the request owns; NULL: out of memory, and this thread's sentence says
+ * so. */
 static void *own_words(struct words *words, size_t count, size_t bytes)
 {
     assert(words->owned_count < sizeof words->owned / sizeof *words->owned);
@@ -560,7 +565,7 @@ static void *own_words(struct words *words, size_t count, size_t bytes)
     return own;
 }
 
-/* Returns a list of `count` pointers to the elements of an array, which is *first_out. */
+/* Returns a list of `count` pointers to the elements of a new array; *first_out is the array. */
 static void *own_list(struct words *words, size_t count, size_t bytes, void *first_out)
 {
     uint8_t *first = own_words(words, count, bytes);
@@ -683,7 +688,8 @@ static cairn_status add_all_given(struct words *words, const struct cairn_amend 
     return status;
 }
 
-/* Makes the list of fields and values: first those of the struct, then the settings by name. */
+/* Makes the list of fields and values: first the fields of the struct, then the settings by
+ * name. */
 static cairn_status add_settings(struct words *words, const struct cairn_amend *amend)
 {
     const size_t count = amend->setting_count;
@@ -778,7 +784,7 @@ static cairn_status amend_inside(struct job *job, const struct cairn_amend *amen
     for (size_t i = 0; i < amend->setting_count; i++)
         is_named = is_named || strcmp(amend->settings[i].key, "clip_norm") == 0;
     if (amend->set_clip_norm && !is_named)
-        job_note_clip_norm(job, amend->clip_norm); // before the round that uses it
+        job_note_clip_norm(job, amend->clip_norm); // noted before the round that uses it
     return CAIRN_OK;
 }
 

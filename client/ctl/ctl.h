@@ -69,7 +69,7 @@ struct ctl_settings {
     Cairn__Setting *list[CTL_NAMES_MAX];
     Cairn__Setting room[CTL_NAMES_MAX];
     char values[CTL_NAMES_MAX]
-               [CAIRN_SETTING_TEXT_MAX + 1]; /* those that are not words of the line */
+               [CAIRN_SETTING_TEXT_MAX + 1]; /* the values that are not words of the command line */
     size_t count;
 };
 /* Adds a setting of the field, with its value in `from`. False: there are too many settings. */
@@ -107,7 +107,7 @@ struct ctl {
     const char *path_before; /* the first of two --path options; `path` has the second */
     /* --from, --to, --as; NULL: not given. The subcommand validates them. */
     const char *from, *to, *as;
-    const char *group; /* --group; NULL: not given; validated like --from */
+    const char *group; /* --group; NULL: not given. The subcommand validates the value */
     double lr;
     struct ctl_rules rules;
     uint64_t since_unix_ms;            /* --since; 0: not given */
@@ -125,7 +125,7 @@ struct ctl {
     const struct ctl_program *program;
     const struct ctl_row *row; /* the command */
     char **line;               /* owned; the line as it was given */
-    ptrdiff_t noun_at;         /* the place of the command's noun in it */
+    ptrdiff_t noun_at;         /* the place of the command's noun in `line` */
     bool check;                /* --check */
     uint32_t snapshot_age_s;   /* --snapshot-age; 0: not given */
     /* the part of the command line that has been read */
@@ -133,11 +133,11 @@ struct ctl {
     bool given[CTL_OPTIONS_MAX]; /* indexed by row of the option table */
     char words[64];              /* "job list": for messages about the command line */
     /* the connection */
-    /* True if the caller retries: then a coordinator that is unreachable or late is not reported */
+    /* True: the caller retries, so a coordinator that is unreachable or late is not reported */
     bool tries_again;
     struct sentence *failed; /* receives the error for the caller; NULL: print it on stderr */
-    /* For a snapshot or digest: the name of its job, and whether the command has already printed whom this
-     * job waits for. */
+    /* cut_of: the job of a requested snapshot or digest. awaited_said: the command has already
+     * printed whom this job waits for */
     const char *cut_of;
     bool awaited_said;
 };
@@ -192,7 +192,7 @@ int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
 /* A table: rows of cells, columns as wide as their widest cell. Cells are copied. */
 struct ctl_table;
 struct ctl_table *ctl_table_open(const char *const *headers, size_t column_count);
-/* Adds the cells of the text: a tab in `fmt` ends one. */
+/* Adds cells: the text of `fmt`, in which a tab ends a cell. */
 void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 /* Prints the table (with headers unless --no-headers was given) and frees it. */
@@ -202,7 +202,8 @@ void ctl_table_close(struct ctl_table *table, const struct ctl *ctl);
  * syntax), or a cell that a function adds. */
 struct ctl_column {
     const char *header, *field;
-    void (*add)(struct ctl_table *table, const void *message); /* adds one cell; NULL: the field */
+    /* adds the column's cell; NULL: the cell shows the field or the text */
+    void (*add)(struct ctl_table *table, const void *message);
 };
 struct ctl_table *ctl_table_of(const struct ctl_column *columns, size_t column_count);
 /* `messages` is an array of pointers to the messages. */
@@ -219,10 +220,11 @@ void ctl_json_add(json_t *object, const void *message, const char *fields);
 /* Returns a text with fields of the message (output.c has the syntax), which the caller frees; NULL: the
  * text is left out. */
 char *ctl_text_of(const void *message, const char *text);
-/* Prints a "name: value" line whose value is such a text, or nothing if the text is left out. A name of NULL:
- * the text alone. */
+/* Prints a "name: value" line whose value is the result of ctl_text_of. If that is NULL, prints
+ * nothing; if `name` is NULL, prints the value alone. */
 void ctl_line_of(const char *name, const void *message, const char *text);
-/* Prints such lines: "NAME|TEXT\n"; a line without a bar is a text alone. */
+/* Prints several lines by ctl_line_of. `lines` has one "NAME|TEXT
+ * " for each; a line without a bar is a TEXT without a name. */
 void ctl_lines(const void *message, const char *lines);
 /* Lines of several messages: the version of a job, and the tensors with non-finite elements of a job or a
  * snapshot. */
@@ -238,9 +240,10 @@ void ctl_lines(const void *message, const char *lines);
 struct ctl_question {
     uint16_t type, reply_type; /* CAIRN_MSG_ */
     const ProtobufCMessageDescriptor *request;
-    /* The request's fields that are not 0. "FIELD=@0": argument 0, if given; "FIELD=/0": as an absolute path;
-     * "FIELD=@force": true if --force was given, "FIELD=@a,b" if one of them was, and the option's value for
-     * a number; "FIELD=!yes": true if --yes was not given; "FIELD=1": true. */
+    /* The request's fields that are not 0, each in one of these forms. "FIELD=@0": argument 0, if
+     * given. "FIELD=/0": argument 0 as an absolute path. "FIELD=@force": true if --force was given;
+     * for an option that is a number, the number. "FIELD=@a,b": true if --a or --b was given.
+     * "FIELD=!yes": true if --yes was not given. "FIELD=1": true. */
     const char *fill;
     /* Fills in the rest of the request. -1: continue; else the exit status. */
     int (*fill_by)(struct ctl *ctl, void *request);
@@ -250,15 +253,16 @@ struct ctl_question {
      * the thing */
     const char *confirm;
     const char *farewell; /* printed when the command is interrupted */
-    const char *lines;    /* of the reply, by ctl_lines, if `print` is NULL */
-    const char *quiet;    /* the text with -q */
+    const char *lines;    /* the lines that ctl_lines prints for the reply if `print` is NULL */
+    const char *quiet;    /* the text that is printed with -q */
     void (*print)(struct ctl *ctl, const void *reply);
     bool is_quiet_too; /* `print` is also called with -q */
     json_t *(*json)(struct ctl *ctl, const void *reply);
-    /* Used if json is NULL: fields of the reply, and values of the command line, "KEY=@0", "KEY=@yes". If
-     * this is NULL, too: all fields of the reply, as ctl_json prints them. */
+    /* Used if `json` is NULL: names of fields of the reply, and values of the command line, such as
+     * "KEY=@0" and "KEY=@yes". NULL: all fields of the reply, as ctl_json prints them. */
     const char *fields;
-    /* Returns the exit status, after the reply was printed; it prints why that is not 0. NULL: 0. */
+    /* Called after the reply was printed: returns the exit status, and prints the reason if the
+     * status is not 0. NULL: the exit status is 0. */
     int (*check)(struct ctl *ctl, const void *reply);
 };
 #define CTL_QUESTION(type_, message, fill_, reply, ...)                                       \
@@ -275,7 +279,7 @@ struct ctl_row {
     const char *arguments, *help;
     int min_args, max_args;
     const char *takes; /* kinds of options, each followed by a space */
-    /* One of them; neither: the program cairn-NOUN runs the command. */
+    /* `run` or `question` is set. If both are NULL, the program cairn-NOUN runs the command. */
     ctl_command *run;
     const struct ctl_question *question;
 };
@@ -293,10 +297,13 @@ extern const struct ctl_row ctl_local_rows[], ctl_cluster_rows[], ctl_restore_ro
 
 /* A program that carries out command lines. */
 struct ctl_program {
-    const char *build;                   /* the version that it reports: "0.1.0+g1a2b3c4d5e6f" */
-    const struct ctl_row *const *tables; /* of its commands; NULL ends the list */
-    const char *noun; /* of all its commands, not in the line; NULL: in the line */
-    ctl_command *run; /* runs rows that have neither function nor question */
+    const char *build; /* the version that the program reports: "0.1.0+g1a2b3c4d5e6f" */
+    /* the tables of the program's commands; NULL ends the list */
+    const struct ctl_row *const *tables;
+    /* the noun of all commands, which the command line then leaves out; NULL: the line has the
+     * noun */
+    const char *noun;
+    ctl_command *run; /* carries out rows that have neither a function nor a question */
 };
 /* Carries out the line of main(), and returns the exit status. */
 int ctl_main(int argc, char **argv, const struct ctl_program *program);
@@ -305,16 +312,18 @@ int ctl_main(int argc, char **argv, const struct ctl_program *program);
 void ctl_line(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Prints the object with schema_version and returns 0. Takes ownership of the object. */
 int ctl_print_json(json_t *object);
-/* "2026-11-24T14:00:00Z"; "" for 0, which means never. Static memory, valid until the second call after
- * this one. */
+/* Returns the time as "2026-11-24T14:00:00Z"; "" for 0, which means never. The text is in static
+ * memory, valid until the second call after this one. */
 const char *ctl_time(uint64_t unix_ms);
-/* "12.3 MiB". Static memory, valid until the fourth call after this one. */
+/* Returns the size as "12.3 MiB". The text is in static memory, valid until the fourth call after
+ * this one. */
 const char *ctl_bytes(uint64_t bytes);
 
 /* ---- snapshot.c ---- */
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000 /* used if no timeout is given */
 void ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
-/* Warns on stderr that a snapshot with non-finite elements "is passed over", for example. */
+/* Warns on stderr about a snapshot with non-finite elements; `what` says what happens to it, such
+ * as "is passed over". */
 void ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
 
 /* ---- job.c: the memory that a job uses on its shards; one entry per shard ---- */
@@ -323,18 +332,18 @@ json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
 void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count);
 
 /* ---- output.c ---- */
-/* From now on SIGINT and SIGTERM end the command immediately, with exit status 130 and this line on
+/* Makes SIGINT and SIGTERM end the command immediately, with exit status 130 and this line on
  * stderr. */
 void ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Calls `run` every ctl->every_s seconds until SIGINT or SIGTERM. On a terminal the new output overwrites
- * the old; elsewhere an empty line separates them. ctl_watch also ends when `run` fails. It continues only
- * if the coordinator was reached before and is unreachable now. */
+/* Calls `run` every ctl->every_s seconds until SIGINT or SIGTERM. On a terminal the new output
+ * overwrites the old; elsewhere an empty line separates them. ctl_watch also ends when `run` fails,
+ * unless the coordinator was reached before and is unreachable now. */
 int ctl_watch(struct ctl *ctl, ctl_command *run);
 
 /* ---- cluster.c ---- */
-/* Prints to stderr how many parts of jobs the shards hold that nothing acts on; prints nothing if there are
- * none. */
+/* Prints to stderr how many parts of jobs lie on the shards although nothing acts on these parts;
+ * prints nothing if there are none. */
 void ctl_say_strangers(struct ctl *ctl);
 
 /* ---- plan.c ---- */
@@ -379,17 +388,18 @@ cairn_status ctl_plan_spec(const char *path, struct job_spec_data *out,
 
 /* cairn local: a cluster in the foreground.
  *
- * One thread, no loop: every relevant signal, SIGCHLD included, is blocked and received by sigtimedwait, so
- * no code runs in a handler. The command waits for, signals and kills only children that it started, by
- * process id; no other process can have that id until the child is reaped. The daemons run in process
- * groups of their own, so Ctrl-C reaches only the command. Their working directory is the folder, so their
- * configurations need no absolute paths. */
+ * The command has one thread and no loop. Every relevant signal, SIGCHLD included, is blocked and
+ * received by sigtimedwait, so that no code runs in a handler. The command waits for, signals and
+ * kills only children that it started, by process id; no other process can have that id until the
+ * child is reaped. The daemons run in process groups of their own, so Ctrl-C reaches only the
+ * command. Their working directory is the folder, so their configurations need no absolute
+ * paths. */
 
 enum { LOCAL_COORDINATOR, LOCAL_SHARD, LOCAL_PROGRAMS };
 
 struct local_daemon {
-    char name[24]; /* "shard-1": the name of its configuration, log and ready file */
-    pid_t pid;     /* 0: it does not run */
+    char name[24]; /* the name of the daemon's configuration, log and ready file: "shard-1" */
+    pid_t pid;     /* 0: the daemon does not run */
 };
 
 struct local {
@@ -399,7 +409,7 @@ struct local {
     bool is_blocked;       /* `signals` are blocked */
     char programs[LOCAL_PROGRAMS][PATH_MAX];
     char folder[PATH_MAX]; /* "": none */
-    bool is_temporary;     /* removed at the end */
+    bool is_temporary;     /* the folder is removed at the end */
     char import[PATH_MAX]; /* import.folders of the shards; "": none */
     bool is_announced;     /* this command wrote the endpoint file */
     char endpoint[288];
@@ -409,15 +419,15 @@ struct local {
     char socket_folder[64];
     struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
     int daemon_count;
-    bool is_debug;                /* the daemons log each round */
-    uint32_t threads;             /* compute threads of a shard; 0: its share of the cores */
+    bool is_debug;    /* the daemons log each round */
+    uint32_t threads; /* compute threads of a shard; 0: the shard's share of the cores */
     const char *backend, *device; /* compute.backend and .device of the shards; NULL: not set */
 };
 
-/* Runs `body` while a cluster of ctl->shards is up, or, with ctl->endpoint, against the cluster at that
- * endpoint; CAIRN_ENDPOINT gives the body the cluster's endpoint. Returns the body's exit status. The
- * caller sets local->ctl and the fields after daemon_count; the rest of `local` is 0 or left over from an
- * earlier cluster. */
+/* Runs `body` while a cluster of ctl->shards shards is up. If ctl->endpoint is set, the body uses
+ * the cluster at that endpoint instead. The body finds its cluster's endpoint in CAIRN_ENDPOINT.
+ * Returns the body's exit status. The caller sets local->ctl and the fields after daemon_count; the
+ * rest of `local` is 0 or left over from an earlier cluster. */
 int local_run(struct local *local, int (*body)(struct local *local, void *context), void *context);
 
 /* Adds one more shard to the running cluster, whose configuration does not include that shard. -1:
@@ -431,13 +441,14 @@ int local_signal(const struct local *local, int timeout_ms, bool *is_key_out);
 /* Finds a program beside this one, then in PATH; `why` lists the locations searched. */
 bool local_find_program(const char *name, char path_out[PATH_MAX], struct sentence *why);
 
-/* Prints how each ended daemon ended, with the end of its log. Returns the number of ended daemons. */
+/* Prints, for each daemon that has ended, how it ended, and the last lines of its log. Returns the
+ * number of these daemons. */
 int local_daemons_reap(struct local *local);
 /* Sends SIGTERM to all daemons, and SIGKILL to the remaining ones after 10 s or at the next signal. */
 void local_daemons_stop(struct local *local);
 
-/* Forks, for a body that has processes of its own: the child has the signal mask that this program was
- * started with, and dies with this program. -1, with the error printed: fork failed. */
+/* Forks, for a body that has processes of its own. The child has the signal mask that this program
+ * was started with, and dies with this program. -1, with the error printed: fork failed. */
 pid_t local_fork(struct local *local);
 
 #endif

@@ -35,7 +35,7 @@ const struct ctl_number_type *ctl_number_type(cairn_dtype dtype);
 
 /* Describes the tensor that a blob's bytes represent. */
 struct ctl_buffer {
-    const struct ctl_number_type *type; /* NULL: it is not listed */
+    const struct ctl_number_type *type; /* NULL: the buffer is not listed */
     struct shape shape;
 };
 
@@ -103,7 +103,7 @@ void ctl_torch_free(struct ctl_torch_file *t);
 /* Locates a snapshot that a command reads directly: `JOB ID`, for which the command asks the
  * coordinator, or `--path FOLDER`, which needs no coordinator. */
 
-/* All functions return -1: continue; or the exit status, after printing the error. */
+/* Each function returns -1 to continue, or the exit status after printing the error. */
 
 /* Finds the id of the job's newest snapshot that is not damaged. */
 int ctl_snapshot_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPSHOT_ID_BYTES]);
@@ -171,13 +171,15 @@ struct ctl_difference {
     /* the number of differing elements where a or b is not finite; they are excluded from the figures
      * below */
     uint64_t unlike;
-    double max;                        /* of |b - a| */
-    struct ctl_sum squares, squares_a; /* of b - a; of a; where both are finite */
+    double max; /* of |b - a| */
+    /* `squares` is of b - a, `squares_a` of a; both count only positions where a and b are
+     * finite */
+    struct ctl_sum squares, squares_a;
 };
 void ctl_difference_add(struct ctl_difference *difference, uint64_t first_elem, const float *a,
                         const float *b, size_t count);
 
-/* |b - a| / |a| in the L2 norm; infinite if a is 0 and b is not; 0 if they are equal. */
+/* Returns |b - a| / |a| in the L2 norm; infinite if a is 0 and b is not; 0 if a and b are equal. */
 double ctl_difference_relative(const struct ctl_difference *difference);
 
 /* ==== text ==== */
@@ -230,7 +232,7 @@ struct ctl_export_plan {
     size_t index_bytes;
     struct ctl_torch_file *torch; /* owned; NULL for hf */
     uint64_t data_bytes;          /* of all tensors */
-    size_t tensors;               /* of the model; the next two count what is left out: */
+    size_t tensors;               /* of the model; `blobs` and `aliases` count what is left out */
     size_t blobs, aliases;
 };
 

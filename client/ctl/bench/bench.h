@@ -1,13 +1,15 @@
-/* cairn-bench, which `cairn bench` runs: measures Cairn's work on this machine or this cluster, beside a
- * reference that is measured in the same run. A bench is a row (struct bench_row): its defaults, and the
- * functions that open what it measures, run subject and reference once, and report other figures. One
- * harness (bench.c) does the rest: the options, the cluster, the workers, the alternating runs, the printing.
- * The speed of one machine varies by half from one minute to the next; the ratio of alternating runs does
- * not, so only the ratio counts.
+/* cairn-bench, which `cairn bench` runs: measures Cairn's work on this machine or this cluster,
+ * beside a reference that is measured in the same run. A bench is a row (struct bench_row), which
+ * has the bench's defaults and functions. The functions open the measured subject, run subject and
+ * reference once, and report other figures. One harness (bench.c) does the rest: the options, the
+ * cluster, the workers, the alternating runs, the printing. The speed of one machine varies by half
+ * from one minute to the next, while the ratio of alternating runs stays the same. So only the
+ * ratio counts.
  *
- * The JSON has bench, unit and reference_name; value, reference and ratio, which are medians; value_min,
- * value_max and so on; runs; params: the parameters of the runs, as numbers and words; parts: other figures
- * of the same runs, by name; machine. One thread prints; a bench may have threads of its own. */
+ * The JSON has bench, unit and reference_name; value, reference and ratio, which are medians; the
+ * extremes of these, such as value_min and value_max; runs; params (the parameters of the runs, as
+ * numbers and words); parts (other figures of the same runs, by name); machine. One thread prints;
+ * a bench may have threads of its own. */
 #ifndef CAIRN_CLIENT_CTL_BENCH_BENCH_H
 #define CAIRN_CLIENT_CTL_BENCH_BENCH_H
 
@@ -33,11 +35,12 @@
 struct bench_times {
     uint64_t round;
     uint64_t grant, receive, fold; /* the first grant, receipt and fold */
-    /* all contributions are received and folded; the sums are known */
+    /* reduce: all contributions are received and folded. reduced: the sums are known */
     uint64_t reduce, reduced;
-    uint64_t update, published; /* the decision has arrived; the new version is readable */
-    /* Counters of the shard's device since it was opened: kernel launches, bytes copied to the device,
-     * bytes copied from the device */
+    /* update: the decision has arrived. published: the new version is readable */
+    uint64_t update, published;
+    /* Counters of the shard's device since it was opened. launches: kernel launches. in_bytes:
+     * bytes copied to the device. out_bytes: bytes copied from the device */
     uint64_t launches, in_bytes, out_bytes;
 };
 
@@ -75,18 +78,19 @@ struct bench_worker {
     int orders_fd, reports_fd;
     const void *bench; /* the bench's state, as it was when the worker started */
 };
-/* Sends a report. Order 0, the first, means "ready": every worker answers it once it is ready. */
+/* Sends a report. The first order is 0, which every worker answers as soon as the worker is
+ * ready. */
 bool bench_worker_report(const struct bench_worker *worker, const struct bench_report *report);
 struct bench_member;
-/* Executes orders by `obey`, which returns false after printing the error, until there are no more, and
- * closes the member's session. Returns the exit status. */
+/* Executes orders by `obey` until there are no more, and then closes the member's session. `obey`
+ * returns false after printing an error. Returns the exit status. */
 int bench_serve(const struct bench_worker *worker, struct bench_member *member,
                 bool (*obey)(void *own, const struct bench_order *order,
                              struct bench_report *report),
                 void *own);
 
-/* True if the bench is over: a signal came from outside, or a daemon ended, and a message says so. Each
- * event is reported once. */
+/* Returns true if the bench is over, because a signal came from outside or a daemon ended. A
+ * message reports each such event once. */
 bool bench_is_interrupted(struct local *local);
 
 struct bench_crew {
@@ -152,9 +156,9 @@ bool bench_member_open(struct bench_member *member, const struct bench_model *mo
 /* Returns true for CAIRN_OK; else prints this thread's error and returns false. */
 bool bench_is_ok(cairn_status status);
 
-/* The memory of tensor i, of the wire's type, where all tensors lie one after the other. */
+/* Returns the memory of tensor i, of the wire's type; all tensors lie one after the other. */
 struct cairn_mem bench_mem_of(const struct bench_model *model, char *memory, uint32_t i);
-/* Pushes every tensor, or asks for every one, by a call each: ops[tensors]. */
+/* Push or fetch every tensor, each by a call of its own. `ops` receives [tensors] operations. */
 cairn_status bench_push_each(const struct bench_member *member, const struct bench_model *model,
                              const struct cairn_round *round, uint32_t micro, char *memory);
 cairn_status bench_fetch_each(const struct bench_member *member, const struct bench_model *model,
@@ -168,14 +172,16 @@ enum {
     BENCH_FIGURE_FETCH,
     BENCH_STEP_FIGURES
 };
-/* A step of a job: the round is begun, `push` does all before the commit, `fetch` all after it. */
+/* A step of a job: first the round is begun, then `push` does all work before the commit, and
+ * `fetch` all work after the commit. */
 struct bench_step {
     cairn_job *job;
     uint32_t micros; /* as for cairn_commit */
     cairn_status (*push)(void *own, const struct cairn_round *round);
     cairn_status (*fetch)(void *own, struct cairn_version version);
     void *own;
-    double at[4]; /* bench_now: at the begin, when pushed, when committed, when fetched */
+    /* the times (bench_now) of the beginning, and of the ends of push, commit and fetch */
+    double at[4];
     struct cairn_round round;
 };
 /* Runs the step, and sets the report's first figures. Returns false after printing the error. */
@@ -184,7 +190,7 @@ bool bench_step_run(struct bench_step *step, struct bench_report *report);
 /* ==== bench ==== */
 
 #define BENCH_RUNS_MIN 5 /* of the subject, and as many of the reference, however long they take */
-#define BENCH_RUNS_MAX 501 /* an odd number has a middle */
+#define BENCH_RUNS_MAX 501 /* odd, so that the median is one of the runs */
 
 struct bench_spread {
     double median, min, max;
@@ -206,23 +212,25 @@ typedef double bench_fn(void *bench);
 /* A stage of a bench. -1: continue; else the exit status, after printing the error. */
 typedef int bench_stage(void *bench);
 
-/* A bench. Its functions get the bench's state, which begins with a struct bench; NULL: nothing to do. */
+/* A bench. Its functions get the bench's state, which begins with a struct bench. NULL in place of
+ * a function: nothing to do. */
 struct bench_row {
     const char *name; /* the verb */
     const char *unit, *reference_name;
     bool less_is_better;
-    bool in_cluster;  /* one of its own, or the one at --endpoint */
-    bool logs_rounds; /* its shards do: bench_times_read */
+    bool in_cluster;  /* runs in a cluster: one of its own, or the cluster at --endpoint */
+    bool logs_rounds; /* the bench's shards log their rounds, for bench_times_read */
     size_t bytes;     /* of the state, which is zero at first */
-    /* the parameters that the result has, of those that the harness knows: "params tensors shards" */
+    /* the parameters that the result shows, of the parameters that the harness knows: "params
+     * tensors shards" */
     const char *params_told;
-    /* what holds where the line says nothing; 0: the bench makes its own model */
+    /* the defaults where the command line gives no value; 0: the bench makes its own model */
     uint32_t shards, workers, tensors;
     uint64_t params;
     cairn_dtype wire;
     double seconds; /* of the alternating runs; 0: as --seconds says */
     /* The stages, in this order. The workers are there from `begin` to `report`. */
-    bench_stage *all;     /* in place of all those below: a bench that consists of rows */
+    bench_stage *all;     /* replaces all stages below, in a bench that consists of rows */
     bench_stage *prepare; /* judges the options, makes the model */
     bench_stage *open;    /* in the cluster, before the workers */
     int (*work)(const struct bench_worker *worker); /* a worker's process; NULL: there are none */
@@ -252,28 +260,29 @@ ctl_command bench_run;
 /* Carries out the row, up to its last stage; `bench` is the state. -1: continue. */
 bench_stage bench_measure;
 
-/* All workers execute the order at the same time. Returns the first figure of the slowest; 0 after printing
- * the error if a worker failed, a daemon ended or a signal came. */
+/* Has all workers execute the order at the same time. Returns the first figure of the slowest
+ * worker. If a worker failed, a daemon ended or a signal came, prints the error and returns 0. */
 double bench_order(struct bench *b, uint32_t word, uint32_t count);
-/* Returns a figure of the slowest worker in the last order: the greatest. */
+/* Returns the greatest value of this figure in the workers' reports of the last order. */
 double bench_most(const struct bench *b, int figure);
 /* Starts and ends the workers, for a bench that does so itself: each calls `run` and exits with its result.
  * bench_crew_start returns false after printing the error; bench_crew_stop is needed even then. */
 bool bench_crew_start(struct bench *b, int (*run)(const struct bench_worker *worker));
 void bench_crew_stop(struct bench *b);
 
-/* Figures of every run: those of the slowest worker, and what a bench adds to them. */
+/* Figures of every run: each is the greatest value of all workers, or a figure that the bench
+ * adds. */
 struct bench_series {
     uint32_t count; /* the first entry belongs to the run that is not measured */
     double values[BENCH_FIGURES][BENCH_RUNS_MAX + 1];
 };
-/* Like bench_order, once; also adds the figures of the slowest worker to the series. */
+/* Does the work of bench_order, and adds the greatest value of each figure to the series. */
 double bench_series_run(struct bench *b, uint32_t word, struct bench_series *series);
 double bench_series_median(struct bench_series *series, int figure);
 
-/* Calls subject and reference alternately. The first call of each is not measured. The measured calls last
- * `seconds` (0: 5), with at least BENCH_RUNS_MIN of each. -1: continue; else a run failed, and this is the
- * exit status. */
+/* Calls subject and reference alternately. The first call of each is not measured. The measured
+ * calls last `seconds` (0: 5), with at least BENCH_RUNS_MIN of each. Returns -1 to continue, or the
+ * exit status if a run failed. */
 int bench_alternate(struct bench_result *result, double seconds, bench_fn *subject,
                     bench_fn *reference, void *bench);
 /* Returns the median, minimum and maximum of values[count], count >= 1; sorts the values. */
@@ -289,7 +298,8 @@ void bench_add_parts(struct bench *b, const struct bench_figure *figures);
     bench_add_parts(b, (const struct bench_figure[]) { __VA_ARGS__, { .name = NULL } })
 /* Adds a number of bytes, or another whole number, to `parts`. */
 void bench_add_count(struct bench *b, const char *name, uint64_t count);
-/* Adds the fields of `more`, which it takes, to `params`; what is told first stays. Returns -1. */
+/* Adds the fields of `more` to `params`, and frees `more`; fields that `params` already has stay as
+ * they are. Returns -1. */
 int bench_add_params(struct bench *b, json_t *more);
 
 /* Rejects too many workers or tensors, and an unknown --path. -1: continue. */
@@ -300,22 +310,25 @@ int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewe
 /* Return the time in seconds: bench_clock by the given clock, bench_now by a clock that does not jump. */
 double bench_clock(clockid_t clock);
 double bench_now(void);
-/* Processor time used by a process so far, in seconds: by all its threads, including ended threads. Below
- * 0: the process has ended. */
+/* Returns the processor time, in seconds, that all threads of a process have used since it began,
+ * ended threads included. Below 0: the process has ended. */
 double bench_used_s(pid_t pid);
-/* Bytes of host memory that a process uses now, shared memory included; 0: there is no such process. */
+/* Returns the bytes of host memory that a process uses now, shared memory included; 0: there is no
+ * such process. */
 uint64_t bench_process_bytes(pid_t pid);
-/* The peak of bench_process_bytes since the process began, or since the last call. */
+/* Returns the peak of bench_process_bytes since the process began, or since the last call. */
 uint64_t bench_process_peak(pid_t pid);
-/* The number of cores that this process may use, and the memory that is available now. */
+/* Return the number of cores that this process may use, and the memory that is available now. */
 uint32_t bench_core_count(void);
 uint64_t bench_memory_bytes(void);
 
 /* Maps memory that processes share, zeroed. NULL after printing the error: there is none. */
 void *bench_share(size_t bytes);
-/* Opens a socket of this host that listens at *port, or at a free port if *port is 0; -1: there is none. */
+/* Opens a socket of this host that listens at *port, or at a free port if *port is 0; -1: no socket
+ * could be opened. */
 int bench_listen(uint16_t *port);
-/* Opens both ends of a TCP connection over loopback. False: some are open, and the others are -1. */
+/* Opens both ends of a TCP connection over loopback. False: an end could not be opened, and is
+ * -1. */
 bool bench_connect_self(int ends[static 2]);
 
 /* ==== step ==== */
@@ -342,12 +355,13 @@ struct bench_span {
 #define STEP_SPANS_EACH(tensors) \
     (6 * (tensors) + 2) /* cast, push, two fetches and two uses of each; backward, commit */
 
-/* A step whose backward sleeps; a copy; a step that accumulates in the worker; a step whose backward
- * computes on every core. */
+/* The orders of a worker. STEP: a step whose backward sleeps. COPY: a copy. ADDED: a step that
+ * accumulates in the worker. BUSY: a step whose backward computes on every core. */
 enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2, STEP_ORDER_ADDED = 3, STEP_ORDER_BUSY = 4 };
-/* The further figures of a worker's report: bytes of this step as the library counts them; of a traced step,
- * set by the bench: the fraction of the push time within the backward, and of the fetch time within uses of
- * other tensors. With STEP_READ_UNITS, BENCH_FIGURE_FETCH includes the waits for units before the commit. */
+/* The further figures of a worker's report. The BYTES figures are the bytes of this step as the
+ * library counts them. For a traced step, the bench sets OVERLAP, the fraction of the push time
+ * within the backward, and AHEAD, the fraction of the fetch time within uses of other tensors. With
+ * STEP_READ_UNITS, BENCH_FIGURE_FETCH includes the waits for units before the commit. */
 enum {
     STEP_FIGURE_PUSHED_BYTES = BENCH_STEP_FIGURES,
     STEP_FIGURE_FETCHED_BYTES,
@@ -368,8 +382,8 @@ struct step_plan {
     enum step_read read;
     int card;           /* holds the gradients and parameters, by cairn_alloc; -1: in host memory */
     const char *device; /* the same card, as given to --device; borrowed */
-    /* Shared with the workers, about the last step: spans is [workers][STEP_SPANS_EACH(tensors)], rounds is
-     * [workers]. */
+    /* Memory shared with the workers, about the last step: spans is
+     * [workers][STEP_SPANS_EACH(tensors)], rounds is [workers]. */
     struct bench_span *spans;
     uint64_t *rounds;
 };
@@ -415,8 +429,8 @@ void bench_disk_close(struct bench_disk *disk);
 /* Work on a thread of its own, so that meanwhile the bench can order steps or be interrupted. */
 struct bench_task {
     const struct bench *b;                /* borrowed */
-    bool (*run)(struct bench_task *task); /* false: it has printed the error */
-    struct ctl ctl;                       /* of the thread: its calls go to the bench's cluster */
+    bool (*run)(struct bench_task *task); /* false: the error was printed */
+    struct ctl ctl; /* the thread's own, whose calls go to the bench's cluster */
     pthread_t thread;
     bool is_ok;
     atomic_bool is_over;
@@ -429,14 +443,15 @@ bool bench_task_end(struct bench_task *task);
 /* Takes a snapshot of the bench's job (on request, or by the job's own rule), or restores the snapshot. */
 
 struct bench_saver {
-    struct bench_task task; /* its `b` is set by the caller, as are the next two, before begin */
-    bool restores;          /* true: restores the last snapshot that was taken; false: takes one */
+    /* the caller sets task.b and the next two fields before bench_save_begin */
+    struct bench_task task;
+    bool restores; /* true: restores the last snapshot that was taken; false: takes one */
     /* 0: the thread requests the snapshot; else the job takes the snapshot, at the next step that is a
      * multiple of this number */
     uint64_t every;
     /* The last snapshot; valid after end */
     char id[CAIRN_SNAPSHOT_ID_BYTES]; /* "": none */
-    char path[PATH_MAX];              /* its folder */
+    char path[PATH_MAX];              /* the folder of the snapshot */
     /* begin: bench_now at the request or the start. end: bench_now when the snapshot is committed or the
      * state restored */
     double begin, end;
@@ -461,8 +476,8 @@ void bench_save_make_cold(const struct bench_saver *saver);
 
 /* ==== figures ==== */
 
-/* Computes from the times of steps how much a snapshot slows them down: pure. Times are seconds of
- * bench_now. */
+/* Computes from the times of steps how much a snapshot slows the steps down. Pure. Times are
+ * seconds of bench_now. */
 
 struct bench_interval {
     double *steps; /* owned by the interval's owner: [count], each above 0 */
@@ -473,7 +488,8 @@ struct bench_interval {
 };
 
 struct bench_slowdown {
-    /* the number of steps without a snapshot, or with one: the smaller of the two */
+    /* the number of steps without a snapshot or the number of steps with one, whichever is
+     * smaller */
     uint32_t steps;
     double mean_without, mean_with; /* of all steps */
     double slowdown;                /* (mean_with - mean_without) / mean_without */
@@ -481,7 +497,8 @@ struct bench_slowdown {
     double worst_without, worst_with;
     double worst_over_median; /* of the steps with a snapshot */
     double worst_added;       /* worst_with - median */
-    /* the growth of the shard that grew most: its peak bytes with a snapshot - without a snapshot */
+    /* the largest growth of a shard, which is its peak bytes with a snapshot minus its peak bytes
+     * without */
     double memory_added;
 };
 
@@ -509,10 +526,11 @@ struct bench_torch {
     double async_s; /* until async_save has written all bytes */
 };
 
-/* Saves `elems` f32 parameters, and as many elements of each moment: with torch.save by one process, the
- * median of three runs; and with async_save by `workers` processes at the same time, each with its part
- * (the second run, whose memory is already allocated). python3 is found in PATH, else /usr/bin/python3. If
- * python3 or a module is missing, a message says so. False: a signal came. */
+/* Saves `elems` f32 parameters, and as many elements of each moment, in two ways. One process saves
+ * everything with torch.save: save_s is the median of three runs. Then `workers` processes at the
+ * same time save a part each with async_save: the times are those of the second run, whose memory
+ * is already allocated. python3 is found in PATH, else /usr/bin/python3. If python3 or a module is
+ * missing, a message says so. False: a signal came. */
 bool bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
                          struct bench_torch *out);
 
