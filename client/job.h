@@ -293,8 +293,8 @@ struct job {
     } landed; /* received and being copied to a card: parcel.c */
     struct pushing pushing;
     struct {
-        /* the last time that no fetch (none_fetched_ms) or no push (none_pushed_ms) was in flight; 0:
-         * not checked */
+        /* the last time that no fetch (none_fetched_ms) or no push (none_pushed_ms) was in flight;
+         * 0: not checked */
         uint64_t none_fetched_ms, none_pushed_ms;
     } flights;
 };

@@ -60,7 +60,8 @@ void served_layouts_serve_since(struct job *job, struct served_layout *served,
 /* Loop thread, not under the lock: releases the layouts that no fetch uses any more. Returns true
  * if there were any. */
 bool served_layouts_trim(struct job *job);
-void served_layouts_release(struct job *job); /* Loop thread, not under the lock: all layouts */
+/* Loop thread, not under the lock: releases all layouts. */
+void served_layouts_release(struct job *job);
 /* Returns the layout for fetching a published version: the newest one that serves the version. There is
  * always such a layout. */
 struct served_layout *served_layout_of_version(const struct job *job, struct cairn_version version);

@@ -710,15 +710,15 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
     hand_out(s, frame, message);
 }
 
-/* the most descriptors of a session before its Welcome; 21 were counted */
+/* ==== loop ==== */
 
-#define DESCRIPTORS 32 /* the most that a session opens before its Welcome; 21 were counted */
+#define DESCRIPTORS 32 /* the most descriptors of a session before its Welcome; 21 were counted */
 #define THREADS     2  /* ours, and UCX's */
 #define TICK_MS     50
 #define SOON_MS     1   /* between two checks of a stream's event, which wakes nobody */
-#define STOP_MS     300 /* then no stream waits any more: one could block this thread */
+#define STOP_MS     300 /* operations may take this long to complete */
 #define GOODBYE_MS  300
-#define STREAMS_MS  1000 /* then no stream waits: it could block this thread */
+#define STREAMS_MS  1000 /* then no stream waits any more: one could block this thread */
 
 /* ---- the thread ---- */
 

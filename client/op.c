@@ -218,7 +218,7 @@ cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
 
 /* ==== op ==== */
 
-#define SPARE_MAX 8192 /* some MiB: for a step of many small tensors */
+#define SPARE_MAX 8192 /* some MiB, for a step of many small tensors */
 
 /* Reuses the memory of an op that is over. With thousands of ops per step, malloc would return that
  * memory to the kernel and request it again each time. NULL: out of memory. */
@@ -296,8 +296,8 @@ void op_hold(struct op *op)
     op->holds++;
 }
 
-/* Under the lock: fails the op if a stream was released early, because the stream may have read
- * incomplete data, or overwritten data that was still being read. */
+/* Under the lock, called when a stream was released early: fails the op, because this stream may
+ * have read incomplete data, or overwritten data that was still being read. */
 static void judge_late(struct op *op)
 {
     if (op->status != CAIRN_OK) return;
@@ -428,7 +428,7 @@ static void describe_op(struct op *op, const struct command *pattern)
     op->may_be_canceled = op->kind == CAIRN_CHUNK_FETCH;
 }
 
-/* Creates a command with its op, for which lend_target is still to be called. */
+/* Creates a command with its op. The caller must still set the target of the op. */
 static cairn_status open_command(struct job *job, uint8_t kind, const struct command *pattern,
                                  bool with_handle, struct command **out)
 {

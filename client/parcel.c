@@ -290,7 +290,7 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
 
 /* ---- memory with strides ---- */
 
-/* Adds `more` to, and subtracts `less` from, the job's statistics of memory that parcels allocated. */
+/* Adds `more` to the job's statistics of memory that parcels allocated, and subtracts `less`. */
 static void parcel_count_packed(struct job *job, size_t more, size_t less)
 {
     struct cairn_stats *stats = &job->stats;
@@ -665,7 +665,7 @@ static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link 
         return CAIRN_OK;
     }
     const bool on_card = is_direct || fabric_peer_imports(peer, card_uuid(target->card));
-    // A copy in host memory suits every shard, and is used if the card had no room for a copy.
+    // A copy that is in host memory suits every shard: the card may have had no room for a copy.
     if (parcel->staged.at != NULL && (on_card || !parcel->on_card)) {
         parcel->is_unsummed = is_direct && parcel->on_card;
         return CAIRN_OK;

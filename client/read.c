@@ -29,8 +29,8 @@ static void stitches_sweep(struct job *job);
  * from the shard, as over any other path. If the shard does not have the data, the shard reports
  * why. */
 
-/* The size from which a copy counts as far, as measured: a reader of chunks of such a copy fetches
- * more data than caches hold. For smaller copies this is not worthwhile. */
+/* The sizes from which far_copy is used, found by measurement: a reader of chunks of such a copy
+ * fetches more than caches hold. For smaller copies, far_copy is not worthwhile. */
 #define FAR_COPY_BYTES   ((uint64_t)32 << 20)
 #define FAR_PARCEL_BYTES ((size_t)256 << 10)
 
@@ -524,7 +524,7 @@ static bool renew(struct stitch *stitch, const struct stitch_run *runs)
     return whole;
 }
 
-/* Drops stitches that are not in use, the least recently used first. */
+/* Drops stitches that are not in use, beginning with the least recently used one. */
 static void keep_within_bound(struct job *job)
 {
     while (job->stitches.map_count > CAIRN_STITCH_MAPS_MAX) {

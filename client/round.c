@@ -234,7 +234,8 @@ static cairn_status begin_round(struct job *job, const struct ask_call *call, ui
     }
     pthread_mutex_lock(&job->session->lock);
     step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
-    // After an attach to a new coordinator, this coordinator must wait for the remaining workers.
+    // If this worker attaches to a new coordinator, that coordinator must wait for the workers of
+    // this round.
     if (status == CAIRN_OK && !is_write && job->attachment.launch != 0)
         job->attachment.launch = out->world;
     pthread_mutex_unlock(&job->session->lock);
@@ -349,7 +350,7 @@ static cairn_status note_committed(struct job *job, const struct cairn_round *ro
 {
     pthread_mutex_lock(&job->session->lock);
     if (job->filling.round == round->round)
-        job->filling.committed = true; // false for a write that came in between
+        job->filling.committed = true; // else a write came in between
     pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }

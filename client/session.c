@@ -197,7 +197,7 @@ struct patience client_patience(struct job *job, uint64_t deadline_ms)
                                .say_ms = now_ms + QUIET_MS };
 }
 
-/* Reports the wait if a report is due. Returns false if the caller does not wait any longer. */
+/* Reports the wait. Returns false if the caller does not wait any longer. */
 static bool say(struct patience *p, const char *text, uint32_t paused_ms)
 {
     const struct session *s = p->job->session;

@@ -25,8 +25,8 @@
  *   op.h      the interface between the threads: asks, operations, waiting
  *   push.h    chunks of puts, pushes and fetches in progress
  *   read.h    published memory of this host's shards, and the units that are gathered or viewed
- *   session.h, job.h  what all of these work on. session.h also has the loop thread: connections, attaching,
- *             messages, commands
+ *   session.h, job.h  what all of these work on; session.h also has the loop thread (connections,
+ *             attaching, messages, commands)
  *   api_*.c, lists.c, open.c, put.c, round.c  the calls of cairn.h: each validates its arguments, hands
  *             the work over, and waits
  *

@@ -18,7 +18,8 @@
 
 /* The kinds of trouble, the worst first: the exit status is that of the worst kind found. */
 enum trouble {
-    TROUBLE_SHARD,    /* a shard is not up, unfit, or not reached by other hosts; too few are up */
+    /* a shard is not up, is unfit, or is not reached by other hosts; or too few shards are up */
+    TROUBLE_SHARD,
     TROUBLE_WAITS,    /* a job is lost, halted, or waits */
     TROUBLE_SNAPSHOT, /* a snapshot failed, is damaged, unverified or too old; or none can be saved */
     TROUBLE_DEGRADED, /* everything works, but not as it should */
@@ -64,7 +65,8 @@ static void add_trouble(struct check *check, enum trouble kind, const char *what
 
 /* ---- shards ---- */
 
-/* A trouble that a message has if the text, with fields of the message, is not left out. */
+/* A trouble of a message. The message has this trouble if the text, which has fields of the
+ * message, is not left out. */
 struct complaint {
     enum trouble kind;
     const char *text;
@@ -183,8 +185,8 @@ static void check_newest(struct check *check, const Cairn__JobStatus *j,
     }
 }
 
-/* True if the coordinator answered: a bad status then concerns only this job's snapshots, and the check
- * continues. */
+/* Returns true if the coordinator answered. A bad status then concerns only this job's snapshots,
+ * and the check continues. */
 static bool is_answer(cairn_status status)
 {
     return status != CAIRN_ERR_UNREACHABLE && status != CAIRN_ERR_CLOSED &&
@@ -333,7 +335,7 @@ static void print_homes(const Cairn__ClusterStatus *status)
     }
 }
 
-/* Prints the text of each member that has it. */
+/* Prints the text for each member for which the text is not left out. */
 static void print_each(const Cairn__ClusterStatus *status, const char *text)
 {
     for (size_t i = 0; i < status->n_members; i++) ctl_line_of(NULL, status->members[i], text);
@@ -354,7 +356,7 @@ static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *pa
     ctl_table_print(ctl, CTL_COLUMNS(columns), parts, count);
 }
 
-/* Prints the status. The figures of how much a shard's device is used are next to the description of the
+/* Prints the status. The usage figures of a shard's device are next to the description of the
  * device. */
 static void print_json(const Cairn__ClusterStatus *status)
 {
@@ -542,9 +544,9 @@ struct seen {
     uint64_t process; /* the coordinator process that assigned this number; 0: none yet */
 };
 
-/* True if the events must be fetched again, because a new coordinator process has reused numbers that were
- * already seen. A new process reuses the numbers of events that the previous process had not stored when it
- * was killed, or all numbers if the store was lost. */
+/* Returns true if the events must be fetched again, because a new coordinator process has reused
+ * numbers that were already seen. A new process reuses the numbers of events that the previous
+ * process had not stored when it was killed; if the store was lost, it reuses all numbers. */
 static bool goes_back(struct seen *seen, const Cairn__Events *page)
 {
     const bool is_other = seen->process != 0 && page->process != seen->process;

@@ -13,7 +13,7 @@
 #include "client/ctl/snapshot.h"
 #include "proto/spec/spec.h"
 
-#define SPEC_LINES 100 // the most that are shown
+#define SPEC_LINES 100 // the most lines that are shown
 
 /* ==== stats ==== */
 
@@ -330,7 +330,8 @@ static cairn_status run_sweep_of(const struct ctl_sweep *sweep, struct sentence 
     pthread_mutex_init(&crew.mutex, NULL);
     for (; started < count; started++)
         if (pthread_create(&hands[started].thread, NULL, run_sweep, &hands[started]) != 0) break;
-    for (unsigned i = started; i < count; i++) run_sweep(&hands[i]); // in this thread instead
+    // for lack of threads, in this thread
+    for (unsigned i = started; i < count; i++) run_sweep(&hands[i]);
     for (unsigned i = 0; i < started; i++) pthread_join(hands[i].thread, NULL);
     pthread_mutex_destroy(&crew.mutex);
     free(crew.pieces);
@@ -357,7 +358,7 @@ struct diff {
         bool is_open;
         struct snapshot b;
         void *piece;
-        struct ctl_difference *found; /* like pairs */
+        struct ctl_difference *found; /* owned; indexed like `pairs` */
     } threads[CTL_SWEEP_THREADS_MAX];
     /* owned; output lines */
     json_t *spec, *scalars, *only;
@@ -630,8 +631,8 @@ static int run_snapshot_diff(struct ctl *ctl)
 /* The snapshot to show. */
 struct show {
     const struct job_spec_data *spec; /* NULL: the snapshot cannot be read from this host */
-    /* for --stats: one [tensor][CAIRN_PLANE_COUNT] per thread; at the end stats[0] has the totals; NULL: no
-     * statistics */
+    /* for --stats: each thread has one [tensor][CAIRN_PLANE_COUNT]; at the end stats[0] has the
+     * totals. NULL: no statistics */
     struct ctl_stats *stats[CTL_SWEEP_THREADS_MAX];
 };
 
@@ -864,7 +865,8 @@ static int show_stats(struct ctl *ctl, const char *folder, const Cairn__Snapshot
     return done >= 0 ? done : 0;
 }
 
-/* If the folder is not visible from this host, this still succeeds, with what the coordinator has read. */
+/* Shows the tensors. If the folder is not visible from this host, shows what the coordinator has
+ * read, and still succeeds. */
 static int show_tensors(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
 {
     struct manifest manifest;

@@ -1,6 +1,6 @@
-/* cairn snapshot export: writes a snapshot in formats of other programs. While a block is written, the
- * blocks after it are already read and verified, in the order in which they are written. The memory used is
- * that of the blocks in flight, whatever the model's size. */
+/* cairn snapshot export: writes a snapshot in formats of other programs. While a block is written,
+ * the blocks after it are already read and verified, in the order in which they are written. Memory
+ * is used only for the blocks in flight, whatever the model's size. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/store/storage.h"
 
-#define FILE_BYTES_DEFAULT UINT64_C(5000000000) // like the Hub's tools
+#define FILE_BYTES_DEFAULT UINT64_C(5000000000) // the default of the Hub's tools
 #define AHEAD              16                   // blocks that are read ahead, plus two per shard
 #define BLOCKS_MAX         32                   // the most blocks held in memory; 128 MiB
 #define IN_FLIGHT          8                    // blocks being written; 32 MiB
@@ -67,7 +67,8 @@ static struct ctl_buffer listed(const json_t *entry, uint64_t bytes)
     return fits && counted == bytes ? b : (struct ctl_buffer) { .type = NULL };
 }
 
-/* Reads the blob's JSON, which the caller owns; NULL: there is none, or it cannot be parsed. */
+/* Reads the blob's JSON, which the caller owns; NULL: there is no such blob, or it cannot be
+ * parsed. */
 static cairn_status read_list(struct snapshot *snapshot, json_t **out, struct sentence *why)
 {
     const struct job_spec_data *spec = &snapshot->manifest.spec;
@@ -208,8 +209,8 @@ static void name_file(struct ctl_export_plan *plan, size_t at)
                  plan->file_count);
 }
 
-/* Lists the aliases of complete tensors that the file holds. *notes_out is malloc'd; its texts are
- * borrowed. */
+/* Lists the aliases of those complete tensors that the file holds. *notes_out is malloc'd; its
+ * texts are borrowed. */
 static bool list_aliases(const struct job_spec_data *spec, const struct snapshot_file *file,
                          struct safetensors_note **notes_out, size_t *count_out)
 {
@@ -371,7 +372,7 @@ static bool is_ours(const char *name)
 static void empty_folder(int fd)
 {
     const int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = again >= 0 ? fdopendir(again) : NULL; // owns it
+    DIR *dir = again >= 0 ? fdopendir(again) : NULL; // the DIR owns `again`
     for (const struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;)
         if (is_ours(e->d_name)) (void)unlinkat(fd, e->d_name, 0);
     if (dir != NULL)
@@ -473,7 +474,8 @@ cairn_status ctl_made_folder_end(struct ctl_made_folder *f, cairn_status status,
     if (status == CAIRN_OK) status = put_in_place(f, why);
     if (status != CAIRN_OK) {
         empty_folder(f->fd);
-        if (rmdir(f->temp) != 0 && errno == ENOENT) (void)rmdir(f->path); // it was already renamed
+        // the folder was already renamed
+        if (rmdir(f->temp) != 0 && errno == ENOENT) (void)rmdir(f->path);
     }
     close(f->fd);
     f->fd = -1;
@@ -500,7 +502,7 @@ static void catch_signals(void)
 /* A position in the output. */
 struct place_export {
     size_t file, entry;
-    uint64_t elem; /* of the entry */
+    uint64_t elem; /* the element of the entry */
 };
 
 struct exporting {
@@ -521,7 +523,7 @@ static bool is_before(const struct place_export *a, const struct place_export *b
     return a->entry != b->entry ? a->entry < b->entry : a->elem < b->elem;
 }
 
-/* Requests the blocks from `end` on, as many as there is room for. */
+/* Requests as many blocks from `end` on as there is room for. */
 static void look_ahead(struct exporting *x, struct place_export end)
 {
     struct place_export *at = &x->ahead;

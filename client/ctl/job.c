@@ -550,7 +550,7 @@ static int send_amendment(struct ctl *ctl, Cairn__JobAmend *amend)
     return called == CAIRN_OK ? print_amended(ctl, revision) : status_exit((int)called);
 }
 
-/* True if the last setting of that field has that value. */
+/* Returns true if the last setting of the field `key` has this value. */
 static bool gives(const struct ctl *ctl, const char *key, const char *value)
 {
     for (size_t i = ctl->set.count; i-- > 0;)
@@ -559,7 +559,7 @@ static bool gives(const struct ctl *ctl, const char *key, const char *value)
     return false;
 }
 
-/* Puts the fields' defaults before all other settings, so that a value that is given counts. */
+/* Puts the fields' defaults before all other settings, so that the given values take precedence. */
 static bool reset(struct ctl_settings *settings, const char *names)
 {
     struct job_spec_data plain; // owns nothing
@@ -575,7 +575,7 @@ static bool reset(struct ctl_settings *settings, const char *names)
     return true;
 }
 
-/* Resets the fields that have no effect any more with the values that the options give. */
+/* Resets the fields that have no effect any more if the values of the options apply. */
 static bool reset_unused(struct ctl *ctl)
 {
     bool ok = true;

@@ -60,7 +60,8 @@ bool local_find_program(const char *name, char path_out[PATH_MAX], struct senten
     char *slash = length > 0 ? strrchr(found, '/') : NULL;
     if (slash != NULL) snprintf(slash + 1, 64, "%s", name);
     if ((slash != NULL && is_program(found)) || find_in_path(name, found))
-        if (realpath(found, path_out) != NULL) return true; // daemons run elsewhere
+        // absolute, since daemons run in another folder
+        if (realpath(found, path_out) != NULL) return true;
     sentence_set(why, "there is no %s beside this program and none in PATH; build or install it",
                  name);
     return false;
@@ -107,7 +108,7 @@ static bool take_kept(struct local *local, struct sentence *why)
 }
 
 /* Places the socket in the folder, if a socket address and a line of the configuration can hold the
- * name. */
+ * socket's name. */
 static bool place_socket(struct local *local, struct sentence *why)
 {
     snprintf(local->socket, sizeof local->socket, "%s/coordinator.sock", local->folder);
@@ -163,7 +164,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 static void remove_folder(struct local *local)
 {
     if (local->socket_folder[0] != 0) {
-        unlink(local->socket); // left by a killed coordinator
+        unlink(local->socket); // a killed coordinator may have left its socket
         rmdir(local->socket_folder);
         local->socket_folder[0] = 0;
     }
@@ -322,7 +323,7 @@ static bool start_daemon(struct local *local, struct local_daemon *daemon, int p
 {
     char ready[PATH_MAX + 32];
     snprintf(ready, sizeof ready, "%s/%s.ready", local->folder, daemon->name);
-    unlink(ready); // left in a kept folder
+    unlink(ready); // a kept folder may have an old ready file
     const int log_fd = open_log(local, daemon->name);
     const pid_t parent = getpid();
     const pid_t pid = log_fd < 0 ? -1 : fork();
@@ -463,7 +464,8 @@ static const int taken_signals[] = { SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, 
 
 static void block_signals(struct local *local)
 {
-    if (local->is_blocked) return; // a second cluster: old_signals has the original mask
+    // for a second cluster, old_signals already has the original mask
+    if (local->is_blocked) return;
     local->is_blocked = true;
     sigemptyset(&local->signals);
     for (size_t i = 0; i < sizeof taken_signals / sizeof *taken_signals; i++)
@@ -482,7 +484,7 @@ static int prepare_cluster(struct local *local)
     struct sentence why = { "" };
     if (command != NULL && !has_command(command)) {
         ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
-        return 127; // as a shell reports it
+        return 127; // the status that a shell would report
     }
     if (!local_find_program("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
         !local_find_program("cairn-shard", local->programs[LOCAL_SHARD], &why))
@@ -551,7 +553,7 @@ static void say_where(const struct local *local)
 {
     setenv("CAIRN_ENDPOINT", local->endpoint, 1);
     setenv("CAIRN_FABRIC", "auto", 1);
-    setenv("CAIRN_FABRIC_DEVICE", "lo", 1); // where the shards are
+    setenv("CAIRN_FABRIC_DEVICE", "lo", 1); // the shards listen there
 }
 
 static int announce(struct local *local)

@@ -1,5 +1,5 @@
-/* The command line: its options, a table with one row per option, which drives parsing, checking and help;
- * and its words, which name a row of the tables of commands. */
+/* The command line. A table with one row per option drives the parsing, checking and help of
+ * options. The words of the command line name a row of the tables of commands. */
 #include "client/ctl/ctl.h"
 
 #include <inttypes.h>
@@ -23,25 +23,27 @@
 
 /* The type of a value, and of the field of struct ctl that receives it. */
 enum option_type {
-    FLAG,         /* bool; takes no value */
-    TEXT,         /* const char * */
-    CHOICE,       /* const char *: one of the words shown for the value, "f32|bf16" */
-    SWITCH,       /* bool: one of two such words; true for the word numbered `max`, from 0 */
+    FLAG,   /* bool; takes no value */
+    TEXT,   /* const char * */
+    CHOICE, /* const char *: one of the words shown for the value, "f32|bf16" */
+    /* bool: one of two words, shown as for CHOICE; true for the word numbered `max`, from 0 */
+    SWITCH,
     NAMES,        /* struct ctl_names: each use adds one */
     NUMBER,       /* uint32_t, 1 to max; K, M, G or T multiplies by powers of a thousand */
-    COUNT,        /* uint64_t, the same */
-    COUNT_OR_0,   /* the same, or 0 */
+    COUNT,        /* uint64_t, like NUMBER */
+    COUNT_OR_0,   /* uint64_t, like NUMBER, or 0 */
     REAL,         /* double, from 0 to max (0: no limit) */
     PERCENT,      /* double: a fraction, at most max percent */
     SECONDS,      /* double, above 0 */
     MILLISECONDS, /* double */
     DURATION,     /* uint32_t, seconds, up to max: 90, 90s, 10min, 36h, 7d */
     FIELD,        /* a setting: the field of the job's spec that `field` names */
-    LONGER,       /* the same, longer than 0 */
+    LONGER,       /* uint32_t, like DURATION, above 0 */
     PARSED,       /* read by a function */
 };
 
-/* One row. An option with two meanings has two rows; the first one determines how it is parsed. */
+/* One row. An option with two meanings has two rows; the first row determines how the option is
+ * parsed. */
 struct option_row {
     const char *name;
     const char *value; /* as help shows it; "[SECONDS]": may be omitted; NULL: takes no value */
@@ -579,7 +581,7 @@ static const struct option_row rows[] = {
 #define ROW_COUNT (sizeof rows / sizeof *rows)
 _Static_assert(ROW_COUNT <= CTL_OPTIONS_MAX, "a flag each");
 
-/* Returns the first row of an option, which determines how it is parsed. */
+/* Returns the first row of an option; this row determines how the option is parsed. */
 static size_t first_row(size_t row)
 {
     size_t first = 0;
@@ -643,8 +645,8 @@ static int parse_choice(const struct option_row *row, const char *text, uint64_t
                     row->letter != 0 ? "o" : row->name, text, allowed.text);
 }
 
-/* Adds the setting of the row's field. The value is one of the words shown for it, or is read as its unit
- * says. */
+/* Adds the setting of the row's field. The value is one of the words shown for the option, or is
+ * read in the unit of the field. */
 static int parse_field(struct ctl *ctl, const struct option_row *row, char *text)
 {
     const struct spec_field *field = spec_field_find(&spec_fields, row->field, strlen(row->field));
@@ -748,7 +750,7 @@ static int read_options(struct ctl *ctl, bool all)
                                      .val = 256 + (int)first_row(i) };
     }
     opterr = 0;
-    optind = 0; // glibc's getopt restarts
+    optind = 0; // this makes glibc's getopt start again
     // getopt skips argv[0] as the program's name; here that is the previous word.
     for (int c;
          (c = getopt_long(ctl->argc, ctl->argv, all ? ":o:q" : "+:o:q", known, NULL)) != -1;) {
@@ -814,7 +816,8 @@ static const char *const order[] = {
 #define ORDER_COUNT (sizeof order / sizeof *order)
 #define ROWS_MAX    128
 
-/* Returns the command of these words; a `verb` of NULL is any. NULL: there is none. */
+/* Returns the command of these words; `verb` NULL stands for any verb. Returns NULL if there is no
+ * such command. */
 static const struct ctl_row *find_row_of(const struct ctl *ctl, const char *noun, const char *verb)
 {
     for (const struct ctl_row *const *table = ctl->program->tables; *table != NULL; table++)
@@ -945,7 +948,8 @@ static int parse_line(struct ctl *ctl)
 
 /* ==== the command ==== */
 
-/* Becomes the program that runs the commands of this noun. The program reads the line once more. */
+/* Replaces this process by the program that runs the commands of this noun. That program reads the
+ * line again. */
 static int become_program(const struct ctl *ctl)
 {
     char name[32], path[PATH_MAX];
@@ -984,7 +988,8 @@ int ctl_main(int argc, char **argv, const struct ctl_program *program)
 {
     static struct ctl ctl;
     ctl = (struct ctl) { .argc = argc, .argv = argv, .program = program };
-    ctl.line = calloc((size_t)argc + 1, sizeof *ctl.line); // reading the line moves its words
+    // a copy, because reading the line moves its words
+    ctl.line = calloc((size_t)argc + 1, sizeof *ctl.line);
     if (ctl.line == NULL) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     memcpy(ctl.line, argv, (size_t)argc * sizeof *argv);
     int done = parse_line(&ctl);
@@ -997,7 +1002,7 @@ int ctl_main(int argc, char **argv, const struct ctl_program *program)
 
 /* ==== benches ==== */
 
-/* cairn-bench (bench/bench.h) runs them; cairn has their usage. */
+/* The benches: cairn-bench (bench/bench.h) runs them, and cairn prints their usage. */
 
 #define BENCHES "output seconds "
 

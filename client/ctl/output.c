@@ -17,7 +17,7 @@
 #include "proto/spec/spec.h"
 
 struct ctl_table {
-    const char *const *headers;       /* or the columns below */
+    const char *const *headers;       /* these headers, or the columns below */
     const struct ctl_column *columns; /* for a table of messages */
     size_t column_count;
     char **cells; /* [cell_count] */
@@ -168,14 +168,17 @@ const char *ctl_bytes(uint64_t bytes)
  *   KEY      the name in JSON; default: the field's name
  *   FIELD    "part.name" is a field of a nested message
  *   HOW      a word of `texts` or number_json; default: by the field's type, bytes in hexadecimal
- *   ?        null, or "-", if the field is 0 or empty; with ?OTHER, if the other field is
+ *   ?        null, or "-", if the field is 0 or empty; with ?OTHER, if the
+ *            other field is 0 or empty
  *   !OTHER   null, or "-", if the other field is neither 0 nor empty
  *
  * A text has fields in braces, without KEY: "{slice} of {slices}".
  *   HOW      also a printf format of a double, after a row of `scales`: "{elapsed_ms/1000%.1f} s"
  *   ? and !  the whole text is left out where the field would be null
- *   {?FIELD} prints nothing; the text is left out if the field is 0 or empty; {!FIELD}: if it is not
- *   [...]    a part, left out by its own conditions; without any, if a field in it is 0 or empty:
+ *   {?FIELD} prints nothing, and leaves the text out if the field is 0 or empty
+ *   {!FIELD} prints nothing, and leaves the text out if the field is neither 0 nor empty
+ *   [...]    a part, left out by its own conditions; a part without conditions is left out if
+ *            a field in the part is 0 or empty:
  *            "{bytes/bytes}[, {files} files]"
  *   {@0}     argument 0 of the command line */
 
@@ -268,8 +271,8 @@ static struct value find_value(const ProtobufCMessage *message, const char *path
     }
 }
 
-/* Returns the value of a field of any integer type as a number, the length of a list, and 1 for a text that
- * is not empty, and for a message that is there. */
+/* Returns a value as a number: the value of an integer field of any type; the length of a list; 1
+ * for a text that is not empty, and for a message that is present. */
 static uint64_t number_of(struct value v)
 {
     if (v.field == NULL) return 0;
@@ -501,13 +504,14 @@ static void put_value(FILE *to, struct value v, const char *how)
 
 /* Whether a text, or a part of it, stays. */
 struct stay {
-    bool has_condition, is_met; /* `?` and `!` */
-    bool is_whole;              /* no field is 0 or empty */
+    /* has_condition: there is a `?` or a `!`. is_met: all conditions hold */
+    bool has_condition, is_met;
+    bool is_whole; /* no field is 0 or empty */
 };
 
 static const struct ctl *asked; /* the command, whose arguments are "{@0}" */
 
-/* Prints what is in braces. */
+/* Prints the field in braces, or judges the condition in braces. */
 static void put_field(FILE *to, const void *message, const char *text, size_t length,
                       struct stay *stay)
 {
@@ -529,7 +533,8 @@ static void put_field(FILE *to, const void *message, const char *text, size_t le
     stay->has_condition = stay->has_condition || is_condition || w.other != NULL;
 }
 
-/* Prints the text up to its end, or to the bracket that ends a part; *text is then there. */
+/* Prints the text up to its end, or to the bracket that ends a part; *text then points to this
+ * place. */
 static struct stay put_text(FILE *to, const void *message, const char **text)
 {
     struct stay stay = { false, true, true };
@@ -726,7 +731,8 @@ void ctl_on_interrupt(const char *fmt, ...)
 
 /* ==== absolute ==== */
 
-/* Makes paths absolute, because the coordinator opens them and runs in another folder. */
+/* Makes paths absolute, because the coordinator, which opens these paths, runs in another
+ * folder. */
 
 int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX])
 {
@@ -755,8 +761,8 @@ int ctl_fail(cairn_status status, const char *fmt, ...)
     return status_exit((int)status);
 }
 
-/* Prints once whom a snapshot or digest waits for, if the awaited processes are away, or if the snapshot or
- * digest is late. */
+/* Prints for whom a snapshot or digest waits, if the awaited processes are away, or if the snapshot
+ * or digest is late. Prints this only once. */
 static void on_awaited(void *context, const Cairn__Awaited *awaited, bool is_late)
 {
     struct ctl *ctl = context;

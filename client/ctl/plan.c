@@ -1,6 +1,6 @@
-/* cairn job plan: the memory that a job needs on its shards, computed by the same functions by which the
- * servers admit a job. cairn job top: what took the time of its steps. cairn env, cairn capabilities: what
- * this process finds in its environment, and what a job may ask for. */
+/* cairn job plan: the memory that a job needs on its shards, computed by the same functions by
+ * which the servers admit a job. cairn job top: how the steps of a job spent their time. cairn env,
+ * cairn capabilities: what this process finds in its environment, and what a job may ask for. */
 #include <inttypes.h>
 #include <errno.h>
 #include <stdio.h>
@@ -17,12 +17,12 @@
 #include "proto/spec/spec.h"
 #include "server/shard/need.h"
 
-#define WORKERS_MAX 64 /* round.workers_max, unless a coordinator reports it or more are planned */
+#define WORKERS_MAX 64 /* round.workers_max, if no coordinator reports it and no more are planned */
 
 struct plan {
     struct job_spec_data spec; /* owned */
     uint32_t shards, workers, workers_max;
-    bool has_device; /* its state is on GPUs */
+    bool has_device; /* the job's state is on GPUs */
     double heaviest_over_mean;
     Cairn__MemoryTold *told;  /* owned: [shards] */
     Cairn__MemoryTold **list; /* owned: [shards] */
@@ -300,8 +300,8 @@ cairn_status ctl_plan_spec(const char *path, struct job_spec_data *out, struct s
 
 /* ==== top ==== */
 
-/* cairn job top: shows what took the time of a job's last steps, and which worker or shard the others wait
- * for. */
+/* cairn job top: shows how a job's last steps spent their time, and for which worker or shard the
+ * others wait. */
 
 enum { PHASES = 4 };
 static const char *const worker_phases[PHASES] = { "compute", "push", "wait", "fetch" };

@@ -23,9 +23,9 @@ static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
     ctl_table_print(ctl, CTL_COLUMNS(columns), job->pairs, job->n_pairs);
 }
 
-/* Prints all of a re-sharding: the moves from shard to shard, and the expected or measured times. The number
- * of pieces in a fresh layout is known only if the plan was compared with a fresh layout. A plan that was
- * asked to move only the minimum is not compared with one. */
+/* Prints all of a re-sharding: the moves from shard to shard, and the expected or measured times.
+ * The number of pieces in a fresh layout is known only if the plan was compared with a fresh
+ * layout. A plan that must move only the minimum is not compared with a fresh layout. */
 static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
 {
     ctl_lines(job, "job|{name}\n"
@@ -74,7 +74,7 @@ enum { ASK_EVERY_MS = 200, BAR = 30, AWAY_MAX = 300 /* tries: a minute */ };
 
 struct progress {
     bool is_terminal, is_drawn;
-    unsigned tenths; /* already printed */
+    unsigned tenths; /* the tenths that are already printed */
 };
 
 /* The totals of all jobs. */
@@ -143,8 +143,8 @@ static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMes
     }
 }
 
-/* Polls until no job is moving, and shows the progress on stderr; *told_out has the final states, and
- * the caller frees it. -1: continue; else the exit status. */
+/* Polls until no job is moving, and shows the progress on stderr. *told_out, which the caller
+ * frees, has the final states. -1: continue; else the exit status. */
 static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
 {
     struct progress progress = { .is_terminal = isatty(STDERR_FILENO) == 1 };
@@ -235,7 +235,7 @@ static void print_plans(struct ctl *ctl, const void *reply)
     }
 }
 
-/* Returns the exit status that belongs to the worst job; a failure is printed with the text that the job
+/* Returns the exit status of the worst job. Prints each failure with the text that the job
  * reports. */
 static int say_ends(struct ctl *ctl, const void *reply)
 {

@@ -16,7 +16,7 @@
 
 /* ==== key ==== */
 
-/* cairn key show | list | trust | untrust: whose signatures of snapshots are trusted. */
+/* cairn key show | list | trust | untrust: the keys whose signatures of snapshots are trusted. */
 
 static void add_since(struct ctl_table *table, const void *message)
 {
@@ -309,7 +309,7 @@ static int run_job_create(struct ctl *ctl)
     message_free(&plan->base);
     ctl->argv = (char **)(uintptr_t)argument;
     ctl->argc = 1;
-    return ctl_job_plan(ctl); // the memory it needs on the shards
+    return ctl_job_plan(ctl); // prints the memory that the job needs on the shards
 }
 
 /* ==== verify ==== */

@@ -64,7 +64,7 @@ int ctl_place_open(const char *folder, struct snapshot *snapshot_out)
 
 /* ==== snapshot ==== */
 
-/* "latest, paper"; "-" for none. */
+/* Adds the names of the snapshot: "latest, paper"; "-" for none. */
 static void add_names(const Cairn__SnapshotStatus *s, struct sentence *out)
 {
     out->text[0] = '\0';
@@ -74,7 +74,7 @@ static void add_names(const Cairn__SnapshotStatus *s, struct sentence *out)
     if (out->text[0] == '\0') sentence_set(out, "-");
 }
 
-/* "3 h ago", "damaged", "never". */
+/* Adds the time or result of the last check: "3 h ago", "damaged", "never". */
 static void add_check(const Cairn__SnapshotStatus *s, struct sentence *out)
 {
     const uint64_t now_s = (uint64_t)time(NULL), then_s = s->checked_unix_ms / 1000;
@@ -254,7 +254,7 @@ static const struct ctl_question snapshot_rm_question = CTL_QUESTION(
 
 /* cairn snapshot advise */
 
-/* The command that applies the advice. */
+/* Returns the command that applies the advice. */
 static const char *advised_command(const Cairn__SnapshotAdvice *a)
 {
     static char line[CAIRN_NAME_MAX + 64];

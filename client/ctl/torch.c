@@ -15,8 +15,9 @@
 /* A file of an archive. */
 struct ctl_torch_member {
     char name[40];
-    uint64_t header_at, bytes; /* of the archive */
-    size_t sum_at[2];          /* where its CRC-32 is in the text */
+    /* header_at: the place of its header in the archive. bytes: its size */
+    uint64_t header_at, bytes;
+    size_t sum_at[2]; /* the places of its CRC-32 in the text */
     uint32_t sum;
 };
 /* A storage: one plane of a tensor. */
@@ -184,8 +185,8 @@ static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store s
     return t->store_count++;
 }
 
-/* Removes the text written since `from` from the file, for use in a later archive; the caller owns it.
- * NULL: no memory. */
+/* Removes from the file the text that was written since `from`, for use in a later archive. The
+ * caller owns this text. NULL: no memory. */
 static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out)
 {
     *bytes_out = t->text_bytes - from;
@@ -217,7 +218,7 @@ void ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t cou
 struct packing {
     struct ctl_torch_file *t;
     struct snapshot_file *file;
-    const char *folder; /* the folder of all its members */
+    const char *folder; /* the folder of all members */
     uint64_t base;      /* where the archive begins in the file */
     size_t text_from;   /* the start of the text that has no entry yet */
 };
@@ -234,7 +235,7 @@ static void add_entry(struct packing *k, struct safetensors_entry entry, uint64_
     f->entries[f->entry_count++] = entry;
 }
 
-/* Adds the text that was written since the last flush to the file, as an entry. */
+/* Adds to the file, as an entry, the text that was written since the last flush. */
 static void flush(struct packing *k)
 {
     const size_t bytes = k->t->text_bytes - k->text_from;
@@ -561,8 +562,8 @@ struct planning {
     const struct ctl_torch_wish *wish;
     const struct job_spec_data *spec;
     struct ctl_torch_order order;
-    /* owned; indexed by tensor: for a file, the storage of the parameter; for a folder, the tensor's item +
-     * 1 */
+    /* owned; indexed by tensor. For a file: the storage of the parameter. For a folder: the
+     * tensor's item + 1 */
     size_t *of_model;
     struct item *items; /* owned; for a folder */
     size_t item_count, item_capacity;
@@ -638,7 +639,8 @@ struct state {
     const char *name;
 };
 
-/* Returns how many there are: none without a moment, like torch's SGD, whose steps torch does not count. */
+/* Lists the planes of a tensor's state, and returns their number. A tensor without a moment has no
+ * such planes, as in torch's SGD, whose steps torch does not count. */
 static size_t state_of(const struct planning *p, size_t tensor, struct state out[static 3])
 {
     const uint32_t planes = spec_planes(p->spec, tensor);
@@ -742,7 +744,8 @@ static void add_item(struct planning *p, struct item item)
 
 /* ---- archives: one of each ---- */
 
-/* Makes the text since `from` the pickle of an archive with these stores, and adds the archive's item. */
+/* Turns the text that was written since `from` into the pickle of an archive with these stores, and
+ * adds the archive's item. */
 static void pack(struct planning *p, size_t from, struct item item, size_t first_store,
                  size_t store_count)
 {

@@ -143,7 +143,7 @@ void bench_crew_stop(struct bench *b)
     struct bench_crew *crew = &b->crew;
     for (uint32_t i = 0; i < crew->count; i++) close(crew->orders_fds[i]);
     for (uint32_t i = 0; i < crew->count; i++) {
-        struct pollfd wait = { .fd = crew->reports_fds[i] }; // the end shows as a hang-up
+        struct pollfd wait = { .fd = crew->reports_fds[i] }; // the worker's end shows as a hang-up
         if (poll(&wait, 1, STOP_MS) <= 0) kill(crew->pids[i], SIGKILL);
         close(crew->reports_fds[i]);
         while (waitpid(crew->pids[i], NULL, 0) < 0 && errno == EINTR) {}
@@ -551,7 +551,7 @@ static void print_table(const struct bench *b, const char *name)
     json_decref(machine);
 }
 
-/* Prints the result; a bench of one part only has that in its name. */
+/* Prints the result. If only one part of the bench ran, the printed name includes this part. */
 static void print_result(const struct bench *b)
 {
     char name[48];
@@ -579,8 +579,8 @@ int bench_add_params(struct bench *b, json_t *more)
     return -1;
 }
 
-/* Processor time used by a process so far, in seconds: by all its threads, including those that have
- * ended; below 0: the process has ended. */
+/* Returns the processor time, in seconds, that all threads of a process have used since it began,
+ * ended threads included. Below 0: the process has ended. */
 double bench_used_s(pid_t pid)
 {
     clockid_t clock;
@@ -617,7 +617,7 @@ uint64_t bench_process_peak(pid_t pid)
     const uint64_t peak = status_bytes(pid, "VmHWM:");
     snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)pid);
     FILE *file = fopen(path, "we");
-    if (file == NULL) return peak; // then the next peak counts from the start of the process, too
+    if (file == NULL) return peak; // the next peak then counts from the start of the process, too
     fputs("5\n", file);
     fclose(file);
     return peak;
@@ -732,7 +732,7 @@ static int make_model(struct bench *b)
     return row->work != NULL ? bench_check(b->ctl, b->workers, model->tensors) : -1;
 }
 
-/* In the cluster, if the bench needs one. */
+/* Runs the stages of the bench, in the cluster if the bench needs one. */
 static int measure(struct local *local, void *bench)
 {
     struct bench *b = bench;

@@ -63,12 +63,13 @@ static void end_process(pid_t pid)
 
 /* ---- ucx_perftest ---- */
 
-/* ucx_perftest -t ucp_am_bw -E sleep -e: two processes that send one buffer into one other buffer, with the
- * fabric's settings, and sleep like the fabric. (-E poll is faster if both processes have an idle core, and
- * many times slower if they do not. -e: endpoints with error handling, like Cairn's, because without error
- * handling a dead peer is never noticed. Without -e perftest uses another lane, and is 1.4 times as
- * fast.) Starts one of them, with the settings of proto/fabric/ucx.c; `out`: the descriptor for its
- * output. */
+/* The reference is ucx_perftest -t ucp_am_bw -E sleep -e. Its two processes send one buffer into
+ * one other buffer, with the fabric's settings, and sleep like the fabric. (With -E poll, perftest
+ * is faster if both processes have an idle core, and many times slower if they do not. The option
+ * -e selects endpoints with error handling, like Cairn's, because a dead peer is never noticed
+ * without error handling. Without -e, perftest uses another lane, and is 1.4 times as fast.)
+ * start_perftest starts one of the two processes, with the settings of proto/fabric/ucx.c; `out` is
+ * the descriptor for its output. */
 static char perftest[PATH_MAX]; /* the program; "": it is not installed */
 
 static pid_t start_perftest(char *const *arguments, int out)
@@ -270,8 +271,9 @@ static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunk
 
 /* ==== ends ==== */
 
-/* The two ends of a bench of the fabric: this process as the worker, and a child as the shard. Each process
- * does to a chunk in transit exactly the work that the client library or a shard does, and no other work.
+/* The two ends of a bench of the fabric: this process as the worker, and a child as the shard. For
+ * a chunk in transit, each process does exactly the work of the client library or of a shard, and
+ * no other work.
  *
  *   push:  worker  checksum, PUSH ──►  shard  receive into a slot, checksum, ACK
  *          (to a peer that maps: no checksum; the peer reads the complete chunk in place)
@@ -304,7 +306,7 @@ struct flight {
     struct chunk_header header;
     uint8_t *bytes; /* borrowed: from the landing area */
     uint64_t came;  /* the checksum of the received bytes */
-    bool lent;      /* the fabric is using its memory */
+    bool lent;      /* the fabric is using the chunk's memory */
     bool answered;
     struct flight *next; /* in the list of free flights */
 };
@@ -320,7 +322,9 @@ struct end {
     size_t chunk_bytes, area_chunks;
     /* owned: mapped */
     uint8_t *area,
-        *landing; /* [area_chunks] chunks in shared memory; the same, or [SLOTS] for the shard */
+        /* area: [area_chunks] chunks in shared memory. landing: as many chunks, or [SLOTS] for the
+         * shard */
+        *landing;
     uint64_t *checksums; /* shard: [area_chunks], 0: not requested yet */
     struct flight flights[SLOTS];
     struct flight *free;
@@ -334,7 +338,8 @@ struct end {
 struct bench_ends {
     struct end worker;
     pid_t shard;
-    int line; /* to the shard's process: exchanges addresses; closing it ends the shard */
+    /* a connection to the shard's process, to exchange addresses; closing it ends the shard */
+    int line;
 };
 
 /* ---- both ---- */
@@ -391,7 +396,7 @@ static void check_push(struct flight *flight, const void *bytes)
     give_flight(flight);
 }
 
-/* Reads the chunk in place: a checksum reads as fast as the fold. */
+/* Reads the chunk in place, by a checksum, which reads as fast as the fold. */
 static void read_push(struct flight *flight, const void *bytes)
 {
     flight->header.checksum = chunk_checksum(bytes, (size_t)flight->header.payload_bytes);
@@ -473,7 +478,7 @@ static void ask_chunk(struct end *end, struct flight *flight)
         .job = JOB,
         .member = MEMBER,
         .leaf_count = (uint32_t)((end->chunk_bytes + leaf_bytes - 1) / leaf_bytes),
-        // the chunk's index in the area: this bench's own use of the field
+        // the chunk's index in the area; only this bench uses the field in this way
         .step = (end->less & BENCH_ONE_CHUNK) != 0 ? 0 : end->asked % end->area_chunks,
         .request = (uint64_t)(flight - end->flights),
     };
@@ -653,7 +658,7 @@ static int shard_main(struct end *end, const char *path, int line)
     uv_poll_start(&watch, UV_READABLE | UV_DISCONNECT, on_line);
     uv_run(&end->loop, UV_RUN_DEFAULT);
     fabric_close(end->fabric);
-    return 0; // its memory is freed when the process ends
+    return 0; // the end's memory is freed when the process ends
 }
 
 /* ---- the worker's process ---- */
@@ -683,8 +688,9 @@ static void bench_ends_close(struct bench_ends *ends)
     free(ends); // the mappings are released when the process ends, which is soon
 }
 
-/* path: a kind of fabric, or "one-sided": the kind ucx, with ends that read each other's memory. Returns
- * NULL after printing the error if the ends could not be opened. */
+/* Opens both ends. `path` is a kind of fabric, or "one-sided", which means the kind ucx with ends
+ * that read each other's memory. Returns NULL after printing the error if the ends could not be
+ * opened. */
 static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
 {
     struct bench_ends *ends = calloc(1, sizeof *ends);
@@ -698,7 +704,7 @@ static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
     worker->chunk_bytes = chunk_bytes;
     worker->area_chunks = BENCH_AREA_BYTES / chunk_bytes;
     fflush(NULL);
-    ends->shard = fork(); // before the fabric opens: its threads are not forked
+    ends->shard = fork(); // before the fabric opens, because its threads would not be forked
     if (ends->shard == 0) {
         close(line[0]);
         _exit(shard_main(worker, path, line[1]));
@@ -737,7 +743,7 @@ static double run_chunks(struct bench_ends *ends, uint8_t kind, uint64_t chunks,
     return 0;
 }
 
-/* Returns the seconds of CPU that both processes have used so far. */
+/* Returns the seconds of CPU that both processes have used since they began. */
 static double ends_cpu_s(const struct bench_ends *ends)
 {
     clockid_t shard;
@@ -834,7 +840,8 @@ static int prepare_fabric(void *bench)
                               chunk, CHUNK_MAX);
     f->chunk_bytes = (size_t)chunk;
     f->chunks = RUN_BYTES / chunk;
-    if (f->chunks > 65536) f->chunks = 65536; // the count dominates if chunks are small
+    // a limit for small chunks, whose number would dominate
+    if (f->chunks > 65536) f->chunks = 65536;
     f->has_perftest = !f->is_mapped && local_find_program(PROGRAM, perftest, &why);
     f->b.result.reference_name = f->is_mapped      ? "memcpy"
                                  : f->has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"

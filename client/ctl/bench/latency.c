@@ -15,8 +15,9 @@
 
 /* ==== idle ==== */
 
-/* Measures how much processor time the daemons of the bench's own cluster use while nothing happens: the
- * time is that of all threads, in nanoseconds, so other load on the machine does not change the figure. */
+/* Measures how much processor time the daemons of the bench's own cluster use while nothing
+ * happens. The time is that of all threads, in nanoseconds, so other load on the machine does not
+ * change the figure. */
 
 #define BENCH_IDLE_LIMIT 0.5 /* percent of a core, per daemon */
 
@@ -58,23 +59,25 @@ static bool idle_percent(struct local *local, double seconds, double *percent_ou
 
 /* ==== latency ==== */
 
-/* cairn bench latency: measures an empty step, which pushes nothing and updates a tiny model. Its time is
- * the least cost of a round, whatever the model. The path of its messages, from the last worker that begins
- * to the first worker that has the result, is eight hops long:
+/* cairn bench latency: measures an empty step, which pushes nothing and updates a tiny model. The
+ * time of such a step is the least cost of a round, whatever the model. The path of its messages,
+ * from the last worker that begins to the first worker that has the result, is eight hops long:
  *
  *   worker ──begin──► coordinator ──open──► shard ──grant──► worker ──end of micro-batch, commit──► shard
  *     ──reduced──► coordinator ──decide──► shard ──published──► coordinator ──result──► worker
  *
- * so the reference is eight times half a round trip between two processes that do nothing else; each sleeps
- * in read() until the other's 128 bytes arrive: raw TCP over loopback.
+ * So the reference is eight times half a round trip, by raw TCP over loopback, between two
+ * processes that do nothing else. Each of the two sleeps in read() until the 128 bytes of the other
+ * arrive.
  *
  * The parts are measured in a second cluster of the same kind, whose shards log the times of their progress
  * (bench.h). A worker records its begin and end by the same clock. Each part ends when the last shard, or
  * the last worker, has finished this part.
  *
- * idle_percent is the share of a core that the busiest daemon uses while all workers are attached and none
- * begins a round: waiting should cost nothing (idle_percent_limit). It is not measured on the user's own
- * cluster (--endpoint), whose processes this bench does not inspect. */
+ * idle_percent is the share of a core that the busiest daemon uses while all workers are attached
+ * and none begins a round. Waiting should cost almost nothing (idle_percent_limit). The share is
+ * not measured on the user's own cluster (--endpoint), whose processes this bench does not
+ * inspect. */
 
 #define HOPS         8
 #define BLOCK_ROUNDS 200
@@ -153,7 +156,7 @@ static struct bench_report report_of(struct block *block, uint32_t count)
     return report;
 }
 
-/* A worker's member of the job, its figures, and where it leaves its stamps. */
+/* A worker's member of the job, its figures, and the memory that receives its stamps. */
 struct latency_worker {
     struct bench_member member;
     struct block block;
@@ -213,7 +216,8 @@ static double run_pings(void *bench)
     return bench_spread_of(trips, PINGS).median / 2 * HOPS;
 }
 
-/* The process at the other end. It starts before the workers, which therefore do not inherit its ends. */
+/* Starts the process at the other end. This process starts before the workers, which therefore do
+ * not inherit its ends. */
 static int start_echo(void *bench)
 {
     struct latency_bench *l = bench;
@@ -333,7 +337,7 @@ static int report_parts(void *bench)
     static double parts[PARTS][PART_ROUNDS];
     struct latency_bench *l = bench;
     const uint32_t shards = (uint32_t)l->b.local->daemon_count - 1;
-    for (int i = 0; i < 2; i++) // the first rounds are not those of a cluster at work
+    for (int i = 0; i < 2; i++) // the first rounds are not yet those of a cluster at work
         if (!(bench_order(&l->b, ORDER_EMPTY, PART_ROUNDS) > 0)) return 1;
     for (uint32_t s = 1; s <= shards; s++) {
         struct bench_times *times = NULL;

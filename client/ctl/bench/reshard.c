@@ -100,18 +100,22 @@ static double bench_copy(size_t bytes, uint32_t threads, bool is_fresh)
 struct bench_move {
     double seconds; /* from the request until the coordinator reports the move as done */
     double moved_bytes, least_bytes, slices;
-    /* the bytes that shards received; the time for them, summed over slices */
+    /* state_bytes: the bytes that shards received. state_s: the time for these bytes, summed over
+     * slices */
     double state_bytes, state_s;
-    /* summed over all slices: the time until the slices were ready, in force, complete */
+    /* the times until the slices were ready (prepare_s), in force (cut_s) and complete (waited_s),
+     * each summed over all slices */
     double prepare_s, cut_s, waited_s;
-    /* the maximum over shards of the peak bytes / (the bytes owned before or after the move + a slice) */
+    /* the maximum, over all shards, of peak bytes / (bytes owned before or after the move + a
+     * slice) */
     double memory;
 };
 
 struct bench_mover {
-    struct bench_task task; /* its `b` is set by the caller, before begin, as are the next four */
-    uint32_t first, last;   /* "shard-FIRST" to "shard-LAST" */
-    bool adds;              /* true: the shards join; false: they are drained */
+    /* the caller sets task.b and the next four fields before it starts the thread */
+    struct bench_task task;
+    uint32_t first, last; /* "shard-FIRST" to "shard-LAST" */
+    bool adds;            /* true: the shards join; false: they are drained */
     /* the move starts only when, according to the coordinator, nobody trains the job */
     bool rests;
     /* Used by the thread */
@@ -240,10 +244,12 @@ struct reshard_bench {
     struct bench_mover mover;
     uint32_t from, to;
     bool is_there;                /* the job is on `to` shards */
-    struct bench_move last, rest; /* the last move; the sum of those at rest */
-    uint32_t rests;               /* moves at rest */
-    double moved, least, memory;  /* over all moves: bytes, bytes, the worst ratio */
-    double longest[2], median[2]; /* for a backward that sleeps, and one that computes; seconds */
+    struct bench_move last, rest; /* last: the last move. rest: the sum of the moves at rest */
+    uint32_t rests;               /* the number of moves at rest */
+    /* over all moves; `moved` and `least` are bytes, `memory` is the worst ratio */
+    double moved, least, memory;
+    /* seconds; [0]: with a backward that sleeps; [1]: with a backward that computes */
+    double longest[2], median[2];
 };
 
 /* ---- a move ---- */
@@ -352,8 +358,8 @@ static double snapshot_and_restore(struct reshard_bench *b)
     return restored_s > 0 ? made_s + restored_s : 0;
 }
 
-/* Saves and loads the same state in one process; Returns 0 after printing a message if this Python has no
- * torch. */
+/* Saves and loads the same state in one process; returns 0 after printing a message if this Python
+ * has no torch. */
 static double torch_save_and_load(const struct reshard_bench *b)
 {
     const uint64_t elems = bench_model_params(&b->plan.b.model);
@@ -485,9 +491,9 @@ const struct bench_row bench_reshard = {
 
 /* ==== layout ==== */
 
-/* cairn bench layout: makes one plan. A separate process does this, so that its time and memory are only
- * those of the planner. The model resembles a language model: blocks of a few large and many small
- * tensors. */
+/* cairn bench layout: makes one plan. A separate process does this, so that the measured time and
+ * memory are only those of the planner. The model resembles a language model: blocks of a few large
+ * and many small tensors. */
 
 #define BOUND_SECONDS          1.0
 #define BOUND_BYTES            ((uint64_t)1 << 30)

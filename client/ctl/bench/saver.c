@@ -174,7 +174,7 @@ bool bench_save_remove(struct bench_saver *s)
     connect_task(&s->task);
     remove.job = wire_text(s->task.b->model.job);
     remove.id = s->id;
-    remove.force = true; // it is the only snapshot
+    remove.force = true; // the snapshot is the only one
     if (ask(s, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED, NULL) !=
         CAIRN_OK)
         return false;
@@ -213,7 +213,7 @@ void bench_save_make_cold(const struct bench_saver *s)
 
 /* A pass over the file: threads take blocks until none are left. */
 struct pass {
-    int from, to; /* -1: nothing is read, or nothing is written */
+    int from, to; /* from -1: nothing is read. to -1: nothing is written */
     uint64_t bytes;
     _Atomic uint64_t next; /* the first byte that no thread has taken */
     atomic_int left;       /* threads still at work */
@@ -371,7 +371,7 @@ double bench_disk_copy(struct bench_disk *disk, uint64_t bytes)
 
 struct snake {
     pid_t pid; /* -1: no process */
-    int fd;    /* the read end of its output */
+    int fd;    /* the read end of the pipe for its output */
 };
 
 static struct snake start_snake(struct local *local, const char *python, const char *script,
@@ -420,7 +420,7 @@ static void end_snake(struct snake *snake)
 {
     if (snake->fd >= 0) close(snake->fd);
     if (snake->pid < 0) return;
-    kill(snake->pid, SIGKILL); // once the process has printed, it has no more work
+    kill(snake->pid, SIGKILL); // a process that has printed has no more work
     while (waitpid(snake->pid, NULL, 0) < 0 && errno == EINTR) {}
 }
 

@@ -1,5 +1,6 @@
-/* cairn bench snapshot: the cost of a snapshot and of its restore, beside the raw rate of the disk that
- * holds it, in the same run; the effect on training; and the manifest of a large snapshot. */
+/* cairn bench snapshot: the cost of a snapshot and of its restore, beside the raw rate of the disk
+ * that has the snapshot, in the same run; the effect on training; and the manifest of a large
+ * snapshot. */
 #include "client/ctl/bench/bench.h"
 #include "bench/torch_import.h"
 
@@ -27,7 +28,7 @@
  * folder. */
 
 #define SNAPSHOT_RUNS 5     /* of each kind */
-#define AT_LEAST_S    0.001 /* as many runs of each as there have to be */
+#define AT_LEAST_S    0.001 /* so short that no more than the least number of runs is made */
 
 struct snapshot_bench {
     struct step_plan plan;
@@ -71,8 +72,8 @@ static double snapshot_step(struct snapshot_bench *b, uint32_t word)
 /* ==== rest ==== */
 
 /* Measures a job at rest. The snapshot of the job is compared with a file of the same size and with
- * torch.save. Then the snapshot is restored onto the same shards, and onto one more shard, with nothing of
- * it in the page cache. */
+ * torch.save. Then the snapshot is restored onto the same shards, and onto one more shard, while
+ * nothing of the snapshot is in the page cache. */
 
 /* ---- writing ---- */
 
@@ -171,10 +172,10 @@ static int report_read(void *bench)
 
 /* ==== interval ==== */
 
-/* Measures a training job with one snapshot per interval. Intervals without and with a snapshot alternate,
- * so that other load on the machine affects both kinds. The part runs three times: with a backward that
- * sleeps; with a backward that computes on every core; and with one that sleeps, while the job takes the
- * snapshot by its own rule, at a step. */
+/* Measures a training job with one snapshot per interval. Intervals without and with a snapshot
+ * alternate, so that other load on the machine affects both kinds. The part runs three times: with
+ * a backward that sleeps; with a backward that computes on every core; and with a backward that
+ * sleeps, while the job takes the snapshot by its own rule, at a step. */
 
 #define PAIRS     2
 #define STEPS_MIN 5   /* per interval, however short it is */
@@ -237,7 +238,8 @@ static bool run_with(struct snapshot_bench *b, const struct kind *kind,
     while (is_ok && (interval->count < STEPS_MIN || bench_now() < end ||
                      !atomic_load(&b->saver.task.is_over))) {
         if (!is_asked && interval->count > 0 && bench_now() >= ask) {
-            b->saver.every = kind->is_due ? b->steps + DUE : 0; // divides one of these steps
+            // the job's rule then takes the snapshot after DUE steps
+            b->saver.every = kind->is_due ? b->steps + DUE : 0;
             if (!bench_save_begin(&b->saver)) return false;
             is_asked = true;
         }
@@ -559,7 +561,7 @@ static double write_and_read(void *bench)
     (void)bench;
     char path[sizeof m->folder + 32];
     snprintf(path, sizeof path, "%s/%s", m->folder, CAIRN_MANIFEST_NAME);
-    unlink(path); // of the previous run: a manifest never replaces another
+    unlink(path); // the manifest of the previous run, since a manifest never replaces another
     const double begin = bench_now();
     cairn_status status = manifest_commit(m->folder, &m->manifest, &why);
     const double written = bench_now();
@@ -810,7 +812,8 @@ static void add_result(struct bench *b)
                 { ratio, b->result.ratio.median });
 }
 
-/* The result is that of the first part; the figures of the others become parts. */
+/* Runs the parts. The result of the bench is that of the first part; the figures of the other parts
+ * become `parts`. */
 static int run_snapshot(void *bench)
 {
     struct snapshot_bench *s = bench;

@@ -1,12 +1,13 @@
-/* cairn bench step: measures a complete step of real worker processes, in seconds of the slowest worker:
- * begin, push all gradients, commit, fetch all parameters. The time excludes the creation of the gradients,
- * but with bf16 on the wire it includes their cast from fp32. The reference is the least data movement that
- * any implementation needs: every worker copies its gradients once and its parameters once (twice if they
- * are read as in stage 3), by memcpy, at the same time as all other workers. With --backend cuda the shards
- * of the bench's own cluster have their state on a card. The bench then also reports the time of each phase
- * on the card, and how much of the card's memory is used. With --memory device workers have gradients and
- * parameters on the card, too, and the reference copies on the card. With --global-batch the reference is
- * the same step, but with the micro-batches accumulated in the workers. */
+/* cairn bench step: measures a complete step of real worker processes: begin, push all gradients,
+ * commit, fetch all parameters. The figure is the time of the slowest worker, in seconds. This time
+ * excludes the creation of the gradients, but with bf16 on the wire it includes their cast from
+ * fp32. The reference is the least data movement that any implementation needs: every worker copies
+ * its gradients once and its parameters once (twice if they are read as in stage 3), by memcpy, at
+ * the same time as all other workers. With --backend cuda the shards of the bench's own cluster
+ * have their state on a card. The bench then also reports the time of each phase on the card, and
+ * how much of the card's memory is used. With --memory device workers have gradients and parameters
+ * on the card, too, and the reference copies on the card. With --global-batch the reference is the
+ * same step, but with the micro-batches accumulated in the workers. */
 #include "client/ctl/bench/bench.h"
 
 #include <errno.h>
@@ -185,8 +186,8 @@ static void add_overlap(const struct bench_span *spans, uint32_t count, double *
     }
 }
 
-/* Over all workers: the fraction (0 to 1) of the time with a push in flight during which a backward also
- * ran. */
+/* Returns, over all workers, the fraction (0 to 1) of the time with a push in flight during which a
+ * backward also ran. */
 static double bench_timeline_overlap(const struct bench_trace *trace)
 {
     double both = 0, all = 0;
@@ -210,8 +211,8 @@ static double used_meanwhile(const struct bench_span *fetch, const struct bench_
     return both;
 }
 
-/* Over all workers: the fraction (0 to 1) of the fetch time of tensors during which another tensor was in
- * use. */
+/* Returns, over all workers, the fraction (0 to 1) of the fetch time of tensors during which
+ * another tensor was in use. */
 static double bench_timeline_ahead(const struct bench_trace *trace)
 {
     double both = 0, all = 0;
@@ -509,7 +510,7 @@ static int prepare_step(void *bench)
 
 /* ---- the row ---- */
 
-/* Returns false after printing the error if the card does not tell. */
+/* Returns false after printing the error if the card does not report its memory. */
 static bool report_card(struct step_bench *s)
 {
     uint64_t bytes = 0;

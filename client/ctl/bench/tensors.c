@@ -19,12 +19,13 @@
  * fetch all) of 5,000 tensors of 1,024 elements is compared with a step of one tensor with the same number
  * of bytes, in the same workers and shards: the ratio is the cost of the number of tensors.
  *
- * All tensors are pushed by one call of cairn_push_many, and fetched by one of cairn_fetch_many; _singly_s_
- * is the step in which each tensor is pushed and fetched by separate calls.
+ * All tensors are pushed by one call of cairn_push_many, and fetched by one call of
+ * cairn_fetch_many; _singly_s_ is the step in which each tensor is pushed and fetched by separate
+ * calls.
  *
- * The parts describe both steps, _many_ and _one_: the waits of the worker; the work of the slowest shard
- * on the round meanwhile, according to the shard's log (bench.h), in the bench's own cluster; and the
- * processor time. */
+ * The parts describe both steps, _many_ and _one_. They are the waits of the worker, the processor
+ * time, and, in the bench's own cluster, the simultaneous work of the slowest shard on the round,
+ * according to the shard's log (bench.h). */
 
 #define TENSORS_DEFAULT 5000
 
@@ -48,7 +49,7 @@ static const char *const part_names[FIGURES] = {
 };
 
 struct tensors_bench {
-    struct bench b; /* its model is that of many tensors */
+    struct bench b; /* b.model is the model of many tensors */
     struct bench_model one;
     struct bench_series many_runs, one_runs;
 };
@@ -66,7 +67,7 @@ struct tensors_worker {
     struct side many, one;
     char *grads, *params;
     cairn_op *ops[BENCH_TENSORS_MAX];
-    const struct side *side; /* of this step */
+    const struct side *side; /* the side of this step */
     bool is_singly;
 };
 
@@ -158,7 +159,7 @@ static int work_tensors(const struct bench_worker *worker)
 
 /* ---- subject and reference ---- */
 
-/* Returns the processor time of all daemons so far. */
+/* Returns the processor time that all daemons have used since they began. */
 static double daemons_cpu_s(const struct local *local)
 {
     double sum = 0;

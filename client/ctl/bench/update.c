@@ -7,16 +7,17 @@
  *   update    reads the sum 4, reads and writes parameter and two moments 24,
  *             writes the published copy 2 (4)                                          30  (32)
  *
- * Additional traffic of the hardware (it reads a line before it writes a part of it) is not counted. The
- * reference updates the same seven arrays in place: each array is read and written, which makes 38 bytes
- * per element (48). With --backend cuda the arrays are on the device, and the reference copies as many
- * bytes there.
+ * Additional traffic of the hardware, which reads a line before it writes a part of the line, is
+ * not counted. The reference updates the same seven arrays in place: each array is read and
+ * written, which makes 38 bytes per element (48). With --backend cuda the arrays are on the device,
+ * and the reference copies as many bytes there.
  *
- * --only adamw: the update of one fp32 gradient without a published copy, like an optimizer in the trainer:
- * 28 bytes against four arrays in place. --only zeros: the same with gradients and moments of 0, like rows
- * that are never used; a device's square root and division have a slow path for zero. --only fold: the
- * first row above. --only hash: the leaf hashes of an fp32 plane, 4 bytes, against libsodium's. --only
- * copy: copies such a plane from pinned host memory into a device, and back, 8 bytes. */
+ * --only adamw measures the update of one fp32 gradient without a published copy, like an optimizer
+ * in the trainer: 28 bytes against four arrays in place. --only zeros measures the same update with
+ * gradients and moments of 0, like rows that are never used, because a device's square root and
+ * division have a slow path for zero. --only fold measures the first row above. --only hash
+ * measures the leaf hashes of an fp32 plane, 4 bytes, against those of libsodium. --only copy
+ * copies such a plane from pinned host memory into a device, and back, 8 bytes. */
 #include <inttypes.h>
 #include <assert.h>
 #include <jansson.h>
@@ -53,7 +54,7 @@ struct bench_stream {
 enum update_only {
     UPDATE_ALL,   /* fold and update, like a shard */
     UPDATE_ADAMW, /* the update of an fp32 gradient, without a published copy */
-    UPDATE_ZEROS, /* the same, with gradients and moments that are and remain 0 */
+    UPDATE_ZEROS, /* like UPDATE_ADAMW, with gradients and moments that are and remain 0 */
     UPDATE_FOLD,
     UPDATE_HASH, /* the leaf hashes of a plane */
     UPDATE_COPY, /* a plane into a device and back */
@@ -92,7 +93,7 @@ struct update_arrays {
     float *host; /* [elems] pinned host memory, for UPDATE_COPY; in large pages */
     bool is_pinned;
     void *copies; /* on a device: memory for a copy of all arrays; NULL for the host */
-    struct bench_stream streams[BENCH_STREAMS_MAX]; /* the same arrays */
+    struct bench_stream streams[BENCH_STREAMS_MAX]; /* the arrays above, as streams */
     struct update_map {
         struct home_memory memory; /* on a device */
         void *map;                 /* on the host, in large pages */
@@ -151,9 +152,9 @@ static add_fn choose_add(void)
     return add_plain;
 }
 
-/* Reads and writes elements [first, first + elems) of every stream, side by side, without changing them,
- * because it adds 0. first and elems are multiples of 2048. Uses the widest instruction set that the CPU
- * has. */
+/* Adds 0 to elements [first, first + elems) of every stream, side by side. This reads and writes
+ * the elements without changing them. first and elems are multiples of 2048. Uses the widest
+ * instruction set that the CPU has. */
 static void streams_touch(const struct bench_stream *streams, size_t stream_count, size_t first,
                           size_t elems)
 {
@@ -170,8 +171,9 @@ static void streams_touch(const struct bench_stream *streams, size_t stream_coun
 
 /* ==== pass ==== */
 
-/* Passes of cairn bench update. Every thread has a fixed part of the chunks, and was the first to touch
- * them. It submits as many chunks at once to its home as home_info.works_best says. */
+/* Passes of cairn bench update. Every thread has a fixed part of the chunks, and was the first to
+ * touch these chunks. The thread submits as many chunks at once to its home as home_info.works_best
+ * says. */
 
 #define CHUNK_ELEMS UPDATE_CHUNK_ELEMS
 
@@ -529,9 +531,9 @@ static bool make_thread(struct update_arrays *arrays, struct update_thread *thre
     return false;
 }
 
-/* Allocates the arrays and fills them: gradients have the magnitude of a training step's, or are zeros
- * for UPDATE_ZEROS; parameters and moments have seen one update. False: `why` has the reason, and
- * update_arrays_close frees everything. */
+/* Allocates the arrays and fills them: gradients have the magnitude of gradients in training, or
+ * are zeros for UPDATE_ZEROS; parameters and moments have seen one update. False: `why` has the
+ * reason, and update_arrays_close frees everything. */
 static bool update_arrays_open(struct update_arrays *arrays, struct sentence *why)
 {
     const uint32_t best = home_info(arrays->home)->works_best;
@@ -653,8 +655,8 @@ static size_t counted_bytes(const struct update_arrays *arrays)
     return subject->bytes + subject->wires * dtype_size((int)arrays->wire_dtype);
 }
 
-/* True if libsodium is the reference, with the same threads: for hashing on the host. Every other subject
- * is compared with memory traffic. */
+/* Returns true if the reference is libsodium, with the same threads, as for hashing on the host.
+ * Every other subject is compared with memory traffic. */
 static bool is_by_libsodium(const struct update_arrays *arrays)
 {
     return arrays->only == UPDATE_HASH && home_info(arrays->home)->is_host;

@@ -85,20 +85,23 @@ struct step_worker {
     const struct step_plan *plan;
     uint32_t rank;
     struct bench_member member;
-    struct bench_member added; /* for a batch: the job that receives pushed sums; same session */
-    size_t elems, elem_bytes;  /* of a tensor; of an element on the wire */
-    float *made;               /* [tensors * elems]: the output of backward; NULL: `grads` is */
+    /* for a batch: the member, in the same session, of the job that receives pushed sums */
+    struct bench_member added;
+    /* elems: the elements of a tensor. elem_bytes: the bytes of an element on the wire */
+    size_t elems, elem_bytes;
+    float *made; /* [tensors * elems]: the output of backward; NULL: `grads` is this output */
     char *grads,
-        *params; /* [tensors * elems], of the wire's type; plan->card >= 0: not dereferenceable */
+        *params; /* [tensors * elems], of the wire's type; not dereferenceable if plan->card >= 0 */
     struct step_card *card; /* owned: on plan->card; NULL: everything is in host memory */
     cairn_op *ops[BENCH_TENSORS_MAX];
     struct cairn_view views[BENCH_TENSORS_MAX];
     uint32_t lent;           /* mapped views, in a step that reads all parameters at its end */
     struct step_asked asked; /* the requested unit, in a step that reads unit by unit */
     struct bench_step step;  /* the step that runs */
-    const struct bench_member *stepped; /* of a batch: `member` or `added` */
-    bool is_busy;                       /* true if the backward of this step computes */
-    double waited;                      /* seconds of this step spent waiting for units */
+    /* for a batch, the member of this step: `member` or `added` */
+    const struct bench_member *stepped;
+    bool is_busy;  /* true if the backward of this step computes */
+    double waited; /* seconds of this step spent waiting for units */
     /* [STEP_SPANS_EACH] of the plan; entries from span_count on are free */
     struct bench_span *spans;
     uint32_t span_count;
@@ -231,7 +234,8 @@ static cairn_status push_micro(struct step_worker *w, const struct bench_member 
     return status == CAIRN_OK ? cairn_micro_end(member->job, round, micro) : status;
 }
 
-/* In the job whose workers accumulate, each worker counts its own micro-batches. */
+/* Pushes the micro-batches. In the job whose workers accumulate, each worker counts its own
+ * micro-batches. */
 static cairn_status push_batch(void *own, const struct cairn_round *round)
 {
     struct step_worker *w = own;
@@ -352,8 +356,8 @@ static double step_card_copy(struct step_worker *w, int copies)
 
 /* ==== units ==== */
 
-/* A step like that of a trainer in stage 3: the worker holds a unit (here a tensor) only while it uses the
- * unit. The worker has already requested the next unit:
+/* A step like that of a trainer in stage 3: the worker holds a unit (here a tensor) only while it
+ * uses the unit. Meanwhile, the next unit is already requested:
  *
  *   forward    w0 ─ w1 ─ ... ─ wn   half as long as the backward
  *   backward   wn ─ ... ─ w1 ─ w0   each is read again, and its gradient is pushed after its use
