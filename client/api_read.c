@@ -268,8 +268,8 @@ struct block {
     cairn_status status;
     struct sentence why;
     bool wanted;         /* prefetched, and not mapped since */
-    uint64_t call;       /* the last prefetch that wanted it */
-    struct loan *loans;  /* the last prefetch that wanted the block */
+    uint64_t call;       /* the last prefetch that wanted the block */
+    struct loan *loans;  /* owned */
     struct op *awaiting; /* operations of cairn_map that wait for the block */
 };
 
@@ -864,8 +864,8 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
 
 /* ==== lease ==== */
 
-/* Leases: a lease keeps a version while it is read. The library does not renew leases: a reader
- * that hangs must not hold the shards' memory. */
+/* Leases: a lease keeps a version while the version is read. The library does not renew leases: a
+ * reader that hangs must not hold the shards' memory. */
 
 #define NOTE_AWAITED "the shards to take note of the lease"
 

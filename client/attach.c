@@ -472,7 +472,7 @@ void attach_begin(struct job *job)
     open.resume_latest = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0;
     open.must_not_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_NOT_EXIST) != 0;
     open.takeover = (job->attachment.open_flags & CAIRN_OPEN_TAKEOVER) != 0 &&
-                    // a member that was attached took the place over, or lost it
+                    // a member that was attached before has taken the place over, or has lost it
                     !job->attachment.attached_once;
     open.run = s->run;
     open.restarts = s->restarts;

@@ -27,8 +27,8 @@ struct strides {
 };
 
 /* Validates a caller's strides for memory of this box; strides that are all 0, or equal to those of
- * a dense box, are not `given`. CAIRN_ERR_INVALID: one is negative, or they exceed the address
- * range. */
+ * a dense box, are not `given`. CAIRN_ERR_INVALID: a stride is negative, or the strides exceed the
+ * address range. */
 cairn_status strides_judge(const int64_t stride[8], const struct cairn_box *box, size_t elem_bytes,
                            struct strides *out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Returns true only if no two elements can share memory: in order of ascending stride, each

@@ -508,7 +508,7 @@ static struct job *job_of_header(struct session *s, const struct chunk_header *h
     return NULL;
 }
 
-/* Returns the owner in whose name a shard sends: its index is in the `tile` field. */
+/* Returns the owner in whose name a shard sends. The owner's index is in the `tile` field. */
 static struct shard_link *link_of_header(struct job *job, const struct chunk_header *h)
 {
     if (h->tile >= job->shards.count) return NULL;

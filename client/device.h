@@ -57,9 +57,9 @@ void card_memory_close(struct card_memory *memory);
 /* Returns a descriptor of the memory, which the caller must close soon: an open one keeps the
  * memory allocated. -1: none. */
 int card_memory_export(const struct card_memory *memory);
-/* Checks that the memory belongs to this card. CAIRN_ERR_INVALID: its first or its last byte does
- * not. The driver reports only which allocation an address belongs to, so a gap in the middle is
- * not detected. */
+/* Checks that the memory belongs to this card. CAIRN_ERR_INVALID: the first or the last byte of the
+ * memory does not belong to the card. The driver reports only which allocation an address belongs
+ * to, so a gap in the middle is not detected. */
 cairn_status card_judge(struct card *card, const void *ptr, size_t bytes) CAIRN_MUST_CHECK;
 
 enum card_direction { CARD_WITHIN, CARD_TO_HOST, CARD_FROM_HOST };

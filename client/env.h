@@ -35,8 +35,8 @@ enum env_key {
     /* of the process */
     CAIRN_ENV_RANK,       /* default 0 */
     CAIRN_ENV_WORLD,      /* default 1 */
-    CAIRN_ENV_LOCAL_RANK, /* among the processes of its node; default 0 */
-    CAIRN_ENV_NODE_RANK,  /* the rank of its node; default 0 */
+    CAIRN_ENV_LOCAL_RANK, /* the rank among the processes of the same node; default 0 */
+    CAIRN_ENV_NODE_RANK,  /* the rank of the process's node; default 0 */
     CAIRN_ENV_RUN_ID,     /* default "" */
     CAIRN_ENV_RESTARTS,   /* how often the launcher has restarted the run; default 0 */
     CAIRN_ENV_KEYS,

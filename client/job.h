@@ -79,7 +79,7 @@ struct filling {
     uint64_t round;
     struct spec_batch batch; /* of the round, or of a write; a write's batch has no total */
     bool had_last;        /* in its last round, this worker had the last micro-batch of the batch */
-    uint32_t micro;       /* the micro-batch being filled: its index among this worker's */
+    uint32_t micro;       /* the index of the micro-batch being filled, among this worker's */
     bool any;             /* something was pushed in this micro-batch */
     bool end_unsent;      /* the end of the previous micro-batch is recorded, but not sent yet */
     bool committed;       /* the round is committed */
@@ -137,9 +137,9 @@ void puts_failed(struct job *job, size_t tensor, int plane);
 
 /* ==== shard link ==== */
 
-/* The client's side of one shard. It describes the shard as the owner of the chunks that the
- * layouts assign to it (client/layouts.h), and the connection to the shard. A relay may act for the
- * owner (proto/wire/wire.h): pushes to the owner, and some fetches, then use the connection of
+/* The client's side of one shard. The struct describes the shard as the owner of the chunks that
+ * the layouts assign to it (client/layouts.h), and the connection to the shard. A relay may act for
+ * the owner (proto/wire/wire.h): pushes to the owner, and some fetches, then use the connection of
  * another link, which is called the owner's carrier. Loop thread, unless a comment says
  * otherwise. */
 

@@ -62,8 +62,8 @@ void served_layouts_serve_since(struct job *job, struct served_layout *served,
 bool served_layouts_trim(struct job *job);
 /* Loop thread, not under the lock: releases all layouts. */
 void served_layouts_release(struct job *job);
-/* Returns the layout for fetching a published version: the newest one that serves the version. There is
- * always such a layout. */
+/* Returns the layout for fetching a published version, which is the newest layout that serves the
+ * version. There is always such a layout. */
 struct served_layout *served_layout_of_version(const struct job *job, struct cairn_version version);
 /* Returns true if the shard has left the job; its published copies may still exist. */
 bool served_layouts_left_by(const struct job *job, uint32_t shard);
@@ -95,7 +95,7 @@ void stage_close_areas(struct session *s);
 /* Tiles: the part of each tensor that this worker holds. A declaration is made by cairn_tiles, and
  * takes effect when the coordinator confirms that the declarations of all ranks fit together. */
 
-/* Constant once created. */
+/* Constant after its creation. */
 struct declared {
     struct tiles tiles; /* without whole tensors, which are not listed */
     uint64_t hash;
@@ -105,7 +105,8 @@ struct declared {
 
 struct held_tiles {
     /* lock */
-    /* owned: the declaration in effect. NULL, or its world is 0: whole tensors */
+    /* owned: the declaration in effect. Whole tensors are held if this is NULL, or if its world is
+     * 0 */
     struct declared *declared;
     /* the declaration of the cairn_tiles call that waits for other ranks; NULL: none */
     struct declared *declaring;

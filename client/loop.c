@@ -68,8 +68,8 @@ static void detach_turn(struct session *s)
         cairn_status status = CAIRN_OK;
         if (d->wants_off && !d->is_off) status = judge_detach(s, &d->why);
         if (status == CAIRN_OK) wants_off = d->wants_off;
-        // The answer waits until imported memory is unmapped, which requires that the fabric
-        // releases it.
+        // The answer waits until imported memory is unmapped. Before this, the fabric must release
+        // the memory.
         if (status != CAIRN_OK || !wants_off ||
             (d->is_off && s->published == NULL && !card_imports_wait(s->imports))) {
             d->is_answered = true;
@@ -139,7 +139,8 @@ cairn_status cairn_attach_memory(cairn *handle, int timeout_ms)
 
 static void loop_look_soon(struct session *s, bool looks);
 
-/* An iteration of the loop thread: processes what the caller's threads left for it. */
+/* An iteration of the loop thread: processes the work that the caller's threads have handed
+ * over. */
 
 /* Returns the next ask that can be sent now; an ask whose job has failed is answered here. */
 static struct ask *next_ask(struct session *s)

@@ -91,10 +91,10 @@ struct command {
     void *owned;
     uint64_t round, weight;
     struct cairn_version version;
-    op_done_fn on_done; /* the callback of its op */
+    op_done_fn on_done; /* the callback of the command's op */
     void *context;
     /* loop thread: how far the command has come */
-    const struct target *target; /* the op's, or an entry of its list */
+    const struct target *target; /* the op's target, or an entry of the op's list */
     size_t targets_left;         /* the number of targets after this one */
     /* held: the layout by which the command is cut; NULL: cutting has not begun */
     struct served_layout *served;
@@ -125,7 +125,7 @@ static inline const char *op_why(const struct op *op)
     return op->why != NULL ? op->why : status_text((int)op->status);
 }
 
-void command_free(struct command *command); /* not its op */
+void command_free(struct command *command); /* does not free the command's op */
 /* Creates a command with a reference to the job; NULL: out of memory. */
 struct command *op_command(struct job *job, bool (*run)(struct command *));
 /* Creates the operation of a call whose work is complete when the call returns. The operation is
@@ -145,9 +145,10 @@ cairn_status op_begin(struct job *job, uint8_t kind, const struct command *patte
 
 /* Fills in the tensor, the memory and the piece that an operation of this pattern transfers. */
 void op_describe_target(const struct command *pattern, struct target *out);
-/* Fills in a list, as one operation: the list owns `targets`, and is held until the operation is
- * over. Targets in memory of cards get operations of their own (below), each of which waits for its
- * stream. *wrong_out: the index of the target that is refused; `count`: no target is wrong. */
+/* Begins the pushes or fetches of a list, as one operation. The list owns `targets`, and is held
+ * until the operation is over. Targets in memory of cards get operations of their own (below), each
+ * of which waits for its stream. *wrong_out: the index of the target that is refused; `count`: no
+ * target is wrong. */
 cairn_status op_begin_list(struct job *job, uint8_t kind, const struct command *pattern,
                            const struct op_list *list, cairn_op **op_out,
                            size_t *wrong_out) CAIRN_MUST_CHECK;
@@ -192,7 +193,7 @@ struct awaited {
 struct patience {
     struct job *job;
     uint64_t span_ms; /* given by the caller of the waiting call */
-    uint64_t say_ms;  /* when the next line for people is due */
+    uint64_t say_ms;  /* when the next report is due */
     bool said;        /* a line was written */
     bool paused;      /* the awaited worker was paused when last asked */
 };
@@ -229,7 +230,7 @@ struct ask_call {
         .name = NAME, .type = CAIRN_MSG_##TYPE, .reply_type = CAIRN_MSG_##REPLY, __VA_ARGS__ \
     }
 
-/* On the stack of its thread; under the lock. */
+/* An ask is on the stack of the thread that asks. Under the lock. */
 struct ask {
     LIST_ENTRY(ask) next;
     struct job *job;

@@ -275,7 +275,7 @@ const char *cairn_data_path(const cairn *handle)
         return NULL;
     }
     handle_put(handle);
-    return s->path.text; // constant once the session is open
+    return s->path.text; // constant while the session is open
 }
 
 int cairn_event_fd(const cairn *handle)

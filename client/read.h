@@ -94,7 +94,7 @@ struct published {
     const uint8_t *on_card;
     size_t bytes;
     uint32_t uses; /* uses by read.c, each ended by unuse_copy */
-    bool is_whole; /* all of it has been shown, and is valid */
+    bool is_whole; /* the entire copy has been shown, and is valid */
     bool gone;     /* the shard withdrew part of the copy or is gone, or the copy is not valid */
 };
 
@@ -169,7 +169,7 @@ struct published_view *published_view_open(struct job *job, struct cairn_version
                                            size_t count);
 /* Returns the beginning of the i-th tensor, aligned to 64 bytes. */
 const uint8_t *published_view_at(const struct published_view *view, size_t i);
-/* Returns true if no later version has overwritten any part of the view so far. */
+/* Returns true if no later version has overwritten any part of the view until now. */
 bool published_view_whole(const struct published_view *view);
 void published_view_close(struct published_view *view); /* NULL is fine */
 

@@ -621,8 +621,8 @@ static void cancel_write(struct job *job, uint64_t round)
     client_fail(CAIRN_OK, "%s", said.text);
 }
 
-/* Gives up the write. No worker will commit this write. So this process treats it as void before
- * the coordinator says so, and the next write may begin. */
+/* Gives up the write. No worker will commit this write. So this process treats the write as void
+ * before the coordinator says so, and the next write may begin. */
 static void give_up(struct job *job, uint64_t round)
 {
     pthread_mutex_lock(&job->session->lock);

@@ -82,7 +82,7 @@ struct control {
     bool is_choosing;       /* this connection was only for learning the places of shards */
     bool was_given_up;      /* the coordinator is the same as before the connection was lost */
     uint64_t incarnation;   /* of the coordinator */
-    uint64_t store;         /* the identity of its store */
+    uint64_t store;         /* the identity of the coordinator's store */
     uint32_t last_request;
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms; /* grows as long as connections end soon after they were established */

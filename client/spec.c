@@ -177,7 +177,8 @@ static cairn_status judge_patterns(const struct groups *groups)
 
 /* ---- tensors ---- */
 
-/* Adds a tensor. An alias keeps the caller's fields until its target is known: settle_alias. */
+/* Adds a tensor. An alias keeps the caller's fields until settle_alias, because its target may not
+ * be known yet. */
 static cairn_status add_tensor(struct job_spec_data *spec, struct groups *groups,
                                const struct cairn_tensor *t)
 {

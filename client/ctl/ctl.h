@@ -42,7 +42,7 @@ struct ctl_bench {
     const char *read;     /* "fetch" or "map" */
     double backward_ms;
     const char *backend;    /* "host" or "cuda" */
-    const char *device;     /* of cuda: its number or UUID */
+    const char *device;     /* for cuda: the number or UUID of the card */
     bool has_device_memory; /* --memory device */
     /* The part of the bench to run. The bench validates this field. It also validates ctl.path, which names
      * the data path. */
@@ -135,7 +135,8 @@ struct ctl {
     /* the connection */
     /* True: the caller retries, so a coordinator that is unreachable or late is not reported */
     bool tries_again;
-    struct sentence *failed; /* receives the error for the caller; NULL: print it on stderr */
+    /* receives the error for the caller; NULL: the error is printed on stderr */
+    struct sentence *failed;
     /* cut_of: the job of a requested snapshot or digest. awaited_said: the command has already
      * printed whom this job waits for */
     const char *cut_of;
@@ -322,8 +323,8 @@ const char *ctl_bytes(uint64_t bytes);
 /* ---- snapshot.c ---- */
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000 /* used if no timeout is given */
 void ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
-/* Warns on stderr about a snapshot with non-finite elements; `what` says what happens to it, such
- * as "is passed over". */
+/* Warns on stderr about a snapshot with non-finite elements; `what` says what happens to the
+ * snapshot, such as "is passed over". */
 void ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
 
 /* ---- job.c: the memory that a job uses on its shards; one entry per shard ---- */

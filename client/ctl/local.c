@@ -236,7 +236,7 @@ static bool write_config(const struct local *local, const char *name, struct sen
                  name, local->endpoint, memory_mib(shards), thread_count(local, shards), home,
                  local->import);
     if (local->is_debug) add_setting(text, sizeof text, "[log]\nlevel = %s\n", "debug");
-    // A bench with --path measures that fabric, so the shards must use it.
+    // A bench with --path measures that fabric, so the shards must use this fabric, too.
     if (local->endpoint[0] != 0 && local->ctl->path != NULL)
         add_setting(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
     return write_file(path, text, why);
@@ -447,7 +447,8 @@ pid_t local_fork(struct local *local)
     return pid;
 }
 
-/* Runs a command to its end, and passes signals on to it. Returns its exit status, or 128 + its signal. */
+/* Runs a command to its end, and passes signals on to the command. Returns the command's exit
+ * status, or 128 + the number of the signal that ended the command. */
 static int run_and_wait(struct local *local, char **argv)
 {
     const pid_t pid = local_fork(local);

@@ -502,7 +502,7 @@ static void put_value(FILE *to, struct value v, const char *how)
         fprintf(to, "%" PRIu64, number_of(v));
 }
 
-/* Whether a text, or a part of it, stays. */
+/* Says whether a text, or a part of a text, stays. */
 struct stay {
     /* has_condition: there is a `?` or a `!`. is_met: all conditions hold */
     bool has_condition, is_met;

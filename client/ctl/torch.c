@@ -15,9 +15,9 @@
 /* A file of an archive. */
 struct ctl_torch_member {
     char name[40];
-    /* header_at: the place of its header in the archive. bytes: its size */
+    /* header_at: the place of the file's header in the archive. bytes: the size of the file */
     uint64_t header_at, bytes;
-    size_t sum_at[2]; /* the places of its CRC-32 in the text */
+    size_t sum_at[2]; /* the places of the file's CRC-32 in the text */
     uint32_t sum;
 };
 /* A storage: one plane of a tensor. */
@@ -864,7 +864,7 @@ static const char *const globals[] = {
 };
 enum { TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, ENCODING, STORAGE, SIZE, STRIDED, GLOBALS };
 
-#define OBJECT "%g)\x81}(" // of a class; its attributes follow, then "ub"
+#define OBJECT "%g)\x81}(" // an object of a class; the attributes follow, then "ub"
 
 static void say_size(struct planning *p, const struct shape *shape, bool zeros)
 {
@@ -885,7 +885,7 @@ static void say_tensor_metadata(struct planning *p, const struct item *item)
     say(p->t, "ubeub");
 }
 
-/* Writes the path of the key in the state dict before it was flattened. */
+/* Writes the path that the key had in the state dict before the dict was flattened. */
 static void say_path(struct planning *p, const struct item *item)
 {
     if (item->last == NULL)

@@ -405,7 +405,7 @@ int bench_step_work(const struct bench_worker *worker);
 #define BENCH_DISK_THREADS     4
 
 struct bench_disk {
-    const struct bench *b; /* borrowed; the file is in the folder of its cluster */
+    const struct bench *b; /* borrowed; the file is in the folder of the bench's cluster */
     bool is_buffered;      /* the file system refuses direct I/O: use the page cache, and sync */
     /* owned: created by the first read, until close */
     int fd; /* 0: none */
@@ -437,7 +437,7 @@ struct bench_task {
 };
 /* Starts the thread. Returns false after printing the error if no thread could be started. */
 bool bench_task_begin(struct bench_task *task);
-/* Waits for the thread to end, and returns what it did. */
+/* Waits for the thread to end, and returns the result of `run`. */
 bool bench_task_end(struct bench_task *task);
 
 /* Takes a snapshot of the bench's job (on request, or by the job's own rule), or restores the snapshot. */

@@ -74,8 +74,8 @@ static double copy_areas(char *to, const char *from, size_t bytes, uint32_t thre
     return 0;
 }
 
-/* Returns GB/s; 0 after printing the error. `is_fresh`: the destination's pages are allocated during the
- * copy; else it was written before. */
+/* Returns GB/s; 0 after printing the error. `is_fresh`: the destination's pages are allocated
+ * during the copy; else the destination was written before. */
 static double bench_copy(size_t bytes, uint32_t threads, bool is_fresh)
 {
     char *to = map_area(bytes), *from = map_area(bytes);

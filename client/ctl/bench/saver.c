@@ -229,7 +229,7 @@ static bool move_block(int fd, bool writes, char *block, uint64_t at)
         const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
                                      : pread(fd, block + done, left, from);
         if (moved < 0 && errno == EINTR) continue;
-        if (moved == 0) errno = EIO; // the file became shorter than it was when it was created
+        if (moved == 0) errno = EIO; // the file is shorter than when it was created
         if (moved <= 0) return false;
         done += (size_t)moved;
     }

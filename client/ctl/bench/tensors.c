@@ -465,10 +465,10 @@ const struct bench_row bench_map = {
 
 /* ==== open ==== */
 
-/* cairn bench open: measures how opening a job of very many tensors affects other jobs, in the bench's own
- * cluster. One process continuously steps a small job; another repeatedly opens a new job of 300,000
- * tensors of 3 elements. The subject is the first process's longest step during an opening; the reference
- * is its longest step at rest, over a period of the same length.
+/* cairn bench open: measures how opening a job of very many tensors affects other jobs, in the
+ * bench's own cluster. One process continuously steps a small job; another process repeatedly opens
+ * a new job of 300,000 tensors of 3 elements. The subject is the first process's longest step
+ * during an opening; the reference is its longest step at rest, over a period of the same length.
  *
  * The parts are the time of an opening (open_s), and the memory per tensor that an opening left in the
  * trainer (trainer_bytes_a_tensor), computed from the trainer's peak resident memory. */

@@ -107,8 +107,8 @@ struct update_arrays {
 
 /* ==== streams ==== */
 
-/* A page of an fp32 stream, half a page of a 16-bit stream: bursts of these sizes suit prefetchers and
- * memory. */
+/* A burst is a page of an fp32 stream, or half a page of a 16-bit stream. Bursts of these sizes
+ * suit prefetchers and memory. */
 #define BURST_ELEMS ((size_t)1024)
 
 typedef void (*add_fn)(uint32_t *data, size_t words, uint32_t increment);
@@ -178,7 +178,7 @@ static void streams_touch(const struct bench_stream *streams, size_t stream_coun
 #define CHUNK_ELEMS UPDATE_CHUNK_ELEMS
 
 struct pass_thread;
-/* Chunks [first, first + count), at most list_chunks of them. */
+/* Processes chunks [first, first + count); `count` is at most list_chunks. */
 typedef cairn_status list_fn(struct pass_thread *thread, size_t first, size_t count);
 
 struct pass_thread {
