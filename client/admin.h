@@ -17,7 +17,7 @@ struct admin {
     const char *name;     /* the caller's name in the coordinator's log */
     const char *build;    /* the version string that Hello reports; NULL: CAIRN_VERSION */
     const char *advice;   /* follows "... cannot be reached: WHY; is it running" */
-    int timeout_ms;       /* of one call */
+    int timeout_ms;       /* the timeout of one call */
     /* The job of a requested snapshot or digest: while admin_call waits, it also asks for whom this
      * job waits. NULL: another request */
     const char *cut_of;

@@ -243,7 +243,7 @@ struct unit_tensor {
     uint32_t named, fetched;
     struct piece piece;
     cairn_dtype dtype;
-    size_t at, byte_count; /* in the block */
+    size_t at, byte_count; /* the tensor's place and size in the block */
 };
 
 /* The tensors of a unit, and the place of each in the block. */
@@ -251,7 +251,7 @@ struct unit_shape {
     size_t unit;
     struct unit_tensor *tensors; /* owned; [count] */
     size_t count, byte_count;
-    uint64_t table_hash; /* of the tiles that determined this worker's pieces */
+    uint64_t table_hash; /* the hash of the tiles that determined this worker's pieces */
 };
 
 struct block {

@@ -54,8 +54,8 @@ struct piece {
     struct cairn_box box;
     bool whole;             /* the box is the entire tensor */
     uint8_t tile;           /* enum chunk_tile */
-    uint64_t table_hash;    /* of the tile declaration that the piece was made from */
-    struct strides strides; /* of the caller's memory */
+    uint64_t table_hash;    /* the hash of the tile declaration that the piece was made from */
+    struct strides strides; /* the strides of the caller's memory */
 };
 
 /* ==== error ==== */
@@ -172,8 +172,9 @@ enum step_phase_times {
 };
 
 struct step_times {
-    uint64_t committed_round, committed_us; /* the last commit, where the measurement began */
-    uint64_t pushed_us;                     /* the time at which the last push was complete */
+    /* the round and the time of the last commit, where the measurement began */
+    uint64_t committed_round, committed_us;
+    uint64_t pushed_us; /* the time at which the last push was complete */
     uint64_t us[CAIRN_TIMES];
     uint32_t reported[CAIRN_TIMES]; /* the times of the previous step, reported by its commit */
 };

@@ -38,7 +38,8 @@ static cairn_status card_fail(int result, cairn_status status, const char *doing
 
 /* ---- the context ---- */
 
-/* For each thread: the depth of its library calls, and its capture mode outside of them. */
+/* For each thread. depth: the depth of its library calls. mode_outside: its capture mode outside of
+ * these calls. */
 static __thread int depth, mode_outside;
 
 /* Relaxes the thread's capture mode. The library's calls then do not become part of a graph that the
@@ -237,7 +238,7 @@ enum slot_state { SLOT_FREE, SLOT_SHOWN, SLOT_MAPPED, SLOT_LEFT, SLOT_REFUSED };
 struct slot {
     enum slot_state state;
     int fd;         /* owned, in SLOT_SHOWN */
-    uint64_t bytes; /* of the shown memory */
+    uint64_t bytes; /* the size of the shown memory */
 };
 
 /* The address range for the segments of a copy. */
@@ -254,7 +255,7 @@ struct card_imports {
     const struct card *card;
     struct span *spans;
     uint32_t late;       /* slots in SLOT_SHOWN and SLOT_LEFT */
-    struct sentence why; /* of the last slot in SLOT_REFUSED */
+    struct sentence why; /* why the last slot in SLOT_REFUSED was refused */
 };
 
 /* ---- addresses ---- */

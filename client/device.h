@@ -151,7 +151,7 @@ struct card {
     bool exports; /* the card's memory can be passed between processes as descriptors */
     struct CUctx_st *context;
     struct CUstream_st *side; /* the library's own stream, for its copies */
-    size_t granularity;       /* of memory allocations */
+    size_t granularity;       /* the granularity of memory allocations */
     struct card_word *words;  /* the free words, for which nobody waits */
     /* copies in `side`, numbered from 1 in order */
     pthread_mutex_t copies_lock; /* guards what follows */

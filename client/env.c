@@ -92,7 +92,7 @@ const char *env_key_name(enum env_key key)
 
 /* ---- judging a value ---- */
 
-/* Decimal digits only: strtoull would take " +7". */
+/* Accepts only decimal digits, while strtoull would also take " +7". */
 static bool parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *number_out)
 {
     uint64_t number = 0;

@@ -19,8 +19,8 @@
 
 #include "proto/base/text.h"
 
-#define CAIRN_ENV_TEXT_BYTES 288 /* of a value, its NUL included */
-#define CAIRN_ENV_ID_BYTES   128 /* of a run id */
+#define CAIRN_ENV_TEXT_BYTES 288 /* the size of a value, its NUL included */
+#define CAIRN_ENV_ID_BYTES   128 /* the size of a run id */
 
 enum env_key {
     /* of the cluster */

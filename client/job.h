@@ -42,7 +42,7 @@ struct attachment {
     uint64_t job; /* the coordinator's number of the job; changed by the loop thread only */
     /* loop thread */
     enum job_state state;
-    uint32_t request; /* of the JobOpen in progress */
+    uint32_t request; /* the request number of the JobOpen in progress */
     uint64_t at_ms;   /* the earliest time of the next attempt */
     uint32_t delay_ms;
     /* with CAIRN_OPEN_RESUME, the job was lost while its shards were being told of the job, and the
@@ -52,7 +52,7 @@ struct attachment {
      * store of that epoch */
     uint64_t seen_epoch, seen_store;
     Cairn__Attached *reply;          /* owned: the reply whose pages are arriving */
-    struct paged parts[CAIRN_PARTS]; /* of the reply */
+    struct paged parts[CAIRN_PARTS]; /* the pages of the reply */
     struct reading *reading;         /* owned: reads these pages after all of them have arrived */
     Cairn__LayoutChanged *changed;   /* owned: a change of the layout whose pages are arriving */
     /* owned: the MISMATCH error with its differences; NULL: none. Constant after the job has
@@ -77,13 +77,14 @@ void attachment_put_off(struct job *job, const char *why);
 
 struct filling {
     uint64_t round;
-    struct spec_batch batch; /* of the round, or of a write; a write's batch has no total */
+    /* the batch of the round, or of a write; a write's batch has no total */
+    struct spec_batch batch;
     bool had_last;        /* in its last round, this worker had the last micro-batch of the batch */
     uint32_t micro;       /* the index of the micro-batch being filled, among this worker's */
     bool any;             /* something was pushed in this micro-batch */
     bool end_unsent;      /* the end of the previous micro-batch is recorded, but not sent yet */
     bool committed;       /* the round is committed */
-    uint64_t weight;      /* of the commit */
+    uint64_t weight;      /* the weight of the commit */
     uint8_t *tensors;     /* owned: [tensor_count], enum filled: the micro-batch's tensors */
     bool *frozen_tensors; /* owned: [tensor_count] tensors without a gradient in this round */
     bool *frozen_groups;  /* owned: [group_count] groups without a gradient in this round */
@@ -195,7 +196,7 @@ struct written;
 
 /* Under the lock. */
 struct writing {
-    struct cairn_round round;   /* of the open write; round.round 0: none */
+    struct cairn_round round;   /* the round of the open write; round.round 0: none */
     LIST_HEAD(, written) boxes; /* owned: the boxes that were put in the open write */
 };
 
@@ -225,7 +226,7 @@ struct failure {
     struct sentence why;
 };
 
-/* The job's state as this client last heard of it. */
+/* The last state of the job that this client has heard of. */
 struct known_state {
     bool initialized;
     struct cairn_version newest;
@@ -248,7 +249,8 @@ struct job {
     struct session *session; /* borrowed */
     struct job *next;        /* loop thread: the session's list */
     /* constant from open on */
-    /* canonical. The first attach completes it; for a reader, the first attach sets all of it */
+    /* canonical. At the first attach, the servers' spec takes its place; a reader has no spec
+     * before */
     struct job_spec_data spec;
     char *name;
     struct member member;
@@ -263,7 +265,7 @@ struct job {
     struct known_state known;
     struct leased leased;
     struct cairn_stats stats;
-    struct step_times times; /* of a worker */
+    struct step_times times; /* the phase times of a worker */
     struct pause pause;      /* this worker's own */
     struct awaited awaited;  /* requested by a call that timed out */
     struct filling filling;
@@ -361,7 +363,7 @@ cairn_status api_await_none(struct job *job, const uint64_t *open, const char *w
 cairn_status api_batch_place(struct job *job, const struct cairn_round *round,
                              uint32_t *micro) CAIRN_MUST_CHECK;
 
-/* Under the lock: the open round has no micro-batch for this worker. */
+/* Under the lock: returns true if the open round has no micro-batch for this worker. */
 bool batch_is_surplus(const struct job *job);
 
 /* ---- api_push.c: pushes ---- */
@@ -457,7 +459,7 @@ void api_unprepare(struct command *pattern);
  * error sentence. */
 
 /* ---- api_push.c ---- */
-/* Validates a push of all that this worker holds of a tensor, or of a box that must be exactly that
+/* Validates a push of all that this worker holds of a tensor. A box, if given, must be exactly that
  * part. CAIRN_ERR_UNSUPPORTED: the name is an alias of a box. */
 cairn_status api_judge_push(struct job *job, const char *tensor, const struct cairn_box *box,
                             const struct cairn_mem *given, size_t *tensor_out,

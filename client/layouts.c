@@ -205,7 +205,7 @@ Cairn__TilesDeclare client_tiles_message(const struct declared *declared)
 
 /* ==== reading ==== */
 
-#define SMALL_BYTES 32768 /* of pages: reading them takes less time than starting a thread */
+#define SMALL_BYTES 32768 /* pages of this size take less time to read than a thread to start */
 
 /* ---- the spec ---- */
 

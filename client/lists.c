@@ -19,7 +19,7 @@
 
 struct list {
     struct job *job; /* holds a reference */
-    int plane;       /* of fetches; 0: a list of pushes */
+    int plane;       /* the plane of fetches; 0: a list of pushes */
     bool has_card;   /* some of the memory is a card's */
     size_t count;
     struct target *targets;  /* owned: [count] */
@@ -274,8 +274,8 @@ static void accumulate_skip(struct job *job, size_t tensor)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-/* Each entry was counted in filling.adding, and the entry's call decrements filling.adding in any
- * case. */
+/* Adds up all entries. Each entry was counted in filling.adding, and the entry's call decrements
+ * filling.adding in any case. */
 static cairn_status add_up(const struct list *list, const struct cairn_round *round, uint32_t micro)
 {
     cairn_status first = CAIRN_OK;

@@ -20,7 +20,7 @@
 #define TAKE_BYTES ((size_t)32 << 20)
 
 struct region {
-    uint8_t *base; /* of a card: not to be dereferenced */
+    uint8_t *base; /* for a card: not to be dereferenced */
     size_t bytes;
     int fd; /* sealed: the file's size is fixed and no page can be removed; -1 for a card */
     struct card_memory card;

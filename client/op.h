@@ -41,7 +41,7 @@ struct op {
     void *handle;            /* NULL: nobody waits for this operation */
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint8_t plane;
-    struct target target; /* of an operation on one tensor */
+    struct target target; /* the target of an operation on one tensor */
     const void *region;   /* the cairn_alloc region that contains ptr; NULL: other memory */
     /* owned: [region_count], the regions of several targets; NULL: a single target */
     const void **regions;
@@ -66,7 +66,7 @@ struct op {
     char *why;  /* owned; NULL: the status is sufficient */
     void *user; /* the caller's own */
     uint32_t refs;
-    /* lock of the session's streams (session.h) */
+    /* under the lock of the session's streams (session.h) */
     /* a stream that waited for this operation was released before the operation was done */
     bool is_late;
     struct card_word *words; /* owned: the words that streams wait for, until words_until_ms */
@@ -106,7 +106,7 @@ struct command {
 };
 
 struct op_list {
-    const void *handle; /* of the list */
+    const void *handle; /* the handle of the list */
     const struct target *targets;
     size_t count; /* at least one */
 };

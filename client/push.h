@@ -65,7 +65,7 @@ struct portion {
     const char *name; /* the alias */
     uint8_t kind;     /* CAIRN_CHUNK_PUT, _PUSH */
     uint32_t tensor;  /* the alias's target */
-    uint32_t micro;   /* of a push */
+    uint32_t micro;   /* the micro-batch of a push */
     uint64_t round;
     struct piece whole; /* the entire target */
     struct piece piece; /* the box in the target, and the strides of the caller's memory */
@@ -149,7 +149,7 @@ struct parcel {
     bool lands;        /* the network card writes the received data directly to the card */
     /* CAIRN_CHUNK_UNSUMMED: applies to data that is received, or sent from the card */
     bool is_unsummed;
-    uint64_t checksum; /* of the data that a fetch receives, as reported by the shard */
+    uint64_t checksum; /* the checksum of the data that a fetch receives, as the shard reports it */
     uint64_t came;     /* the checksum computed from the received data */
     struct cairn_version version;
     uint64_t round; /* the round of a put in a write; else 0 */

@@ -148,7 +148,7 @@ struct stitch;
 /* The stitches of a job. Under the lock. */
 struct stitches {
     LIST_HEAD(, stitch) all; /* owned: in use or kept; the most recently used is first */
-    size_t map_count;        /* of all stitches together */
+    size_t map_count;        /* the number of maps of all stitches together */
 };
 
 /* Called when the job is released: no stitch is in use any more. */

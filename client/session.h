@@ -81,7 +81,7 @@ struct control {
     bool hello_sent, ready; /* hello_sent: Hello was sent. ready: Welcome has arrived */
     bool is_choosing;       /* this connection was only for learning the places of shards */
     bool was_given_up;      /* the coordinator is the same as before the connection was lost */
-    uint64_t incarnation;   /* of the coordinator */
+    uint64_t incarnation;   /* the coordinator's incarnation */
     uint64_t store;         /* the identity of the coordinator's store */
     uint32_t last_request;
     uint64_t retry_at_ms;
@@ -96,7 +96,7 @@ struct control {
 struct reach {
     bool welcome;
     bool no_path;        /* status and why describe the data path, and will not change */
-    cairn_status status; /* of the last attempt to connect */
+    cairn_status status; /* the status of the last attempt to connect */
     struct sentence why;
     uint64_t away_since_ms;
 };
@@ -300,9 +300,9 @@ struct session {
     char endpoint_text[CAIRN_ADDRESS_TEXT_BYTES];
     char *name;
     uint64_t incarnation;
-    struct env_report env; /* of the cluster */
+    struct env_report env; /* the settings of the cluster */
     uint64_t run;          /* a hash of the launcher's run id; 0: not known */
-    uint32_t restarts;     /* of the run */
+    uint32_t restarts;     /* how often the run was restarted */
     uint32_t prefetch_units;
     uint32_t connect_ms; /* the longest time that cairn_open takes */
     cairn_wait_fn on_wait;

@@ -19,8 +19,8 @@
 /* Version of the JSON that `-o json` prints; it is incremented when a field changes its meaning or is
  * removed. */
 #define CTL_SCHEMA_VERSION 1
-#define CTL_SHARDS_MAX     64  /* of cairn local */
-#define CTL_NAMES_MAX      256 /* of an option that may be repeated */
+#define CTL_SHARDS_MAX     64  /* the most shards of cairn local */
+#define CTL_NAMES_MAX      256 /* the most values of an option that may be repeated */
 #define CTL_OPTIONS_MAX    128
 
 /* The rules of `snapshot prune`. */
@@ -61,7 +61,7 @@ struct ctl_export {
     const char *format; /* "hf" or "dcp" */
     const char *dtype;  /* "f32" or "bf16" */
     uint64_t file_bytes_max;
-    bool stats; /* of `snapshot show` */
+    bool stats; /* the option of `snapshot show` */
 };
 
 /* The settings given by --set KEY=VALUE, or by options of their own, in the form that a request carries. */
@@ -78,7 +78,7 @@ bool ctl_setting_add_field(struct ctl_settings *settings, const char *name,
 
 struct ctl_names {
     const char *names[CTL_NAMES_MAX];
-    double weights[CTL_NAMES_MAX]; /* of --weight */
+    double weights[CTL_NAMES_MAX]; /* the values of --weight */
     size_t count;
 };
 

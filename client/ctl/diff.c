@@ -591,7 +591,7 @@ static void release_diff(struct diff *d)
     json_decref(d->only);
 }
 
-/* -1: continue. */
+/* Returns -1 to continue, else the exit status. */
 static int find_both(struct ctl *ctl, char a[static PATH_MAX], char b[static PATH_MAX])
 {
     if (ctl->path_before != NULL && ctl->argc == 0) {

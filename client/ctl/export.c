@@ -115,8 +115,8 @@ struct planning {
     const struct job_spec_data *spec;
     const struct ctl_export_wish *wish;
     struct ctl_export_plan *plan;
-    uint64_t file_data_bytes; /* of the last file */
-    size_t file_header_bytes; /* of the last file; an upper bound */
+    uint64_t file_data_bytes; /* the data bytes of the last file */
+    size_t file_header_bytes; /* the header bytes of the last file; an upper bound */
 };
 
 /* ---- files ---- */
@@ -661,7 +661,7 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
     if (plan->blobs > 0) ctl_line("left out", "%zu blobs", plan->blobs);
 }
 
-/* -1: continue. */
+/* Returns -1 to continue, else the exit status. */
 static int check_wish(const struct ctl *ctl, struct ctl_export_wish *wish)
 {
     const struct ctl_export *e = &ctl->export;

@@ -97,7 +97,7 @@ static json_t *entry_json(const Cairn__BytesTold *b)
     return entry;
 }
 
-/* A new object with the bytes by transport, in total and for each worker. */
+/* Returns a new object with the bytes by transport, in total and for each worker. */
 static json_t *job_bytes_json(const Cairn__JobStatus *job)
 {
     json_t *workers = json_array();

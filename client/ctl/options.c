@@ -284,7 +284,7 @@ static int parse_workers(struct ctl *ctl, char *text)
     return ctl_fail(CAIRN_ERR_INVALID, "--workers %s: MIN must not be more than MAX", text);
 }
 
-/* The strings must outlive the request. */
+/* Adds a setting, whose strings must outlive the request. */
 static bool add_setting(struct ctl_settings *settings, const char *key, const char *value)
 {
     if (settings->count == CTL_NAMES_MAX) return false;

@@ -248,7 +248,7 @@ struct value {
     /* NULL: the message that would contain the field is absent */
     const ProtobufCFieldDescriptor *field;
     const void *at;
-    size_t count; /* of a list */
+    size_t count; /* the length of a list */
 };
 
 static struct value find_value(const ProtobufCMessage *message, const char *path)

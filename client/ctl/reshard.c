@@ -174,7 +174,7 @@ static void copy_names(const struct ctl_names *names, char **out)
     for (size_t i = 0; i < names->count; i++) out[i] = wire_text(names->names[i]);
 }
 
-/* -1: continue; else the exit status. */
+/* Returns -1 to continue, else the exit status. */
 static int name_jobs(const struct ctl *ctl, Cairn__ReshardAsk *ask, bool optional)
 {
     if (ctl->argc == 1 && ctl->reshard.all)
@@ -210,7 +210,7 @@ static int fill_ask(const struct ctl *ctl, Cairn__ReshardAsk *ask, uint32_t op)
     return name_jobs(ctl, ask, op == CAIRN_RESHARD_STATUS);
 }
 
-/* -1: continue. */
+/* Returns -1 to continue, else the exit status. */
 static int ask_reshard(struct ctl *ctl, const Cairn__ReshardAsk *message,
                        ProtobufCMessage **told_out)
 {

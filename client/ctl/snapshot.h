@@ -28,7 +28,7 @@
 
 struct ctl_number_type {
     const char *safetensors, *torch, *storage; /* "I64", "int64", "LongStorage" */
-    uint32_t bytes;                            /* of one element */
+    uint32_t bytes;                            /* the bytes of one element */
 };
 /* The entry for CAIRN_F32 or CAIRN_BF16. */
 const struct ctl_number_type *ctl_number_type(cairn_dtype dtype);
@@ -72,7 +72,7 @@ struct ctl_buffer {
 struct ctl_torch_file; /* the text, and the checksum state */
 
 struct ctl_torch_wish {
-    cairn_dtype dtype;   /* of the model's tensors */
+    cairn_dtype dtype;   /* the dtype of the model's tensors */
     uint32_t step_plane; /* the plane number of the entries that hold torch's step count, one f32 */
     const struct ctl_buffer *buffers;
 };
@@ -171,7 +171,7 @@ struct ctl_difference {
     /* the number of differing elements where a or b is not finite; they are excluded from the figures
      * below */
     uint64_t unlike;
-    double max; /* of |b - a| */
+    double max; /* the maximum of |b - a| */
     /* `squares` is of b - a, `squares_a` of a; both count only positions where a and b are
      * finite */
     struct ctl_sum squares, squares_a;
@@ -219,7 +219,7 @@ static inline const char *ctl_shape(const struct shape *shape, char out[static C
 struct ctl_export_wish {
     bool is_dcp, is_torch; /* neither: hf */
     const struct ctl_buffer *buffers;
-    cairn_dtype dtype; /* of the model's tensors: CAIRN_F32 or CAIRN_BF16 */
+    cairn_dtype dtype; /* the dtype of the model's tensors: CAIRN_F32 or CAIRN_BF16 */
     /* The most tensor bytes in one file; only a file with a single, larger tensor exceeds this */
     uint64_t file_bytes_max;
 };
@@ -231,8 +231,8 @@ struct ctl_export_plan {
     const char *index_name;
     size_t index_bytes;
     struct ctl_torch_file *torch; /* owned; NULL for hf */
-    uint64_t data_bytes;          /* of all tensors */
-    size_t tensors;               /* of the model; `blobs` and `aliases` count what is left out */
+    uint64_t data_bytes;          /* the bytes of all tensors */
+    size_t tensors; /* the tensors of the model; `blobs` and `aliases` count what is left out */
     size_t blobs, aliases;
 };
 
@@ -247,7 +247,7 @@ struct ctl_export_plan {
 struct ctl_made_folder {
     char path[PATH_MAX]; /* absolute; DIR */
     char temp[PATH_MAX]; /* DIR.tmp: files are written here */
-    int fd;              /* owned; of temp, locked */
+    int fd;              /* owned; the descriptor of temp, locked */
     bool cleaned;        /* files left by a killed command were found and removed */
 };
 

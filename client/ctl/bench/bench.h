@@ -34,7 +34,7 @@
 /* Times are microseconds of CLOCK_MONOTONIC; 0: the round did not reach that phase. */
 struct bench_times {
     uint64_t round;
-    uint64_t grant, receive, fold; /* the first grant, receipt and fold */
+    uint64_t grant, receive, fold; /* when the first grant, receipt and fold happened */
     /* reduce: all contributions are received and folded. reduced: the sums are known */
     uint64_t reduce, reduced;
     /* update: the decision has arrived. published: the new version is readable */
@@ -189,7 +189,7 @@ bool bench_step_run(struct bench_step *step, struct bench_report *report);
 
 /* ==== bench ==== */
 
-#define BENCH_RUNS_MIN 5 /* of the subject, and as many of the reference, however long they take */
+#define BENCH_RUNS_MIN 5 /* runs of the subject and runs of the reference, however long they take */
 #define BENCH_RUNS_MAX 501 /* odd, so that the median is one of the runs */
 
 struct bench_spread {
@@ -197,7 +197,7 @@ struct bench_spread {
 };
 
 struct bench_result {
-    const char *unit;           /* "GB/s", "s": of value and reference */
+    const char *unit;           /* the unit of value and reference: "GB/s", "s" */
     const char *reference_name; /* "in-place update of 6 streams" */
     bool less_is_better;        /* the unit is a time */
     /* The ratio is computed from consecutive runs. Whatever the unit, a ratio above 1 means that the subject
@@ -220,7 +220,7 @@ struct bench_row {
     bool less_is_better;
     bool in_cluster;  /* runs in a cluster: one of its own, or the cluster at --endpoint */
     bool logs_rounds; /* the bench's shards log their rounds, for bench_times_read */
-    size_t bytes;     /* of the state, which is zero at first */
+    size_t bytes;     /* the size of the state, which is zero at first */
     /* the parameters that the result shows, of the parameters that the harness knows: "params
      * tensors shards" */
     const char *params_told;
@@ -228,7 +228,7 @@ struct bench_row {
     uint32_t shards, workers, tensors;
     uint64_t params;
     cairn_dtype wire;
-    double seconds; /* of the alternating runs; 0: as --seconds says */
+    double seconds; /* the time of the alternating runs; 0: as --seconds says */
     /* The stages, in this order. The workers are there from `begin` to `report`. */
     bench_stage *all;     /* replaces all stages below, in a bench that consists of rows */
     bench_stage *prepare; /* judges the options, makes the model */
@@ -340,7 +340,7 @@ enum bench_span_kind { /* the row that a span is drawn in */
                        BENCH_SPAN_PUSH, /* from the call to the last acknowledgement */
                        BENCH_SPAN_COMMIT,
                        BENCH_SPAN_FETCH,
-                       BENCH_SPAN_USE /* of a unit, with STEP_READ_UNITS */
+                       BENCH_SPAN_USE /* the use of a unit, with STEP_READ_UNITS */
 };
 
 /* Times are seconds of CLOCK_MONOTONIC. */
@@ -491,11 +491,11 @@ struct bench_slowdown {
     /* the number of steps without a snapshot or the number of steps with one, whichever is
      * smaller */
     uint32_t steps;
-    double mean_without, mean_with; /* of all steps */
+    double mean_without, mean_with; /* the means of all steps */
     double slowdown;                /* (mean_with - mean_without) / mean_without */
-    double median;                  /* of the steps without a snapshot */
+    double median;                  /* the median of the steps without a snapshot */
     double worst_without, worst_with;
-    double worst_over_median; /* of the steps with a snapshot */
+    double worst_over_median; /* for the steps with a snapshot */
     double worst_added;       /* worst_with - median */
     /* the largest growth of a shard, which is its peak bytes with a snapshot minus its peak bytes
      * without */

@@ -776,7 +776,7 @@ struct fabric_bench {
     uint64_t chunks; /* per run, in each direction */
     const char *path;
     bool is_mapped, has_perftest;
-    struct bench_series runs; /* by the figures below */
+    struct bench_series runs; /* indexed by the figures below */
 };
 /* GB/s, and seconds of CPU per GB; the variants follow. */
 enum { FIGURE_PUSH, FIGURE_FETCH, FIGURE_PUSH_CPU, FIGURE_FETCH_CPU, FIGURE_TURNS };

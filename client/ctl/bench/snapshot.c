@@ -27,7 +27,7 @@
  * The cluster's folder is in --dir and has everything that is written, so all of it is removed with the
  * folder. */
 
-#define SNAPSHOT_RUNS 5     /* of each kind */
+#define SNAPSHOT_RUNS 5     /* the runs of each kind */
 #define AT_LEAST_S    0.001 /* so short that no more than the least number of runs is made */
 
 struct snapshot_bench {
@@ -454,13 +454,13 @@ bool bench_slowdown_of(const struct bench_interval (*pairs)[2], uint32_t pair_co
 
 #define MANIFEST_TENSORS_DEFAULT 100000
 #define SHARDS_DEFAULT           256
-#define ROWS                     768 /* of 1024 columns: 79 G parameters, partitioned like a large model */
+#define ROWS                     768 /* of 1024 columns; 79 G parameters, partitioned like a large model */
 #define LIMIT_S                  5.0
 
 static struct manifest_bench {
     struct manifest manifest;
     uint32_t tensors, shards;
-    double write_s, read_s; /* of the last run */
+    double write_s, read_s; /* the times of the last run */
     char folder[PATH_MAX + 32];
 } large;
 
@@ -709,7 +709,7 @@ static int measure_import(void *bench)
 
 /* ==== parts ==== */
 
-/* -1: continue. */
+/* Returns -1 to continue, else the exit status. */
 static int check_room(const struct snapshot_bench *b)
 {
     struct statvfs fs;
@@ -777,7 +777,7 @@ static const struct bench_row parts[] = {
 
 /* ==== the row ==== */
 
-/* -1: continue. */
+/* Returns -1 to continue, else the exit status. */
 static int check_snapshot(const struct ctl *ctl)
 {
     struct statvfs fs;

@@ -395,7 +395,7 @@ static uint64_t bytes_needed(const struct step_bench *s)
     return elems * (workers * worker + shards);
 }
 
-static const char *const read_names[] = { "fetch", "map", "units" }; /* by enum step_read */
+static const char *const read_names[] = { "fetch", "map", "units" }; /* indexed by enum step_read */
 
 /* Parses --read; NULL means fetch. False: unknown name. */
 static bool read_of(const char *name, enum step_read *out)
@@ -408,7 +408,7 @@ static bool read_of(const char *name, enum step_read *out)
     return name == NULL;
 }
 
-/* -1: continue. */
+/* Returns -1 to continue, else the exit status. */
 static int check_device_memory(const struct step_bench *s)
 {
     const struct ctl *ctl = s->plan.b.ctl;
@@ -422,7 +422,7 @@ static int check_device_memory(const struct step_bench *s)
     return ctl_usage_fail(ctl, "--memory device: parameters are fetched; leave --read out");
 }
 
-/* -1: continue. */
+/* Returns -1 to continue, else the exit status. */
 static int check_batch(const struct step_bench *s)
 {
     const struct ctl_bench *asked = &s->plan.b.ctl->bench;
@@ -433,7 +433,7 @@ static int check_batch(const struct step_bench *s)
                                          "and --memory device out");
 }
 
-/* -1: continue. */
+/* Returns -1 to continue, else the exit status. */
 static int check_step(struct step_bench *s)
 {
     const struct ctl *ctl = s->plan.b.ctl;

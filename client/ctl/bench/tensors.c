@@ -309,9 +309,9 @@ struct map_bench {
 
 struct map_worker {
     struct bench_member member;
-    size_t bytes;    /* of the unit */
+    size_t bytes;    /* the bytes of the unit */
     uint8_t *memory; /* [2][bytes]: source and destination of the reference */
-    uint64_t sum;    /* of the bytes read, so that the loads are not optimized away */
+    uint64_t sum;    /* the sum of the bytes read, so that the loads are not optimized away */
 };
 
 static bool take_memory(struct map_worker *w)

@@ -98,7 +98,7 @@ struct update_arrays {
         struct home_memory memory; /* on a device */
         void *map;                 /* on the host, in large pages */
         size_t bytes;
-    } maps[BENCH_STREAMS_MAX + 2]; /* of the arrays above, of copies, of host */
+    } maps[BENCH_STREAMS_MAX + 2]; /* maps of the arrays above, of `copies`, and of `host` */
     size_t stream_count, map_count;
     size_t streams_bytes; /* per element, over all arrays */
     size_t list_chunks;   /* work items that a thread submits at once */
@@ -611,7 +611,7 @@ static void hash_sets(const struct update_arrays *arrays, json_t *parts)
 /* ==== bench ==== */
 
 #define PARAMS_DEFAULT      ((uint64_t)64 << 20)
-#define THREADS_OF_DEVICE   2 /* while one thread waits for its list, the other one's list runs */
+#define THREADS_OF_DEVICE   2 /* one thread waits for its list while the other's list runs */
 #define PASSES_MAX          2
 #define BYTES_MAX           (UPDATE_SOURCES * 4 + 5 * 4) /* per element, over all arrays */
 #define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)              /* the arrays and their copies */
@@ -719,7 +719,7 @@ static bool only_of(const char *name, enum update_only *out)
     return false;
 }
 
-/* -1: continue; else the exit status. */
+/* Returns -1 to continue, else the exit status. */
 static int check_words(const struct ctl *ctl, struct update_arrays *arrays)
 {
     const char *wire = ctl->bench.wire, *only = ctl->bench.only, *backend = ctl->bench.backend;
