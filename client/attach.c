@@ -159,7 +159,7 @@ static bool are_renumbered(const struct job *job, Cairn__ShardInfo *const *infos
     return false;
 }
 
-/* NULL: the job has no layout with that number. */
+/* Returns the layout with that number; NULL: the job has no such layout. */
 static struct served_layout *served_layout_of_number(const struct job *job, uint64_t layout)
 {
     struct served_layout *served = job->served;
@@ -364,7 +364,7 @@ void layouts_trim(struct job *job)
 /* After an attach, repeats to the coordinator what this client reported to the previous coordinator: a
  * new coordinator does not know these reports. */
 
-/* Repeats the declaration of tiles; it is sent before anything else. */
+/* Repeats the declaration of tiles. The declaration is sent before anything else. */
 static void again_tiles(struct job *job)
 {
     const struct declared *declared = job->tiles.declared; // changed by this thread only
@@ -467,7 +467,7 @@ void attach_begin(struct job *job)
     open.spec_bytes = job->attachment.spec_packed != NULL ? job->attachment.spec_packed->size : 0;
     open.start_wait_ms = job->attachment.start_wait_ms;
     open.attached = job->attachment.attached_once ? job->attachment.job
-                                                  : 0; // not to be created again
+                                                  : 0; // an attached job is not created again
     open.must_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_EXIST) != 0;
     open.resume_latest = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0;
     open.must_not_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_NOT_EXIST) != 0;
@@ -678,7 +678,7 @@ void attach_release(struct job *job)
         struct sentence closed;
         sentence_set(&closed, "job %s was closed", job->name);
         fail_calls(job, CAIRN_ERR_CANCELED, closed.text);
-        session_kick(job->session); // answers the asks
+        session_kick(job->session); // the loop thread then answers the asks
     }
     // A member that is given up while it attaches has no number for a JobLeave, so the end of the
     // connection informs the coordinator. Otherwise the coordinator would wait for a worker that

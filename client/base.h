@@ -138,8 +138,8 @@ bool struct_fits(const void *out, size_t least_bytes);
 /* Copies our struct to the caller's, up to the caller's struct_size, which is preserved; the
  * remaining bytes become 0. */
 void struct_copy_out(void *out, const void *from, size_t bytes);
-/* Returns the caller's i-th struct of an array; the struct_size of the first is the stride of the
- * array. */
+/* Returns the caller's i-th struct of an array; the struct_size of the first struct is the stride
+ * of the array. */
 const void *struct_at(const void *first, size_t i);
 
 /* ==== spec ==== */

@@ -18,7 +18,7 @@
 #include "client/push.h"
 #include "proto/fabric/fabric.h"
 
-#define SHARDS_WAIT_MS 3000       /* for the first shard to join a cluster of several hosts */
+#define SHARDS_WAIT_MS 3000       /* the longest wait for the first shard, with several hosts */
 #define SENDS_MAX      (1u << 16) /* the sends in the windows of all shards */
 #define SILENCE_MS \
     CAIRN_LINK_SILENT_MS /* for a shard that already knew us when we first sent to it */

@@ -770,7 +770,7 @@ void card_unpin(struct card *card, void *host)
 
 /* Events, which mark the work queued on a caller's stream, and words, which a stream waits for. */
 
-#define WORDS_BYTES 4096 /* pinned at a time */
+#define WORDS_BYTES 4096 /* the bytes that are pinned at a time */
 
 struct card_event {
     const struct card *card;

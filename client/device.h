@@ -54,8 +54,8 @@ cairn_status card_memory_open(struct card *card, size_t bytes,
 /* Called when nothing in this process uses the memory any more; a process that imported the memory
  * keeps it. */
 void card_memory_close(struct card_memory *memory);
-/* Returns a descriptor of the memory, which the caller must close soon: an open one keeps the
- * memory allocated. -1: none. */
+/* Returns a descriptor of the memory, which the caller must close soon, because an open descriptor
+ * keeps the memory allocated. -1: none. */
 int card_memory_export(const struct card_memory *memory);
 /* Checks that the memory belongs to this card. CAIRN_ERR_INVALID: the first or the last byte of the
  * memory does not belong to the card. The driver reports only which allocation an address belongs

@@ -200,7 +200,7 @@ struct writing {
     LIST_HEAD(, written) boxes; /* owned: the boxes that were put in the open write */
 };
 
-void write_release(struct job *job); /* when the job is released; before that, under the lock */
+void write_release(struct job *job); /* called when the job is released, or under the lock */
 
 /* Returns the round of the open write; 0: none. */
 uint64_t api_write_round(struct job *job);

@@ -330,7 +330,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
 #define STEADY_MS       2000
 #define PLACES_RETRY_MS 100 /* while no shard has joined */
 #define FLIGHT_MS       500 /* transfers in flight for this long are reported */
-#define FLIGHTS_MAX     64  /* jobs of a session whose transfers are reported */
+#define FLIGHTS_MAX     64  /* the most jobs of a session whose transfers are reported */
 
 /* ---- connection ---- */
 
@@ -719,7 +719,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
 #define SOON_MS     1   /* between two checks of a stream's event, which wakes nobody */
 #define STOP_MS     300 /* operations may take this long to complete */
 #define GOODBYE_MS  300
-#define STREAMS_MS  1000 /* then no stream waits any more: one could block this thread */
+#define STREAMS_MS  1000 /* then no stream waits any more: a stream could block this thread */
 
 /* ---- the thread ---- */
 

@@ -85,7 +85,7 @@ struct command {
     uint8_t plane, dtype;
     uint8_t *ptr; /* on loan: the memory of the piece */
     struct piece piece;
-    struct card *card; /* the op's, like `owned` */
+    struct card *card; /* passed on to the op, like `owned` */
     /* owned: an event that must be done before the memory at ptr is read; NULL: none */
     struct card_event *event;
     void *owned;
@@ -157,8 +157,8 @@ TAILQ_HEAD(command_queue, command);
 
 /* Several commands that are handed over together. */
 struct command_chain {
-    /* the operation that consists of all these commands, from op_create, and ends with the last
-     * command; or NULL */
+    /* the operation of all these commands, created by op_create, which ends with the last command;
+     * or NULL */
     struct op *of;
     struct command_queue commands;
 };
@@ -182,8 +182,8 @@ struct pause {
     char what[64];
 };
 
-/* A request for the shards that have not answered: a caller's thread asks, the loop thread
- * answers. */
+/* The question which shards have not answered. A caller's thread asks it, and the loop thread
+ * answers it. */
 struct awaited {
     bool asked, answered;
     struct sentence text;

@@ -260,7 +260,8 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
     return status;
 }
 
-/* Under the lock; the first part of a tensor also claims the tensor, so that it cannot be put whole. */
+/* Under the lock: claims the portion. The first part of a tensor also claims the tensor, so that
+ * the tensor cannot be put whole. */
 static cairn_status claim_part(struct job *job, const struct portion *portion,
                                struct assembly **out)
 {

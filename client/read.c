@@ -536,9 +536,9 @@ static void keep_within_bound(struct job *job)
     }
 }
 
-/* Returns a stitch of runs [count], which are in order and without holes, until stitch_put. The
- * runs are copied; their published copies stay in use as long as the stitch exists. NULL: no
- * address space, or no memory. */
+/* Returns a stitch of runs [count], which are in order and without holes. The stitch is in use
+ * until stitch_put. The runs are copied; their published copies stay in use as long as the stitch
+ * exists. NULL: no address space, or no memory. */
 static struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
                                  size_t count)
 {

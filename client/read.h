@@ -87,7 +87,7 @@ struct published {
     struct published_note note;        /* the note of the copy's first region that arrived */
     struct shown *shown;               /* owned */
     const struct published_head *head; /* NULL: not shown yet, or the session is closed */
-    /* owned: [bytes] the copy's segments side by side, read-only; NULL: the copy is not is_whole */
+    /* owned: [bytes] the copy's segments side by side, read-only; NULL: is_whole is false */
     const uint8_t *base;
     /* the copy's segments side by side, as an address of the session's card and not of the host;
      * NULL: not complete yet */

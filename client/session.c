@@ -548,7 +548,7 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
 
 /* ---- one of several ---- */
 
-/* *first_out: NULL: no operation was given. */
+/* *first_out is NULL if no operation was given. */
 static cairn_status get_all(cairn_op *const *handles, size_t count, struct op **ops,
                             struct op **first_out)
 {

@@ -181,7 +181,8 @@ extern const struct message_row pushes_rows[]; /* push.c */
 /* Attaching to a job, at first and again after every loss of the control connection. Loop thread. */
 
 void attach_begin(struct job *job);
-/* A shard refused something of the round (push.c): gives up the round, for all workers. */
+/* Called when a shard refused something of the round (push.c): gives up the round, for all
+ * workers. */
 void attach_give_up_round(struct job *job);
 /* Called when the job is closing: leaves the job, and removes it from the list when the fabric has
  * none of its memory on loan any more. */

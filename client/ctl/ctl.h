@@ -131,7 +131,7 @@ struct ctl {
     /* the part of the command line that has been read */
     bool help;
     bool given[CTL_OPTIONS_MAX]; /* indexed by row of the option table */
-    char words[64];              /* "job list": for messages about the command line */
+    char words[64];              /* the words that name the command, for messages: "job list" */
     /* the connection */
     /* True: the caller retries, so a coordinator that is unreachable or late is not reported */
     bool tries_again;

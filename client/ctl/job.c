@@ -152,7 +152,7 @@ static bool wants_groups(const Cairn__JobStatus *j)
     return j->spec != NULL && j->spec->reduce_groups != CAIRN_GROUPS_NONE;
 }
 
-/* "ranks 0-3 by shard s0"; "rank 4" for a rank without a group. */
+/* Adds "ranks 0-3 by shard s0"; "rank 4" for a rank without a group. */
 static void add_group(const Cairn__ReduceGroup *group, struct sentence *out)
 {
     sentence_add(out, "rank%s ", group->n_ranks == 1 ? "" : "s");
@@ -161,7 +161,7 @@ static void add_group(const Cairn__ReduceGroup *group, struct sentence *out)
     sentence_add(out, " by shard%s %s", strchr(group->host, ',') == NULL ? "" : "s", group->host);
 }
 
-/* "reduce groups: 2 (ranks 0-3 by shard s0; ranks 4-7 by shards s1, s2)", one line. */
+/* Prints one line: "reduce groups: 2 (ranks 0-3 by shard s0; ranks 4-7 by shards s1, s2)". */
 static void groups_print(const Cairn__JobStatus *j)
 {
     struct sentence text = { "" };

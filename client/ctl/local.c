@@ -397,7 +397,7 @@ static int signal_daemons(const struct local *local, int number)
     return count;
 }
 
-/* True: no daemon is left. A daemon that ends normally after SIGTERM is not reported. */
+/* Returns true if no daemon is left. A daemon that ends normally after SIGTERM is not reported. */
 static bool reap_stopped(struct local *local)
 {
     bool none = true;

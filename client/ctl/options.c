@@ -53,7 +53,7 @@ struct option_row {
     /* for PARSED; returns -1 to continue, else the exit status */
     int (*parse)(struct ctl *ctl, char *text);
     enum option_type type;
-    size_t offset; /* in struct ctl */
+    size_t offset; /* the field's offset in struct ctl */
     uint64_t max;
     const char *help;  /* NULL: not shown */
     const char *field; /* for FIELD */

@@ -423,7 +423,7 @@ static json_t *list_json(struct value v)
 struct field_word {
     char text[96];
     const char *key, *path, *how;
-    char *other; /* after ? or !; NULL: the value is always present */
+    char *other; /* the field after ? or !; NULL: the value is always present */
     bool is_unless;
 };
 

@@ -30,7 +30,7 @@ struct ctl_number_type {
     const char *safetensors, *torch, *storage; /* "I64", "int64", "LongStorage" */
     uint32_t bytes;                            /* the bytes of one element */
 };
-/* The entry for CAIRN_F32 or CAIRN_BF16. */
+/* Returns the entry for CAIRN_F32 or CAIRN_BF16. */
 const struct ctl_number_type *ctl_number_type(cairn_dtype dtype);
 
 /* Describes the tensor that a blob's bytes represent. */

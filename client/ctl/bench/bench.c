@@ -713,7 +713,7 @@ static int do_stage(bench_stage *stage, struct bench *b)
     return stage != NULL ? stage(b) : -1;
 }
 
-/* Makes the model out of the line and the row. -1: continue. */
+/* Makes the model from the command line and the row. -1: continue. */
 static int make_model(struct bench *b)
 {
     const struct bench_row *row = b->row;

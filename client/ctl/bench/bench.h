@@ -102,8 +102,8 @@ struct bench_crew {
 
 /* ==== model ==== */
 
-/* A model for benches of rounds (equal matrices, updated by AdamW) and a worker's membership in its job.
- * These functions are called in a worker's process, and print their errors. */
+/* A model for benches of rounds (equal matrices, updated by AdamW) and a worker's membership in the
+ * model's job. These functions are called in a worker's process, and print their errors. */
 
 #define BENCH_COLUMNS     1024
 #define BENCH_TENSORS_MAX 8192
@@ -233,12 +233,13 @@ struct bench_row {
     bench_stage *all;     /* replaces all stages below, in a bench that consists of rows */
     bench_stage *prepare; /* judges the options, makes the model */
     bench_stage *open;    /* in the cluster, before the workers */
-    int (*work)(const struct bench_worker *worker); /* a worker's process; NULL: there are none */
+    /* runs in a worker's process; NULL: there are no workers */
+    int (*work)(const struct bench_worker *worker);
     bench_stage *begin;
     bench_fn *run, *reference;
     bench_stage *report; /* adds to `parts` and `params` */
     bench_stage *again;  /* with workers of a second cluster, whose shards log their rounds */
-    void (*close)(void *bench); /* also after a stage that failed */
+    void (*close)(void *bench); /* called even after a stage that failed */
 };
 extern const struct bench_row bench_update, bench_layout, bench_latency, bench_fabric, bench_step,
     bench_tensors, bench_open, bench_reshard, bench_snapshot, bench_map;
@@ -322,7 +323,8 @@ uint64_t bench_process_peak(pid_t pid);
 uint32_t bench_core_count(void);
 uint64_t bench_memory_bytes(void);
 
-/* Maps memory that processes share, zeroed. NULL after printing the error: there is none. */
+/* Maps memory that processes share, zeroed. Returns NULL after printing the error if this
+ * failed. */
 void *bench_share(size_t bytes);
 /* Opens a socket of this host that listens at *port, or at a free port if *port is 0; -1: no socket
  * could be opened. */
@@ -380,7 +382,8 @@ struct step_plan {
     double backward_seconds; /* 0: all gradients are available immediately */
     bool is_traced;
     enum step_read read;
-    int card;           /* holds the gradients and parameters, by cairn_alloc; -1: in host memory */
+    /* the card that has the gradients and parameters, by cairn_alloc; -1: host memory has them */
+    int card;
     const char *device; /* the same card, as given to --device; borrowed */
     /* Memory shared with the workers, about the last step: spans is
      * [workers][STEP_SPANS_EACH(tensors)], rounds is [workers]. */

@@ -756,7 +756,7 @@ static double ends_cpu_s(const struct bench_ends *ends)
 #define RUN_BYTES     ((uint64_t)128 << 20)
 #define PERFTEST_RUNS 4
 #define CHUNK_DEFAULT ((uint64_t)1 << 20)
-#define CHUNK_MAX     ((uint64_t)4 << 20) /* as for chunks of a layout */
+#define CHUNK_MAX     ((uint64_t)4 << 20) /* the limit that chunks of a layout have, too */
 
 /* The other variants of a run; each moves half as many chunks. */
 static const struct {

@@ -114,7 +114,7 @@ struct bench_move {
 struct bench_mover {
     /* the caller sets task.b and the next four fields before it starts the thread */
     struct bench_task task;
-    uint32_t first, last; /* "shard-FIRST" to "shard-LAST" */
+    uint32_t first, last; /* the shards from "shard-FIRST" to "shard-LAST" */
     bool adds;            /* true: the shards join; false: they are drained */
     /* the move starts only when, according to the coordinator, nobody trains the job */
     bool rests;

@@ -340,8 +340,9 @@ static void report_shards(struct bench *b)
 struct step_bench {
     struct step_plan plan;
     struct bench_series runs;
-    uint64_t card_bytes; /* free on the card before the cluster started */
-    double added_bytes;  /* pushed by a worker in the steps that accumulate in the worker */
+    uint64_t card_bytes; /* the bytes that were free on the card before the cluster started */
+    /* the bytes that a worker pushed in the steps that accumulate in the worker */
+    double added_bytes;
 };
 
 static struct bench_trace trace_of(const struct step_plan *plan)

@@ -547,7 +547,8 @@ static cairn_status fetch_step(void *own, struct cairn_version version)
 {
     struct step_worker *w = own;
     if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_COMMIT, 0, w->step.at[1]);
-    if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK; // already read, unit by unit
+    // the parameters are already read, unit by unit
+    if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK;
     return w->plan->read == STEP_READ_MAP ? map_all(w, version)
                                           : step_fetch_all(w, &w->member, version);
 }
