@@ -201,7 +201,7 @@ static void units_close(struct units *units)
     free(units);
 }
 
-/* SIZE_MAX: no unit has that name. */
+/* Returns the index of the unit; SIZE_MAX: no unit has that name. */
 static size_t units_find(const struct units *units, const char *name)
 {
     size_t low = 0, high = units->unit_count;

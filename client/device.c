@@ -461,7 +461,8 @@ static void release_import(void *context, void *address, uint64_t bytes)
     struct slot *slot = slot_at(imports, address, &span);
     (void)bytes; // the slot has the size
     if (slot->state == SLOT_SHOWN) close(slot->fd);
-    if (card_enter(imports->card, NULL) != CAIRN_OK) { // its mapping is gone with the context
+    // the slot's mapping is gone with the context
+    if (card_enter(imports->card, NULL) != CAIRN_OK) {
         if (slot->state == SLOT_SHOWN) set(imports, span, slot, SLOT_REFUSED);
         return;
     }

@@ -566,7 +566,7 @@ static void answer_ask(struct session *s, uint32_t request, uint16_t type,
         if (ask->request != request || ask->done) continue;
         ask->done = true;
         if (type == CAIRN_MSG_ERROR && ask->job->failure.status != CAIRN_OK) {
-            ask->status = ask->job->failure.status; // the ask crossed the failure's notice
+            ask->status = ask->job->failure.status; // the ask and the notice of the failure crossed
             ask->why = ask->job->failure.why;
         } else if (type == CAIRN_MSG_ERROR) {
             const char *text;

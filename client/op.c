@@ -85,7 +85,7 @@ static struct card_word *detach_late(struct stream_waits *waits, uint64_t now_ms
     return detach_words(op);
 }
 
-/* Not under a lock. */
+/* Sets the words, so that the streams continue. Not under a lock. */
 static void let_go_words(struct card_word *words)
 {
     while (words != NULL) {

@@ -28,7 +28,7 @@ enum option_type {
     CHOICE, /* const char *: one of the words shown for the value, "f32|bf16" */
     /* bool: one of two words, shown as for CHOICE; true for the word numbered `max`, from 0 */
     SWITCH,
-    NAMES,        /* struct ctl_names: each use adds one */
+    NAMES,        /* struct ctl_names: each use adds one name */
     NUMBER,       /* uint32_t, 1 to max; K, M, G or T multiplies by powers of a thousand */
     COUNT,        /* uint64_t, like NUMBER */
     COUNT_OR_0,   /* uint64_t, like NUMBER, or 0 */

@@ -58,7 +58,7 @@ struct ctl_torch_option {
 
 /* ---- text ---- */
 
-/* NULL: writes zeros */
+/* Writes the bytes at `from`, or zeros if `from` is NULL. */
 static void ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes)
 {
     t->failed = t->failed || !ctl_grow(&t->text, &t->text_capacity, t->text_bytes + bytes, 1);

@@ -167,7 +167,7 @@ cairn_status bench_fetch_each(const struct bench_member *member, const struct be
 /* The first figures of a report about a step, in seconds; a bench may have more. */
 enum {
     BENCH_FIGURE_ALL,
-    BENCH_FIGURE_PUSH, /* round_begin, and all before the commit */
+    BENCH_FIGURE_PUSH, /* round_begin, and everything before the commit */
     BENCH_FIGURE_COMMIT,
     BENCH_FIGURE_FETCH,
     BENCH_STEP_FIGURES

@@ -156,7 +156,8 @@ static struct bench_report report_of(struct block *block, uint32_t count)
     return report;
 }
 
-/* A worker's member of the job, its figures, and the memory that receives its stamps. */
+/* The state of a worker: its member of the job, its figures, and the memory that receives its
+ * stamps. */
 struct latency_worker {
     struct bench_member member;
     struct block block;

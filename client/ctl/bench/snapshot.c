@@ -152,7 +152,8 @@ static double read_raw(void *bench)
     return bench_disk_read(&b->disk, snapshot_bytes(b));
 }
 
-/* Restores once in place of the job. Then restores onto one more shard than wrote the snapshot. */
+/* Restores the snapshot in place of the job. Then restores the snapshot onto one more shard than
+ * the number of shards that wrote it. */
 static int report_read(void *bench)
 {
     struct snapshot_bench *b = bench;
