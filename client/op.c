@@ -321,8 +321,8 @@ static void complete(struct op *op)
     free(op->owned);
     op->owned = NULL;
     if (op->list != NULL) handle_put(op->list);
-    // This call comes before the op's waiters continue. By then, everything that the op holds is
-    // given back, and is no longer counted.
+    // This call comes before the op's waiters continue, when everything that the op holds is given
+    // back and no longer counted.
     if (op->on_done != NULL) op->on_done(op->context, op->status, op_why(op));
     pthread_mutex_lock(&s->lock);
     op->done = true;

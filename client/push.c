@@ -358,7 +358,7 @@ static bool end_command(struct command *command, cairn_status status, const char
     return true;
 }
 
-/* Returns the state of the work that was queued on the command's stream before the command. That
+/* Returns the state of the work that was queued on the command's stream before the command. This
  * work writes the data that a push reads, or reads the data that a fetch overwrites. `why` is set
  * if the work failed. */
 static enum card_state state_of_stream(struct command *command, struct sentence *why)

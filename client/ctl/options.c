@@ -948,7 +948,7 @@ static int parse_line(struct ctl *ctl)
 
 /* ==== the command ==== */
 
-/* Replaces this process by the program that runs the commands of this noun. That program reads the
+/* Replaces this process by the program of this noun; the new program reads the
  * line again. */
 static int become_program(const struct ctl *ctl)
 {
