@@ -65,7 +65,7 @@ struct portion {
     const char *name; /* the alias */
     uint8_t kind;     /* CAIRN_CHUNK_PUT, _PUSH */
     uint32_t tensor;  /* the alias's target */
-    uint32_t micro;   /* the micro-batch of a push */
+    uint32_t micro;   /* for a push, like `round` */
     uint64_t round;
     struct piece whole; /* the entire target */
     struct piece piece; /* the box in the target, and the strides of the caller's memory */

@@ -948,8 +948,7 @@ static int parse_line(struct ctl *ctl)
 
 /* ==== the command ==== */
 
-/* Replaces this process by the program of this noun; the new program reads the
- * line again. */
+/* Replaces this process by the program of this noun; the new program reads the line again. */
 static int become_program(const struct ctl *ctl)
 {
     char name[32], path[PATH_MAX];

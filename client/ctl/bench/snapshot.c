@@ -455,7 +455,7 @@ bool bench_slowdown_of(const struct bench_interval (*pairs)[2], uint32_t pair_co
 
 #define MANIFEST_TENSORS_DEFAULT 100000
 #define SHARDS_DEFAULT           256
-#define ROWS                     768 /* 79 G parameters, in 1024 columns, divided like a large model */
+#define ROWS                     768 /* 79 G parameters in 1024 columns, split like a large model */
 #define LIMIT_S                  5.0
 
 static struct manifest_bench {
