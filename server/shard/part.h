@@ -13,165 +13,186 @@
 
 /* ==== times ==== */
 
-/* The times at which the phases of a round were done. Loop thread. */
+/* The times at which a round reached its phases. Loop thread. */
 
-/* Microseconds of CLOCK_MONOTONIC; 0: not yet. */
+/* Times in microseconds of CLOCK_MONOTONIC; 0: not reached yet. */
 struct round_times {
     uint64_t round;
-    uint64_t action_us[CAIRN_STEP_FAULT + 1];     /* the first of each kind */
-    uint64_t folding_us, updating_us, updated_us; /* the last FOLD; the pass of the UPDATE */
+    uint64_t action_us[CAIRN_STEP_FAULT + 1]; /* when the first action of each kind was done */
+    /* folding_us: when the last FOLD was done; updating_us and updated_us: when the pass of the
+     * UPDATE began and ended */
+    uint64_t folding_us, updating_us, updated_us;
 };
 
-/* Called just before the action is done. */
+/* Notes the time of an action. Called just before the action is done. */
 void times_note(struct shard_job *job, const struct step_action *action);
 
 /* ==== terms ==== */
 
-/* The terms of a job: the job's spec as the coordinator's store has it. Loop thread. */
+/* The terms of a job are the job's spec as the coordinator's store has it. Loop thread. */
 
 struct terms {
-    bool settled;         /* a coordinator has confirmed that this generation is in its store */
-    uint64_t revision;    /* of the newest spec that the shard received */
-    struct paged amended; /* owned: the bytes of that spec; no bytes if that spec is job->spec */
-    struct hash digest;   /* of the bytes of that spec, as received */
+    bool settled;      /* a coordinator has confirmed that this generation is in its store */
+    uint64_t revision; /* the revision of the newest spec that the shard received */
+    /* owned: the bytes of the newest spec; no bytes if job->spec is the newest */
+    struct paged amended;
+    struct hash digest; /* of the bytes of the newest spec, as they were received */
 };
 
 /* ==== pass ==== */
 
-/* A pass: the same work for each of a job's chunks, in the home where the chunk lies. A job with chunks on
- * a device and in host memory has a part of the pass in each home; the parts run at the same time. Loop
- * thread, except for describe, conclude and the functions that they call. */
+/* A pass does the same work for each of a job's chunks, in the home where the chunk lies. If a job
+ * has chunks on a device and in host memory, the pass has a part in each home; the two parts run at
+ * the same time. Loop thread, except for `describe`, `conclude` and the functions that they
+ * call. */
 
-/* The functions in which kinds of passes differ; describe and conclude are as in struct
+/* The functions in which kinds of passes differ. `describe` and `conclude` are those of struct
  * work_run. */
 struct pass_kind {
     bool (*describe)(struct work_run *run, uint32_t item, uint32_t stage, struct works *works);
     void (*conclude)(struct work_run *run, uint32_t item, uint32_t thread);
-    void (*done)(struct shard_job *job); /* called if the pass did not fail */
+    void (*done)(struct shard_job *job); /* called at the end of the pass, unless the pass failed */
 };
 
-/* The part of a pass that is done in one home. Its items are some of the trained chunks, then some of all
- * chunks. */
+/* The part of a pass that is done in one home. Its first items are trained chunks of that home. The
+ * items after these go over all chunks of that home, by the map's numbers. */
 struct pass_part {
     struct work_run run; /* first */
     struct shard_job *job;
-    struct sums *sums;             /* owned: [lanes of run.compute] of the current pass */
-    uint32_t trained_first, first; /* by chunk */
-    uint32_t trained_count;        /* of the current pass */
+    /* owned: [lanes of run.compute] the sums that each thread made in the current pass */
+    struct sums *sums;
+    /* the home's first chunk: trained_first by the core's number, `first` by the map's number */
+    uint32_t trained_first, first;
+    uint32_t trained_count; /* how many of the items are trained chunks, in the current pass */
 };
 
-/* The current round. REDUCE, UPDATE and the first publish are passes over the chunks here, one at a time.
- * Arrays of [table.trained_count] are indexed by chunk. */
+/* What the passes of a job use. REDUCE, UPDATE and the first publish are passes over the chunks of
+ * this shard; only one pass runs at a time. Arrays of [trained_count] are indexed by the core's
+ * number of a chunk. */
 struct job_pass {
-    struct pass_part device, host;   /* of the current pass */
+    struct pass_part device, host;   /* the two parts of the current pass */
     uint32_t parts_left;             /* under way */
     bool failed;                     /* a part of the current pass failed */
-    const struct pass_kind *kind;    /* of the current pass */
-    const struct chunk_table *table; /* borrowed: of the part of the job over which the pass runs */
-    struct step_actions actions;     /* owned: the list of the own part's collector */
-    struct round_times times;        /* of the current round, or of the last one */
-    bool is_small;                   /* a pass takes no longer than waking another thread for it */
-    bool is_far; /* the planes exceed the caches: kernels may write around them */
-    bool *zero;  /* owned: [trained_count] nobody contributed to the chunk: its sum is +0 */
-    /* owned: [trained_count] chunk_sums[c]: sums made during chunk c's last fold, else by REDUCE. UPDATE
-     * adds to `nonfinite` the number of nonfinite values that it made in the chunk. */
+    const struct pass_kind *kind;    /* the kind of the current pass */
+    const struct chunk_table *table; /* borrowed: the chunks over which passes run */
+    struct step_actions actions; /* owned: the list of actions for the collector of the own part */
+    struct round_times times;    /* the times of the current round, or of the last round */
+    bool is_small;               /* a pass takes no longer than waking another thread for it */
+    bool is_far; /* the planes do not fit into the caches, so kernels may write around the caches */
+    bool *zero; /* owned: [trained_count] true: nobody contributed to the chunk, so its sum is +0 */
+    /* owned: [trained_count] the sums over each chunk. The chunk's last fold makes them, or else
+     * REDUCE. UPDATE then replaces `nonfinite` by the number of nonfinite values that it makes in
+     * the chunk */
     struct sums *chunk_sums;
-    /* owned: [trained_count] summed[c]: the sums of chunk c's last fold are still valid */
+    /* owned: [trained_count] true: the chunk's last fold has made chunk_sums, and they are still
+     * valid */
     bool *summed;
-    /* owned: of the current UPDATE: [spec.group_count], then those of the classes of `missed` */
+    /* owned: the scalars of the current UPDATE: [spec.group_count] for the groups, then one for
+     * each class of `missed` */
     struct group_scalars *scalars;
-    struct missed missed; /* borrowed: from the decision, which the core keeps until the next one */
+    /* borrowed: points into the decision, which the core keeps until the next decision */
+    struct missed missed;
     struct cairn_version version_next; /* the version that the current UPDATE makes */
-    struct results gradients;          /* the sums of the last REDUCE that are not finite */
-    /* owned: [spec.tensor_count] of the last REDUCE, if tensors without gradients are left alone: tensors,
-     * and for each the number of its elements on this shard for which nobody had a gradient */
+    struct results gradients; /* the nonfinite values that the last REDUCE found, by tensor */
+    /* owned: both [spec.tensor_count], set by REDUCE if tensors without gradients are left alone:
+     * the tensors that have chunks to which nobody contributed, and for each of these tensors the
+     * number of elements in such chunks of this shard */
     uint32_t *untouched_tensors;
     uint64_t *untouched_elems;
     uint32_t untouched_count;
-    /* the results of the last UPDATE that are not finite; none for a write */
+    /* the nonfinite values that the last UPDATE made, by tensor; a write makes none */
     struct results results;
     struct log_limit results_said;
-    /* called when the newest version has been written once more; NULL: no such writing is under way */
+    /* called when pass_republish has written the newest version once more; NULL: pass_republish is
+     * not at work */
     void (*republished)(struct shard_job *job);
-    bool reduce_waits; /* REDUCE waits for that writing */
-    bool updating;     /* the UPDATE was decided and is not published yet */
-    /* the UPDATE (or that writing) waits for sends out of the copy to be written next */
+    bool reduce_waits; /* REDUCE waits for the end of pass_republish */
+    bool updating;     /* an UPDATE was decided, and is not published yet */
+    /* the UPDATE (or pass_republish) waits until nothing is sent out of the copy that it will
+     * write */
     bool update_waits;
     bool update_writes; /* the UPDATE belongs to a write */
     bool settling;      /* shard_job_settle is running */
 };
 
-/* Called when the job is opened. CAIRN_ERR_NO_MEMORY: call pass_close all the same. */
+/* Called when the job is opened. After CAIRN_ERR_NO_MEMORY call pass_close, too. */
 CAIRN_MUST_CHECK cairn_status pass_open(struct shard_job *job, const struct chunk_table *table);
 void pass_close(struct shard_job *job);
-/* The arrays of a pass that are indexed by chunk, made for another table. */
+/* The arrays of struct job_pass that are indexed by chunk, made for another table. */
 struct pass_tables {
     const struct chunk_table *table; /* borrowed */
     bool *zero, *summed;             /* owned */
     struct sums *chunk_sums;         /* owned */
 };
-/* CAIRN_ERR_NO_MEMORY. */
+/* Makes the arrays for a table. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status pass_tables_open(const struct chunk_table *table,
                                                struct pass_tables *tables_out);
-/* Accepts tables that are all 0, too. */
+/* Frees the arrays. Also accepts tables that are all 0. */
 void pass_tables_close(struct pass_tables *tables);
-/* Makes later passes run over these chunks. No pass may be under way. Takes ownership of the tables. */
+/* Makes later passes run over the chunks of these tables. No pass may be under way. Takes ownership
+ * of the tables. */
 void pass_switch(struct shard_job *job, struct pass_tables *tables);
 
-/* Call when planes have been moved. No pass may be under way. */
+/* Finds which chunks belong to which home. Call it when planes have been moved. No pass may be
+ * under way. */
 void pass_divide(struct shard_job *job);
 
-/* Says that an item of a run counts among all chunks, so that the core has no number for its chunk. */
+/* Stands for the core's number of a chunk if the item of a run is one of those that go over all
+ * chunks. */
 #define CAIRN_PASS_NOT_TRAINED UINT32_MAX
 
 /* ==== park ==== */
 
-/* Parking: moves a job's planes from a device to host memory, and back, for programs that want the device
- * to themselves between two phases.
+/* Parking moves a job's planes from a device to host memory, and back. This serves programs that
+ * need the whole device between two phases of training.
  *
  *   PartPark ─► host memory is admitted (memory.h) ─► copies ─► the device's memory is given back ─► Done
  *   and back ─► the device's memory is judged and taken ─► copies ─► the host's is given back ─► Done
  *
- * The coordinator opens no round while a job is parked. Its planes then lie in host memory:
- * fetches, snapshots, digests and leases continue from host memory, and a failure of the device does not
- * affect the job. Loop thread. */
+ * The coordinator opens no round while a job is parked. The planes of a parked job lie in host
+ * memory, so fetches, snapshots, digests and leases continue from there, and a failure of the
+ * device does not affect the job. Loop thread. */
 
 struct park {
-    /* a coordinator has parked the job, whether the planes are moved already or not. The next coordinator
-     * is told of this, and of a move under way, before it opens a round */
+    /* a coordinator has parked the job, which may have nothing on a device. The next coordinator is
+     * told whether a job is parked, or being moved, before it opens a round */
     bool is_parked;
-    bool is_under_way, to_host; /* to_host: of the current move */
-    struct request asked;       /* the current move's PartPark */
-    struct work_run copy;       /* copies areas to their destination: memory.h */
-    uint64_t host_bytes;        /* counted in memory.state, while the job is parked */
+    /* is_under_way: planes are being moved; to_host: to host memory, not back */
+    bool is_under_way, to_host;
+    struct request asked; /* the PartPark that the current move will answer */
+    struct work_run copy; /* copies areas (memory.h) and published copies to their destination */
+    uint64_t host_bytes;  /* the bytes that the parked planes take of memory.state */
 };
 
 /* ==== admit ==== */
 
-/* Makes memory before anything relies on it. Loop thread. */
+/* Takes memory before anything relies on it. Loop thread. */
 
-/* The slots in which a job's chunks land. A worker has the slots of its window, then slots for small
- * chunks, then slots without memory, for payloads that are read in place. */
+/* The slots in which a job's chunks land. Each worker has slots for chunks of any size, then slots
+ * for small chunks, then slots without memory, for payloads that are read in place. */
 struct job_landing {
-    struct arena arena; /* the slots of one worker, then those of the next */
-    /* slots of each worker; of these, the slots for small chunks, and the slots without memory */
+    struct arena arena; /* the slots of one worker, then the slots of the next worker */
+    /* window: how many slots each worker has; small and in_place: how many of these are for small
+     * chunks, and how many have no memory */
     uint32_t window, small, in_place;
     size_t slot_bytes, small_bytes;
-    uint32_t counted; /* slots that the budget counts: for the present number of workers */
-    uint32_t made;    /* slots that have their pages */
-    uint32_t asked;   /* slots that will have pages when the current reserve is done */
-    bool extra;       /* the arena has slots for more workers than are present: admit_left */
+    uint32_t counted; /* how many slots the budget counts; enough for the present workers */
+    uint32_t made;    /* how many slots have their pages */
+    uint32_t asked;   /* how many slots will have pages when the current reserve is done */
+    bool extra;       /* slots are counted for more workers than are present: see admit_left */
 };
 
-/* Returns where the slot begins in the arena. For the index after the last slot, returns the end of the
- * last slot. */
+/* Returns where the slot begins in the arena. For the number after the last slot, this is the end
+ * of the last slot. */
 uint64_t landing_at(const struct job_landing *landing, uint32_t slot);
 
-/* Called when workers may have left: gives back the landing slots of workers that are no longer present, if
- * no round uses these slots. Gives back at most CAIRN_GIVE_MAX_BYTES in one loop iteration. Until all these
- * slots are given back, job->landing.extra is set, and this function is called again. */
+/* Gives back the landing slots of workers that have left, if no round uses these slots. Gives back
+ * at most CAIRN_GIVE_MAX_BYTES in one loop iteration. Until all these slots are given back,
+ * job->landing.extra is set, and this function is called again. Call it when workers may have
+ * left. */
 void admit_left(struct shard_job *job);
-/* Without large pages the kernel takes 0.4 s per GiB, so 25 ms for this much. */
+/* Without large pages the kernel takes 0.4 s to take back a GiB, so it takes 25 ms for this many
+ * bytes. */
 #define CAIRN_GIVE_MAX_BYTES ((uint64_t)64 << 20)
 
 #endif
