@@ -1,6 +1,7 @@
-/* A relay: this shard adds up the contributions of its host's workers to chunks that other shards own (and
- * to its own chunks), and passes one contribution of the host on to each owner. The relay also fetches the
- * owners' published chunks once for all of these workers. A reduce group is a host.
+/* A shard that is a relay adds up what the workers of its host contribute to chunks that other
+ * shards own, and to its own chunks. It then passes one contribution of the host on to each owner.
+ * The relay also fetches each published chunk of the owners once for all of these workers. The
+ * workers of a host are a reduce group.
  *
  *   coordinator ── RelaySet, RoundOpen, Fence ──► relay.c
  *   workers ── PUSH, MICRO_END, COMMIT ──► relay.c: a collector for each owner (collect.h)
@@ -8,20 +9,20 @@
  *   owners ◄── relay.c ◄────────────────── relay_cache.c ◄─────────────┘
  *   workers ── FETCH ──► fetch.c ──► relay_cache.c ──► relay.c ──► owners
  *
- * To its workers the relay is the owner (proto/wire/wire.h, "Relays"); to an owner it is a worker:
- * the member `number`, whose rank is the least of its workers'. The bits are those of step.h: a
- * strict left fold within the host, and the owners fold the hosts' sums in the order of their least
- * ranks.
+ * To its workers the relay acts as the owner (proto/wire/wire.h, "Relays"). To an owner the relay
+ * is a worker: the member `neighbours.number`, whose rank is the least rank of the relay's workers.
+ * The sums have the bits that step.h defines: the relay folds strictly from the left within the
+ * host, and the owners fold the hosts' sums in the order of the hosts' least ranks.
  *
- * A FOLD that begins a chunk's sum takes a buffer of one chunk, which is free again when the owner has
- * folded it. So memory grows with the number of sums under way, not with the model, as long as the workers
- * push in about the same order: a chunk keeps its buffer while some workers have pushed it and others have
- * not. buffer_pool.h decides which folds get a buffer and which wait; the shard's budget counts a buffer
- * when it is first touched.
+ * A FOLD that begins a chunk's sum takes a buffer for one chunk. The buffer is free again when the
+ * owner has folded the sum. A chunk keeps its buffer while some workers have pushed the chunk and
+ * others have not. So if the workers push in about the same order, memory grows with the number of
+ * sums under way, not with the model. buffer_pool.h decides which folds get a buffer and which
+ * folds wait. The shard's budget counts a buffer when the buffer is first touched.
  *
- * If the relay cannot pass a sum on (it has no room and only more room would help, or an owner refuses the
- * sum), all workers would wait for it. So the relay tells the coordinator, which continues without reduce
- * groups.
+ * A relay may be unable to pass a sum on, because it has no room and only more room would help, or
+ * because an owner refuses the sum. All workers would then wait for the relay. So the relay tells
+ * the coordinator, which continues without reduce groups.
  *
  * A job has at most one active relay; earlier relays end when none of their work is under way. Loop
  * thread. */
@@ -44,12 +45,12 @@
 
 /* ==== forward ==== */
 
-/* Passes sums, ends of micro-batches and commits of a relay on to an owner. */
+/* Passes the sums, the ends of micro-batches and the commits of a relay on to an owner. */
 
 struct relay_owner;
 
-/* The tensors to which a micro-batch contributed nothing, as its MICRO_END says. Kept until the round is
- * over. */
+/* The tensors to which a micro-batch contributed nothing; its MICRO_END to the owner lists them.
+ * Notes are kept until the round is over. */
 struct relay_note {
     struct relay_note *next;
     uint32_t micro;
@@ -59,38 +60,41 @@ struct relay_note {
 
 struct relay_forward {
     struct pusher pusher;
-    struct chunk_header grant; /* the owner's last GRANT; kind 0: none on this connection */
-    bool *sent; /* owned: [table.trained_count] chunks forwarded in the current micro-batch */
+    /* the owner's last GRANT; its kind is 0 if none arrived on this connection */
+    struct chunk_header grant;
+    /* owned: [table.trained_count] true: the chunk was forwarded in the current micro-batch */
+    bool *sent;
     struct relay_note *notes; /* owned */
 };
 
-/* Allocates memory for the machine. CAIRN_ERR_NO_MEMORY, also if there are too many chunks. */
+/* Allocates memory for the push machine. CAIRN_ERR_NO_MEMORY: there is no memory, or there are too
+ * many chunks. */
 CAIRN_MUST_CHECK cairn_status relay_forward_open(struct relay_owner *owner);
 void relay_forward_close(struct relay_owner *owner);
 /* Called when a round opens. */
 void relay_forward_begin(struct relay_owner *owner, uint64_t epoch, uint64_t round);
 /* Called when the round is void, or resolved. */
 void relay_forward_end(struct relay_owner *owner);
-/* Called when the chunk's sum is final: sends its buffer, as found in owner->buffers.sums. */
+/* Sends the chunk's sum, whose buffer owner->buffers.sums names. Called when the sum is final. */
 void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t micro);
 void relay_forward_micro_end(struct relay_owner *owner, uint32_t micro);
 void relay_forward_commit(struct relay_owner *owner, uint64_t weight);
 
 /* ==== owner ==== */
 
-/* An owner, as its relay sees it: the owner's part of the job, the collector for it, and the machine that
- * passes the sums on. */
+/* What a relay knows about an owner: the owner's part of the job, the collector for this part, and
+ * the machine that passes the sums on. */
 
 struct relay;
 
 /* A shard to which the relay passes sums on. */
 struct relay_owner {
-    struct neighbour neighbour; /* first; its fetches are the cache's */
+    struct neighbour neighbour; /* first; used for the fetches of the cache, too */
     struct relay *relay;        /* borrowed */
-    struct chunk_table table;   /* owned: of the owner's part */
+    struct chunk_table table;   /* owned: the chunks of the owner's part */
 
     struct collector collector;
-    struct buffer_owner buffers; /* of the sums; buffers.sums is owned */
+    struct buffer_owner buffers; /* which buffers the owner's sums have; buffers.sums is owned */
     struct relay_forward forward;
 };
 
@@ -99,16 +103,18 @@ struct relay_owner {
 /* The sums of a relay: the buffers in which they lie, and the folds that make them. */
 
 struct relay_sums {
-    /* decides which fold gets a buffer, and which waits; pool.buffers is owned */
+    /* decides which folds get a buffer, and which folds wait; pool.buffers is owned */
     struct buffer_pool pool;
-    /* [pool.count][buffer_bytes] pages that were never touched do not exist */
+    /* the buffers: [pool.count][buffer_bytes]; a buffer that was never used has no pages */
     struct arena arena;
     size_t buffer_bytes;
-    uint32_t reserved; /* buffers that the shard's budget counts from the start, touched or not */
+    /* how many buffers the shard's budget counts from the start, even if they are never used */
+    uint32_t reserved;
     struct log_limit starving;
 };
 
-/* Called when a buffer is free, or may be taken: lets folds that wait for a buffer continue. */
+/* Lets folds continue that wait for a buffer. Called when a buffer has become free, or when the
+ * budget may have room for one more. */
 void relay_sums_advance(struct relay *relay);
 
 float *relay_buffer_at(const struct relay *relay, uint32_t buffer);
@@ -117,20 +123,24 @@ float *relay_buffer_at(const struct relay *relay, uint32_t buffer);
 
 /* Collects the contributions that workers send through a relay, with one collector for each owner. */
 
-/* Shared by the collectors of all owners. */
+/* What the collectors for all owners share. */
 struct relay_collect {
-    struct step_actions actions; /* owned: the actions of the core that is handling an event */
-    void *memory; /* owned: for the payload that a core is deciding on, if it cannot be viewed */
-    /* since when payloads are refused for lack of memory; 0: none is refused */
+    /* owned: the list for the actions of the core that is handling an event */
+    struct step_actions actions;
+    /* owned: memory for the payload about which a core is deciding, if the payload cannot be read
+     * where it lies; else NULL */
+    void *memory;
+    /* the time since which payloads are refused for lack of memory; 0: they are not refused */
     uint64_t roomless_since_ms;
 };
 
-/* Handles a PUSH of a worker, and takes or drops the message. False: the PUSH is meant for the shard's own
- * part of the job, and is left to the caller. */
+/* Handles a PUSH of a worker, and takes or drops the message. Returns false if the PUSH is not for
+ * the relay; then the caller handles the PUSH, which is meant for the shard's own part of the
+ * job. */
 bool relay_on_push(struct shard_member *member, const struct chunk_header *header,
                    struct fabric_message *message);
-/* Handle a MICRO_END or COMMIT that names an owner (header->tensor). The list of untouched tensors was
- * judged: it is ascending, and all tensors are trained. */
+/* These two handle a MICRO_END and a COMMIT that name an owner in header->tensor. `tensors` are the
+ * untouched tensors; the caller has checked that they are ascending and trained. */
 void relay_on_micro_end(struct shard_member *member, const struct chunk_header *header,
                         const uint32_t *tensors, size_t count);
 void relay_on_commit(struct shard_member *member, const struct chunk_header *header);
@@ -140,52 +150,53 @@ void relay_on_commit(struct shard_member *member, const struct chunk_header *hea
 
 struct relay_fetches;
 
-/* Called when the relay is opened: takes memory from the shard's budget as the cache needs it, up to the
- * cache's bound. Without room for a chunk there is no cache, and every FETCH is told to ask the owner.
- * CAIRN_ERR_NO_MEMORY. */
+/* Opens the cache. Called when the relay is opened. Later the cache takes memory for chunks from
+ * the shard's budget as it needs them, up to a bound. If the bound is less than a chunk, there is
+ * no cache, and the answer to every FETCH is to ask the owner. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status relay_fetch_open(struct relay *relay, struct sentence *why);
-/* The relay leaves: tells the waiting workers to ask the owner. */
+/* Tells the waiting workers to ask the owner. Called when the relay leaves. */
 void relay_fetch_leave(struct relay *relay);
-/* Call when nothing is in flight, or the fabric is closed. */
+/* Frees the cache. Call it when nothing is in flight, or when the fabric is closed. */
 void relay_fetch_close(struct relay *relay);
-/* Handles a member's FETCH for a chunk that another shard owns. Takes or drops the message (the box of a
- * CAIRN_TILE_BOX fetch). Answers NAK NOT_FOUND if there is no relay, or the relay does not serve this
- * chunk; the member must then ask the owner. */
+/* Handles a member's FETCH for a chunk that another shard owns. Drops the message, which would have
+ * the box of a CAIRN_TILE_BOX fetch. If there is no relay, or the relay does not serve this chunk,
+ * the answer is NAK NOT_FOUND; the member must then ask the owner. */
 void relay_fetch(struct shard_member *member, const struct chunk_header *header,
                  struct fabric_message *message);
-/* Called when the member left: it no longer waits for anything. */
+/* Forgets the fetches of a member that still wait. Called when the member has left. */
 void relay_fetch_forget(struct relay *relay, uint64_t member);
 
-/* Serves the members' fetches that can be served, in their order of arrival. Called when a place may have
- * come to rest or become free. */
+/* Serves those waiting fetches that can be served, in the order in which they arrived. Called when
+ * a place of the cache may have come to rest, or become free. */
 void relay_fetch_serve(struct relay *relay);
 
 /* ==== relay ==== */
 
 struct relay {
-    struct relay *next;      /* in the job's list: the first may be active, the others are ending */
+    /* in the job's list, in which the first relay may be active, and the others are ending */
+    struct relay *next;
     struct shard_job *job;   /* borrowed */
-    struct shard_view *view; /* counted: its layout numbers the owners */
-    uint32_t shard;          /* our own index in that layout */
+    struct shard_view *view; /* counted: the owners' indices are those of the view's layout */
+    uint32_t shard;          /* the index of this shard in the view's layout */
     struct neighbours neighbours;
-    uint64_t *members; /* owned: [member_count] by rank */
+    uint64_t *members; /* owned: [member_count] the workers of this host, by rank */
     uint32_t member_count;
     struct relay_owner *owners; /* owned: [owner_count] by index */
     uint32_t owner_count;
-    uint64_t round; /* the round that it relays; 0: none */
+    uint64_t round; /* the round that the relay works for; 0: none */
     bool given_up;  /* the coordinator was told that the relay cannot continue */
-    /* if an owner does not answer for this time, the relay is given up */
+    /* if an owner is silent for this time, the relay is given up */
     uint64_t silent_max_ms;
 
     struct relay_collect collect;
     struct relay_sums sums;
-    struct relay_fetches *fetches; /* owned; NULL: they are closed */
+    struct relay_fetches *fetches; /* owned; NULL: not open */
 };
 
-/* The job's active relay; NULL: none. */
+/* Returns the job's active relay, or NULL. */
 struct relay *job_relay(const struct shard_job *job);
 struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index);
-/* Returns the rank of a member among those of the relay; UINT32_MAX: it is none of them. */
+/* Returns the index of a member in relay->members, or UINT32_MAX if it is not there. */
 uint32_t relay_rank(const struct relay *relay, uint64_t member);
 void relay_on_fence(struct shard_job *job, uint64_t epoch);
 void relay_on_resolve(struct shard_job *job, uint64_t epoch);
@@ -195,29 +206,32 @@ CAIRN_MUST_CHECK cairn_status relay_on_open(struct shard_job *job, const Cairn__
 void relay_on_peer(struct shard_member *member, enum step_event_kind kind);
 /* Ends all relays of a job. */
 void relay_leave(struct shard_job *job);
-/* Frees a relay; nothing may be in flight, unless the fabric and the pools are closed. */
+/* Frees a relay. Nothing of the relay may be in flight, unless the fabric and the pools are
+ * closed. */
 void relay_free(struct relay *relay);
-/* Gives the relay up: the relay's sums of the round cannot be passed on, now or later. The coordinator is
- * told once and continues without the relay, because otherwise all workers would wait for the silent
- * relay. */
+/* Gives the relay up, because the sums of the round cannot be passed on, now or later. The
+ * coordinator is told once, and continues without the relay; otherwise all workers would wait for
+ * the relay. */
 void relay_give_up(struct relay *relay, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* How the relay reaches the owners; this very shard may be one of them. */
+/* The kind of neighbours that the owners of a relay are. This shard itself may be one of its
+ * owners. */
 extern const struct neighbour_kind relay_owner_kind;
 
 /* ==== cache ==== */
 
-/* Chunks of owners' published copies that a relay has, or is fetching. Each chunk is held once, in its own
- * place in memory that workers of the host map, so that an answer is only a reference.
+/* The chunks of owners' published copies that a relay has or is fetching. Each chunk is held once,
+ * in a place of its own. The places lie in memory that the workers of the host map, so an answer is
+ * only a reference.
  *
- * An entry changes from FREE to COMING (to be asked for, asked for, or being received) to HERE, and is at
- * rest when nothing of it is being sent. Only an entry at rest gives up its place: first the entries that
- * every member of the relay has had, in the order in which they came to rest, then the least recently used.
- * Only entries of the newest version that ever arrived are renewed by use, so older versions give up their
- * places first.
+ * An entry changes from FREE to COMING (to be asked for, asked for, or being received), then to
+ * HERE. A HERE entry is at rest while it is not being sent. Only entries at rest give up their
+ * places. The first to do so are the entries that every member of the relay has had, in the order
+ * in which they came to rest. Next are the entries that were used least recently. Being used counts
+ * only for the newest version that ever arrived, so older versions give up their places first.
  *
- * All places have the size of the largest chunk. Their bytes are taken from the shard's budget when they
- * are first touched, up to a bound. Loop thread only. */
+ * All places have the size of the largest chunk. The bytes of a place are taken from the shard's
+ * budget when the place is first used. Loop thread only. */
 
 struct relay_entry;
 
@@ -229,7 +243,7 @@ enum relay_entry_state {
 
 enum relay_want_state {
     CAIRN_RELAY_WANT_FREE = 0,
-    CAIRN_RELAY_WANT_PLACE, /* waits for a free entry */
+    CAIRN_RELAY_WANT_PLACE, /* waits for a place */
     CAIRN_RELAY_WANT_ENTRY, /* waits, with others, for its entry to arrive */
     CAIRN_RELAY_WANT_SENT   /* its entry is being sent */
 };
@@ -239,26 +253,26 @@ struct relay_want {
     STAILQ_ENTRY(relay_want) link;
     enum relay_want_state state;
     struct relay_owner *owner;  /* borrowed */
-    uint64_t chunk;             /* of the owner's map */
-    struct relay_entry *entry;  /* borrowed; in WANT_ENTRY and WANT_SENT */
+    uint64_t chunk;             /* the number of the chunk in the owner's map */
+    struct relay_entry *entry;  /* borrowed; set in the states WANT_ENTRY and WANT_SENT */
     struct chunk_header header; /* as the worker sent it */
-    enum bytes_path path;       /* of the answer */
+    enum bytes_path path;       /* the path of the answer */
 };
 STAILQ_HEAD(relay_wants, relay_want);
 
 struct relay_entry {
     TAILQ_ENTRY(relay_entry) link; /* in the list of entries at rest, or of free entries */
-    struct relay_entry *next;      /* in its bucket */
+    struct relay_entry *next;      /* the next entry in the same bucket */
     enum relay_entry_state state;
-    struct neighbour_fetch fetch; /* from the chunk's owner, while the entry is COMING */
-    bool is_had;                  /* every member has had the entry; at rest it is in cache->had */
-    uint32_t sends;               /* sends under way */
-    struct relay_owner *owner;    /* borrowed */
-    uint64_t chunk;               /* of the owner's map */
+    struct neighbour_fetch fetch; /* the fetch from the chunk's owner, while the entry is COMING */
+    bool is_had;    /* every member has had the entry, so it is in cache->had when it is at rest */
+    uint32_t sends; /* how many sends of the entry are under way */
+    struct relay_owner *owner; /* borrowed */
+    uint64_t chunk;            /* the number of the chunk in the owner's map */
     struct cairn_version version;
     cairn_dtype dtype;
     size_t byte_count;
-    struct relay_wants wants; /* waiting until the entry is HERE */
+    struct relay_wants wants; /* the wants that wait until the entry is HERE */
 };
 TAILQ_HEAD(relay_entries, relay_entry);
 
@@ -266,41 +280,47 @@ struct relay_cache {
     struct shard_job *job; /* borrowed */
     struct arena memory;   /* [entry_max][place_bytes] */
     size_t place_bytes;
-    uint32_t entry_max;           /* the number of places that have addresses */
-    uint32_t entry_count;         /* entries whose memory was taken from the budget */
-    uint64_t budget_bytes;        /* taken from the budget in all */
-    struct relay_entry *entries;  /* owned: [entry_max], an entry's index is also its place */
+    uint32_t entry_max;    /* the number of places that have addresses */
+    uint32_t entry_count;  /* how many entries have memory, taken from the budget */
+    uint64_t budget_bytes; /* all bytes that the cache has taken from the budget */
+    /* owned: [entry_max]; the index of an entry is also the index of its place */
+    struct relay_entry *entries;
     struct relay_entry **buckets; /* owned: [bucket_count], a power of two */
     uint32_t bucket_count;
     uint32_t member_words;
-    uint64_t *had_by;               /* owned: [entry_max][member_words] bits, by rank */
-    struct relay_entries free;      /* of the first entry_count */
-    struct relay_entries had, kept; /* at rest: entries that every member has had, and all others */
-    struct cairn_version newest;    /* the newest version that ever arrived */
+    /* owned: [entry_max][member_words] for each entry a bit for each member, by rank: the member
+     * has had the entry */
+    uint64_t *had_by;
+    struct relay_entries free; /* the FREE entries among the first entry_count */
+    /* the entries at rest: had: those that every member has had; kept: all others */
+    struct relay_entries had, kept;
+    struct cairn_version newest; /* the newest version that ever arrived */
 };
 
-/* Opens a cache of up to relay_cache_bytes (memory.h) for the chunks of all the relay's owners except its
- * own shard. entry_max 0: there is no room for a chunk. CAIRN_ERR_NO_MEMORY: nothing is allocated. */
+/* Opens a cache of up to relay_cache_bytes (memory.h) for the chunks of all owners of the relay
+ * except this shard. If there is no room for a chunk, entry_max is 0. After CAIRN_ERR_NO_MEMORY
+ * nothing is allocated. */
 CAIRN_MUST_CHECK cairn_status relay_cache_open(const struct relay *relay, struct relay_cache *cache,
                                                struct sentence *why);
 void relay_cache_release(struct relay_cache *cache);
 
-/* NULL: the chunk is neither HERE nor COMING. */
+/* Returns the entry of a chunk; NULL: the chunk is neither HERE nor COMING. */
 struct relay_entry *relay_cache_find(const struct relay_cache *cache,
                                      const struct relay_owner *owner, uint64_t chunk,
                                      struct cairn_version version);
-/* Takes a new entry for a chunk that was not found. The entry is COMING: the caller must ask for it. NULL:
- * every place is in use. */
+/* Takes a new entry for a chunk that was not found. The entry is COMING, and the caller must ask
+ * the owner for the chunk. NULL: no place is free or at rest. */
 struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_owner *owner,
                                      uint64_t chunk, struct cairn_version version);
 
-/* A send of the entry begins: it is not at rest. */
+/* Call when a send of the entry begins; the entry is then not at rest. */
 void relay_cache_lend(struct relay_cache *cache, struct relay_entry *entry);
-/* The send ended. `member`: the rank, among the relay's members, of the member that received the entry;
- * UINT32_MAX: none. */
+/* Call when a send of the entry has ended. `member` is the index, in relay->members, of the member
+ * that received the entry; UINT32_MAX: no member received it. */
 void relay_cache_return(struct relay_cache *cache, struct relay_entry *entry, uint32_t member,
                         uint32_t member_count);
-/* The entry's bytes have arrived: it is HERE, at rest until it is sent. */
+/* Call when the entry's bytes have arrived. The entry is then HERE, and at rest until it is
+ * sent. */
 void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry);
 
 /* ==== fetches ==== */
@@ -310,7 +330,7 @@ void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry);
 struct relay_fetches {
     struct relay *relay; /* borrowed */
     struct relay_cache cache;
-    struct relay_want *wants; /* owned: [want_count] enough for all members */
+    struct relay_want *wants; /* owned: [want_count], enough for all members */
     uint32_t want_count;
     struct relay_wants wants_free, without_place;
 };
