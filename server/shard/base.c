@@ -1,6 +1,6 @@
-/* This file contains: the session with the coordinator and the messages that are sent in it; the table of a
- * job's members; the ledger of bytes; the messages that arrive in pages; and the reference count of a
- * job. */
+/* This file contains what all other files use: sending to the coordinator and to members, the table
+ * of a job's members, the counts of bytes, the messages that arrive in pages, the calls to all
+ * modules, and finding, keeping and faulting a job. */
 #include "server/shard/base.h"
 
 #include <assert.h>
@@ -19,8 +19,8 @@
 
 /* Sends messages to the coordinator. */
 
-/* Closes the connection if a message could not be sent: the coordinator relies on the order of messages,
- * which a missing message would break. */
+/* Closes the connection if a message could not be sent. The coordinator relies on receiving all
+ * messages in order. */
 static void judge_sent(struct coordinator_session *session, cairn_status status, uint16_t type,
                        const struct sentence *why)
 {
@@ -84,7 +84,8 @@ void session_answer(struct shard_daemon *shard, struct request *request, cairn_s
 {
     struct request answered = *request;
     *request = (struct request) { 0 };
-    if (answered.session != shard->session.serial) return; // nobody waits, or the session is lost
+    // no request waits, or its session is lost
+    if (answered.session != shard->session.serial) return;
     if (status == CAIRN_OK) {
         Cairn__Done done = CAIRN__DONE__INIT;
         session_send(shard, CAIRN_MSG_DONE, answered.number, &done.base);
@@ -98,11 +99,12 @@ void session_answer(struct shard_daemon *shard, struct request *request, cairn_s
 
 /* ==== member ==== */
 
-/* The members of a job: their table, and the messages that are sent to a member. */
+/* The table of a job's members, and the messages that are sent to a member. */
 
 /* ---- the table: open addressing, a power of two, at most half full ---- */
 
-/* Returns the place in the table where the member with that number is, or would be. */
+/* Returns the index in the table at which the member with that number is. If there is no such
+ * member, returns the index for it. */
 static size_t place_of(const struct shard_job *job, uint64_t number)
 {
     size_t i = (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->members.capacity - 1);
@@ -139,8 +141,8 @@ void members_add(struct shard_job *job, struct shard_member *member)
     job->members.count++;
 }
 
-/* Takes the member out of the hash table. Members behind it in the same run may have to move up, so that a
- * search still finds these members. */
+/* Takes the member out of the hash table. Members behind it, up to the next free place, may have to
+ * move up, so that a search still finds them. */
 void members_take_out(struct shard_job *job, const struct shard_member *member)
 {
     size_t i = place_of(job, member->number);
@@ -180,13 +182,13 @@ void member_send_for(struct shard_member *member, struct chunk_header *header, u
     header->job = member->job->number;
     header->member = member->number;
     header->token = member->token;
-    header->tile = shard; // the shard that speaks: see proto/wire/wire.h
+    header->tile = shard; // the shard in whose name the header is sent: proto/wire/wire.h
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     chunk_encode(header, bytes);
     cairn_status status = fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
-    // The member would wait for the missing answer, so the member's connection is cut: an answer is lost
-    // only together with its connection.
+    // The member would wait for ever for the missing answer. So the member's connection is cut, and
+    // the member sees that its answers are lost.
     log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
                 member->job->spec.name, status_text((int)status));
     member->cut = true;
@@ -273,7 +275,7 @@ void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum 
 
 /* ==== arriving ==== */
 
-#define SMALL_BYTES 32768 /* to prepare this many bytes is faster than to wake a thread */
+#define SMALL_BYTES 32768 /* preparing this many bytes takes less time than waking a thread */
 
 static void arriving_free(struct arriving *arriving)
 {
@@ -356,7 +358,7 @@ static void on_through(struct task *task)
     arriving->phase = CAIRN_ARRIVING_PREPARED;
     if (arriving->is_dropped) {
         free_dropped(shard, arriving);
-        shard->up->memory_back(shard); // others may have waited for the memory of the message
+        shard->up->memory_back(shard); // a JobCreate may wait for the memory of the message
     } else if (arriving->status != CAIRN_OK) {
         arriving_end(shard, arriving, arriving->status, &arriving->why);
     } else {
@@ -379,7 +381,7 @@ void arriving_make(struct arriving *arriving)
     begin_arriving(arriving, run_make);
 }
 
-/* Continues with a message, all pages of which have been received. */
+/* Continues with a message whose pages have all been received. */
 static void go_on(struct shard_daemon *shard, struct arriving *arriving)
 {
     uint64_t bytes = 0;
@@ -442,7 +444,7 @@ void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind
         go_on(shard, arriving);
 }
 
-/* Handles a page of one of these messages, or of a message that was refused. */
+/* Handles a page of a message that arrives in pages, or of such a message that was refused. */
 static void on_page(struct shard_daemon *shard, struct request asked, const void *message)
 {
     const Cairn__Page *page = message;
@@ -463,7 +465,7 @@ static void on_page(struct shard_daemon *shard, struct request asked, const void
     }
 }
 
-/* Answers a probe: any answer says that this shard is alive. */
+/* Answers a probe. Any answer shows that this shard is alive. */
 static void on_probe(struct shard_daemon *shard, struct request asked, const void *message)
 {
     (void)message;
@@ -484,7 +486,8 @@ void shard_tell(struct shard_job *job, enum shard_event event)
         if (shard_modules[i]->on[event] != NULL) shard_modules[i]->on[event](job);
 }
 
-/* The timer runs once, because a module may begin in its tick what another one waits for. */
+/* Calls the ticks of all modules. The timer does not repeat; it is started again if any module
+ * waits for something. */
 static void on_tick(uv_timer_t *timer)
 {
     struct shard_daemon *shard = timer->data;

@@ -93,12 +93,12 @@ cairn_status collector_open(struct collector *collector, const struct collector_
     return CAIRN_OK;
 }
 
-/* Releases a slot whose payload nobody reads any more. Memory of a worker is thereby given back to the
- * worker. */
+/* Releases a slot whose payload nobody reads any more. If the payload was read in a worker's
+ * memory, the worker gets this memory back. */
 static void slot_release(struct collector_slot *slot)
 {
     const struct collector *collector = slot->collector;
-    // When the shard closes, its fabric has already dropped the messages.
+    // When the shard closes, the fabric has already dropped all messages.
     if (slot->message != NULL && !collector->job->shard->closing) fabric_drop(slot->message);
     if (slot->memory != NULL && collector->callbacks->slot_memory_back != NULL)
         collector->callbacks->slot_memory_back(slot);
@@ -124,8 +124,8 @@ void collector_leave(struct collector *collector)
 
 /* ---- to workers ---- */
 
-/* Returns how many of the part's chunks are added up on a device. These are the part's first chunks
- * (memory.h). */
+/* Returns how many of the part's chunks, by the map's numbers, are added up on a device. These are
+ * the first chunks of the part (memory.h). */
 static uint64_t chunks_on_card(const struct collector *collector)
 {
     const struct chunk_table *table = collector->table;
@@ -161,7 +161,7 @@ static void refuse_push(const struct collector *collector, const struct step_act
     const struct shard_job *job = collector->job;
     struct shard_member *member = member_find(job, action->member);
     job->shard->stats.chunks_refused++;
-    if (member != NULL) { // a stale chunk is normal: the chunk was under way when its epoch ended
+    if (member != NULL) { // a stale chunk is no fault: it was under way when its epoch ended
         log_limited(
             &member->refusals, action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
             "refused chunk %u of job %s for shard %s from %s: %s; it is of epoch "
@@ -188,8 +188,8 @@ static cairn_status judge_tensor(const struct shard_job *job, const struct chunk
     return CAIRN_OK;
 }
 
-/* Reads the specification only for the error text, because the specification of thousands of tensors is in
- * no cache. */
+/* Refuses a contribution to a tensor that is not trained. Only here the tensor's spec is read,
+ * because the specs of thousands of tensors are in no cache. */
 static cairn_status refuse_untrained(const struct tensor_spec *tensor, struct sentence *why)
 {
     return fail_with(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
@@ -262,8 +262,9 @@ bool collector_reads_view(const struct collector *collector, const struct chunk_
            view % dtype_size(header->dtype) == 0;
 }
 
-/* True if the payload stays where it lies until it is folded. For a device this is false if the payload
- * lies in host memory, because such a payload is copied into the slot's memory first. */
+/* True if the payload stays where it lies until it is folded. If the chunk's sum lies on a device
+ * and the payload lies in host memory, this is false, because the payload is copied into the slot's
+ * memory first. */
 static bool reads_in_place(const struct collector *collector, const struct chunk_header *header,
                            uint32_t chunk, const struct fabric_message *message)
 {
@@ -284,17 +285,17 @@ void collector_push(struct collector *collector, const struct chunk_header *head
     event.chunk = chunk;
     event.is_readable = event.in_place && reads_in_place(collector, header, chunk, message);
     collector_step(collector, &event);
-    discard(collector); // drops the message if a fault occurred before the core decided about it
+    discard(collector); // drops the message if the core did not decide about it, because of a fault
 }
 
 /* ---- slots ---- */
 
-/* Notes that a receive has ended; the core is told after its current actions are done. */
+/* Notes that a receive has ended. The core is told when its current actions are done. */
 static void landed(struct collector_slot *slot, cairn_status status)
 {
     struct collector *collector = slot->collector;
     if (status != CAIRN_OK && status != CAIRN_ERR_CHECKSUM) {
-        // The worker gets no answer, so its connection is cut, unless that connection is lost already.
+        // The worker gets no answer, so its connection is cut, unless it is lost already.
         if (status != CAIRN_ERR_CLOSED) member_cut(collector->job, slot->member);
         status = CAIRN_ERR_CLOSED;
     }
@@ -310,12 +311,14 @@ static void on_received(void *arg, cairn_status status)
     slot->view = slot->memory;
     slot->receiving = false;
     if (status == CAIRN_OK) {
-        // Bytes that were copied out of a card's memory have passed the host: they count as shared.
+        // Bytes that were copied out of a card's memory went through host memory, so they count as
+        // shared.
         bytes_pushed(collector->job, slot->member, slot->payload_bytes,
                      slot->path == BYTES_PATH_DEVICE ? BYTES_PATH_SHARED : slot->path);
-        // Memory of a card has no checksum, because no host has read it before: either it crosses no
-        // network, or its sender says that it has none. Memory of this host has no checksum either, because
-        // its sender expects that it is read where it lies.
+        // A payload from a card's memory has no checksum, because no host has read the payload
+        // before. Either it crosses no network, or its sender says that it has no checksum. A
+        // payload in memory of this host has no checksum either, because its sender expects that it
+        // is read where it lies.
         if (!slot->is_unsummed && slot->path != BYTES_PATH_DEVICE &&
             slot->path != BYTES_PATH_SHARED &&
             chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
@@ -328,8 +331,8 @@ static void on_received(void *arg, cairn_status status)
     collector->callbacks->idle(collector);
 }
 
-/* Lands a payload that is read where it lies. Nothing has to be awaited, and no transfer can have damaged
- * the payload. */
+/* Notes as landed a payload that is read where it lies. Nothing has to be awaited, and no transfer
+ * can have damaged the payload. */
 static void land_view(struct collector_slot *slot, struct fabric_message *message)
 {
     slot->message = message;
@@ -389,12 +392,12 @@ static void do_action(struct collector *collector, const struct step_action *act
     case CAIRN_STEP_DISCARD: discard(collector); break;
     case CAIRN_STEP_FOLD: fold_begin(collector, action); break;
     case CAIRN_STEP_FAULT: shard_job_fault(collector->job, action->why); break;
-    default: break; // callbacks->act has done it
+    default: break; // callbacks->act has done the action
     }
 }
 
-/* True if the action discards a chunk that has already arrived: the message is neither received nor
- * refused. */
+/* True if the action discards a message whose chunk arrived before. Such a message is neither
+ * received nor refused. */
 static bool is_duplicate(const struct step_actions *actions, size_t at)
 {
     return actions->list[at].kind == CAIRN_STEP_DISCARD &&
@@ -492,8 +495,8 @@ struct tensor_chunks chunk_table_tensor(const struct chunk_table *table, uint32_
 
 /* Folds of a collector. Each fold adds the landed contributions of one chunk to the chunk's sum. */
 
-/* Copies the sources that lie in workers' memory into the slots' memory, from which they are then folded.
- * Runs under the guard, because reading workers' memory may fault. */
+/* Copies the fold's sources that lie in workers' memory into the slots' memory, from which they are
+ * then folded. Runs under guard_run, because workers' memory may have missing pages. */
 static void land_views(void *arg)
 {
     struct fold *fold = arg;
@@ -507,7 +510,8 @@ static void land_views(void *arg)
     }
 }
 
-/* The host reads workers' memory where it lies. A device is given copies, which it can certainly read. */
+/* Adds the works of a fold. The host reads workers' memory where it lies; a device gets copies,
+ * which it can always read. */
 static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     struct fold *fold = (struct fold *)run;
@@ -517,13 +521,13 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return run->failed_at == NULL && fold->collector->callbacks->fold(fold, stage, works);
 }
 
-/* Tells the coordinator that the member's memory cannot be read, so that the coordinator removes the
- * member. A round that the member spoiled never ends on this shard. */
+/* Tells the coordinator that the member's memory cannot be read. The coordinator then removes the
+ * member, and so ends the round, which never ends here because a sum is wrong. */
 static void member_unreadable(struct shard_job *job, uint64_t number)
 {
     const struct shard_member *member = member_find(job, number);
     struct sentence why;
-    if (member == NULL) return; // the member left meanwhile, and its round is void
+    if (member == NULL) return; // the member has left, so the round is void
     sentence_set(
         &why,
         "the shared memory of %s (rank %u) cannot be read by shard %s: its host has no page for it "
@@ -538,7 +542,8 @@ static void member_unreadable(struct shard_job *job, uint64_t number)
     session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
 }
 
-/* Notes that the round is spoiled: the chunk's sum stays wrong, because later folds add to it. */
+/* Notes that the round is spoiled, because the chunk's sum stays wrong. Also reports whose memory
+ * had no page. */
 static void spoil(const struct fold *fold)
 {
     struct collector *collector = fold->collector;
@@ -586,11 +591,12 @@ void fold_submit(struct fold *fold)
     compute_submit(&fold->run);
 }
 
-/* Begins the fold that the core's FOLD asks for. */
+/* Begins the fold for a FOLD of the core. */
 static void fold_begin(struct collector *collector, const struct step_action *action)
 {
     struct fold *fold = collector->folds_free;
-    assert(fold != NULL); // each chunk has at most one fold, and there is a slot for each fold
+    // there are enough: a chunk has at most one fold at a time, and a fold has at least one slot
+    assert(fold != NULL);
     collector->folds_free = fold->next;
     *fold = (struct fold) {
         .run = { .compute = collector->callbacks->compute(collector, action->chunk),
@@ -617,8 +623,8 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
 
 /* ==== step message ==== */
 
-/* Translates between workers and a core (the own part's, or a relay's): messages become events of the core,
- * and the core's actions become headers of messages. */
+/* Messages from workers become events of a core, and the core's actions become headers of messages.
+ * The core is that of the shard's own part, or a relay's. */
 
 struct step_event step_event_of(const struct chunk_header *header)
 {
@@ -647,8 +653,8 @@ struct step_event step_event_of(const struct chunk_header *header)
     return event;
 }
 
-/* Returns the header of an answer: the numbers of the round and, in an ACK or NAK, the place of the chunk,
- * which the core knows by its number in the table. */
+/* Returns the header of an answer. It has the numbers of the round. In an ACK or NAK it also has
+ * the place of the chunk, for which the core has only a number. */
 static struct chunk_header step_header_of(const struct step_action *action, uint8_t kind,
                                           const struct chunk_table *table)
 {

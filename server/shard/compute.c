@@ -13,22 +13,18 @@
 /* The items of one list. The home does the works of a list together. */
 struct list {
     struct pool_item *items; /* owned: [works_best] */
-    bool *more;              /* owned: [works_best]; true if the item has a further stage */
+    bool *more;              /* owned: [works_best]; true: the item has a further stage */
     uint32_t count;
 };
 
-/* The works and lists that each thread has for itself. */
+/* The works and lists that one thread uses alone. */
 struct compute_lane {
     struct works works;
-    struct list lists[CAIRN_WORKS_LISTS]; /* one for each list of the works */
+    struct list lists[CAIRN_WORKS_LISTS]; /* the items of works.lists, list by list */
 };
 
-enum {
-    LOOP_LANE,
-    FILES_LANE,
-    SNAPSHOTS_LANE,
-    LANES_BESIDE
-}; /* these lanes follow those of the threads, as server/base/daemon.h numbers them */
+/* The lanes after those of the pool's threads (server/base/daemon.h). */
+enum { LOOP_LANE, FILES_LANE, SNAPSHOTS_LANE, LANES_BESIDE };
 
 static void works_send(struct works *works);
 static cairn_status works_await(struct works *works, struct sentence *why);
@@ -64,14 +60,15 @@ static void close_lane(struct compute_lane *lane)
     }
 }
 
-/* Checks a thread's floating-point settings, because sums must have the same bits whichever thread makes
- * them. */
+/* Checks a thread's floating-point settings, because the bits of a sum must not depend on the
+ * thread that makes it. */
 static void assert_float_env(void)
 {
     assert(float_env_ok());
 }
 
-/* Starts the threads next to the device: a new thread runs where its creator runs. */
+/* Starts the threads on the device's NUMA node. The calling thread goes there first, because a new
+ * thread runs where its creator runs. */
 static cairn_status open_threads(struct compute *compute, uv_loop_t *loop, const char *name,
                                  uint32_t threads, struct sentence *why)
 {
@@ -130,7 +127,8 @@ static struct work_run *run_of(const struct pool_item *item)
     return (struct work_run *)item->task;
 }
 
-/* Adds the works of a stage. Returns true if an item has a further stage. */
+/* Adds the works of one stage of all items in the list. Returns true if any item has a further
+ * stage. */
 static bool describe(struct works *works, struct list *list, uint32_t stage)
 {
     bool more = false;
@@ -154,12 +152,13 @@ static void conclude_list(const struct list *list, uint32_t thread, cairn_status
     }
 }
 
-/* Runs the stages of the list up to the last stage. The last stage is begun but not awaited. */
+/* Runs all stages of the list but the last, and begins the last stage without waiting for its
+ * end. */
 static void begin_list_compute(struct compute_lane *lane, struct list *list)
 {
     struct works *works = &lane->works;
     struct work_run *first = run_of(&list->items[0]);
-    works->is_guarded = works->in_place && first->is_guarded; // a guarded run has a list of its own
+    works->is_guarded = works->in_place && first->is_guarded; // a guarded run is alone in its list
     for (uint32_t i = 0; i < list->count; i++) list->more[i] = true;
     for (uint32_t stage = 0; describe(works, list, stage); stage++) works_flush(works);
     if (works->is_guarded) {
@@ -183,8 +182,8 @@ static void finish_list(struct compute *compute, struct compute_lane *lane, cons
     conclude_list(list, thread, status);
 }
 
-/* Runs lists. It begins the next list before it awaits the current list, if more items wait than other
- * threads take. */
+/* Runs lists until no items are left for this thread. If more items wait than other threads take,
+ * the next list is begun before the current list has ended. */
 static void run_lists(struct compute *compute, struct compute_lane *lane, uint32_t thread)
 {
     const uint32_t most = lane->works.list_count > 1 ? home_info(compute->home)->works_best : 0;
@@ -244,7 +243,7 @@ uint32_t compute_lanes(const struct compute *compute)
 
 uint32_t compute_items_wanted(const struct compute *compute)
 {
-    // Each thread takes one list, and one more item is being handed over.
+    // One list for each thread, and one more item that is being handed over.
     return pool_thread_count(compute->pool) * home_info(compute->home)->works_best + 1;
 }
 
@@ -253,8 +252,8 @@ static bool is_begun(const struct compute_lane *lane)
     return atomic_load_explicit(&lane->works.is_begun, memory_order_relaxed);
 }
 
-/* Takes the memory in which lists are staged, so that no list lacks this memory when it runs. Returns the
- * same statuses as home_stream_begin. */
+/* Takes the stream's staging memory, so that no list lacks this memory when it runs. Returns the
+ * statuses of home_stream_begin. */
 static cairn_status works_begin(struct works *works, struct sentence *why)
 {
     const cairn_status status = home_stream_begin(works->stream, why);
@@ -311,10 +310,10 @@ void compute_why(struct compute *compute, struct sentence *why_out)
 
 /* ==== works ==== */
 
-#define WORKS_OF_AN_ITEM 4 /* an item rarely has more works; if so, the list is run in parts */
+#define WORKS_OF_AN_ITEM 4 /* an item rarely has more works; if it has, the list is run in parts */
 
-/* Maps pages for a scratch. Only complete pages can be pinned, and a page of malloc's could also hold a
- * part of another list's scratch. */
+/* Maps pages for scratch memory. Only complete pages can be pinned, and a page from malloc could be
+ * shared by the scratch memory of two lists. */
 static uint8_t *map_scratch(void)
 {
     void *scratch = mmap(NULL, CAIRN_WORKS_SCRATCH_BYTES, PROT_READ | PROT_WRITE,
@@ -408,7 +407,8 @@ static void end_list(struct works *works, struct works_list *list)
     list->scratch_used = 0;
 }
 
-/* Runs the current list, after the list that was sent: the home finishes lists in their order. */
+/* Runs the current list. If a list was sent before, waits for that list first, because the home
+ * finishes lists in their order. */
 void works_flush(struct works *works)
 {
     begin_works(works);
@@ -431,8 +431,9 @@ cairn_status works_run(struct works *works, struct sentence *why)
     return list_result(current_list(works), why);
 }
 
-/* Begins the list; works that are added from now on belong to the next list. A home takes a limited number
- * of lists, so the caller awaits the first list before it sends one more. */
+/* Begins the current list; works that are added later belong to the next list. The home takes only
+ * list_count lists at a time, so before sending one more the caller must await the list that was
+ * sent first. */
 static void works_send(struct works *works)
 {
     assert(works->sent < works->list_count);
@@ -440,7 +441,8 @@ static void works_send(struct works *works)
     works->sent++;
 }
 
-/* Waits for the list that was sent first, and returns as works_run does. */
+/* Waits for the list that was sent first, and returns the status of that list, as works_run does
+ * for the current list. */
 static cairn_status works_await(struct works *works, struct sentence *why)
 {
     struct works_list *list = &works->lists[works->first];
@@ -470,14 +472,15 @@ void works_copy(struct works *works, void *to, const void *from, size_t bytes)
     work->copy.bytes = bytes;
 }
 
-/* Runs of one length, at one distance from each other in the range. In packed form they have no gaps
- * between them. Offsets are in bytes. */
+/* Runs of bytes that have the same length and, in the range, the same distance from each other. In
+ * packed form there are no gaps between the runs. All fields but `count` are in bytes. */
 struct runs {
     size_t range, packed, bytes;
-    uint64_t count, stride; /* stride: 0 while there is only one run */
+    uint64_t count, stride; /* stride is 0 while there is only one run */
 };
 
-/* Adds the run if it has the same length and distance as the runs before it. */
+/* Adds a run to `runs` if it has the same length and distance as the runs before it; else returns
+ * false. */
 static bool take_run(struct runs *runs, size_t range, size_t bytes)
 {
     const size_t last = runs->range + (size_t)((runs->count - 1) * runs->stride);
@@ -488,8 +491,9 @@ static bool take_run(struct runs *runs, size_t range, size_t bytes)
     return true;
 }
 
-/* Returns the next runs; count 0 means that no runs are left. *at is the offset in `packed` at which they
- * begin, and is moved to the offset at which they end. */
+/* Returns the next runs of the walk; their count is 0 if no runs are left. *at is the offset in
+ * packed form at which these runs begin, and is set to the offset at which they end. *ahead is a
+ * run that was read too far. */
 static struct runs next_runs(struct box_runs *walk, const struct works_box *of, struct runs *ahead,
                              size_t *at)
 {
@@ -519,8 +523,8 @@ static struct home_work *add_runs(struct works *works, const struct runs *runs)
     return work;
 }
 
-/* Adds the copies between a range of a plane, which is strided, and the packed elements. The copies write
- * *packed if `packs` is true, else *range. */
+/* Adds copies between a range of a plane, where the box's elements have gaps between them, and the
+ * packed elements. If `packs` is true, the copies write to `packed`, else to `range`. */
 static size_t add_box(struct works *works, const struct works_box *of, bool packs,
                       const uint8_t *packed, const uint8_t *range)
 {
@@ -566,7 +570,8 @@ void works_fold(struct works *works, float *acc, const struct fold_source *sourc
 
 /* ---- by the host ---- */
 
-/* Pins a scratch when it is first used, because most threads never use their scratch. */
+/* Pins scratch memory. This is done when it is first used, because most threads never use
+ * theirs. */
 static void pin_scratch(struct works *works, struct works_list *list)
 {
     struct sentence why;
@@ -592,7 +597,7 @@ static uint8_t *fetch(struct works *works, const void *at, size_t bytes)
     uint8_t *scratch = take_scratch(works, bytes);
     works_copy(works, scratch, at, bytes);
     works_flush(works);
-    return take_scratch(works, bytes); // the same address: all of the scratch was free
+    return take_scratch(works, bytes); // the same address, because the scratch was empty again
 }
 
 const void *works_get(struct works *works, const void *at, size_t bytes)

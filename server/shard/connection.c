@@ -1,7 +1,7 @@
-/* This shard and its coordinators: which parts it holds and whom it obeys, how it ends when it is unfit or
- * drained, and the connection. The connection connects, sends Hello, receives Welcome, sends heartbeats, and
- * does all of this again after it was lost. A loss changes nothing in the jobs: they wait, and the
- * coordinator fences when it is back. */
+/* This shard and its coordinators: which parts the shard holds, which coordinator it obeys, how it
+ * ends when it is unfit or drained, and how it connects. The shard connects, sends Hello, receives
+ * Welcome, and sends heartbeats. It does all of this again when the connection was lost. A loss
+ * changes nothing in the jobs. They wait, and the coordinator sends a Fence when it is back. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdio.h>
@@ -16,18 +16,19 @@
 
 /* ==== held ==== */
 
-/* The parts that a shard holds, and the store to which these parts belong. State outlives the coordinator
- * that made it: the shard does not obey a coordinator of another store, or one whose store is an older
- * copy. Such a coordinator may ask which parts are held. If its operator says so, the coordinator may adopt
- * these parts or have them dropped. */
+/* The parts that a shard holds, and the store to which these parts belong. State outlives the
+ * coordinator that made it. So the shard does not obey a coordinator that has another store, or an
+ * older copy of the store. Such a coordinator may ask which parts are held, and an operator may
+ * tell it to adopt these parts or to have them dropped. */
 
-/* True if the job counts as held. A faulted job does not count, because nobody can use it. */
+/* True if the job counts as held. A faulted job does not count, because nobody can use its
+ * state. */
 static bool is_held(const struct shard_job *job)
 {
     return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
 }
 
-/* Counts the parts that are held. If no part is held, the shard obeys any coordinator. */
+/* Returns how many parts are held. If no part is held, the shard obeys any coordinator. */
 static size_t held_jobs_count(const struct shard_daemon *shard)
 {
     size_t count = 0;
@@ -36,7 +37,7 @@ static size_t held_jobs_count(const struct shard_daemon *shard)
     return count;
 }
 
-/* Fills in the fields for which a Hello has no room. */
+/* Fills in the fields that are not sent in a Hello, which has no room for them. */
 static void fill_more(const struct shard_job *job, Cairn__HeldJob *out)
 {
     const struct cairn_version version = step_version(job->collector.step);
@@ -61,7 +62,8 @@ static void fill_next(const struct shard_job *job, Cairn__HeldJob *out)
     out->next_layout_version = next->view->layout->version;
 }
 
-/* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
+/* Lists the parts that are held, at most CAIRN_SHARD_JOBS_MAX; returns how many. If `full` is
+ * false, the list is for a Hello. */
 static size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *out, bool full)
 {
     size_t count = 0;
@@ -85,7 +87,7 @@ static size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *o
     return count;
 }
 
-/* Sends HeldJobs, as the answer to `request` if that is not 0. */
+/* Sends HeldJobs, as the answer to `request` if `request` is not 0. */
 static void tell_held(struct shard_daemon *shard, uint32_t request)
 {
     Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
@@ -98,7 +100,8 @@ static void tell_held(struct shard_daemon *shard, uint32_t request)
     session_send(shard, CAIRN_MSG_HELD_JOBS, request, &message.base);
 }
 
-/* Returns a copy of the message, which the caller owns; NULL if there are no keys, or no memory. */
+/* Returns a copy of the keys, which the caller owns; NULL if there are no keys, too many keys, or
+ * no memory. */
 static Cairn__Keys *copy_keys(const Cairn__Keys *keys)
 {
     if (keys == NULL || keys->n_keys > CAIRN_KEYS_MAX) return NULL;
@@ -111,8 +114,9 @@ static Cairn__Keys *copy_keys(const Cairn__Keys *keys)
     return copy;
 }
 
-/* Handles the keys that a coordinator trusts; NULL: it reports none. If the shard obeys that coordinator,
- * it keeps the keys for the coordinator that adopts the held parts. */
+/* Handles the keys that the session's coordinator trusts; NULL: it reports no keys. If the shard
+ * obeys this coordinator, the shard keeps the keys, and reports them to a coordinator that adopts
+ * the held parts. */
 static void held_keys(struct shard_daemon *shard, const Cairn__Keys *keys)
 {
     Cairn__Keys *copy = shard->session.standing == CAIRN_STANDING_GOOD ? copy_keys(keys) : NULL;
@@ -134,7 +138,8 @@ static void obey_coordinator(struct shard_daemon *shard)
     shard->session.seen = shard->session.coordinator;
 }
 
-/* A coordinator identified itself: notes whether the shard obeys it. */
+/* Notes whether the shard obeys the coordinator of this session. Called when the coordinator has
+ * identified itself. */
 static void held_judge(struct shard_daemon *shard, const char *cluster)
 {
     struct coordinator_session *session = &shard->session;
@@ -210,22 +215,23 @@ static void on_part_drop(struct shard_daemon *shard, struct request asked, const
     job->dropping = asked; // the request is answered when the job's memory is given back
     shard_job_leave(job);
     tell_held(shard, 0);
-    // The shard no longer holds anything for anyone: it begins anew, with any coordinator.
+    // The shard holds no state any more. So it begins a new session, in which it obeys any
+    // coordinator.
     if (shard->session.standing != CAIRN_STANDING_GOOD && held_jobs_count(shard) == 0)
         session_refuse(shard, CAIRN_ERR_FENCED, "the state of this shard was forgotten");
 }
 
-/* Marks adopted parts as settled. A coordinator drops parts that are not settled, because such parts are
- * leftovers of its own work. Adopted parts were made for another coordinator, and nobody knows any more
- * whether that coordinator's store had them. */
+/* Marks adopted parts as settled. A coordinator drops parts that are not settled, because it takes
+ * them for leftovers of its own work. Adopted parts were made for another coordinator, and nobody
+ * knows any more whether they were in that coordinator's store. */
 static void settle_adopted(struct shard_daemon *shard)
 {
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         job->terms.settled = true;
 }
 
-/* Obeys the store that adopted this shard's state. No shard has seen that store before, so numbers begin
- * anew. */
+/* Obeys the store that has adopted this shard's state. The store is new to all shards, so its
+ * incarnations are not compared with earlier ones. */
 static void on_adopted(struct shard_daemon *shard, struct request asked, const void *body)
 {
     const Cairn__StoreAdopted *message = body;
@@ -247,8 +253,9 @@ static void on_heartbeat(struct shard_daemon *shard, const void *message)
 
 /* ==== unfit ==== */
 
-/* The number of heartbeats for which an unfit shard stays. Meanwhile the coordinator gives up the jobs that
- * lay on the device. If the shard ended at once, the coordinator would wait for these jobs. */
+/* An unfit shard stays for this many heartbeats. Meanwhile the coordinator gives up the jobs that
+ * lay on the device. If the shard ended at once, the coordinator would wait for it to come back
+ * with these jobs. */
 #define BEATS 5
 
 /* Counts the jobs that can continue without the device. */
@@ -286,10 +293,11 @@ void unfit_look(struct shard_daemon *shard)
 
 /* ==== drain ==== */
 
-#define LEASE_MS      5000 /* used until a coordinator has told its lease */
+#define LEASE_MS      5000 /* the lease time that is assumed until a coordinator has told it */
 #define DRAIN_REQUEST 1    /* the only request that a shard sends to a coordinator */
 
-/* Ends the drain. The caller may not use the shard afterwards, because the callback may close it. */
+/* Ends the drain, and tells the owner of the shard. The caller may not use the shard afterwards,
+ * because the owner's callback may close it. */
 static void end_drain(struct shard_daemon *shard)
 {
     shard->drain.is_wanted = false;
@@ -298,7 +306,7 @@ static void end_drain(struct shard_daemon *shard)
         shard->events.on_drained(shard, shard->events.context);
 }
 
-/* True if the coordinator of this session was asked to drain the shard, and is doing so. */
+/* True if the coordinator of this session was asked to drain the shard. */
 static bool is_asked(const struct shard_daemon *shard)
 {
     return shard->session.welcome && shard->drain.asked == shard->session.serial;
@@ -322,8 +330,8 @@ static void on_time(uv_timer_t *timer)
     end_drain(shard);
 }
 
-/* Waits until the time for the drain is over. If no coordinator can be asked, the shard waits only as long
- * as it takes to start a coordinator again. */
+/* Starts the timer that ends the drain. If no coordinator was asked, the timer gives only as much
+ * time as it takes to start a coordinator again. */
 static void wait_on(struct shard_daemon *shard)
 {
     const uint64_t now_ms = uv_now(shard->loop);
@@ -364,7 +372,8 @@ void shard_drain(struct shard_daemon *shard, uint32_t seconds)
     wait_on(shard);
 }
 
-/* A session began: asks its coordinator, unless it was asked before. */
+/* Asks the coordinator of a session that has just begun to drain the shard, if a drain is
+ * wanted. */
 static void drain_on_welcome(struct shard_daemon *shard)
 {
     if (!shard->drain.is_wanted) return;
@@ -422,7 +431,7 @@ const struct shard_module held_module = { .messages = messages };
 
 /* ==== bytes ==== */
 
-/* The bytes of a heartbeat: payload by job and worker, memory by job. */
+/* The counts of bytes in a heartbeat: payload bytes by job and worker, and memory by job. */
 
 struct bytes_list {
     size_t count;
@@ -452,7 +461,8 @@ static void add_workers(struct bytes_list *out, const struct shard_job *job)
     for (size_t i = 0; i < job->members.capacity && out->count < CAIRN_BYTES_TOLD_MAX; i++) {
         const struct shard_member *member = job->members.list[i];
         if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER) continue;
-        if (member->is_relay) continue; // the relay itself reports what its workers pushed
+        // the relay's own shard reports what the relay's workers pushed
+        if (member->is_relay) continue;
         Cairn__BytesTold *told = add_bytes(out, job, &member->bytes);
         told->steps -= member->bytes.steps;
         told->of_worker = true;
@@ -460,14 +470,15 @@ static void add_workers(struct bytes_list *out, const struct shard_job *job)
     }
 }
 
-/* Lists an entry for each job, then an entry for each worker of a job, at most CAIRN_BYTES_TOLD_MAX in all.
- * Jobs that are staged or LEAVING are left out. If there is no memory, the list is empty. */
+/* Lists an entry for each job, then an entry for each worker of each job, at most
+ * CAIRN_BYTES_TOLD_MAX entries in all. Jobs that are staged or LEAVING are left out. If there is no
+ * memory, the list is empty. */
 static void bytes_list(const struct shard_daemon *shard, struct bytes_list *out)
 {
     size_t most = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         most += 1 + job->members.count;
-    if (most > CAIRN_BYTES_TOLD_MAX) most = CAIRN_BYTES_TOLD_MAX; // there are fewer jobs than this
+    if (most > CAIRN_BYTES_TOLD_MAX) most = CAIRN_BYTES_TOLD_MAX; // there are always fewer jobs
     *out = (struct bytes_list) { .told = calloc(most + 1, sizeof *out->told),
                                  .pointers = calloc(most + 1, sizeof *out->pointers) };
     if (out->told == NULL || out->pointers == NULL) return;
@@ -511,18 +522,19 @@ static void memory_list(const struct shard_daemon *shard, struct memory_list *ou
 
 /* ==== unheard ==== */
 
-/* Neighbours that are silent on the data path although this shard waits for them. This shard's heartbeats
- * name them, as a worker's heartbeats do. Loop thread. */
+/* Neighbours that are silent on the data path although this shard waits for an answer. The shard's
+ * heartbeats name these neighbours; a worker's heartbeats name silent shards in the same way. Loop
+ * thread. */
 
 #define CAIRN_UNHEARD_MAX 16
 
 struct unheard {
-    char *names[CAIRN_UNHEARD_MAX]; /* borrowed, each once */
+    char *names[CAIRN_UNHEARD_MAX]; /* borrowed; each name is listed once */
     size_t count;
 };
 
-/* Adds the neighbour if it has been silent for long. A shard on this host is not added: the end of its
- * process is noticed anyway, and there is no network to it that could fail. */
+/* Adds the neighbour if it has been silent for long. A neighbour on this host is not added, because
+ * the end of its process is noticed anyway, and no network to it can fail. */
 static void look_unheard(struct unheard *list, struct neighbour *neighbour)
 {
     const struct shard_daemon *shard = neighbour->all->job->shard;
@@ -593,7 +605,7 @@ void shard_device_stats(const struct shard_daemon *shard, Cairn__ShardStats *sta
     stats->unpinned_bytes = use.unpinned_bytes;
 }
 
-/* Sends a Hello with as many of the held jobs as fit after its other fields; returns how many. */
+/* Sends a Hello with as many of the held jobs as fit into it. Returns how many were sent. */
 static size_t say_hello(struct shard_daemon *shard, Cairn__Hello *hello, Cairn__HeldJob **held,
                         size_t count)
 {
@@ -682,14 +694,14 @@ static void members_forget_untold(struct shard_job *job)
             continue;
         }
         members_leave(job, member->number);
-        i = 0; // the members behind the removed member moved up
+        i = 0; // the members behind the removed member may have moved up
     }
     admit_left(job);
 }
 
-/* Removes the members that the coordinator has not named within two leases: they left without this shard
- * hearing of it. A coordinator immediately names the members that it has; a new coordinator names each
- * member when the member attaches again. */
+/* Removes the members that the coordinator has not named in this session for the time of two
+ * leases, because they left while there was no session. A coordinator immediately names all members
+ * that it knows. A new coordinator names a member when the member attaches again. */
 static void call_roll(struct shard_daemon *shard)
 {
     struct coordinator_session *session = &shard->session;
@@ -708,7 +720,7 @@ static void on_open(struct stream *stream, void *context)
     uv_timer_start(&shard->session.timer, on_timer, WELCOME_TIMEOUT_MS, 0);
 }
 
-/* Handles the Welcome: the session is open. */
+/* Handles the Welcome, with which the session is open. */
 static void on_welcome(struct shard_daemon *shard, const Cairn__Welcome *welcome)
 {
     struct coordinator_session *session = &shard->session;
@@ -791,7 +803,8 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
     arriving_drop_all(shard);
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         shard_tell(job, SHARD_SESSION_ENDED);
-    if (was_welcome && shard->drain.is_wanted) wait_on(shard); // for the next session
+    // the drain waits for the next session
+    if (was_welcome && shard->drain.is_wanted) wait_on(shard);
     uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);
     session->backoff_ms = session->backoff_ms * 2 < BACKOFF_MAX_MS ? session->backoff_ms * 2
                                                                    : BACKOFF_MAX_MS;
@@ -815,8 +828,8 @@ static void connect_now(struct shard_daemon *shard)
     uv_timer_start(&session->timer, on_timer, BACKOFF_MAX_MS, 0);
 }
 
-/* Connects if there is no connection. Closes a connection that got no Welcome in time, or heard nothing for
- * a lease. Else sends a heartbeat. */
+/* Connects if there is no connection. Closes the connection if no Welcome came in time, or if
+ * nothing was heard on it for a lease. Else sends a heartbeat. */
 static void on_timer(uv_timer_t *timer)
 {
     struct shard_daemon *shard = timer->data;
@@ -837,7 +850,7 @@ static void on_timer(uv_timer_t *timer)
                      session->lease_ms);
         return;
     }
-    storage_watch_tick(&shard->storage); // the heartbeat reports what it finds
+    storage_watch_tick(&shard->storage); // the heartbeat reports what the watch has found
     connection_beat(shard);
     call_roll(shard);
     unfit_look(shard);

@@ -45,7 +45,7 @@ void neighbours_begin(struct neighbours *all)
 
 void neighbours_end(struct neighbours *all)
 {
-    neighbours_busy(all); // keeps them until this function ends
+    neighbours_busy(all); // keeps the neighbours until this function ends
     if (all->is_begun) LIST_REMOVE(all, link);
     all->is_begun = false;
     all->is_leaving = true;
@@ -158,7 +158,8 @@ static cairn_status send_fetch(struct chunk_request *request)
     header.table_hash = CAIRN_TABLE_HASH_WHOLE;
     header.request = chunk_request_number(request);
     header.dtype = 0;
-    // Before the neighbour's HELLO, nobody here knows by which of its endpoints it will answer.
+    // Before the neighbour's HELLO, this shard does not know by which endpoint the neighbour will
+    // answer.
     if (!chunk_link_is_up(&neighbour->link)) return CAIRN_ERR_CLOSED;
     return chunk_link_send(&neighbour->link, &header, NULL, 0, NULL, NULL);
 }
@@ -207,7 +208,8 @@ static void on_received(void *arg, cairn_status status)
     chunk_link_loan_back(&neighbour->link);
 }
 
-/* Receives the chunk that the neighbour sends, or asks for it again. */
+/* Receives the chunk that the neighbour sends. If the receive cannot begin, asks for the chunk
+ * again. */
 static void receive(struct neighbour_fetch *fetch, const struct chunk_header *header,
                     struct fabric_message *message)
 {
@@ -229,8 +231,8 @@ static void receive(struct neighbour_fetch *fetch, const struct chunk_header *he
     refuse(fetch, CAIRN_ERR_BUSY);
 }
 
-/* Handles the answer to a FETCH. An answer to a former use of the request, or on a former connection, is
- * dropped. */
+/* Handles the answer to a FETCH. An answer is dropped if it came on an earlier connection, or if
+ * the request was used for another chunk since. */
 static void on_answer(struct neighbour *neighbour, const struct chunk_header *header,
                       struct fabric_message *message)
 {
@@ -265,7 +267,7 @@ static void on_message(struct neighbour *neighbour, const struct chunk_header *h
     const bool of_fetch = header->kind == CAIRN_CHUNK_DATA ||
                           (header->request & CAIRN_REQUEST_OF_ASKER) != 0;
     if (!chunk_link_heard(&neighbour->link)) {
-        // the message belongs to a connection that is lost
+        // the message came on a connection that is lost
     } else if (header->kind == CAIRN_CHUNK_HELLO) {
         on_hello(neighbour, header);
     } else if (of_fetch && header->kind != CAIRN_CHUNK_GRANT) {

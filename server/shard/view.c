@@ -12,7 +12,7 @@ struct shard_view *shard_view_ref(struct shard_view *view)
     return view;
 }
 
-/* Closes the places of a view. It may be called again, and for a view that has no places. */
+/* Frees the places of a view. The view may have no places. */
 static void view_places_close(struct shard_view *view)
 {
     for (size_t i = 0; view->places != NULL && i < view->table.map.extent_count; i++)
@@ -69,7 +69,7 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
     for (size_t i = 0; i < map->extent_count; i++) {
         const struct local_extent *e = &map->extents[i];
         const uint64_t last = e->first_leaf + e->leaf_count;
-        uint64_t at = e->first_leaf; // the leaves before it are handled
+        uint64_t at = e->first_leaf; // the leaves before `at` are handled
         while (other != end &&
                (other->tensor < e->tensor ||
                 (other->tensor == e->tensor && other->first_leaf + other->leaf_count <= at)))
@@ -86,8 +86,8 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
 
 /* ==== view memory ==== */
 
-/* The pages of state that is in one view and not in the view in force. They are made before the state
- * arrives, and given back when the state has left. */
+/* The pages of state that is in one view and not in the view in force. The pages are made before
+ * such state arrives, and given back when such state has left. */
 
 /* ---- runs by their places ---- */
 
@@ -119,8 +119,8 @@ static int compare_places(const void *a, const void *b)
     return (x->local_elem > y->local_elem) - (x->local_elem < y->local_elem);
 }
 
-/* Lists by local element the runs that `in` has and `beside` does not have. If `beside` is NULL, lists all
- * runs of `in`. */
+/* Lists the runs that `in` has and `beside` does not have, ordered by local element. If `beside` is
+ * NULL, lists all runs of `in`. */
 static cairn_status list_runs(const struct shard_view *in, const struct shard_view *beside,
                               struct runs *out)
 {
@@ -140,7 +140,8 @@ cairn_status shard_view_reserve(const struct shard_job *job, const struct shard_
                                 struct reserve *reserve)
 {
     struct runs runs;
-    if (job->planes.host_from > 0) return CAIRN_OK; // an area already has the memory for these runs
+    // on a device, an area already has the memory for these runs
+    if (job->planes.host_from > 0) return CAIRN_OK;
     cairn_status status = list_runs(view, job->view, &runs);
     if (status != CAIRN_OK) return status;
     for (enum plane p = 0; p < CAIRN_PLANES; p++) {
@@ -159,13 +160,14 @@ cairn_status shard_view_reserve(const struct shard_job *job, const struct shard_
 
 #define PAGE_BYTES ((uintptr_t)4096)
 
-/* Local elements [first, end) that nobody uses. Nothing between `from` and `to` is in use. */
+/* Local elements [first, end) that are given back. Around them, nothing from `from` to `to` is in
+ * use. */
 struct gap {
     uint64_t first, end, from, to;
 };
 
-/* Lists the runs of `gone` as gaps; runs that touch become one gap. For each gap also sets `from` and `to`,
- * between which nothing of `kept` lies. Returns the number of gaps. */
+/* Lists the runs of `gone` as gaps; runs that touch become one gap. `kept` are the runs in use,
+ * between which `from` and `to` of each gap lie. Returns the number of gaps. */
 static size_t list_gaps(const struct runs *gone, const struct runs *kept, struct gap *gaps)
 {
     size_t count = 0, next = 0;
@@ -186,8 +188,8 @@ static size_t list_gaps(const struct runs *gone, const struct runs *kept, struct
     return count;
 }
 
-/* Returns the pages of a plane that lie in the gap, or that touch the gap and contain nothing else that is
- * in use. */
+/* Returns the pages of a plane that can be given back for the gap: pages that lie in the gap, or
+ * touch the gap and have nothing in use. */
 static struct shared_span span_of(const struct arena *arena, const struct gap *gap)
 {
     const uintptr_t base = (uintptr_t)arena->base, all_end = base + arena->bytes;
@@ -202,7 +204,8 @@ static struct shared_span span_of(const struct arena *arena, const struct gap *g
 void shard_view_give(struct shard_job *job, const struct shard_view *view)
 {
     struct runs gone, kept;
-    if (list_runs(view, job->view, &gone) != CAIRN_OK) return; // kept until the job is freed
+    // the pages stay until the job is freed
+    if (list_runs(view, job->view, &gone) != CAIRN_OK) return;
     if (list_runs(job->view, NULL, &kept) != CAIRN_OK) {
         free(gone.list);
         return;
@@ -226,11 +229,11 @@ void shard_view_give(struct shard_job *job, const struct shard_view *view)
 
 /* ==== view places ==== */
 
-/* Where the extents of a view lie on a device: in the places that the view before gave them, or in new
- * places. */
+/* Where the extents of a view lie on a device: in the places that they had in the view before, or
+ * in new places. */
 
-/* Keeps the place of an extent that is a part of an extent of the view before. Returns false if the extent
- * is not such a part. */
+/* Keeps the place of an extent that lies within an extent of the view before. Returns false if the
+ * extent does not. */
 static bool keep_place(const struct shard_view *view, size_t number,
                        const struct shard_view *before)
 {
@@ -249,7 +252,8 @@ static bool keep_place(const struct shard_view *view, size_t number,
     return true;
 }
 
-/* Places the planes of an extent that arrives. For now each plane is placed by itself. */
+/* Places the planes of an extent that arrives. Here each plane begins at 0; the caller later adds
+ * the place of the plane in the area. */
 static void place_new(const struct shard_view *view, size_t number, uint64_t host_from,
                       uint64_t *end_bytes)
 {
