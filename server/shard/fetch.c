@@ -1,22 +1,23 @@
-/* Fetches. A fetch asks for a chunk of a plane at an exact version, or for the part of the chunk that
- * lies in a box.
+/* A fetch asks for a chunk of a plane at an exact version, or for the part of the chunk that lies
+ * in a box.
  *
- * The wire plane is read at every version that is kept (read.h): the newest, the version before the
- * newest, and the leased versions. The other planes are read at the newest version only. A fetch of these
- * planes waits while they are being updated.
+ * The wire plane can be read at every version that is kept (read.h): the newest version, the
+ * version before it, and the leased versions. The other planes can be read only at the newest
+ * version. A fetch of these other planes waits while they are being updated.
  *
- * A version that lies on a card is sent right from the card (goes_directly), or from host memory. In the
- * latter case its chunks are copied to host memory when they are asked for (read.h).
+ * A version that lies on a card is sent directly from the card (goes_directly), or from host
+ * memory. If it is sent from host memory, its chunks are copied there when they are asked for
+ * (read.h).
  *
- * Published chunks are sent to workers right out of their published copy (`in_copy`), which is not written
- * while chunks of it are being sent. A copy is written again two updates later. The round waits for a
- * worker that stops until the coordinator makes it leave; then the worker's endpoint is cut, and the chunks
- * that were on loan to the worker are free again. Nobody waits for readers. A peer that stops reading pins
- * the memory that is being sent to it. So everything that is sent to readers is first copied to a buffer of
- * its own. The same is done with planes other than the wire plane, and with parts of chunks. A member has
- * at most CAIRN_SHARD_REPLIES_MAX replies, so a stopped member pins no more than these. State is sent right
- * out of the planes to a shard that takes it over: nothing changes this state before the move is
- * settled. */
+ * Published chunks are sent to workers directly out of their published copy (`in_copy`). A copy is
+ * not overwritten while chunks of it are being sent; without leases this happens two updates later.
+ * If a worker stops, the round waits until the coordinator makes the worker leave. Then the
+ * worker's endpoint is cut, and nothing is being sent to the worker any longer. Nobody waits for
+ * readers, and a reader that stops pins the memory that is being sent to it. So everything that is
+ * sent to readers is first copied into the reply. Planes other than the wire plane, and parts of
+ * chunks, are also copied into the reply. A member has at most CAIRN_SHARD_REPLIES_MAX replies, so
+ * a member that stops pins no more than these. State is sent directly out of the planes to a shard
+ * that takes it over, because nothing changes this state before the move is settled. */
 #include <assert.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -59,7 +60,7 @@ static bool keeps_one(const struct shard_member *member)
     return member->role == CAIRN_ROLE_WIRE_WORKER || member->is_mover;
 }
 
-/* Counts the members that should keep a reply but have none; *one_out is one of these members, or
+/* Returns how many members should keep a reply but have none. *one_out is one of these members, or
  * NULL. */
 static uint32_t count_without(const struct shard_job *job, struct shard_member **one_out)
 {
@@ -101,8 +102,8 @@ void reply_forget(struct shard_member *member)
         reply_free(reply);
 }
 
-/* Passes on the reply of a worker that left, because another worker that joined meanwhile may have no
- * reply. */
+/* Passes the reply of a worker that left on to a member that should keep a reply but has none; if
+ * there is no such member, frees the reply. */
 static void hand_over(struct reply *reply)
 {
     struct shard_job *job = reply->job;
@@ -149,8 +150,8 @@ static struct reply *find_free(struct shard_member *member)
     return reply;
 }
 
-/* Opens a reply for a fetch of the member; NULL: no reply is free now; if memory.limit is the reason, this
- * is logged. */
+/* Opens a reply for a fetch of the member. Returns NULL if no reply is free now. If memory.limit is
+ * the reason, this is logged. */
 static struct reply *reply_open(struct shard_member *member, const struct chunk_header *header)
 {
     if (member->replies >= CAIRN_SHARD_REPLIES_MAX) return NULL;
@@ -164,7 +165,7 @@ static struct reply *reply_open(struct shard_member *member, const struct chunk_
     return reply;
 }
 
-/* The fetch is over, however it ended. */
+/* Ends the use of a reply by a fetch, however the fetch ended. */
 static void reply_end(struct reply *reply)
 {
     struct shard_job *job = reply->job;
@@ -179,8 +180,8 @@ static void reply_end(struct reply *reply)
     }
 }
 
-/* Drops fetches whose chunks were being copied to host memory: the threads have ended, so fetch_brought
- * will not be called. */
+/* Drops fetches whose chunks were being copied to host memory. The shard closes and the threads
+ * have ended, so fetch_brought will not be called. */
 static void bring_drop(struct shard_job *job)
 {
     while (job->replies.coming != NULL) {
@@ -190,8 +191,8 @@ static void bring_drop(struct shard_job *job)
     }
 }
 
-/* Frees the replies of a job that leaves. Replies that are still being sent are freed by a later call, after
- * they are returned. */
+/* Frees the replies of a job that leaves. Replies that are still being sent are freed by a later
+ * call, when they have been sent. */
 static void release_replies(struct shard_job *job)
 {
     if (job->shard->closing) bring_drop(job);
@@ -219,19 +220,23 @@ struct source {
     const uint8_t *bytes;
     size_t byte_count;
     cairn_dtype dtype;
-    /* borrowed: the whole chunk's checksum, 0 until somebody asks for it; NULL: no checksum is kept */
+    /* borrowed: the checksum of the whole chunk, 0 until it is first needed; NULL: no checksum is
+     * kept */
     uint64_t *checksum;
-    const struct published_copy *published; /* the copy that has or will get the chunk; or NULL */
-    uint64_t chunk;                         /* the chunk's number in the copy */
-    /* the chunk in the copy's memory on the card; NULL if it is not on the card or not to be sent from
-     * there */
+    /* the copy to which the chunk belongs; NULL: the chunk is state */
+    const struct published_copy *published;
+    uint64_t chunk; /* the chunk's number in the copy */
+    /* the chunk in the copy's memory on the card; NULL: it is not there, or a park is about to
+     * remove it */
     const uint8_t *on_card;
-    bool is_given; /* the bytes do not change while they are being sent: job->move */
+    /* the state is given to another shard, so it does not change while it is being sent:
+     * job->move */
+    bool is_given;
 };
 
-/* The chunk that a fetch asks for, with the view by which it is read. A published version is read by the
- * view of its copy. State is read by the view in force or, while a move is not settled, by the view
- * before it. */
+/* The chunk that a fetch asks for, and the view by which the chunk is read. A published version is
+ * read by the view of its copy. State is read by the view in force or, while a move is not settled,
+ * by the view before that. */
 struct place {
     const struct published_copy *published; /* NULL: the chunk is state */
     const struct shard_view *view;
@@ -251,8 +256,8 @@ static bool find_chunk(const struct chunk_header *header, struct place *place)
     return true;
 }
 
-/* Finds a chunk of state. Movers, and members that do not know the new layout yet, ask by the earlier
- * view. */
+/* Finds a chunk of state. Movers ask by the earlier view, and so do members that do not know the
+ * new layout yet. */
 static cairn_status find_state(const struct shard_member *member, const struct chunk_header *header,
                                struct place *place)
 {
@@ -276,7 +281,7 @@ static cairn_status find_place(const struct shard_member *member, const struct c
     if (header->plane != CAIRN_PLANE_WIRE) return find_state(member, header, place_out);
     place.published = published_find(job, version);
     if (place.published == NULL) return published_missing(job, version);
-    for (; place.published != NULL; // a member may not know the later layout yet
+    for (; place.published != NULL; // a member may know only an earlier layout
          place.published = published_find_before(job, place.published)) {
         place.view = place.published->view;
         *place_out = place;
@@ -285,8 +290,8 @@ static cairn_status find_place(const struct shard_member *member, const struct c
     return CAIRN_ERR_MALFORMED;
 }
 
-/* True if the copy has the chunk in host memory. Frozen tensors are always in host memory, because
- * updates skip them. */
+/* True if the copy has the chunk in host memory. Chunks of frozen tensors always are there, because
+ * updates skip these tensors. */
 static bool bring_has(const struct published_copy *copy, uint64_t chunk)
 {
     const struct shard_view *view = copy->view;
@@ -294,9 +299,9 @@ static bool bring_has(const struct published_copy *copy, uint64_t chunk)
            copy->brought[chunk] == CAIRN_BROUGHT;
 }
 
-/* Judges a fetch of a published version. While the job moves between a card and the host, no chunk is
- * copied to host memory. So a fetch of a chunk that is not yet in host memory has to wait
- * (CAIRN_ERR_BUSY). */
+/* Judges a fetch of a published version. While the job is being parked or taken back, no chunk is
+ * copied to host memory for a fetch. So the fetch has to wait (CAIRN_ERR_BUSY) if its chunk is not
+ * in host memory. */
 static cairn_status judge_wire(const struct shard_job *job, const struct place *place,
                                struct source *source_out)
 {
@@ -312,12 +317,13 @@ static cairn_status judge_wire(const struct shard_job *job, const struct place *
         .published = published,
         .chunk = place->chunk,
     };
-    if (published->device.base != NULL && !job->park.is_under_way) // a park takes the side away
+    // a park removes the side on the card
+    if (published->device.base != NULL && !job->park.is_under_way)
         source_out->on_card = copy_chunk_at(published, place->chunk, place->at.local_elem);
     return CAIRN_OK;
 }
 
-/* True if this shard has yet to receive the state of this chunk from another shard. */
+/* True if the state of this chunk has not arrived from another shard yet. */
 static bool is_to_come(const struct shard_job *job, const struct place *place)
 {
     return place->view == job->view && job->move.now != NULL && job->move.now->receiver != NULL &&
@@ -325,8 +331,8 @@ static bool is_to_come(const struct shard_job *job, const struct place *place)
                NULL;
 }
 
-/* Judges a fetch of state. A member that still takes state from us does not have all of it, so no update
- * has begun since the layout came into force. */
+/* Judges a fetch of state. While a mover still takes state from this shard, no update has begun
+ * since the layout came into force. So that state has not changed. */
 static cairn_status judge_state(const struct shard_member *member,
                                 const struct chunk_header *header, const struct place *place,
                                 struct source *source_out)
@@ -342,7 +348,7 @@ static cairn_status judge_state(const struct shard_member *member,
         return published_missing(job, wanted);
     *source_out = (struct source) {
         .bytes = shard_view_at(place->view, &job->planes, header->plane, extent,
-                               place->at.local_elem), // state to be given lies where it lay
+                               place->at.local_elem), // state that is given stays where it was
         .byte_count = (size_t)place->at.elem_count * dtype_size((int)dtype),
         .dtype = dtype,
         .is_given = member->is_mover && compute_is_host(job->compute),
@@ -350,8 +356,8 @@ static cairn_status judge_state(const struct shard_member *member,
     return CAIRN_OK;
 }
 
-/* Finds what the fetch is to read, without side effects. Returns CAIRN_ERR_BUSY if the fetch has to wait,
- * because an update or a move is under way. */
+/* Finds what the fetch is to read, without side effects. CAIRN_ERR_BUSY: the fetch has to wait,
+ * because an update, a park or a move is under way. */
 static cairn_status judge_fetch(const struct shard_member *member,
                                 const struct chunk_header *header, struct source *source_out)
 {
@@ -363,7 +369,8 @@ static cairn_status judge_fetch(const struct shard_member *member,
 
 /* ---- boxes ---- */
 
-/* Sets the part of the chunk that is asked for; if that is all of the chunk, the reply is not boxed. */
+/* Sets the part of the chunk that is asked for. If this is the whole chunk, the reply is not
+ * boxed. */
 static cairn_status set_box(struct reply *reply, const struct cairn_box *box,
                             const struct chunk_place *place)
 {
@@ -377,8 +384,9 @@ static cairn_status set_box(struct reply *reply, const struct cairn_box *box,
     return CAIRN_OK;
 }
 
-/* Finds the part of the chunk that the fetch asks for. A fetch of a box carries the box itself, in
- * box_bytes. Any other fetch asks for a tile that the member has declared, or for the whole chunk. */
+/* Finds the part of the chunk that the fetch asks for. If the fetch is of a box, the box was
+ * received into box_bytes. Any other fetch asks for a tile that the member has declared, or for the
+ * whole chunk. */
 static cairn_status find_box(const struct shard_member *member, struct reply *reply)
 {
     const struct chunk_header *header = &reply->header;
@@ -396,7 +404,8 @@ static cairn_status find_box(const struct shard_member *member, struct reply *re
     return set_box(reply, &piece.held->box, &place.at);
 }
 
-/* Packs the elements of the box out of the chunk; returns their size in bytes. */
+/* Packs those elements of the chunk that lie in the box into the reply. Returns their size in
+ * bytes. */
 static size_t pack_box(struct reply *reply, struct works *works, const struct source *source)
 {
     const struct chunk_header *header = &reply->header;
@@ -415,8 +424,8 @@ static size_t pack_box(struct reply *reply, struct works *works, const struct so
 
 /* ---- replies ---- */
 
-/* Ends a use of the published copy. A use is a send out of it, or the transfer of one of its chunks to host
- * memory. A published copy that is not used may be closed. */
+/* Ends a use of a published copy: a send out of the copy, or the transfer of one of its chunks to
+ * host memory. A copy that has no uses may be overwritten or closed. */
 static void published_return(struct shard_job *job, const struct published_copy *copy)
 {
     assert(copy->sends > 0);
@@ -440,9 +449,9 @@ static void on_sent(void *arg, cairn_status status)
     shard_job_idle(job);
 }
 
-/* Returns the checksum of the reply's bytes, which are still in the processor's cache. The checksum is
- * made by the first fetch of a chunk and not by the update, because members that map the version never
- * ask for the chunk. A chunk that was copied from a card has its checksum already. */
+/* Returns the checksum of the bytes that are sent. The first fetch of a chunk makes the chunk's
+ * checksum. The update does not make it, because no chunk is fetched by members that map the
+ * version. A chunk that was copied from a card has its checksum already. */
 static uint64_t checksum_of(const struct reply *reply, const struct source *source,
                             const uint8_t *payload, size_t byte_count)
 {
@@ -453,7 +462,8 @@ static uint64_t checksum_of(const struct reply *reply, const struct source *sour
     return checksum;
 }
 
-/* Copies the part of the chunk that is asked for into the reply; *byte_count_out is its size. */
+/* Copies the chunk, or the part of it that is asked for, into the reply. *byte_count_out is the
+ * size of what was copied. */
 static cairn_status copy_data(struct reply *reply, const struct source *source,
                               size_t *byte_count_out)
 {
@@ -466,19 +476,20 @@ static cairn_status copy_data(struct reply *reply, const struct source *source,
     else
         works_copy(works, reply->bytes, source->bytes, source->byte_count);
     const cairn_status status = works_run(works, &why);
-    // A fetch only reads, so a lack of room for it harms nobody else.
+    // A fetch only reads, so a lack of memory for a fetch does not harm the job.
     if (status != CAIRN_ERR_NO_MEMORY) (void)shard_job_failed(job, status, &why);
     return status;
 }
 
-/* True if the payload is sent right out of the published copy, not out of the reply's own memory. */
+/* True if the payload is sent directly out of the published copy, not out of the reply's own
+ * memory. */
 static bool is_sent_in_copy(const struct shard_member *member, const struct reply *reply)
 {
     return member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
 }
 
-/* True if the chunk is sent right from the card to a worker of another host. Then the chunk need not be
- * in host memory. */
+/* True if the chunk is sent directly from the card to a worker of another host. Then the chunk need
+ * not be in host memory. */
 static bool goes_directly(const struct shard_member *member, const struct reply *reply,
                           const struct source *source)
 {
@@ -488,7 +499,7 @@ static bool goes_directly(const struct shard_member *member, const struct reply 
                   CAIRN_FABRIC_PATH_DIRECT) == 0;
 }
 
-/* Returns where the payload is sent from, and notes in the reply how it is sent. */
+/* Returns the address from which the payload is sent, and notes in the reply how it is sent. */
 static const uint8_t *find_payload(const struct shard_member *member, struct reply *reply,
                                    const struct source *source)
 {
@@ -545,7 +556,7 @@ static void send_data(struct shard_member *member, struct reply *reply, const st
     reply_end(reply);
 }
 
-/* Answers the fetch, has its chunk brought, defers it, or refuses it. */
+/* Answers the fetch, has the fetch's chunk brought, defers the fetch, or refuses it. */
 static void answer_fetch(struct shard_member *member, struct reply *reply)
 {
     struct shard_job *job = reply->job;
@@ -643,9 +654,9 @@ void fetch_deferred(struct shard_job *job)
     shard_job_settle(job);
 }
 
-/* Answers a fetch whose chunk was to be copied to host memory (read.h). If `status` is not OK, the chunk
- * is not in host memory. Readers may no longer be able to ask for the version, but the copy keeps the
- * version until this is done. */
+/* Answers a fetch whose chunk was to be brought to host memory (read.h). If `status` is not
+ * CAIRN_OK, the chunk is not there. The version may no longer be readable for new fetches, but the
+ * copy still has it until this call ends. */
 static void fetch_brought(struct reply *reply, cairn_status status)
 {
     const struct shard_job *job = reply->job;
@@ -660,7 +671,8 @@ static void fetch_brought(struct reply *reply, cairn_status status)
         send_data(member, reply, &source);
         return;
     }
-    // A lack of memory passes, so the reader is told to ask again (BUSY); any other failure is NOT_READY.
+    // A lack of memory passes, so the member is told to ask again (BUSY). Any other failure is
+    // NOT_READY.
     const cairn_status why = status == CAIRN_ERR_NO_MEMORY ? CAIRN_ERR_BUSY : CAIRN_ERR_NOT_READY;
     if (member != NULL) member_refuse(member, &reply->header, why);
     reply_end(reply);
@@ -686,8 +698,8 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return false;
 }
 
-/* Makes the checksum if the whole chunk is to be sent. Here this does not delay the loop thread. Nobody
- * looks for the checksum before the chunk is in host memory. */
+/* Makes the chunk's checksum if the whole chunk is to be sent. On this thread the loop thread is
+ * not delayed. Nobody reads the checksum before the chunk is noted as brought. */
 static void conclude(struct work_run *run, uint32_t item, uint32_t thread)
 {
     const struct reply *reply = reply_of(run);
@@ -700,7 +712,8 @@ static void conclude(struct work_run *run, uint32_t item, uint32_t thread)
         copy_chunk_bytes(copy, reply->chunk));
 }
 
-/* Takes one reply out of those that wait for the chunk; returns NULL if no reply waits. */
+/* Takes one of the replies that wait for the chunk out of the list. Returns NULL if no reply waits
+ * for it. */
 static struct reply *take_one(struct shard_job *job, const struct published_copy *copy,
                               uint64_t chunk)
 {
@@ -721,16 +734,16 @@ static void chunk_brought(struct work_run *run)
     const cairn_status status = run->status;
     struct reply *reply;
     copy->brought[chunk] = status == CAIRN_OK ? CAIRN_BROUGHT : CAIRN_BROUGHT_NOT;
-    // A fetch only reads, so a lack of room for it harms nobody else.
+    // A fetch only reads, so a lack of memory for a fetch does not harm the job.
     if (status != CAIRN_ERR_NO_MEMORY) (void)shard_job_run_failed(job, run);
     while ((reply = take_one(job, copy, chunk)) != NULL) fetch_brought(reply, status);
-    published_return(job, copy); // by now the sends out of the copy are counted
+    published_return(job, copy); // last, because by now the sends out of the copy are counted
     shard_job_settle(job);
     shard_job_idle(job);
 }
 
-/* Begins to copy a chunk to host memory, unless this is under way already. fetch_brought is called at the
- * end. */
+/* Makes the reply wait until the chunk is in host memory, and begins to copy the chunk there,
+ * unless this is under way already. fetch_brought is called at the end. */
 static void bring_chunk(struct reply *reply, const struct published_copy *copy, uint64_t chunk)
 {
     struct shard_job *job = reply->job;

@@ -1,13 +1,14 @@
 /* The connections to the members of a job.
  *
- * A connection is made when a member joins. When the connection goes down, it is made again on the member's
- * next message. If the member was heard on the lost connection, the shard also connects again after a
- * moment. So a dead worker costs one try, and a worker that is back is connected by its own HELLO. The
- * shard does not connect again at once: UCX 1.13 aborts when the other end is just dying (tcp_ep.c:478),
- * and when both ends of a broken connection begin anew together (tcp_cm.c:519). On a connection that is
- * made again the shard greets the member. From this greeting the member learns that messages on the earlier
- * connection may be lost (proto/wire/wire.h). On the first connection the shard sends nothing before the
- * member's own HELLO, because UCX has problems if both ends begin to send at once. */
+ * The shard connects to a member when the member joins. When the connection goes down, the shard
+ * connects again on the member's next message. If the member was heard on the lost connection, the
+ * shard also connects again after a short time. So a dead worker costs one try, and a worker that
+ * is back is connected by its own HELLO. The shard waits this short time because UCX 1.13 aborts
+ * when the other end is just dying (tcp_ep.c:478), and when both ends of a broken connection
+ * connect again at the same time (tcp_cm.c:519). On every connection but the first the shard greets
+ * the member. From this greeting the member learns that messages on the earlier connection may be
+ * lost (proto/wire/wire.h). On the first connection the shard sends nothing before the member's own
+ * HELLO, because UCX has problems if both ends begin to send at the same time. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,8 +22,8 @@
 #include "server/shard/relay.h"
 #include "server/shard/shard.h"
 
-/* Within this time a killed process has ended completely, and a live process has sent its own message
- * first. */
+/* After this time a process that was killed has ended completely, and a process that lives has
+ * already sent a message. */
 #define AGAIN_MS 40
 
 static void admit_member(struct shard_job *job, uint64_t member, struct request answer);
@@ -88,8 +89,8 @@ static void connect_member(struct shard_member *member)
     published_show(member);
 }
 
-/* Connects a member by a new endpoint and greets the member: messages on the earlier endpoint may be
- * lost. */
+/* Connects a member by a new endpoint. Then greets the member, so that it learns that messages on
+ * the earlier endpoint may be lost. */
 static void connect_again(struct shard_member *member)
 {
     connect_member(member);
@@ -108,8 +109,8 @@ static void member_down(struct shard_member *member)
     tell_core(member, CAIRN_STEP_PEER_DOWN);
 }
 
-/* The timer shard->connects.again: connects members whose connection went down and that have sent nothing
- * since. */
+/* Connects members whose connection went down and that have sent nothing since. This is the
+ * function of the timer shard->connects.again. */
 static void on_again(uv_timer_t *timer)
 {
     const struct shard_daemon *shard = timer->data;
@@ -185,8 +186,8 @@ static cairn_status judge_join(const struct shard_job *job, const Cairn__MemberJ
     return CAIRN_OK;
 }
 
-/* True if the member never left: a new coordinator names such members again. These members keep their
- * connections, and transfers on these connections continue. */
+/* True if the member never left, and is only named again by a new coordinator. Such a member keeps
+ * its connection, on which transfers continue. */
 static bool is_here(struct shard_job *job, const Cairn__MemberJoin *message)
 {
     struct shard_member *member = member_find(job, message->member);
@@ -219,7 +220,7 @@ cairn_status members_join(struct shard_job *job, const Cairn__MemberJoin *messag
         if (before->role == message->role) reply_move(before, member);
         member->bytes = before->bytes;
     }
-    members_leave(job, message->member); // the new member replaces it
+    members_leave(job, message->member); // the new member replaces an earlier one of this number
     member->number = message->member;
     member->token = message->token;
     member->confirmed = job->shard->session.serial;
@@ -293,14 +294,16 @@ const struct shard_module member_module = {
 
 /* ==== own ==== */
 
-/* The callbacks of the collector for the shard's own part: they decide where contributions land and are
- * added up, and do whatever else the collector's core asks for. */
+/* The callbacks of the collector for the shard's own part. They decide where contributions land and
+ * are added up, and carry out the actions of the collector's core that the collector does not carry
+ * out itself. */
 
-#define TINY_ELEMS 8192 /* the limit for the elements of all sources of a fold together */
+/* a fold is tiny if all its sources together have at most this many elements */
+#define TINY_ELEMS 8192
 
 /* ---- to the coordinator ---- */
 
-/* A message's list of tensors, and what the list points to. */
+/* The list of tensors for a message, and the entries to which the list points. */
 struct told_tensors {
     Cairn__TensorElems elems[CAIRN_RESULTS_TENSORS], *list[CAIRN_RESULTS_TENSORS];
 };
@@ -318,7 +321,8 @@ static Cairn__TensorElems **tell_tensors(struct told_tensors *told, const struct
 
 static void report_reduced(struct shard_job *job, const struct step_action *action)
 {
-    if (action->round == job->collector.spoiled_round) return; // abandoned: see member_unreadable
+    // the round is abandoned: see member_unreadable
+    if (action->round == job->collector.spoiled_round) return;
     uint8_t squares[CAIRN_EXACT_BYTES], nonfinite[8], weight[8];
     exact_encode(&action->sums.sum_squares, squares);
     for (int i = 0; i < 8; i++) {
@@ -349,16 +353,17 @@ static void report_reduced(struct shard_job *job, const struct step_action *acti
     session_send(job->shard, CAIRN_MSG_REDUCED, 0, &reduced.base);
 }
 
-/* Returns the microseconds between two times; 0 if one of them was not reached. */
+/* Returns the microseconds between two times; 0 if one of the times was not reached. */
 static uint32_t us_between(uint64_t from_us, uint64_t to_us)
 {
     const uint64_t us = from_us != 0 && to_us > from_us ? to_us - from_us : 0;
     return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
-/* Returns the phases of the round that is being published, in microseconds: collect, until the last
- * contribution arrived; fold and add up; update, which also writes the published copy; publish, which waits
- * until nobody reads the copy that is written, and reports. */
+/* Returns how many microseconds each phase of the round took that is being published. us_out[0]:
+ * collecting, until the last contribution arrived. us_out[1]: folding and adding up. us_out[2]: the
+ * update, which also writes the published copy. us_out[3]: publishing, which waits until nothing is
+ * sent out of the copy to be written, and reports. */
 static void times_phases(const struct shard_job *job, uint32_t us_out[4])
 {
     const struct round_times *t = &job->pass.times;
@@ -385,7 +390,7 @@ static void report_published(struct shard_job *job, const struct step_action *ac
     times_phases(job, us);
     times.us = us;
     times.n_us = 4;
-    // The times are reported once; round 0 means that nothing was granted.
+    // The times of a round are reported once. times.round is 0 if nothing was granted since.
     if (job->pass.times.round != 0 && action->round == job->pass.times.round)
         published.times = &times;
     job->pass.times.round = 0;
@@ -443,7 +448,7 @@ static void do_own_action(struct collector *collector, const struct step_action 
     case CAIRN_STEP_REDUCED_REPORT: report_reduced(job, action); break;
     case CAIRN_STEP_PUBLISHED_REPORT: report_published(job, action); break;
     case CAIRN_STEP_ANSWER: send_answer(job, action); break;
-    case CAIRN_STEP_FORWARD: // only a relay's core asks for these actions: relay.c
+    case CAIRN_STEP_FORWARD: // only a relay's core has these actions: relay.c
     case CAIRN_STEP_FORWARD_END:
     case CAIRN_STEP_FORWARD_COMMIT: assert(false); break;
     default: break; // the collector handles all other actions
@@ -474,8 +479,8 @@ static void *landing_slot(struct collector *collector, uint32_t slot)
     return job->landing.arena.base + at;
 }
 
-/* True if the fold takes only a microsecond or two on the loop. To wake a thread, and then the loop, takes
- * longer. */
+/* True if the fold takes only a microsecond or two on the loop thread. Waking another thread, and
+ * then the loop, would take longer. */
 static bool is_tiny(const struct fold *fold)
 {
     const struct chunk_table *table = fold->collector->table;
@@ -494,7 +499,8 @@ static bool fold_place(struct fold *fold)
     return true; // the plane of sums has a place for each chunk
 }
 
-/* Folds pieces of a chunk; elements to which nobody contributes stay 0. */
+/* Folds pieces of a chunk. The chunk's first fold makes the sum 0 before, so elements to which
+ * nobody contributes are 0. */
 static bool fold_pieces(const struct fold *fold, uint32_t stage, struct works *works,
                         uint32_t chunk, const struct chunk_place *place, float *acc)
 {
@@ -536,7 +542,8 @@ static bool fold_sources(const struct fold *fold, uint32_t stage, struct works *
     float *acc = planes_at(&job->planes, CAIRN_PLANE_SUM, table->extent_of[chunk],
                            place.local_elem);
     const bool tiled = fold->pieces[0].held != NULL;
-    const uint32_t last = fold->first ? 2 : 1; // the stage after the pieces: sums, from the cache
+    // the stage after the pieces, in which the sums are made
+    const uint32_t last = fold->first ? 2 : 1;
     if (tiled && stage < last) return fold_pieces(fold, stage, works, chunk, &place, acc);
     if (fold->likely_last)
         add_sums(fold, tiled, works, &place, acc);
@@ -615,8 +622,8 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
 
 /* ---- what follows ---- */
 
-/* Closes the connections that were cut. If more are cut meanwhile, own_settle calls this function again,
- * and it looks through all members from the start. */
+/* Closes the connections that were cut. If more connections are cut meanwhile, own_settle calls
+ * this function again, so that all members are looked through again. */
 static void close_cut(struct shard_job *job)
 {
     job->members.cut = false;
@@ -663,8 +670,8 @@ static uint64_t bytes_between(const struct shard_job *job, uint32_t from, uint32
     return landing_at(&job->landing, to) - landing_at(&job->landing, from);
 }
 
-/* Returns how many slots all workers have together: a round's n-th worker has the n-th window of slots
- * (server/core/step.h). */
+/* Returns how many slots all workers have together. The n-th worker of a round has the n-th
+ * `window` slots (server/core/step.h). */
 static uint32_t slots_wanted(const struct shard_job *job)
 {
     uint64_t workers = 0;
@@ -687,8 +694,8 @@ static cairn_status count_slots(struct shard_job *job, struct sentence *why)
     return status;
 }
 
-/* Reserves the slots of all workers that have joined by now, so a later request for these slots has nothing
- * left to do. */
+/* Reserves the slots of all workers that have joined by now. A later request of one of these
+ * workers then has nothing left to reserve. */
 static cairn_status add_slots(struct reserve *reserve, struct shard_job *job)
 {
     job->landing.asked = slots_wanted(job);
@@ -711,12 +718,13 @@ static void on_slots_taken(const struct reserve_request *request, cairn_status s
         members_leave(job, request->member);
         job->landing.extra = true;
     }
-    if (job->landing.extra) admit_left(job); // slots of this member, or of other members that left
+    // gives back slots of this member, or of other members that left
+    if (job->landing.extra) admit_left(job);
     session_answer(job->shard, &answered, status, why);
 }
 
-/* A member joined: answers when all joined workers have their landing slots. If there is no room for the
- * member, it leaves. */
+/* Takes the memory for a member that joined, and answers when all joined workers have their landing
+ * slots. If there is no room, the member leaves. */
 static void admit_member(struct shard_job *job, uint64_t member, struct request answer)
 {
     const struct reserve_request request = { .job = job,
@@ -740,8 +748,8 @@ static void admit_member(struct shard_job *job, uint64_t member, struct request 
     session_answer(job->shard, &answer, status, &why);
 }
 
-/* True if nothing is landing, nothing is being folded and no page is being made. Rounds use the windows
- * from the lowest on. */
+/* True if nothing is landing, nothing is being folded and no page is being made, so that slots may
+ * be given back. */
 static bool landing_rests(const struct shard_job *job)
 {
     return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
@@ -757,8 +765,9 @@ static void on_turn(uv_timer_t *timer)
     shard->up->memory_back(shard);
 }
 
-/* Returns how many slots this iteration of the loop may give back. They are the last of the slots after
- * `keep`: as many as the iteration's bytes allow, but at least one. */
+/* Returns how many of the slots after `keep` this iteration of the loop may give back, the last
+ * ones first. This is limited by the bytes that one iteration may give back, but the first call in
+ * an iteration returns at least 1. */
 static uint32_t slots_of_turn(const struct shard_job *job, uint32_t keep)
 {
     const struct shard_daemon *shard = job->shard;

@@ -5,13 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Numbers of slots. A sender has more slots than an asker may have unanswered requests. So the asker can
- * always send another request while chunks that arrived are being copied. All senders together have enough
- * slots to keep a fast network busy. */
+/* How many slots there are. A sender has more slots than an asker may have unanswered requests, so
+ * the asker can always send another request while chunks that arrived are being copied. All senders
+ * together have enough slots to keep a fast network busy. */
 enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
-/* The slots of a sender that have staging. Cut chunks need few such slots, because cut chunks occur only at
- * the ends of runs. If all chunks are staged, a sender has as many such slots as an asker may have
- * unanswered requests, and some more for chunks that are being copied meanwhile. */
+/* How many slots of a sender have staging. Cut chunks need few such slots, because cut chunks occur
+ * only at the ends of runs. If all chunks are staged, a sender has at most ALL_STAGED_EACH slots:
+ * as many as an asker may have unanswered requests, and some more for chunks that are being copied
+ * meanwhile. */
 enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
 static const struct neighbour_kind sender_kind;
@@ -44,7 +45,7 @@ uint64_t receiver_staging_bytes(const struct shard_job *job, const struct state_
     return (uint64_t)pieces->sender_count * staged.each * staged.bytes;
 }
 
-/* True if the piece is received in staging and not in the planes. */
+/* True if the piece's chunk is received in staging, and not in the planes. */
 static bool piece_is_staged(const struct receiver *receiver, const struct state_piece *piece)
 {
     return receiver->staged.all || !piece_is_whole(piece);
@@ -85,7 +86,8 @@ static cairn_status open_slots(struct sender *sender, struct sentence *why)
     return CAIRN_OK;
 }
 
-/* Opens a sender whose pieces begin at *at, and moves *at to their end. */
+/* Opens a sender whose pieces begin at index *at of the list, and sets *at to the end of these
+ * pieces. */
 static cairn_status open_sender(struct receiver *receiver, struct sender *sender, size_t *at,
                                 Cairn__ShardInfo *const *shards, size_t shard_count,
                                 struct sentence *why)
@@ -184,10 +186,11 @@ void receiver_leave(struct receiver *receiver)
 
 /* ---- what comes ---- */
 
-/* Asks for as many pieces as there are free slots. */
+/* Asks the sender for as many pieces as there are free slots. */
 static void sender_feed(struct sender *sender)
 {
-    // Tries the last slot first: the first slots have staging, which whole chunks leave to cut chunks.
+    // The last slot is tried first, because the first slots have staging, which only cut chunks
+    // need.
     for (uint32_t i = sender->receiver->staged.of_each; i-- > 0 && sender->next < sender->end;) {
         struct receiver_slot *slot = &sender->slots[i];
         const struct state_piece *piece = &sender->receiver->pieces.list[sender->next];
@@ -212,7 +215,7 @@ void receiver_begin(struct receiver *receiver, struct cairn_version version,
     receiver->done = done;
     receiver->begun_ns = uv_hrtime();
     for (uint32_t i = 0; i < receiver->neighbours.count; i++) sender_feed(&receiver->senders[i]);
-    (void)receiver_tick(receiver, uv_now(receiver->job->shard->loop)); // connects
+    (void)receiver_tick(receiver, uv_now(receiver->job->shard->loop)); // this connects
 }
 
 static void is_here(struct receiver_slot *slot)
@@ -245,7 +248,8 @@ static void piece_copied(struct work_run *run)
 {
     struct receiver_slot *slot = (struct receiver_slot *)run;
     struct receiver *receiver = slot->sender->receiver;
-    const bool has_failed = shard_job_run_failed(receiver->job, run); // if so, the receiver leaves
+    // after a failure the receiver leaves
+    const bool has_failed = shard_job_run_failed(receiver->job, run);
     if (receiver->neighbours.is_leaving || has_failed)
         slot->piece = NULL;
     else
@@ -285,8 +289,8 @@ static void describe_piece(const struct neighbour_fetch *fetch, struct chunk_hea
     header->payload_bytes = form_bytes(form, piece->plane, piece->chunk_elems);
 }
 
-/* Returns the memory in which the slot's chunk is received: its place in the planes, or staging if the
- * piece is staged. */
+/* Returns the memory in which the slot's chunk is received: the slot's staging if the piece is
+ * staged, else the place in the planes. Also sets slot->to to the piece's place in the planes. */
 static void *place_of_piece(struct neighbour_fetch *fetch)
 {
     struct receiver_slot *slot = slot_of(fetch);
@@ -314,8 +318,9 @@ static void piece_came(struct neighbour_fetch *fetch)
     compute_submit(&slot->run);
 }
 
-/* Asks again if the sender does not use the new layout yet, or, over another connection, if the chunk is
- * damaged again and again. If the sender does not have the state that it is to give, the job is faulted. */
+/* Asks again if the sender does not use the new layout yet. If the chunk is damaged again and
+ * again, asks for it on a new connection. After any other refusal the job is faulted, because the
+ * sender cannot give the state that it is to give. */
 static void piece_refused(struct neighbour_fetch *fetch, uint64_t status)
 {
     struct neighbour *neighbour = fetch->neighbour;

@@ -14,11 +14,12 @@
 
 enum { PENDING, SAVING, SAVED, TAKEN };
 
-#define LINE        64u               /* pieces begin at multiples of this */
-#define TOUCH_BYTES ((size_t)2 << 20) /* how much is made at a time: a large page */
-#define REST_US     500     /* one rest; after it comes a check whether an update still runs */
-#define REST_MAX_US 5000000 /* the most time that all such rests take together */
-#define SAVING_US   20      /* how often a reader checks whether a piece is saved */
+#define LINE        64u               /* the saved pieces begin at multiples of this */
+#define TOUCH_BYTES ((size_t)2 << 20) /* how many bytes of pages are made at a time: a large page */
+/* the length of one rest; after it give_way looks whether an update still runs */
+#define REST_US     500
+#define REST_MAX_US 5000000 /* the most time that all rests take together */
+#define SAVING_US   20      /* the time after which a reader looks again whether a piece is saved */
 
 #define STALLED                                                           \
     "an update waited %" PRIu64                                           \
@@ -30,7 +31,8 @@ enum { PENDING, SAVING, SAVED, TAKEN };
 
 /* ---- how much ---- */
 
-/* Returns the bytes of a chunk's plane; 0 if the plane is not state of the chunk. */
+/* Returns the bytes of a piece; 0 if the chunk does not keep the plane, or the plane is not
+ * state. */
 static size_t piece_bytes(const struct shard_view *view, uint64_t chunk, int plane)
 {
     const struct form *form = &view->forms[view->table.extent_of[chunk]];
@@ -39,7 +41,7 @@ static size_t piece_bytes(const struct shard_view *view, uint64_t chunk, int pla
     return (size_t)form_bytes(form, (enum plane)plane, place.elem_count);
 }
 
-/* Returns the bytes of all pieces; *largest_out is the size of the largest. */
+/* Returns the bytes of all pieces; *largest_out is the size of the largest piece. */
 static uint64_t sum_pieces(const struct shard_view *view, size_t *largest_out)
 {
     uint64_t sum = 0;
@@ -61,8 +63,8 @@ uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room)
     const uint64_t all = sum_pieces(job->view, &largest);
     uint64_t small = (uint64_t)largest * CAIRN_PLANE_COUNT;
     if (small < CAIRN_STAGING_SMALL_BYTES) small = CAIRN_STAGING_SMALL_BYTES;
-    // There is room for one more piece: a piece may be saved ahead and by a pass at the same time. Then one
-    // of these two copies is in vain.
+    // There is room for one more piece, because a piece may be saved ahead and by a pass at the
+    // same time; then one of the two copies is in vain.
     return room == CAIRN_SNAPSHOT_STAGING_SMALL && small < all ? small : all + largest;
 }
 
@@ -104,8 +106,8 @@ void staging_close(struct staging *staging)
     *staging = (struct staging) { .job = NULL };
 }
 
-/* Rests while an update runs, because clearing pages takes the bandwidth that updates need. It does not
- * rest for ever. */
+/* Rests while an update runs, because making pages takes bandwidth of memory that the update needs.
+ * Rests at most *rests_left times. */
 static void give_way(const struct staging *staging, uint64_t *rests_left)
 {
     while (atomic_load(&staging->job->pins.updating) && !atomic_load(&staging->canceled) &&
@@ -115,7 +117,7 @@ static void give_way(const struct staging *staging, uint64_t *rests_left)
     }
 }
 
-/* Makes the pages of the room. Pages that a pass has made meanwhile stay as they are. */
+/* Makes the pages of the room. Pages that a pass has already made stay as they are. */
 static void touch(struct task *task, uint32_t item, uint32_t thread)
 {
     struct staging *staging = (struct staging *)task;
@@ -171,8 +173,8 @@ cairn_status staging_check(const struct staging *staging, struct sentence *why)
 
 /* ---- room ---- */
 
-/* Takes room that was never used; returns NULL if no such room is left. Works without a lock, so that a
- * pass never waits for a thread that gives way to everybody. */
+/* Takes room that was never used; returns NULL if no such room is left. Takes no lock, so that a
+ * pass never waits for a thread of low priority that holds the lock. */
 static uint8_t *new_room(struct staging *staging, size_t bytes)
 {
     const uint64_t at = atomic_fetch_add(&staging->used, bytes);
@@ -199,7 +201,8 @@ static struct timespec after(uint64_t us)
     return at;
 }
 
-/* Waits for a free slot. Returns NULL in the same case as take_room. The caller holds the lock. */
+/* Waits for a free slot, and returns it. Returns NULL if the staging is canceled. The caller holds
+ * the lock. */
 static uint8_t *wait_for_slot(struct staging *staging)
 {
     const uint64_t from = uv_hrtime();
@@ -223,7 +226,8 @@ static uint8_t *wait_for_slot(struct staging *staging)
     return at;
 }
 
-/* Takes room for a piece. Returns NULL if nobody would read the saved piece. */
+/* Takes room for a piece. Returns NULL if the staging is canceled, or if room that is not reused is
+ * used up. */
 static uint8_t *take_room(struct staging *staging, size_t bytes)
 {
     if (!staging->again) return new_room(staging, ALIGN_UP(bytes, LINE));
@@ -257,9 +261,11 @@ static bool begin_save(struct staging *staging, struct works *works, uint64_t ch
     const struct shard_view *view = staging->view;
     const size_t n = number_of(chunk, plane), bytes = piece_bytes(view, chunk, plane);
     if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return false;
-    uint8_t *at = take_room(staging, bytes); // before SAVING, for which the reader waits
+    // taken before the piece is SAVING, because the reader waits while it is SAVING
+    uint8_t *at = take_room(staging, bytes);
     uint8_t pending = PENDING;
-    assert(at != NULL || staging->again); // else the overwritten values would be lost
+    // otherwise the values that the pass overwrites would be lost
+    assert(at != NULL || staging->again);
     if (at == NULL) return false;
     if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) {
         give_room(staging, at);
@@ -278,8 +284,8 @@ void staging_save(struct staging *staging, struct works *works, uint64_t chunk)
 {
     if (atomic_load(&staging->canceled)) return;
     for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
-        // Saves each piece at once. So while this thread waits for room, the reader waits for no piece that
-        // is only begun.
+        // Each piece is saved before room for the next piece is taken. So the reader never waits
+        // for a piece while this thread waits for room.
         if (!begin_save(staging, works, chunk, p)) continue;
         works_flush(works);
         if (works_now(works)->status != CAIRN_OK) atomic_store(&staging->failed, true);
@@ -289,8 +295,8 @@ void staging_save(struct staging *staging, struct works *works, uint64_t chunk)
 
 /* ---- the reader ---- */
 
-/* Copies from and to any address. Another thread may be writing there, so TSan does not check these copies,
- * and no function is called. */
+/* Copies bytes from any address to any address. Another thread may be writing at `from`, so TSan
+ * must not check this function. It calls no other function, because TSan would check that one. */
 typedef uint64_t __attribute__((aligned(1), may_alias)) loose_word;
 __attribute__((noinline, no_sanitize("thread"))) static void
 copy_loosely(void *to, const void *from, size_t bytes)
@@ -303,8 +309,8 @@ copy_loosely(void *to, const void *from, size_t bytes)
         ((volatile uint8_t *)to)[i] = ((const volatile uint8_t *)from)[i];
 }
 
-/* Copies state that an update may overwrite meanwhile; read_piece() checks afterwards and throws a
- * torn copy away. tsan.supp refers to this function by its name. */
+/* Copies state that an update may overwrite meanwhile. The caller checks this afterwards, and then
+ * does not use the copy. tsan.supp refers to this function by its name. */
 __attribute__((noinline)) static cairn_status peek_at_live_state(struct works *works,
                                                                  const void *from, size_t bytes,
                                                                  void *to, struct sentence *why)
@@ -317,19 +323,18 @@ __attribute__((noinline)) static cairn_status peek_at_live_state(struct works *w
     return works_run(works, why);
 }
 
-/* Returns false if the piece is no longer pending. If the piece is pending and `ends` is true, it becomes
- * TAKEN. */
+/* Returns true if the piece is still PENDING. If `ends` is true, a PENDING piece becomes TAKEN. */
 static bool still_pending(_Atomic uint8_t *piece, bool ends)
 {
     uint8_t pending = PENDING;
     if (ends) return atomic_compare_exchange_strong(piece, &pending, TAKEN);
     return atomic_fetch_or(piece, 0) ==
-           PENDING; // a read and a write, so that no byte is read later
+           PENDING; // not only a load, so that no byte of the copy is read after this
 }
 
 struct range {
     const void *live;
-    size_t offset, bytes; /* in the piece */
+    size_t offset, bytes; /* in bytes of the piece */
     bool ends;
 };
 
@@ -375,7 +380,8 @@ static cairn_status read_range(struct staging *staging, struct works *works, uin
 
 /* ---- ahead of an update ---- */
 
-/* Saves a piece in host memory if it is pending. Returns false if there is no room. */
+/* Saves a piece that lies in host memory, if the piece is PENDING. Returns false if there is no
+ * room. */
 static bool save_piece_ahead(struct staging *staging, struct works *works, uint64_t chunk,
                              int plane)
 {
@@ -387,13 +393,13 @@ static bool save_piece_ahead(struct staging *staging, struct works *works, uint6
     if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return true;
     uint8_t *at = take_room(staging, bytes);
     if (at == NULL) return false;
-    // The works run in place, so this cannot fail.
+    // This cannot fail, because works of the host's home run in place.
     (void)peek_at_live_state(
         works,
         planes_at(&staging->job->planes, (enum plane)plane, view->table.extent_of[chunk], local),
         bytes, at, &unsaid);
-    // If the piece is still pending, the copy is not torn. Otherwise a pass has begun and has saved the
-    // piece, and no more pieces are saved ahead.
+    // If the piece is still PENDING, the copy is not torn. Otherwise a pass has begun and saves the
+    // piece, and is_ahead ends the saving ahead.
     if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) return true;
     staging->saved[n] = at;
     atomic_fetch_add(&staging->saved_bytes, bytes);
@@ -418,7 +424,8 @@ void staging_save_ahead(struct staging *staging, const struct pace *pace)
     atomic_store(&staging->reading, true);
     // The chunks before pass.host.first lie on a device.
     for (uint64_t c = staging->job->pass.host.first; c < view->table.map.chunk_count; c++) {
-        if (!view->forms[view->table.extent_of[c]].trained) continue; // no update overwrites it
+        // no update overwrites the chunk
+        if (!view->forms[view->table.extent_of[c]].trained) continue;
         for (int p = 0; p < CAIRN_PLANE_COUNT && goes_on; p++)
             goes_on = is_ahead(staging, pace, passes) && save_piece_ahead(staging, works, c, p);
     }
@@ -433,7 +440,8 @@ cairn_status staging_read(struct staging *staging, struct works *works, uint64_t
     cairn_status status = staging_check(staging, why);
     if (status == CAIRN_OK)
         status = read_range(staging, works, chunk, plane, first, elems, ends, to, why);
-    // Checks again: after a cancel a pass saves nothing, and may have overwritten what was pending.
+    // Checks again, because after a cancel passes save nothing, and may have overwritten a pending
+    // piece.
     if (status == CAIRN_OK) status = staging_check(staging, why);
     atomic_store(&staging->reading, false);
     return status;
@@ -441,11 +449,13 @@ cairn_status staging_read(struct staging *staging, struct works *works, uint64_t
 
 /* ==== pace ==== */
 
-#define IDLE_US          ((uint64_t)2000000) /* idle: no step for this long, and for .. */
-#define IDLE_STEPS       4                   /* .. this many times the time of a step */
+/* nobody trains if no step has ended for so long .. */
+#define IDLE_US          ((uint64_t)2000000)
+#define IDLE_STEPS       4                 /* .. and for so many times the duration of a step */
 #define PACE_REST_MAX_US ((uint64_t)20000) /* the longest rest, so that a cancel is noticed soon */
-#define BURST_BYTES      ((uint64_t)8 << 20) /* how much may be written at once after a rest */
-#define SLACK_DIVIDE     20 /* a step that is up to a twentieth longer is not slow */
+/* how many bytes may be written after a rest without another rest */
+#define BURST_BYTES  ((uint64_t)8 << 20)
+#define SLACK_DIVIDE 20 /* a step counts as slow if it is longer by more than a twentieth */
 
 void pace_init(struct pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
                uint64_t deadline_us)
@@ -473,14 +483,14 @@ void pace_step(struct pace *pace, uint64_t took_us, uint64_t now_us)
     atomic_store(&pace->step_us, now_us);
 }
 
-/* True if nothing was updated for a long time. */
+/* True if no step has ended for a long time. */
 static bool is_idle(const struct pace *pace, uint64_t now_us)
 {
     const uint64_t last = atomic_load(&pace->step_us), steps = IDLE_STEPS * pace->before_us;
     return last == 0 || now_us > last + (steps > IDLE_US ? steps : IDLE_US);
 }
 
-/* Returns the bytes a second that the deadline asks for. */
+/* Returns the bytes a second with which the rest is written by the deadline. */
 static double asked_rate(const struct pace *pace, uint64_t now_us)
 {
     const uint64_t done = atomic_load(&pace->done_bytes);

@@ -1,10 +1,11 @@
-/* The shard's side of tiles (proto/wire/wire.h): the parts of this shard's tensors that workers hold.
+/* What a shard does with tiles (proto/wire/wire.h), which are the parts of tensors that workers
+ * hold.
  *
- * A tensor is tiled while at least one member holds only a part of it. Each different box of the tensor is
- * kept once, however many members hold it. Each box has a mark for each chunk (below). The coordinator has
- * checked that no two boxes overlap without being equal, and that they make up the tensor (tiles_cover).
- * Boxes that nobody holds any more are kept until the job is idle: slots, puts and folds may refer to
- * them. */
+ * A tensor is tiled while at least one member holds only a part of it. Each different box of the
+ * tensor is kept once, however many members hold the box. A box has a mark for each of its chunks
+ * (below). The coordinator has checked that two boxes are either equal or have no element in
+ * common, and that all boxes together cover the tensor (tiles_cover). Boxes that nobody holds any
+ * more are kept until the job is idle, because slots, puts and folds may refer to them. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
@@ -36,7 +37,7 @@ uint64_t tiles_common(const struct shard_job *job, const struct cairn_box *box,
     return box_before(box, shape, place->first_elem + place->elem_count) - *before_out;
 }
 
-/* Finds the chunks in which a box has elements. */
+/* Finds the chunks of the table in which a box has elements. */
 static void find_chunks(const struct shard_job *job, const struct chunk_table *table,
                         uint32_t tensor, const struct cairn_box *box, struct held_box *out)
 {
@@ -77,8 +78,8 @@ static void held_free(struct shard_job *job, struct held_box *held)
     give_tables(job, held, sizeof *held + (size_t)held->chunk_count);
 }
 
-/* Makes a box with its marks, for the chunks of a table, and counts its memory. Returns NULL, with `why`,
- * if there is no memory. */
+/* Makes a box with marks for its chunks in a table, and takes its memory from the budget. Returns
+ * NULL, with `why`, if there is no memory. */
 static struct held_box *held_open(struct shard_job *job, const struct chunk_table *table,
                                   uint32_t tensor, const struct cairn_box *box,
                                   struct sentence *why)
@@ -117,14 +118,15 @@ bool tiles_rest(const struct shard_job *job)
     return true;
 }
 
-/* Frees the boxes that nobody holds, if nothing can refer to them. */
+/* If nothing can refer to boxes but members, frees the boxes that no member holds. */
 static void sweep_held(struct shard_job *job)
 {
     if (step_phase_of(job->collector.step) != CAIRN_STEP_IDLE || !tiles_rest(job)) return;
     struct tiled **link = &job->tiling.list;
     while (*link != NULL) {
         struct tiled *tiled = *link;
-        struct held_box **at = &tiled->held->next; // the first box, the whole tensor's, stays
+        // the first box, which is the whole tensor, stays
+        struct held_box **at = &tiled->held->next;
         while (*at != NULL) {
             struct held_box *held = *at;
             if (held->holders > 0) {
@@ -145,8 +147,8 @@ static void sweep_held(struct shard_job *job)
     }
 }
 
-/* Returns memory for the answers of tiles_holds by this table; the caller frees it. Returns NULL if there
- * is no memory. */
+/* Returns memory for the result of tiles_holds with this table; the caller frees the memory.
+ * Returns NULL if there is no memory. */
 static uint8_t *tiles_holds_open(const struct shard_job *job, const struct chunk_table *table)
 {
     const size_t members = job->collector.slot_count / job->landing.window;
@@ -177,8 +179,8 @@ void tiles_close(struct shard_job *job)
     }
 }
 
-/* Finds the box of the tensor, or makes it. Returns CAIRN_ERR_NO_MEMORY, or CAIRN_ERR_BUSY if a round is
- * collecting and its sums were begun without this box. */
+/* Finds a box of the tensor; makes the box if it does not exist. CAIRN_ERR_NO_MEMORY.
+ * CAIRN_ERR_BUSY: a round is collecting, whose sums were begun without this box. */
 static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struct cairn_box *box,
                              struct held_box **held_out, struct sentence *why)
 {
@@ -242,7 +244,7 @@ uint64_t tiles_touched(const struct shard_member *member, uint32_t tensor)
     return tile->held->touched;
 }
 
-/* Sets the member's `untouched`, by the table of the tiling. */
+/* Sets the member's `untouched` to the present number of such chunks. */
 static void tiles_count(struct shard_member *member)
 {
     uint64_t untouched = 0;
@@ -255,8 +257,8 @@ static void tiles_count(struct shard_member *member)
     member->untouched = untouched;
 }
 
-/* Removes the chunks [first, end) of the map from a row of holds. These chunks belong to one trained
- * tensor. */
+/* Removes the chunks [first, end) of the map, which belong to one trained tensor, from a row of
+ * tiling.holds. */
 static void clear_chunks(const struct shard_job *job, uint64_t first, uint64_t end, uint8_t *row)
 {
     const struct chunk_table *table = job->tiling.table;
@@ -267,7 +269,7 @@ static void clear_chunks(const struct shard_job *job, uint64_t first, uint64_t e
     }
 }
 
-/* Removes some chunks of a tensor from a row of holds: the chunks in which the box has no element. */
+/* Removes those chunks of a tensor in which the box has no element from a row of tiling.holds. */
 static void clear_beside(const struct shard_job *job, uint32_t tensor, const struct held_box *held,
                          uint8_t *row)
 {
@@ -277,7 +279,8 @@ static void clear_beside(const struct shard_job *job, uint32_t tensor, const str
     clear_chunks(job, all.first, held->first_chunk, row);
     clear_chunks(job, end, all.first + all.count, row);
     if (held->touched == held->chunk_count) return;
-    for (uint64_t c = held->first_chunk; c < end; c++) { // the box has short runs, far apart
+    // the box has no element in some of these chunks
+    for (uint64_t c = held->first_chunk; c < end; c++) {
         const struct chunk_place place = shard_map_chunk(&job->tiling.table->map, c);
         if (tiles_common(job, &held->box, &place, &before) == 0) clear_chunks(job, c, c + 1, row);
     }
@@ -305,7 +308,8 @@ const uint8_t *tiles_holds(struct shard_job *job, const uint64_t *members, uint3
     return job->tiling.holds;
 }
 
-/* Fills [tiles->count] entries of the list, and holds their boxes. On failure no box is held. */
+/* Fills in tiles->count entries of the list, and counts the member as a holder of their boxes. On
+ * failure it is not counted for any box. */
 static cairn_status hold_tiles(struct shard_job *job, const struct tiles *tiles,
                                struct member_tile *list, struct sentence *why)
 {
@@ -353,13 +357,14 @@ cairn_status tiles_set_member(struct shard_member *member, const struct tiles *t
 
 /* ==== tiles pieces ==== */
 
-/* Pieces of chunks. A piece is the part of a chunk that lies in the box that a member holds. This section
- * puts and folds pieces.
+/* This section puts and folds pieces. A piece is the part of a chunk that lies in a box that a
+ * member holds.
  *
- * A box has a mark for each chunk: whether the box was folded into the chunk's sum in this round. So the
- * first contribution to an element is copied and later contributions are added to it, as in a tensor that
- * all members hold. Elements to which nobody contributed are +0. Marks are made and cleared between folds
- * on the loop; a fold reads and writes only the marks of its own chunk. */
+ * A box has a mark for each of its chunks, which says whether the box was folded into the chunk's
+ * sum in this round. So the first contribution to an element is copied, and later contributions are
+ * added, as in a tensor that all members hold completely. Elements to which nobody contributed are
+ * +0. The loop clears the marks of a chunk between folds of the chunk. A fold reads and writes only
+ * the marks of its own chunk. */
 
 static uint8_t *mark_of(struct held_box *held, uint64_t chunk)
 {
@@ -367,14 +372,16 @@ static uint8_t *mark_of(struct held_box *held, uint64_t chunk)
     return within ? &held->mark[chunk - held->first_chunk] : NULL;
 }
 
-/* Returns the boxes of the chunk's tensor; NULL if every member holds the whole tensor. */
+/* Returns the boxes of the tensor to which the chunk belongs; NULL if every member holds the whole
+ * tensor. */
 static const struct tiled *tiled_of(const struct shard_job *job, uint64_t chunk)
 {
     const struct chunk_table *table = job->tiling.table;
     return job->tiling.of[table->map.extents[table->extent_of[chunk]].tensor];
 }
 
-/* Finds the box that the header means; *held_out is NULL for the whole of a tensor that is not tiled. */
+/* Finds the box that the header means. *held_out is NULL if the header means the whole of a tensor
+ * that is not tiled. */
 static cairn_status judge_tile(const struct shard_member *member, const struct chunk_header *header,
                                const struct tiled *tiled, struct held_box **held_out,
                                struct sentence *why)
@@ -430,7 +437,7 @@ static void fold_box(struct works *works, const struct fold *fold, const struct 
 {
     const struct shard_job *job = fold->collector->job;
     uint8_t *mark = mark_of(piece->held, chunk);
-    assert(mark != NULL); // the box has elements in the chunk
+    assert(mark != NULL); // the box has elements in the chunk, so it has a mark there
     const bool first = *mark == 0;
     *mark = 1;
     struct box_runs runs;
@@ -452,7 +459,7 @@ static void fold_box(struct works *works, const struct fold *fold, const struct 
 void tiles_fold(struct works *works, const struct fold *fold, uint64_t chunk,
                 const struct chunk_place *place, float *acc)
 {
-    // Different boxes have no element in common: each is folded by itself.
+    // Different boxes have no element in common, so each box is folded by itself.
     bool done[CAIRN_STEP_FOLD_MAX] = { false };
     for (uint32_t i = 0; i < fold->source_count; i++) {
         if (done[i]) continue;
@@ -495,9 +502,11 @@ bool tiles_put_whole(const struct shard_job *job, uint64_t chunk)
 
 /* ==== tiles switch ==== */
 
-/* Converts tiles to another table: the members hold the same boxes, but these lie in other chunks. */
+/* Converts tiles to another table. The members hold the same boxes, but the boxes lie in other
+ * chunks. */
 
-/* True if the tensor's extents are the same in both tables; its chunks may have other numbers. */
+/* True if the tensor's extents are the same in both tables. The tensor's chunks may have other
+ * numbers. */
 static bool is_same(const struct chunk_table *a, const struct chunk_table *b, uint32_t tensor)
 {
     const struct tensor_chunks in_a = chunk_table_tensor(a, tensor);
@@ -569,7 +578,8 @@ static void point_members(struct shard_job *job)
     }
 }
 
-/* Replaces the boxes of one tensor. Their order stays the same. */
+/* Replaces the boxes of one tensor by those that ready_tensor made. The order of the boxes stays
+ * the same. */
 static void replace(struct shard_job *job, struct tiled *tiled)
 {
     for (struct held_box **link = &tiled->held; *link != NULL; link = &(*link)->next) {
@@ -597,7 +607,7 @@ void tiles_switch(struct shard_job *job, const struct chunk_table *table, uint8_
 
 /* ==== tiles told ==== */
 
-/* MemberTiles: the list of tiles of a member, page by page. */
+/* Handles MemberTiles, the list of a member's tiles, which arrives in pages. */
 
 static cairn_status judge_tiling(const struct shard_job *job, const struct arriving *tiling,
                                  struct tiles *tiles_out, struct sentence *why)
@@ -614,7 +624,7 @@ static cairn_status judge_tiling(const struct shard_job *job, const struct arriv
     return CAIRN_OK;
 }
 
-/* Takes a list of tiles, all pages of which have been received. */
+/* Takes a list of tiles whose pages have all been received. */
 static cairn_status take_tiling(struct shard_daemon *shard, const struct arriving *tiling,
                                 struct sentence *why)
 {
