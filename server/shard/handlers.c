@@ -1,4 +1,5 @@
-/* Turns the coordinator's messages into jobs, members and events of the cores. */
+/* Handles the messages of the coordinator about rounds, passes the coordinator's other messages to
+ * the modules, and passes messages from the fabric to their handlers. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,8 @@
 
 /* ---- rounds ---- */
 
-/* Reads a decision off the wire; returns false if it is invalid. `out` borrows from the message. */
+/* Reads a decision from a message; NULL stands for no decision. Returns false if the decision is
+ * invalid. `out` borrows from the message. */
 static bool read_decision(const Cairn__Decision *message, size_t payload_max, struct decision *out)
 {
     *out = (struct decision) { .kind = CAIRN_DECISION_NONE };
@@ -47,8 +49,8 @@ static void on_decision(struct shard_job *job, enum step_event_kind kind, uint64
     write_resolved(job, decision.round);
 }
 
-/* Refuses the round before anything was changed. A coordinator that does not know about the move learns
- * about it from the next Hello. */
+/* Refuses the round before anything has changed. The coordinator does not know that the job is
+ * being parked or taken back; it learns this from the next Hello. */
 static void refuse_round(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
@@ -57,8 +59,9 @@ static void refuse_round(struct shard_job *job, const Cairn__RoundOpen *message)
                    message->round, job->spec.name);
 }
 
-/* Tells the coordinator that this shard does not have the round's relay. The workers would wait for a grant
- * that nobody gives, so the coordinator then opens the round anew, without relays. */
+/* Tells the coordinator that this shard does not have the relay that the round names. The
+ * coordinator then opens the round anew, without relays; otherwise workers would wait for a grant
+ * that nobody gives. */
 static void tell_no_relay(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     struct sentence why;
@@ -119,7 +122,8 @@ static void on_round_open(struct shard_job *job, const void *body)
 static void on_fence(struct shard_job *job, const void *body)
 {
     const Cairn__Fence *message = body;
-    const bool newer = message->epoch > step_epoch(job->collector.step); // else the core refuses it
+    // if not, the core refuses the Fence
+    const bool newer = message->epoch > step_epoch(job->collector.step);
     if (newer && move_on_fence(job, message->epoch, message->layout)) return;
     own_step(job, &(struct step_event) {
                       .kind = CAIRN_STEP_FENCE,
@@ -144,10 +148,11 @@ static void on_resolve(struct shard_job *job, const void *message)
 
 /* ---- whom a round waits for ---- */
 
-/* Lists the contributors from which something is missing in the open round. The coordinator asks for this
- * list when the step's deadline has passed, or when the round takes a long time. */
+/* Lists the contributors whose contributions to the open round are not complete. The coordinator
+ * asks for this list when the step's deadline has passed, or when the round takes a long time. */
 
-/* Entries that do not fit into a frame are left out: the first entries suffice as a reason. */
+/* The most entries of a list. Further entries would not fit into a frame; they are left out,
+ * because the first ones explain enough. */
 #define TOLD_MAX 16384
 
 struct list {
@@ -203,7 +208,7 @@ const struct shard_module round_module = { .messages = messages };
 
 /* ==== dispatch ==== */
 
-/* Returns NULL if a shard has no handler for the type. */
+/* Finds the handler of a type of message. Returns NULL if no module handles the type. */
 static const struct shard_message *find_row(uint16_t type)
 {
     for (size_t i = 0; i < shard_module_count; i++) {
@@ -214,7 +219,8 @@ static const struct shard_message *find_row(uint16_t type)
     return NULL;
 }
 
-/* Ignores a message of the coordinator; if it is a request, answers why. */
+/* Refuses a message of the coordinator. If the message is a request, the answer tells the
+ * reason. */
 static void refuse_message(struct shard_daemon *shard, const struct wire_frame *frame,
                            cairn_status status, const struct sentence *why)
 {
@@ -241,7 +247,7 @@ static void on_message_of_job(struct shard_daemon *shard, const struct shard_mes
     refuse_message(shard, frame, CAIRN_ERR_NOT_FOUND, &why);
 }
 
-/* Ignores a message of a coordinator that this shard does not obey. */
+/* Refuses a message of a coordinator that this shard does not obey. */
 static void on_message_of_stranger(struct shard_daemon *shard, const struct wire_frame *frame)
 {
     struct sentence why;
@@ -274,15 +280,16 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
     } else if (row->on_shard != NULL) {
         row->on_shard(shard, message); // the shard may be closed now
     } else {
-        row->ask_shard(shard, session_request(shard, frame->request), message); // likewise
+        // the shard may be closed now
+        row->ask_shard(shard, session_request(shard, frame->request), message);
     }
     message_free(message);
 }
 
 /* ==== landing ==== */
 
-/* Messages from the fabric. Each message is judged, and then passed to the core, or to the functions that
- * put and fetch.
+/* Handles messages from the fabric. Each message is judged, and then passed to a core, or to the
+ * functions for puts and fetches.
  *
  * A header belongs to a member only if its job, member and token agree. A stranger's message is dropped and
  * counted. A member's wrong message is answered by a NAK. Nothing is received before it is judged, so a
@@ -310,7 +317,7 @@ static void on_push(struct shard_member *member, const struct chunk_header *head
 
 /* ---- ends of micro-batches ---- */
 
-/* Refuses the end of a micro-batch in the name of the shard that the end is meant for. */
+/* Refuses the end of a micro-batch, in the name of the shard for which the end is meant. */
 static void refuse_end(struct shard_member *member, const struct chunk_header *header,
                        cairn_status status, const char *why)
 {
@@ -320,7 +327,7 @@ static void refuse_end(struct shard_member *member, const struct chunk_header *h
                       header->tensor != 0 ? header->tensor - 1 : job->view->table.map.shard);
 }
 
-/* A micro-batch's end whose list of untouched tensors is being received. */
+/* The end of a micro-batch while its list of untouched tensors is being received. */
 struct note {
     struct shard_job *job; /* borrowed */
     struct chunk_header header;
@@ -328,9 +335,9 @@ struct note {
     uint32_t tensors[]; /* [count] */
 };
 
-/* Counts the chunks of this shard of which the member sends nothing: chunks of the listed tensors, and
- * chunks of which the member holds nothing. Returns false if the list is not ascending, or names a tensor
- * that takes no gradient. */
+/* Counts the chunks of this shard for which the member sends nothing. These are chunks of the
+ * listed tensors, and chunks in which the member holds no element. Returns false if the list is not
+ * ascending, or names a tensor that is not trained. */
 static bool count_absent(const struct shard_member *member, const uint32_t *tensors, size_t count,
                          uint32_t *absent_out)
 {
@@ -349,7 +356,7 @@ static bool count_absent(const struct shard_member *member, const uint32_t *tens
 static void tell_micro_end(struct shard_member *member, const struct chunk_header *header,
                            const uint32_t *tensors, size_t count, uint32_t absent)
 {
-    if (header->tensor != 0) { // the message is meant for the shard of index tensor - 1
+    if (header->tensor != 0) { // the message is meant for the shard with index header->tensor - 1
         relay_on_micro_end(member, header, tensors, count);
         return;
     }
@@ -440,7 +447,8 @@ static bool begins_in(const struct shard_view *view, const struct chunk_header *
            shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
 }
 
-/* True if, by the layout of the version, the chunk that the fetch asks for begins in this shard's part. */
+/* True if the chunk that the fetch asks for begins in this shard's part, in a layout by which this
+ * shard can read the version. */
 static bool fetch_is_here(const struct shard_member *member, const struct chunk_header *header)
 {
     const struct shard_job *job = member->job;
@@ -478,12 +486,13 @@ static void on_hello(struct shard_member *member, const struct chunk_header *hea
     member_hello(member, header->request);
 }
 
-/* Who takes a kind of message. */
+/* Who may send a kind of message, and who handles it. */
 struct chunk_row {
-    bool of_neighbour; /* a neighbour may send it: neighbour.c takes it then */
-    bool of_worker;    /* a member must be a worker to send it .. */
-    bool in_round;     /* .. and the job must serve */
-    /* Takes or drops a member's message; NULL: a member must not send it. */
+    bool of_neighbour; /* a neighbour may send it; neighbour.c handles it then */
+    bool of_worker;    /* a member may send it only if the member is a worker */
+    bool in_round;     /* a member may send it only while the job serves */
+    /* Handles a member's message, which it takes or drops. NULL: a member must not send the
+     * message. */
     void (*on_member)(struct shard_member *member, const struct chunk_header *header,
                       struct fabric_message *message);
 };
@@ -520,15 +529,17 @@ static void on_member_message(struct shard_member *member, const struct chunk_he
     fabric_drop(message);
 }
 
-/* True if a neighbour may have sent the message. A relay that is a neighbour of itself says HELLO with
- * CAIRN_CHUNK_OF_RELAY set. */
+/* True if a neighbour may have sent the message. A relay sends a HELLO with CAIRN_CHUNK_OF_RELAY as
+ * a member. If this relay is on this very shard, neighbours_of would find the relay's own
+ * neighbours, which have the same number and token. */
 static bool may_be_of_neighbour(const struct chunk_header *header)
 {
     return chunk_rows[header->kind].of_neighbour &&
            (header->kind != CAIRN_CHUNK_HELLO || (header->value & CAIRN_CHUNK_OF_RELAY) == 0);
 }
 
-/* Passes a message to the neighbour or to the member that sent it. Returns false if nobody did. */
+/* Passes a message to the code for the neighbour or the member that sent it. Returns false if no
+ * neighbour or member sent it. */
 static bool route(struct shard_daemon *shard, const struct chunk_header *header,
                   struct fabric_message *message)
 {

@@ -14,31 +14,33 @@
 
 /* ==== addresses ==== */
 
-/* The devices that carry bulk data, and their addresses. At boot a device may appear late (a bond, a
- * virtual function), or its address may appear late (DHCP, a slow switch). Until then UCX cannot be opened
- * on the device. A supervisor would give up a daemon that ended for this reason again and again, so the
- * daemon waits, and logs the reason. Loop thread. */
+/* Waits for the network devices that carry bulk data, and for their addresses. At boot a device may
+ * appear late (a bond, a virtual function), or its address may (DHCP, a slow switch). Before that,
+ * UCX cannot be opened on the device. If the daemon ended for this reason again and again, its
+ * supervisor would give it up. So the daemon waits, and logs the reason. Loop thread. */
 
 #define LOOK_MS 500
 #define SAY_MS  60000
 
 struct addresses {
     uv_timer_t timer;
-    const char *devices; /* borrowed: as in fabric.device */
-    uint64_t said_ms;    /* uv_now */
-    bool said_absent;    /* at said_ms a device was missing, and not an address */
+    const char *devices; /* borrowed: the value of fabric.device */
+    uint64_t said_ms;    /* the uv_now of the last log line; 0: none */
+    /* the last log line was about a missing device, not about a missing address */
+    bool said_absent;
     void (*on_there)(void *context);
     void *context;
 };
 
-/* Safe to call again. on_there is not called afterwards. */
+/* Stops waiting: on_there is not called afterwards. May be called again. */
 static void addresses_close(struct addresses *addresses)
 {
     uv_handle_t *handle = (uv_handle_t *)&addresses->timer;
     if (handle->loop != NULL && !uv_is_closing(handle)) uv_close(handle, NULL);
 }
 
-/* True if this host has the device: a name like "mlx5_0:1" is a card, any other a device of the kernel. */
+/* True if this host has the device. A name like "mlx5_0:1" is a card's; any other name is that of a
+ * device of the kernel. */
 static bool is_device(const char *name)
 {
     char path[CAIRN_PLACE_DEVICES_BYTES + 64];
@@ -48,7 +50,8 @@ static bool is_device(const char *name)
     return access(path, F_OK) == 0;
 }
 
-/* Finds the first of these devices that is missing on this host. */
+/* Finds the first of these devices that this host does not have. Returns false if it has all of
+ * them. */
 static bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
 {
     for (const char *at = devices; *at != '\0';) {
@@ -60,7 +63,8 @@ static bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVI
     return false;
 }
 
-/* True if UCX's tcp can use the device: it has an IP and is up, and its cable's other end is up, too. */
+/* True if `one` is an address by which UCX's tcp can use the device: the device has an IP, it is
+ * up, and the other end of its cable is up, too. */
 static bool is_usable(const struct ifaddrs *one, const char *device, size_t length)
 {
     const unsigned up = IFF_UP | IFF_RUNNING;
@@ -69,7 +73,7 @@ static bool is_usable(const struct ifaddrs *one, const char *device, size_t leng
            (one->ifa_flags & up) == up && ip_print(one->ifa_addr, ip);
 }
 
-/* True if one device of the network is usable; a card ("mlx5_0:1") is opened even without an IP. */
+/* True if a device of the network is usable. A card ("mlx5_0:1") is usable even without an IP. */
 static bool is_there(const char *network, const struct ifaddrs *all)
 {
     if (strchr(network, ':') != NULL) return true;
@@ -135,8 +139,9 @@ static void look_addresses(uv_timer_t *timer)
     addresses->on_there(addresses->context);
 }
 
-/* Calls on_there when this host has all of these devices, and each network device is up and has an address.
- * Calls it at once if this is already so, else from the loop. */
+/* Calls on_there when this host has all of these devices, and each network has a device that is up
+ * and has an address. If this is so already, on_there is called before this call returns, else from
+ * the loop. */
 static void addresses_await(struct addresses *addresses, uv_loop_t *loop, const char *devices,
                             void (*on_there)(void *context), void *context)
 {
@@ -236,7 +241,7 @@ struct program {
     struct values values;
     struct daemon daemon;
     struct addresses addresses;
-    struct shard_daemon *shard; /* NULL: not open yet, or being closed */
+    struct shard_daemon *shard; /* NULL: the shard is not open yet, or is being closed */
     int exit_code;
     char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* the default, if no address is configured */
 };
@@ -247,7 +252,7 @@ static void on_closed(void *context)
     daemon_stop(&program->daemon, program->exit_code);
 }
 
-/* Closes the shard, which leaves the cluster; the process then ends with that code. */
+/* Closes the shard, which leaves the cluster. The process then ends with exit_code. */
 static void end_shard(struct program *program, int exit_code)
 {
     struct shard_daemon *shard = program->shard;
@@ -310,8 +315,8 @@ static bool is_local(const struct values *values)
     return strcmp(values->fabric_device, "lo") == 0;
 }
 
-/* True if a device of that name could be created later. A name like "mlx5_0:1" is a card; any other name is
- * a device of the kernel. */
+/* True if a device may have this name. A name like "mlx5_0:1" is a card's; any other name is that
+ * of a device of the kernel. */
 static bool may_be_device(const char *name, size_t length)
 {
     const size_t length_max = memchr(name, ':', length) != NULL ? CAIRN_PLACE_DEVICES_BYTES - 1
@@ -391,8 +396,8 @@ static bool is_fabric(const char *kind)
     return strcmp(kind, "auto") == 0 || strcmp(kind, "mapped") == 0 || strcmp(kind, "ucx") == 0;
 }
 
-/* Judges a port range such as "7100-7199", as a firewall names it: UCX takes any port if it does not
- * understand the range. */
+/* Judges a range of ports such as "7100-7199", because UCX takes any port if it does not understand
+ * the range. */
 static cairn_status judge_ports(const char *range, struct sentence *why)
 {
     if (range[0] == '\0' || port_range_ok(range)) return CAIRN_OK;
@@ -400,7 +405,8 @@ static cairn_status judge_ports(const char *range, struct sentence *why)
                      "fabric.port_range is \"%.40s\"; " CAIRN_PORT_RANGE_ALLOWED, range);
 }
 
-/* Judges the name as the coordinator would, before a coordinator is connected. */
+/* Judges the shard's name, by the coordinator's rule, before the shard connects to a
+ * coordinator. */
 static cairn_status judge_name(const char *name, struct sentence *why)
 {
     if (job_name_ok(name)) return CAIRN_OK;
@@ -454,7 +460,7 @@ static cairn_status judge_options(const void *of_daemon, struct sentence *why)
     return status == CAIRN_OK ? judge_folders(values->import_folders, why) : status;
 }
 
-/* Fails if a device does not exist now. (A shard that starts would wait for the device.) */
+/* Fails if a device does not exist now, for which a shard that starts would wait. */
 static cairn_status judge_now(const void *of_daemon, struct sentence *why)
 {
     const struct values *values = of_daemon;
@@ -491,7 +497,7 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         log_warn("insecure network: whoever reaches device %s can write to this process",
                  values->fabric_device);
     enum device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
-    (void)one_sided_parse(values->fabric_one_sided, &one_sided); // both were judged before
+    (void)one_sided_parse(values->fabric_one_sided, &one_sided); // both values were judged before
     (void)device_memory_parse(values->fabric_device_memory, &device_memory);
     const struct shard_options shard_options = {
         .name = values->name,

@@ -17,7 +17,8 @@
 /* A segment that members of this host may map. */
 struct arena_shown {
     struct fabric_region *region; /* owned */
-    int fd;                       /* owned: the region's descriptor; -1: the region is a card's */
+    /* owned: the descriptor of the region's memory; -1: none, because the memory is a card's */
+    int fd;
 };
 
 static void areas_close(struct state_planes *planes, struct shard_daemon *shard);
@@ -74,7 +75,8 @@ cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes
     const cairn_status status = home_memory_resize(&arena->memory, label, bytes + arena->begin,
                                                    why);
     if (status == CAIRN_OK) arena->bytes = (size_t)bytes;
-    // The last segment will soon get other bytes, so it is not pinned before further segments follow it.
+    // A last segment that is not complete is not pinned. It may soon be resized, and is pinned when
+    // it is complete.
     for (uint64_t at = stays / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
          at + CAIRN_SEGMENT_BYTES <= arena->bytes; at += CAIRN_SEGMENT_BYTES)
         if (arena_pin(arena, at, CAIRN_SEGMENT_BYTES, &unpinned) != CAIRN_OK) break;
@@ -93,7 +95,8 @@ cairn_status arena_open_scratch(const char *label, uint64_t bytes, struct arena 
     if (map == MAP_FAILED)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "cannot map %" PRIu64 " bytes for %s: %s", bytes,
                          label, strerror(errno));
-    madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; for segments: arena_make_pages
+    // makes the arena a third faster; segments get large pages in arena_make_pages
+    madvise(map, (size_t)bytes, MADV_HUGEPAGE);
     *arena_out = (struct arena) { .base = map, .bytes = (size_t)bytes };
     return CAIRN_OK;
 }
@@ -122,8 +125,8 @@ cairn_status arena_make_pages(const struct arena *arena, uint64_t from, uint64_t
 {
     uint8_t *const at = arena->base + from;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
-    // Anonymous memory gets large pages when it is touched. In a segment, small pages are made where the
-    // kernel has no large one.
+    // Anonymous memory gets large pages when it is touched. A segment gets its large pages here;
+    // pages_touch then makes small pages where the kernel had no large page.
     if (arena->memory.base != NULL) (void)pages_back(at, (size_t)bytes);
     return pages_touch(at, (size_t)bytes) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
@@ -143,18 +146,19 @@ cairn_status arena_pin(const struct arena *arena, uint64_t from, uint64_t bytes,
 
 void arena_give(const struct arena *arena, uint64_t from, uint64_t bytes)
 {
-    const uint64_t page = 4096, first = (from + page - 1) / page * page; // bytes before are in use
+    // bytes before `first` are in use
+    const uint64_t page = 4096, first = (from + page - 1) / page * page;
     assert(arena->memory.base == NULL && from <= arena->bytes && bytes <= arena->bytes - from);
     if (first >= from + bytes) return;
     unpin_segments(arena, first,
-                   from + bytes - first); // else the device would use the old pages
+                   from + bytes - first); // otherwise the device would keep using the old pages
     madvise(arena->base + first, (size_t)(from + bytes - first), MADV_DONTNEED);
 }
 
 /* ---- what others map ---- */
 
-/* Seals the memory. A segment that was shared before has its seals already, and seals can be added only
- * once. */
+/* Seals the memory, unless it is sealed. A segment that was shared before is sealed already, and
+ * seals can be added only once. */
 static bool seal_memory(int fd)
 {
     const int seals = fcntl(fd, F_GET_SEALS);
@@ -162,8 +166,9 @@ static bool seal_memory(int fd)
            fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0;
 }
 
-/* Adds the region of a segment. For a card's region the fabric keeps a duplicate of the descriptor. So our
- * descriptor is closed, because an open descriptor keeps the memory allocated. */
+/* Adds a region for a segment. If the segment lies on a card, the fabric keeps a duplicate of the
+ * descriptor. Then the descriptor here is closed, because an open descriptor keeps the memory
+ * allocated. */
 static cairn_status add_region(struct fabric *fabric, const struct home *home, const void *base,
                                uint64_t bytes, struct arena_shown *shown, const void *note,
                                size_t note_bytes)
@@ -216,7 +221,7 @@ void arena_show(const struct arena *arena, struct fabric_peer *peer)
     for (uint64_t i = 0; arena->shown != NULL && i < count; i++) {
         if (arena->shown[i].region == NULL) continue;
         const cairn_status status = fabric_region_show(arena->shown[i].region, peer);
-        (void)status; // the peer asks for chunks that it does not see
+        (void)status; // without the region, the peer fetches the chunks
     }
 }
 
@@ -336,7 +341,7 @@ struct memory_need memory_beyond(const struct memory_need *next, const struct me
 /* ==== plane ==== */
 
 static const struct {
-    const char *label; /* its name in /proc */
+    const char *label; /* the name of the plane's memory in /proc */
     enum update_stream stream;
     bool is_state;
 } kinds[CAIRN_PLANES] = {
@@ -399,7 +404,7 @@ uint64_t planes_device_end(const struct state_planes *planes)
     return planes->parked ? 0 : planes->host_from;
 }
 
-/* Returns the bytes of a plane that the extents keep from local element `from` on. */
+/* Returns how many bytes the extents keep in a plane from local element `from` on. */
 static uint64_t bytes_kept(const struct state_planes *planes, enum plane plane, uint64_t from)
 {
     uint64_t bytes = 0;
@@ -629,7 +634,7 @@ uint64_t areas_bytes(const struct state_planes *planes)
     return bytes;
 }
 
-/* Closes all areas. If `shard` is not NULL, this is done on another thread. */
+/* Closes all areas. If `shard` is not NULL, the memory is released on another thread. */
 static void areas_close(struct state_planes *planes, struct shard_daemon *shard)
 {
     while (planes->areas != NULL) {
@@ -661,7 +666,7 @@ void made_pages_close(struct made_pages *made)
     free(made->list);
 }
 
-/* Takes the spans that `span` touches out of the list and joins them to `span`. */
+/* Takes the spans that touch `span` out of the list, and joins them to `span`. */
 static void join_spans(struct made_pages *made, struct made_pages_span *span)
 {
     for (size_t i = 0; i < made->count;) {
@@ -676,8 +681,8 @@ static void join_spans(struct made_pages *made, struct made_pages_span *span)
     }
 }
 
-/* Adds a span to the list. If there is no memory for the span, nobody learns before the end that its pages
- * are made. */
+/* Adds a span to the list. If there is no memory for this, threads that wait for the span's pages
+ * wait until made_pages_end. */
 static void add_span(struct made_pages *made, struct made_pages_span span)
 {
     join_spans(made, &span);
@@ -728,9 +733,9 @@ bool made_pages_await(struct made_pages *made, const void *at, uint64_t bytes)
 
 /* ==== release ==== */
 
-/* Memory that is given back. To unmap a GiB takes 0.2 s, and to free the tables of a job of a million
- * tensors takes as long, so a separate thread releases one job's memory after the other. The budget gets
- * the bytes back when the release is done; until then a JobCreate waits for these bytes. */
+/* Gives memory back. Unmapping a GiB takes 0.2 s, and freeing the tables of a job with a million
+ * tensors takes as long. So a separate thread does the releases, one after the other. The budget
+ * gets the bytes of a job back when the job's memory is released; until then a JobCreate waits. */
 
 struct arena_release {
     struct task task;
@@ -773,7 +778,8 @@ static void on_released(struct task *task)
     shard->up->memory_back(shard);
 }
 
-/* Returns false if no thread can do the release; the caller then does it itself. */
+/* Passes a release to the separate thread. Returns false if this is not possible; then the caller
+ * does the release itself. */
 static bool begin_release(struct shard_daemon *shard, const struct arena_release *what)
 {
     struct arena_release *release = shard->closing ? NULL : malloc(sizeof *release);
@@ -789,7 +795,7 @@ static bool begin_release(struct shard_daemon *shard, const struct arena_release
 void arena_release(struct shard_daemon *shard, struct arena *arena)
 {
     arena_unshare(arena,
-                  shard->closing); // a closing shard's fabric has dropped its regions
+                  shard->closing); // the fabric of a closing shard has dropped its regions
     const struct arena_release release = { .arena = *arena };
     if (arena->base != NULL && begin_release(shard, &release)) *arena = CAIRN_ARENA_NONE;
     arena_close(arena);
@@ -813,9 +819,10 @@ void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes, const stru
         account(shard, budget_bytes, &release.request);
         return;
     }
-    // If there is no memory for a new release, the bytes are added to the newest release, after which the
-    // new one would have run. If a request waits for the newest release already, the present request is
-    // answered too early. This does no harm, because a JobCreate waits for all releases.
+    // There is no memory for a new release. So the bytes are given back together with those of the
+    // newest release, which ends last. If another request already waits for that release, the
+    // present request is answered too early. This does no harm, because a JobCreate waits for all
+    // releases.
     newest->budget_bytes += budget_bytes;
     if (newest->request.session == 0)
         newest->request = release.request;

@@ -14,9 +14,9 @@
 
 /* ==== prepare ==== */
 
-/* PartPrepare: makes the view of the next layout, takes the memory for the state that this shard will
- * receive, and lets in the shards that will ask for the state that it gives away. All of this is kept apart
- * from the layout in force, so that the prepared layout can be forgotten. */
+/* A PartPrepare makes the view of the next layout, takes the memory for the state that this shard
+ * will receive, and makes members of the shards that will take state from here. The layout in force
+ * does not change, so the prepared layout can still be forgotten. */
 
 static const struct arriving_kind kind;
 
@@ -49,7 +49,8 @@ static cairn_status judge_prepare(struct shard_job *job, const Cairn__PartPrepar
         return fail_with(why, CAIRN_ERR_BUSY,
                          "the state of job %s is being moved or saved here: ask again",
                          job->spec.name);
-    // A layout that takes another layout back may follow a layout that never came into force here.
+    // The number may be higher by more than 1, because a layout in between may never have come into
+    // force here.
     if (message->layout <= in_force)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "layout %" PRIu64 " of job %s does not follow layout %" PRIu64
@@ -58,8 +59,7 @@ static cairn_status judge_prepare(struct shard_job *job, const Cairn__PartPrepar
     return CAIRN_OK;
 }
 
-/* True if each extent lies within an extent of `before` that has the same owner. Extents that were cut
- * stay cut. */
+/* True if each extent of `layout` lies within an extent of `before` that has the same owner. */
 static bool same_owners(const struct layout *layout, const struct layout *before)
 {
     for (size_t i = 0; i < layout->extent_count; i++) {
@@ -74,17 +74,17 @@ static bool same_owners(const struct layout *layout, const struct layout *before
     return true;
 }
 
-/* Returns the view before the view in force, while the state of the earlier view is still here: parts of
- * this state need not be received again. Returns NULL if the layout is settled, or if the view in force
- * has gone back to the earlier view. */
+/* Returns the view before the view in force, while the state of that earlier view is still here and
+ * need not be received again. Returns NULL if the layout in force is settled, or if it took an
+ * unsettled layout back. */
 static const struct shard_view *move_retained(const struct shard_job *job)
 {
     return job->move.now != NULL && !job->move.now->is_back ? job->move.before : NULL;
 }
 
-/* Judges the layout of the pages. While the layout in force is not settled, the next layout can only go
- * back to the owners of the layout before it. After such a layout, only a layout with the same owners can
- * follow. */
+/* Judges the layout that arrived in the pages. While the layout in force is not settled, the next
+ * layout must have the same owners as the layout before the one in force. If the layout in force is
+ * itself such a step back, the next layout must have the same owners as the layout in force. */
 static cairn_status judge_table(const struct shard_job *job, uint64_t wanted,
                                 const struct layout *layout, struct sentence *why)
 {
@@ -109,7 +109,7 @@ static const Cairn__Mover *mover_of(const Cairn__PartPrepare *message)
     return NULL;
 }
 
-/* Takes all of the bytes from the budget, or none. */
+/* Takes all bytes that the change needs from the budget, or none. */
 static cairn_status take_budget(struct shard_job *job, struct move_part *part, uint64_t room,
                                 uint64_t staging, struct sentence *why)
 {
@@ -153,7 +153,7 @@ static cairn_status open_receiver(struct shard_job *job, struct move_part *part,
 
 /* ---- those who will ask ---- */
 
-/* Lets in a mover, which may take some of the state that this shard gives. */
+/* Makes a mover a member of the job. The mover may take some of the state that this shard gives. */
 static cairn_status let_in(struct shard_job *job, struct move_part *part, const Cairn__Mover *mover,
                            struct sentence *why)
 {
@@ -187,8 +187,8 @@ static cairn_status let_all_in(struct shard_job *job, struct move_part *part,
 
 /* ---- from beginning to end ---- */
 
-/* Resumes a PartPrepare that waited. It waited until this shard forgot the state that it had given, or
- * the layout that had been prepared before. */
+/* Resumes a PartPrepare of the job that waits, if there is one. It waited until the layout was
+ * settled, a Fence was done, or the layout that was prepared before was forgotten. */
 static void move_go_on(struct shard_daemon *shard, uint64_t job)
 {
     for (struct arriving *a = TAILQ_FIRST(&shard->arriving), *next; a != NULL; a = next) {
@@ -199,8 +199,8 @@ static void move_go_on(struct shard_daemon *shard, uint64_t job)
     }
 }
 
-/* Frees a change of the layout; `part` may be NULL. The shards that take state from here in this change
- * leave, the receiver of the change is no longer awaited, and what was taken is given back to the budget. */
+/* Frees a change of the layout; `part` may be NULL. The movers of the change leave, its receiver
+ * leaves, and the bytes that were taken for it are given back to the budget. */
 static void move_part_drop(struct shard_job *job, struct move_part *part)
 {
     if (part == NULL) return;
@@ -216,21 +216,22 @@ static void move_part_drop(struct shard_job *job, struct move_part *part)
     free(part);
 }
 
-/* Gives back the device memory that is no longer used by any of three views: the view in force, the
- * prepared view, and (while the layout is not settled) the view before the view in force. */
+/* Gives back the device memory that none of these views uses: the view in force, the prepared view
+ * and, while the layout is not settled, the view before the view in force. */
 static void move_trim(struct shard_job *job)
 {
     const struct move *move = &job->move;
     const struct shard_view *views[] = { job->view, move->before,
                                          move->next != NULL ? move->next->view : NULL };
-    // State may still arrive at a place that was given up. Then the next call tries again.
+    // While a receiver is leaving, state may still arrive at places that were given up. A later
+    // call tries again.
     if (job->planes.host_from == 0 || !LIST_EMPTY(&move->leaving) || job->shard->closing) return;
     shard_views_keep(views, sizeof views / sizeof *views, &job->planes, job->shard);
     job->memory.device = shard_job_device_bytes(job, false);
 }
 
-/* Forgets the prepared layout and gives back the memory that it took. Only a layout that comes into force
- * leaves its memory to the job (enter_prepared). */
+/* Forgets the prepared layout, which is ready, and gives back the memory that it took. (When a
+ * prepared layout comes into force, the job keeps this memory: enter_prepared.) */
 static void forget_prepared(struct shard_job *job)
 {
     struct move_part *part = job->move.next;
@@ -243,12 +244,12 @@ static void forget_prepared(struct shard_job *job)
     move_trim(job);
 }
 
-/* Forgets the prepared layout, so that it does not come into force. */
+/* Forgets the prepared layout, now or as soon as it is ready. It does not come into force. */
 static void move_forget(struct shard_job *job)
 {
     if (job->move.next == NULL) return;
     job->move.next->is_unwanted = true;
-    if (job->move.next->is_ready) forget_prepared(job); // else on_room forgets it later
+    if (job->move.next->is_ready) forget_prepared(job); // else on_room forgets the layout
 }
 
 static cairn_status add_room(struct reserve *reserve, struct shard_job *job)
@@ -337,11 +338,13 @@ static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arrivi
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     sentence_set(&why, "shard %s does not hold that job", shard->name);
     if (job != NULL) status = judge_prepare(job, message_of(arriving), &why);
-    // The PartPrepare resumes when the layout is settled, or when the Fence that drains a round is done.
+    // The PartPrepare waits until the layout is settled, or until the Fence that drains a round is
+    // done.
     if (status == CAIRN_OK && (job->move.is_settling || job->move.fence.epoch != 0)) return;
     if (status == CAIRN_OK && job->move.next != NULL) {
-        move_forget(job); // the message's movers may differ from the prepared layout's
-        if (job->move.next != NULL) return; // resumes when the prepared layout is forgotten
+        move_forget(job); // even if it is the same layout, because the movers may differ
+        // the PartPrepare waits until the prepared layout is forgotten
+        if (job->move.next != NULL) return;
     }
     if (status == CAIRN_OK) status = begin_prepare(job, arriving, &why);
     if (status == CAIRN_OK)
@@ -350,8 +353,8 @@ static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arrivi
         arriving_end(shard, arriving, status, &why);
 }
 
-/* Answers Done when the memory for arriving state is taken. Otherwise answers Error, and nothing has
- * changed. */
+/* PartPrepare. The answer is Done when the memory for arriving state is taken; otherwise it is
+ * Error, and nothing has changed. */
 static const struct arriving_kind kind = {
     .name = "a layout",
     .what = { CAIRN_PAGE_LAYOUT },
@@ -359,7 +362,7 @@ static const struct arriving_kind kind = {
     .whole = prepare_is_whole,
 };
 
-/* Ends the PartPrepares that still wait and are for the message's layout. */
+/* Ends the PartPrepares that still wait and have the layout that the message names. */
 static void end_waiting(struct shard_daemon *shard, const Cairn__PartUnprepare *message)
 {
     struct sentence why;
@@ -396,7 +399,8 @@ static void add_run_part(void *context, const struct shard_view_run *run)
         sum->bytes += form_bytes(&sum->view->forms[run->extent], p, run->elem_count);
 }
 
-/* Returns how many bytes of the planes in host memory `view` has and `beside` does not have. */
+/* Returns how many bytes of planes in host memory belong to elements that `view` has and `beside`
+ * does not have. */
 static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shard_view *view,
                                   const struct shard_view *beside)
 {
@@ -407,13 +411,13 @@ static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shar
 
 /* ---- time ---- */
 
-/* Ends `now` after a PartSettled, as soon as no state that this shard gives is being sent any more. */
+/* Ends the change `now` after a PartSettled, as soon as no given state is being sent any more. */
 static void move_settle(struct shard_job *job)
 {
     struct move *move = &job->move;
     struct move_part *now = move->now;
-    // State is still being sent from here, or still arrives at a place that was given up: a later tick
-    // tries again.
+    // If state is still being sent from here, or still arrives at places that were given up, a
+    // later tick tries again.
     if (move->sends > 0 || !LIST_EMPTY(&move->leaving)) return;
     const uint64_t bytes = move_bytes_beyond(job, move->before, job->view);
     if (bytes > 0) shard_view_give(job, move->before);
@@ -442,9 +446,9 @@ static bool tick_move(struct shard_job *job, uint64_t now_ms)
 
 /* ==== shift ==== */
 
-/* An extent that shifts: its state must be copied to another local element of this shard. */
+/* An extent that shifts: its state is on this shard, and must be copied to other local elements. */
 struct shift {
-    const struct form *form; /* the same before and after */
+    const struct form *form; /* the form does not change */
     const struct local_extent *extent, *was;
 };
 
@@ -455,8 +459,8 @@ static const struct local_extent *find_extent(const struct shard_view *view,
                         : shard_map_find(&view->table.map, extent->tensor, extent->first_leaf);
 }
 
-/* Finds the first extent from *number on that shifts, and sets *number to the extent after it. Returns
- * false if no extent shifts. */
+/* Finds the first extent that shifts, from number *number on, and sets *number to the number after
+ * it. Returns false if no further extent shifts. */
 static bool find_shift(const struct shard_job *job, const struct shard_view *next,
                        const struct shard_view *retained, size_t *number, struct shift *out)
 {
@@ -466,7 +470,7 @@ static bool find_shift(const struct shard_job *job, const struct shard_view *nex
         const struct local_extent *extent = &next->table.map.extents[i];
         const struct local_extent *was = find_extent(job->view, extent);
         if (was == NULL) was = find_extent(retained, extent);
-        if (was == NULL) continue; // its state is received from another shard
+        if (was == NULL) continue; // the extent's state is received from another shard
         if (was->local_elem + (extent->first_elem - was->first_elem) == extent->local_elem)
             continue;
         *out = (struct shift) { &next->forms[i], extent, was };
@@ -475,8 +479,7 @@ static bool find_shift(const struct shard_job *job, const struct shard_view *nex
     return false;
 }
 
-/* Returns the bytes of all state that shifts with `next` and is in the job's view or in `retained`;
- * `retained` may be NULL. */
+/* Returns the bytes of all state that shifts if `next` comes into force; `retained` may be NULL. */
 static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view *next,
                             const struct shard_view *retained)
 {
@@ -488,7 +491,7 @@ static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view
     return bytes;
 }
 
-/* Within `prepare` of a reserve: reserves the places to which state shifts. */
+/* Adds the places to which state shifts to the reserve. Call it within `prepare` of the reserve. */
 static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
                                   const struct shard_view *retained, struct reserve *reserve)
 {
@@ -503,7 +506,7 @@ static cairn_status shift_reserve(const struct shard_job *job, const struct shar
     return status;
 }
 
-/* Copies the state that shifts, before the job uses `next`. If this fails, the job must not use
+/* Copies the state that shifts, before the job uses `next`. After a failure the job must not use
  * `next`. */
 static cairn_status shift_copy(struct shard_job *job, const struct shard_view *next,
                                const struct shard_view *retained, struct sentence *why)
@@ -526,7 +529,7 @@ static cairn_status shift_copy(struct shard_job *job, const struct shard_view *n
 
 /* ==== force ==== */
 
-#define PINS_MS 30000 /* how long a Fence waits for snapshots */
+#define PINS_MS 30000 /* how long a Fence waits for snapshots, in milliseconds */
 
 static uint64_t version_of(const struct move_part *part)
 {
@@ -558,7 +561,7 @@ static void on_taken(struct receiver *receiver)
              " us",
              job->spec.name, version_of(now), now->moved_bytes, now->moved_us);
     now->receiver = NULL;
-    shard_job_give_all(job, &now->taken); // the staging
+    shard_job_give_all(job, &now->taken); // what is left of it: the staging
     now->taken = (struct memory_need) { 0 };
     receiver_leave(receiver);
     published_forget_params(job);
@@ -567,7 +570,8 @@ static void on_taken(struct receiver *receiver)
     fetch_deferred(job);
 }
 
-/* Notes the job's version in a part that joined: the part has no elements, so it has all of the version. */
+/* Notes the job's version in a part that joined. The part has no elements, so it has this version
+ * without receiving anything. */
 static void note_version(struct shard_job *job)
 {
     struct published_copy *newest = &job->versions.copies[job->versions.newest];
@@ -610,9 +614,10 @@ static void enter_prepared(struct shard_job *job)
         shard_job_fault(job, why.text);
         return;
     }
-    part->taken = (struct memory_need) { .staging = part->taken.staging }; // the rest is the job's
+    // the rest now belongs to the job
+    part->taken = (struct memory_need) { .staging = part->taken.staging };
     part->is_back = move->now != NULL;
-    move_part_drop(job, move->now); // the change that was given up, if any
+    move_part_drop(job, move->now); // the change that was taken back, if any
     shard_view_unref(move->before);
     move->next = NULL;
     move->now = part;
@@ -627,18 +632,18 @@ static void enter_prepared(struct shard_job *job)
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
     relay_on_fence(job, epoch);
-    move_go_on(job->shard, job->number); // resumes a PartPrepare that waited meanwhile
+    move_go_on(job->shard, job->number); // a PartPrepare may have waited for this
 }
 
-/* True if the prepared layout equals the layout in force and only has another number. */
+/* True if the prepared layout differs from the layout in force only by its number. */
 static bool is_renamed(const struct shard_job *job)
 {
     const struct move_part *next = job->move.next;
     return next->receiver == NULL && layout_same(job->view->layout, next->view->layout);
 }
 
-/* Gives the layout in force another number. Nothing moves, and a round that is open, prepared or being
- * applied continues. */
+/* Gives the layout in force the number of the prepared layout. Nothing moves, and a round that is
+ * open, prepared or being applied continues. */
 static void rename_layout(struct shard_job *job)
 {
     job->view->layout->version = version_of(job->move.next);
@@ -649,7 +654,7 @@ static void rename_layout(struct shard_job *job)
              job->view->layout->version);
 }
 
-/* True if the Fence may bring `layout` into force; else `why` says why not. */
+/* True if a Fence may bring `layout` into force; if not, `why` tells the reason. */
 static bool judge_force(const struct shard_job *job, uint64_t layout, struct sentence *why)
 {
     const struct move_part *next = job->move.next;
@@ -665,15 +670,16 @@ static bool judge_force(const struct shard_job *job, uint64_t layout, struct sen
     if (is_renamed(job)) return true;
     if (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || phase == CAIRN_STEP_DRAINING)
         return true;
-    // A layout that follows an unsettled layout takes the unsettled layout back, and waits for no round.
+    // If the layout in force is not settled, the prepared layout takes it back, and waits for no
+    // round.
     if (job->move.now != NULL && phase != CAIRN_STEP_UPDATING) return true;
     sentence_set(why, "a Fence brings layout %" PRIu64 " while a round is open", layout);
     return false;
 }
 
-/* Handles a Fence that does not bring the prepared layout into force: a member that joined or left has
- * changed the epoch, and the slice continues. A layout that was prepared in another session is forgotten,
- * because that session may have withdrawn it in a message that was lost. */
+/* Handles a Fence that does not bring the prepared layout into force, because only a member has
+ * joined or left. The prepared layout stays. But if it was prepared in an earlier session, it is
+ * forgotten, because the coordinator may have withdrawn it in a message that was lost. */
 static void keep_or_forget(struct shard_job *job)
 {
     const struct move_part *next = job->move.next;
@@ -683,7 +689,7 @@ static void keep_or_forget(struct shard_job *job)
 bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
 {
     struct sentence why;
-    job->move.fence.epoch = 0; // this Fence replaces one that waits
+    job->move.fence.epoch = 0; // this Fence replaces a Fence that waits
     if (job->state != CAIRN_JOB_SERVING) return false;
     if (layout == 0 || layout == job->view->layout->version) {
         keep_or_forget(job);
@@ -701,7 +707,7 @@ bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
     job->move.fence.epoch = epoch;
     job->move.fence.since_ms = uv_now(job->shard->loop);
     pins_unprepare(job);
-    pins_hurry(job);  // the Fence waits for them
+    pins_hurry(job);  // the Fence waits for the pins
     write_close(job); // the write belongs to a round that is void
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_GIVE_UP });
     may_rest(job);
@@ -709,7 +715,7 @@ bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
     return true;
 }
 
-/* The collector may rest, and a Fence may wait for that. */
+/* Brings the prepared layout into force, if a Fence waits for this and the collector now rests. */
 static void may_rest(struct shard_job *job)
 {
     if (job->move.fence.epoch != 0 && !pins_rest(job) &&
@@ -727,7 +733,8 @@ static void on_settled(struct shard_job *job, const void *body)
 {
     const Cairn__PartSettled *message = body;
     struct move_part *now = job->move.now;
-    if (now == NULL || now->view->layout->version != message->layout) return; // settled already
+    // the layout is settled already
+    if (now == NULL || now->view->layout->version != message->layout) return;
     if (now->receiver != NULL) {
         session_refuse(
             job->shard, CAIRN_ERR_PROTOCOL,
@@ -736,7 +743,7 @@ static void on_settled(struct shard_job *job, const void *body)
             message->layout, job->spec.name, job->shard->name);
         return;
     }
-    // Sends to the movers end with their membership.
+    // When the movers leave, sends to them end.
     for (size_t i = 0; i < now->mover_count; i++) members_leave(job, now->movers[i]);
     now->mover_count = 0;
     job->move.is_settling = true;
@@ -751,7 +758,7 @@ static void on_published(struct shard_job *job)
     session_answer(job->shard, &job->move.publishing, CAIRN_OK, NULL);
 }
 
-/* Answers when the newest version can be fetched by the layout in force. */
+/* Handles a PartPublish. Answers when the newest version can be fetched by the layout in force. */
 static void on_publish(struct shard_job *job, struct request asked, const void *body)
 {
     const Cairn__PartPublish *message = body;
@@ -770,7 +777,7 @@ static void on_publish(struct shard_job *job, struct request asked, const void *
         status = fail_with(&why, CAIRN_ERR_BUSY, "a round of job %s is open", job->spec.name);
     if (status == CAIRN_OK && job->versions.copies[job->versions.newest].view != job->view) {
         if (job->move.publishing.session == 0) status = pass_republish(job, on_published, &why);
-        if (status == CAIRN_OK) { // or a receiver works although its asker has given up
+        if (status == CAIRN_OK) { // pass_republish has begun, or is at work for an earlier request
             job->move.publishing = asked;
             return;
         }
@@ -809,7 +816,8 @@ static void free_moves(struct shard_job *job)
     *move = (struct move) { .next = NULL };
 }
 
-/* The layout that the next Hello reports stays in force. */
+/* Forgets a Fence that waits, because the session has ended. The layout in force, which the next
+ * Hello reports, stays. */
 static void forget_fence(struct shard_job *job)
 {
     job->move.fence.epoch = 0;
@@ -873,7 +881,8 @@ static cairn_status add_piece(struct lister *lister, const struct state_piece *p
     return CAIRN_OK;
 }
 
-/* Adds, for each plane, the piece of a sender's chunk that lies in the leaves `come`. */
+/* Adds a piece for each plane of state: the part of the sender's chunk that lies in the leaves
+ * `come`. */
 static cairn_status add_chunk(struct lister *lister, const struct geometry *geometry,
                               struct state_piece piece, struct leaves chunk, struct leaves come)
 {
@@ -894,8 +903,8 @@ static cairn_status add_chunk(struct lister *lister, const struct geometry *geom
     return status;
 }
 
-/* Adds the pieces for a run of leaves that are received from one extent of a sender. The sender's chunk
- * grid begins with this extent. */
+/* Adds the pieces for a run of leaves that this shard receives from one extent of a sender. The
+ * sender's chunks begin at the beginning of this extent. */
 static cairn_status add_run_pieces(struct lister *lister, const struct extent *given,
                                    uint32_t extent, struct leaves come)
 {
@@ -911,8 +920,8 @@ static cairn_status add_run_pieces(struct lister *lister, const struct extent *g
     return status;
 }
 
-/* Returns the end of the run of leaves that begins with `leaf` and is already on this shard. Returns
- * `leaf` itself if that leaf is not here. */
+/* Returns the end of the run of leaves that begins with `leaf` and is on this shard by the view
+ * `retained`. Returns `leaf` if that leaf is not here. */
 static uint64_t end_of_retained(const struct lister *lister, uint32_t tensor, uint64_t leaf)
 {
     const struct local_extent *extent = NULL;
@@ -950,8 +959,8 @@ static int by_sender(const void *left, const void *right)
     return (int)a->plane - (int)b->plane;
 }
 
-/* Lists the pieces of all state that `next` has on this shard and `now` has on another shard. State that
- * is in `retained`, the earlier view, is still here and is not received; `retained` may be NULL.
+/* Lists the pieces of all state that is on this shard in `next`, and on another shard in `now`.
+ * State that is in `retained` is left out, because it is still here; `retained` may be NULL.
  * CAIRN_ERR_NO_MEMORY. */
 static cairn_status list_pieces(const struct shard_view *now, const struct shard_view *next,
                                 const struct shard_view *retained, struct state_pieces *out)
