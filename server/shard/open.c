@@ -1,4 +1,5 @@
-/* This file judges, sizes, reserves and frees a job on this shard. */
+/* This file makes and frees the jobs of a shard. It judges a JobCreate, takes the job's memory and
+ * begins the job's state. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdio.h>
@@ -81,21 +82,22 @@ static cairn_status make_tables(struct shard_job *job, struct sentence *why)
 
 /* ---- reserving ---- */
 
-/* Returns the least that the budget must have: the job's own memory, and the memory for as many workers
- * as a round needs to open. */
+/* Returns the bytes that the budget must have, at least: the job's own memory, and the memory for
+ * the least number of workers with which a round can open. */
 static uint64_t least_bytes(const struct shard_job *job, const struct need *need)
 {
     return memory_sum(&need->memory) +
            job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);
 }
 
-/* Returns the chunk_leaves with which the job fits: half as many leaves as now, a quarter, and so on.
- * Smaller chunks mean more chunks, and so larger tables. Returns 0 if the job never fits. */
+/* Returns a smaller chunk_leaves with which the job fits. Tries one half of the present value, then
+ * one quarter, and so on. Smaller chunks mean more chunks, and so larger tables. Returns 0 if the
+ * job fits with none of these values. */
 static uint32_t leaves_that_fit(const struct shard_job *job, const struct need *need, uint64_t room)
 {
     const struct memory_need *memory = &need->memory;
     const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
-    // The last leaf may be a partial one.
+    // The last leaf of a chunk may be incomplete.
     const uint64_t now = (job->replies.bytes - 1) / leaf_bytes + 1;
     const uint64_t replies = job->spec.workers_min;
     const uint64_t chunks = replies * (job->spec.window + 1) + job->puts.max;
@@ -120,7 +122,8 @@ static uint32_t window_that_fits(const struct shard_job *job, const struct need 
     return 0;
 }
 
-/* Adds to `why` how the job would fit into the room that is left, if its chunks in flight take too much. */
+/* Adds to `why` how the job would fit into the room that is left, with smaller chunks or with fewer
+ * chunks in flight. */
 static void advise(const struct shard_job *job, const struct need *need, struct sentence *why)
 {
     const uint64_t room = job->shard->memory.budget.limit_bytes -
@@ -135,8 +138,9 @@ static void advise(const struct shard_job *job, const struct need *need, struct 
                      job->spec.window);
 }
 
-/* Takes the job's own memory from the budget. The memory that each worker adds is taken when the worker
- * joins (members.c). A job that could never open a round is refused here already. */
+/* Takes the job's own memory from the budget. The memory that each worker adds is taken when the
+ * worker joins (members.c). Here the job is refused if there is no room for the workers that a
+ * round needs to open. */
 static cairn_status take_budget(struct shard_job *job, const struct need *need,
                                 struct sentence *why)
 {
@@ -175,8 +179,8 @@ static cairn_status open_arenas(struct shard_job *job, const struct need *need,
                               &job->landing.arena, why);
 }
 
-/* Opens the memory that only the loop thread may open: the device's memory, and the memory that the
- * fabric shows. */
+/* Opens the memory that only the loop thread may open: device memory, and memory that the fabric
+ * shows. */
 static cairn_status open_shown(struct shard_job *job, const struct need *need, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
@@ -187,8 +191,8 @@ static cairn_status open_shown(struct shard_job *job, const struct need *need, s
     return status == CAIRN_OK ? published_open(job, why) : status;
 }
 
-/* Marks arenas to be pinned: those that a device copies in every round, or once for every chunk. A device
- * does not touch planes that lie in host memory. */
+/* Marks the arenas that are to be pinned, because a device copies them in every round, or once for
+ * every chunk. Planes in host memory are not marked, because no device touches them. */
 static void pin_arenas(struct shard_job *job)
 {
     struct arena *arenas[] = { &job->landing.arena, &job->puts.arena };
@@ -223,7 +227,7 @@ static cairn_status make_round(struct shard_job *job, struct sentence *why)
 
 /* ---- freed ---- */
 
-/* Also releases what a failed frozen_init has left. */
+/* Frees the arrays of `frozen`, even if frozen_init has failed. */
 static void frozen_release(struct frozen *frozen)
 {
     free(frozen->groups);
@@ -231,8 +235,8 @@ static void frozen_release(struct frozen *frozen)
     free(frozen->group_of);
 }
 
-/* Frees the tables that the loop, the fabric and the budget do not use. Runs on another thread, because
- * freeing a million tensors takes a quarter of a second. */
+/* Frees a job's tables, which the loop, the fabric and the budget no longer use. Runs on another
+ * thread, because freeing a million tensors takes a quarter of a second. */
 static void free_tables(void *arg)
 {
     struct shard_job *job = arg;
@@ -247,8 +251,8 @@ static void free_tables(void *arg)
     free(job);
 }
 
-/* Frees a job that is in no list. Its memory counts until it is unmapped; then `request` (may be NULL) is
- * answered. */
+/* Frees a job that is in no list. The budget counts its memory until the memory is unmapped; then
+ * `request` (may be NULL) is answered. */
 static void free_body(struct shard_job *job, const struct request *request)
 {
     struct shard_daemon *shard = job->shard;
@@ -265,7 +269,7 @@ static void free_body(struct shard_job *job, const struct request *request)
 
 /* ---- the draft ---- */
 
-/* A job that is being created; it is in no list. */
+/* A job that is being created, and is not in shard->jobs yet. */
 struct shard_draft {
     struct shard_job *job; /* owned */
     struct need need;
@@ -290,9 +294,9 @@ static struct shard_job *new_job(struct shard_daemon *shard, const Cairn__JobCre
     return job;
 }
 
-/* Makes a job, which the shard does not know yet, from a create whose spec and layout are complete. Any
- * thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or
- * the layout is wrong; CAIRN_ERR_NO_MEMORY. */
+/* Makes the draft of a job from a JobCreate whose spec and layout have arrived. Runs on any thread,
+ * because a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or
+ * the layout is wrong. CAIRN_ERR_NO_MEMORY. */
 static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreate *message,
                                const struct paged *spec, const struct paged *layout,
                                struct shard_draft **draft_out, struct sentence *why)
@@ -315,7 +319,7 @@ static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreat
     return CAIRN_OK;
 }
 
-/* Closes a draft and gives back what was admitted for it. */
+/* Closes a draft, and gives back the memory that was admitted for the draft. */
 static void draft_close(struct shard_draft *draft)
 {
     free_body(draft->job, NULL);
@@ -351,8 +355,8 @@ static cairn_status judge_count(const struct shard_daemon *shard, struct sentenc
                      shard->name, count);
 }
 
-/* Judges the create, and counts the job's memory, which belongs to the draft until the draft is opened or
- * closed. CAIRN_ERR_NO_MEMORY: the job does not fit, and `why` has the numbers; CAIRN_ERR_INVALID. */
+/* Judges a create, and takes the job's memory from the budget for the draft. CAIRN_ERR_NO_MEMORY:
+ * the job does not fit, and `why` has the numbers. CAIRN_ERR_INVALID. */
 static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreate *message,
                                 struct sentence *why)
 {
@@ -373,7 +377,8 @@ static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate
     struct shard_job *job = draft->job;
     struct step_config step = draft->need.step;
     step.joins = message->joins;
-    cairn_status status = make_tables(job, why); // a worker's shapes determine the tables' size
+    // a worker determines the shapes, and so the size of the tables
+    cairn_status status = make_tables(job, why);
     if (status == CAIRN_OK) status = open_arenas(job, &draft->need, why);
     if (status == CAIRN_OK) status = own_open(job, &step, message, why);
     if (status == CAIRN_OK) status = make_round(job, why);
@@ -381,8 +386,8 @@ static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate
     return status;
 }
 
-/* Takes a finished draft, and adds its job to the shard's jobs. After CAIRN_ERR_NO_MEMORY or CAIRN_ERR_IO
- * nothing is held. */
+/* Takes over a draft that is made, and adds its job to the shard's jobs. After CAIRN_ERR_NO_MEMORY
+ * or CAIRN_ERR_IO the draft is closed. */
 static cairn_status job_open(struct shard_daemon *shard, struct shard_draft *draft,
                              struct shard_job **job_out, struct sentence *why)
 {
@@ -418,11 +423,11 @@ void shard_job_free(struct shard_job *job)
     free_job(job, NULL);
 }
 
-/* Nothing refers to the job any longer: frees it if it leaves. */
+/* Frees a job that is LEAVING. Called when nothing refers to the job any longer. */
 static void job_unused(struct shard_job *job)
 {
     struct shard_daemon *shard = job->shard;
-    if (job->state != CAIRN_JOB_LEAVING || shard->closing) return; // shard_close frees it
+    if (job->state != CAIRN_JOB_LEAVING || shard->closing) return; // shard_close frees the job
     log_info("dropped job %s, generation %" PRIu64 ": %" PRIu64 " bytes are being freed",
              job->spec.name, job->generation, memory_sum(&job->memory));
     const struct request dropping = job->dropping;
@@ -447,7 +452,7 @@ void shard_job_leave(struct shard_job *job)
     shard_job_idle(job);
 }
 
-/* shard_job_fault */
+/* The function behind shard_job_fault. */
 static void stop_job(struct shard_job *job, const char *why)
 {
     if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
@@ -456,15 +461,17 @@ static void stop_job(struct shard_job *job, const char *why)
     shard_tell(job, SHARD_JOB_STOPS);
     log_error("job %s is stopped here, at version %" PRIu64 ".%" PRIu64 ": %s; restore a snapshot",
               job->spec.name, job->generation, step_version(job->collector.step).step, why);
-    // The Hello of the next session no longer names the job, so the coordinator sees that it is lost here.
+    // The Hello of the next session does not name the job, so the coordinator sees that the job is
+    // lost here.
     session_refuse(job->shard, CAIRN_ERR_PROTOCOL, "job %s on shard %s: %s", job->spec.name,
                    job->shard->name, why);
 }
 
 /* ==== admit ==== */
 
-/* When memory is taken: a job's state, published copies and buffers of puts when the job is created; a
- * worker's landing slots and reply when the worker joins, to be given back when it has left. */
+/* Memory is taken at two times. When a job is created, it gets its state, published copies and
+ * buffers for puts. When a worker joins, it gets its landing slots and reply, which are given back
+ * when it has left. */
 
 static cairn_status add_state(struct reserve *reserve, struct shard_job *job)
 {
@@ -493,7 +500,7 @@ static bool origin_wanted(const struct shard_job *job)
     return false;
 }
 
-/* Loads or makes the job's state, or lets members put it. */
+/* Loads or makes the job's state, or lets members put the state. */
 static cairn_status begin_state(struct shard_job *job, struct sentence *why)
 {
     if (job->load.joins) {
@@ -513,15 +520,16 @@ static void give_up(struct shard_job *job, cairn_status status, const struct sen
     shard_job_leave(job);
 }
 
-/* Begins to read a snapshot when the memory is admitted. The snapshot is read into pages that are made
- * already. */
+/* Begins to read a snapshot as soon as the memory is admitted. The snapshot is read into pages as
+ * they are made. */
 static void on_state_judged(const struct reserve_request *request)
 {
     struct shard_job *job = request->job;
     struct sentence why;
     const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
     if (job->state != CAIRN_JOB_LOADING || !reads) return;
-    job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else begun when all pages are made
+    // if this failed, the reading begins when all pages are made
+    job->load.begun = restore_begin(job, &why) == CAIRN_OK;
 }
 
 static void on_took(struct shard_job *job, const void *at, uint64_t bytes)
@@ -535,7 +543,7 @@ static void on_state_taken(const struct reserve_request *request, cairn_status s
     struct shard_job *job = request->job;
     struct sentence failure = *why;
     made_pages_end(&job->load.made, status == CAIRN_OK);
-    if (job->state != CAIRN_JOB_LOADING) return; // the job is leaving; this was answered
+    if (job->state != CAIRN_JOB_LOADING) return; // the job is leaving, and the request was answered
     if (status == CAIRN_OK) {
         log_info("holding job %s, generation %" PRIu64 ": its memory is there", job->spec.name,
                  job->generation);
@@ -550,7 +558,7 @@ static void on_state_taken(const struct reserve_request *request, cairn_status s
     give_up(job, status, &failure);
 }
 
-/* The load has ended: seals the job, awaits puts, or makes the job leave. */
+/* Seals the job, awaits puts, or makes the job leave, because the load has ended. */
 static void on_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
                       bool puts_follow)
 {
@@ -579,9 +587,9 @@ static void on_job_seal(struct shard_job *job, struct request asked, const void 
     if (is_put) pass_seal(job);
 }
 
-/* Makes a job that was just opened LOADING: takes its memory, then loads or makes its state
- * (`snapshot_path`, jobs.h, state.h), or waits for its state. job->load.asked is answered by Done, or by
- * an error; after an error the job leaves. */
+/* Makes a job that was just opened LOADING. The job's memory is taken, then its state is loaded,
+ * made or awaited (begin_state). At the end job->load.asked is answered by Done, or by an error,
+ * after which the job leaves. */
 static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
                               struct sentence *why)
 {
@@ -609,8 +617,8 @@ static const Cairn__JobCreate *create_message(const struct arriving *create)
     return (const Cairn__JobCreate *)create->message;
 }
 
-/* Returns the job of that number. If there is none, returns a staged job, and if there is no staged job,
- * a job that is LEAVING. */
+/* Returns a job with that number, or NULL. Prefers a job that is not staged and not LEAVING, then a
+ * staged job, then a job that is LEAVING. */
 static struct shard_job *held_job(struct shard_daemon *shard, uint64_t number)
 {
     struct shard_job *held = shard_job_find(shard, number);
@@ -630,8 +638,9 @@ static uint64_t newest_held(const struct shard_daemon *shard, uint64_t number)
     return newest;
 }
 
-/* Makes the generations of the job up to generation_max leave, except `but`. When one of them is freed, a
- * create that waited may make a newer one. Returns true if any left. */
+/* Makes all generations of a job up to generation_max leave, except `but` (may be NULL). When a
+ * generation is freed, a create that waited for this may make a newer generation. Returns true if
+ * any generation left. */
 static bool leave_all(struct shard_daemon *shard, uint64_t number, uint64_t generation_max,
                       const struct shard_job *but)
 {
@@ -642,12 +651,12 @@ static bool leave_all(struct shard_daemon *shard, uint64_t number, uint64_t gene
                             job != but && job->state != CAIRN_JOB_LEAVING;
         if (leaves) shard_job_leave(job);
         left |= leaves;
-        job = leaves ? shard->jobs : job->next; // the job may be freed
+        job = leaves ? shard->jobs : job->next; // the job may have been freed
     }
     return left;
 }
 
-/* True if a message of that kind was dropped, and a thread still works on it. */
+/* True if a message of this kind was dropped while a thread still works on it. */
 static bool arriving_lingers(const struct shard_daemon *shard, const struct arriving_kind *kind)
 {
     const struct arriving *arriving;
@@ -656,16 +665,16 @@ static bool arriving_lingers(const struct shard_daemon *shard, const struct arri
     return arriving != NULL;
 }
 
-/* True if memory is being given back. A create that was dropped keeps the memory that was admitted for it
- * until its thread has ended its work. */
+/* True if memory is being given back. A dropped create also gives back memory, when the thread that
+ * works on it has ended. */
 static bool memory_comes_back(const struct shard_daemon *shard)
 {
     return !LIST_EMPTY(&shard->memory.releases) || shard->memory.given_bytes > 0 ||
            arriving_lingers(shard, &create_kind);
 }
 
-/* Admits the create if there is room for the job. A thread then makes the job's tables; after that, the
- * create is complete again. */
+/* Admits the create if there is room for the job. A thread then makes the job's tables; after that,
+ * create_advance is called again. */
 static void create_admit(struct shard_daemon *shard, struct arriving *create)
 {
     struct sentence why;
@@ -676,7 +685,7 @@ static void create_admit(struct shard_daemon *shard, struct arriving *create)
         arriving_end(shard, create, status, &why);
 }
 
-/* Returns the result of `prepare` and `make`, which becomes the caller's. */
+/* Takes the result of `prepare` and `make`, which then belongs to the caller. */
 static void *arriving_take(struct arriving *arriving)
 {
     void *made = arriving->made;
@@ -684,8 +693,8 @@ static void *arriving_take(struct arriving *arriving)
     return made;
 }
 
-/* Makes the job, or answers why not, as soon as no memory is being given back. Either no other job with
- * this number is held, or the held job stays beside the new one. */
+/* Makes the job, or answers why it cannot be made. Waits until no memory is being given back.
+ * Either no other job with this number is held, or the held job stays beside the new job. */
 static void create_open(struct shard_daemon *shard, struct arriving *create)
 {
     if (memory_comes_back(shard)) return;
@@ -710,12 +719,12 @@ static void create_open(struct shard_daemon *shard, struct arriving *create)
         shard_job_leave(job);
         return;
     }
-    job->load.asked = session_request(shard, create->request); // Done answers it later
+    job->load.asked = session_request(shard, create->request); // answered later, by Done or Error
     arriving_drop(shard, create);
 }
 
-/* Creates a new generation of a job. The generation that it extends continues to serve. If a generation
- * that was given up earlier still exists, that generation leaves first. */
+/* Creates a generation of a job beside the generation that it extends, which continues to serve. If
+ * another generation that was given up earlier still exists, that one must leave first. */
 static void create_beside(struct shard_daemon *shard, struct arriving *create)
 {
     const uint64_t number = create_message(create)->job;
@@ -727,12 +736,13 @@ static void create_beside(struct shard_daemon *shard, struct arriving *create)
         arriving_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
         return;
     }
-    // If other generations leave, the create resumes when they are freed. This may happen at once, so the
-    // create may have been freed by now.
+    // If other generations leave, the create resumes when they are freed. This may happen within
+    // leave_all, so `create` may not be used afterwards.
     if (!leave_all(shard, number, newest_held(shard, number), from)) create_open(shard, create);
 }
 
-/* Goes on with a complete create, according to the jobs that are held under its number. */
+/* Continues with a create that is complete. What is done depends on the jobs that are held under
+ * its number. */
 static void create_advance(struct shard_daemon *shard, struct arriving *create)
 {
     const Cairn__JobCreate *message = create_message(create);
@@ -749,13 +759,14 @@ static void create_advance(struct shard_daemon *shard, struct arriving *create)
     if (message->generation > held->generation) {
         log_info("job %s: generation %" PRIu64 " replaces %" PRIu64, held->spec.name,
                  message->generation, held->generation);
-        // The create resumes when the older generations are freed: now, or later.
+        // The create resumes when the older generations are freed, which may happen within
+        // leave_all.
         leave_all(shard, message->job, message->generation - 1, NULL);
         return;
     }
     if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
         draft_has_layout(create->made, held->view->layout)) {
-        // The coordinator asks again after a lost connection.
+        // The coordinator lost the connection, and asks for the same job again.
         if (held->state == CAIRN_JOB_LOADING || held->state == CAIRN_JOB_SEALING) {
             held->load.asked = session_request(shard, create->request);
             arriving_drop(shard, create);
@@ -773,7 +784,8 @@ static void create_advance(struct shard_daemon *shard, struct arriving *create)
     arriving_end(shard, create, CAIRN_ERR_EXISTS, &why);
 }
 
-/* Makes the draft. The pages are freed here, too, because tens of MiB would take the loop milliseconds. */
+/* Makes the draft, and frees the pages. The pages are freed here, because freeing tens of MiB on
+ * the loop thread would take milliseconds. */
 static cairn_status create_prepare(struct arriving *create, void **made_out, struct sentence *why)
 {
     struct shard_draft *draft = NULL;
@@ -806,8 +818,8 @@ static const struct arriving_kind create_kind = {
     .whole = create_advance,
 };
 
-/* Called when memory, or a held part of a job, was given back: creates that waited for this memory
- * continue, if nothing more is being given back. */
+/* Continues creates that wait, if no more memory is being given back. Called when memory was given
+ * back, or a job was freed. */
 static void on_memory_back(struct shard_daemon *shard)
 {
     struct arriving *create = TAILQ_FIRST(&shard->arriving);
@@ -817,11 +829,11 @@ static void on_memory_back(struct shard_daemon *shard)
                                         held_job(shard, create_message(create)->job) == NULL);
         if (goes_on) create_advance(shard, create);
         create = goes_on ? TAILQ_FIRST(&shard->arriving)
-                         : TAILQ_NEXT(create, link); // the list changed
+                         : TAILQ_NEXT(create, link); // the list may have changed
     }
 }
 
-/* Ends the job's creates that wait, or whose pages are still being received. */
+/* Ends all creates of the job that wait, or whose pages are still being received. */
 static void end_creates(struct shard_daemon *shard, uint64_t number)
 {
     struct sentence why;
@@ -843,7 +855,7 @@ static void on_drop(struct shard_daemon *shard, struct request asked, const void
         session_answer(shard, &asked, CAIRN_OK, NULL);
         return;
     }
-    job->dropping = asked; // answered when the job's memory is given back
+    job->dropping = asked; // the request is answered when the job's memory is given back
     const uint64_t newest = newest_held(shard, message->job);
     leave_all(shard, message->job, newest, NULL);
 }

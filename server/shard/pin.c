@@ -19,17 +19,21 @@
 #include "server/shard/state.h"
 
 struct pin {
-    struct task task;      /* on the snapshots thread */
+    struct task task;      /* the task on the snapshots thread */
     struct shard_job *job; /* borrowed */
     LIST_ENTRY(pin) link;  /* in the job's list */
     uint64_t snapshot;
-    bool is_prepared;     /* its staging is made or being made; its Pin has not arrived yet */
+    /* a PinPrepare has arrived, so the staging is made or being made; the Pin has not arrived
+     * yet */
+    bool is_prepared;
     struct request asked; /* the PinPrepare, until it is answered */
-    bool waits;           /* for the UPDATE that is under way */
+    bool waits;           /* the pin waits for the end of the UPDATE that is under way */
     bool writes;          /* the pin writes files into the folder that PinFolder names */
-    bool stands;          /* the version is fixed, and the task is not submitted yet */
-    uint32_t tasks;       /* tasks under way: `task`, and the one that makes the staging's pages */
-    bool ended;           /* reported; the staging is freed once the current UPDATE is published */
+    bool stands;          /* the version is fixed, and `task` is not submitted yet */
+    /* how many of two tasks are under way: `task`, and the one that makes the staging's pages */
+    uint32_t tasks;
+    /* the end was reported; the pin is freed when no UPDATE saves into its staging any longer */
+    bool ended;
     atomic_bool canceled;
     struct cairn_version version;
 
@@ -71,7 +75,7 @@ static bool is_saved_into(const struct pin *pin)
     return i < pins->saving_count;
 }
 
-/* Frees the pin if it has ended and is no longer used. */
+/* Frees the pin if it has ended and nothing uses it any longer. */
 static void free_if_ended(struct pin *pin)
 {
     if (pin->ended && pin->tasks == 0 && !is_saved_into(pin)) pin_free(pin);
@@ -87,8 +91,8 @@ static void say_waited(const struct pin *pin)
              pin->job->spec.name, ms, pin->version.step);
 }
 
-/* Reports the end of the pin and frees the pin and its staging. The report may then not be sent completely
- * yet. */
+/* Reports the end of the pin, and frees the pin as soon as nothing uses it. The report may exist
+ * longer, because it is sent in several batches. */
 static void report_pin(struct pin *pin)
 {
     struct report *told = pin->report;
@@ -138,7 +142,7 @@ static void run_write(struct task *task, uint32_t item, uint32_t thread)
                       : write_pin(pin, &pin->why);
 }
 
-/* Called at the end of each of a pin's two tasks. The task that ends last reports. */
+/* Called at the end of each of the two tasks of a pin. The task that ends last reports the pin. */
 static void task_done(struct pin *pin)
 {
     struct shard_job *job = pin->job;
@@ -152,12 +156,12 @@ static void task_done(struct pin *pin)
 static void write_done(struct task *task)
 {
     struct pin *pin = (struct pin *)task;
-    staging_cancel(&pin->staging); // the complete version was read
+    staging_cancel(&pin->staging); // the version was read, or will not be read any more
     task_done(pin);
 }
 
-/* Passes the pin to the snapshots thread as soon as the pin's folder is known as well, or when nobody wants
- * the pin any more. */
+/* Passes a pin whose version is fixed to the snapshots thread, if the pin's folder is known, or is
+ * not needed, or the pin was given up. */
 static void go_on(struct pin *pin)
 {
     const bool told = !pin->writes || pin->path != NULL || atomic_load(&pin->canceled);
@@ -174,7 +178,7 @@ static void give_up(struct pin *pin)
     go_on(pin);
 }
 
-/* Handles the message that names the pin's folder, or gives the pin up. */
+/* Handles a PinFolder. It names the pin's folder or, if the path is empty, gives the pin up. */
 static void on_folder(struct shard_job *job, const void *body)
 {
     const Cairn__PinFolder *message = body;
@@ -194,7 +198,7 @@ static void on_folder(struct shard_job *job, const void *body)
         go_on(pin);
 }
 
-/* Pins that wait for a folder will not get one. */
+/* Gives up the pins that wait for their folder, which will not be named any more. */
 static void on_session_ended(struct shard_job *job)
 {
     pins_unprepare(job);
@@ -209,11 +213,11 @@ void pin_cancel(struct shard_job *job)
         if (!pin->ended) give_up(pin);
 }
 
-/* True if the planes may move: the staging was canceled, and its reader no longer reads the planes
- * (although the reader may still be blocked in a call to the storage). */
+/* True if the planes may move, because the staging was canceled and its reader does not read the
+ * planes. The reader may still be blocked in a call to the storage. */
 static bool staging_is_quiet(const struct staging *staging)
 {
-    // The order matters: a reader that begins later sees that the staging was canceled.
+    // `canceled` must be read first: a reader that begins after that sees the cancel.
     return staging->job != NULL && atomic_load(&staging->canceled) &&
            !atomic_load(&staging->reading);
 }
@@ -287,14 +291,15 @@ static void set_pace(struct pin *pin)
               uv_hrtime() / 1000 + within_s * 1000000);
 }
 
-/* Fixes the version of the pin. No UPDATE is under way, so all state has the same version. */
+/* Fixes the version of the pin. All state has the same version, because no UPDATE is under way. */
 static void pin_stands(struct pin *pin)
 {
     struct shard_job *job = pin->job;
     pin->waits = false;
     pin->version = job->versions.copies[job->versions.newest].version;
     const bool is_ready = pin->staging.job != NULL;
-    assert(!is_ready || pin->staging.view == job->view); // else pins_unprepare was called
+    // when the view changes, pins_unprepare is called
+    assert(!is_ready || pin->staging.view == job->view);
     if (!is_ready) pin->status = take_staging(pin);
     if (pin->status == CAIRN_OK) pin->status = report_keep_payload(pin->report, &pin->why);
     if (pin->status != CAIRN_OK) {
@@ -302,7 +307,7 @@ static void pin_stands(struct pin *pin)
         return;
     }
     set_pace(pin);
-    pin->tasks++; // from here on the count includes the writer
+    pin->tasks++; // counts `task`, which go_on submits
     shard_job_busy(job);
     if (!is_ready) begin_touch(pin);
     pin->stands = true;
@@ -328,7 +333,7 @@ void pins_save(const struct shard_job *job, struct works *works, uint64_t chunk)
         staging_save(job->pins.saving[i], works, chunk);
 }
 
-/* True if no pin is being read or about to be read. A pin that is only prepared delays no step. */
+/* True if no pin can delay a step. A pin that is only prepared delays no step. */
 static bool is_free(const struct pins *pins)
 {
     const struct pin *pin = LIST_FIRST(&pins->list);
@@ -336,8 +341,8 @@ static bool is_free(const struct pins *pins)
     return pin == NULL;
 }
 
-/* Notes how long a step took: while nothing is pinned, learns the usual time; otherwise paces the pins by
- * the step's time. */
+/* Notes how long the step took that has just ended. If no pin can have delayed the step, its time
+ * counts for the usual time of a step. The pace of each pin is set by the step's time. */
 static void note_step(struct pins *pins)
 {
     const uint64_t now = uv_hrtime() / 1000, took = pins->last_us == 0 ? 0 : now - pins->last_us;
@@ -410,7 +415,8 @@ static struct pin *pin_new(struct shard_job *job, uint64_t snapshot, struct sent
     return pin;
 }
 
-/* Makes the staging of a pin that is soon to begin. Answers when the staging's pages are made. */
+/* Handles a PinPrepare: makes the staging of a pin that will begin soon. Answers when the staging's
+ * pages are made. */
 static void on_prepare(struct shard_job *job, struct request asked, const void *body)
 {
     const Cairn__PinPrepare *message = body;
@@ -447,7 +453,8 @@ static void on_pin(struct shard_job *job, const void *body)
     struct pin *pin = prepared_of(job, message->snapshot);
     cairn_status status = pin == NULL ? judge_pin(job, &why) : CAIRN_OK;
     if (status == CAIRN_OK)
-        reports_drop(job); // a coordinator that asks for another pin no longer waits for these
+        // a coordinator that asks for another pin no longer waits for earlier reports
+        reports_drop(job);
     if (status == CAIRN_OK && pin == NULL) {
         pin = pin_new(job, message->snapshot, &why);
         if (pin == NULL) status = CAIRN_ERR_NO_MEMORY;
@@ -478,20 +485,21 @@ const struct shard_module pin_module = {
 
 /* ==== pin write ==== */
 
-#define PIECE_ELEMS ((uint64_t)1 << 20) /* how much is read at a time for a digest */
+#define PIECE_ELEMS ((uint64_t)1 << 20) /* how many elements are read at a time for a digest */
 #define HASH_LEAVES ((uint64_t)256)     /* how many leaves one work hashes */
 
 /* A plane of an extent, read from its beginning to its end. */
 struct plane_at {
-    size_t extent; /* of the map */
+    size_t extent; /* the extent's number in the map */
     enum plane plane;
     uint64_t elem; /* the next element to read, counted in the extent */
     struct hash_tree tree;
-    uint64_t carry_elems; /* elements of the leaf tree.next_leaf that are in `carry` */
+    /* how many elements of the next leaf are in `carry`, because that leaf is not complete */
+    uint64_t carry_elems;
 };
 
-/* A plane that continues in a later file: an extent that is cut into several boxes has a box in each
- * file. */
+/* A plane of which a later file has more. This happens if an extent is cut into several boxes, and
+ * each file has one of the boxes. */
 struct plane_later {
     struct plane_later *next;
     struct plane_at at;
@@ -518,7 +526,8 @@ static size_t elem_bytes(const struct writing *w)
     return dtype_size((int)form_dtype(&w->view->forms[w->at.extent], w->at.plane));
 }
 
-/* Puts the current plane aside between two files, if a later file has more of the plane. */
+/* Puts the current plane aside, if it was not read to its end, because a later file has more of
+ * it. */
 static cairn_status put_aside(struct writing *w, struct sentence *why)
 {
     if (w->at.elem == 0 || w->at.elem == extent_of(w)->elem_count) return CAIRN_OK;
@@ -550,7 +559,8 @@ static void begin_plane(struct writing *w, size_t extent, enum plane plane)
 
 /* ---- hashing ---- */
 
-/* Returns where a leaf begins, counted in the extent; after the last leaf, the end of the extent. */
+/* Returns the element at which a leaf begins, counted in the extent. For the leaf after the last
+ * leaf, this is the end of the extent. */
 static uint64_t leaf_elem(const struct writing *w, uint64_t leaf)
 {
     const struct local_extent *extent = extent_of(w);
@@ -558,7 +568,7 @@ static uint64_t leaf_elem(const struct writing *w, uint64_t leaf)
     return leaf_start(&w->view->layout->geometry[extent->tensor], leaf) - extent->first_elem;
 }
 
-/* Hashes the next leaves, whose bytes are given. */
+/* Hashes the next `leaves` leaves, which lie at `bytes`. */
 static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_t leaves,
                                 struct sentence *why)
 {
@@ -568,7 +578,7 @@ static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_
                          why);
 }
 
-/* Returns how many complete leaves, beginning with the next leaf, end at or before element `to`; at most
+/* Returns how many leaves, from the next leaf on, end at or before element `to`; at most
  * HASH_LEAVES. */
 static uint64_t whole_leaves(const struct writing *w, uint64_t to)
 {
@@ -581,8 +591,8 @@ static uint64_t whole_leaves(const struct writing *w, uint64_t to)
     return leaves < HASH_LEAVES ? leaves : HASH_LEAVES;
 }
 
-/* Hashes some of the elements from w->at.elem on, or carries them over to the next call if their
- * leaf is not complete. Returns how many. */
+/* Hashes some of the elements from w->at.elem on. If their leaf is not complete, puts the elements
+ * into w->carry for a later call. Returns how many elements were hashed or carried. */
 static uint64_t hash_some(struct writing *w, const uint8_t *bytes, uint64_t elems,
                           cairn_status *status, struct sentence *why)
 {
@@ -618,7 +628,7 @@ static cairn_status hash_part(struct writing *w, const uint8_t *bytes, uint64_t 
 
 /* ---- reading ---- */
 
-/* While the deadline presses, no longer lets the thread give way to other threads. */
+/* Makes this thread stop giving way to other threads while the deadline presses. */
 static void press_pace(struct writing *w)
 {
     const bool presses = pace_presses(&w->of->pace, uv_hrtime() / 1000);
@@ -670,7 +680,8 @@ static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to, s
     return status == CAIRN_OK ? hash_part(w, to, elems, why) : status;
 }
 
-/* Reads up to the end of the extent, and at most `elem_count` elements; *done_out is how many were read. */
+/* Reads the elements from first_elem on, up to the end of their extent, but at most elem_count.
+ * *done_out is how many were read. */
 static cairn_status give_of_extent(struct writing *w, const struct safetensors_entry *entry,
                                    uint64_t first_elem, uint64_t elem_count, uint8_t *to,
                                    uint64_t *done_out, struct sentence *why)
@@ -695,8 +706,8 @@ static cairn_status give_of_extent(struct writing *w, const struct safetensors_e
     return read_plane(w, *done_out, to, why);
 }
 
-/* A snapshot_fill_fn. A box of a file is a complete extent, or one of several boxes into which an extent is
- * cut, or several extents that follow each other. */
+/* A snapshot_fill_fn: reads elements for a box of a file. Such a box is a complete extent, or one
+ * of several boxes into which an extent is cut, or several extents that follow each other. */
 static cairn_status give_bytes(void *context, const struct safetensors_entry *entry,
                                uint64_t first_elem, uint64_t elem_count, void *to,
                                struct sentence *why)
@@ -804,8 +815,9 @@ static cairn_status digest_all(struct writing *w, struct sentence *why)
     return status;
 }
 
-/* Makes digests of the complete version, and files if the pin writes some. If the status is not OK, no files
- * are left. CAIRN_ERR_CANCELED, or as snapshot_writer_put and staging_read. */
+/* Makes the digests of the version and, if the pin writes files, the files. If the status is not
+ * CAIRN_OK, no files are left. The statuses are CAIRN_ERR_CANCELED and those of snapshot_writer_put
+ * and staging_read. */
 static cairn_status write_pin(struct pin *pin, struct sentence *why)
 {
     struct writing *w = calloc(1, sizeof *w);
