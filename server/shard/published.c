@@ -30,8 +30,8 @@ void published_close(struct shard_job *job)
         copy_close(job, &job->versions.copies[i]);
 }
 
-/* Returns the readable copy of the version that has the latest layout before layout_end; NULL if there is
- * no such copy. */
+/* Returns the readable copy that has the version; of several, the one with the latest layout whose
+ * number is below layout_end. Returns NULL if there is no such copy. */
 static const struct published_copy *find_copy(const struct shard_job *job,
                                               struct cairn_version version, uint64_t layout_end)
 {
@@ -85,7 +85,7 @@ uint8_t *published_host_at(const struct published_copy *copy, uint64_t chunk, ui
 
 void published_forget(struct published_copy *copy, uint64_t chunk)
 {
-    copy->checksums[chunk] = 0; // made again when it is asked for
+    copy->checksums[chunk] = 0; // the checksum is made again when it is needed
     if (!READ_MUTANT(2)) copy->brought[chunk] = CAIRN_BROUGHT_NOT;
 }
 
@@ -112,8 +112,8 @@ static bool shard_is_leased(const struct shard_job *job, struct cairn_version ve
     return false;
 }
 
-/* True if the copy is kept for a lease. If a leased version has two copies, the copy with the later
- * layout is kept. */
+/* True if the copy is kept for a lease. If two copies have a leased version, only the copy with the
+ * later layout is kept. */
 static bool is_leased(const struct shard_job *job, const struct published_copy *copy)
 {
     return copy->readable && shard_is_leased(job, copy->version) &&
@@ -125,7 +125,7 @@ static bool copy_is_there(const struct published_copy *copy)
     return copy->checksums != NULL;
 }
 
-/* True if nobody needs the copy: it is not the newest, not leased, and not being written. */
+/* True if nobody needs the copy, because it is neither the newest nor leased nor being written. */
 static bool is_spare(const struct shard_job *job, uint32_t index)
 {
     const struct published_copy *copy = &job->versions.copies[index];
@@ -134,8 +134,8 @@ static bool is_spare(const struct shard_job *job, uint32_t index)
     return !is_leased(job, copy);
 }
 
-/* Returns a spare copy that has no version, or else the spare copy with the oldest version. Returns
- * CAIRN_SHARD_PUBLISHED_MAX if there is no spare copy. */
+/* Returns the index of a spare copy that has no version or, if all have one, of the spare copy with
+ * the oldest version. Returns CAIRN_SHARD_PUBLISHED_MAX if there is no spare copy. */
 static uint32_t oldest_spare(const struct shard_job *job)
 {
     uint32_t best = CAIRN_SHARD_PUBLISHED_MAX;
@@ -150,9 +150,9 @@ static uint32_t oldest_spare(const struct shard_job *job)
     return best;
 }
 
-/* True if the member reads published copies in host memory without asking. Such a member is on this host,
- * and either uses no card or uses another card than `uuid`. Shards that ask on behalf of other members
- * map nothing. */
+/* True if the member reads published copies in host memory, without fetching. Such a member is on
+ * this host, and does not use the card `uuid`. Relays and movers are left out, because they always
+ * fetch. */
 static bool maps_host(const struct shard_member *member, const uint8_t *uuid)
 {
     return member->peer != NULL && !member->is_relay && !member->is_mover &&
@@ -160,7 +160,7 @@ static bool maps_host(const struct shard_member *member, const uint8_t *uuid)
            !fabric_peer_imports(member->peer, uuid);
 }
 
-/* True if everything that is written to the copy next must be in host memory, too. */
+/* True if the version that is written to the copy next must be completely in host memory, too. */
 static bool goes_to_host(const struct shard_job *job, const struct published_copy *copy)
 {
     const uint8_t *uuid = home_info(job->compute->home)->uuid;
@@ -170,8 +170,8 @@ static bool goes_to_host(const struct shard_job *job, const struct published_cop
     return false;
 }
 
-/* True if no later version has changed the parameters that the copy has. Writes of moments do not change
- * parameters. */
+/* True if the parameters in the copy are still the newest, because no later version has changed
+ * them. (A write of moments makes a version, but does not change parameters.) */
 static bool holds_params(const struct shard_job *job, const struct published_copy *copy)
 {
     return job->versions.knows_param && copy->readable && !copy->stale && copy->view == job->view &&
@@ -201,7 +201,7 @@ cairn_status published_ready(struct shard_job *job, struct sentence *why)
     return copy_follow(job, &job->versions.copies[job->versions.writing], why);
 }
 
-/* Returns the sides that the copy has: bits of enum published_side. */
+/* Returns the sides in which the copy has its version, as bits of enum published_side. */
 static uint32_t copy_sides(const struct published_copy *copy)
 {
     return (copy->on_host ? CAIRN_PUBLISHED_HOST : 0u) |
@@ -251,7 +251,7 @@ void published_forget_params(struct shard_job *job)
 
 /* ---- copies for leases ---- */
 
-/* Returns how many versions are leased. Each leased version has a copy in addition to the usual two. */
+/* Returns how many versions are leased. */
 static uint32_t leased_count(const struct shard_job *job)
 {
     uint32_t count = 0;
@@ -268,8 +268,9 @@ static uint64_t copy_device_bytes(const struct published_copy *copy)
     return plane_units(copy->device.bytes);
 }
 
-/* Adds a copy, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: the job already has the largest
- * allowed number of copies; CAIRN_ERR_NO_MEMORY: `why` has the numbers. */
+/* Adds a copy, and takes its bytes from the budget. `what` says in words what the copy is for.
+ * CAIRN_ERR_BUSY: the job already has as many copies as it may have. CAIRN_ERR_NO_MEMORY: `why` has
+ * the numbers. */
 static cairn_status published_add(struct shard_job *job, const char *what, struct sentence *why)
 {
     const uint64_t bytes = copy_bytes(job);
@@ -290,7 +291,7 @@ static cairn_status published_add(struct shard_job *job, const char *what, struc
     }
     job->versions.leased_bytes += bytes;
     job->memory.device += copy_device_bytes(&job->versions.copies[index]);
-    job->versions.copies[index].stale = true; // it has no frozen tensors yet
+    job->versions.copies[index].stale = true; // the copy has no frozen tensors yet
     return CAIRN_OK;
 }
 
@@ -303,8 +304,9 @@ static uint32_t copy_count(const struct shard_job *job)
     return count;
 }
 
-/* Gives back the budget of a copy for a lease. Each copy took its bytes by the view that was in force
- * then, so its size may differ from the present size: the last copy gives back whatever is left. */
+/* Gives the bytes of a copy for a lease back to the budget. Each copy took its bytes by the view
+ * that was in force at that time, so these may differ from copy_bytes now. Therefore the last copy
+ * for a lease gives back all bytes that are left. */
 static void give_leased(struct shard_job *job)
 {
     uint64_t bytes = copy_bytes(job);
@@ -316,20 +318,22 @@ static void give_leased(struct shard_job *job)
 
 void published_trim(struct shard_job *job)
 {
-    if (job->park.is_under_way) return; // the park copies them: they are trimmed when it has ended
+    // the park copies the copies, which are trimmed when the park has ended
+    if (job->park.is_under_way) return;
     while (copy_count(job) > CAIRN_COPIES_ALWAYS + leased_count(job)) {
         const uint32_t index = oldest_spare(job);
-        assert(index < CAIRN_SHARD_PUBLISHED_MAX);         // two of three unleased ones are in use
-        if (job->versions.copies[index].sends > 0) return; // trimmed when the sends end
+        // of three copies that are not leased, at most two are in use
+        assert(index < CAIRN_SHARD_PUBLISHED_MAX);
+        if (job->versions.copies[index].sends > 0) return; // the copy is dropped when the sends end
         job->memory.device -= copy_device_bytes(&job->versions.copies[index]);
         copy_close(job, &job->versions.copies[index]);
-        give_leased(job); // at once, for the next lease
+        give_leased(job); // now, so that the next lease has room
     }
 }
 
 /* ==== leases ==== */
 
-/* Leases on published versions: see read.h. */
+/* The leases of published versions: see read.h. */
 
 static struct shard_lease *find_lease(struct shard_job *job, uint64_t number)
 {
@@ -338,14 +342,15 @@ static struct shard_lease *find_lease(struct shard_job *job, uint64_t number)
     return NULL;
 }
 
-/* True if an earlier coordinator asked for the lease and the present coordinator does not know about it. */
+/* True if an earlier coordinator asked for the lease, and the present coordinator has not renewed
+ * the lease. */
 static bool is_orphan(const struct shard_job *job, const struct shard_lease *lease)
 {
     return lease->number != 0 && lease->coordinator != job->shard->session.coordinator.incarnation;
 }
 
-/* Ends the leases of earlier coordinators, except leases of version `wanted`. Returns false if none
- * ended. */
+/* Ends the leases of earlier coordinators, except leases of version `wanted`. Returns false if no
+ * lease ended. */
 static bool end_orphans(struct shard_job *job, struct cairn_version wanted)
 {
     uint32_t count = 0;
@@ -364,7 +369,7 @@ static bool end_orphans(struct shard_job *job, struct cairn_version wanted)
 
 static void on_end(uv_timer_t *timer);
 
-/* Sets the timer to the next end of a lease. */
+/* Sets the timer to the time at which the next lease ends. */
 static void set_timer(struct shard_daemon *shard)
 {
     const uint64_t now_ms = uv_now(shard->loop);
@@ -381,7 +386,7 @@ static void set_timer(struct shard_daemon *shard)
         uv_timer_start(&shard->lease_timer, on_end, first_ms > now_ms ? first_ms - now_ms : 0, 0);
 }
 
-/* Judges the complete message before anything is taken. */
+/* Judges the message, before anything is taken for it. */
 static cairn_status judge_keep(struct shard_job *job, const Cairn__LeaseKeep *message,
                                struct sentence *why)
 {
@@ -411,8 +416,8 @@ static cairn_status add_copy(struct shard_job *job, struct cairn_version wanted,
     return published_add(job, what, why);
 }
 
-/* Begins a lease. If no place is free, the new lease replaces an earlier coordinator's lease of the same
- * version. */
+/* Begins a lease. If no entry is free, the new lease replaces a lease of the same version that an
+ * earlier coordinator asked for. */
 static cairn_status begin_lease(struct shard_job *job, const Cairn__LeaseKeep *message,
                                 struct shard_lease **out, struct sentence *why)
 {
@@ -435,8 +440,9 @@ static cairn_status begin_lease(struct shard_job *job, const Cairn__LeaseKeep *m
     return CAIRN_OK;
 }
 
-/* Keeps a version, or renews the lease. On CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NOT_READY, CAIRN_ERR_BUSY (the
- * maximum number of leases exists) and CAIRN_ERR_NO_MEMORY (with the numbers) nothing changes. */
+/* Begins or renews a lease. CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NOT_READY: the version is not kept
+ * any more, or not published yet. CAIRN_ERR_BUSY: there are as many leases as there may be.
+ * CAIRN_ERR_NO_MEMORY: `why` has the numbers. After an error no lease begins. */
 static cairn_status keep_lease(struct shard_job *job, const Cairn__LeaseKeep *message,
                                struct sentence *why)
 {
@@ -486,7 +492,8 @@ static void expire_leases(struct shard_job *job, uint64_t now_ms)
     }
 }
 
-/* Ends the leases that the coordinator has not renewed in time, and so has forgotten. */
+/* Ends the leases that the coordinator has not renewed in time. This is the function of
+ * shard->lease_timer. */
 static void on_end(uv_timer_t *timer)
 {
     struct shard_daemon *shard = timer->data;
@@ -504,16 +511,15 @@ const struct shard_module published_module = {
 
 /* ==== copies ==== */
 
-/* The memory of published copies, and their sides (on the host and on the device): see read.h. */
+/* The memory of published copies, and their sides in host memory and on the device: see read.h. */
 
-#define SETTLED_WRITES 8 /* after this many writes in one view, the layout counts as stable */
-/* The bytes that a copy keeps for each chunk: the chunk's checksum, and whether it was copied to host
- * memory. */
+#define SETTLED_WRITES 8 /* after so many writes in one view, the view counts as stable */
+/* The bytes that a copy keeps for each chunk: an entry of `checksums`, and one of `brought`. */
 #define CHUNK_BYTES (sizeof(uint64_t) + sizeof(uint8_t))
 
 static const struct published_copy NO_COPY = { .head = { .base = NULL } };
 
-/* Returns how many bytes of the budget one more copy takes. */
+/* Returns how many bytes one more copy would take from the budget. */
 static uint64_t copy_bytes(const struct shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +
@@ -528,7 +534,7 @@ static void show_copy(const struct published_copy *copy, struct shard_member *me
     arena_show(&copy->device, member->peer);
 }
 
-/* Lets members of this host map the copy; nobody but this process writes to it. */
+/* Lets members of this host map the copy. Only this process writes to the copy. */
 static void share_copy(struct shard_job *job, struct published_copy *copy)
 {
     const uint32_t count = (uint32_t)memory_segments(copy->wire.bytes);
@@ -564,7 +570,7 @@ void published_show(struct shard_member *member)
         show_copy(&member->job->versions.copies[i], member);
 }
 
-/* The name of memory in /proc. */
+/* The name of an arena's memory in /proc. */
 struct label {
     char text[32];
 };
@@ -589,10 +595,10 @@ static cairn_status open_head(const struct shard_job *job, struct published_copy
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the head of a version");
 }
 
-/* The last segment of a copy keeps the pages of the largest view that the copy had (gpu/gpu.h), so that no
- * step of a move pays for new pages. Returns true if the segment should be made anew to give the excess
- * back. This is so if the view has not changed for a while and the excess is not small compared with the
- * copy. */
+/* Returns true if the last segment of `wire` should be made anew, to give back pages that are not
+ * needed. The segment keeps the pages of the largest view that the copy had (gpu/gpu.h), so that
+ * later changes of the layout need not make new pages. It is too large if the view has not changed
+ * for a while, and the pages that are not needed are many compared with the copy. */
 static bool is_too_large(const struct published_copy *copy)
 {
     const uint64_t bytes = copy->wire.bytes, last = bytes % CAIRN_SEGMENT_BYTES;
@@ -601,7 +607,7 @@ static bool is_too_large(const struct published_copy *copy)
     return copy->settled >= SETTLED_WRITES && (beyond < room ? beyond : room) > bytes / 16;
 }
 
-/* Gives back the last segment of a copy; the segments before it stay. */
+/* Gives back the last segment of `wire`. The segments before it stay. */
 static void give_last_segment(const struct shard_job *job, struct published_copy *copy,
                               const char *label)
 {
@@ -612,7 +618,7 @@ static void give_last_segment(const struct shard_job *job, struct published_copy
     copy->most_bytes = copy->wire.bytes;
 }
 
-/* Makes `wire` as large as the job's view needs. Its present bytes are kept if possible. */
+/* Makes `wire` as large as the job's view needs. Its present pages are kept if possible. */
 static cairn_status size_wire(const struct shard_job *job, struct published_copy *copy,
                               struct sentence *why)
 {
@@ -632,8 +638,9 @@ static cairn_status size_wire(const struct shard_job *job, struct published_copy
     return status;
 }
 
-/* True if copies have a side on the device, where processes that use the card read them. Copies have this
- * side if the complete job lies on the device. */
+/* True if copies are to have a side on the device, which processes that use the card read. This is
+ * so if the planes of the job all lie on the device, and other processes can map memory of the
+ * device. */
 static bool has_device_side(const struct shard_job *job)
 {
     const struct home *home = job->shard->device.home;
@@ -647,7 +654,7 @@ static cairn_status open_device(struct shard_job *job, struct published_copy *co
     return arena_open_shared(job->shard->device.home, "published", wire_bytes, &copy->device, why);
 }
 
-/* True if the device has room for `bytes` in addition to the memory that its streams may still take. */
+/* True if the device has room for `bytes`, besides the memory that its streams may still take. */
 static bool has_room(const struct shard_job *job, uint64_t bytes)
 {
     const uint64_t staging = compute_staging_left(&job->shard->device);
@@ -655,8 +662,8 @@ static bool has_room(const struct shard_job *job, uint64_t bytes)
     return staging <= free_bytes && bytes <= free_bytes - staging;
 }
 
-/* Opens the device's side of the `count`-th copy. Copies beyond the first two are for leases: they have
- * no side on the device if there is no room. */
+/* Opens the side on the device for a copy, which is the `count`-th copy of the job. All copies but
+ * the first two are for leases, and do without this side if there is no room. */
 static cairn_status open_side(struct shard_job *job, struct published_copy *copy, uint32_t count,
                               uint64_t wire_bytes, struct sentence *why)
 {
@@ -667,8 +674,8 @@ static cairn_status open_side(struct shard_job *job, struct published_copy *copy
     return may_lack && status == CAIRN_ERR_NO_MEMORY ? CAIRN_OK : status;
 }
 
-/* Makes the records of the copy's chunks: no checksum is known yet, and no chunk was copied to host
- * memory. */
+/* Makes the arrays `checksums` and `brought` of the copy anew. No checksum is known yet, and no
+ * chunk was brought to host memory. */
 static cairn_status open_chunks(const struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why)
 {
@@ -687,7 +694,8 @@ static cairn_status open_chunks(const struct shard_job *job, struct published_co
     return CAIRN_OK;
 }
 
-/* Opens a copy in the job's view. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: there is no copy. */
+/* Opens a copy in the job's view. After CAIRN_ERR_NO_MEMORY or CAIRN_ERR_IO the copy does not
+ * exist. */
 static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sentence *why)
 {
     struct published_copy *copy = &job->versions.copies[index];
@@ -716,7 +724,7 @@ static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sent
 static void copy_close(const struct shard_job *job, struct published_copy *copy)
 {
     if (!copy_is_there(copy)) return;
-    // A process that has the copy mapped sees that the copy no longer holds a version.
+    // A process that has mapped the copy then sees that the copy no longer has a version.
     if (copy->head.base != NULL) published_write_begin(copy_head(copy));
     arena_release(job->shard, &copy->head);
     arena_release(job->shard, &copy->wire);
@@ -727,8 +735,8 @@ static void copy_close(const struct shard_job *job, struct published_copy *copy)
     *copy = NO_COPY;
 }
 
-/* Makes the copy's side on the device anew, for the job's view. If there is no room, the copy has no such
- * side. */
+/* Makes the copy's side on the device anew, for the job's view. If there is no room, the copy has
+ * no side on the device. */
 static cairn_status follow_device(struct shard_job *job, struct published_copy *copy,
                                   struct sentence *why)
 {
@@ -746,10 +754,10 @@ static cairn_status follow_device(struct shard_job *job, struct published_copy *
     return CAIRN_OK;
 }
 
-/* Prepares a copy to be written in the job's view. The copy keeps its memory, except for an excess, and
- * gets the memory that it lacks. The copy is shown anew, under another number, and its old contents are
- * lost. The caller makes sure that nothing of the copy is being sent. After CAIRN_ERR_NO_MEMORY the copy
- * may be closed. */
+/* Prepares a copy to be written in the job's view. If the copy's view changes, or is_too_large is
+ * true, the copy's memory is made larger or smaller, the copy is shown anew under another number,
+ * and its old contents are lost. The caller makes sure that nothing is being sent out of the copy.
+ * After CAIRN_ERR_NO_MEMORY the copy may only be closed. */
 static cairn_status copy_follow(struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why)
 {
@@ -760,8 +768,8 @@ static cairn_status copy_follow(struct shard_job *job, struct published_copy *co
     CAIRN_TRY(open_chunks(job, copy, why));
     copy->readable = copy->holds_params = false;
     copy->stale = true;
-    // A process that has the copy mapped keeps the old head, which says for good that the copy holds no
-    // version.
+    // A process that has mapped the copy keeps the old head, which from now on says that the copy
+    // has no version.
     published_write_begin(copy_head(copy));
     arena_unshare(&copy->head, false);
     arena_unshare(&copy->wire, false);
@@ -822,8 +830,8 @@ cairn_status published_open_device(struct shard_job *job, struct sentence *why)
     return status;
 }
 
-/* Tells readers which sides the copy has. A process that has a side mapped keeps the side and what it has
- * read there. Nobody begins to read a side that was removed. */
+/* Tells readers which sides the copy has, so that nobody begins to read a side that was removed. A
+ * process that has mapped a side keeps this memory, and what it has read there stays right. */
 static void tell_sides(const struct published_copy *copy)
 {
     if (copy->readable) published_set_sides(copy_head(copy), copy_sides(copy));
@@ -848,7 +856,7 @@ void published_unpark(struct shard_job *job)
         if (copy->device.base == NULL) continue;
         arena_unshare(&copy->head, false);
         arena_unshare(&copy->wire, false);
-        share_copy(job, copy); // shares it under another number, with the new side
+        share_copy(job, copy); // shows the copy under another number, with its new side
         tell_sides(copy);
     }
 }

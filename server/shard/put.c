@@ -1,5 +1,5 @@
-/* The initial state, which workers put chunk by chunk while the job is INITIALIZING. Further below: writes
- * at a step boundary, and initial state that nobody puts. */
+/* Puts: the initial state, which workers put chunk by chunk while the job is INITIALIZING. Further
+ * sections have writes at a step boundary, and initial state that nobody puts. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,8 +17,8 @@ static cairn_status write_take(struct shard_job *job, const struct chunk_put *pu
                                const uint8_t *bytes, struct sentence *why);
 static bool write_is(const struct shard_job *job, const struct chunk_header *header);
 
-/* Finds the chunk that a PUT names, and sets chunk and place of *out. CAIRN_ERR_MALFORMED: the chunk is not
- * on this shard. */
+/* Finds the chunk that a PUT names, and sets out->chunk and out->place. CAIRN_ERR_MALFORMED: the
+ * chunk is not on this shard. */
 static cairn_status put_judge_chunk(const struct shard_job *job, const struct chunk_header *header,
                                     struct chunk_put *out, struct sentence *why)
 {
@@ -32,7 +32,8 @@ static cairn_status put_judge_chunk(const struct shard_job *job, const struct ch
     return CAIRN_OK;
 }
 
-/* Returns CAIRN_ERR_MALFORMED if the payload is not as long as put->piece in the header's dtype. */
+/* Returns CAIRN_ERR_MALFORMED if the payload does not have the size of put->piece in the header's
+ * dtype. */
 static cairn_status put_judge_payload(const struct chunk_header *header,
                                       const struct chunk_put *put, struct sentence *why)
 {
@@ -43,8 +44,8 @@ static cairn_status put_judge_payload(const struct chunk_header *header,
                      header->payload_bytes, bytes);
 }
 
-/* Fails with CAIRN_ERR_MALFORMED unless the plane is state and has the dtype of the chunk of `put`. Fails
- * with CAIRN_ERR_NOT_FOUND unless the chunk keeps the plane. */
+/* Judges the plane that is put. CAIRN_ERR_MALFORMED: the plane is not state, or the chunk's dtype
+ * is not the header's. CAIRN_ERR_NOT_FOUND: the chunk does not keep the plane. */
 static cairn_status put_judge_plane(const struct shard_job *job, const struct chunk_header *header,
                                     const struct chunk_put *put, struct sentence *why)
 {
@@ -61,13 +62,13 @@ static cairn_status put_judge_plane(const struct shard_job *job, const struct ch
     return CAIRN_OK;
 }
 
-/* True if the member may put the plane: only rank 0 may put moments. */
+/* True if the member may put the plane. Only rank 0 may put moments. */
 static bool may_put(const struct shard_member *member, int plane)
 {
     return plane == CAIRN_PLANE_PARAM || member->rank == 0;
 }
 
-/* Judges a PUT without side effects. On success, sets chunk, place and piece of *out. */
+/* Judges a PUT, without side effects. On CAIRN_OK out->chunk, out->place and out->piece are set. */
 static cairn_status judge_put(const struct shard_member *member, const struct chunk_header *header,
                               struct chunk_put *out, struct sentence *why)
 {
@@ -106,8 +107,8 @@ static uint8_t *buffer_of(const struct shard_job *job, const struct chunk_put *p
     return job->puts.arena.base + (size_t)(put - job->puts.list) * job->puts.bytes;
 }
 
-/* Closes the buffers if they are no longer needed: the initial state is complete, no write is open, and
- * nothing is being received into the buffers. */
+/* Closes the buffers if they are no longer needed, because the initial state is complete, no write
+ * is open, and nothing is being received into the buffers. */
 static void close_buffers(struct shard_job *job)
 {
     if (job->state == CAIRN_JOB_INITIALIZING || job->puts.write != NULL) return;
@@ -120,7 +121,8 @@ static void close_buffers(struct shard_job *job)
 /* Opens the buffers again for a write. CAIRN_ERR_NO_MEMORY. */
 static cairn_status put_open_buffers(struct shard_job *job, struct sentence *why)
 {
-    if (job->puts.arena.base != NULL) return CAIRN_OK; // in the budget since the job was made
+    // the budget counts the buffers from the time when the job was made
+    if (job->puts.arena.base != NULL) return CAIRN_OK;
     return arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes, &job->puts.arena,
                               why);
 }
@@ -141,7 +143,8 @@ static void *state_of(const struct shard_job *job, const struct chunk_put *put)
 
 #define MOMENTS (CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG) | CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG_SQ))
 
-/* Notes that from now on this member's moments count, and that moments put by other members are stale. */
+/* Makes the moments count that this member puts. If another member's moments counted before, they
+ * are now stale. */
 static void count_moments(struct shard_job *job, uint64_t member)
 {
     if (job->puts.moments_of == member) return;
@@ -164,8 +167,9 @@ static void note_put(struct shard_job *job, const struct chunk_put *put)
     *have = (uint8_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
 }
 
-/* For a job that was sealed before, while another shard's part was missing. All sealed moments count, so
- * the member whose moments count must have put these moments, or must put them again. CAIRN_ERR_EXISTS. */
+/* Judges the second seal of a job, which is needed if another shard's part was missing at the first
+ * seal. The moments of the first seal are in the state already. So the member whose moments count
+ * now must have put the same moments, else CAIRN_ERR_EXISTS. */
 static cairn_status judge_again(const struct shard_job *job, struct sentence *why)
 {
     uint64_t c = 0;
@@ -181,7 +185,8 @@ static cairn_status judge_again(const struct shard_job *job, struct sentence *wh
         job->shard->name, job->spec.tensors[tensor].name);
 }
 
-/* Returns CAIRN_OK if every chunk was put; on CAIRN_ERR_NOT_READY `why` names the missing tensors. */
+/* Returns CAIRN_OK if every chunk was put. On CAIRN_ERR_NOT_READY `why` names the tensors that are
+ * missing. */
 static cairn_status puts_are_whole(const struct shard_job *job, struct sentence *why)
 {
     size_t missing = 0;
@@ -209,16 +214,17 @@ cairn_status put_judge_seal(struct shard_job *job, uint64_t moments_of, struct s
     if (job->load.at_work != NULL && job->load.at_work->puts_follow)
         status = fail_with(why, CAIRN_ERR_NOT_READY, "its initial state is being made");
     if (is_put) status = puts_are_whole(job, why);
-    // A refused seal counts no moments, because another member may be putting its own moments.
+    // If the seal is refused, the member's moments do not count yet, because another member may be
+    // putting its own.
     if (status == CAIRN_OK && (is_put || serves)) count_moments(job, moments_of);
     return serves ? judge_again(job, why) : status;
 }
 
 const struct shard_module put_module = { .on = { [SHARD_JOB_FREED] = write_close } };
 
-/* True if a sealed chunk is put again with the values that it has; such a chunk counts as put. A member
- * puts again if another shard's part was found missing after this shard's part had been sealed. The
- * checksum of the whole chunk tells whether the values are the same. */
+/* True if a sealed chunk is put again with the same values; then the chunk counts as put. A member
+ * puts chunks again if another shard's part was missing after this shard's part had been sealed.
+ * Whether the values are the same is judged by the checksum of the whole chunk. */
 static bool is_sealed_alike(const struct shard_member *member, const struct chunk_header *header)
 {
     struct shard_job *job = member->job;
@@ -239,8 +245,8 @@ static bool is_sealed_alike(const struct shard_member *member, const struct chun
     return true;
 }
 
-/* Keeps the values that were put. They are kept in the state or, if they belong to a write, in memory of
- * their own. */
+/* Keeps the values that were put. The values are kept in the state or, if they belong to a write,
+ * in separate memory. */
 static cairn_status keep_put(struct chunk_put *put, struct sentence *why)
 {
     struct shard_job *job = put->job;
@@ -266,7 +272,7 @@ static void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes)
     if (m != NULL) m->bytes.put += bytes;
 }
 
-/* Keeps a payload that was received in full, if it is still wanted. */
+/* Keeps a payload that has been received, if it is still wanted. */
 static void finish_put(struct chunk_put *put, struct shard_member *member)
 {
     struct shard_job *job = put->job;
@@ -347,17 +353,18 @@ void job_puts_end(struct shard_job *job)
 
 /* ==== write ==== */
 
-/* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of chunks.
- * These chunks are kept apart from the state, each in memory of its own. A box is laid over the values that
- * its chunk has in the state. All chunks take effect together by the decision WRITE; a write that ends
- * otherwise is forgotten. Copies that readers have are never touched: the new values appear in the next
- * version. */
+/* A write changes state at a step boundary. In a round that is opened for the write, a worker puts
+ * chunks of planes, or boxes of chunks. Each such chunk is kept in separate memory. If a box is
+ * put, the rest of its chunk is copied from the state. All chunks take effect together by the
+ * decision WRITE; a write that ends otherwise is forgotten. Published copies that readers have do
+ * not change, because the new values appear in the next version. */
 
 struct write {
     uint64_t round, member;
     uint64_t budget_bytes;
     bool has_param;
-    uint8_t *staged[]; /* owned: [map.chunk_count][CAIRN_PLANE_COUNT]; NULL: not written */
+    /* owned: [map.chunk_count][CAIRN_PLANE_COUNT] the new values; NULL: nothing was put */
+    uint8_t *staged[];
 };
 
 static uint8_t **staged_of(struct write *write, uint64_t chunk, int plane)
@@ -388,7 +395,7 @@ void write_open(struct shard_job *job, uint64_t round, uint64_t member)
         status = shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
     if (status != CAIRN_OK) {
         log_warn("job %s: no write here: %s", job->spec.name, why.text);
-        return; // the write's puts are refused, and so the write is given up
+        return; // the write's puts are refused, so the worker gives the write up
     }
     struct write *write = calloc(1, bytes);
     if (write == NULL) {
@@ -401,8 +408,8 @@ void write_open(struct shard_job *job, uint64_t round, uint64_t member)
     job->puts.write = write;
 }
 
-/* Judges a PUT to a job that serves, without side effects. Sets chunk and place of *out, and its piece,
- * unless a box in the payload gives that. */
+/* Judges a PUT to a job that serves, without side effects. Sets out->chunk, out->place and
+ * out->piece. If the payload has a box, the piece is the whole chunk. */
 static cairn_status write_judge(const struct shard_member *member,
                                 const struct chunk_header *header, struct chunk_put *out,
                                 struct sentence *why)
@@ -410,17 +417,18 @@ static cairn_status write_judge(const struct shard_member *member,
     const struct shard_job *job = member->job;
     const bool open = write_is(job, header) &&
                       step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING;
-    // The writer may learn of its write before this shard does. Then the writer asks again.
+    // The writer may know of its write before this shard does. Then the writer has to try again.
     if (!open && header->round > step_round_seen(job->collector.step))
         return fail_with(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return fail_with(why, CAIRN_ERR_STALE, "no write of this round is open");
-    // A chunk of which a box is put begins with the values of the state, and that state is not here yet.
+    // If a box is put, the rest of the chunk is copied from the state, which has not arrived yet.
     if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->receiver != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
     CAIRN_TRY(put_judge_chunk(job, header, out, why));
     CAIRN_TRY(put_judge_plane(job, header, out, why));
     out->piece = (struct chunk_piece) { .count = out->place.elem_count };
-    if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK; // the box gives its length
+    // the length of the payload depends on the box: read_box
+    if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK;
     return put_judge_payload(header, out, why);
 }
 
@@ -431,8 +439,8 @@ static bool write_is(const struct shard_job *job, const struct chunk_header *hea
            job->puts.write->member == header->member;
 }
 
-/* Copies the state of a chunk to `to`. No round updates the state meanwhile, because the open round is the
- * write. */
+/* Copies the state of a chunk to `to`. The state does not change meanwhile, because the open round
+ * is that of the write. */
 static cairn_status copy_state(struct shard_job *job, const struct chunk_put *put, uint32_t extent,
                                uint8_t *to, size_t byte_count, struct sentence *why)
 {
@@ -444,8 +452,8 @@ static cairn_status copy_state(struct shard_job *job, const struct chunk_put *pu
     return status;
 }
 
-/* Finds the memory where a plane of the chunk is kept. New memory is first filled with the values of the
- * state, unless the put covers the whole chunk. */
+/* Finds the memory in which the write keeps a plane of the chunk, or takes such memory. New memory
+ * is first filled with the values of the state, unless the whole chunk is put. */
 static cairn_status stage(struct shard_job *job, const struct chunk_put *put, uint8_t **out,
                           struct sentence *why)
 {
@@ -474,7 +482,8 @@ static cairn_status stage(struct shard_job *job, const struct chunk_put *put, ui
     return CAIRN_OK;
 }
 
-/* Reads the box that precedes the elements in the payload; *head_out is the size of the box in bytes. */
+/* Reads the box that precedes the elements in the payload. *head_out is the size of the encoded box
+ * in bytes. */
 static cairn_status read_box(const struct shard_job *job, const struct chunk_put *put,
                              const uint8_t *bytes, struct cairn_box *out, size_t *head_out,
                              struct sentence *why)
@@ -519,7 +528,8 @@ static cairn_status take_box(struct shard_job *job, const struct chunk_put *put,
     return CAIRN_OK;
 }
 
-/* Keeps a chunk, or a box of a chunk, apart from the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
+/* Keeps a chunk, or a box of a chunk, in the memory of the write. CAIRN_ERR_NO_MEMORY,
+ * CAIRN_ERR_MALFORMED. */
 static cairn_status write_take(struct shard_job *job, const struct chunk_put *put,
                                const uint8_t *bytes, struct sentence *why)
 {
@@ -563,10 +573,11 @@ void write_resolved(struct shard_job *job, uint64_t round)
 
 /* ==== origin ==== */
 
-/* The sources of initial state that nobody puts. The first source is the weights that the job names
- * (init_from): each shard reads its own ranges of them on the files thread. The second source is the
- * initializers, for tensors that the weights do not have: they fill the planes by works, one item for each
- * chunk. State that neither source gives must be put (above). */
+/* Initial state that nobody puts comes from two sources. The first source is the weights that the
+ * job names (init_from). Each shard reads its own ranges of the weights on the files thread. The
+ * second source is the initializers of tensors that the weights do not have. Works fill the planes
+ * by these initializers, with one item for each chunk. State that comes from neither source must be
+ * put (above). */
 
 #define PIECE_ELEMS ((uint64_t)1 << 20)
 
@@ -574,16 +585,18 @@ struct weights_loader {
     struct loader loader; /* first */
     struct sentence extra;
     struct odd {
-        uint32_t tensor;            /* the tensor that is being counted */
-        uint64_t count, first_elem; /* its NaN or infinite elements: how many, and the first */
-        size_t tensor_count;        /* tensors that had such elements */
-        struct sentence lines;      /* about the first of these tensors */
+        uint32_t tensor; /* the tensor that is being counted */
+        /* count: how many elements of that tensor are NaN or infinite; first_elem: the first of
+         * them */
+        uint64_t count, first_elem;
+        size_t tensor_count;   /* how many tensors had such elements */
+        struct sentence lines; /* a line about each of the first of these tensors */
     } odd;
 };
 
 /* ---- weights, on the files thread ---- */
 
-/* Adds the line about the tensor that was being counted. */
+/* Ends the counting in a tensor, and adds the line about it. */
 static void end_odd(struct weights_loader *origin)
 {
     struct odd *odd = &origin->odd;
@@ -599,7 +612,8 @@ static bool is_odd(float value)
     return (f32_bits(value) & 0x7f800000u) == 0x7f800000u;
 }
 
-/* Counts elements that are NaN or infinite, but not in buffers, which may hold infinities as masks do. */
+/* Counts elements that are NaN or infinite. Buffers are left out, because a mask may contain
+ * infinities. */
 static void count_odd(struct weights_loader *origin, uint32_t tensor, uint64_t first_elem,
                       const float *values, uint64_t elems)
 {
@@ -617,8 +631,8 @@ static void count_odd(struct weights_loader *origin, uint32_t tensor, uint64_t f
     odd->count += count;
 }
 
-/* Refuses weights with elements that are NaN or infinite. Each shard reports such elements of its own
- * ranges. */
+/* Refuses weights that have elements that are NaN or infinite. Each shard reports such elements in
+ * its own ranges. */
 static cairn_status refuse_odd(struct weights_loader *origin)
 {
     const struct odd *odd = &origin->odd;
@@ -715,7 +729,7 @@ static void files_done(struct task *task)
     struct shard_job *job = origin->loader.job;
     if (origin->loader.status == CAIRN_OK) {
         if (job->view->table.map.shard == 0 &&
-            origin->extra.text[0] != '\0') { // it is the same on every shard
+            origin->extra.text[0] != '\0') { // the text is the same on every shard
             log_info("job %s: %s has %s", job->spec.name, job->spec.init_from, origin->extra.text);
         }
         log_info("job %s: loaded %s", job->spec.name, job->spec.init_from);
