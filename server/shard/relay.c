@@ -1,4 +1,5 @@
-/* The relay of a job. The coordinator's messages make and end the relay, and open and void its rounds. */
+/* The relay of a job. Messages of the coordinator make the relay and end it, and open its rounds or
+ * make them void. */
 #include "server/shard/relay.h"
 
 #include <inttypes.h>
@@ -10,7 +11,7 @@
 
 #include "proto/base/text.h"
 
-#define SILENT_MAX_MS 15000 /* how long an owner may be silent */
+#define SILENT_MAX_MS 15000 /* how long an owner may be silent before the relay is given up */
 
 static void relay_sums_void(struct relay *relay);
 static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *owner,
@@ -37,7 +38,8 @@ uint32_t relay_rank(const struct relay *relay, uint64_t member)
     return i < relay->member_count ? i : UINT32_MAX;
 }
 
-/* Returns the owner of a chunk of the grid; NULL if that shard is not an owner of this relay. */
+/* Returns the owner of the chunk that begins with this leaf; NULL if the shard that owns the chunk
+ * is not an owner of this relay. */
 static struct relay_owner *relay_owner_of_chunk(struct relay *relay, uint32_t tensor,
                                                 uint64_t first_leaf)
 {
@@ -66,7 +68,8 @@ static void relay_sums_close(struct relay *relay)
     const uint32_t touched = sums->pool.touched;
     const uint32_t taken = touched > sums->reserved ? touched : sums->reserved;
     shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);
-    arena_release(job->shard, &sums->arena); // its bytes were given back above, for the next relay
+    // the budget has the bytes back already, for the next relay
+    arena_release(job->shard, &sums->arena);
     free(sums->pool.buffers);
 }
 
@@ -155,7 +158,7 @@ static cairn_status fill_relay(struct relay *relay, const Cairn__RelaySet *messa
     return status == CAIRN_OK ? relay_fetch_open(relay, why) : status;
 }
 
-/* Begins the current epoch in the cores. */
+/* Begins the job's current epoch in the cores of all owners. */
 static void begin_epoch(struct relay *relay)
 {
     const uint64_t epoch = step_epoch(relay->job->collector.step);
@@ -167,7 +170,8 @@ static void begin_epoch(struct relay *relay)
     }
 }
 
-/* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: the job has no relay then. */
+/* Replaces the job's relay; a message without members only ends it. After CAIRN_ERR_MALFORMED or
+ * CAIRN_ERR_NO_MEMORY the job has no relay. */
 static cairn_status set_relay(struct shard_job *job, const Cairn__RelaySet *message,
                               struct sentence *why)
 {
@@ -206,7 +210,7 @@ static void on_relay_set(struct shard_job *job, struct request asked, const void
 
 /* ---- rounds ---- */
 
-/* Ends the round for the machines that send. The round is void or resolved. */
+/* Ends the round, which is void or resolved, for the machines that pass sums on. */
 static void end_round(struct relay *relay)
 {
     relay->round = 0;
@@ -263,7 +267,7 @@ static void open_round(struct relay *relay, const Cairn__RoundOpen *message)
 cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     struct relay *relay = job_relay(job);
-    if (relay != NULL) end_round(relay); // the round before is resolved
+    if (relay != NULL) end_round(relay); // the previous round is resolved
     if (message->relay == 0) return CAIRN_OK;
     if (relay == NULL || relay->neighbours.number != message->relay) return CAIRN_ERR_PROTOCOL;
     open_round(relay, message);
@@ -297,8 +301,8 @@ void relay_give_up(struct relay *relay, const char *format, ...)
 
 /* ---- time ---- */
 
-/* Gives the relay up if the owner's folds wait only for room, and there has been no room for a long
- * time. */
+/* Gives the relay up if folds for the owner wait only for room, and there has been no room for a
+ * long time. */
 static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
 {
     struct relay *relay = owner->relay;
@@ -311,9 +315,9 @@ static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
                       owner->neighbour.name, relay->job->shard->name);
 }
 
-/* Gives the relay up if the owner is silent for long. The coordinator itself notices an owner that no
- * longer responds. If the coordinator hears the owner and we do not, the path between us and the owner is
- * broken, and the workers may have another path. */
+/* Gives the relay up if the owner is silent for long. If the owner itself does not respond, the
+ * coordinator notices this. But if only this shard does not hear the owner, the path between them
+ * is broken, and the workers may have another path. */
 static void judge_silence(struct relay_owner *owner, uint64_t now_ms)
 {
     if (chunk_link_silent_ms(&owner->neighbour.link, now_ms) < owner->relay->silent_max_ms) return;
@@ -327,7 +331,7 @@ static bool tick_relay(struct shard_job *job, uint64_t now_ms)
     bool waits = false;
     if (relay == NULL) return false;
     relay_sums_advance(relay); // the shard's budget may have room again
-    relay_fetch_serve(relay);  // likewise
+    relay_fetch_serve(relay);  // and the cache may have a free place
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         struct relay_owner *owner = &relay->owners[i];
         const bool awaits = neighbour_tick(&owner->neighbour, now_ms);
@@ -348,8 +352,8 @@ const struct shard_module relay_module = {
 
 /* ==== owner ==== */
 
-/* An owner, as its relay sees it: its map, the core that collects for it, and the machine that
- * sends to it. */
+/* What a relay knows about an owner: the chunks of its part, the core that collects for it, and the
+ * machine that sends to it. */
 
 static cairn_status make_tables(struct relay_owner *owner)
 {
@@ -382,9 +386,9 @@ static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *ow
 /* The sums of a relay: memory for the buffers that buffer_pool.h gives out, and the folds that make the
  * sums on the compute threads. */
 
-#define BUFFERS_WANTED_MIN 16 /* the number that is reserved with the relay */
+#define BUFFERS_WANTED_MIN 16 /* how many buffers the budget counts from the start */
 #define BUFFERS_WANTED_MAX 256
-#define STUCK_MAX_MS       2000 /* the time without room after which the relay is given up */
+#define STUCK_MAX_MS       2000 /* the relay is given up if it has no room for this long */
 
 /* ---- buffers ---- */
 
@@ -408,7 +412,8 @@ static cairn_status count_another(struct relay *relay, struct sentence *why)
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
 }
 
-/* Takes memory for one more buffer, as the pool asks. Returns false if there is no room. */
+/* Takes memory for one more buffer, when the pool asks for one. Returns false if there is no
+ * room. */
 static bool touch_another(struct buffer_pool *pool)
 {
     struct relay *relay = (struct relay *)((char *)pool - offsetof(struct relay, sums.pool));
@@ -443,7 +448,7 @@ static void relay_fold_done(struct fold *fold)
     buffer_pool_return(&relay_owner_of(fold->collector)->relay->sums.pool, fold->claim.buffer);
 }
 
-/* Gives the fold a buffer for its sum. Returns false if the fold has to wait for one. */
+/* Gives the fold a buffer for its sum. Returns false if the fold has to wait for a buffer. */
 static bool relay_fold_place(struct fold *fold)
 {
     struct relay_owner *owner = relay_owner_of(fold->collector);
@@ -471,8 +476,7 @@ void relay_sums_advance(struct relay *relay)
     for_folds(buffer_pool_advance(&relay->sums.pool), fold_submit);
 }
 
-/* Drops the folds that wait and gives up the sums, because the round is void. Called before the core
- * drains. */
+/* Drops the folds that wait for a buffer, and gives up all sums, because the round is void. */
 static void relay_sums_void(struct relay *relay)
 {
     for_folds(buffer_pool_void(&relay->sums.pool), fold_drop);
@@ -523,17 +527,19 @@ static cairn_status relay_sums_open(struct relay *relay, struct sentence *why)
                                 "a relay", why);
     if (status != CAIRN_OK) return status;
     sums->reserved = reserved;
-    (void)arena_share(&sums->arena, job->shard->fabric, NULL); // if this fails, the sums are copied
+    // if this fails, owners get copies of the sums
+    (void)arena_share(&sums->arena, job->shard->fabric, NULL);
     return CAIRN_OK;
 }
 
 /* ==== collect ==== */
 
-/* Collects what workers contribute through a relay: the owners' collectors and their callbacks. Whatever is
- * judged here is judged again by the owner.
+/* Collects the contributions that workers send through a relay, with a collector and its callbacks
+ * for each owner. Everything that is judged here is judged again by the owner.
  *
- * Payloads that lie in this host's shared memory are read there. Any other payload is received into memory
- * of its own if the shard's budget has room; else the worker is told to send the payload again (BUSY). */
+ * A payload that lies in shared memory of this host is read there. For any other payload separate
+ * memory is taken, if the shard's budget has room; otherwise the worker is told to send the payload
+ * again (BUSY). */
 
 static void refuse_fetch_or_push(struct shard_member *member, const struct chunk_header *header,
                                  const struct relay_owner *owner, cairn_status status,
@@ -605,14 +611,14 @@ static void on_push(struct relay *relay, struct shard_member *member,
         return;
     }
     collector_push(&owner->collector, header, chunk, &piece, message);
-    // Gives back memory into which the payload was not received.
+    // Gives the memory back if the payload was not received into it.
     give_memory(relay, &relay->collect.memory, (size_t)header->payload_bytes);
 }
 
 /* ---- ends ---- */
 
-/* Returns the owner that an end or a commit is meant for. If that shard is not an owner of this relay,
- * answers that it is not, and returns NULL. */
+/* Returns the owner for which the end of a micro-batch or a commit is meant. If that shard is not
+ * an owner of this relay, refuses the message and returns NULL. */
 static struct relay_owner *owner_of_end(struct shard_member *member,
                                         const struct chunk_header *header)
 {
@@ -625,7 +631,8 @@ static struct relay_owner *owner_of_end(struct shard_member *member,
     return owner;
 }
 
-/* Counts the chunks of the owner of which the member sends nothing. */
+/* Returns how many chunks of the owner belong to these tensors, for which the member sends
+ * nothing. */
 static uint32_t count_absent(const struct relay_owner *owner, const uint32_t *tensors, size_t count)
 {
     uint64_t absent = 0;
@@ -689,7 +696,7 @@ static void do_owner_action(struct collector *collector, const struct step_actio
     case CAIRN_STEP_FORWARD_END: relay_forward_micro_end(owner, action->micro); break;
     case CAIRN_STEP_FORWARD_COMMIT: relay_forward_commit(owner, action->weight); break;
     case CAIRN_STEP_ANSWER: break; // the shard's own part answers
-    case CAIRN_STEP_ZERO:          // only a core that updates asks for these actions
+    case CAIRN_STEP_ZERO:          // only the core of an own part has these actions
     case CAIRN_STEP_REDUCE:
     case CAIRN_STEP_UPDATE:
     case CAIRN_STEP_REDUCED_REPORT:
@@ -778,8 +785,8 @@ static const struct collector_callbacks for_owner = {
     .idle = idle,
 };
 
-/* Opens the owner's collector. CAIRN_ERR_NO_MEMORY. A caller that passes an event to the collector must keep
- * the relay busy. */
+/* Opens the collector for the owner. CAIRN_ERR_NO_MEMORY. Later callers that pass an event to the
+ * collector must keep the relay busy meanwhile. */
 static cairn_status relay_collect(struct relay_owner *owner)
 {
     struct relay *relay = owner->relay;

@@ -129,7 +129,7 @@ static void give_budget(struct relay_cache *cache, uint64_t bytes)
     cache->budget_bytes -= bytes;
 }
 
-/* Adds an entry with its memory, if the budget has room and the host has the pages, which workers read. */
+/* Adds an entry with memory for its chunk, if the budget and the host have this memory. */
 static struct relay_entry *add_entry(struct relay_cache *cache)
 {
     if (cache->entry_count == cache->entry_max) return NULL;
@@ -190,8 +190,8 @@ struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_own
     return entry;
 }
 
-/* Frees the place of a COMING entry that the owner cannot give, or that no worker wants. The entry is no
- * longer asked for. */
+/* Frees the place of a COMING entry whose chunk the owner cannot give, or no worker wants. The
+ * owner must not be asked for the chunk any longer. */
 static void relay_cache_forget(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(entry->sends == 0 && STAILQ_EMPTY(&entry->wants));
@@ -204,8 +204,9 @@ static void relay_cache_forget(struct relay_cache *cache, struct relay_entry *en
 
 /* ---- open and close ---- */
 
-/* Returns the number of chunks that other shards own; *largest_out is the bytes of the largest. In an
- * extent no chunk is larger than the extent's first. */
+/* Returns how many chunks other shards own. *largest_out is the size of the largest of these
+ * chunks. No chunk of an extent is larger than the first chunk of that extent, so only first chunks
+ * are looked at. */
 static uint64_t measure(const struct relay *relay, size_t *largest_out)
 {
     const struct shard_job *job = relay->job;
@@ -291,11 +292,11 @@ void relay_cache_release(struct relay_cache *cache)
 
 /* ==== ask ==== */
 
-/* Asks the owners for the chunks that the workers of this host want (neighbour.h).
+/* Asks the owners for the chunks that the workers of this host want.
  *
- * Only a chunk's owner knows the state of a version, so NOT_READY and VERSION_GONE are passed on to all
- * workers that wait. Any other refusal may be meant for the relay and not for the worker; then the worker
- * is told to ask the owner itself (NOT_FOUND). */
+ * Whether a version is ready or gone is known only to the owner, so NOT_READY and VERSION_GONE are
+ * passed on to all workers that wait. Any other refusal may concern only the relay. Then the
+ * workers are told to ask the owner themselves (NOT_FOUND). */
 
 static struct relay_entry *entry_of(const struct neighbour_fetch *fetch)
 {
@@ -345,20 +346,21 @@ static void entry_refused(struct neighbour_fetch *fetch, uint64_t status)
 
 /* ==== fetch ==== */
 
-/* Published chunks of other shards for the workers of this host: each chunk is asked for once, and sent to
- * all of them out of the relay's cache.
+/* Fetches published chunks of other shards for the workers of this host. The owner is asked for
+ * each chunk once, and the chunk is sent to all workers out of the relay's cache.
  *
  *   worker ── FETCH ──► want ──► an entry that is HERE ─────────────────────────────► DATA
  *                        ├────► one that is COMING: waits, with others ──────────────► DATA, or NAK
  *                        ├────► a new one: COMING ── FETCH ──► owner ── DATA ──► HERE
  *                        └────► no place is at rest: waits without one
  *
- * A stopped worker pins the places that are being sent to it (at most CAIRN_SHARD_REPLIES_MAX) until its
- * endpoint is cut. Loop thread; nothing is allocated after the relay was opened. */
+ * If a worker stops, the places that are being sent to it (at most CAIRN_SHARD_REPLIES_MAX) cannot
+ * be used for other chunks until the worker's endpoint is cut. Loop thread. After the relay was
+ * opened, only pages of places are allocated. */
 
 /* ---- to workers ---- */
 
-/* Ends the want, however it was answered. */
+/* Ends a want, however the worker was answered. */
 static void want_end(struct relay_fetches *fetches, struct relay_want *want)
 {
     struct shard_member *member = member_find(fetches->relay->job, want->header.member);
@@ -391,14 +393,16 @@ static void on_sent(void *arg, cairn_status status)
     neighbours_idle(&relay->neighbours);
 }
 
-/* Returns the header of an answer: the header of the worker's request, with the data of the entry. */
+/* Returns the header of the DATA for a want. It is the header of the worker's request, with what is
+ * known about the entry. */
 static struct chunk_header data_header(const struct relay_want *want,
                                        const struct relay_entry *entry)
 {
     struct chunk_header header = want->header;
     header.kind = CAIRN_CHUNK_DATA;
     header.tile = want->owner->neighbour.index;
-    header.value = 0; // not the request's value: data that was received here has a checksum
+    // the request's value may be UNSUMMED, but chunks in the cache have a checksum
+    header.value = 0;
     header.dtype = (uint8_t)entry->dtype;
     header.payload_bytes = entry->byte_count;
     header.checksum = entry->fetch.checksum;
@@ -433,8 +437,8 @@ static void want_send(struct relay_fetches *fetches, struct relay_want *want,
 
 /* ---- who waits ---- */
 
-/* Gives the want the chunk that it asks for, or an entry to wait for. Returns false if no place is free for
- * an entry. */
+/* Sends the chunk that the want asks for, or makes the want wait for an entry. Returns false if a
+ * new entry is needed, and no place is free for it. */
 static bool serve_want(struct relay_fetches *fetches, struct relay_want *want)
 {
     struct relay_cache *cache = &fetches->cache;
@@ -468,8 +472,8 @@ void relay_fetch_serve(struct relay *relay)
     }
 }
 
-/* Refuses the entry to all workers that wait for it, because its owner cannot give it. Then forgets the
- * entry. */
+/* Refuses the fetches of all workers that wait for the entry, because the owner cannot give its
+ * chunk. Then forgets the entry. */
 static void relay_fetch_refuse_all(struct relay_fetches *fetches, struct relay_entry *entry,
                                    cairn_status status)
 {
@@ -493,7 +497,8 @@ static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_ent
 
 /* ---- fetches of workers ---- */
 
-/* Judges a fetch without side effects. CAIRN_ERR_NOT_FOUND: the fetch is not for a relay. */
+/* Judges a fetch, without side effects. CAIRN_ERR_NOT_FOUND: the relay does not serve this
+ * fetch. */
 static cairn_status judge_fetch(const struct relay *relay, const struct shard_member *member,
                                 const struct chunk_header *header, const struct relay_owner *owner,
                                 uint64_t *chunk_out)
@@ -555,8 +560,8 @@ void relay_fetch(struct shard_member *member, const struct chunk_header *header,
     struct relay_want *want = want_open(fetches, member, owner, chunk, header);
     STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
     relay_fetch_serve(relay);
-    // Without any entry the relay cannot serve: the shard's memory is used up by others, perhaps for a long
-    // time.
+    // If the cache could not get memory for a single entry, the shard's memory is used up, perhaps
+    // for a long time. Then the relay does not serve.
     if (want->state == CAIRN_RELAY_WANT_PLACE && fetches->cache.entry_count == 0) {
         STAILQ_REMOVE(&fetches->without_place, want, relay_want, link);
         want_refuse(fetches, want, CAIRN_ERR_NOT_FOUND);
@@ -567,8 +572,8 @@ void relay_fetch(struct shard_member *member, const struct chunk_header *header,
 
 /* ---- who is gone ---- */
 
-/* Takes the want out of the list in which it waits. A chunk that nobody waits for any more is not
- * asked for. */
+/* Takes the want out of the list in which it waits. If nobody waits for the want's entry any more,
+ * and the owner was not asked for it yet, the owner is not asked. */
 static void want_detach(struct relay_fetches *fetches, struct relay_want *want)
 {
     struct relay_entry *entry = want->entry;
@@ -652,12 +657,13 @@ void relay_fetch_close(struct relay *relay)
 
 /* ==== forward ==== */
 
-/* Passes the sums of a relay on to an owner, by the worker's push machine (proto/link/push.h).
+/* Passes the sums of a relay on to an owner. This is done by the machine with which workers push,
+ * too (proto/link/push.h).
  *
- * A round is over for the machine as soon as it is void or resolved. Buffers that are then still on loan to
- * the fabric are given back later, and nobody waits for answers. */
+ * A round is over for the machine as soon as the round is void or resolved. Buffers that are still
+ * on loan to the fabric at that time are given back later. Nobody waits for answers any more. */
 
-#define MICROS_AHEAD 4096 /* micro-batches by which workers may be ahead of an owner */
+#define MICROS_AHEAD 4096 /* by how many micro-batches workers may be ahead of an owner */
 
 static uint32_t buffer_of(uint64_t cookie)
 {
@@ -700,7 +706,7 @@ static cairn_status send_micro_end(struct relay_owner *owner, struct chunk_heade
 {
     const struct relay_note *note = owner->forward.notes;
     while (note != NULL && note->micro != header->micro) note = note->next;
-    // Without a note, the micro-batch had something of every tensor.
+    // If there is no note, the micro-batch had something of every tensor.
     const size_t count = note != NULL ? note->count : 0;
     struct chunk_absent *absent = chunk_absent_new(&owner->neighbour.link, count);
     if (absent == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -708,7 +714,8 @@ static cairn_status send_micro_end(struct relay_owner *owner, struct chunk_heade
     return chunk_absent_send(absent, header, count);
 }
 
-/* If the link refuses a send, whatever the reason, a new connection sends the message again. */
+/* Sends a message as the machine's action says. If the send fails, for whatever reason, the
+ * connection is ended, and the message is sent again on the next connection. */
 static void send_forward(struct relay_owner *owner, const struct push_action *action)
 {
     struct chunk_header header = pusher_header(&owner->forward.pusher, action);
@@ -723,8 +730,8 @@ static void send_forward(struct relay_owner *owner, const struct push_action *ac
     shard_wake(owner->relay->job->shard); // a tick reports the loss and connects again
 }
 
-/* Gives the relay up after a refusal, because a refusal is a fault of the owner or of this shard. The
- * exception is a void round: the coordinator knows about that itself. */
+/* Gives the relay up after a refusal, which is a fault of the owner or of this shard. If the
+ * refusal only says that the round is void, nothing is done, because the coordinator knows this. */
 static void refused_forward(struct relay_owner *owner, cairn_status status)
 {
     if (status == CAIRN_ERR_STALE || status == CAIRN_ERR_FENCED) return;
@@ -732,7 +739,7 @@ static void refused_forward(struct relay_owner *owner, cairn_status status)
                   owner->neighbour.name, owner->forward.pusher.round, status_text((int)status));
 }
 
-/* Carries out the machine's actions. Called after each call of the machine. */
+/* Carries out the actions of the push machine. Called after each call of the machine. */
 static void act(struct relay_owner *owner)
 {
     struct push_actions *actions = &owner->forward.pusher.actions;
@@ -809,7 +816,8 @@ void relay_forward_close(struct relay_owner *owner)
 
 /* ---- what the core says ---- */
 
-/* Gives the relay up if the machine's queue is full or no memory is left: the round cannot end here. */
+/* Gives the relay up if the machine's queue is full or there is no memory, because then the round
+ * cannot end here. */
 static void judge_queued(struct relay_owner *owner, cairn_status status)
 {
     if (status == CAIRN_ERR_BUSY)
@@ -849,7 +857,8 @@ void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t mic
     judge_queued(owner, status);
 }
 
-/* Notes those tensors of the owner of which nothing was forwarded. Returns false if there is no memory. */
+/* Makes a note of the owner's tensors of which nothing was forwarded in this micro-batch. Returns
+ * false if there is no memory. */
 static bool note_absent(struct relay_owner *owner, uint32_t micro)
 {
     const struct shard_map *map = &owner->table.map;

@@ -1,4 +1,5 @@
-/* The memory of a job before it is used: how much it is (need.h), and how it is reserved (memory.h). */
+/* How much memory a job needs (need.h), and how this memory is reserved before it is used
+ * (memory.h). */
 #include "server/shard/memory.h"
 
 #include <inttypes.h>
@@ -18,9 +19,10 @@
 /* ==== need ==== */
 
 #define SMALL_SLOTS     64
-#define SMALL_SLOTS_ALL 16384 /* the most for all possible workers together */
-#define PLACES_ALL      16384 /* the same limit, for chunks that are read where they lie */
-#define LIST_WARPS      2048  /* this many in one list keep a large card busy */
+#define SMALL_SLOTS_ALL 16384 /* the most small slots that all possible workers together have */
+/* the most slots for chunks that are read where they lie, of all possible workers together */
+#define PLACES_ALL 16384
+#define LIST_WARPS 2048 /* so many warps in one list keep a large card busy */
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
@@ -44,8 +46,8 @@ static cairn_status judge_form(const struct job_spec_data *spec, size_t number, 
     return CAIRN_OK;
 }
 
-/* Adds the planes of an extent: its part on a device to device_bytes ([CAIRN_PLANES], the bytes so far),
- * and the rest to the state. */
+/* Adds the bytes of an extent's planes: the part on a device to device_bytes, which is
+ * [CAIRN_PLANES], and the rest to need->memory.state. */
 static void add_planes(const struct local_extent *extent, const struct form *form,
                        struct need *need, uint64_t *device_bytes)
 {
@@ -56,9 +58,10 @@ static void add_planes(const struct local_extent *extent, const struct form *for
     }
 }
 
-/* Returns how many small chunks a worker may have in flight in addition to its window: all small chunks of
- * the job, because each takes little memory, and because each window full of small chunks takes a round
- * trip. The number is less if there may be very many workers. */
+/* Returns how many small chunks a worker may have in flight in addition to its window. Usually
+ * these are all small chunks of the job, because each takes little memory, and because otherwise
+ * each window of small chunks would take a round trip. The number is less if there may be very many
+ * workers. */
 static uint32_t small_slots(const struct job_spec_data *spec, uint32_t member_max)
 {
     uint32_t most = SMALL_SLOTS, count = 0;
@@ -72,8 +75,8 @@ static uint32_t small_slots(const struct job_spec_data *spec, uint32_t member_ma
     return count;
 }
 
-/* Returns the least number of chunks that the job has in any layout. Re-shardings may cut the job into more
- * chunks. */
+/* Returns the least number of trained chunks that the job has in any layout. Changes of the layout
+ * may cut the job into more chunks. */
 static uint64_t count_chunks(const struct job_spec_data *spec, uint32_t chunk_leaves)
 {
     uint64_t count = 0;
@@ -85,10 +88,11 @@ static uint64_t count_chunks(const struct job_spec_data *spec, uint32_t chunk_le
     return count;
 }
 
-/* Returns how many chunks a worker of this host may have in flight in addition to its landing slots. These
- * chunks are read where they lie, so they take no memory here. A card works on all chunks that have arrived
- * by then as one list, and a list of a few chunks leaves most of the card idle. The number is at most all
- * chunks of the job, and less if there may be very many workers, because each slot takes room in tables. */
+/* Returns how many chunks a worker of this host may have in flight in addition to its landing
+ * slots. These chunks are read where they lie, so they take no memory here. They are needed because
+ * a card works on all chunks that have arrived as one list, and a list of a few chunks leaves most
+ * of the card idle. The number is not more than the chunks of the job, and less if there may be
+ * very many workers, because each slot takes room in tables. */
 static uint32_t places(const struct job_spec_data *spec, uint32_t chunk_leaves, uint32_t member_max,
                        uint32_t landing)
 {
@@ -102,8 +106,8 @@ static uint32_t places(const struct job_spec_data *spec, uint32_t chunk_leaves, 
     return (uint32_t)most;
 }
 
-/* Returns the elements of the largest chunk that any layout can give a shard. A shard with room for such a
- * chunk can continue in any later layout. */
+/* Returns how many elements the largest chunk has that any layout can give a shard. A shard with
+ * room for such a chunk can continue in any later layout. */
 static uint64_t largest_chunk(const struct job_spec_data *spec, uint32_t chunk_leaves)
 {
     const uint64_t most = (uint64_t)chunk_leaves * CAIRN_LEAF_ELEMS;
@@ -126,13 +130,15 @@ static void add_extent(const struct shard_map *map, size_t number, struct form *
 
 static void make_room(const struct job_spec_data *spec, struct need *need)
 {
-    if (need->host_from != 0 && need->host_from != CAIRN_PLANES_ALL) return; // its layout is fixed
+    // the layout of such a job does not change
+    if (need->host_from != 0 && need->host_from != CAIRN_PLANES_ALL) return;
     for (size_t t = 0; t < spec->tensor_count; t++) {
         const uint64_t elems = geometry_of(&spec->tensors[t].shape).elems;
         if (need->host_from == 0) need->room_elems += 2 * elems;
         need->room_wire_bytes += 2 * elems * dtype_size((int)spec->tensors[t].wire);
     }
-    need->room_wire_bytes += CAIRN_SEGMENT_BYTES; // whole tensors begin at multiples of 64 bytes
+    // for gaps: whole tensors begin at multiples of 64 bytes
+    need->room_wire_bytes += CAIRN_SEGMENT_BYTES;
 }
 
 /* ---- the bytes ---- */
@@ -156,7 +162,8 @@ static void size(struct need *need, const struct shard_map *map, uint64_t chunk_
     const uint32_t large = step->member_max * window;
     need->put_max = large < CAIRN_SHARD_PUTS_MAX ? large : CAIRN_SHARD_PUTS_MAX;
     need->reply_bytes = (size_t)chunk_elems_max * sizeof(float);
-    // Slots are staggered, because contributions to one chunk are folded side by side.
+    // Slots begin at different places in a page, because contributions to one chunk are read side
+    // by side by a fold.
     need->slot_bytes = ALIGN_UP(need->reply_bytes, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
     const size_t small = ALIGN_UP(CAIRN_CHUNK_SMALL, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
     need->small_bytes = small < need->slot_bytes ? small : need->slot_bytes;
@@ -173,8 +180,8 @@ static void size(struct need *need, const struct shard_map *map, uint64_t chunk_
     };
 }
 
-/* Returns host_from for a map of which at least `host_fraction` of the elements lies in host memory, and
- * the rest on a device. host_from is the beginning of the chunk in which this fraction begins. */
+/* Returns host_from for a job of which at least `host_fraction` of the elements are to lie in host
+ * memory. host_from is the beginning of the chunk in which this part of the elements begins. */
 static uint64_t planes_cut(const struct shard_map *map, double host_fraction)
 {
     const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);
@@ -227,10 +234,11 @@ cairn_status need_of(const struct job_spec_data *spec, const struct shard_map *m
 
 /* ==== reserve ==== */
 
-#define PIECE_BYTES     ((uint64_t)64 << 20) /* how much a thread makes at a time */
-#define NEIGHBOUR_BYTES 4096 /* a smaller gap is filled, too: it lies in the same page */
+#define PIECE_BYTES ((uint64_t)64 << 20) /* how many bytes of pages a thread makes at a time */
+/* a smaller gap between ranges is reserved, too, because it lies in the same page */
+#define NEIGHBOUR_BYTES 4096
 #define LOCK_TIMEOUT_MS \
-    900000 /* other shards of the host take memory first: a second for some 10 GB */
+    900000 /* other shards of the host may take memory first, which takes a second for some 10 GB */
 
 struct piece {
     const struct arena *arena; /* borrowed */
@@ -240,13 +248,14 @@ struct piece {
 struct reserve {
     struct task task; /* judges the request, then makes the pages */
     struct reserve_request request;
-    struct reserve *next;      /* in shard->memory.reserves, whose first is at work */
-    struct shared_span *spans; /* owned: pages to give back, while nothing is taken; or NULL */
-    struct piece *pieces;      /* owned */
+    struct reserve *next; /* in shard->memory.reserves, of which the first is worked on */
+    /* owned: pages that this reserve gives back, and takes none; NULL: it takes memory */
+    struct shared_span *spans;
+    struct piece *pieces; /* owned */
     size_t piece_count, piece_capacity;
     atomic_bool canceled;
     atomic_bool failed;      /* a page could not be made */
-    atomic_bool is_unpinned; /* a page could not be pinned: `unpinned` has the first reason */
+    atomic_bool is_unpinned; /* a page could not be pinned; `unpinned` has the first reason */
     struct sentence unpinned;
     int lock_fd; /* owned; -1: not held */
     cairn_status status;
@@ -267,7 +276,7 @@ static struct piece *add_piece(struct reserve *reserve)
     return &reserve->pieces[reserve->piece_count++];
 }
 
-/* True if the bytes of the arena at `from` continue the last piece. */
+/* True if the bytes of the arena from `from` on follow the last piece, with at most a small gap. */
 static bool is_neighbour(const struct piece *last, const struct arena *arena, uint64_t from)
 {
     const uint64_t end = last->from + last->bytes;
@@ -285,7 +294,7 @@ cairn_status reserve_add(struct reserve *reserve, const struct arena *arena, uin
         from = last->from;
         reserve->piece_count--;
     }
-    while (from < end) { // cut at fixed places, so that no large page is cut
+    while (from < end) { // cuts into pieces at fixed places, so that no large page is cut
         const uint64_t cut = ((from + arena->begin) / PIECE_BYTES + 1) * PIECE_BYTES - arena->begin;
         struct piece *piece = add_piece(reserve);
         if (piece == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -326,8 +335,8 @@ static void run_pages(struct task *task, uint32_t item, uint32_t thread)
         reserve->request.took(reserve->request.job, piece->arena->base + piece->from, piece->bytes);
 }
 
-/* Takes the host's lock. On a host without such a lock, this shard does not see how much memory other
- * shards are about to take. */
+/* Takes the host's lock. If the lock cannot be used on this host, goes on without it; then this
+ * shard does not see how much memory other shards are about to take. */
 static void take_lock(struct reserve *reserve, const struct shard_daemon *shard)
 {
     reserve->status = host_lock_take(shard->memory.lock, LOCK_TIMEOUT_MS, &reserve->canceled,
@@ -376,8 +385,8 @@ static void reserve_free(struct reserve *reserve)
     free(reserve);
 }
 
-/* Ends the first reserve. Its turn ends only after `done`, because `done` may reserve more, and the next
- * reserve may need to see how much `done` took. */
+/* Ends the first reserve, and begins the next one. The next one begins after `done`, so that it
+ * sees how much memory `done` has taken. */
 static void end_first(struct reserve *reserve)
 {
     struct shard_job *job = reserve->request.job;
@@ -433,7 +442,7 @@ static void give_done(struct task *task)
     end_first((struct reserve *)task);
 }
 
-/* Begins the first reserve. A reserve that wants no memory waits only for its turn. */
+/* Begins the first reserve. If it wants no memory, it takes no lock and makes no pages. */
 static void begin_first(struct shard_daemon *shard)
 {
     struct reserve *reserve = shard->memory.reserves;
@@ -450,7 +459,7 @@ static void begin_first(struct shard_daemon *shard)
     pool_submit(shard->memory.pool, &reserve->task);
 }
 
-/* Adds the reserve as the last one. */
+/* Adds the reserve at the end of the list, and begins it if it is the only one. */
 static void add_last(struct shard_daemon *shard, struct reserve *reserve)
 {
     shard_job_busy(reserve->request.job);
@@ -485,7 +494,7 @@ cairn_status reserve_begin(const struct reserve_request *request, struct sentenc
     return CAIRN_OK;
 }
 
-/* Makes `done` of the job's requests follow soon. */
+/* Cancels the reserves of the job, so that their `done` is called soon. */
 static void cancel_reserves(struct shard_job *job)
 {
     for (struct reserve *r = job->shard->memory.reserves; r != NULL; r = r->next)
