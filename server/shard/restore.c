@@ -1,6 +1,6 @@
-/* Loading: this shard's part of a snapshot is read into the state and hashed while it is read. Each thread
- * reads, copies and hashes the ranges that it takes (proto/snapshot_io/snapshot_io.h), while their bytes
- * are in the cache. */
+/* Loads a snapshot: reads this shard's part of the snapshot into the state, and hashes the part at
+ * the same time. Each thread reads, copies and hashes the ranges that it takes
+ * (proto/snapshot_io/snapshot_io.h), while the bytes of a range are in the cache. */
 #include <inttypes.h>
 #include <assert.h>
 #include <pthread.h>
@@ -17,18 +17,19 @@
 
 struct restore {
     struct loader loader;  /* first */
-    struct report *report; /* owned until it is sent; NULL: nobody asked for one */
+    struct report *report; /* owned until it is sent; NULL: nobody wants digests */
     struct results results;
     struct sweep_ranges ranges; /* owned; `place` is the number of an extent */
     pthread_mutex_t mutex;      /* guards the report */
-    pthread_mutex_t device;     /* guards the device's list of the files thread */
+    pthread_mutex_t device;     /* guards the list of works of the files thread on the device */
     struct works host[CAIRN_SWEEP_THREADS];
 };
 
 /* ---- what is read ---- */
 
-/* Adds the leaves of an extent from element `from` up to the element where another home begins. Returns
- * this element, counted in the extent. */
+/* Adds the leaves of an extent from element `from` up to the element where the other home begins,
+ * or up to the end of the extent. Returns the element after them. Elements are counted in the
+ * extent. */
 static uint64_t add_home(struct restore *restore, struct sweep_range *range, uint64_t from,
                          size_t elem_bytes)
 {
@@ -46,16 +47,16 @@ static uint64_t add_home(struct restore *restore, struct sweep_range *range, uin
     return to;
 }
 
-/* True if one tensor can take over the other's elements: both have the same shape and the same master
- * dtype. */
+/* True if one tensor can take over the elements of the other, because both have the same shape and
+ * the same master dtype. */
 static bool is_same_form(const struct tensor_spec *a, const struct tensor_spec *b)
 {
     return a->shape.rank == b->shape.rank && a->master == b->master &&
            memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
 }
 
-/* Adds the ranges of the planes that an extent keeps. The snapshot may list its tensors in another
- * order: they are found by name. */
+/* Adds the ranges of all planes of state that an extent keeps. The extent's tensor is found by
+ * name, because the snapshot may list the tensors in another order. */
 static void add_extent(struct restore *restore, const struct snapshot *snapshot, size_t number)
 {
     const struct shard_job *job = restore->loader.job;
@@ -125,8 +126,9 @@ static bool on_device(const struct restore *restore, const struct sweep_range *r
            planes_device_end(&job->planes);
 }
 
-/* Waits until the pages of the range are made: pages of host memory are still being made while the snapshot
- * is read. Returns false if these pages will never be made because the job is leaving. */
+/* Waits until the pages of the range are made, because pages of host memory are still being made
+ * while the snapshot is read. Returns false if the pages will never be made because the job is
+ * leaving. */
 static bool await_pages(const struct restore *restore, const struct sweep_range *range)
 {
     return on_device(restore, range) ||
@@ -147,7 +149,8 @@ static cairn_status put_range(struct restore *restore, struct works *works,
     return status == CAIRN_OK ? hash_range(restore, works, range, at, why) : status;
 }
 
-/* Puts a range into the state, and hashes it there. A device has one list for all threads. */
+/* Puts a range into the state, and hashes the range there. All threads share one list of works on a
+ * device. */
 static cairn_status take_range(void *context, uint32_t thread, const struct sweep_range *range,
                                const void *elems, struct sentence *why)
 {
@@ -178,8 +181,8 @@ static cairn_status read_hashed(struct restore *restore, const struct snapshot *
     return status;
 }
 
-/* Reads the snapshot without hashing it: nobody compares its hashes, and the checksums of its blocks show
- * whether it is intact. */
+/* Reads the snapshot without hashing it, because nobody wants digests, and the checksums of the
+ * blocks show whether the snapshot is intact. */
 static cairn_status read_judged(struct restore *restore, struct snapshot *snapshot)
 {
     cairn_status status = CAIRN_OK;
@@ -209,8 +212,8 @@ static void read_all(struct restore *restore, struct snapshot *snapshot)
                                              : read_judged(restore, snapshot);
 }
 
-/* Returns the non-finite values that the snapshot's manifest lists: these values are still in the state.
- * One shard reports them for all shards. */
+/* Returns the non-finite values that the snapshot's manifest lists, which are still in the state.
+ * Shard 0 reports them for all shards; other shards return none. */
 static struct results results_of(const struct shard_job *job, const struct manifest *m)
 {
     struct results results = { 0 };
@@ -291,12 +294,12 @@ cairn_status restore_begin(struct shard_job *job, struct sentence *why)
 /* ==== report ==== */
 
 #define BATCH_BYTES \
-    ((size_t)512 << 10) /* of a SnapshotPart, unless one entry or the payload alone has more */
+    ((size_t)512 << 10) /* the size of a SnapshotPart, unless an entry or the payload is larger */
 
 struct report_file {
     char path[CAIRN_SNAPSHOT_PATH_BYTES];
     uint64_t bytes;
-    uint8_t *sums; /* owned: the checksums of its blocks */
+    uint8_t *sums; /* owned: the checksums of the file's blocks */
     uint64_t block_count, blocks_told;
 };
 
@@ -306,14 +309,14 @@ struct report_digest {
 };
 
 struct report {
-    LIST_ENTRY(report) link; /* in the job's list, while it is sent */
+    LIST_ENTRY(report) link; /* in the job's list, while the report is being sent */
     struct shard_job *job;   /* borrowed */
     uint64_t snapshot;
     struct cairn_version version;
     /* owned */
     struct report_file *files;
     struct report_digest *digests;
-    uint8_t *payload; /* NULL once it is sent */
+    uint8_t *payload; /* NULL after it was sent */
     size_t file_count, file_capacity, digest_count, digest_capacity, payload_bytes;
     size_t files_told, digests_told;
 };
@@ -412,7 +415,7 @@ cairn_status report_keep_payload(struct report *report, struct sentence *why)
 
 /* ---- sending ---- */
 
-/* Orders digests by tensor, plane and leaf, since files are written in another order. */
+/* Orders digests by tensor, plane and leaf. They were added in the order of the files. */
 static int digest_order(const void *a, const void *b)
 {
     const struct report_digest *x = a, *y = b;
@@ -447,10 +450,10 @@ struct batch {
     size_t bytes;
 };
 
-#define ENTRIES_MAX \
-    (BATCH_BYTES / 32) /* each entry has at least a hash of 16 bytes and its frame */
+#define ENTRIES_MAX (BATCH_BYTES / 32) /* an entry takes at least so many bytes */
 
-/* The most bytes of block sums of a file in one message: a file of very many blocks takes several. */
+/* The most bytes of block sums of a file in one message. A file with very many blocks takes several
+ * messages. */
 #define SUMS_BYTES (BATCH_BYTES / 2)
 
 static size_t fill_files(struct report *report, struct batch *batch)
@@ -502,8 +505,8 @@ static bool is_told(const struct report *report)
     return report->files_told == report->file_count && report->digests_told == report->digest_count;
 }
 
-/* Sends one batch; the first batch also carries the payload. Returns false if there is no memory for the
- * lists. */
+/* Sends one batch. The first batch also has the payload. Returns false if there is no memory for
+ * the lists. */
 static bool send_batch(struct report *report)
 {
     struct batch batch = { .files = calloc(ENTRIES_MAX, sizeof *batch.files),
@@ -530,7 +533,7 @@ static bool send_batch(struct report *report)
     return have;
 }
 
-/* Sends one batch, and frees the report if this was the last batch. */
+/* Sends one batch. Frees the report if this was the last batch, or if there was no memory. */
 static void send_some(struct report *report)
 {
     const bool sent = send_batch(report);
@@ -555,7 +558,7 @@ void report_send(struct report *report, struct cairn_version version, cairn_stat
     send_some(report);
 }
 
-/* Sends the next batch: the coordinator has taken the last batch that was sent. */
+/* Sends the next batch, because the coordinator has taken the batch before it. */
 static void on_next(struct shard_job *job, const void *message)
 {
     const uint64_t snapshot = ((const Cairn__SnapshotPartNext *)message)->snapshot;
@@ -576,21 +579,22 @@ void reports_drop(struct shard_job *job)
 
 /* ==== extend ==== */
 
-/* Makes a generation of a job from the generation that serves. Tensors that both generations have are
- * copied, new tensors begin by their initializers, and moments that did not exist before begin at 0. This
- * is done by works on the planes, one item for each chunk.
+/* Makes a generation of a job from the generation that serves. Tensors that both generations have
+ * are copied, new tensors are filled by their initializers, and moments that did not exist before
+ * are 0. This is done by works on the planes, with one item for each chunk.
  *
- * No table changes for a tensor that stays (proto/plan/plan.h). So each extent either is copied from an
- * extent of the old generation, or belongs to a new tensor. The coordinator opens no round meanwhile; if
- * the version changes nevertheless, extend_done notices this. */
+ * The layout of a tensor that stays does not change (proto/plan/plan.h). So each extent is either
+ * copied from one extent of the old generation, or belongs to a new tensor. The coordinator opens
+ * no round meanwhile. If the version changes nevertheless, extend_done notices this. */
 
 #define NEW UINT32_MAX
 
 struct extend {
     struct loader loader;         /* first */
-    struct shard_job *from;       /* borrowed; busy meanwhile */
-    struct cairn_version version; /* of `from` */
-    uint32_t source[]; /* [job->view->table.map.extent_count] an extent of `from`, or NEW */
+    struct shard_job *from;       /* borrowed; it is busy, and so not freed, during the extend */
+    struct cairn_version version; /* the version of `from` */
+    /* [job->view->table.map.extent_count] for each extent an extent of `from`, or NEW */
+    uint32_t source[];
 };
 
 /* Finds the extent of `from` that has the elements of the job's extent i. */
@@ -753,7 +757,7 @@ void loader_fill(struct loader *loader,
     loader->host.run.item_count = (uint32_t)job->view->table.map.chunk_count - cut;
     loader->host.run.item_first = cut;
     if (cut > 0) compute_submit(&loader->device.run);
-    compute_submit(&loader->host.run); // even without items, so that the run's end is reported
+    compute_submit(&loader->host.run); // even if it has no items, so that its end is reported
 }
 
 void loader_end(struct loader *loader)

@@ -15,15 +15,17 @@
 #include "server/base/listener.h"
 #include "server/shard/jobs.h"
 
-#define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where they lie */
-#define MEMORY_THREADS 4 /* threads that make pages: with more, the kernel is the bottleneck */
+/* the most messages at a time: a window of each worker, read where they lie */
+#define HELD_MAX (1u << 18)
+/* how many threads make pages; with more threads the kernel would be the bottleneck */
+#define MEMORY_THREADS 4
 
 static cairn_status device_open(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why);
 static uint32_t find_without(bool has_device);
 static cairn_status storage_open(struct shard_daemon *shard, struct sentence *why);
 
-/* Every step of closing ends here; the last one frees the shard. */
+/* Called when one of the things that are being closed is closed. The last call frees the shard. */
 static void handle_closed(struct shard_daemon *shard)
 {
     assert(shard->end.handles > 0);
@@ -69,8 +71,8 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         shard_tell(job, SHARD_JOB_CANCELS);
     if (shard->session.timer.data != NULL) {
-        // The stream frees itself in its on_close, which still reads the shard. So this awaits both the
-        // timer and the stream.
+        // The stream frees itself in its on_close, which still reads the shard. So the shard is
+        // freed after both the timer and the stream are closed.
         shard->end.handles += 1 + (shard->session.stream != NULL);
         connection_close(shard, on_timer_closed);
     }
@@ -82,10 +84,11 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
         shard->end.handles++;
         fabric_poll_close(&shard->links.poll, on_part_closed, shard);
     }
-    // Stopped first, because their threads may be reading the memory of workers.
+    // These are stopped before the fabric is closed, because their threads may be reading memory of
+    // workers.
     if (compute_stop(&shard->device, on_part_closed, shard)) shard->end.handles++;
     if (compute_stop(&shard->host, on_part_closed, shard)) shard->end.handles++;
-    fabric_close(shard->fabric); // every loan ends here
+    fabric_close(shard->fabric); // ends all loans to the fabric
     if (shard->files != NULL) {
         shard->end.handles++;
         pool_close(shard->files, on_part_closed, shard);
@@ -122,7 +125,7 @@ static void on_refused(void *arg, const char *what)
     log_limited(&shard->links.refusals, CAIRN_LOG_WARN, "%s", what);
 }
 
-/* Logs how data on the device is sent to other hosts. Called after the fabric was opened. */
+/* Logs how data on the device is sent to other hosts. Call it after the fabric was opened. */
 static void device_say_way(const struct shard_daemon *shard)
 {
     const char *why;
@@ -249,7 +252,7 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
 static cairn_status check_storage(const char *path, uint64_t token,
                                   const struct storage_owner *owner, struct sentence *why)
 {
-    (void)owner; // the coordinator has judged the owner
+    (void)owner; // the coordinator has judged the owner already
     const cairn_status status = storage_check(path, token, why);
     if (status != CAIRN_OK)
         sentence_add(why,
@@ -275,7 +278,7 @@ static cairn_status storage_open(struct shard_daemon *shard, struct sentence *wh
 
 /* ==== without ==== */
 
-/* Finds which optional features this build and this host lack. */
+/* Finds the optional features that this build or this host lacks. */
 
 static bool has_card(void)
 {
@@ -287,8 +290,8 @@ static bool has_card(void)
     return found;
 }
 
-/* Returns what optional features this build and this host lack, as bits of enum spec_without. Reads
- * /sys. */
+/* Returns the optional features that this build or this host lacks, as bits of enum spec_without.
+ * Reads /sys. */
 static uint32_t find_without(bool has_device)
 {
     uint32_t without = 0;
@@ -300,8 +303,8 @@ static uint32_t find_without(bool has_device)
 
 /* ==== device ==== */
 
-/* The device's threads put lists together, and copy payloads from workers' memory to memory that a device
- * can read. With this many threads, copies and kernels run at the same time. */
+/* The threads of the device put lists of works together, and copy payloads from workers' memory to
+ * memory that a device can read. With so many threads, copies and kernels run at the same time. */
 #define DEVICE_THREADS 4
 
 /* ---- memory of the card that workers show ---- */
@@ -357,8 +360,8 @@ static cairn_status open_home(struct shard_daemon *shard, const char *device, st
     CAIRN_TRY(home_open_cuda(is_named ? device : NULL, &home, why));
     cairn_status status = compute_open(&shard->device, shard->loop, home, "cairn-device",
                                        DEVICE_THREADS, why);
-    // No thread of the device runs, because threads are opened last. Jobs use a device if it is open, so
-    // nothing of the device may stay open.
+    // Nothing of the device may stay open, because jobs use a device that is open. No thread of the
+    // device runs, because threads are opened last.
     if (status != CAIRN_OK) compute_close(&shard->device);
     return status;
 }
@@ -380,9 +383,10 @@ static void say(struct shard_daemon *shard)
     if (info->warning[0] != '\0') log_warn("%s: %s", info->device, info->warning);
 }
 
-/* Opens the device that the options ask for, and logs where state lies, and why it does not lie elsewhere.
- * If there is no device, `auto` continues with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
- * CAIRN_ERR_NO_MEMORY: cuda was asked for and is not available. */
+/* Opens the device for which the options ask. Logs where state lies and, if it lies in host memory,
+ * why. If there is no device and the backend is `auto`, the shard continues with host memory.
+ * CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: the backend is `cuda`, and no
+ * device is available. */
 static cairn_status device_open(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why)
 {
@@ -400,7 +404,7 @@ static cairn_status device_open(struct shard_daemon *shard, const struct shard_o
     const char *host = home_info(shard->host.home)->device;
     if (strcmp(backend, "host") == 0 || status == CAIRN_ERR_NOT_FOUND)
         log_info("state lies in host memory (%s): %s", host, reason.text);
-    else // there may be a device that is not used
+    else // there may be a device, but it is not used
         log_warn("state lies in host memory (%s): %s", host, reason.text);
     shard->no_device = reason;
     return CAIRN_OK;

@@ -12,10 +12,10 @@
 
 /* ---- a view ---- */
 
-/* Maps of earlier views, whose places are kept; all NULL for a new job. */
+/* The maps of two views whose extents keep their places; all fields are NULL for a new job. */
 struct places {
     const struct shard_map *before, *beside;
-    const bool *dense; /* for shard_map_init_from: the blobs */
+    const bool *dense; /* which tensors are blobs: an argument of shard_map_init_from */
 };
 
 static cairn_status make_map(const struct shard_job *job, uint32_t index,
@@ -103,8 +103,8 @@ static uint32_t member_max_of(const struct shard_job *job)
     return job->collector.slot_count / job->landing.window;
 }
 
-/* Judges whether the device has room for an area for the state that arrives, and for the additional bytes
- * of the copies. */
+/* Judges whether the device has room for an area of `bytes` bytes, in which state arrives, and for
+ * the additional bytes of published copies. */
 static cairn_status judge_area(const struct shard_job *job, const struct shard_view *view,
                                uint64_t bytes, struct sentence *why)
 {
@@ -144,8 +144,8 @@ static cairn_status make_whole(struct shard_job *job, struct shard_view *view,
                    : shard_view_place(job, view, before, why);
 }
 
-/* Lists for each tensor whether the bytes of an extent lie dense. If they do, a part of the extent does not
- * lie where its local elements say (memory.h). The list is malloc'ed. */
+/* Lists for each tensor whether it is a blob. The bytes of a blob lie dense, so a part of a blob's
+ * extent does not lie where its local elements say (memory.h). The caller frees the list. */
 static bool *list_dense(const struct job_spec_data *spec)
 {
     bool *dense = calloc(spec->tensor_count + 1, sizeof *dense);
@@ -187,8 +187,8 @@ cairn_status shard_view_next(struct shard_job *job, struct layout *layout, uint3
 
 /* ---- the switch ---- */
 
-/* Tables for the new view. They are made before anything changes, so that a lack of memory changes
- * nothing. */
+/* The tables for the new view. They are made before anything changes, so that a lack of memory
+ * changes nothing. */
 struct ready {
     struct step_config step;
     struct collector_tables collector;
@@ -272,14 +272,14 @@ cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, st
 
 /* ==== park ==== */
 
-#define PIECE_BYTES ((uint64_t)4 << 20) /* the part of a plane that one item copies */
+#define PIECE_BYTES ((uint64_t)4 << 20) /* how many bytes one item copies */
 
-/* Resumes the work that waited for the job to be parked, or taken back to the device. */
+/* Resumes the work that waited until the job was parked, or taken back to the device. */
 static void go_on(struct shard_job *job)
 {
     job->park.is_under_way = false;
     if (job->state != CAIRN_JOB_SERVING) return;
-    published_trim(job); // copies for leases that have ended
+    published_trim(job); // drops copies for leases that have ended meanwhile
     fetch_deferred(job);
 }
 
@@ -292,7 +292,7 @@ static void end_park(struct shard_job *job, cairn_status status, const struct se
     session_answer(job->shard, &job->park.asked, status, why);
 }
 
-/* Ends a move that failed: the job stays where it was. */
+/* Ends a park, or a move back to the device, that has failed. The job stays where it was. */
 static void give_up(struct shard_job *job, cairn_status status, const struct sentence *why)
 {
     for (struct area *area = job->planes.areas; area != NULL; area = area->next)
@@ -318,8 +318,9 @@ static uint32_t piece_count(uint64_t bytes)
     return (uint32_t)((bytes + PIECE_BYTES - 1) / PIECE_BYTES);
 }
 
-/* Finds the n-th array that moves: first the areas of planes, then the published copies. Returns false if
- * there is no n-th array. *area_out is NULL for a published copy. */
+/* Finds the n-th array that moves. The first arrays are the areas of planes, the further arrays are
+ * published copies. Returns false if there is no n-th array. *area_out is NULL for a published
+ * copy. */
 static bool move_of(const struct shard_job *job, uint32_t n, struct published_move *out,
                     const struct area **area_out)
 {
@@ -370,8 +371,8 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return false;
 }
 
-/* Gives back once more the segments that were given back before the park: the areas were made anew on the
- * device, with all their segments. */
+/* Gives back again the segments that had been given back before the park, because the areas were
+ * made anew on the device with all their segments. */
 static void areas_give_gone(struct state_planes *planes)
 {
     for (struct area *area = planes->areas; area != NULL; area = area->next)
@@ -379,8 +380,9 @@ static void areas_give_gone(struct state_planes *planes)
             if (area->segments[s].is_gone) arena_give_segment(&area->arena, s);
 }
 
-/* Ends a move: the planes now lie where they were copied to. The memory in which they lay before is given
- * back, and after that the request is answered. */
+/* Ends a park, or a move back to the device, that has succeeded. From now on the planes lie where
+ * they were copied to. The memory in which they lay before is given back; after that the request is
+ * answered. */
 static void settle_park(struct shard_job *job)
 {
     struct shard_daemon *shard = job->shard;
@@ -409,9 +411,9 @@ static void planes_copied(struct work_run *run)
     struct shard_job *job = job_of(run);
     struct sentence why = { "the job is being dropped" };
     if (run->status != CAIRN_OK) {
-        // Nothing was written to the memory in which the state lay. So the state is suspect only if it lay
-        // on a device that failed. State that was being copied back to the device is still complete in host
-        // memory.
+        // The copies have not written to the memory in which the state lies. So the state is lost
+        // only if it lies on a device that has failed. If it was being copied back to the device,
+        // it is still complete in host memory.
         if (job->park.to_host && home_has_failed(run->compute->home))
             (void)shard_job_run_failed(job, run);
         compute_why(run->compute, &why);
@@ -476,7 +478,8 @@ static void park_part(struct shard_job *job)
     for (struct area *area = job->planes.areas; area != NULL && status == CAIRN_OK;
          area = area->next) {
         status = arena_open_scratch("parked", area->arena.bytes, &area->to, &why);
-        arena_pins_for(&area->to, job->shard->device.home); // the device copies it twice
+        // the device copies to and from this memory
+        arena_pins_for(&area->to, job->shard->device.home);
     }
     if (status == CAIRN_OK) status = reserve_begin(&request, &why);
     if (status != CAIRN_OK) give_up(job, status, &why);
@@ -504,7 +507,7 @@ static void unpark_part(struct shard_job *job)
 /* True if nothing works on the planes, and no work on them will begin by itself. */
 static bool rests(const struct shard_job *job)
 {
-    // A snapshot reads planes where they lie, and the planes on the device are about to move.
+    // A snapshot reads planes where they lie, so planes on a device must not move meanwhile.
     const bool saves = job->planes.host_from != 0 && !LIST_EMPTY(&job->pins.list);
     return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
            step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
@@ -512,8 +515,8 @@ static bool rests(const struct shard_job *job)
            job->move.next == NULL && job->move.now == NULL;
 }
 
-/* Replaces the request, because the coordinator that asked first is gone. The new request is answered at
- * the end. */
+/* Replaces the request that waits, because the coordinator asks again. The new request is answered
+ * at the end. */
 static void take_over(struct shard_job *job, struct request asked)
 {
     struct sentence why;
@@ -522,10 +525,11 @@ static void take_over(struct shard_job *job, struct request asked)
     job->park.asked = asked;
 }
 
-/* Parks the job, or brings it back, and answers when that is done. If nothing of the job is on a device,
- * answers at once. If a move to the same place is under way, answers at the end of that move, whoever began
- * it. CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is working, or moves the other way: ask again;
- * CAIRN_ERR_NO_MEMORY, with the numbers: the job stays where it is; CAIRN_ERR_IO: the device failed. */
+/* Handles a PartPark: parks the job, or takes it back to the device, and answers when this is done.
+ * If nothing has to be moved, answers immediately. If the same move is under way already, the
+ * answer comes at its end. CAIRN_ERR_NOT_READY: the job does not serve. CAIRN_ERR_BUSY: the job is
+ * at work, or moves the other way; the coordinator may ask again. CAIRN_ERR_NO_MEMORY: the job
+ * stays where it is, and the answer has the numbers. CAIRN_ERR_IO: the device has failed. */
 static void on_park(struct shard_job *job, struct request asked, const void *body)
 {
     const Cairn__PartPark *message = body;
@@ -572,8 +576,8 @@ uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct shard_
     return wanted;
 }
 
-/* Judges whether the device has `device_bytes` free. Other users may take these bytes meanwhile; then they
- * are missing when the planes are made. */
+/* Judges whether the device has device_bytes free now. Other processes may take these bytes before
+ * the planes are made; then making the planes fails. */
 cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device_bytes,
                                     uint64_t host_bytes, struct sentence *why)
 {

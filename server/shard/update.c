@@ -1,15 +1,16 @@
-/* The arithmetic of a round after its folds (members.c): the sums, the update, and the first publish. It
- * runs on the compute pool.
+/* The arithmetic of a round after its folds (members.c): the sums and the update. The first publish
+ * of a job is here, too. All of this runs on the compute pools.
  *
- * A FOLD works on one chunk's sum; the passes (part.h: REDUCE, UPDATE, the seal) have one item for each
- * chunk. The round machine never asks for two works on one chunk at a time, and asks for no pass while
- * anything runs.
+ * A FOLD works on the sum of one chunk. A pass (part.h), such as REDUCE, UPDATE and the seal, has
+ * one item for each chunk. The core never asks for two works on one chunk at a time, and asks for
+ * no pass while anything else runs.
  *
- * An update goes through memory twice: the folds write the sums, and the UPDATE reads them (8 of 38 bytes
- * an element, with bf16 on the wire). A single pass would overwrite parameters before the decision. The
- * decision is made after all chunks of all shards are summed, even without a clip and even if non-finite
- * sums are applied. Until the decision, a worker may die and the round may be abandoned; then the
- * parameters must be as they were before the round. */
+ * A round goes through memory twice: the folds write the sums, and the UPDATE reads the sums again.
+ * With bf16 on the wire this takes 8 of the 38 bytes that are moved for each element. A single pass
+ * would overwrite parameters before the decision, which is made after all chunks of all shards are
+ * summed. This is so even without a clip, and even if non-finite sums are applied. Until the
+ * decision a worker may die and the round may be abandoned; then the parameters must be as they
+ * were before the round. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
@@ -47,7 +48,8 @@ static struct shard_job *pass_job(const struct work_run *run)
     return ((const struct pass_part *)run)->job;
 }
 
-/* Returns the core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED if the pass is over all chunks. */
+/* Returns the core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED if the item is one of those
+ * that go over all chunks. */
 static uint32_t pass_trained(const struct work_run *run, uint32_t item)
 {
     const struct pass_part *part = (const struct pass_part *)run;
@@ -99,7 +101,8 @@ static void conclude_reduce(struct work_run *run, uint32_t item, uint32_t thread
     part->sums[thread].nonfinite += sums->nonfinite;
 }
 
-/* Counts the non-finite results of a pass, by tensor. `any` is usually 0; then no chunk is examined. */
+/* Counts the non-finite values of a pass, by tensor. `any` is their number in all; it is usually 0,
+ * and then no chunk is looked at. */
 static struct results collect_nonfinite(const struct shard_job *job, uint64_t any)
 {
     struct results results = { 0 };
@@ -111,8 +114,9 @@ static struct results collect_nonfinite(const struct shard_job *job, uint64_t an
     return results;
 }
 
-/* Counts, by tensor, the elements for which nobody has a gradient. A shard's chunks are in the order of
- * their tensors, so a chunk belongs to the last tensor of the list or to a new one. */
+/* Counts, by tensor, the elements for which nobody has a gradient. A shard's chunks are in the
+ * order of their tensors, so a chunk belongs to the tensor that was listed last, or to one that is
+ * not listed yet. */
 static void collect_untouched(struct shard_job *job)
 {
     struct job_pass *pass = &job->pass;
@@ -149,7 +153,7 @@ void pass_reduce(struct shard_job *job)
 
 /* ---- update ---- */
 
-/* Reads the scalars of tensors that have missed steps; these scalars are stored after those of the
+/* Reads the scalars of tensors that have missed steps, and stores them after the scalars of the
  * groups. Returns NULL, or the reason why the decision cannot be applied. */
 static const char *read_missed(struct shard_job *job, const struct missed *missed)
 {
@@ -204,7 +208,7 @@ static void *wire_of(const struct published_copy *published, uint64_t chunk,
     return copy_chunk_at(published, chunk, place->local_elem);
 }
 
-/* Publishes a chunk from its parameters, which no update changes. */
+/* Adds the work that publishes a chunk out of the parameters at `param`, without an update. */
 static void publish_from(struct works *works, const void *param, const struct shard_job *job,
                          struct published_copy *published, uint32_t chunk,
                          const struct chunk_place *place)
@@ -227,9 +231,9 @@ static void publish_chunk(struct works *works, const struct shard_job *job,
                  place);
 }
 
-/* True if the chunk is copied to the host's side next. If a published copy has a device's side, that side
- * is written first. Then the host's side gets the chunks that are wanted there, and always the frozen
- * tensors, because updates skip them. */
+/* True if the chunk must be copied to host memory after it was written. If a published copy has a
+ * side on the device, that side is written first. Host memory then gets all chunks, or only chunks
+ * of frozen tensors, which updates skip (on_host in read.h). */
 static bool host_follows(const struct shard_job *job, const struct published_copy *published,
                          uint32_t chunk)
 {
@@ -237,8 +241,9 @@ static bool host_follows(const struct shard_job *job, const struct published_cop
            (published->on_host || !job->view->forms[job->pass.table->extent_of[chunk]].trained);
 }
 
-/* Publishes a chunk of a frozen tensor. Updates skip frozen tensors. So after a write each older copy must
- * take over these tensors once. The same holds for a copy that was made for a lease. */
+/* Publishes a chunk of a frozen tensor. Updates skip frozen tensors, so a copy must get these
+ * tensors once after a write has changed them, and once after the copy was made for a lease. Chunks
+ * of other tensors are left out. */
 static bool refresh_frozen(struct works *works, const struct shard_job *job,
                            struct published_copy *next, uint32_t chunk)
 {
@@ -281,8 +286,8 @@ static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
     const struct chunk_place place = place_of(job, chunk);
     const struct form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
     const struct group_scalars *scalars = scalars_of(job, place.tensor, form->group);
-    job->pass.chunk_sums[trained].nonfinite = 0; // free again after the decision
-    // A prepared shard has seen the decided round open, so job->frozen belongs to that round.
+    job->pass.chunk_sums[trained].nonfinite = 0; // the sums are not needed after the decision
+    // The decided round was opened on this shard, so job->frozen belongs to that round.
     if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {
         publish_chunk(works, job, next, chunk, &place);
         return host_follows(job, next, chunk);
@@ -345,7 +350,7 @@ static void update_done(struct shard_job *job)
     fetch_deferred(job);
 }
 
-/* Makes ready the copy that is written next. Returns false if that fails; then the job is stopped. */
+/* Prepares the copy that is written next. Returns false if this fails; then the job is stopped. */
 static bool is_ready(struct shard_job *job)
 {
     struct sentence why;
@@ -371,7 +376,8 @@ static void begin_update(struct shard_job *job)
         pass_submit(job, true, next->stale, &update);
 }
 
-/* Begins the update, or the writing, that waits, unless parts of the copy to be written are being sent. */
+/* Begins the UPDATE, or the work of pass_republish, that waits, unless something is being sent out
+ * of the copy that it will write. */
 static void begin_when_unsent(struct shard_job *job)
 {
     if (!job->pass.update_waits || job->versions.copies[job->versions.writing].sends > 0) return;
@@ -392,7 +398,7 @@ void pass_update(struct shard_job *job, const struct decision *decision)
     job->pass.version_next = decision->version_after;
     job->bytes.steps += !job->pass.update_writes;
     job->pass.updating = true;
-    // From here on the version in the chosen copy is lost. Without leases this is the version before the
+    // The copy that is chosen here loses its version. Without leases this is the version before the
     // newest.
     published_begin(job);
     job->pass.update_waits = true;
@@ -449,7 +455,7 @@ cairn_status pass_republish(struct shard_job *job, void (*done)(struct shard_job
 
 /* ---- the first publish ---- */
 
-/* Sets moments to 0 if they came from a member that did not finish its puts. */
+/* Sets stale moments to 0, because the member that put them did not finish. */
 static void forget_moments(struct works *works, struct shard_job *job, uint32_t chunk,
                            const struct chunk_place *place)
 {
@@ -468,7 +474,7 @@ static bool describe_seal(struct work_run *run, uint32_t item, uint32_t stage, s
     struct shard_job *job = pass_job(run);
     const uint32_t chunk = pass_chunk(run, item);
     const struct chunk_place place = place_of(job, chunk);
-    // Updates skip frozen tensors, so both copies have them from the start.
+    // Updates skip frozen tensors, so both copies get these tensors here.
     const bool is_frozen = !job->view->forms[job->pass.table->extent_of[chunk]].trained;
     if (stage == 0) forget_moments(works, job, chunk, &place);
     for (int i = 0; i < (is_frozen ? 2 : 1); i++) {
@@ -490,7 +496,7 @@ static void seal_done(struct shard_job *job)
     job_puts_end(job);
     log_info("job %s: ready at version %" PRIu64 ".%" PRIu64, job->spec.name, version.generation,
              version.step);
-    if (!job->load.joins) // else the first Resolve tells it the job's version
+    if (!job->load.joins) // if the part joins, it learns the job's version with the first Resolve
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_READY, .version = version });
     session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
 }
@@ -506,11 +512,11 @@ void pass_seal(struct shard_job *job)
 
 /* ==== pass ==== */
 
-/* A pass over at most this many elements takes some 10 us. It takes as long to wake a thread, which then
- * wakes the loop. */
+/* A pass over at most this many elements takes some 10 us. Waking another thread, which then wakes
+ * the loop thread, takes as long. */
 #define SMALL_ELEMS 16384
-/* If a pass has at least this many elements, its data is no longer in a cache when the next pass reads this
- * data. This was measured. */
+/* If a pass goes over at least this many elements, its data is no longer in a cache when the next
+ * pass reads the data. The number was measured. */
 #define FAR_ELEMS ((uint64_t)4 << 20)
 
 void pass_divide(struct shard_job *job)
@@ -614,8 +620,8 @@ void pass_close(struct shard_job *job)
 
 /* ---- the parts ---- */
 
-/* Ends a part of a pass. A failed pass has stopped the job, and nothing of the pass is reported or
- * published. */
+/* Ends a part of a pass. If a part has failed, the job is stopped, and nothing of the pass is
+ * reported or published. */
 static void part_done(struct work_run *run)
 {
     struct shard_job *job = pass_job(run);
@@ -645,8 +651,8 @@ static void submit_part(struct pass_part *part, struct compute *compute, uint32_
     compute_submit(&part->run);
 }
 
-/* Begins a pass over the trained chunks (if `trained`) and then over all chunks (if `all`). Only one pass
- * may be under way. */
+/* Begins a pass: over the trained chunks if `trained` is true, and then over all chunks if `all` is
+ * true. No other pass may be under way. */
 static void pass_submit(struct shard_job *job, bool trained, bool all, const struct pass_kind *kind)
 {
     struct job_pass *pass = &job->pass;
@@ -677,7 +683,7 @@ static void add_part(struct step_sums *sums, const struct pass_part *part,
     }
 }
 
-/* Returns the sums of all threads of the pass that ended, in both homes. */
+/* Returns what all threads have summed, in both homes, in the pass that has just ended. */
 static struct step_sums pass_sums(const struct shard_job *job)
 {
     struct step_sums sums = { 0 };
@@ -688,10 +694,10 @@ static struct step_sums pass_sums(const struct shard_job *job)
 
 /* ==== terms ==== */
 
-/* JobTerms: the job's spec as it is in the coordinator's store. The shard works by what each round says,
- * and by the tensors with which the job was made (other threads read these). The shard keeps the amended
- * spec, as bytes, so that a lost store can be rebuilt from this spec. An amendment never changes the
- * tensors or planes. */
+/* JobTerms brings the job's spec as it is in the coordinator's store. The shard keeps an amended
+ * spec only as bytes, so that a lost store can be rebuilt from them. The shard itself works by what
+ * each round says, and by the spec with which the job was made, which other threads read. An
+ * amendment never changes tensors or planes. */
 
 static bool same_tensor(const struct tensor_spec *a, const struct tensor_spec *b)
 {
@@ -720,7 +726,7 @@ static cairn_status judge_terms(const struct shard_job *job, const struct job_sp
                      job->spec.name, next->revision);
 }
 
-/* Takes the terms, all pages of which have been received. */
+/* Takes terms whose pages have all been received. */
 static cairn_status take_terms(struct shard_daemon *shard, struct arriving *terms,
                                struct sentence *why)
 {
@@ -732,7 +738,7 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
                          "shard %s does not hold job %016" PRIx64 " in generation %" PRIu64,
                          shard->name, message->job, message->generation);
     job->terms.settled = true;
-    if (spec->have_bytes == 0) return CAIRN_OK; // the shard has that spec
+    if (spec->have_bytes == 0) return CAIRN_OK; // the shard has the spec already
     const struct job_spec_data *next = terms->made;
     const cairn_status status = judge_terms(job, next, why);
     const uint64_t revision = next->revision;
@@ -747,7 +753,7 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
     return CAIRN_OK;
 }
 
-/* Unpacks the spec that the pages hold. If there are no pages the shard has that spec already, and
+/* Unpacks the spec in the pages. If there are no pages, the shard has the spec already, and
  * *made_out stays NULL. */
 static cairn_status terms_prepare(struct arriving *terms, void **made_out, struct sentence *why)
 {
@@ -789,9 +795,10 @@ static const struct arriving_kind terms_kind = {
 
 /* ==== times ==== */
 
-/* The times at which a round reached its stages here, in microseconds of CLOCK_MONOTONIC, which all
- * processes of a host share. The shard reports them by phase to the coordinator with Published. For
- * `cairn bench` they are one line of the log at level debug. */
+/* The times at which a round reached its phases on this shard, in microseconds of CLOCK_MONOTONIC,
+ * which all processes of a host share. The shard reports how long each phase took to the
+ * coordinator with Published. For `cairn bench` the times are one line of the log, at level
+ * debug. */
 
 static uint64_t now_us(void)
 {
@@ -801,7 +808,7 @@ static uint64_t now_us(void)
 static void log_times(const struct shard_job *job, uint64_t round)
 {
     const uint64_t *us = job->pass.times.action_us;
-    struct home_use use = { 0 }; // for all jobs, since the device was opened
+    struct home_use use = { 0 }; // the counts of all jobs since the device was opened
     if (job->shard->device.home != NULL) use = home_use(job->shard->device.home);
     log_fields(CAIRN_LOG_DEBUG,
                CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "round", NULL, round },
@@ -829,7 +836,7 @@ void times_note(struct shard_job *job, const struct step_action *action)
         log_times(job, action->round);
 }
 
-/* Notes when the pass of an UPDATE begins; times_updated notes when it has ended. */
+/* Notes when the pass of an UPDATE begins. times_updated notes when it ends. */
 static void times_updating(struct shard_job *job)
 {
     job->pass.times.updating_us = now_us();
