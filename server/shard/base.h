@@ -243,8 +243,7 @@ struct request {
     uint32_t number;
 };
 
-/* What the shard knows about its coordinator. Sessions end and begin anew, but this struct
- * stays. */
+/* The shard's knowledge of its coordinator. Sessions end and begin anew, but this struct stays. */
 struct coordinator_session {
     struct stream_address address;
     struct stream *stream; /* borrowed, because a stream owns itself; NULL: none */

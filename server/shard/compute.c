@@ -20,7 +20,7 @@ struct list {
 /* The works and lists that one thread uses alone. */
 struct compute_lane {
     struct works works;
-    struct list lists[CAIRN_WORKS_LISTS]; /* the items of works.lists, list by list */
+    struct list lists[CAIRN_WORKS_LISTS]; /* lists[i] has the items of works.lists[i] */
 };
 
 /* The lanes after those of the pool's threads (server/base/daemon.h). */

@@ -372,8 +372,7 @@ void shard_drain(struct shard_daemon *shard, uint32_t seconds)
     wait_on(shard);
 }
 
-/* Asks the coordinator of a session that has just begun to drain the shard, if a drain is
- * wanted. */
+/* If a drain is wanted, asks the coordinator of the new session to drain the shard. */
 static void drain_on_welcome(struct shard_daemon *shard)
 {
     if (!shard->drain.is_wanted) return;

@@ -9,15 +9,15 @@
  * memory. If it is sent from host memory, its chunks are copied there when they are asked for
  * (read.h).
  *
- * Published chunks are sent to workers directly out of their published copy (`in_copy`). A copy is
- * not overwritten while chunks of it are being sent; without leases this happens two updates later.
- * If a worker stops, the round waits until the coordinator makes the worker leave. Then the
- * worker's endpoint is cut, and nothing is being sent to the worker any longer. Nobody waits for
- * readers, and a reader that stops pins the memory that is being sent to it. So everything that is
- * sent to readers is first copied into the reply. Planes other than the wire plane, and parts of
- * chunks, are also copied into the reply. A member has at most CAIRN_SHARD_REPLIES_MAX replies, so
- * a member that stops pins no more than these. State is sent directly out of the planes to a shard
- * that takes it over, because nothing changes this state before the move is settled. */
+ * Published chunks are sent to workers directly out of their published copy (`in_copy`). Without
+ * leases a copy is overwritten two updates later, but never while chunks of it are being sent. If a
+ * worker stops, the round waits until the coordinator makes the worker leave. Then the worker's
+ * endpoint is cut, and nothing is being sent to the worker any longer. Nobody waits for readers,
+ * and a reader that stops pins the memory that is being sent to it. So everything that is sent to
+ * readers is first copied into the reply. Planes other than the wire plane, and parts of chunks,
+ * are also copied into the reply. A member has at most CAIRN_SHARD_REPLIES_MAX replies, so a member
+ * that stops pins no more than these. State is sent directly out of the planes to a shard that
+ * takes it over, because nothing changes this state before the move is settled. */
 #include <assert.h>
 #include <stddef.h>
 #include <stdlib.h>

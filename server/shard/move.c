@@ -678,8 +678,8 @@ static bool judge_force(const struct shard_job *job, uint64_t layout, struct sen
 }
 
 /* Handles a Fence that does not bring the prepared layout into force, because only a member has
- * joined or left. The prepared layout stays. But if it was prepared in an earlier session, it is
- * forgotten, because the coordinator may have withdrawn it in a message that was lost. */
+ * joined or left. The prepared layout stays, unless it was prepared in an earlier session. Then it
+ * is forgotten, because the coordinator may have withdrawn it in a message that was lost. */
 static void keep_or_forget(struct shard_job *job)
 {
     const struct move_part *next = job->move.next;

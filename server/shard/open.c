@@ -741,7 +741,7 @@ static void create_beside(struct shard_daemon *shard, struct arriving *create)
     if (!leave_all(shard, number, newest_held(shard, number), from)) create_open(shard, create);
 }
 
-/* Continues with a create that is complete. What is done depends on the jobs that are held under
+/* Continues with a create that is complete, in a way that depends on the jobs that are held under
  * its number. */
 static void create_advance(struct shard_daemon *shard, struct arriving *create)
 {

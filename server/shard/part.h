@@ -66,7 +66,7 @@ struct pass_part {
     uint32_t trained_count; /* how many of the items are trained chunks, in the current pass */
 };
 
-/* What the passes of a job use. REDUCE, UPDATE and the first publish are passes over the chunks of
+/* The data of a job's passes. REDUCE, UPDATE and the first publish are passes over the chunks of
  * this shard; only one pass runs at a time. Arrays of [trained_count] are indexed by the core's
  * number of a chunk. */
 struct job_pass {

@@ -316,8 +316,8 @@ static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
 }
 
 /* Gives the relay up if the owner is silent for long. If the owner itself does not respond, the
- * coordinator notices this. But if only this shard does not hear the owner, the path between them
- * is broken, and the workers may have another path. */
+ * coordinator notices this. If only this shard does not hear the owner, the path between the two
+ * shards is broken, and the workers may have another path. */
 static void judge_silence(struct relay_owner *owner, uint64_t now_ms)
 {
     if (chunk_link_silent_ms(&owner->neighbour.link, now_ms) < owner->relay->silent_max_ms) return;
@@ -352,7 +352,7 @@ const struct shard_module relay_module = {
 
 /* ==== owner ==== */
 
-/* What a relay knows about an owner: the chunks of its part, the core that collects for it, and the
+/* A relay's knowledge of an owner: the chunks of its part, the core that collects for it, and the
  * machine that sends to it. */
 
 static cairn_status make_tables(struct relay_owner *owner)

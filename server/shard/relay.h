@@ -82,7 +82,7 @@ void relay_forward_commit(struct relay_owner *owner, uint64_t weight);
 
 /* ==== owner ==== */
 
-/* What a relay knows about an owner: the owner's part of the job, the collector for this part, and
+/* A relay's knowledge of an owner: the owner's part of the job, the collector for this part, and
  * the machine that passes the sums on. */
 
 struct relay;
@@ -123,7 +123,7 @@ float *relay_buffer_at(const struct relay *relay, uint32_t buffer);
 
 /* Collects the contributions that workers send through a relay, with one collector for each owner. */
 
-/* What the collectors for all owners share. */
+/* The memory that the collectors for all owners share. */
 struct relay_collect {
     /* owned: the list for the actions of the core that is handling an event */
     struct step_actions actions;

@@ -1,4 +1,4 @@
-/* What a shard does with tiles (proto/wire/wire.h), which are the parts of tensors that workers
+/* The tiles of a shard's tensors (proto/wire/wire.h). Tiles are the parts of tensors that workers
  * hold.
  *
  * A tensor is tiled while at least one member holds only a part of it. Each different box of the
