@@ -58,8 +58,8 @@ void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum 
  * work_run (below).
  *
  * The host reads data in a home with works_get, and writes data there with works_put. The host
- * works in place if it may dereference addresses of the home. Otherwise it works in scratch memory,
- * from or to which the data is copied. works_run returns any failure since its previous call.
+ * works in place if it may dereference addresses of the home. Otherwise the data is copied to or
+ * from scratch memory. works_run returns any failure since its previous call.
  *
  * If the home takes two lists, one list can be filled while the other list runs (works_send in
  * compute.c). Then the home may do the works of both lists in any order. */
@@ -73,7 +73,7 @@ struct works_list {
     /* owned */
     struct home_work *works;                            /* [capacity] */
     struct fold_source (*sources)[CAIRN_STEP_FOLD_MAX]; /* [capacity] */
-    uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES], pages of its own; NULL if in_place */
+    uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES] in separate pages; NULL if works.in_place */
     bool is_pinned;   /* set when `scratch` is first used, even if it could not be pinned */
     uint32_t count;
     size_t scratch_used;
@@ -135,8 +135,8 @@ const void *works_get(struct works *works, const void *at, size_t bytes);
 /* Returns memory that the caller fills before it calls another function of `works`. When the list
  * has run, the bytes are at the home's address `at`. */
 void *works_put(struct works *works, void *at, size_t bytes);
-/* Runs the list and leaves it empty. If the status is not OK, no result of the works added since the last
- * call may be used. */
+/* Runs the list, which is then empty. If the status is not CAIRN_OK, no result may be used of the
+ * works that were added since the previous call. */
 cairn_status works_run(struct works *works, struct sentence *why);
 /* Runs the list as works_run does, but leaves any failure for the next works_run to return. */
 void works_flush(struct works *works);
@@ -168,10 +168,10 @@ struct compute {
      * snapshots thread */
     uint32_t lane_count;
     pthread_mutex_t lock; /* guards `why` */
-    struct sentence why;  /* why the list failed that failed last */
+    struct sentence why;  /* the reason of the last failure of a list */
 };
 
-/* A run is embedded in the object on which it works. */
+/* A run of works. This struct is part of the struct on which the works are done. */
 struct work_run {
     /* first; private, except that the owner may set task.is_small before it submits the run */
     struct task task;
@@ -181,9 +181,9 @@ struct work_run {
     uint32_t item_first; /* the number of the first item */
     /* the works read workers' memory in place, where a page may be missing: see failed_at */
     bool is_guarded;
-    /* Adds the works of an item. False: the item has no more works. True: `describe` is called for the next
-     * stage when these works are done. Runs on any thread, but only on one thread at a time for one
-     * item. */
+    /* Adds the works of one stage of an item. Returns false if the item has no more works; if true,
+     * `describe` is called for the next stage when these works are done. Called on any thread, but
+     * for one item only on one thread at a time. */
     bool (*describe)(struct work_run *run, uint32_t item, uint32_t stage, struct works *works);
     /* Called on any thread when the works of an item are done. `thread` numbers that thread, and is
      * less than compute_lanes. May be NULL. */
@@ -234,10 +234,11 @@ bool device_goes_directly(const struct shard_daemon *shard, const char **why_out
 
 /* ==== session ==== */
 
-/* The session with the coordinator, and the messages in it. connection.c makes the sessions, one after the
- * other. Loop thread. Sends are dropped while there is no session. */
+/* The session with the coordinator, and the messages that are sent in it. connection.c makes one
+ * session after the other. Loop thread. Sends are dropped while there is no session. */
 
-/* A request of the coordinator that is answered later, but in the same session in which it arrived. */
+/* A request of the coordinator that is answered later, but only in the session in which the request
+ * arrived. */
 struct request {
     uint64_t session; /* session.serial; 0: no request waits */
     uint32_t number;
@@ -290,7 +291,7 @@ void session_fenced(struct shard_daemon *shard, const char *text);
 
 /* ==== member ==== */
 
-/* The members of a job: members.c connects them. Loop thread. */
+/* The members of a job. members.c connects to them. Loop thread. */
 
 struct member_tile;
 
@@ -365,10 +366,10 @@ void member_refuse(struct shard_member *member, const struct chunk_header *heade
                    cairn_status status);
 void member_refuse_for(struct shard_member *member, const struct chunk_header *header,
                        cairn_status status, uint32_t shard);
-/* Counts a refusal, logs it, and sends the NAK. */
+/* Counts and logs a refusal, and sends the NAK. */
 void member_refuse_why(struct shard_member *member, const struct chunk_header *header,
                        cairn_status status, const char *why);
-/* Counts a refusal, and logs it. */
+/* Counts and logs a refusal. */
 void member_note_refusal(struct shard_member *member, const struct chunk_header *header,
                          const char *why);
 
@@ -536,9 +537,10 @@ struct arriving_kind {
         [CAIRN_ARRIVING_PAGED];
     /* a part may have 0 bytes; otherwise a message with such a part is refused */
     bool may_be_empty;
-    /* Runs on a thread when all pages have arrived, and makes `made`. `prepare` reads the message, its
-     * pages, and the constant fields of the shard. If the status is not CAIRN_OK, the message is refused
-     * with `why`. If `prepare` is NULL, or no bytes were sent, nothing is made. */
+    /* Makes `made` out of the message. Called on a thread when all pages have arrived. May read the
+     * message, its pages, and constant fields of the shard. If the status is not CAIRN_OK, the
+     * message is refused with `why`. If `prepare` is NULL, or the pages have no bytes, nothing is
+     * made. */
     cairn_status (*prepare)(struct arriving *arriving, void **made_out, struct sentence *why);
     /* Runs on a thread after arriving_make, and completes `made`. If the status is not CAIRN_OK, the
      * message is refused with `why`. */

@@ -58,7 +58,7 @@ struct fold;
 /* A box of a tensor. The box is kept while a member holds it, and for some time afterwards
  * (tiles.c). */
 struct held_box {
-    struct held_box *next; /* of the same tensor */
+    struct held_box *next; /* the next box of the same tensor */
     struct cairn_box box;
     uint32_t holders; /* how many members hold the box */
     /* chunks of the map; the box has no element in other chunks */
@@ -75,7 +75,7 @@ struct held_box {
 
 /* A tensor that some member does not hold completely. */
 struct tiled {
-    struct tiled *next; /* of the same job */
+    struct tiled *next; /* the next such tensor of the same job */
     uint32_t tensor;
     /* the boxes; the first is the whole tensor, whether a member holds it or not */
     struct held_box *held;
@@ -117,8 +117,8 @@ CAIRN_MUST_CHECK cairn_status tiles_set_member(struct shard_member *member,
 void tiles_forget(struct shard_member *member);
 /* Gives the tiles of `from` to `to`, which is the same member announced anew. */
 void tiles_move(struct shard_member *from, struct shard_member *to);
-/* Called when the job is opened, after its collector. CAIRN_ERR_NO_MEMORY: call tiles_close all the
- * same. */
+/* Called when the job is opened, after the job's collector was opened. After CAIRN_ERR_NO_MEMORY
+ * call tiles_close, too. */
 CAIRN_MUST_CHECK cairn_status tiles_open(struct shard_job *job, const struct chunk_table *table);
 void tiles_close(struct shard_job *job);
 /* True if no contribution and no put is under way. Then only members refer to boxes. */
@@ -159,7 +159,8 @@ CAIRN_MUST_CHECK cairn_status tiles_piece(const struct shard_member *member,
 /* Clears the marks of all boxes in a chunk. Called before the first contribution of a round to the
  * chunk is folded. */
 void tiles_begin_chunk(struct shard_job *job, uint64_t chunk);
-/* Folds the sources in their order, each into its piece of the chunk. Any thread. */
+/* Adds the works of a fold whose sources are pieces of the chunk. The sources of an element are
+ * folded in their order. Any thread. */
 void tiles_fold(struct works *works, const struct fold *fold, uint64_t chunk,
                 const struct chunk_place *place, float *acc);
 /* Adds the copy of a piece that was put to the works of the loop thread (compute_loop), which the
@@ -217,7 +218,7 @@ struct shard_view {
 
 /* Adds a reference; returns the view. */
 struct shard_view *shard_view_ref(struct shard_view *view);
-/* Drops a reference; the last one frees the view. NULL is fine. */
+/* Drops a reference. When the last reference is dropped, the view is freed. NULL is fine. */
 void shard_view_unref(struct shard_view *view);
 
 /* A run of elements of one extent that one view of a shard has and another view lacks. */
@@ -423,7 +424,7 @@ bool collector_reads_view(const struct collector *collector, const struct chunk_
  * the collector all the same. */
 CAIRN_MUST_CHECK cairn_status collector_open(struct collector *collector,
                                              const struct collector_options *options);
-/* The parts of a collector that depend on its chunks, made for another table. */
+/* The parts of a collector that depend on the table of chunks, made for another table. */
 struct collector_tables {
     const struct chunk_table *table; /* borrowed */
     void *step;                      /* owned: the memory for a core */
@@ -448,8 +449,8 @@ void collector_close(struct collector *collector);
 /* Ends the collector's work: releases all slots that are neither being read nor being filled. */
 void collector_leave(struct collector *collector);
 
-/* Passes the event to the core, then does the core's actions and all that follows from them. Do not call it
- * while collector->stepping is set. */
+/* Passes the event to the core, then does the core's actions and all that follows from these
+ * actions. May not be called while collector->stepping is set. */
 void collector_step(struct collector *collector, const struct step_event *event);
 /* Tells the core about receives that ended. */
 void collector_settle(struct collector *collector);

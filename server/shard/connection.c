@@ -163,7 +163,7 @@ static void held_judge(struct shard_daemon *shard, const char *cluster)
 
 /* ---- the operator's word ---- */
 
-/* Sends the spec and the layout of a part, as this shard received them. */
+/* Sends the spec and the layout of a part, as this shard received them from a coordinator. */
 static cairn_status send_part(struct shard_daemon *shard, uint32_t request,
                               const struct shard_job *job)
 {

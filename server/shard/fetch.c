@@ -118,7 +118,8 @@ static void hand_over(struct reply *reply)
 
 /* ---- fetches ---- */
 
-/* Logs the shortage once, until there is room for one more reply. */
+/* Logs that there is no room for one more reply. This is logged only once until there is room
+ * again. */
 static void say_short(const struct shard_member *member, const char *why)
 {
     struct shard_job *job = member->job;
@@ -537,7 +538,8 @@ static void send_data(struct shard_member *member, struct reply *reply, const st
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
-    if (reply->in_copy != NULL) published_lend(job, reply->in_copy); // the send may end at once
+    // before the send, which may end within fabric_send
+    if (reply->in_copy != NULL) published_lend(job, reply->in_copy);
     if (member->peer != NULL) {
         reply->path = bytes_path_of(fabric_payload_path(member->peer, payload, byte_count));
         status = fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,

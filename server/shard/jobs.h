@@ -39,8 +39,8 @@ void member_hello(struct shard_member *member, uint64_t connection);
 
 CAIRN_MUST_CHECK cairn_status own_open(struct shard_job *job, const struct step_config *config,
                                        const Cairn__JobCreate *message, struct sentence *why);
-/* Passes the event to the core, then does the core's actions and all that follows from them. Do not call it
- * during these actions. */
+/* Passes the event to the core of the own part, then does the core's actions and all that follows
+ * from these actions. May not be called during these actions. */
 void own_step(struct shard_job *job, const struct step_event *event);
 /* The function behind shard->up->settle: shard_job_settle in base.h. */
 void own_settle(struct shard_job *job);
@@ -49,7 +49,8 @@ void own_settle(struct shard_job *job);
 
 /* Jobs as a whole: their layout, their memory on the device, and their end. Loop thread. */
 
-/* Decodes a layout of the job's tensors; the caller owns it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
+/* Decodes a layout of the job's tensors. The caller owns *layout_out. CAIRN_ERR_MALFORMED,
+ * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status shard_job_layout(const struct shard_job *job,
                                                const struct paged *bytes,
                                                struct layout **layout_out, struct sentence *why);
@@ -67,8 +68,8 @@ uint64_t shard_job_device_bytes(const struct shard_job *job, bool all);
 /* Returns how many folds at a time keep all homes busy in which this map has chunks. */
 uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct shard_map *map,
                                 uint64_t host_from);
-/* Makes the job LEAVING: its members are cut, and it is freed when nothing refers to it, perhaps at
- * once. */
+/* Makes the job LEAVING: its members leave, and its work is canceled. The job is freed when nothing
+ * refers to the job, perhaps before this call returns. */
 void shard_job_leave(struct shard_job *job);
 /* Frees the job, whatever is in flight. The fabric and the pools must be closed. */
 void shard_job_free(struct shard_job *job);

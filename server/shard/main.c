@@ -460,7 +460,7 @@ static cairn_status judge_options(const void *of_daemon, struct sentence *why)
     return status == CAIRN_OK ? judge_folders(values->import_folders, why) : status;
 }
 
-/* Fails if a device does not exist now, for which a shard that starts would wait. */
+/* Fails if a device does not exist now. (A shard that starts would wait for such a device.) */
 static cairn_status judge_now(const void *of_daemon, struct sentence *why)
 {
     const struct values *values = of_daemon;

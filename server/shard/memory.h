@@ -78,8 +78,8 @@ CAIRN_MUST_CHECK cairn_status arena_open_home(struct home *home, const char *lab
  * Any thread, several at a time. */
 CAIRN_MUST_CHECK cairn_status arena_make_pages(const struct arena *arena, uint64_t from,
                                                uint64_t bytes);
-/* Notes that from now on a device's home copies from and to the arena. Bytes passed to arena_pin are then
- * pinned until they are given back. */
+/* Notes that the device of `home` will copy from and to the arena. After this call, bytes that are
+ * passed to arena_pin are pinned until they are given back. */
 void arena_pins_for(struct arena *arena, struct home *home);
 /* Pins bytes that have their pages; does nothing if no device copies them. If the status is not
  * CAIRN_OK, copies of these bytes are slower but correct, and `why` tells the reason. Any thread,
@@ -90,8 +90,9 @@ CAIRN_MUST_CHECK cairn_status arena_pin(const struct arena *arena, uint64_t from
  * these bytes to the last that these bytes touch. Nobody may use these bytes, or the rest of the
  * last page. Giving back takes 0.2 ms per MiB. */
 void arena_give(const struct arena *arena, uint64_t from, uint64_t bytes);
-/* Gives back one segment of an arena that is not scratch. Nobody may use the segment's addresses any
- * longer, and the segment is no longer shown. Processes that have mapped the segment keep it. */
+/* Gives back one segment of an arena that is not scratch. Nobody may use the segment's addresses
+ * any longer, and the segment is no longer shown. Processes that have mapped the segment keep its
+ * memory. */
 void arena_give_segment(struct arena *arena, uint64_t segment);
 
 /* Makes regions of the arena's segments, which members of this host may then map; only this process
@@ -278,7 +279,7 @@ struct state_planes {
     uint64_t room_elems; /* how many local elements, at least, have addresses in host memory */
     /* the job is parked, so the elements before host_from lie in host memory, too (part.h) */
     bool parked;
-    struct arena host[CAIRN_PLANES]; /* owned; only memory.c uses them */
+    struct arena host[CAIRN_PLANES]; /* owned; only memory.c uses these arenas */
     /* owned: memory for the elements before host_from; only memory.c and switch.c use the areas */
     struct area *areas;
 };
@@ -396,7 +397,8 @@ uint64_t areas_bytes(const struct state_planes *planes);
 
 /* ==== release ==== */
 
-/* Gives memory back to the system on another thread. Loop thread. */
+/* Gives memory back to the system. The work is done on another thread; these functions are called
+ * on the loop thread. */
 
 /* Releases the arena, whose memory nobody may touch any longer. The arena becomes
  * CAIRN_ARENA_NONE. */

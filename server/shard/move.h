@@ -106,7 +106,8 @@ struct receiver_slot {
     /* the index of its request is the index of the slot in sender->slots */
     struct neighbour_fetch fetch;
     const struct state_piece *piece; /* NULL: the slot is free */
-    /* borrowed: [receiver->staged.bytes]; NULL: the piece is received directly in its place */
+    /* borrowed: [receiver->staged.bytes]; NULL: this slot takes only pieces that are received
+     * directly in their place */
     uint8_t *staging;
     void *to; /* where in the planes the piece belongs */
 };

@@ -77,7 +77,7 @@ struct job_pass {
     const struct chunk_table *table; /* borrowed: the chunks over which passes run */
     struct step_actions actions; /* owned: the list of actions for the collector of the own part */
     struct round_times times;    /* the times of the current round, or of the last round */
-    bool is_small;               /* a pass takes no longer than waking another thread for it */
+    bool is_small;               /* a pass takes no longer than waking another thread would take */
     bool is_far; /* the planes do not fit into the caches, so kernels may write around the caches */
     bool *zero; /* owned: [trained_count] true: nobody contributed to the chunk, so its sum is +0 */
     /* owned: [trained_count] the sums over each chunk. The chunk's last fold makes them, or else

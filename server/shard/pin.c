@@ -26,7 +26,7 @@ struct pin {
     /* a PinPrepare has arrived, so the staging is made or being made; the Pin has not arrived
      * yet */
     bool is_prepared;
-    struct request asked; /* the PinPrepare, until it is answered */
+    struct request asked; /* the PinPrepare, if it is not answered yet */
     bool waits;           /* the pin waits for the end of the UPDATE that is under way */
     bool writes;          /* the pin writes files into the folder that PinFolder names */
     bool stands;          /* the version is fixed, and `task` is not submitted yet */
@@ -341,8 +341,8 @@ static bool is_free(const struct pins *pins)
     return pin == NULL;
 }
 
-/* Notes how long the step took that has just ended. If no pin can have delayed the step, its time
- * counts for the usual time of a step. The pace of each pin is set by the step's time. */
+/* Notes how long the step took that has just ended. If no pin can have delayed the step, the step's
+ * time changes the usual time (step_us). The pace of each pin is set by the step's time. */
 static void note_step(struct pins *pins)
 {
     const uint64_t now = uv_hrtime() / 1000, took = pins->last_us == 0 ? 0 : now - pins->last_us;

@@ -61,7 +61,7 @@ enum { CAIRN_SHARD_PUBLISHED_MAX = 2 + CAIRN_LEASED_VERSIONS_MAX };
 
 struct shard_view;
 
-/* A published copy, or room for one. */
+/* A published copy, or an entry that has no copy yet. */
 struct published_copy {
     /* head: see proto/geometry/layout.h; wire: the extents, each in its wire dtype. Members of this
      * host map both arenas, or neither */
@@ -84,7 +84,7 @@ struct published_copy {
     struct cairn_version version;
     /* while the copy is being written: the parameters in it are already the newest ones */
     bool holds_params;
-    uint64_t most_bytes; /* the largest size of `wire` in the views so far */
+    uint64_t most_bytes; /* the largest size that `wire` has had in any view */
     uint32_t settled;    /* how often the copy was written in `view`, after the first time */
     bool readable;       /* false before the copy is first written, and while it is being written */
     bool stale;          /* the frozen tensors in the copy are not the newest ones */

@@ -146,7 +146,7 @@ void relay_on_micro_end(struct shard_member *member, const struct chunk_header *
 void relay_on_commit(struct shard_member *member, const struct chunk_header *header);
 /* ==== fetch ==== */
 
-/* Published chunks of owners, fetched once for the host. */
+/* Fetches published chunks of owners, each once for all workers of the host. */
 
 struct relay_fetches;
 
@@ -227,8 +227,9 @@ extern const struct neighbour_kind relay_owner_kind;
  * An entry changes from FREE to COMING (to be asked for, asked for, or being received), then to
  * HERE. A HERE entry is at rest while it is not being sent. Only entries at rest give up their
  * places. The first to do so are the entries that every member of the relay has had, in the order
- * in which they came to rest. Next are the entries that were used least recently. Being used counts
- * only for the newest version that ever arrived, so older versions give up their places first.
+ * in which they came to rest. Next are the entries that were used least recently. Use counts only
+ * for entries of the newest version that ever arrived, so older versions give up their places
+ * first.
  *
  * All places have the size of the largest chunk. The bytes of a place are taken from the shard's
  * budget when the place is first used. Loop thread only. */
@@ -244,7 +245,7 @@ enum relay_entry_state {
 enum relay_want_state {
     CAIRN_RELAY_WANT_FREE = 0,
     CAIRN_RELAY_WANT_PLACE, /* waits for a place */
-    CAIRN_RELAY_WANT_ENTRY, /* waits, with others, for its entry to arrive */
+    CAIRN_RELAY_WANT_ENTRY, /* waits until its entry is HERE; other wants may wait, too */
     CAIRN_RELAY_WANT_SENT   /* its entry is being sent */
 };
 
@@ -255,7 +256,7 @@ struct relay_want {
     struct relay_owner *owner;  /* borrowed */
     uint64_t chunk;             /* the number of the chunk in the owner's map */
     struct relay_entry *entry;  /* borrowed; set in the states WANT_ENTRY and WANT_SENT */
-    struct chunk_header header; /* as the worker sent it */
+    struct chunk_header header; /* the header that the worker sent */
     enum bytes_path path;       /* the path of the answer */
 };
 STAILQ_HEAD(relay_wants, relay_want);

@@ -147,9 +147,10 @@ struct shard_options {
     const char *memory_lock;
     const char *host_root; /* for headroom_read; NULL: "" */
     uint32_t compute_threads;
-    const char *backend;     /* "host", "cuda", "auto": cuda if it is available; NULL: host */
-    const char *device;      /* as in home_open_cuda */
-    const char *fabric_kind; /* as in fabric_open */
+    /* "host", "cuda", or "auto": cuda if a device is available, else host; NULL: host */
+    const char *backend;
+    const char *device;                            /* as in home_open_cuda */
+    const char *fabric_kind;                       /* as in fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
     const char *fabric_host;                       /* NULL: the fabric's default */
     const char *build;             /* the name of this program's build; NULL: only the version */
@@ -224,7 +225,7 @@ struct shard_job {
     LIST_HEAD(, neighbours) asked; /* borrowed: the neighbours whose messages are taken */
 };
 
-/* The calls from lower modules to higher ones. There is one such table, in open.c. */
+/* The calls from the code of earlier headers to later code. There is one such table, in open.c. */
 struct shard_up {
     /* Called when nothing refers to the job any longer. */
     void (*unused)(struct shard_job *job);
@@ -275,9 +276,9 @@ struct shard_daemon {
     struct drain drain;
     struct fabric *fabric;
     struct shard_links links;
-    struct compute host, device; /* device: all 0 if there is none */
+    struct compute host, device; /* device is all 0 if there is no device */
     struct pool *files;
-    struct pool *snapshots; /* one thread, with a lower priority than all others: state.h */
+    struct pool *snapshots; /* one thread, with a lower priority than all other threads: state.h */
     struct shard_memory memory;
     struct shard_job *jobs;        /* at most CAIRN_SHARD_JOBS_MAX jobs, including LEAVING jobs */
     struct arriving_list arriving; /* messages of the coordinator */
@@ -287,8 +288,9 @@ struct shard_daemon {
     const struct shard_up *up;
     uint32_t without; /* the optional features that are missing: bits of enum spec_without */
     struct sentence no_device; /* why there is no device; empty: there is a device */
-    struct unfit unfit;        /* whether it was told that the device has failed */
-    uv_loop_t *loop;           /* borrowed */
+    /* whether the coordinator and the log were told that the device has failed */
+    struct unfit unfit;
+    uv_loop_t *loop; /* borrowed */
     struct shard_events events;
 
     Cairn__ShardStats stats;

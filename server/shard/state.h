@@ -83,9 +83,10 @@ uint64_t pace_rest_us(struct pace *pace, uint64_t bytes, uint64_t now_us);
 #define CAIRN_STAGING_SMALL_BYTES ((uint64_t)64 << 20)
 
 struct staging {
-    struct task touch;       /* makes the staging's pages, so that no update has to make them */
-    struct shard_job *job;   /* borrowed; its planes must not move until the staging is closed */
-    struct shard_view *view; /* counted */
+    struct task touch; /* makes the staging's pages, so that no update has to make them */
+    /* borrowed; the job's planes must not move until the staging is closed */
+    struct shard_job *job;
+    struct shard_view *view;        /* counted */
     void (*touched)(void *context); /* as passed to staging_touch, with its context */
     void *context;
     uint64_t press_ns; /* the uv_hrtime from which on the pages are made at full speed */
@@ -126,7 +127,7 @@ uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room)
 CAIRN_MUST_CHECK cairn_status staging_open(struct staging *staging, struct shard_job *job,
                                            uint64_t bytes, struct sentence *why);
 /* Begins to make the pages of the staging. `touched` is called on the loop when all pages are made;
- * do not close the staging before. */
+ * do not close the staging before that. */
 void staging_touch(struct staging *staging, void (*touched)(void *context), void *context);
 /* Makes passes save nothing more, and wait no longer. Call it when nobody reads the staging any
  * longer. */
@@ -321,7 +322,7 @@ void pin_updated(struct shard_job *job);
 /* Calls staging_save for each staging in `saving`. Any thread, in the pass of an UPDATE. */
 void pins_save(const struct shard_job *job, struct works *works, uint64_t chunk);
 /* Lists the progress of the pins of all jobs. */
-#define CAIRN_PINS_TOLD_MAX 256 /* in one heartbeat */
+#define CAIRN_PINS_TOLD_MAX 256 /* the most pins in one heartbeat */
 struct pins_list {
     size_t count;
     Cairn__PinTold told[CAIRN_PINS_TOLD_MAX];

@@ -94,7 +94,7 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
 struct runs {
     struct shard_view_run *list; /* owned */
     size_t count, capacity;
-    bool failed; /* there was no memory for a run */
+    bool failed; /* there was no memory for one of the runs */
 };
 
 static void add_run(void *context, const struct shard_view_run *run)
