@@ -201,7 +201,8 @@ struct work_run {
 CAIRN_MUST_CHECK cairn_status compute_open(struct compute *compute, uv_loop_t *loop,
                                            struct home *home, const char *name, uint32_t threads,
                                            struct sentence *why);
-/* Ends the threads, as pool_close does. Returns false if no threads exist; then on_closed is not called. */
+/* Ends the threads, as pool_close does. Returns false if no threads exist; then on_closed is not
+ * called. */
 bool compute_stop(struct compute *compute, void (*on_closed)(void *context), void *context);
 /* Call after compute_stop, when no memory of the home is in use. */
 void compute_close(struct compute *compute);
@@ -277,7 +278,8 @@ void session_send(struct shard_daemon *shard, uint16_t type, uint32_t request,
                   const ProtobufCMessage *message);
 void session_send_pages(struct shard_daemon *shard, uint32_t request, enum page_what what,
                         struct packed *packed);
-/* Ends the connection and tells the coordinator the reason. The shard then tries a new connection. */
+/* Ends the connection and tells the coordinator the reason. The shard then tries a new
+ * connection. */
 void session_refuse(struct shard_daemon *shard, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Answers the request if the session in which it arrived still exists, then clears *request.
@@ -350,8 +352,8 @@ CAIRN_MUST_CHECK cairn_status members_make_room(struct shard_job *job);
 void members_add(struct shard_job *job, struct shard_member *member);
 void members_take_out(struct shard_job *job, const struct shard_member *member);
 
-/* The way number (CAIRN_CHUNK_WAY, proto/wire/wire.h) of the member's endpoint and connection, which HELLO
- * and GRANT to the member carry. */
+/* The way number (CAIRN_CHUNK_WAY, proto/wire/wire.h) of the member's endpoint and connection,
+ * which HELLO and GRANT to the member carry. */
 uint64_t member_way(const struct shard_member *member);
 /* Marks the member's connection, if it has one, for closing when the current actions are done. */
 void member_cut(struct shard_job *job, uint64_t number);
@@ -453,12 +455,14 @@ struct neighbours {
     bool is_begun, is_leaving;
 };
 
-/* Fills in a zeroed neighbour, to which nothing is sent yet. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
+/* Fills in a zeroed neighbour, to which nothing is sent yet. CAIRN_ERR_MALFORMED,
+ * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status neighbour_open(struct neighbours *all, struct neighbour *neighbour,
                                              const Cairn__ShardInfo *info, struct sentence *why);
 /* Safe for a neighbour that was not opened. */
 void neighbour_close(struct neighbour *neighbour);
-/* Ends the connection. The next ticks report the loss and connect again, unless the neighbours end. */
+/* Ends the connection. The next ticks report the loss and connect again, unless the neighbours
+ * end. */
 void neighbour_unlink(struct neighbour *neighbour);
 /* Connects, ends the connection or repeats requests, whichever is due. Returns true if something is
  * awaited from the neighbour. */
@@ -501,13 +505,14 @@ void shard_job_idle(struct shard_job *job);
 /* Tells the core about receives that ended, and closes peers that were cut. Call it at the end of
  * each fabric callback. */
 void shard_job_settle(struct shard_job *job);
-/* Returns the compute of the home in which this local element of the job's planes lies. Any thread. */
+/* Returns the compute of the home in which this local element of the job's planes lies. Any
+ * thread. */
 struct compute *shard_job_home(const struct shard_job *job, uint64_t local_elem);
 /* Stops all work of the job, because a wrong parameter must not be published. */
 void shard_job_fault(struct shard_job *job, const char *why);
-/* Call after work on the job's planes. Returns true if the work failed; then the job is stopped. If the
- * job's home failed, all jobs with planes in that home are stopped too. Jobs that are LOADING are not
- * stopped: their own load ends with the failure. */
+/* Call after work on the job's planes. Returns true if the work failed; then the job is stopped. If
+ * the job's home failed, all jobs with planes in that home are stopped too. Jobs that are LOADING
+ * are not stopped: their own load ends with the failure. */
 bool shard_job_failed(struct shard_job *job, cairn_status status, const struct sentence *why);
 /* Does what shard_job_failed does, with the status of a run. The reason comes from the run's
  * compute. */
@@ -542,11 +547,12 @@ struct arriving_kind {
      * message is refused with `why`. If `prepare` is NULL, or the pages have no bytes, nothing is
      * made. */
     cairn_status (*prepare)(struct arriving *arriving, void **made_out, struct sentence *why);
-    /* Runs on a thread after arriving_make, and completes `made`. If the status is not CAIRN_OK, the
-     * message is refused with `why`. */
+    /* Runs on a thread after arriving_make, and completes `made`. If the status is not CAIRN_OK,
+     * the message is refused with `why`. */
     cairn_status (*make)(const struct arriving *arriving, void *made, struct sentence *why);
     void (*unmake)(void *made); /* frees `made` if nobody took it; called on the loop thread */
-    /* Called when the message is complete. Code that keeps the message waiting may call `whole` again. */
+    /* Called when the message is complete. Code that keeps the message waiting may call `whole`
+     * again. */
     void (*whole)(struct shard_daemon *shard, struct arriving *arriving);
 };
 
@@ -560,8 +566,8 @@ struct arriving {
     struct paged paged[CAIRN_ARRIVING_PAGED];
     struct shard_daemon *shard;
     void *made; /* owned until `whole` takes it (arriving_take) */
-    /* PREPARING: a thread reads the message, so a dropped message is kept in a separate list until the
-     * thread is done. */
+    /* PREPARING: a thread reads the message, so a dropped message is kept in a separate list until
+     * the thread is done. */
     enum { CAIRN_ARRIVING_PAGES, CAIRN_ARRIVING_PREPARING, CAIRN_ARRIVING_PREPARED } phase;
     /* the pages have so few bytes that waking a thread would take longer than the work */
     bool is_small;

@@ -104,7 +104,8 @@ struct member_tile {
 
 /* The elements that a chunk and a box have in common. */
 struct chunk_piece {
-    /* borrowed; NULL: the piece is the complete chunk, and every member holds the complete tensor */
+    /* borrowed; NULL: the piece is the complete chunk, and every member holds the complete
+     * tensor */
     struct held_box *held;
     uint64_t first, count; /* elements of the box, or of the chunk if held is NULL */
 };
@@ -180,8 +181,8 @@ struct step_event step_event_of(const struct chunk_header *header);
 
 /* ==== frozen ==== */
 
-/* The groups and tensors that take no gradient in the round that was opened last. Loop thread; the update's
- * threads read this struct. */
+/* The groups and tensors that take no gradient in the round that was opened last. Loop thread; the
+ * update's threads read this struct. */
 
 struct frozen {
     uint64_t round;
@@ -431,7 +432,8 @@ struct collector_tables {
     struct fold *folds;              /* owned */
     uint32_t fold_count;
 };
-/* Makes the tables for collector_switch, and room for them in the list of actions. CAIRN_ERR_NO_MEMORY. */
+/* Makes the tables for collector_switch, and room for them in the list of actions.
+ * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status collector_tables_open(const struct collector *collector,
                                                     const struct step_config *step,
                                                     const struct chunk_table *table,

@@ -196,8 +196,8 @@ static cairn_status refuse_untrained(const struct tensor_spec *tensor, struct se
                      tensor->name, capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
 }
 
-/* Returns CAIRN_ERR_REFUSED, with `why`, if the tensor takes no gradient in that round. The tensor must be
- * trained. */
+/* Returns CAIRN_ERR_REFUSED, with `why`, if the tensor takes no gradient in that round. The tensor
+ * must be trained. */
 static cairn_status frozen_judge(const struct frozen *frozen, const struct job_spec_data *spec,
                                  uint32_t tensor, uint64_t round, struct sentence *why)
 {
@@ -270,7 +270,8 @@ static bool reads_in_place(const struct collector *collector, const struct chunk
 {
     if (!collector_reads_view(collector, header, chunk, message)) return false;
     if (bytes_path_of(fabric_message_path(message)) == BYTES_PATH_DEVICE) return true;
-    // The fabric copies a small payload to memory of this process, which in-place slots do not count.
+    // The fabric copies a small payload to memory of this process, which in-place slots do not
+    // count.
     return header->payload_bytes > CAIRN_CHUNK_SMALL &&
            compute_is_host(collector->callbacks->compute(collector, chunk));
 }

@@ -291,9 +291,9 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 /* Handles messages from the fabric. Each message is judged, and then passed to a core, or to the
  * functions for puts and fetches.
  *
- * A header belongs to a member only if its job, member and token agree. A stranger's message is dropped and
- * counted. A member's wrong message is answered by a NAK. Nothing is received before it is judged, so a
- * wrong message changes nothing. */
+ * A header belongs to a member only if its job, member and token agree. A stranger's message is
+ * dropped and counted. A member's wrong message is answered by a NAK. Nothing is received before it
+ * is judged, so a wrong message changes nothing. */
 
 /* ---- contributions ---- */
 

@@ -86,8 +86,8 @@ static bool is_there(const char *network, const struct ifaddrs *all)
     return false;
 }
 
-/* Finds the devices of the first network that lacks an address, and writes them with ',' between them.
- * Returns false if no network lacks an address. */
+/* Finds the devices of the first network that lacks an address, and writes them with ',' between
+ * them. Returns false if no network lacks an address. */
 static bool find_lacking(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
 {
     struct ifaddrs *all;
@@ -472,8 +472,8 @@ static cairn_status judge_now(const void *of_daemon, struct sentence *why)
                      values->fabric_device, absent);
 }
 
-/* Returns UCX's transports. NULL stands for the fabric's default, which needs no cache of registered
- * memory. */
+/* Returns UCX's transports. NULL stands for the fabric's default, which needs no cache of
+ * registered memory. */
 static const char *transports_of(const struct values *values)
 {
     const char *transports = values->fabric_transports;

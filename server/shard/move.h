@@ -114,7 +114,8 @@ struct receiver_slot {
 
 /* The staging: memory for chunks that are received outside the planes and then copied into them. */
 struct receiver_staging {
-    /* every chunk is staged, because the planes lie on a device; otherwise only cut chunks are staged */
+    /* every chunk is staged, because the planes lie on a device; otherwise only cut chunks are
+     * staged */
     bool all;
     uint32_t each;    /* how many slots of a sender have staging; these are the first ones */
     uint32_t of_each; /* how many slots a sender has */

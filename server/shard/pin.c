@@ -4,8 +4,8 @@
  *   Pin ─► waits for the UPDATE at hand ─► the version is fixed (state.h): updates save what they overwrite
  *       ─► waits for PinFolder, unless it is a digest ─► read, hash, write (state.h) ─► SnapshotPart
  *
- * The pieces that updates save lie in the staging, which the budget counts. If there is no room for the
- * staging, the pin fails and training continues. A failed pin leaves no files. */
+ * The pieces that updates save lie in the staging, which the budget counts. If there is no room for
+ * the staging, the pin fails and training continues. A failed pin leaves no files. */
 #include <inttypes.h>
 #include <assert.h>
 #include <stdatomic.h>

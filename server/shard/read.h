@@ -110,8 +110,8 @@ struct versions {
     struct shard_lease leases[CAIRN_SHARD_LEASES_MAX];
 };
 
-/* Opens the copies that every job has without leases. The caller must have taken their bytes from the
- * budget. CAIRN_ERR_NO_MEMORY. */
+/* Opens the copies that every job has without leases. The caller must have taken their bytes from
+ * the budget. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status published_open(struct shard_job *job, struct sentence *why);
 void published_close(struct shard_job *job);
 /* Shows the copies to a member that was just connected. A member of this host then reads the copies

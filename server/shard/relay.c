@@ -383,8 +383,8 @@ static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *ow
 
 /* ==== sums ==== */
 
-/* The sums of a relay: memory for the buffers that buffer_pool.h gives out, and the folds that make the
- * sums on the compute threads. */
+/* The sums of a relay: memory for the buffers that buffer_pool.h gives out, and the folds that make
+ * the sums on the compute threads. */
 
 #define BUFFERS_WANTED_MIN 16 /* how many buffers the budget counts from the start */
 #define BUFFERS_WANTED_MAX 256

@@ -121,7 +121,8 @@ float *relay_buffer_at(const struct relay *relay, uint32_t buffer);
 
 /* ==== collect ==== */
 
-/* Collects the contributions that workers send through a relay, with one collector for each owner. */
+/* Collects the contributions that workers send through a relay, with one collector for each
+ * owner. */
 
 /* The memory that the collectors for all owners share. */
 struct relay_collect {

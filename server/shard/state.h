@@ -54,8 +54,8 @@ void pace_step(struct pace *pace, uint64_t took_us, uint64_t now_us);
 /* Returns the bytes a second that may be written now. Any thread. */
 uint64_t pace_rate(const struct pace *pace, uint64_t now_us);
 
-/* True if the deadline requires a higher rate than the steps allow, or a caller waits. Then the writing
- * must no longer give way to training. Any thread. */
+/* True if the deadline requires a higher rate than the steps allow, or a caller waits. Then the
+ * writing must no longer give way to training. Any thread. */
 bool pace_presses(const struct pace *pace, uint64_t now_us);
 /* True if nobody trains, a caller waits for the end, or the deadline has passed. Any thread. */
 bool pace_is_free(const struct pace *pace, uint64_t now_us);

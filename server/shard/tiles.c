@@ -202,7 +202,8 @@ static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struc
 
 /* ---- members ---- */
 
-/* Returns the part of the tensor that the member declared to hold; NULL if the member declared no part. */
+/* Returns the part of the tensor that the member declared to hold; NULL if the member declared no
+ * part. */
 static const struct member_tile *tiles_of_member(const struct shard_member *member, uint32_t tensor)
 {
     const size_t low = lower_bound(member->tiles, member->tile_count, sizeof *member->tiles,

@@ -179,7 +179,8 @@ static const struct group_scalars *scalars_of(const struct shard_job *job, uint6
     return &job->pass.scalars[c == CAIRN_MISSED_NONE ? group : job->spec.group_count + c];
 }
 
-/* Reads the scalars of the decision. Returns NULL, or the reason why the decision cannot be applied. */
+/* Reads the scalars of the decision. Returns NULL, or the reason why the decision cannot be
+ * applied. */
 static const char *read_scalars(struct shard_job *job, const struct decision *decision)
 {
     struct payload head;
