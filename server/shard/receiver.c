@@ -370,8 +370,8 @@ static const struct neighbour_kind sender_kind = {
 bool receiver_tick(struct receiver *receiver, uint64_t now_ms)
 {
     struct neighbours *senders = &receiver->neighbours;
-    // Also while all pieces that were asked for are being received, and no request waits: only a tick connects
-    // again after a loss, and asks again after BUSY.
+    // This holds also while no request waits, because all pieces that were asked for are being
+    // received: only a tick connects again after a loss, and asks again after BUSY.
     const bool lacks_pieces = receiver->left > 0;
     if (!senders->is_begun) return false;
     neighbours_busy(senders);

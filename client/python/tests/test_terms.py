@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import cairn
+from cairn.spec import Amendment, amend_to_c
 
 LR = 1e-2
 
@@ -261,11 +262,9 @@ class ByASnapshot(Terms):
         self.attach(clip_norm=3.0, stage=0).close()  # nothing of it was touched
 
     def test_a_pair_has_two_values(self):
-        m = self.attach()
         for pair in ((500,), (500, 3, 1)):
             with self.assertRaisesRegex(ValueError, "values to unpack"):
-                m.amend(snapshots=pair)
-        m.close()
+                amend_to_c(Amendment(snapshots=pair), 0)
 
 
 if __name__ == "__main__":
