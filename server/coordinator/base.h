@@ -308,8 +308,8 @@ struct coord_row {
 extern const struct coord_row coord_adopt_rows[], coord_amend_rows[], coord_digests_rows[],
     coord_drain_rows[], coord_events_rows[], coord_jobs_rows[], coord_keep_rows[],
     coord_keys_rows[], coord_leases_rows[], coord_members_rows[], coord_openings_rows[],
-    coord_reshard_rows[], coord_reshard_asked_rows[], coord_restore_rows[], coord_status_rows[],
-    coord_tiles_rows[], coord_waiting_rows[];
+    coord_park_rows[], coord_reshard_rows[], coord_reshard_asked_rows[], coord_restore_rows[],
+    coord_status_rows[], coord_tiles_rows[], coord_waiting_rows[];
 
 /* Handles a checked frame. False: the session's role may not send such a message, or it is malformed. */
 bool coord_handle_message(struct coord_session *session, const struct wire_frame *frame,

@@ -1,0 +1,201 @@
+/* Parks and unparks jobs, as an operator asks. See reshard.h, "park".
+ *
+ * Parking begins like an amendment that makes a new generation (amend.c). The gate of the core is
+ * shut, an open round ends, and then every shard is asked to park its part. If a shard is busy, all
+ * shards are asked again later. If one shard cannot park its part, the shards that have parked
+ * their parts move them back. */
+#include "server/coordinator/cluster.h"
+
+static void advance_park(struct coord_job *job);
+
+static void release_park(struct coord_job *job)
+{
+    coord_waiters_fail(&job->park.waiters, CAIRN_ERR_CLOSED, "the job is gone, or lost");
+}
+
+/* ---- the end ---- */
+
+static void answer_park(struct coord_job *job)
+{
+    Cairn__JobParked parked = CAIRN__JOB_PARKED__INIT;
+    parked.name = job->spec.name;
+    parked.parked = job->park.wanted;
+    parked.shards = job->entry_count;
+    if (!coord_job_has_device(job))
+        parked.note = wire_text("all of its state lies in host memory: nothing was moved");
+    coord_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
+}
+
+/* Reverts the parking or unparking that was under way, and fails the requests for it. If the
+ * reverting fails, too, the job stays as it is, and its gate stays shut. */
+static void undo_park(struct coord_job *job, cairn_status status, const char *text)
+{
+    struct sentence why;
+    sentence_set(&why, "job %s was not %s: %s", job->spec.name,
+                 job->park.wanted ? "parked, it goes on as it was" : "unparked", text);
+    log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
+    // To the asker, CLOSED would mean that the asker's own connection was lost.
+    if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
+    coord_waiters_fail(&job->park.waiters, status, why.text);
+    if (job->park.undoes) {
+        log_error("job %s is parked in part, and no round opens: park or unpark it",
+                  job->spec.name);
+        job->park.stage = job->park.wanted ? CAIRN_STAGE_PARKED : CAIRN_STAGE_PARK_STUCK;
+        return;
+    }
+    job->park.wanted = !job->park.wanted;
+    job->park.undoes = true;
+    advance_park(job);
+}
+
+static void on_moved(struct coord_job *job, const void *about, cairn_status status, const char *why)
+{
+    (void)about;
+    if (job->park.stage != CAIRN_STAGE_PARK_ASKING) return;
+    job->park.stage = CAIRN_STAGE_PARKING;
+    // A shard is busy, or the reverting waits for a shard that is away. A tick asks again when all
+    // shards are up.
+    if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && job->park.undoes)) return;
+    if (status != CAIRN_OK) {
+        undo_park(job, status, why);
+        return;
+    }
+    job->park.stage = CAIRN_STAGE_PARKED;
+    job->park.undoes = false;
+    log_info("job %s is %s", job->spec.name, job->park.wanted ? "parked" : "not parked");
+    coord_event_note(job->cluster, job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
+                     job->spec.name, NULL, "by an operator");
+    answer_park(job);
+    if (!job->park.wanted) {
+        job->park = (struct coord_park) { .waiters = job->park.waiters,
+                                          .opened_ms = coord_now_ms(job->cluster) };
+        coord_gate_update(job);
+    }
+}
+
+/* ---- the shards ---- */
+
+static void advance_park(struct coord_job *job)
+{
+    if (job->park.stage != CAIRN_STAGE_PARKING ||
+        !coord_operation_may_begin_at_rest(job, CAIRN_OPERATION_PARK))
+        return;
+    struct coord_gather *gather = coord_gather_open_job(job, on_moved, NULL, 0);
+    if (gather == NULL) return; // the next event or tick tries again
+    Cairn__PartPark message = CAIRN__PART_PARK__INIT;
+    message.job = job->id;
+    message.parked = job->park.wanted;
+    job->park.stage = CAIRN_STAGE_PARK_ASKING;
+    CAIRN_EACH_SHARD (job, i)
+        (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PART_PARK, &message.base);
+    coord_gather_start(gather);
+}
+
+/* ---- asked ---- */
+
+static cairn_status refuse_parked(const struct coord_job *job, struct sentence *why)
+{
+    const bool is_stuck = job->park.stage == CAIRN_STAGE_PARK_STUCK;
+    if (job->park.stage == CAIRN_STAGE_PARKED || is_stuck)
+        return fail_with(why, CAIRN_ERR_NOT_READY,
+                         "job %s is parked%s: `cairn job unpark %s`, and ask again then",
+                         job->spec.name, is_stuck ? " in part" : "", job->spec.name);
+    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s: ask again when that has ended",
+                     job->spec.name,
+                     job->park.wanted ? "parked" : "taken back from where it was parked");
+}
+
+static cairn_status judge_park(const struct coord_job *job, bool parked, struct sentence *why)
+{
+    if (job->state == CAIRN_CLUSTER_JOB_LOST)
+        return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                         job->loss.why.text);
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
+                         job->spec.name, coord_job_state_name(job));
+    CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_PARK, why));
+    // If the change under way leads to the requested state, the request waits for this change.
+    // Otherwise the request is refused. A change that an earlier incarnation of the coordinator
+    // began has no waiters. Such a change gives way to a request for the other state.
+    const bool is_asking = job->park.stage == CAIRN_STAGE_PARK_ASKING;
+    const bool is_moving = is_asking || (job->park.stage == CAIRN_STAGE_PARKING &&
+                                         (job->park.undoes || !LIST_EMPTY(&job->park.waiters)));
+    return is_moving && parked != job->park.wanted ? refuse_parked(job, why) : CAIRN_OK;
+}
+
+static void on_job_park(struct coord_session *session, uint32_t request, const void *any)
+{
+    const Cairn__JobPark *message = any;
+    struct coord_job *job = coord_job_find(session->cluster, message->name);
+    struct sentence why;
+    cairn_status status = job == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
+                                                  "there is no job %.128s; see `cairn job list`",
+                                                  message->name)
+                                      : judge_park(job, message->parked, &why);
+    if (status == CAIRN_OK && !coord_waiters_add(&job->park.waiters, session, request))
+        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    if (status != CAIRN_OK) {
+        coord_session_error(session, request, status, why.text);
+        return;
+    }
+    // A job that is not parked needs no unparking. Whether a job is parked is not known until all
+    // parts have reported, because an earlier incarnation of the coordinator may have parked some
+    // of them.
+    const bool is_so = job->park.stage == CAIRN_STAGE_NONE && !message->parked && job->rounds.heard;
+    if (is_so) {
+        answer_park(job);
+        return;
+    }
+    if (job->park.stage != CAIRN_STAGE_PARK_ASKING) job->park.stage = CAIRN_STAGE_PARKING;
+    job->park.wanted = message->parked;
+    coord_gate_update(job); // shuts the gate
+    advance_park(job);
+}
+
+/* ---- as an operation ---- */
+
+static enum operation_stage stage_of_park(const struct coord_job *job)
+{
+    return job->park.stage;
+}
+
+/* A shard's part is back. An earlier incarnation of the coordinator may have parked the part, or
+ * the shard may have been away when the others were asked. In both cases all shards are asked
+ * again. */
+static void find_parked(struct coord_job *job, const Cairn__HeldJob *part)
+{
+    struct coord_park *park = &job->park;
+    if (park->stage == CAIRN_STAGE_PARK_ASKING) return;
+    if (park->stage == CAIRN_STAGE_NONE && !part->parked) return;
+    if (park->stage == CAIRN_STAGE_NONE) park->wanted = true;
+    park->stage = CAIRN_STAGE_PARKING;
+}
+
+static bool park_waiting(const struct coord_job *job, struct sentence *out)
+{
+    const enum operation_stage stage = job->park.stage;
+    const bool is_parked = stage == CAIRN_STAGE_PARKED || stage == CAIRN_STAGE_PARK_STUCK;
+    if (stage == CAIRN_STAGE_PARK_ASKING) sentence_set(out, "the shards to move its state");
+    if (is_parked)
+        sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
+                     job->spec.name);
+    return is_parked || stage == CAIRN_STAGE_PARK_ASKING;
+}
+
+const struct coord_operation coord_parking = {
+    .stage = stage_of_park,
+    .advance = advance_park,
+    .shard_up = find_parked,
+    .lost = release_park,
+    .release = release_park,
+    .refuse = refuse_parked,
+    .waiting = park_waiting,
+    .until = "until the job is not parked any more",
+};
+
+/* ---- messages ---- */
+
+const struct coord_row coord_park_rows[] = {
+    { CAIRN_MSG_JOB_PARK, CAIRN_FROM_ADMIN, .by_session = on_job_park },
+    { 0 },
+};
