@@ -443,13 +443,17 @@ static void ucx_describe(struct fabric *fabric, const struct fabric_options *opt
  * versions, too.
  *
  * A peer that does not answer within REACH_WAIT_MS is refused. We keep its socket, and check the socket
- * when the same address is tried again. We wait for no address a second time. */
+ * when the same address is tried again, without waiting a second time. If that socket was answered since,
+ * the answer may be old, and the peer may have vanished again: so we try anew, and wait again. Only an
+ * answer to a try of this moment counts. */
 
 enum {
     REACH_WAIT_MS = 100,     /* of the loop's time: longer than any round trip to a peer */
     REACH_FORGET_MS = 60000, /* an address counts as new after this time */
     BLOCKED_MS = 500,        /* a ucp_ep_create that takes longer waited in vain */
-    BLOCKED_REST = 10,       /* factor: we leave the address alone for this many times the wait */
+    /* We leave the address alone for as long as UCX waited. Each further wait doubles the rest, at most to
+     * this many times the wait: the peer may be back at once, but who never answers must not hold the loop */
+    BLOCKED_REST_MAX = 8,
 };
 
 /* ---- the port ---- */
@@ -591,6 +595,12 @@ static bool is_answered(struct ucx_asked *asked, int wait_ms, int *error_out)
     return true;
 }
 
+/* True if the other node has answered, whether it accepts connections or not. */
+static bool is_answer(int error)
+{
+    return error == 0 || error == ECONNREFUSED;
+}
+
 cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes)
 {
     struct sockaddr_storage to;
@@ -602,10 +612,15 @@ cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes)
     if (!find_port(raw, bytes, &to, &to_bytes)) return CAIRN_OK;
     if (asked == NULL) asked = take_asked(ucx, node, now_ms, &wait_ms);
     asked->at_ms = now_ms;
-    if (asked->fd < 0) asked->fd = begin_asking(&to, to_bytes);
+    if (asked->fd >= 0) {
+        if (!is_answered(asked, 0, &error)) return CAIRN_ERR_UNREACHABLE;
+        end_asking(asked); // the answer is old
+        if (is_answer(error)) wait_ms = REACH_WAIT_MS;
+    }
+    asked->fd = begin_asking(&to, to_bytes);
     if (asked->fd < 0 || !is_answered(asked, wait_ms, &error)) return CAIRN_ERR_UNREACHABLE;
     end_asking(asked);
-    if (error == 0 || error == ECONNREFUSED) asked->at_ms = 0; // the address is not silent
+    if (is_answer(error)) asked->at_ms = 0; // the address is not silent
     return error == 0 ? CAIRN_OK : CAIRN_ERR_UNREACHABLE;
 }
 
@@ -617,7 +632,8 @@ void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t
     if (ms < BLOCKED_MS) return;
     if (asked == NULL) asked = take_asked(ucx, node, monotonic_ms(), &wait_ms);
     asked->at_ms = monotonic_ms();
-    asked->rest_until_ms = asked->at_ms + ms * BLOCKED_REST;
+    if (asked->rest < BLOCKED_REST_MAX) asked->rest = asked->rest == 0 ? 1 : 2 * asked->rest;
+    asked->rest_until_ms = asked->at_ms + ms * asked->rest;
 }
 
 /* ==== ucx worker ==== */

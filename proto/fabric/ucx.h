@@ -271,7 +271,8 @@ struct ucx_asked {
     uint64_t at_ms; /* when the address was tested last; 0: the entry is unused */
     /* UCX waited for the address in vain: make no attempt before this time */
     uint64_t rest_until_ms;
-    int fd; /* owned: the socket that is connecting; -1: none */
+    unsigned rest; /* how many times as long as UCX's wait the last rest was; 0: there was none */
+    int fd;        /* owned: the socket that is connecting; -1: none */
 };
 
 /* A node's report about its end of our connection, kept whether we have a link to the node or not. */

@@ -112,6 +112,42 @@ TEST(a_peer_that_answers_late_is_connected)
     pump(&deaf, &here, &deaf.arrived, 1);
 }
 
+/* True if a connection of ours to the port of `deaf` is there. */
+static bool is_answered(void)
+{
+    struct sockaddr_storage port, peer;
+    socklen_t bytes = sizeof port;
+    ck_assert_int_eq(getsockname(listener, (struct sockaddr *)&port, &bytes), 0);
+    for (int fd = 3; fd < 1024; fd++) {
+        socklen_t peer_bytes = sizeof peer;
+        if (getpeername(fd, (struct sockaddr *)&peer, &peer_bytes) == 0 &&
+            *ucx_port_of(&peer) == *ucx_port_of(&port))
+            return true;
+    }
+    return false;
+}
+
+TEST(an_answer_to_an_earlier_try_says_nothing_of_now)
+{
+    double took_ms;
+    ck_assert_ptr_null(try_deaf(&took_ms));
+    make_hear(listener);
+    for (const double end_ms = now_ms() + NODE_DEADLINE_MS; !is_answered(); poll(NULL, 0, 1))
+        ck_assert_double_lt(now_ms(), end_ms);
+    make_deaf(listener);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_ptr_null(try_deaf(&took_ms));
+        ck_assert_double_lt(took_ms, 2000); // UCX waits 3 s
+    }
+    make_hear(listener); // and nobody leaves it alone for that
+    struct fabric_peer *peer = NULL;
+    const double begin_ms = now_ms();
+    while ((peer = try_deaf(&took_ms)) == NULL) {
+        ck_assert_double_lt(now_ms() - begin_ms, 5000);
+        poll(NULL, 0, 10);
+    }
+}
+
 TEST(what_it_says_is_heard_all_the_same)
 {
     double took_ms;
